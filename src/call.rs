@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::error::Error;
 use crate::session::connection::CutOff;
 use crate::session::contract::{Coordinator, Session};
+pub(crate) use crate::session::follow::is_known_to_be_over;
 use crate::session::request::Failure;
 use crate::session::retry;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -120,19 +121,15 @@ impl<T: Send + 'static> Call<T> {
 
     /// Gives up with [`Error::Timeout`] when there is no answer within `timeout`. The error comes in time, also while
     /// disconnected. A timeout of zero is refused, and then nothing is sent.
-    pub fn timeout(self, timeout: Duration) -> Self {
-        self.within(Some(timeout))
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.limit = Some(Limit::Timeout(timeout));
+        self
     }
 
     /// As [`timeout`](Self::timeout), with the moment when to give up. If that has passed at the first poll, nothing is
     /// sent, and the error is [`Error::Timeout`].
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.limit = Some(Limit::Deadline(deadline));
-        self
-    }
-
-    pub(crate) fn within(mut self, timeout: Option<Duration>) -> Self {
-        self.limit = timeout.map(Limit::Timeout);
         self
     }
 
@@ -274,12 +271,6 @@ where
             answer => return answer,
         }
     }
-}
-
-/// Waits until the session counts as over. Its requests fail a moment before that, and until then the coordinator gives
-/// it out again.
-pub(crate) async fn is_known_to_be_over(session: &Arc<dyn Session>) {
-    unless(session.sleep(session.timeout() / 20), session.over()).await;
 }
 
 /// The result of `work`, if it comes before `end`.

@@ -226,10 +226,6 @@ pub(crate) mod watch {
             Receiver { channel: Arc::clone(channel), seen }
         }
 
-        pub(crate) fn borrow(&self) -> Ref<'_, T> {
-            Ref(self.channel.state.read())
-        }
-
         pub(crate) fn borrow_and_update(&mut self) -> Ref<'_, T> {
             let state = self.channel.state.read();
             self.seen = state.version;

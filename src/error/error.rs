@@ -289,6 +289,14 @@ impl Error {
         }
     }
 
+    /// This error of a part. If its time was over, the error tells of the whole wait.
+    pub(crate) fn of_the_whole(self, waited: Option<Duration>) -> Error {
+        match (self, waited) {
+            (Error::Timeout { blockers, cut_off, .. }, Some(waited)) => Error::Timeout { waited, blockers, cut_off },
+            (error, _) => error,
+        }
+    }
+
     /// A node that we made and may not remove.
     pub(crate) fn stays(path: String, lacks: Box<Denied>) -> Error {
         Error::PermissionDenied { operation: Error::DELETE_OWN_NODE, path, lacks }

@@ -1,6 +1,5 @@
 //! A campaign and the term it may lead to: when to stand, when to step down, when to try again; knows no work.
 
-use std::fmt;
 use std::future::{Future, IntoFuture, pending};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -35,17 +34,17 @@ pub(crate) struct Candidate {
 
 #[derive(Default)]
 pub(crate) struct Status {
-    campaigns: bool,
-    is_stopped: bool,
+    pub(crate) campaigns: bool,
+    pub(crate) is_stopped: bool,
     /// From the grant until the node is gone.
-    term: Option<Term>,
+    pub(crate) term: Option<Term>,
     /// The present term is to be given up.
-    is_resigned: bool,
+    pub(crate) is_resigned: bool,
 }
 
 impl Status {
     /// Numbers do not tell two terms apart: servers that came back empty, or restored, give the same ones again.
-    fn is_in(&self, term: &Term) -> bool {
+    pub(crate) fn is_in(&self, term: &Term) -> bool {
         self.term.as_ref().is_some_and(|it| Arc::ptr_eq(&it.guard, &term.guard))
     }
 }
@@ -64,30 +63,6 @@ impl Candidate {
         Candidate { lock, health, status, rest, unhealthy: Mutex::default() }
     }
 
-    /// The present term, if this candidate leads.
-    pub(crate) fn term(&self) -> Option<Term> {
-        let term = self.status.borrow().term.clone();
-        // Not while the status is locked: whoever finds the loss of a term wakes the tasks that end it.
-        term.filter(Term::is_leader)
-    }
-
-    /// Ends the present term, and waits until its node is gone.
-    pub(crate) async fn resign(&self) -> bool {
-        let mut status = self.status.subscribe();
-        let Some(term) = self.term() else { return false };
-        self.status.send_modify(|status| status.is_resigned |= status.is_in(&term));
-        // It fails if the sender is gone, and we have it.
-        let _ended = status.wait_for(|status| !status.is_in(&term)).await;
-        true
-    }
-
-    /// Ends the campaign, for good, and waits until it has ended.
-    pub(crate) async fn stop(&self) {
-        let mut status = self.status.subscribe();
-        self.status.send_modify(|status| status.is_stopped = true);
-        let _ended = status.wait_for(|status| !status.campaigns).await;
-    }
-
     /// Begins to campaign, unless this candidate does already.
     pub(crate) fn begin(&self) -> Result<Campaign<'_>, Error> {
         let is_first = self.status.send_if_modified(|status| !std::mem::replace(&mut status.campaigns, true));
@@ -101,10 +76,10 @@ impl Candidate {
     async fn stand(&self) -> Result<WriteGuard, Error> {
         loop {
             self.rest().await;
-            self.until_healthy().await;
+            self.until_healthy(true).await;
             let granted = tokio::select! {
                 biased;
-                () = self.until_unhealthy() => continue,
+                () = self.until_healthy(false) => continue,
                 granted = self.lock.write().into_future() => granted,
             };
             match granted {
@@ -118,9 +93,8 @@ impl Candidate {
     /// Waits until the pause is over, if there is one.
     async fn rest(&self) {
         let until = self.rest.lock().1;
-        let left = until.map(|until| until.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero());
-        if let Some(left) = left {
-            self.lock.handle().coordinator.sleep(left).await;
+        if let Some(until) = until.filter(|until| *until > Instant::now()) {
+            self.lock.handle().coordinator.sleep(until.saturating_duration_since(Instant::now())).await;
         }
     }
 
@@ -135,21 +109,20 @@ impl Candidate {
         rest.1 = longest.and_then(|longest| Instant::now().checked_add(pause::drawn(longest, random())));
     }
 
-    async fn until_healthy(&self) {
-        if let Some((interval, check)) = &self.health {
-            while !self.is_healthy(*interval, check).await {
-                self.lock.handle().coordinator.sleep(*interval).await;
+    /// Waits until a health check says so.
+    async fn until_healthy(&self, is_wanted: bool) {
+        let Some((interval, check)) = &self.health else {
+            match is_wanted {
+                true => return,
+                false => return pending().await,
             }
-        }
-    }
-
-    async fn until_unhealthy(&self) {
-        let Some((interval, check)) = &self.health else { return pending().await };
-        loop {
+        };
+        // The last check has just said the contrary.
+        if !is_wanted {
             self.lock.handle().coordinator.sleep(*interval).await;
-            if !self.is_healthy(*interval, check).await {
-                return;
-            }
+        }
+        while self.is_healthy(*interval, check).await != is_wanted {
+            self.lock.handle().coordinator.sleep(*interval).await;
         }
     }
 
@@ -176,17 +149,6 @@ impl Candidate {
     }
 }
 
-impl fmt::Debug for Candidate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let status = self.status.borrow();
-        let (campaigns, term) = (status.campaigns, status.term.clone());
-        drop(status);
-        let mut debug = f.debug_struct("Leadership");
-        debug.field("path", &self.lock.path()).field("campaigns", &campaigns).field("term", &term);
-        debug.finish_non_exhaustive()
-    }
-}
-
 /// A campaign of a candidate. It ends when this is dropped.
 pub(crate) struct Campaign<'a> {
     candidate: &'a Candidate,
@@ -208,7 +170,7 @@ impl Campaign<'_> {
         });
         let (path, data) = (self.candidate.lock.path(), self.candidate.data());
         tracing::info!(path, term = term.number(), data, "a term begins");
-        Ok(Some(CampaignTurn { candidate: self.candidate, term, begun, is_told: false }))
+        Ok(Some(CampaignTurn { candidate: self.candidate, term, begun, why: "dropped" }))
     }
 }
 
@@ -223,8 +185,8 @@ pub(crate) struct CampaignTurn<'a> {
     candidate: &'a Candidate,
     term: Term,
     begun: Instant,
-    /// Its end was logged.
-    is_told: bool,
+    /// Why it ends, for the log.
+    why: &'static str,
 }
 
 impl CampaignTurn<'_> {
@@ -239,7 +201,7 @@ impl CampaignTurn<'_> {
             biased;
             _ = self.term.guard.lost() => End::Lost,
             _ = status.wait_for(|status| status.is_stopped || status.is_resigned) => End::Resigned,
-            () = self.candidate.until_unhealthy() => End::Unhealthy,
+            () = self.candidate.until_healthy(false) => End::Unhealthy,
         }
     }
 
@@ -251,41 +213,32 @@ impl CampaignTurn<'_> {
     /// Gives the lock back when the work has been dropped, or has ended by itself: `why` is `None`. Returns when the next
     /// candidate leads, or can. A lock that was lost is not waited for.
     pub(crate) async fn end(mut self, why: Option<End>) -> Result<(), Error> {
-        let loss = self.term.guard.held().loss();
-        let lasted = self.tell(match (loss, why) {
+        let (loss, lasted) = (self.term.guard.held().loss(), self.begun.elapsed());
+        self.why = match (loss, why) {
             (Some(_), _) | (None, Some(End::Lost)) => "lost",
             (None, Some(End::Resigned)) => "resigned",
             (None, Some(End::Unhealthy)) => "unhealthy",
             (None, None) => "done",
-        });
-        match (loss, why) {
-            (Some(loss), _) => {
-                self.candidate.rests_after(lasted, Err(loss));
-                return Ok(());
-            }
-            (None, Some(End::Resigned)) => {}
-            (None, _) => self.candidate.rests_after(lasted, Ok(())),
+        };
+        if let Some(loss) = loss {
+            self.candidate.rests_after(lasted, Err(loss));
+            return Ok(());
+        }
+        if why != Some(End::Resigned) {
+            self.candidate.rests_after(lasted, Ok(()));
         }
         match self.term.guard.held().give_back().await {
             Err(Error::Lost(_)) => Ok(()),
             answer => answer,
         }
     }
-
-    /// Logs, once, why the term ends. Returns how long it lasted.
-    fn tell(&mut self, why: &str) -> Duration {
-        let lasted = self.begun.elapsed();
-        if !std::mem::replace(&mut self.is_told, true) {
-            let (path, data) = (self.candidate.lock.path(), self.candidate.data());
-            tracing::info!(path, term = self.term.number(), data, ?lasted, why, "a term ends");
-        }
-        lasted
-    }
 }
 
 impl Drop for CampaignTurn<'_> {
     fn drop(&mut self) {
-        self.tell("dropped");
+        let (path, data, lasted, why) =
+            (self.candidate.lock.path(), self.candidate.data(), self.begun.elapsed(), self.why);
+        tracing::info!(path, term = self.term.number(), data, ?lasted, why, "a term ends");
         // Dropping the future lets the removal go on in the background.
         drop(self.term.guard.held().leave());
         let mut ended = None;

@@ -160,7 +160,9 @@ impl Leadership {
 
     /// The present term, if this candidate leads. Its [number](Term::number) is the fencing token.
     pub fn term(&self) -> Option<Term> {
-        self.candidate.term()
+        let term = self.candidate.status.borrow().term.clone();
+        // Not while the status is locked: whoever finds the loss of a term wakes the tasks that end it.
+        term.filter(Term::is_leader)
     }
 
     /// Hands over to the next candidate, if this one leads, and says whether it did. Its work is dropped, and
@@ -197,7 +199,12 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn resign(&self) -> bool {
-        self.candidate.resign().await
+        let mut status = self.candidate.status.subscribe();
+        let Some(term) = self.term() else { return false };
+        self.candidate.status.send_modify(|status| status.is_resigned |= status.is_in(&term));
+        // It fails if the sender is gone, and we have it.
+        let _ended = status.wait_for(|status| !status.is_in(&term)).await;
+        true
     }
 
     /// Ends the campaign for good: hands over if this candidate leads, leaves the queue if it waits. [`lead`](Self::lead)
@@ -222,7 +229,9 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn stop(&self) {
-        self.candidate.stop().await;
+        let mut status = self.candidate.status.subscribe();
+        self.candidate.status.send_modify(|status| status.is_stopped = true);
+        let _ended = status.wait_for(|status| !status.campaigns).await;
     }
 
     /// Who leads now, for everybody: a program that only asks is no candidate. `None` if nobody leads.
@@ -294,7 +303,12 @@ impl Leadership {
 
 impl fmt::Debug for Leadership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.candidate.fmt(f)
+        let status = self.candidate.status.borrow();
+        let (campaigns, term) = (status.campaigns, status.term.clone());
+        drop(status);
+        let mut debug = f.debug_struct("Leadership");
+        debug.field("path", &self.candidate.lock.path()).field("campaigns", &campaigns).field("term", &term);
+        debug.finish_non_exhaustive()
     }
 }
 

@@ -4,12 +4,12 @@
 //! watches the children of the directory, until the first candidate comes. So candidates that come and go in the queue
 //! wake no observer, and an observer wakes no candidate.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
@@ -19,16 +19,13 @@ use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::leadership::leader::{Leader, leading};
 use crate::queue::contender::Contender;
-use crate::queue::dialect::Dialect;
-use crate::session::contract::{Coordinator, Session, SessionSlot};
+use crate::session::contract::{Coordinator, Session};
 use crate::session::existence;
-use crate::session::request::{Ending, Event, Failure, Watch};
+use crate::session::follow::{Followed, PAUSE, follow, unless_over};
+use crate::session::request::Failure;
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook, check};
 use crate::sync::Mutex;
-
-/// How long to wait before the next look after a refusal, or after a request that could not be sent.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// How many bytes a node's name has at most.
 const NAME_BYTES: usize = 128;
@@ -74,15 +71,20 @@ pub struct LeaderChanges {
     changes: Mutex<Changes>,
 }
 
-type Changes = Pin<Box<dyn Stream<Item = Result<Option<Leader>, Error>> + Send>>;
+type Changes = Pin<Box<dyn Stream<Item = LeaderNews> + Send>>;
+
+type LeaderNews = Result<Option<Leader>, Error>;
 
 impl LeaderChanges {
     pub(crate) fn new(handle: &Arc<Handle>) -> LeaderChanges {
-        let observer =
-            Observer { handle: Arc::clone(handle), session_slot: None, change: None, told: None, ghosts: Vec::new() };
-        let changes =
-            stream::unfold(observer, |mut observer| async { Some((observer.next().await?, observer)) }).fuse();
-        LeaderChanges { path: Arc::clone(&handle.path), changes: Mutex::new(Box::pin(changes)) }
+        let observer = Arc::new(Observer { handle: Arc::clone(handle), seen: Mutex::default() });
+        let its_own = Arc::clone(&observer);
+        let mut observing = Box::pin(async move { follow(&*its_own, None).await });
+        let changes = stream::poll_fn(move |context| match observing.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => observer.news().map_or(Poll::Pending, |news| Poll::Ready(Some(news))),
+        });
+        LeaderChanges { path: Arc::clone(&handle.path), changes: Mutex::new(Box::pin(changes.fuse())) }
     }
 
     /// Waits for the next leader. The first call gives the present one. `None` in it says that nobody leads.
@@ -101,7 +103,7 @@ impl LeaderChanges {
 }
 
 impl Stream for LeaderChanges {
-    type Item = Result<Option<Leader>, Error>;
+    type Item = LeaderNews;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.changes.get_mut().as_mut().poll_next(context)
@@ -116,204 +118,129 @@ impl fmt::Debug for LeaderChanges {
 
 struct Observer {
     handle: Arc<Handle>,
-    session_slot: Option<SessionSlot>,
-    /// Ends when there may be another leader.
-    change: Option<Change>,
-    /// What was told last.
-    told: Option<Told>,
+    seen: Mutex<SeenLeaders>,
+}
+
+#[derive(Default)]
+struct SeenLeaders {
+    news: Option<LeaderNews>,
+    /// What was told last: the term, or an error's text.
+    told: Option<Result<Option<i64>, String>>,
     /// The names of candidates that have left, and that the server still shows.
     ghosts: Vec<String>,
 }
 
-type Change = Pin<Box<dyn Future<Output = SeenLeader> + Send>>;
+impl Followed for Observer {
+    fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
+        Some(Arc::clone(&self.handle.coordinator))
+    }
 
-/// What has ended the wait for another leader.
-enum SeenLeader {
-    Event(Event),
-    /// No event has told that this candidate has left.
-    Missed(String),
-}
+    fn watched_bytes(&self) -> usize {
+        self.handle.path.len() + NAME_BYTES
+    }
 
-#[derive(PartialEq, Eq)]
-enum Told {
-    Leader(Option<i64>),
-    Error(String),
+    fn refused(&self, failure: Failure) {
+        self.sees(Err(refused(failure, &self.handle.path)));
+    }
+
+    async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
+        let path = &self.handle.path;
+        // Another server may lag behind what the last one has shown us.
+        if self.seen.lock().told.is_some() {
+            retry::until_known(session, || session.sync(path)).await?;
+        }
+        loop {
+            let names = match retry::until_known(session, || session.children(path)).await {
+                Ok(names) => names,
+                Err(Failure::NoNode) => {
+                    self.sees(Ok(None));
+                    existence::possible(session, path).await?;
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            if let Err(error) = self.handle.check_for_foreign(&names) {
+                self.sees(Err(error));
+                session.sleep(PAUSE).await;
+                continue;
+            }
+            self.seen.lock().ghosts.retain(|ghost| names.contains(ghost));
+            let waited = match self.leading_but_ghosts(&names) {
+                Some(first) => self.watch_leader(session, &first).await,
+                None => self.watch_directory(session).await,
+            };
+            match waited {
+                // It has left, or one has come, just now.
+                Ok(()) | Err(Failure::NoNode) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
 }
 
 impl Observer {
-    async fn next(&mut self) -> Option<Result<Option<Leader>, Error>> {
-        loop {
-            if let Some(change) = &mut self.change {
-                let seen = change.await;
-                self.change = None;
-                match seen {
-                    SeenLeader::Event(Event::Over) => self.session_is_over().await,
-                    SeenLeader::Event(_) => {}
-                    SeenLeader::Missed(name) => self.ghosts.push(name),
-                }
-            }
-            let seen = match self.session().await {
-                Ok(session) => look_and_watch(&session, &self.handle, &mut self.ghosts).await,
-                Err(failure) => Err(failure),
-            };
-            let (news, told) = match seen {
-                Ok((news, change)) => {
-                    self.change = Some(change);
-                    let told = match &news {
-                        Ok(leader) => Told::Leader(leader.as_ref().map(|leader| leader.term)),
-                        Err(error) => Told::Error(error.to_string()),
-                    };
-                    (news, told)
-                }
-                Err(Failure::Over(Ending::Closed | Ending::AuthFailed)) => return None,
-                Err(Failure::Over(_)) => {
-                    self.session_is_over().await;
-                    continue;
-                }
-                Err(failure) => {
-                    self.change = Some(pause(&self.handle));
-                    match refused(failure, &self.handle.path) {
-                        Error::Unreachable(_) | Error::OutcomeUnknown { .. } => continue,
-                        error => {
-                            let told = Told::Error(error.to_string());
-                            (Err(error), told)
-                        }
-                    }
-                }
-            };
-            if self.told.as_ref() != Some(&told) {
-                self.told = Some(told);
-                return Some(news);
-            }
-        }
+    fn sees(&self, news: LeaderNews) {
+        self.seen.lock().news = Some(news);
     }
 
-    /// A session that is alive, and shows what the last one did.
-    async fn session(&mut self) -> Result<Arc<dyn Session>, Failure> {
-        if let Some(session_slot) = &self.session_slot {
-            return Ok(Arc::clone(session_slot.session()));
-        }
+    /// What was seen since the last call, unless it is what was told then.
+    fn news(&self) -> Option<LeaderNews> {
+        let mut seen = self.seen.lock();
+        let news = seen.news.take()?;
+        let told = match &news {
+            Ok(leader) => Ok(leader.as_ref().map(|leader| leader.term)),
+            Err(error) => Err(error.to_string()),
+        };
+        (seen.told.replace(told.clone()) != Some(told)).then_some(news)
+    }
+
+    /// The leader among these names, but for those that have left.
+    fn leading_but_ghosts(&self, names: &[String]) -> Option<Contender> {
+        let seen = self.seen.lock();
+        let there: Vec<String> = names.iter().filter(|name| !seen.ghosts.contains(name)).cloned().collect();
+        leading(self.handle.dialect, &there)
+    }
+
+    /// Waits until a candidate has come, also if no event tells of it.
+    async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.handle.path;
-        let session_slot = self.handle.coordinator.session_slot(path.len() + NAME_BYTES).await?;
-        let session = Arc::clone(session_slot.session());
-        // Another server may lag behind what the last one has shown us.
-        if self.told.is_some() {
-            retry::until_known(&session, || session.sync(path)).await?;
+        let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
+        if self.leading_but_ghosts(&names).is_some() {
+            return Ok(());
         }
-        self.session_slot = Some(session_slot);
-        Ok(session)
-    }
-
-    async fn session_is_over(&mut self) {
-        if let Some(session_slot) = self.session_slot.take() {
-            call::is_known_to_be_over(session_slot.session()).await;
-        }
-    }
-}
-
-fn pause(handle: &Handle) -> Change {
-    let pause = handle.coordinator.sleep(PAUSE);
-    Box::pin(async move {
-        pause.await;
-        SeenLeader::Event(Event::Changed)
-    })
-}
-
-type LeaderNews = Result<Option<Leader>, Error>;
-
-/// The leader among these names, but for those that have left.
-fn leading_but(ghosts: &[String], dialect: Dialect, names: &[String]) -> Option<Contender> {
-    let there: Vec<String> = names.iter().filter(|name| !ghosts.contains(name)).cloned().collect();
-    leading(dialect, &there)
-}
-
-/// Waits until a candidate has come, also if no event tells of it.
-fn somebody_comes(
-    session: Arc<dyn Session>,
-    handle: &Handle,
-    ghosts: Vec<String>,
-    mut change: Watch,
-) -> impl Future<Output = SeenLeader> + Send + use<> {
-    let (path, dialect) = (Arc::clone(&handle.path), handle.dialect);
-    async move {
-        let mut look = SecondLook::new(&session);
+        self.sees(Ok(None));
+        let mut look = SecondLook::new(session);
         loop {
             tokio::select! {
                 biased;
-                event = &mut change => return SeenLeader::Event(event),
+                event = &mut change => return unless_over(session, event).await,
                 () = look.pause() => {}
             }
-            let names = session.children(&path).await;
-            if !names.is_ok_and(|names| leading_but(&ghosts, dialect, &names).is_none()) {
-                return SeenLeader::Event(Event::Changed);
+            let names = session.children(path).await;
+            if !names.is_ok_and(|names| self.leading_but_ghosts(&names).is_none()) {
+                return Ok(());
             }
         }
     }
-}
 
-/// Waits until the candidate that leads has left, also if no event tells of it.
-async fn it_leaves(session: Arc<dyn Session>, node: String, name: String, change: Watch) -> SeenLeader {
-    let mut look = SecondLook::new(&session);
-    tokio::select! {
-        biased;
-        event = change => return SeenLeader::Event(event),
-        _ = look.finds(|| vec![check(node.clone(), None)]) => {}
-    }
-    second_look::report(&session, node, None);
-    SeenLeader::Missed(name)
-}
-
-/// Who leads, and what ends when that may have changed.
-async fn look_and_watch(
-    session: &Arc<dyn Session>,
-    handle: &Handle,
-    ghosts: &mut Vec<String>,
-) -> Result<(LeaderNews, Change), Failure> {
-    let (path, dialect) = (&handle.path, handle.dialect);
-    loop {
-        let names = match retry::until_known(session, || session.children(path)).await {
-            Ok(names) => names,
-            Err(Failure::NoNode) => {
-                let (session, path) = (Arc::clone(session), Arc::clone(path));
-                let made = async move {
-                    SeenLeader::Event(
-                        existence::possible(&session, &path).await.map_or(Event::Over, |()| Event::Changed),
-                    )
-                };
-                return Ok((Ok(None), Box::pin(made)));
-            }
-            Err(failure) => return Err(failure),
-        };
-        if let Err(error) = handle.check_for_foreign(&names) {
-            return Ok((Err(error), pause(handle)));
-        }
-        ghosts.retain(|ghost| names.contains(ghost));
-        let Some(first) = leading_but(ghosts, dialect, &names) else {
-            match retry::until_known(session, || session.watch_children(path)).await {
-                // A candidate has come just now.
-                Ok((names, _)) if leading_but(ghosts, dialect, &names).is_some() => continue,
-                Ok((_, change)) => {
-                    let change = somebody_comes(Arc::clone(session), handle, ghosts.clone(), change);
-                    return Ok((Ok(None), Box::pin(change)));
-                }
-                Err(Failure::NoNode) => continue,
-                Err(failure) => return Err(failure),
-            }
-        };
-        let node = format!("{path}/{}", first.name());
+    /// Waits until the candidate that leads has left, also if no event tells of it.
+    async fn watch_leader(&self, session: &Arc<dyn Session>, first: &Contender) -> Result<(), Failure> {
+        let node = format!("{}/{}", self.handle.path, first.name());
         let looked = retry::until_known(session, || {
             // The watch is sent first: whoever leaves between the two requests is told of, too.
             let (change, data) = (session.watch(&node), session.data(&node));
             Box::pin(async move { Ok((change.await?, data.await?)) })
         });
-        match looked.await {
-            Ok((change, (data, stat))) => {
-                let change = it_leaves(Arc::clone(session), node, first.name().to_owned(), change);
-                return Ok((Ok(Some(Leader::of(&first, &data, stat))), Box::pin(change)));
-            }
-            // It has left just now.
-            Err(Failure::NoNode) => {}
-            Err(failure) => return Err(failure),
+        let (change, (data, stat)) = looked.await?;
+        self.sees(Ok(Some(Leader::of(first, &data, stat))));
+        let mut look = SecondLook::new(session);
+        tokio::select! {
+            biased;
+            event = change => return unless_over(session, event).await,
+            _ = look.finds(|| vec![check(node.clone(), None)]) => {}
         }
+        second_look::report(session, node, None);
+        self.seen.lock().ghosts.push(first.name().to_owned());
+        Ok(())
     }
 }

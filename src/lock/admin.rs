@@ -15,17 +15,21 @@ use crate::sync::OnceLock;
 use crate::ticket::ask;
 
 impl Handle {
-    /// The queue. If `is_synced`, it is no older than this call.
-    async fn queue(&self, is_synced: bool) -> Result<Queue, Error> {
-        let (path, dialect) = (&self.path, self.dialect);
+    /// The queue, of a semaphore that has so many permits or of a lock; and the names of the permits that are taken. If
+    /// `is_synced`, it is no older than this call.
+    pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
+        let site = &self.site;
         let seen = call::on_a_session(&self.coordinator, |session| async move {
-            let (_, names) = self.site.names(&session, is_synced).await?;
-            let queue = self.site.read_queue(&session, dialect, (&[], &names), None).await?;
-            Ok((names, queue))
+            let (taken, queued) = site.names(&session, is_synced).await?;
+            let queue = site.read_queue(&session, self.dialect, (&taken, &queued), permits).await?;
+            Ok((queue, taken, queued))
         });
-        let (names, queue) = seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", path))?;
-        self.check_for_foreign(&names)?;
-        Ok(queue)
+        let seen = seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", self.shown()));
+        let (queue, taken, queued) = seen?;
+        if site.permits.is_none() {
+            self.check_for_foreign(&queued)?;
+        }
+        Ok((queue, taken))
     }
 
     /// As [`Handle::queue`], with the record of when a job was last done. Both are asked for at once.
@@ -33,7 +37,7 @@ impl Handle {
         let path = &self.path;
         let last = call::on_a_session(&self.coordinator, |session| async move { record::of(&session, path).await });
         let last = async { last.await.map_err(|failure| Error::from_failure(failure, "read the record of", path)) };
-        let (queue, done) = tokio::try_join!(self.queue(false), last)?;
+        let ((queue, _), done) = tokio::try_join!(self.queue(false, None), last)?;
         Ok(Queue { done, ..queue })
     }
 
@@ -63,17 +67,12 @@ impl Handle {
     }
 
     /// Removes the member of this queue that has the token.
-    pub(crate) async fn evict_from(&self, queue: Queue, token: i64) -> Result<Option<Member>, Error> {
+    pub(crate) async fn evict(&self, queue: Queue, token: i64) -> Result<Option<Member>, Error> {
         let Some(member) = queue.members.into_iter().find(|member| member.token == Some(token)) else {
             return Ok(None);
         };
         let is_removed = call::removes(&self.coordinator, self.shown(), &self.site.node(&member)).await?;
         Ok(is_removed.then_some(member))
-    }
-
-    async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
-        // A server that lags might not show a member that other clients see already.
-        self.evict_from(self.queue(true).await?, token).await
     }
 
     async fn ask(&self) -> Result<(), Error> {
@@ -164,7 +163,11 @@ impl RwLock {
     /// ```
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let handle = Arc::clone(self.handle());
-        Call::new(move |timeout| async move { call::in_time(&handle.coordinator, timeout, handle.evict(token)).await })
+        Call::new(move |timeout| async move {
+            // A server that lags might not show a member that other clients see already.
+            let evict = async { handle.evict(handle.queue(true, None).await?.0, token).await };
+            call::in_time(&handle.coordinator, timeout, evict).await
+        })
     }
 
     /// Forgets when a job under the lock was [last done](crate::OnceGuard::done), and returns that; `None` if there was no

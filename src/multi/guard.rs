@@ -17,68 +17,6 @@ use crate::session::loss::{HoldState, Loss};
 use crate::sync::OnceLock;
 use crate::validation;
 
-/// The locks taken so far. They are given back from the last to the first when this is dropped.
-#[derive(Default)]
-pub(crate) struct Taken {
-    /// In the order in which they were taken, which is the order of their paths.
-    locks: Vec<Tenure>,
-    first_loss: OnceLock<(String, Loss)>,
-}
-
-impl Taken {
-    /// Adds the next lock when it is granted, unless one of the earlier locks is lost before that.
-    pub(crate) async fn add(
-        &mut self,
-        lock: &RwLock,
-        granted: impl Future<Output = Result<Box<Tenure>, Error>>,
-    ) -> Result<(), Error> {
-        let held = tokio::select! {
-            biased;
-            answer = granted => answer.map_err(|error| error.of_one(lock.path()))?,
-            loss = self.lost() => return Err(evicted(loss)),
-        };
-        self.locks.push(*held);
-        Ok(())
-    }
-
-    /// The guard, if no lock was lost on the way.
-    pub(crate) fn complete(self) -> Result<MultiGuard, Error> {
-        match self.loss() {
-            Some(loss) => Err(evicted(loss)),
-            None => Ok(MultiGuard { taken: self }),
-        }
-    }
-
-    /// The lock that is lost, and why. The loss that was found first stays the answer.
-    fn loss(&self) -> Option<(&str, Loss)> {
-        let lost = self.first_loss.get().or_else(|| {
-            let found = self.locks.iter().find_map(|held| Some((held.directory().to_owned(), held.loss()?)))?;
-            Some(self.first_loss.get_or_init(|| found))
-        });
-        lost.map(|(path, why)| (path.as_str(), *why))
-    }
-
-    /// Waits until one of the locks is lost. If several are lost together, the first is named.
-    async fn lost(&self) -> (&str, Loss) {
-        loop {
-            if let Some(loss) = self.loss() {
-                return loss;
-            }
-            first_of(self.locks.iter().map(Tenure::lost)).await;
-        }
-    }
-
-    fn find(&self, path: &str) -> Option<&Tenure> {
-        self.locks.iter().find(|held| held.directory() == path)
-    }
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        while self.locks.pop().is_some() {}
-    }
-}
-
 /// A loss before all locks were granted.
 fn evicted((path, why): (&str, Loss)) -> Error {
     Error::Evicted(why).of_one(path)
@@ -107,17 +45,55 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 /// program that ends right after that.
 #[must_use = "if unused, the locks are given back at once"]
 pub struct MultiGuard {
-    /// Never empty.
-    taken: Taken,
+    /// In the order in which they were taken, which is the order of their paths. Not empty, once all are taken.
+    locks: Vec<Tenure>,
+    first_loss: OnceLock<(String, Loss)>,
 }
 
 impl MultiGuard {
+    /// The guard of no lock yet.
+    pub(crate) fn of_none() -> MultiGuard {
+        MultiGuard { locks: Vec::new(), first_loss: OnceLock::new() }
+    }
+
+    /// Adds the next lock when it is granted, unless one of the earlier locks is lost before that.
+    pub(crate) async fn add(
+        &mut self,
+        lock: &RwLock,
+        granted: impl Future<Output = Result<Box<Tenure>, Error>>,
+    ) -> Result<(), Error> {
+        let held = tokio::select! {
+            biased;
+            answer = granted => answer.map_err(|error| error.of_one(lock.path()))?,
+            loss = self.lost() => return Err(evicted(loss)),
+        };
+        self.locks.push(*held);
+        Ok(())
+    }
+
+    /// The guard, if no lock was lost on the way.
+    pub(crate) fn complete(self) -> Result<MultiGuard, Error> {
+        match self.loss() {
+            Some(loss) => Err(evicted(loss)),
+            None => Ok(self),
+        }
+    }
+
+    /// The lock that is lost, and why. The loss that was found first stays the answer.
+    fn loss(&self) -> Option<(&str, Loss)> {
+        let lost = self.first_loss.get().or_else(|| {
+            let found = self.locks.iter().find_map(|held| Some((held.directory().to_owned(), held.loss()?)))?;
+            Some(self.first_loss.get_or_init(|| found))
+        });
+        lost.map(|(path, why)| (path.as_str(), *why))
+    }
+
     /// The path of each lock's node, in the order in which the locks were taken.
     ///
     /// A ZooKeeper transaction of any client that checks that these nodes exist is done only while all the locks are
     /// held.
     pub fn nodes(&self) -> impl Iterator<Item = String> {
-        self.taken.locks.iter().map(|held| held.own_node().path_for_others())
+        self.locks.iter().map(|held| held.own_node().path_for_others())
     }
 
     /// The [fencing token](crate::Hold::fencing_token) of the lock in directory `path`. `None` if no lock of this
@@ -141,24 +117,24 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn fencing_token(&self, path: impl AsRef<str>) -> Option<i64> {
-        self.taken.find(path.as_ref()).map(|held| held.position().czxid)
+        self.fencing_tokens().find(|(directory, _)| *directory == path.as_ref()).map(|(_, token)| token)
     }
 
     /// Each lock's directory with its fencing token, in the order in which the locks were taken.
     pub fn fencing_tokens(&self) -> impl Iterator<Item = (&str, i64)> {
-        self.taken.locks.iter().map(|held| (held.directory(), held.position().czxid))
+        self.locks.iter().map(|held| (held.directory(), held.position().czxid))
     }
 
     /// Whether all the locks are still held. See [`Hold::is_held`](crate::Hold::is_held).
     pub fn is_held(&self) -> bool {
-        self.taken.loss().is_none()
+        self.loss().is_none()
     }
 
     /// How sure it is that all the locks are held. In doubt if one of them is, until the earliest would be lost.
     pub fn state(&self) -> HoldState {
-        match self.taken.loss() {
+        match self.loss() {
             Some((_, why)) => HoldState::Lost { why },
-            None => worst_of(self.taken.locks.iter().map(Tenure::state)).unwrap_or(HoldState::Held),
+            None => worst_of(self.locks.iter().map(Tenure::state)).unwrap_or(HoldState::Held),
         }
     }
 
@@ -181,7 +157,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        Changes::new(self.taken.locks.iter().map(Tenure::node_and_session))
+        Changes::new(self.locks.iter().map(Tenure::node_and_session))
     }
 
     /// Waits until the first of the locks is lost, and gives its directory and why it was lost. It answers before the
@@ -209,13 +185,18 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn lost(&self) -> (&str, Loss) {
-        self.taken.lost().await
+        loop {
+            if let Some(loss) = self.loss() {
+                return loss;
+            }
+            first_of(self.locks.iter().map(Tenure::lost)).await;
+        }
     }
 
     /// For how long the ensemble surely keeps all the locks' sessions. See
     /// [`Hold::session_left`](crate::Hold::session_left).
     pub fn session_left(&self) -> Duration {
-        self.taken.locks.iter().map(Tenure::session_left).min().unwrap_or_default()
+        self.locks.iter().map(Tenure::session_left).min().unwrap_or_default()
     }
 
     /// Waits until a contender queues up that one of the locks keeps out. Gives that lock's directory, and the first
@@ -245,7 +226,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn contended(&self) -> Result<(&str, Contender), Error> {
-        let each = self.taken.locks.iter().map(|held| async {
+        let each = self.locks.iter().map(|held| async {
             let first = held.contended().await.map_err(|error| error.of_one(held.directory()))?;
             Ok((held.directory(), first))
         });
@@ -310,7 +291,7 @@ impl MultiGuard {
     /// ```
     pub async fn data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
         validation::check(path.as_ref())?;
-        match (self.taken.loss(), self.taken.locks.last()) {
+        match (self.loss(), self.locks.last()) {
             (None, Some(last)) => {
                 // The last lock's node was created last. So its session shows what was written before any of the locks
                 // was granted.
@@ -343,7 +324,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn transaction(&self) -> Transaction<'_> {
-        Transaction::under_all(&self.taken.locks)
+        Transaction::under_all(&self.locks)
     }
 
     /// Gives all the locks back, from the last to the first, and returns when their nodes are surely gone.
@@ -358,8 +339,8 @@ impl MultiGuard {
     /// [`Error::OneOfMany`] with the lock that had been lost before, or else with the first lock whose node could not
     /// be deleted: see [`WriteGuard::release`](crate::WriteGuard::release). All the other locks have been given back.
     pub async fn release(mut self) -> Result<(), Error> {
-        let loss = self.taken.loss().map(lost_error);
-        let locks = mem::take(&mut self.taken.locks);
+        let loss = self.loss().map(lost_error);
+        let locks = mem::take(&mut self.locks);
         let release = |held: Tenure| async {
             let path = held.directory().to_owned();
             held.release().await.map_err(|error| error.of_one(&path))
@@ -372,10 +353,16 @@ impl MultiGuard {
     }
 }
 
+impl Drop for MultiGuard {
+    fn drop(&mut self) {
+        while self.locks.pop().is_some() {}
+    }
+}
+
 impl fmt::Debug for MultiGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MultiGuard")
-            .field("nodes", &self.taken.locks.iter().map(|held| held.own_node().path()).collect::<Vec<_>>())
+            .field("nodes", &self.locks.iter().map(|held| held.own_node().path()).collect::<Vec<_>>())
             .field("is_held", &self.is_held())
             .finish()
     }

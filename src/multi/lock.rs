@@ -16,7 +16,7 @@ use crate::guard::acquire::{Acquire, Granting, Guard};
 use crate::hold::tenure::Tenure;
 use crate::hold::trace;
 use crate::lock::rw_lock::RwLock;
-use crate::multi::guard::{MultiGuard, Taken};
+use crate::multi::guard::MultiGuard;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::contract::Coordinator;
 
@@ -169,7 +169,7 @@ impl MultiLock {
         for ((lock, mode), look) in self.locks.iter().zip(join_all(looks).await) {
             limit = look.map_err(|error| refused(lock, *mode, error).of_one(lock.path()))?;
         }
-        let mut taken = Taken::default();
+        let mut taken = MultiGuard::of_none();
         for (lock, mode) in &*self.locks {
             taken.add(lock, take_now(lock, *mode, limit)).await?;
         }
@@ -182,27 +182,16 @@ impl MultiLock {
             [] => error,
         })?;
         let begun = Instant::now();
-        let mut taken = Taken::default();
+        let mut taken = MultiGuard::of_none();
         for (lock, mode) in &*self.locks {
             let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
             let granted = async {
-                match left {
+                let answer = match left {
                     Some(Duration::ZERO) => Err(refused(lock, *mode, Error::late(Duration::ZERO, None))),
-                    left => {
-                        let limit = left.map(Limit::Timeout);
-                        take(lock, *mode, Options { limit, ..options.clone() }).await
-                    }
-                }
-            };
-            // The time counts for all the locks together, so the error reports that wait, whichever lock the time ran
-            // out at.
-            let granted = async {
-                match (granted.await, timeout) {
-                    (Err(Error::Timeout { blockers, cut_off, .. }), Some(waited)) => {
-                        Err(Error::Timeout { waited, blockers, cut_off })
-                    }
-                    (answer, _) => answer,
-                }
+                    left => take(lock, *mode, Options { limit: left.map(Limit::Timeout), ..options.clone() }).await,
+                };
+                // The time counts for all the locks together.
+                answer.map_err(|error| error.of_the_whole(timeout))
             };
             taken.add(lock, granted).await?;
         }

@@ -77,17 +77,14 @@ impl OnceGuard {
                 true => transaction.set(&path, &text[..]),
                 false => transaction.create(&path, &text[..]),
             };
-            let error = match transaction.commit().await {
-                Ok(_) => {
-                    tracing::debug!(path, token = self.fencing_token(), "recorded that the work was done");
-                    return Ok(());
-                }
-                Err(error) => error,
+            let Err(error) = transaction.commit().await else {
+                tracing::debug!(path, token = self.fencing_token(), "recorded that the work was done");
+                return Ok(());
             };
             tries += 1;
             match error {
                 Error::TransactionRefused { reason: Failure::NoNode, .. } if is_there && tries < TRIES => {
-                    is_there = false
+                    is_there = false;
                 }
                 Error::TransactionRefused { reason: Failure::NodeExists, .. } if !is_there && tries < TRIES => {
                     is_there = true;

@@ -8,7 +8,6 @@ use crate::error::error::Error;
 use crate::error::permits::PermitsError;
 use crate::permits::semaphore::Semaphore;
 use crate::permits::take::Stock;
-use crate::queue::dialect::Dialect;
 use crate::queue::member::{Member, Queue};
 use crate::queue::permits::{self, PERMITS};
 use crate::session::contract::Session;
@@ -80,7 +79,9 @@ impl Semaphore {
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let stock = Arc::clone(&self.stock);
         Call::new(move |timeout| async move {
-            call::in_time(&stock.handle.coordinator, timeout, evict(&stock, token)).await
+            // A server that lags might not show a member that other clients see already.
+            let evict = async { stock.handle.evict(queue(&stock, true).await?, token).await };
+            call::in_time(&stock.handle.coordinator, timeout, evict).await
         })
     }
 
@@ -93,7 +94,9 @@ impl Semaphore {
     /// [`Error::Permits`] if something else is there. Otherwise see [`Error`].
     pub fn permits(&self) -> Call<Option<u32>> {
         let stock = Arc::clone(&self.stock);
-        Call::new(|timeout| async move { call::in_time(&stock.handle.coordinator, timeout, number(&stock)).await })
+        Call::new(|timeout| async move {
+            call::in_time(&stock.handle.coordinator, timeout, number(&stock, "read the permits of", false)).await
+        })
     }
 
     /// Changes the number of permits, for all. Makes the semaphore's node if it is missing.
@@ -136,52 +139,23 @@ impl Semaphore {
     }
 }
 
-/// What the data of the semaphore's node say.
-fn decoded(stock: &Stock, data: &[u8]) -> Result<Option<u32>, Error> {
-    permits::decode(data).map_err(|what| {
-        stock.doubt(PermitsError::Doubtful(format!("its data are {what:?}, and not a number of permits")))
-    })
-}
-
 /// The queue. If `is_synced`, it is no older than this call.
 async fn queue(stock: &Stock, is_synced: bool) -> Result<Queue, Error> {
-    let path = stock.handle.shown();
-    let known = stock.limit.known();
-    let seen = call::on_a_session(&stock.handle.coordinator, |session| async move {
-        let node = call::answered(&session, || retry::data(&session, path, is_synced)).await?;
-        let number = decoded(stock, node.as_ref().map(|(data, _)| &data[..]).unwrap_or_default());
-        let number = number.map(|number| number.or(known));
-        let (taken, queued) = stock.handle.site.names(&session, is_synced).await?;
-        let queue = match &number {
-            Ok(Some(number)) => {
-                let (site, names) = (&stock.handle.site, (&taken[..], &queued[..]));
-                Some(site.read_queue(&session, Dialect::Native, names, Some(*number)).await?)
-            }
-            _ => None,
-        };
-        Ok((number, taken, queue))
-    });
-    let (number, taken, queue) =
-        seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", path))?;
-    number?;
+    let number = number(stock, "read the queue of", is_synced).await?.or(stock.limit.known());
+    let (queue, taken) = stock.handle.queue(is_synced, number).await?;
     if let Err(name) = permits::taken(&taken) {
-        return Err(stock.doubt(PermitsError::Doubtful(format!("{name:?} is no permit"))));
+        return Err(stock.doubtful(format!("{name:?} is no permit")));
     }
-    queue.ok_or_else(|| stock.doubt(PermitsError::Unset))
+    number.map(|_| queue).ok_or_else(|| stock.doubt(PermitsError::Unset))
 }
 
-async fn evict(stock: &Stock, token: i64) -> Result<Option<Member>, Error> {
-    // A server that lags might not show a member that other clients see already.
-    stock.handle.evict_from(queue(stock, true).await?, token).await
-}
-
-async fn number(stock: &Stock) -> Result<Option<u32>, Error> {
+async fn number(stock: &Stock, operation: &'static str, is_synced: bool) -> Result<Option<u32>, Error> {
     let path = stock.handle.shown();
     let node = call::on_a_session(&stock.handle.coordinator, |session| async move {
-        call::answered(&session, || retry::data(&session, path, false)).await
+        call::answered(&session, || retry::data(&session, path, is_synced)).await
     });
-    let node = node.await.map_err(|failure| Error::from_failure(failure, "read the permits of", path))?;
-    node.map_or(Ok(None), |(data, _)| decoded(stock, &data))
+    let node = node.await.map_err(|failure| Error::from_failure(failure, operation, path))?;
+    node.map_or(Ok(None), |(data, _)| stock.number(&data))
 }
 
 async fn set(stock: &Stock, permits: u32) -> Result<(), Error> {
@@ -205,7 +179,7 @@ async fn try_to_set(stock: &Stock, session: &Arc<dyn Session>, permits: u32) -> 
             continue;
         };
         // Who has never been a semaphore may have data that somebody needs.
-        if let Err(error) = decoded(stock, &data)
+        if let Err(error) = stock.number(&data)
             && retry::data(session, &format!("{path}/{PERMITS}"), false).await?.is_none()
         {
             return Ok(Err(error));

@@ -9,6 +9,7 @@
 //!   whoever goes by an old number of permits.
 
 use std::fmt;
+use std::future::pending;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -81,6 +82,14 @@ impl Wanted {
         Wanted { stock, count, look: Mutex::default() }
     }
 
+    /// Fails if there are never so many permits.
+    fn enough(&self, number: u32) -> Result<(), Error> {
+        match self.count > number {
+            true => Err(too_few(self.stock.handle.shown(), self.count, number)),
+            false => Ok(()),
+        }
+    }
+
     /// Stores this look, and returns the last one.
     fn replace(&self, look: Look) -> Look {
         std::mem::replace(&mut *self.look.lock(), look)
@@ -112,9 +121,8 @@ impl Wanted {
             Err(NotExchanged::Changed) => {
                 if refused.replace(version) == Some(version) {
                     if patience == IfTaken::GiveUp {
-                        return Err(self.stock.doubt(PermitsError::Doubtful(
-                            "its number has changed, and the server does not show it yet".to_owned(),
-                        )));
+                        let what = "its number has changed, and the server does not show it yet";
+                        return Err(self.stock.doubtful(what.to_owned()));
                     }
                     let session = held.ticket().session();
                     second_look::report(session, handle.shown().to_string(), *refused);
@@ -160,10 +168,7 @@ impl Goal for Wanted {
             Ok((session, node))
         });
         match read.await {
-            Ok((session, node)) => match self.stock.agree(&session, node).await?.0 {
-                number if self.count > number => Err(too_few(path, self.count, number)),
-                _ => Ok(()),
-            },
+            Ok((session, node)) => self.enough(self.stock.agree(&session, node).await?.0),
             // It is made with the queue.
             Err(Failure::NoNode) => Ok(()),
             Err(failure) => Err(Error::from_failure(failure, TAKE, path)),
@@ -192,9 +197,7 @@ impl Goal for Wanted {
             Err(failure) => return Err(self.stock.no_permit(failure)),
         };
         let (number, version) = self.stock.agree(ticket.session(), node).await?;
-        if self.count > number {
-            return Err(too_few(self.stock.handle.shown(), self.count, number));
-        }
+        self.enough(number)?;
         if let Ok(names) = names
             && ticket.session().upkeep().connection() == ticket.connection()
         {
@@ -213,9 +216,7 @@ impl Goal for Wanted {
         };
         if let Some(Some(number)) = number {
             self.stock.limit.sees(self.stock.handle.shown(), number)?;
-            if self.count > number {
-                return Err(too_few(self.stock.handle.shown(), self.count, number));
-            }
+            self.enough(number)?;
         }
         let (Ok(names), Some(number)) = (names, number) else { return Ok(None) };
         Ok(Some(match number {
@@ -241,7 +242,7 @@ impl Goal for Wanted {
                 None => view.look().await?,
             };
             match permits::room(now.number, &now.names, self.count) {
-                Err(name) => return Err(self.stock.doubt(PermitsError::Doubtful(format!("{name:?} is no permit")))),
+                Err(name) => return Err(self.stock.doubtful(format!("{name:?} is no permit"))),
                 Ok(Room::Never) => return Err(too_few(self.stock.handle.shown(), self.count, now.number)),
                 Ok(Room::Enough) => {
                     if self.try_exchange(held, now.version, &mut refused, wait.patience).await? {
@@ -275,16 +276,9 @@ impl Stock {
     ) -> Result<(u32, i32), Error> {
         let path = self.handle.shown();
         loop {
-            match permits::decode(&data) {
-                Err(what) => {
-                    return Err(self
-                        .doubt(PermitsError::Doubtful(format!("its data are {what:?}, and not a number of permits"))));
-                }
-                Ok(Some(number)) => {
-                    self.limit.sees(path, number)?;
-                    return Ok((number, stat.version));
-                }
-                Ok(None) => {}
+            if let Some(number) = self.number(&data)? {
+                self.limit.sees(path, number)?;
+                return Ok((number, stat.version));
             }
             let Some(number) = self.limit.known() else {
                 return Err(self.doubt(PermitsError::Unset));
@@ -343,6 +337,16 @@ impl Stock {
             }
         }
         Ok(())
+    }
+
+    /// The number that the data of the semaphore's node give; `None` if they give none yet.
+    pub(super) fn number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
+        let doubtful = |what: String| self.doubtful(format!("its data are {what:?}, and not a number of permits"));
+        permits::decode(data).map_err(doubtful)
+    }
+
+    pub(super) fn doubtful(&self, what: String) -> Error {
+        self.doubt(PermitsError::Doubtful(what))
     }
 
     pub(super) fn doubt(&self, reason: PermitsError) -> Error {
@@ -506,53 +510,33 @@ impl<'a> View<'a> {
             std::iter::once(check(path.to_string(), Some(now.version))).chain(holders).collect()
         };
         let mut look = SecondLook::after(session, !self.gone.is_empty());
-        let changed = async {
-            tokio::select! {
-                biased;
-                event = number => Change::Number(event),
-                event = names => Change::Names(event),
-                missed = self.held.misses(&mut look, checks) => Change::Missed(missed),
+        let reporting = async {
+            match &mut wait.on_wait {
+                None => pending().await,
+                Some(on_wait) => on_wait.keep_looking(session, &self.stock.handle.site, self.held.contender()).await,
             }
         };
-        let changed = match &mut wait.on_wait {
-            None => changed.await,
-            Some(on_wait) => {
-                let (site, me) = (&self.stock.handle.site, self.held.contender());
-                tokio::select! {
-                    biased;
-                    changed = changed => changed,
-                    () = on_wait.keep_looking(session, site, me) => return Ok(()),
-                }
-            }
-        };
-        match changed {
+        tokio::select! {
+            biased;
             // The session is over, and the acquisition is told so by the loss of its node.
-            Change::Number(Event::Over) | Change::Names(Event::Over) => return std::future::pending().await,
-            Change::Number(_) => self.number = None,
-            Change::Names(_) => self.names = None,
-            Change::Missed(Err(loss)) => return Err(self.stock.handle.evicted(loss)),
-            Change::Missed(Ok(0)) => {
-                second_look::report(session, path.to_string(), Some(now.version));
-                self.number = None;
-            }
-            Change::Missed(Ok(index)) => {
-                let gone = now.names.get(index - 1).cloned().unwrap_or_default();
-                second_look::report(session, node(&gone), None);
-                self.gone.push(gone);
-            }
+            event = number => if event == Event::Over { pending().await } else { self.number = None },
+            event = names => if event == Event::Over { pending().await } else { self.names = None },
+            missed = self.held.misses(&mut look, checks) => match missed {
+                Err(loss) => return Err(self.stock.handle.evicted(loss)),
+                Ok(0) => {
+                    second_look::report(session, path.to_string(), Some(now.version));
+                    self.number = None;
+                }
+                Ok(index) => {
+                    let gone = now.names.get(index - 1).cloned().unwrap_or_default();
+                    second_look::report(session, node(&gone), None);
+                    self.gone.push(gone);
+                }
+            },
+            () = reporting => {}
         }
         Ok(())
     }
-}
-
-/// What the head of the queue waits for.
-enum Change {
-    /// The node that gives the number.
-    Number(Event),
-    /// The nodes of those who hold.
-    Names(Event),
-    /// What of it, by its index among the checks, was found by a second look; or the loss of our own node.
-    Missed(Result<usize, Loss>),
 }
 
 /// Makes the directory of the permits. It stays, as the semaphore's own node does.

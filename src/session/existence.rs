@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::Session;
-use crate::session::request::{Event, Failure};
+use crate::session::follow::unless_over;
+use crate::session::request::Failure;
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
 
@@ -27,11 +28,7 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
                 drop(names);
                 tokio::select! {
                     biased;
-                    event = change => {
-                        if event == Event::Over {
-                            return Err(Failure::Over(session.over().await));
-                        }
-                    }
+                    event = change => unless_over(session, event).await?,
                     // This server may have it by now. If not, the next look comes after a longer pause.
                     () = look.finds_there(path) => {
                         second_look::report(session, path.to_owned(), None);

@@ -5,6 +5,7 @@ pub(crate) mod connection;
 pub(crate) mod contract;
 pub(crate) mod errand;
 pub(crate) mod existence;
+pub(crate) mod follow;
 pub(crate) mod keep_alive;
 pub(crate) mod lease;
 pub(crate) mod listing;

@@ -36,6 +36,13 @@ fn permits(number: u32) -> String {
     }
 }
 
+/// What a process tells of itself, behind its host.
+fn tell(f: &mut fmt::Formatter<'_>, pid: Option<u32>, label: Option<&String>) -> fmt::Result {
+    let pid = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
+    let label = label.map(|label| format!(" {label:?}")).unwrap_or_default();
+    write!(f, "{pid}{label}")
+}
+
 impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let who = if self.host.is_empty() { &self.node } else { &self.host };
@@ -44,12 +51,7 @@ impl fmt::Display for Member {
             Some(many) => write!(f, "{many} PERMITS {who}")?,
             None => write!(f, "{} {who}", self.mode)?,
         }
-        if let Some(pid) = self.pid {
-            write!(f, " pid {pid}")?;
-        }
-        if let Some(label) = &self.label {
-            write!(f, " {label:?}")?;
-        }
+        tell(f, self.pid, self.label.as_ref())?;
         if let Some(since) = self.since {
             // The clocks of two machines differ. An entry in the future counts as an entry of just now.
             let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
@@ -75,12 +77,7 @@ impl fmt::Display for Done {
         if !self.host.is_empty() {
             write!(f, " by {}", self.host)?;
         }
-        if let Some(pid) = self.pid {
-            write!(f, " pid {pid}")?;
-        }
-        if let Some(label) = &self.label {
-            write!(f, " {label:?}")?;
-        }
+        tell(f, self.pid, self.label.as_ref())?;
         Ok(())
     }
 }

@@ -77,9 +77,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn write(&self) -> Acquire<SharedWriteGuard<T>> {
         Acquire::new((self.clone(), None))
     }
-}
 
-impl<T: Send + Sync + 'static> Shared<T> {
     /// Acquires the lock to read if no writer holds it or waits for it, and reads the value. See
     /// [`RwLock::try_read`](crate::RwLock::try_read).
     ///

@@ -5,17 +5,16 @@
 
 use std::convert::Infallible;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::call;
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::session::contract::{Session, SessionSlot};
+use crate::session::contract::{Coordinator, Session};
 use crate::session::existence;
+use crate::session::follow::{Followed, follow, unless_over};
 use crate::session::lease::Lease;
-use crate::session::request::{Ending, Event, Failure, Stat};
+use crate::session::request::{Ending, Failure, Stat};
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
 use crate::sync::{Mutex, OnceLock, watch};
@@ -23,9 +22,6 @@ use crate::value::background;
 use crate::value::codec::{Stored, Terms};
 use crate::value::known::{CopyState, Known, Seen};
 use crate::value::node::{NewValue, ValueNode};
-
-/// How long to wait before the next try after a refusal, or after a request that could not be sent.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// The operation that an error names.
 const WATCH: &str = "watch";
@@ -90,7 +86,7 @@ impl<T: Send + Sync + 'static> Cache<T> {
                 tokio::select! {
                     biased;
                     _ = stopped => {}
-                    _ = follower.follow(session_slot) => {}
+                    () = follow(&follower, session_slot) => {}
                 }
             };
             let started = background::start(self.node.coordinator(), self.node.path.len(), |it| Box::pin(follow(it)));
@@ -184,57 +180,23 @@ struct Follower<T> {
     path: String,
 }
 
-impl<T: Send + Sync + 'static> Follower<T> {
-    /// The copy, unless its last handle is gone.
-    fn cache(&self) -> Result<Arc<Cache<T>>, Failure> {
-        self.cache.upgrade().ok_or(Failure::Over(Ending::Closed))
+impl<T: Send + Sync + 'static> Followed for Follower<T> {
+    fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
+        Some(Arc::clone(self.cache.upgrade()?.node.coordinator()))
     }
 
-    /// Watches on one session after the other.
-    async fn follow(&self, mut session_slot: Option<SessionSlot>) -> Result<(), Failure> {
-        loop {
-            let failure = match session_slot.take() {
-                Some(on) => match self.watch(on.session()).await {
-                    Failure::Over(_) => {
-                        call::is_known_to_be_over(on.session()).await;
-                        continue;
-                    }
-                    failure => {
-                        session_slot = Some(on);
-                        failure
-                    }
-                },
-                None => {
-                    let node = Arc::clone(&self.cache()?.node);
-                    match node.coordinator().session_slot(self.path.len()).await {
-                        Ok(another) => {
-                            session_slot = Some(another);
-                            continue;
-                        }
-                        Err(failure) => failure,
-                    }
-                }
-            };
-            let (cache, is_over) = (self.cache()?, matches!(failure, Failure::Over(_)));
-            match Error::from_failure(failure, WATCH, &self.path) {
-                error if is_over => return Ok(cache.over(error)),
-                // The connection, or an answer, is lost. That says nothing about the value.
-                Error::Unreachable(_) | Error::OutcomeUnknown { .. } => {}
-                error => cache.troubled(error),
-            }
-            let pause = cache.node.coordinator().sleep(PAUSE);
-            drop(cache);
-            pause.await;
-        }
+    fn watched_bytes(&self) -> usize {
+        self.path.len()
     }
 
-    /// Watches until that fails.
-    async fn watch(&self, session: &Arc<dyn Session>) -> Failure {
-        let Err(failure) = self.watch_on(session).await;
-        failure
+    fn refused(&self, failure: Failure) {
+        let Some(cache) = self.cache.upgrade() else { return };
+        let is_over = matches!(failure, Failure::Over(_));
+        let error = Error::from_failure(failure, WATCH, &self.path);
+        if is_over { cache.over(error) } else { cache.troubled(error) }
     }
 
-    async fn watch_on(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
+    async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let mut look = SecondLook::new(session);
         // What was known when the server was last brought up to date: it may lag behind what another one has shown us.
         let mut synced = self.news()?;
@@ -266,9 +228,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
             tokio::select! {
                 biased;
                 event = change => {
-                    if event == Event::Over {
-                        return Err(Failure::Over(session.over().await));
-                    }
+                    unless_over(session, event).await?;
                     look.heard();
                     continue;
                 }
@@ -283,6 +243,13 @@ impl<T: Send + Sync + 'static> Follower<T> {
             }
         }
     }
+}
+
+impl<T> Follower<T> {
+    /// The copy, unless its last handle is gone.
+    fn cache(&self) -> Result<Arc<Cache<T>>, Failure> {
+        self.cache.upgrade().ok_or(Failure::Over(Ending::Closed))
+    }
 
     fn news(&self) -> Result<u64, Failure> {
         Ok(self.cache()?.known.borrow().news)
@@ -291,6 +258,8 @@ impl<T: Send + Sync + 'static> Follower<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::error::value::Written;
     use crate::lock::rw_lock::RwLock;

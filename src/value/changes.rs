@@ -18,7 +18,7 @@ use crate::error::value::ValueError;
 use crate::sync::{Mutex, watch};
 use crate::value::background;
 use crate::value::codec::Stored;
-use crate::value::known::{Known, ValueNews};
+use crate::value::known::Known;
 use crate::value::store::Store;
 
 /// The values of a [`Shared`](crate::Shared), in the order in which they come. Made by
@@ -102,21 +102,18 @@ type Begun = oneshot::Receiver<Result<(), Error>>;
 impl<T: Send + Sync + 'static> Seeing<T> {
     async fn next(&mut self) -> Option<Result<Arc<Stored<T>>, Error>> {
         loop {
-            let (news, is_set) = {
+            let (news, is_set, is_over) = {
                 let known = self.known.borrow_and_update();
-                (known.news_after(self.seen), known.newest.is_some())
+                (known.news_after(self.seen), known.newest.is_some(), known.over.is_some())
             };
             if is_set {
                 // Whoever wrote the first value.
                 self.begun = None;
             }
+            self.seen = news.as_ref().map_or(self.seen, |(number, _)| *number);
             match news {
-                Some(ValueNews::Value(value)) => {
-                    self.seen = value.news;
-                    return Some(self.store.cache.made(&value));
-                }
-                Some(ValueNews::Trouble(news, error)) => {
-                    self.seen = news;
+                Some((_, Ok(value))) => return Some(self.store.cache.made(&value)),
+                Some((_, Err(error))) => {
                     let is_unset = !is_set && error.value_error() == Some(&ValueError::Unset);
                     if is_unset {
                         self.begun = self.begun.take().or_else(|| begin(&self.store));
@@ -125,7 +122,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
                         return Some(Err(error));
                     }
                 }
-                Some(ValueNews::Over) => return None,
+                None if is_over => return None,
                 None => tokio::select! {
                     biased;
                     Some(answer) = OptionFuture::from(self.begun.as_mut()) => {

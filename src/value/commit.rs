@@ -66,28 +66,26 @@ impl Commit<'_> {
     pub(crate) async fn put(self) -> Result<i32, Error> {
         let mut tries = 0;
         loop {
-            let answer = self.transaction().commit().await;
-            let in_doubt = tries > 0 || matches!(answer, Err(Error::OutcomeUnknown { .. }));
-            let error = match answer {
+            let error = match self.transaction().commit().await {
                 Ok(outcomes) => return Ok(version_of(&outcomes)),
-                Err(error) if !in_doubt => return Err(error),
                 Err(error) => error,
             };
+            let is_unknown = matches!(error, Error::OutcomeUnknown { .. });
+            if tries == 0 && !is_unknown {
+                return Err(error);
+            }
             tries += 1;
-            match (self.fate().await, error) {
-                (Fate::Done(version), _) => return Ok(version),
-                (Fate::Unknown, Error::OutcomeUnknown { operation, reason }) => {
-                    return Err(Error::OutcomeUnknown { operation, reason });
-                }
-                (Fate::Unknown, error) => {
+            match self.fate().await {
+                Fate::Done(version) => return Ok(version),
+                Fate::Unknown if !is_unknown => {
                     return Err(Error::OutcomeUnknown { operation: "commit a value", reason: error.to_string() });
                 }
-                (Fate::Undone, Error::OutcomeUnknown { .. }) => {
+                Fate::Undone if is_unknown => {
                     if let Some(loss) = self.held.loss() {
                         return Err(Error::Lost(loss));
                     }
                 }
-                (Fate::Undone, error) => return Err(error),
+                Fate::Unknown | Fate::Undone => return Err(error),
             }
             if tries == TRIES {
                 let error = ValueError::TooLarge { bytes: self.bytes.len(), limit: None };
@@ -108,35 +106,27 @@ impl Commit<'_> {
     /// ones, or these are never carried out: servers refuse what a session sent to another server before.
     async fn fate(&self) -> Fate {
         let session = self.held.ticket().session();
-        let connected = session.connected().await;
-        let seen = match connected {
-            Ok(()) => look(session, self.path).await,
-            Err(ending) => Err(Failure::Over(ending)),
+        let look = async {
+            session.connected().await.map_err(Failure::Over)?;
+            look(session, self.path).await
         };
-        match seen {
-            Err(Failure::Over(_)) => self.fate_after_the_session().await,
-            Err(_) => Fate::Unknown,
-            Ok(node) => self.read(node),
-        }
+        let seen = match look.await {
+            Err(Failure::Over(_)) => self.look_after_the_session().await,
+            seen => seen.ok(),
+        };
+        seen.map_or(Fate::Unknown, |node| shown_by(node.as_ref(), self.base, self.mark))
     }
 
     /// The session is over, at least for us. Once our own node is gone, the transaction is refused, however late it
-    /// comes.
-    async fn fate_after_the_session(&self) -> Fate {
-        let Ok(session_slot) = self.coordinator.session_slot(0).await else {
-            return Fate::Unknown;
-        };
+    /// comes. `None` if that cannot be brought about.
+    async fn look_after_the_session(&self) -> Option<Option<NodeData>> {
+        let session_slot = self.coordinator.session_slot(0).await.ok()?;
         let (session, node) = (session_slot.session(), self.held.own_node().path());
         match retry::until_known(session, || session.delete(&node)).await {
-            Ok(()) | Err(Failure::NoNode) => {}
-            Err(_) => return Fate::Unknown,
+            Ok(()) | Err(Failure::NoNode) => self.held.own_node().lose(Loss::Removed),
+            Err(_) => return None,
         }
-        self.held.own_node().lose(Loss::Removed);
-        look(session, self.path).await.map_or(Fate::Unknown, |node| self.read(node))
-    }
-
-    fn read(&self, node: Option<NodeData>) -> Fate {
-        shown_by(node.as_ref(), self.base, self.mark)
+        look(session, self.path).await.ok()
     }
 }
 

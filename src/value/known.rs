@@ -40,6 +40,9 @@ pub(crate) struct Known<T> {
     pub(super) over: Option<Error>,
 }
 
+/// A value, or what went wrong, with its number.
+pub(crate) type ValueNews<T> = (u64, Result<Arc<Seen<T>>, Error>);
+
 /// What the node held at one time.
 pub(crate) struct Seen<T> {
     pub(crate) news: u64,
@@ -76,15 +79,11 @@ impl<T> Known<T> {
         }
     }
 
-    /// The news after `seen`: the newest value first, then what went wrong.
+    /// The news after `seen`, with its number: the newest value first, then what went wrong.
     pub(crate) fn news_after(&self, seen: u64) -> Option<ValueNews<T>> {
-        let value = self.newest.as_ref().filter(|newest| newest.news > seen);
-        let trouble = self.trouble.as_ref().filter(|(news, _)| *news > seen);
-        match (value, trouble) {
-            (Some(value), _) => Some(ValueNews::Value(Arc::clone(value))),
-            (None, Some((news, error))) => Some(ValueNews::Trouble(*news, error.clone())),
-            (None, None) => self.over.as_ref().map(|_| ValueNews::Over),
-        }
+        let value = self.newest.iter().map(|newest| (newest.news, Ok(Arc::clone(newest))));
+        let trouble = self.trouble.iter().map(|(news, error)| (*news, Err(error.clone())));
+        value.chain(trouble).find(|(news, _)| *news > seen)
     }
 
     pub(super) fn troubled(&mut self, error: Error) -> bool {
@@ -136,12 +135,6 @@ impl<T> Known<T> {
         let (digest, bytes, made) = (digest(&bytes), Mutex::new(Arc::new(bytes)), OnceLock::new());
         self.newest = Some(Arc::new(Seen { news: self.news, czxid, version, digest, bytes, made }));
     }
-}
-
-pub(crate) enum ValueNews<T> {
-    Value(Arc<Seen<T>>),
-    Trouble(u64, Error),
-    Over,
 }
 
 /// Tells one content from another. The `mzxid` would not: a commit does not tell its own.
@@ -226,12 +219,10 @@ mod tests {
         assert!(known.committed(b"b", 4));
         assert!(known.troubled(trouble("a")) && !known.troubled(trouble("a")) && known.troubled(trouble("b")));
         let seen = known.news;
-        assert!(matches!(known.news_after(seen - 1), Some(ValueNews::Trouble(news, _)) if news == seen));
+        assert!(matches!(known.news_after(seen - 1), Some((news, Err(_))) if news == seen));
         // A value from before our own commit ends the trouble, and is no news.
         assert!(known.read(b"a".to_vec(), 10, 3, 1) && known.news_after(seen).is_none());
         assert!(known.troubled(trouble("b")) && known.read(b"b".to_vec(), 10, 4, 1));
-        assert!(matches!(known.news_after(known.news - 1), Some(ValueNews::Value(value)) if value.version == 4));
-        known.over = Some(trouble("c"));
-        assert!(matches!(known.news_after(known.news), Some(ValueNews::Over)) && known.over.is_some());
+        assert!(matches!(known.news_after(known.news - 1), Some((_, Ok(value))) if value.version == 4));
     }
 }

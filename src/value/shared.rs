@@ -128,9 +128,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
         let terms = Terms { format: Box::new(format), initial: None, migrate: None };
         SharedBuilder { lock, path, form, terms }
     }
-}
 
-impl<T: Send + Sync + 'static> Shared<T> {
     /// The values, in the order in which they come, beginning with the present one, or with the
     /// [initial](SharedBuilder::initial) one, which is then written first. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {

@@ -1,6 +1,5 @@
 //! A value changed in one call: the lock, the change, the commit, and when to begin again; knows no nodes.
 
-use std::fmt;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -28,21 +27,11 @@ pub struct Updated<R> {
     pub written: Written,
 }
 
-/// Runs an update with the options of its acquisition.
-#[doc(hidden)]
-pub struct Update<R>(Box<dyn FnOnce(Options) -> Granting<Updated<R>> + Send>);
-
-impl<R> fmt::Debug for Update<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Update")
-    }
-}
-
 impl<R: Send + 'static> Guard for Updated<R> {
-    type Source = Update<R>;
+    type Source = Box<dyn FnOnce(Options) -> Granting<Updated<R>> + Send>;
 
-    fn acquire(update: Update<R>, options: Options) -> Granting<Updated<R>> {
-        (update.0)(options)
+    fn acquire(update: Self::Source, options: Options) -> Granting<Updated<R>> {
+        update(options)
     }
 }
 
@@ -93,7 +82,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
         R: Send + 'static,
     {
         let shared = self.clone();
-        Acquire::new(Update(Box::new(|options| Granting::by(update(shared, options, change)))))
+        Acquire::<Updated<R>>::new(Box::new(|options| Granting::by(update(shared, options, change))))
     }
 }
 
@@ -122,12 +111,9 @@ where
                 Err(error) => Err(error),
             }
         };
-        match (once.await, timeout) {
-            (Err(error), _) if tries < TRIES && begins_again(&error) => tries += 1,
-            (Err(Error::Timeout { blockers, cut_off, .. }), Some(waited)) => {
-                return Err(Error::Timeout { waited, blockers, cut_off });
-            }
-            (answer, _) => return answer,
+        match once.await {
+            Err(error) if tries < TRIES && begins_again(&error) => tries += 1,
+            answer => return answer.map_err(|error| error.of_the_whole(timeout)),
         }
     }
 }

@@ -46,20 +46,7 @@ pub(super) const STREET: [(&str, &[&str]); 21] = [
     ),
     (
         "permits",
-        &[
-            "sync",
-            "queue",
-            "session",
-            "error",
-            "call",
-            "ticket",
-            "snapshot",
-            "hold",
-            "acquisition",
-            "keep",
-            "guard",
-            "lock",
-        ],
+        &["sync", "queue", "session", "error", "call", "ticket", "hold", "acquisition", "keep", "guard", "lock"],
     ),
     ("multi", &["sync", "queue", "session", "error", "validation", "call", "hold", "acquisition", "guard", "lock"]),
     (
