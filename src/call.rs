@@ -171,10 +171,7 @@ pub(crate) async fn in_time<T>(
     timeout: Option<Duration>,
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    let Some(waited) = timeout else {
-        return work.await;
-    };
-    in_time_for(Some((waited, late(coordinator, waited))), work).await
+    in_time_for(timeout.map(|waited| (waited, late(coordinator, waited))), work).await
 }
 
 /// The end of the time that a caller gave, and how long that was.

@@ -185,7 +185,7 @@ pub mod coordinator {
     pub use crate::queue::turn::{Turn, turn};
     pub use crate::queue::waiter::{Departure, News, Predecessor, Step, Take, Waiter};
     pub use crate::session::comeback::comeback;
-    pub use crate::session::contract::{Coordinator, Reservation, Session, SessionSlot};
+    pub use crate::session::contract::{Coordinator, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};
     pub use crate::session::patience::Patience;

@@ -11,7 +11,9 @@ pub(crate) use std::sync::{MutexGuard, OnceLock, atomic};
 
 pub(crate) use tokio::sync::{Notify, watch};
 
-pub(crate) use lock::{Condvar, Mutex, SharedMutex};
+#[cfg(feature = "metrics")]
+pub(crate) use lock::Condvar;
+pub(crate) use lock::{Mutex, SharedMutex};
 
 mod raw {
     pub(super) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

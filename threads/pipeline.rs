@@ -118,6 +118,10 @@ mod session {
                 Duration::ZERO
             }
 
+            pub(crate) fn timeout(&self) -> Duration {
+                Duration::ZERO
+            }
+
             pub(crate) fn over(&self) -> Option<Ending> {
                 None
             }
@@ -186,14 +190,13 @@ mod zookeeper {
     /// A session that has a pipeline, and nothing else.
     pub(crate) mod driven {
         use std::sync::{Arc, Weak};
-        use std::time::Duration;
 
         use crate::Client;
-        use crate::session::request::{Created, Reply};
+        use crate::session::request::{Created, Ending, Failure, Reply};
         use crate::session::thread::BackgroundThread;
         use crate::session::upkeep::Upkeep;
-        use crate::zookeeper::identity::{Claimant, Identity};
-        use crate::zookeeper::pipeline::Pipeline;
+        use crate::zookeeper::identity::Identity;
+        use crate::zookeeper::pipeline::{Pipeline, Request};
         use crate::zookeeper::translate;
 
         pub(crate) struct Session {
@@ -204,13 +207,13 @@ mod zookeeper {
         }
 
         pub(crate) fn session(client: Client, is_rash: bool) -> Arc<Session> {
-            Arc::new_cyclic(|this: &Weak<Session>| {
-                let claimant: Weak<dyn Claimant> = this.clone();
-                let identity = Arc::new(Identity::new(1, claimant));
-                let (upkeep, background) = (Arc::new(Upkeep), Arc::new(BackgroundThread));
-                let pipeline = Pipeline::new(client, &upkeep, &background, &identity, String::new(), Duration::ZERO);
-                Session { pipeline: Arc::new(pipeline), identity, is_rash }
-            })
+            let identity = Arc::new_cyclic(|this: &Weak<Identity>| {
+                let this = Weak::clone(this);
+                Identity::new(1, move || this.upgrade().iter().for_each(|it| it.was_asked()))
+            });
+            let (upkeep, background) = (Arc::new(Upkeep), Arc::new(BackgroundThread));
+            let pipeline = Arc::new(Pipeline::new(client, &upkeep, &background, &identity, String::new()));
+            Arc::new(Session { pipeline, identity, is_rash })
         }
 
         impl Session {
@@ -220,38 +223,34 @@ mod zookeeper {
 
             pub(crate) fn remove(&self, path: &str) -> Reply<()> {
                 let path = path.to_owned();
-                self.pipeline.remove(move |client| async move {
+                self.pipeline.ask(Request::Removal, move |client| async move {
                     client.delete(&path, None).await.map_err(|error| translate::failure(error, ("", ""), ""))
                 })
             }
 
             pub(crate) fn read(&self, path: &str) -> Reply<()> {
                 let path = path.to_owned();
-                self.pipeline.read(move |client| async move {
+                self.pipeline.ask(Request::Read, move |client| async move {
                     client.get_data(&path).await.map(drop).map_err(|error| translate::failure(error, ("", ""), ""))
                 })
             }
 
             pub(crate) fn create(&self, path: &str) -> Reply<Created> {
-                let (owner, path) = (self.identity.owner(), path.to_owned());
-                self.pipeline.write(move |client| async move {
+                let (identity, connection) = (Arc::clone(&self.identity), self.identity.connection());
+                let (pipeline, is_rash, path) = (Arc::downgrade(&self.pipeline), self.is_rash, path.to_owned());
+                self.pipeline.ask(Request::Write, move |client| async move {
                     let stat = client.create(&path).await.map_err(|error| translate::failure(error, ("", ""), ""))?;
-                    owner.created(translate::created(path, &stat))
+                    if identity.made(stat.ephemeral_owner, connection) {
+                        return Ok(translate::created(path, &stat));
+                    }
+                    match pipeline.upgrade() {
+                        Some(pipeline) if is_rash => pipeline.close(),
+                        pipeline => {
+                            drop(shuttle::future::spawn(async move { pipeline.iter().for_each(|it| it.close()) }))
+                        }
+                    }
+                    Err(Failure::Over(Ending::Replaced))
                 })
-            }
-        }
-
-        impl Claimant for Session {
-            fn confirm(&self) {
-                self.identity.was_asked();
-            }
-
-            fn replaced(&self) {
-                let pipeline = Arc::clone(&self.pipeline);
-                if self.is_rash {
-                    return pipeline.close();
-                }
-                shuttle::future::spawn(async move { pipeline.close() });
             }
         }
     }

@@ -10,7 +10,7 @@ use shuttle::rand::RngCore;
 pub(crate) use shuttle::sync::{MutexGuard, atomic};
 use tokio::sync::futures::Notified;
 
-pub(crate) use lock::{Condvar, Mutex, SharedMutex};
+pub(crate) use lock::{Mutex, SharedMutex};
 
 mod raw {
     pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -118,12 +118,14 @@ pub(crate) mod watch {
         (sender, receiver)
     }
 
+    #[derive(Debug)]
     struct Channel<T> {
         state: SharedMutex<State<T>>,
         changed: Notify,
         receivers: AtomicUsize,
     }
 
+    #[derive(Debug)]
     struct State<T> {
         value: T,
         version: usize,
@@ -140,9 +142,11 @@ pub(crate) mod watch {
         }
     }
 
+    #[derive(Debug)]
     pub(crate) struct Sender<T>(Arc<Open<T>>);
 
     /// Open until the last sender is gone.
+    #[derive(Debug)]
     struct Open<T>(Arc<Channel<T>>);
 
     impl<T> Sender<T> {

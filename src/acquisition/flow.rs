@@ -349,7 +349,7 @@ impl Acquisition {
         if let Some(loss) = held.loss() {
             return Some(Err(Error::Evicted(loss)));
         }
-        own_node.hold(own_node.epoch(session.lease())?);
+        own_node.hold(own_node.epoch()?);
         if let Some(signal) = &grant.signal {
             session.upkeep().nodes().confirm_gone(signal, own_node);
         }

@@ -32,9 +32,8 @@ impl Acquisition {
         if let Some(limit) = self.handle.warn_holding {
             let (own_node, session) = hold.node_and_session();
             let (path, label, token) = (Arc::clone(path), self.options.label.clone(), position.czxid);
-            let watched = Arc::clone(&session);
             let warning = async move {
-                if own_node.loss(watched.lease()).is_none() {
+                if own_node.loss().is_none() {
                     let node = own_node.path();
                     tracing::warn!(path = &*path, node, label, token, held = ?limit, "a lock is held for long");
                 }

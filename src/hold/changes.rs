@@ -1,16 +1,16 @@
 //! The states of a hold, or of several holds as one, in the order in which they come; knows nothing of modes and turns.
 
 use std::fmt;
-use std::future::Future;
 use std::mem::discriminant;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use futures_core::Stream;
-use futures_util::StreamExt;
 use futures_util::future::select_all;
+use futures_util::stream::unfold;
+use futures_util::{FutureExt, StreamExt};
 
 use crate::session::contract::Session;
 use crate::session::loss::HoldState;
@@ -39,20 +39,21 @@ use crate::sync::Mutex;
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 pub struct Changes {
-    holds: Arc<[OneHold]>,
-    last: Option<HoldState>,
-    /// The wait for the next state, while it is pending. The mutex is never contended: it makes this `Sync`.
-    wait: Mutex<Option<NextState>>,
+    /// The mutex is never contended: it makes this `Sync`.
+    states: Mutex<Pin<Box<dyn Stream<Item = HoldState> + Send>>>,
 }
 
 /// A held node, and its session.
 pub(crate) type OneHold = (Arc<OwnNode>, Arc<dyn Session>);
 
-type NextState = Pin<Box<dyn Future<Output = Option<HoldState>> + Send>>;
-
 impl Changes {
     pub(crate) fn new(holds: impl IntoIterator<Item = OneHold>) -> Changes {
-        Changes { holds: holds.into_iter().collect(), last: None, wait: Mutex::new(None) }
+        let holds: Arc<[OneHold]> = holds.into_iter().collect();
+        let states = unfold(None, move |last| {
+            let next = next_state(Arc::clone(&holds), last);
+            next.map(|next| next.map(|state| (state, Some(state))))
+        });
+        Changes { states: Mutex::new(Box::pin(states.fuse())) }
     }
 
     /// Waits for the next state. The first call gives the present state at once. After [`HoldState::Lost`], and once
@@ -71,27 +72,22 @@ impl Stream for Changes {
     type Item = HoldState;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<HoldState>> {
-        let this = &mut *self;
-        if matches!(this.last, Some(HoldState::Lost { .. })) {
-            return Poll::Ready(None);
-        }
-        let wait = this.wait.get_mut();
-        let begun = wait.get_or_insert_with(|| Box::pin(next_state(Arc::clone(&this.holds), this.last)));
-        let next = ready!(begun.as_mut().poll(context));
-        *wait = None;
-        this.last = next.or(this.last);
-        Poll::Ready(next)
+        self.states.get_mut().as_mut().poll_next(context)
     }
 }
 
 impl fmt::Debug for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Changes").field("last", &self.last).finish_non_exhaustive()
+        f.write_str("Changes")
     }
 }
 
-/// Waits until the common state of all the holds is of another kind than the last one. `None` once a hold is released.
+/// Waits until the common state of all the holds is of another kind than the last one. `None` once a hold is released, and
+/// after a loss.
 async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<HoldState> {
+    if matches!(last, Some(HoldState::Lost { .. })) {
+        return None;
+    }
     loop {
         let states = holds.iter().map(state_of).collect::<Option<Vec<HoldState>>>()?;
         let state = worst_of(states.iter().copied())?;
@@ -111,8 +107,8 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
 }
 
 /// The state of one hold, `None` if it was released.
-fn state_of((own_node, session): &OneHold) -> Option<HoldState> {
-    (!own_node.has_left()).then(|| own_node.hold_state(session.lease()))
+fn state_of((own_node, _): &OneHold) -> Option<HoldState> {
+    (!own_node.has_left()).then(|| own_node.hold_state())
 }
 
 /// The common state of several holds, `None` if there are none. It is lost if one hold is lost, with the first loss in

@@ -82,18 +82,17 @@ impl Tenure {
     /// Why the lock is not held any more, if it is not. Somebody else may have given it back: the end of a leader's term
     /// does.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        let given_back = || self.own_node().has_left().then_some(Loss::GivenBack);
-        self.own_node().loss(self.ticket.session().lease()).or_else(given_back)
+        self.own_node().loss()
     }
 
     /// The present moment, if the lock is held; `None` if only [`Tenure::loss`] can tell.
     pub(crate) fn held_at(&self) -> Option<Moment> {
-        self.own_node().held_at(self.ticket.session().lease())
+        self.own_node().held_at()
     }
 
     /// Waits until the lock is not held any more.
     pub(crate) async fn lost(&self) -> Loss {
-        self.own_node().until(self.ticket.session(), || self.loss()).await
+        self.own_node().lost(self.ticket.session()).await
     }
 
     /// What its node says for people to read.
@@ -108,10 +107,7 @@ impl Tenure {
 
     /// How sure it is that the lock is held.
     pub(crate) fn state(&self) -> HoldState {
-        match self.loss() {
-            Some(why) => HoldState::Lost { why },
-            None => self.own_node().hold_state(self.ticket.session().lease()),
-        }
+        self.own_node().hold_state()
     }
 
     /// For how long the ensemble surely keeps the hold's session.
@@ -163,10 +159,6 @@ impl Tenure {
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),
         }
-    }
-
-    pub(crate) async fn release(self) -> Result<(), Error> {
-        self.give_back().await
     }
 
     /// Deletes the node. The request is on its way when this returns.

@@ -1,7 +1,6 @@
 //! What `tracing` records of acquisitions and holds. It decides nothing, and costs next to nothing without a
 //! subscriber.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use tracing::{Instrument, Span};
 use crate::error::error::Error;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::position::Position;
-use crate::telemetry::meter::{self, WaitTimer};
+use crate::telemetry::meter::{self, Present};
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
@@ -22,7 +21,7 @@ type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 #[derive(Debug, Default)]
 pub(crate) struct Acquiring {
     spans: Option<Box<Spans>>,
-    wait: WaitTimer,
+    wait: Present,
 }
 
 #[derive(Debug)]
@@ -38,7 +37,7 @@ impl Acquiring {
     pub(crate) fn begin(path: &Arc<str>, aim: Aim, label: Option<&str>, is_for_several: bool) -> Acquiring {
         let acquire = tracing::debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty);
         let spans = (!acquire.is_disabled()).then(|| Spans { acquire, caller: Span::current(), began: Instant::now() });
-        let wait = if is_for_several { WaitTimer::default() } else { WaitTimer::begin(aim, path) };
+        let wait = if is_for_several { Present::default() } else { Present::waiting(aim, path) };
         Acquiring { spans: spans.map(Box::new), wait }
     }
 
@@ -69,7 +68,7 @@ impl Acquiring {
         self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, position, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
-        Holding { seen, metered: meter::HoldTimer::begin(aim, path), warning: None }
+        Holding { seen, metered: Present::holding(aim, path), warning: None }
     }
 
     /// The lock was granted, and what is done under it has traces of its own.
@@ -101,14 +100,15 @@ pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
 }
 
 /// The trace of a hold, until the hold ends.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Holding {
     seen: Option<Box<HoldSpan>>,
-    metered: meter::HoldTimer,
+    metered: Present,
     /// Calls the warning off that the hold lasts long, when it is dropped.
     warning: Option<oneshot::Sender<()>>,
 }
 
+#[derive(Debug)]
 struct HoldSpan {
     span: Span,
     began: Instant,
@@ -119,7 +119,7 @@ struct HoldSpan {
 impl Holding {
     /// Whether anything is told when it ends.
     pub(crate) fn is_recorded(&self) -> bool {
-        self.seen.is_some() || self.metered.is_running() || self.warning.is_some()
+        self.seen.is_some() || self.metered.is_some() || self.warning.is_some()
     }
 
     /// `warning` is dropped when the hold ends.
@@ -150,11 +150,5 @@ impl HoldSpan {
 impl Drop for HoldSpan {
     fn drop(&mut self) {
         self.span.record("held", debug(self.began.elapsed()));
-    }
-}
-
-impl fmt::Debug for Holding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Holding")
     }
 }

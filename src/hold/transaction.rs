@@ -1,5 +1,6 @@
 //! Writes that happen only while a lock, or each of several locks, is held; knows nothing of how it was acquired.
 
+use std::slice;
 use std::sync::Arc;
 
 use crate::error::error::Error;
@@ -30,27 +31,22 @@ use crate::validation::{self, REQUEST_LIMIT};
 #[derive(Debug)]
 #[must_use = "nothing is sent before `commit`"]
 pub struct Transaction<'guard> {
-    locks: Locks<'guard>,
+    /// They have to be held. The last one was granted last.
+    locks: &'guard [Tenure],
+    /// Errors name the lock.
+    is_of_several: bool,
     operations: Vec<Operation>,
     size_limit: usize,
 }
 
-/// The locks that have to be held.
-#[derive(Debug)]
-enum Locks<'guard> {
-    One(&'guard Tenure),
-    /// Not empty. The last one was granted last.
-    Many(&'guard [Tenure]),
-}
-
 impl<'guard> Transaction<'guard> {
     pub(crate) fn under(lock: &'guard Tenure) -> Self {
-        Transaction { locks: Locks::One(lock), operations: Vec::new(), size_limit: REQUEST_LIMIT }
+        Transaction { is_of_several: false, ..Transaction::under_all(slice::from_ref(lock)) }
     }
 
     /// A transaction under several locks, at least one.
     pub(crate) fn under_all(locks: &'guard [Tenure]) -> Self {
-        Transaction { locks: Locks::Many(locks), operations: Vec::new(), size_limit: REQUEST_LIMIT }
+        Transaction { locks, is_of_several: true, operations: Vec::new(), size_limit: REQUEST_LIMIT }
     }
 
     /// Sets a node's data.
@@ -124,15 +120,19 @@ impl<'guard> Transaction<'guard> {
     ///   pass for a hand-off; or the request is larger than its [limit](Self::size_limit), and a server would close the
     ///   connection. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
-        let Transaction { locks, operations: wanted, size_limit } = self;
+        let Transaction { locks, is_of_several, operations: wanted, size_limit } = self;
+        let lost = |lock: &Tenure, loss| match is_of_several {
+            true => Error::Lost(loss).of_one(lock.directory()),
+            false => Error::Lost(loss),
+        };
         for operation in &wanted {
             locks.iter().try_for_each(|lock| check(operation.path(), lock.directory()))?;
         }
         if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.loss()?))) {
-            return Err(locks.lost(lock, loss));
+            return Err(lost(lock, loss));
         }
         // A check sees the nodes of every session, so one session can speak for locks that are held on several.
-        let Some(speaker) = locks.iter().last() else {
+        let Some(speaker) = locks.last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
         let position = |lock: &Tenure| Operation::Check { path: lock.own_node().path(), version: None };
@@ -151,7 +151,7 @@ impl<'guard> Transaction<'guard> {
         // Somebody else may have given the lock back since we looked: the end of a leader's term does.
         if let Some(lock) = locks.iter().find(|lock| lock.own_node().has_left()) {
             locks.iter().for_each(|lock| lock.own_node().write_settled());
-            return Err(locks.lost(lock, Loss::GivenBack));
+            return Err(lost(lock, Loss::GivenBack));
         }
         let answer = session.transact(&operations).await;
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
@@ -163,10 +163,10 @@ impl<'guard> Transaction<'guard> {
                 outcomes.drain(..checks.min(outcomes.len()));
                 Ok(outcomes)
             }
-            Err(Failure::Operation { index, failure }) => match locks.iter().nth(index) {
+            Err(Failure::Operation { index, failure }) => match locks.get(index) {
                 Some(lock) if *failure == Failure::NoNode => {
                     lock.own_node().lose(Loss::Removed);
-                    Err(locks.lost(lock, lock.loss().unwrap_or(Loss::Removed)))
+                    Err(lost(lock, lock.loss().unwrap_or(Loss::Removed)))
                 }
                 _ => {
                     let refused = operations.get(index);
@@ -180,25 +180,8 @@ impl<'guard> Transaction<'guard> {
                     Err(Error::TransactionRefused { index: index.saturating_sub(checks), path, reason })
                 }
             },
-            Err(Failure::Over(ending)) => Err(locks.lost(speaker, Loss::SessionOver(ending))),
+            Err(Failure::Over(ending)) => Err(lost(speaker, Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "commit under the lock", speaker.directory())),
-        }
-    }
-}
-
-impl<'guard> Locks<'guard> {
-    fn iter(&self) -> impl Iterator<Item = &'guard Tenure> {
-        let (one, many) = match *self {
-            Locks::One(lock) => (Some(lock), &[][..]),
-            Locks::Many(locks) => (None, locks),
-        };
-        one.into_iter().chain(many)
-    }
-
-    fn lost(&self, lock: &Tenure, loss: Loss) -> Error {
-        match self {
-            Locks::One(_) => Error::Lost(loss),
-            Locks::Many(_) => Error::Lost(loss).of_one(lock.directory()),
         }
     }
 }

@@ -33,7 +33,7 @@ impl Held {
             Held::Alone(hold) => {
                 let loss = hold.loss();
                 match Arc::into_inner(hold) {
-                    Some(hold) => hold.release().await,
+                    Some(hold) => hold.give_back().await,
                     None => loss.map_or(Ok(()), |loss| Err(Error::Lost(loss))),
                 }
             }

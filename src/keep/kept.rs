@@ -45,7 +45,7 @@ struct KeptState {
     /// Why no use joins it any more.
     why: Option<Why>,
     /// From its grant, if it was not asked for before, until the node is given up.
-    counted: Option<meter::KeptNode>,
+    counted: Option<meter::Present>,
     /// Ends the background task when it is dropped.
     watched_over: Option<oneshot::Sender<()>>,
 }
@@ -61,7 +61,7 @@ struct Granted {
 struct Gone {
     granted: Arc<Granted>,
     why: Option<Why>,
-    counted: Option<meter::KeptNode>,
+    counted: Option<meter::Present>,
     uses: u64,
     idle_for: Duration,
     watched_over: Option<oneshot::Sender<()>>,
@@ -156,7 +156,7 @@ impl Kept {
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
         let is_asked = state.uses.is_asked();
-        state.counted = (!is_asked).then(meter::KeptNode::begin);
+        state.counted = (!is_asked).then(meter::Present::kept_node);
         let mut woken = state.uses.granted();
         if is_asked {
             state.leaves_soon();
@@ -296,12 +296,12 @@ impl Sharing for Kept {
                     // A directory that is gone had no nodes left, so ours is gone, too.
                     Event::Deleted | Event::Over => Why::Lost,
                 },
-                () = own_node.ended(&session) => Why::Lost,
+                _ = own_node.lost(&session) => Why::Lost,
                 () = unasked::is_idle(&kept, &session) => Why::Idle,
                 () = unasked::is_in_the_way(&kept, &session) => Why::Asked,
                 never = unasked::warns(&kept, &session) => match never {},
             };
-            let why = own_node.loss(session.lease()).map_or(why, Why::by);
+            let why = own_node.loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
                 if why == Why::Asked && !own_node.has_asked() {
                     kept.is_asked_for();

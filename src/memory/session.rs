@@ -66,10 +66,6 @@ impl Session for MemorySession {
         self.id
     }
 
-    fn timeout(&self) -> Duration {
-        SESSION_TIMEOUT
-    }
-
     fn upkeep(&self) -> &Arc<Upkeep> {
         &self.upkeep
     }

@@ -341,9 +341,9 @@ impl MultiGuard {
     pub async fn release(mut self) -> Result<(), Error> {
         let loss = self.loss().map(lost_error);
         let locks = mem::take(&mut self.locks);
-        let release = |held: Tenure| async {
+        let release = |held: Tenure| async move {
             let path = held.directory().to_owned();
-            held.release().await.map_err(|error| error.of_one(&path))
+            held.give_back().await.map_err(|error| error.of_one(&path))
         };
         let released = join_all(locks.into_iter().rev().map(release)).await;
         match loss {

@@ -1,5 +1,6 @@
 //! The contract between the lock and a backend; knows neither locks nor ZooKeeper.
 
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -70,7 +71,7 @@ impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
 #[derive(Debug)]
 pub struct SessionSlot {
     session: Arc<dyn Session>,
-    _reservation: Option<Reservation>,
+    _reservation: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl SessionSlot {
@@ -79,38 +80,14 @@ impl SessionSlot {
         SessionSlot { session, _reservation: None }
     }
 
-    /// A session slot that gives its room back when it is dropped.
-    pub fn with_reservation(session: Arc<dyn Session>, reservation: Reservation) -> SessionSlot {
-        SessionSlot { session, _reservation: Some(reservation) }
+    /// A session slot with what gives its room back when it is dropped.
+    pub fn with_reservation(session: Arc<dyn Session>, reservation: impl Any + Send + Sync) -> SessionSlot {
+        SessionSlot { session, _reservation: Some(Box::new(reservation)) }
     }
 
     /// The session.
     pub fn session(&self) -> &Arc<dyn Session> {
         &self.session
-    }
-}
-
-/// Runs its closure when dropped: gives reserved room back.
-pub struct Reservation(Option<Box<dyn FnOnce() + Send + Sync>>);
-
-impl Reservation {
-    /// Calls `give_back` once, on drop.
-    pub fn new(give_back: impl FnOnce() + Send + Sync + 'static) -> Reservation {
-        Reservation(Some(Box::new(give_back)))
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        if let Some(give_back) = self.0.take() {
-            give_back();
-        }
-    }
-}
-
-impl fmt::Debug for Reservation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Reservation")
     }
 }
 
@@ -151,8 +128,10 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         session == self.id()
     }
 
-    /// The negotiated session timeout.
-    fn timeout(&self) -> Duration;
+    /// The negotiated session timeout. By default the lease's.
+    fn timeout(&self) -> Duration {
+        self.lease().timeout()
+    }
 
     /// The address of the server that it is connected to, for people to read; `None`, as by default, if that is not known.
     fn server(&self) -> Option<String> {

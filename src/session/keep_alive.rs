@@ -42,7 +42,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, own_nodes: &OwnNodes, grace: D
     let mut more = false;
     loop {
         if !more {
-            own_nodes.unwatched.notified().await;
+            own_nodes.unwatched.news.notified().await;
         }
         let pause = session.upgrade().filter(|_| !grace.is_zero()).map(|session| session.sleep(grace));
         if let Some(pause) = pause {
@@ -52,7 +52,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, own_nodes: &OwnNodes, grace: D
             return;
         };
         let unwatched;
-        (unwatched, more) = own_nodes.to_watch(grace);
+        (unwatched, more) = own_nodes.unwatched.take(grace);
         if !unwatched.is_empty() {
             session.spawn(Box::pin(watch_own(Arc::clone(&session), unwatched)));
         }
@@ -72,7 +72,7 @@ async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<OwnNode>>) {
                 Ok(()) | Err(Failure::Over(_)) => {}
                 Err(Failure::Unknown(_)) => {
                     if session.connected().await.is_ok() {
-                        session.upkeep().nodes().watch(own_node);
+                        session.upkeep().nodes().unwatched.add(own_node);
                     }
                 }
                 Err(failure) => cannot_watch(own_node, &failure),
@@ -158,8 +158,7 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
         let left = lease.remaining();
         // Every hold is lost when the lease runs out, even if no task looks.
         if left.is_none() && !std::mem::replace(&mut is_told, true) {
-            nodes.look_at_all(lease);
-            nodes.tell_all();
+            nodes.look_at_all();
         }
         is_told &= left.is_none();
         let now = lease.now();

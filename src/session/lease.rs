@@ -76,9 +76,8 @@ struct LeaseState {
     lateness: Duration,
     /// Counts how often the lease ran out, so that a hold from before stays lost after a renewal.
     epoch: u64,
-    over: Option<Ending>,
-    /// When it was known to be over.
-    ended: Option<Moment>,
+    /// Why it is over, and when that was known.
+    over: Option<(Ending, Moment)>,
     connected: bool,
     /// The handshake of this connection, as long as it does not count.
     handshake: Option<Handshake>,
@@ -118,7 +117,6 @@ impl Lease {
             lateness: Duration::ZERO,
             epoch: 0,
             over: None,
-            ended: None,
             connected: true,
             handshake: None,
         };
@@ -263,20 +261,19 @@ impl Lease {
     pub(crate) fn end(&self, why: Ending) {
         let now = self.now();
         let mut state = self.state.lock();
-        state.over.get_or_insert(why);
-        state.ended.get_or_insert(now);
+        state.over.get_or_insert((why, now));
         self.publish(&state);
     }
 
     /// Why the session is over, if it is.
     pub fn over(&self) -> Option<Ending> {
-        self.state.lock().over
+        self.state.lock().over.map(|(why, _)| why)
     }
 
     /// When the last request was sent that had an answer, and when the session was known to be over. `None` while it is not.
     pub fn away(&self) -> Option<(Moment, Moment)> {
         let state = self.state.lock();
-        state.ended.map(|ended| (state.answered.min(ended), ended))
+        state.over.map(|(_, ended)| (state.answered.min(ended), ended))
     }
 
     /// Whether it is over although a server answered it, and lost its connection one to three session timeouts after it was
@@ -284,9 +281,9 @@ impl Lease {
     /// whatever it ended of.
     pub(crate) fn died_of_reads_alone(&self) -> bool {
         let state = self.state.lock();
-        let was_answered = state.ended.is_some_and(|ended| ended < state.answered.saturating_add(self.timeout));
-        let is_lost = matches!(state.over, Some(Ending::Expired | Ending::Replaced));
-        is_lost && was_answered && (self.timeout..self.timeout.saturating_mul(3)).contains(&state.uncounted)
+        let Some((Ending::Expired | Ending::Replaced, ended)) = state.over else { return false };
+        ended < state.answered.saturating_add(self.timeout)
+            && (self.timeout..self.timeout.saturating_mul(3)).contains(&state.uncounted)
     }
 
     /// How long the session is surely still alive; `None` when that is not known any more.

@@ -1,11 +1,10 @@
 //! Which listings of a session are under way, and which callers wait for the next; knows no turns, and sends nothing.
 
-use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::session::request::{Failure, Stat};
-use crate::sync::{HashMap, Mutex, MutexGuard, watch};
+use crate::sync::{HashMap, Mutex, watch};
 
 /// How many listings of a small directory are under way at once, so that a few callers do not wait for each other.
 const UNDER_WAY_MAX: usize = 4;
@@ -39,10 +38,10 @@ type Answer = Option<Result<Names, Failure>>;
 pub(super) type Callers = watch::Sender<Answer>;
 
 /// The listings of one session.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Listings(Mutex<HashMap<Arc<str>, Directory>>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Directory {
     under_way: usize,
     /// The last answer had many names.
@@ -60,7 +59,7 @@ impl Directory {
 impl Listings {
     /// A caller waits for a listing. If it must be sent now, its callers are returned, for [`Listings::end`] afterwards.
     pub(super) fn begin(&self, directory: &Arc<str>) -> (watch::Receiver<Answer>, Option<Callers>) {
-        let mut all = self.all();
+        let mut all = self.0.lock();
         let listed = all.entry(Arc::clone(directory)).or_default();
         if listed.under_way < listed.most() {
             listed.under_way += 1;
@@ -73,7 +72,7 @@ impl Listings {
     /// A listing was answered, with many names or few. Returns the callers of the next one if it must be sent now, and
     /// whether the directory is large.
     pub(super) fn end(&self, directory: &Arc<str>, is_large: bool) -> Option<(Callers, bool)> {
-        let mut all = self.all();
+        let mut all = self.0.lock();
         let listed = all.get_mut(directory)?;
         listed.is_large = is_large;
         // If more listings are under way than allowed, the next one waits for them, too.
@@ -86,16 +85,6 @@ impl Listings {
             }
         }
         next.map(|next| (next, is_large))
-    }
-
-    fn all(&self) -> MutexGuard<'_, HashMap<Arc<str>, Directory>> {
-        self.0.lock()
-    }
-}
-
-impl fmt::Debug for Listings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Listings")
     }
 }
 
@@ -155,7 +144,7 @@ mod tests {
         for _ in 0..4 {
             assert!(listings.end(&directory, FEW).is_none());
         }
-        assert!(listings.all().is_empty(), "nothing is kept of a directory that nobody lists");
+        assert!(listings.0.lock().is_empty(), "nothing is kept of a directory that nobody lists");
         assert!(listings.end(&directory, FEW).is_none());
     }
 }

@@ -18,8 +18,9 @@ pub(crate) mod position;
 pub(crate) mod request;
 pub(crate) mod retry;
 pub(crate) mod second_look;
-#[cfg(test)]
-mod stub;
 pub(crate) mod thread;
 pub(crate) mod upkeep;
 pub(crate) mod wakeup;
+
+#[cfg(test)]
+mod tests;

@@ -19,10 +19,9 @@
 //! node was removed; its grant was forged by a stranger. The owner of a lost node still leaves it, and deletes the node
 //! in case it is there.
 
-use std::fmt;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::futures::Notified;
 
@@ -39,12 +38,48 @@ pub(crate) struct Asked {
     pub(super) watch: Reply<Watch>,
 }
 
-/// Knows the lease that nodes are kept under, and hears what becomes of them.
-pub(crate) trait NodeListener: fmt::Debug + Send + Sync {
-    fn lease(&self) -> &Lease;
+/// The own nodes that are to be watched soon.
+#[derive(Debug, Default)]
+pub(crate) struct Unwatched {
+    nodes: Mutex<Vec<WatchedSoon>>,
+    /// There is a node, or something else for whoever watches them.
+    pub(super) news: Notify,
+}
 
-    /// A stranger's write has used up the watch on this node.
-    fn watch_again(&self, node: &Arc<OwnNode>);
+#[derive(Debug)]
+struct WatchedSoon {
+    own_node: Arc<OwnNode>,
+    was_passed_over: bool,
+}
+
+impl Unwatched {
+    pub(crate) fn add(&self, own_node: &Arc<OwnNode>) {
+        let mut nodes = self.nodes.lock();
+        nodes.push(WatchedSoon { own_node: Arc::clone(own_node), was_passed_over: false });
+        let is_first = nodes.len() == 1;
+        drop(nodes);
+        if is_first {
+            self.news.notify_one();
+        }
+    }
+
+    /// The nodes to watch now, and whether there are more. Called once in each `grace`.
+    ///
+    /// Each node is passed over once: many nodes are gone again by the next call.
+    pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<OwnNode>>, bool) {
+        let mut nodes = self.nodes.lock();
+        let mut due = Vec::new();
+        nodes.retain_mut(|it| {
+            let has_left = it.own_node.has_left();
+            let is_due = grace.is_zero() || it.was_passed_over;
+            it.was_passed_over = true;
+            if is_due && !has_left {
+                due.push(Arc::clone(&it.own_node));
+            }
+            !is_due && !has_left
+        });
+        (due, !nodes.is_empty())
+    }
 }
 
 /// One node of ours: where it is, what for, and whether it was lost.
@@ -65,10 +100,11 @@ pub(crate) struct OwnNode {
     held_in: AtomicU64,
     /// Its owner has asked for every node in the directory that is only kept, and so for this one.
     has_asked: AtomicBool,
-    listener: Weak<dyn NodeListener>,
+    lease: Arc<Lease>,
+    /// Where it is entered when a stranger's write has used up the watch on it.
+    unwatched: Weak<Unwatched>,
     /// When the library learnt of the node.
     entered: Moment,
-    this: Weak<OwnNode>,
 }
 
 #[derive(Debug)]
@@ -99,7 +135,7 @@ enum Phase {
 }
 
 impl OwnNode {
-    pub(super) fn new<L: NodeListener + 'static>(path: String, number: u64, listener: &Arc<L>) -> Arc<OwnNode> {
+    pub(super) fn new(path: String, number: u64, lease: &Arc<Lease>, unwatched: &Arc<Unwatched>) -> Arc<OwnNode> {
         let state = Mutex::new(NodeState {
             path,
             phase: Phase::Waiting,
@@ -109,21 +145,18 @@ impl OwnNode {
             own: None,
             is_watched: false,
         });
-        let (changed, entered) = (Notify::new(), listener.lease().now());
-        let (unsettled, writes, held_in) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicU64::new(0));
-        let listener: Weak<L> = Arc::downgrade(listener);
-        Arc::new_cyclic(|this| OwnNode {
+        Arc::new(OwnNode {
             number,
             state,
-            changed,
-            unsettled,
-            writes,
+            changed: Notify::new(),
+            unsettled: AtomicUsize::new(0),
+            writes: AtomicUsize::new(0),
             commits: AtomicU32::new(0),
-            held_in,
+            held_in: AtomicU64::new(0),
             has_asked: AtomicBool::new(false),
-            listener,
-            entered,
-            this: Weak::clone(this),
+            lease: Arc::clone(lease),
+            unwatched: Arc::downgrade(unwatched),
+            entered: lease.now(),
         })
     }
 
@@ -132,8 +165,8 @@ impl OwnNode {
     }
 
     /// The epoch of the lease that the node can rely on, if there is one by now.
-    pub(crate) fn epoch(&self, lease: &Lease) -> Option<u64> {
-        lease.epoch().filter(|_| lease.lasts_from(self.entered))
+    pub(crate) fn epoch(&self) -> Option<u64> {
+        self.lease.epoch().filter(|_| self.lease.lasts_from(self.entered))
     }
 
     /// Its path, to give to the caller. What the caller does while the node is there is settled once the node is gone,
@@ -253,8 +286,9 @@ impl OwnNode {
         self.changed.notify_waiters();
     }
 
-    /// The reason of the loss, if the node is lost, as far as that can be known without asking the ensemble.
-    pub(crate) fn loss(&self, lease: &Lease) -> Option<Loss> {
+    /// Why the node is held or waits no longer, as far as that can be known without asking the ensemble.
+    pub(crate) fn loss(self: &Arc<Self>) -> Option<Loss> {
+        let lease = &self.lease;
         let mut state = self.state.lock();
         // The lease comes before the watch. The server removes the node of an owner that was stopped for too long, so
         // the lease is the reason.
@@ -262,7 +296,7 @@ impl OwnNode {
             let since = match state.phase {
                 Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
                 Phase::Waiting | Phase::Moving(None) => {
-                    state.valid_since = state.valid_since.or_else(|| self.epoch(lease));
+                    state.valid_since = state.valid_since.or_else(|| self.epoch());
                     state.valid_since
                 }
                 Phase::Left => None,
@@ -272,7 +306,8 @@ impl OwnNode {
         }
         let told = state.look();
         self.publish(&state);
-        let (loss, news) = (state.loss, state.news());
+        let given_back = (state.phase == Phase::Left).then_some(Loss::GivenBack);
+        let (loss, news) = (state.loss.or(given_back), state.news());
         drop(state);
         tell(news);
         self.told(told);
@@ -280,8 +315,8 @@ impl OwnNode {
     }
 
     /// The present moment, if the node is held, and was not found lost so far. `None` if only [`OwnNode::loss`] can tell.
-    pub(crate) fn held_at(&self, lease: &Lease) -> Option<Moment> {
-        lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)
+    pub(crate) fn held_at(&self) -> Option<Moment> {
+        self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)
     }
 
     fn publish(&self, state: &NodeState) {
@@ -293,22 +328,22 @@ impl OwnNode {
     }
 
     /// Passes the event of the watch on, now that the state is unlocked.
-    fn told(&self, event: Option<Event>) {
+    fn told(self: &Arc<Self>, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
         if event == Event::Changed
             && self.is_standing_at(&self.path())
-            && let (Some(this), Some(listener)) = (self.this.upgrade(), self.listener.upgrade())
+            && let Some(unwatched) = self.unwatched.upgrade()
         {
-            listener.watch_again(&this);
+            unwatched.add(self);
         }
     }
 
     /// How sure it is that the lock is held.
-    pub(crate) fn hold_state(&self, lease: &Lease) -> HoldState {
-        match (self.loss(lease), lease.remaining()) {
+    pub(crate) fn hold_state(self: &Arc<Self>) -> HoldState {
+        match (self.loss(), self.lease.remaining()) {
             (Some(why), _) => HoldState::Lost { why },
-            (None, Some(left)) if !lease.is_connected() => {
+            (None, Some(left)) if !self.lease.is_connected() => {
                 Instant::now().checked_add(left).map_or(HoldState::Held, |until| HoldState::Suspect { until })
             }
             _ => HoldState::Held,
@@ -367,27 +402,14 @@ impl OwnNode {
             state.own = Some((watch, Waker::from(Arc::clone(self))));
         }
         drop(state);
-        self.look();
-    }
-
-    /// Looks at the watch on this node, which may have fired.
-    fn look(&self) {
-        if let Some(listener) = self.listener.upgrade() {
-            self.loss(listener.lease());
-            return;
-        }
-        let mut state = self.state.lock();
-        let (told, news) = (state.look(), state.news());
-        self.publish(&state);
-        drop(state);
-        tell(news);
-        self.told(told);
+        // It may have fired.
+        self.loss();
     }
 }
 
 impl Wake for OwnNode {
     fn wake(self: Arc<Self>) {
-        self.look();
+        self.loss();
     }
 }
 

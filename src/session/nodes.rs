@@ -1,10 +1,9 @@
 //! The own nodes on one session, and what must be done for them; does none of it itself.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use crate::session::lease::Lease;
-use crate::session::node::OwnNode;
+use crate::session::node::{OwnNode, Unwatched};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
 
@@ -38,15 +37,14 @@ pub(crate) struct OwnNodes {
     members: Mutex<Members>,
     /// The connection was lost or is back, the session is over, or the first node was entered.
     pub(super) stirred: Notify,
-    /// There is a node that is not watched yet, or a hand-off to be confirmed.
-    pub(super) unwatched: Notify,
+    /// The nodes that keep-alive watches soon. It also hears here of a hand-off to be confirmed.
+    pub(crate) unwatched: Arc<Unwatched>,
 }
 
 #[derive(Debug, Default)]
 struct Members {
     next: u64,
     all: HashMap<u64, Arc<OwnNode>>,
-    unwatched: Vec<Unwatched>,
     /// Nodes that must be gone, because their waiters were granted by a hand-off.
     handed_off: HashMap<Arc<str>, HandedOff>,
     /// The last of these nodes that was gone indeed.
@@ -54,13 +52,6 @@ struct Members {
     /// Nodes that leave by themselves with their last use.
     leaving: Vec<Weak<OwnNode>>,
     over: bool,
-}
-
-/// A node that its owner does not watch yet.
-#[derive(Debug)]
-struct Unwatched {
-    own_node: Arc<OwnNode>,
-    was_passed_over: bool,
 }
 
 #[derive(Debug)]
@@ -71,10 +62,10 @@ struct HandedOff {
 }
 
 impl OwnNodes {
-    /// Enters a node, which is made with the number given; it stays until [`OwnNodes::strike`].
-    pub(super) fn enter(&self, make: impl FnOnce(u64) -> Arc<OwnNode>) -> Arc<OwnNode> {
+    /// Enters a node under this lease; it stays until [`OwnNodes::strike`].
+    pub(super) fn enter(&self, path: String, lease: &Arc<Lease>) -> Arc<OwnNode> {
         let mut members = self.members.lock();
-        let own_node = make(members.next);
+        let own_node = OwnNode::new(path, members.next, lease, &self.unwatched);
         members.next += 1;
         members.all.insert(own_node.number, Arc::clone(&own_node));
         let is_first = members.all.len() == 1;
@@ -82,41 +73,12 @@ impl OwnNodes {
         if is_first {
             self.stir();
         }
-        self.watch(&own_node);
+        self.unwatched.add(&own_node);
         own_node
     }
 
     pub(crate) fn strike(&self, own_node: &OwnNode) {
         self.members.lock().all.remove(&own_node.number);
-    }
-
-    /// Asks keep-alive to watch the node soon.
-    pub(crate) fn watch(&self, own_node: &Arc<OwnNode>) {
-        let mut members = self.members.lock();
-        members.unwatched.push(Unwatched { own_node: Arc::clone(own_node), was_passed_over: false });
-        let first = members.unwatched.len() == 1;
-        drop(members);
-        if first {
-            self.unwatched.notify_one();
-        }
-    }
-
-    /// The nodes to watch now, and whether there are more. Called once in each `grace`.
-    ///
-    /// Each node is passed over once: many nodes are gone again by the next call.
-    pub(super) fn to_watch(&self, grace: Duration) -> (Vec<Arc<OwnNode>>, bool) {
-        let mut members = self.members.lock();
-        let mut due = Vec::new();
-        members.unwatched.retain_mut(|it| {
-            let has_left = it.own_node.has_left();
-            let is_due = grace.is_zero() || it.was_passed_over;
-            it.was_passed_over = true;
-            if is_due && !has_left {
-                due.push(Arc::clone(&it.own_node));
-            }
-            !is_due && !has_left
-        });
-        (due, !members.unwatched.is_empty())
     }
 
     /// The signal of the holder whose node is at `path`. One signal may let in thousands of readers.
@@ -140,7 +102,7 @@ impl OwnNodes {
         });
         handed.granted.push(Arc::clone(own_node));
         drop(members);
-        self.unwatched.notify_one();
+        self.unwatched.news.notify_one();
     }
 
     /// This node is no longer kept. It leaves with its last use, and nobody has to ask for it.
@@ -183,12 +145,11 @@ impl OwnNodes {
     }
 
     /// The session is over. A node that was not lost before is lost with the session, whatever removes the node next.
-    pub(crate) fn session_is_over(&self, lease: &Lease) {
+    pub(crate) fn session_is_over(&self) {
         self.members.lock().over = true;
-        self.look_at_all(lease);
-        self.tell_all();
+        self.look_at_all();
         self.stir();
-        self.unwatched.notify_one();
+        self.unwatched.news.notify_one();
     }
 
     /// Makes the renewal of the lease look again.
@@ -196,11 +157,12 @@ impl OwnNodes {
         self.stirred.notify_one();
     }
 
-    /// Looks at each node, and reports each loss.
-    pub(crate) fn look_at_all(&self, lease: &Lease) {
+    /// Looks at each node, and reports each loss; then every task that waits for a loss looks.
+    pub(crate) fn look_at_all(&self) {
         for own_node in self.all() {
-            own_node.loss(lease);
+            own_node.loss();
         }
+        self.tell_all();
     }
 
     /// Logs each hold that is in doubt because the connection is lost, or no longer in doubt because it is back.
@@ -208,9 +170,7 @@ impl OwnNodes {
         if !tracing::enabled!(tracing::Level::WARN) {
             return;
         }
-        for own_node in
-            self.all().into_iter().filter(|own_node| own_node.is_holding() && own_node.loss(lease).is_none())
-        {
+        for own_node in self.all().into_iter().filter(|own_node| own_node.is_holding() && own_node.loss().is_none()) {
             let (node, left) = (own_node.path(), lease.remaining().unwrap_or_default());
             if is_connected {
                 tracing::info!(node, ?left, "the connection is back, and the lock is still held");
@@ -255,6 +215,7 @@ impl OwnNodes {
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::time::Duration;
 
     use super::*;
     use crate::session::loss::Loss;
@@ -285,7 +246,7 @@ mod tests {
         let nodes = upkeep.nodes();
         let [_, gone] = enter(&upkeep, ["1", "2"]);
         let to_watch = || {
-            let (due, more) = nodes.to_watch(GRACE);
+            let (due, more) = nodes.unwatched.take(GRACE);
             (names(&due), more)
         };
         assert_eq!(to_watch(), (vec![], true));
@@ -298,7 +259,7 @@ mod tests {
         gone.left();
         assert_eq!(to_watch(), (vec![], false));
         enter(&upkeep, ["5"]);
-        assert_eq!(names(&nodes.to_watch(Duration::ZERO).0), ["/a/5"]);
+        assert_eq!(names(&nodes.unwatched.take(Duration::ZERO).0), ["/a/5"]);
     }
 
     #[test]
@@ -399,7 +360,7 @@ mod tests {
             (removed, Loss::Removed),
         ] {
             own_node.lose(Loss::Interfered);
-            assert_eq!(own_node.loss(upkeep.lease()), Some(loss));
+            assert_eq!(own_node.loss(), Some(loss));
         }
     }
 }

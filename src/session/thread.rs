@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 
 use crate::sync::{Mutex, MutexGuard};
 
@@ -31,9 +32,6 @@ pub(crate) struct BackgroundThread {
     tenants: mpsc::Sender<()>,
     sessions: Mutex<BTreeSet<i64>>,
 }
-
-/// Keeps the thread running a little longer, for something that must still be finished.
-pub(crate) type KeepRunning = mpsc::Sender<()>;
 
 impl BackgroundThread {
     /// The background thread of this process, started if need be.
@@ -65,8 +63,10 @@ impl BackgroundThread {
         &self.handle
     }
 
-    pub(crate) fn tenant(&self) -> KeepRunning {
-        self.tenants.clone()
+    /// Runs a task, which keeps the thread running a little longer if it must still be finished.
+    pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        let tenant = self.tenants.clone();
+        self.handle.spawn(task.map(move |()| drop(tenant)))
     }
 
     /// The sessions of this process, of whichever client.

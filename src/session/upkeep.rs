@@ -1,11 +1,10 @@
 //! What a backend keeps for one session: its lease, the own nodes on it, and the listings under way; sends nothing.
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::session::lease::{Lease, Moment};
 use crate::session::listings::Listings;
-use crate::session::node::{NodeListener, OwnNode};
+use crate::session::node::OwnNode;
 use crate::session::nodes::OwnNodes;
 use crate::session::request::Ending;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +15,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Call [`began`](Upkeep::began) once, [`answered`](Upkeep::answered) or [`acknowledged`](Upkeep::acknowledged) after each
 /// answer, [`connected`](Upkeep::connected) and [`resumed`](Upkeep::resumed) as the connection changes, and
 /// [`end`](Upkeep::end) when the session is over. None of these calls blocks or waits.
+#[derive(Debug)]
 pub struct Upkeep {
     lease: Arc<Lease>,
     nodes: OwnNodes,
@@ -91,7 +91,7 @@ impl Upkeep {
     /// The session is over; the first reason stays.
     pub fn end(&self, why: Ending) {
         self.lease.end(why);
-        self.nodes.session_is_over(&self.lease);
+        self.nodes.session_is_over();
     }
 
     pub(crate) fn nodes(&self) -> &OwnNodes {
@@ -99,8 +99,8 @@ impl Upkeep {
     }
 
     /// There is an own node at this path. It is kept alive and watched until [`OwnNodes::strike`].
-    pub(crate) fn enter(self: &Arc<Self>, path: String) -> Arc<OwnNode> {
-        self.nodes.enter(|number| OwnNode::new(path, number, self))
+    pub(crate) fn enter(&self, path: String) -> Arc<OwnNode> {
+        self.nodes.enter(path, &self.lease)
     }
 
     /// How often the connection was lost. Two answers between which this stays the same are of one connection.
@@ -124,25 +124,8 @@ impl Upkeep {
     /// Every hold is lost when the lease has run out, even if the same answer renews the lease.
     fn look_if(&self, lapsed: bool) {
         if lapsed {
-            self.nodes.look_at_all(&self.lease);
-            self.nodes.tell_all();
+            self.nodes.look_at_all();
         }
-    }
-}
-
-impl NodeListener for Upkeep {
-    fn lease(&self) -> &Lease {
-        &self.lease
-    }
-
-    fn watch_again(&self, node: &Arc<OwnNode>) {
-        self.nodes.watch(node);
-    }
-}
-
-impl fmt::Debug for Upkeep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upkeep").field("lease", &self.lease).finish_non_exhaustive()
     }
 }
 
@@ -187,8 +170,8 @@ mod tests {
             upkeep.answered(upkeep.lease().now());
             clock.fetch_add(30, Ordering::SeqCst);
             renew(&upkeep);
-            assert_eq!(own_node.loss(upkeep.lease()), Some(Loss::LeaseRanOut));
-            assert!(own_node.held_at(upkeep.lease()).is_none());
+            assert_eq!(own_node.loss(), Some(Loss::LeaseRanOut));
+            assert!(own_node.held_at().is_none());
         }
     }
 

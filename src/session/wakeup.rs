@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::Session;
+use crate::session::loss::Loss;
 use crate::session::node::{Asked, OwnNode};
 
 impl OwnNode {
-    /// Waits until the hold is over, whether released or lost.
-    pub(crate) async fn ended(&self, session: &Arc<dyn Session>) {
-        let look = || (self.has_left() || self.loss(session.lease()).is_some()).then_some(());
-        self.until(session, look).await;
+    /// Waits until the hold is over, and says why.
+    pub(crate) async fn lost(self: &Arc<Self>, session: &Arc<dyn Session>) -> Loss {
+        self.until(session, || self.loss()).await
     }
 
     /// Asks for a watch on this node, unless one was asked for already. The request is on its way when this returns.
@@ -54,8 +54,7 @@ mod tests {
 
     use super::*;
     use crate::session::lease::Lease;
-    use crate::session::loss::Loss;
-    use crate::session::stub::{Answers, Stub};
+    use crate::session::tests::{Answers, Stub};
     use crate::session::upkeep::Upkeep;
 
     /// A session that nobody asks anything.
@@ -93,7 +92,7 @@ mod tests {
                 forward(6_000);
                 return None;
             }
-            own_node.loss(session.lease())
+            own_node.loss()
         };
         let found = pin!(own_node.until(&session, look)).poll(&mut Context::from_waker(Waker::noop()));
         assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
@@ -108,7 +107,7 @@ mod tests {
             forward(6_000);
             tokio::time::Instant::now()
         };
-        let (why, woke) = tokio::join!(own_node.until(&session, || own_node.loss(session.lease())), wakes);
+        let (why, woke) = tokio::join!(own_node.until(&session, || own_node.loss()), wakes);
         assert_eq!(why, Loss::LeaseRanOut);
         assert!(woke.elapsed() <= Duration::from_millis(300), "{:?}", woke.elapsed());
     }

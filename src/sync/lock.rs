@@ -8,7 +8,6 @@
 #![allow(dead_code, reason = "what is used depends on the features")]
 
 use std::sync::{PoisonError, TryLockError};
-use std::time::Duration;
 
 use super::raw::{self, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
@@ -68,16 +67,6 @@ impl Condvar {
 
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for as long as the condition holds, but not beyond the timeout.
-    pub(crate) fn wait_timeout_while<'a, T>(
-        &self,
-        guard: MutexGuard<'a, T>,
-        timeout: Duration,
-        condition: impl FnMut(&mut T) -> bool,
-    ) -> MutexGuard<'a, T> {
-        self.0.wait_timeout_while(guard, timeout, condition).unwrap_or_else(PoisonError::into_inner).0
     }
 
     pub(crate) fn notify_all(&self) {

@@ -1,6 +1,8 @@
 //! What is counted and measured, with the feature `metrics`; knows aims and labels, and decides nothing. Without the
 //! feature nothing is here.
 
+#![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+
 use std::sync::Arc;
 
 use crate::queue::mode::Aim;
@@ -10,167 +12,131 @@ use crate::queue::mode::Mode;
 #[cfg(feature = "metrics")]
 use {crate::telemetry::metrics as names, crate::telemetry::recorder, ::metrics::Key, tokio::time::Instant};
 
-/// An acquisition, counted as waiting until this is dropped.
+/// What a gauge shows until this is dropped. By default it is nothing.
 #[derive(Debug, Default)]
-pub(crate) struct WaitTimer(#[cfg(feature = "metrics")] Option<Present>);
+pub(crate) struct Present(#[cfg(feature = "metrics")] Option<Raised>);
 
-impl WaitTimer {
-    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-    pub(crate) fn begin(aim: Aim, path: &Arc<str>) -> WaitTimer {
-        WaitTimer(
-            #[cfg(feature = "metrics")]
-            Some(Present::begin(names::WAITING, aim, path)),
-        )
-    }
-
-    pub(crate) fn granted(&self) {
-        #[cfg(feature = "metrics")]
-        if let Some(Present { aim, began, .. }) = &self.0 {
-            let key = Key::from_parts(names::ACQUIRE_WAIT_SECONDS, &[("mode", label(*aim))]);
-            recorder::measure(key, began.elapsed().as_secs_f64());
-        }
-    }
+#[cfg(feature = "metrics")]
+#[derive(Debug)]
+struct Raised {
+    gauge: &'static str,
+    /// The gauges of locks have labels.
+    lock: Option<(Aim, Arc<str>)>,
+    began: Instant,
 }
 
-/// A hold, counted until it ends, and measured then.
-#[derive(Debug, Default)]
-pub(crate) struct HoldTimer(#[cfg(feature = "metrics")] Option<Present>);
-
-impl HoldTimer {
-    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-    pub(crate) fn begin(aim: Aim, path: &Arc<str>) -> HoldTimer {
-        HoldTimer(
+/// Without the feature nothing is shown.
+macro_rules! present {
+    ($gauge:ident, $lock:expr) => {
+        Present(
             #[cfg(feature = "metrics")]
-            Some(Present::begin(names::HOLDING, aim, path)),
+            Some(Raised::begin(names::$gauge, $lock)),
         )
+    };
+}
+
+impl Present {
+    /// An acquisition that waits.
+    pub(crate) fn waiting(aim: Aim, path: &Arc<str>) -> Present {
+        present!(WAITING, Some((aim, Arc::clone(path))))
     }
 
-    /// A downgrade: the hold of one mode ends here, and that of the other mode begins.
-    pub(crate) fn goes_on_as_read(&mut self) {
-        #[cfg(feature = "metrics")]
-        if let Some(Present { path, .. }) = &self.0 {
-            *self = HoldTimer::begin(Aim::Lock(Mode::Read), &Arc::clone(path));
-        }
+    /// A hold, which is measured when it ends.
+    pub(crate) fn holding(aim: Aim, path: &Arc<str>) -> Present {
+        present!(HOLDING, Some((aim, Arc::clone(path))))
     }
 
-    pub(crate) fn is_running(&self) -> bool {
+    /// A removal of an own node that is pending.
+    pub(crate) fn removal() -> Present {
+        present!(REMOVALS_PENDING, None)
+    }
+
+    /// A node that is kept.
+    pub(crate) fn kept_node() -> Present {
+        present!(KEPT_NODES, None)
+    }
+
+    pub(crate) fn is_some(&self) -> bool {
         #[cfg(feature = "metrics")]
         return self.0.is_some();
         #[cfg(not(feature = "metrics"))]
         false
     }
-}
 
-#[cfg(feature = "metrics")]
-impl Drop for HoldTimer {
-    fn drop(&mut self) {
-        if let Some(Present { aim, began, .. }) = &self.0 {
-            let key = Key::from_parts(names::HOLD_SECONDS, &[("mode", label(*aim))]);
-            recorder::measure(key, began.elapsed().as_secs_f64());
+    /// What waited was granted.
+    pub(crate) fn granted(&self) {
+        #[cfg(feature = "metrics")]
+        self.0.iter().for_each(|raised| raised.measure(names::ACQUIRE_WAIT_SECONDS));
+    }
+
+    /// A downgrade: the hold of one mode ends here, and that of the other mode begins.
+    pub(crate) fn goes_on_as_read(&mut self) {
+        #[cfg(feature = "metrics")]
+        if let Some((_, path)) = self.0.as_ref().and_then(|held| held.lock.clone()) {
+            *self = Present::holding(Aim::Lock(Mode::Read), &path);
         }
     }
-}
 
-/// What a gauge shows until it is dropped.
-#[cfg(feature = "metrics")]
-#[derive(Debug)]
-struct Present {
-    gauge: &'static str,
-    aim: Aim,
-    path: Arc<str>,
-    began: Instant,
-}
-
-#[cfg(feature = "metrics")]
-impl Present {
-    fn begin(gauge: &'static str, aim: Aim, path: &Arc<str>) -> Present {
-        let present = Present { gauge, aim, path: Arc::clone(path), began: Instant::now() };
-        recorder::raise(present.key(), 1);
-        present
-    }
-
-    fn key(&self) -> Key {
-        let path = ::metrics::SharedString::from_shared(Arc::clone(&self.path));
-        Key::from_parts(self.gauge, &[("path", path), ("mode", label(self.aim).into())])
-    }
-}
-
-#[cfg(feature = "metrics")]
-impl Drop for Present {
-    fn drop(&mut self) {
-        recorder::raise(self.key(), -1);
-    }
-}
-
-/// A removal of an own node, counted as pending until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Removal(());
-
-impl Removal {
-    pub(crate) fn begin() -> Removal {
-        #[cfg(feature = "metrics")]
-        recorder::raise(Key::from_static_name(names::REMOVALS_PENDING), 1);
-        Removal(())
-    }
-}
-
-impl Drop for Removal {
-    fn drop(&mut self) {
-        #[cfg(feature = "metrics")]
-        recorder::raise(Key::from_static_name(names::REMOVALS_PENDING), -1);
-    }
-}
-
-/// A node that is kept, counted until it is dropped.
-#[derive(Debug)]
-pub(crate) struct KeptNode(());
-
-impl KeptNode {
-    pub(crate) fn begin() -> KeptNode {
-        #[cfg(feature = "metrics")]
-        recorder::raise(Key::from_static_name(names::KEPT_NODES), 1);
-        KeptNode(())
-    }
-
-    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+    /// What was kept is given up.
     pub(crate) fn given_up(self, cause: &'static str) {
         #[cfg(feature = "metrics")]
         recorder::count(Key::from_parts(names::KEPT_GIVEN_UP, &[("cause", cause)]));
     }
 }
 
-impl Drop for KeptNode {
-    fn drop(&mut self) {
-        #[cfg(feature = "metrics")]
-        recorder::raise(Key::from_static_name(names::KEPT_NODES), -1);
+#[cfg(feature = "metrics")]
+impl Raised {
+    fn begin(gauge: &'static str, lock: Option<(Aim, Arc<str>)>) -> Raised {
+        let raised = Raised { gauge, lock, began: Instant::now() };
+        recorder::raise(raised.key(), 1);
+        raised
+    }
+
+    fn key(&self) -> Key {
+        let Some((aim, path)) = &self.lock else { return Key::from_static_name(self.gauge) };
+        let path = ::metrics::SharedString::from_shared(Arc::clone(path));
+        Key::from_parts(self.gauge, &[("path", path), ("mode", label(*aim).into())])
+    }
+
+    fn measure(&self, histogram: &'static str) {
+        if let Some((aim, _)) = &self.lock {
+            recorder::measure(Key::from_parts(histogram, &[("mode", label(*aim))]), self.began.elapsed().as_secs_f64());
+        }
     }
 }
 
-#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+impl Drop for Present {
+    fn drop(&mut self) {
+        #[cfg(feature = "metrics")]
+        if let Some(raised) = &self.0 {
+            if raised.gauge == names::HOLDING {
+                raised.measure(names::HOLD_SECONDS);
+            }
+            recorder::raise(raised.key(), -1);
+        }
+    }
+}
+
 pub(crate) fn granted(aim: Aim, kind: &'static str) {
     #[cfg(feature = "metrics")]
     recorder::count(Key::from_parts(names::GRANTS, &[("mode", label(aim)), ("kind", kind)]));
 }
 
-#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
 pub(crate) fn entered(aim: Aim, others: usize) {
     #[cfg(feature = "metrics")]
     recorder::measure(Key::from_parts(names::QUEUE_LENGTH, &[("mode", label(aim))]), others as f64);
 }
 
-#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
 pub(crate) fn would_block(aim: Aim) {
     #[cfg(feature = "metrics")]
     recorder::count(Key::from_parts(names::WOULD_BLOCK, &[("mode", label(aim))]));
 }
 
-#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
 pub(crate) fn timed_out(aim: Aim) {
     #[cfg(feature = "metrics")]
     recorder::count(Key::from_parts(names::TIMEOUTS, &[("mode", label(aim))]));
 }
 
-#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
 pub(crate) fn lost(cause: &'static str) {
     #[cfg(feature = "metrics")]
     recorder::count(Key::from_parts(names::LOSSES, &[("cause", cause)]));

@@ -10,7 +10,7 @@ use std::thread;
 
 use metrics::{Key, Level, Metadata, Recorder};
 
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex};
 
 /// How many measurements wait for the recorder at most.
 const MEASUREMENTS: usize = 100_000;
@@ -102,19 +102,15 @@ pub(super) fn begin(counters: impl IntoIterator<Item = Key>) {
 
 /// Waits until the recorder was told everything that was noted before.
 pub(super) fn flush() {
-    let mut untold = untold();
+    let mut untold = UNTOLD.lock();
     let awaited = untold.taken + u64::from(!untold.news.is_empty());
     while untold.has_thread && untold.told < awaited {
         untold = CHANGED.wait(untold);
     }
 }
 
-fn untold() -> MutexGuard<'static, Untold> {
-    UNTOLD.lock()
-}
-
 fn note(what: impl FnOnce(&mut Untold)) {
-    let mut untold = untold();
+    let mut untold = UNTOLD.lock();
     if !untold.has_thread {
         let thread = thread::Builder::new().name("zk-rwlock-metrics".to_owned());
         // Without a thread the news wait for the next try.
@@ -129,7 +125,7 @@ fn note(what: impl FnOnce(&mut Untold)) {
 }
 
 fn tell() {
-    let mut untold = untold();
+    let mut untold = UNTOLD.lock();
     loop {
         if untold.news.is_empty() {
             untold = CHANGED.wait(untold);
@@ -139,7 +135,7 @@ fn tell() {
         untold.taken += 1;
         drop(untold);
         news.tell();
-        untold = self::untold();
+        untold = UNTOLD.lock();
         untold.told = untold.taken;
         CHANGED.notify_all();
     }

@@ -88,7 +88,7 @@ impl Ticket {
                 own_node.moved(from);
                 match why {
                     NotExchanged::Evicted => own_node.lose(Loss::Removed),
-                    _ => session.upkeep().nodes().watch(own_node),
+                    _ => session.upkeep().nodes().unwatched.add(own_node),
                 }
                 return Err(why);
             }
@@ -97,7 +97,7 @@ impl Ticket {
         let (contender, birth) = (position.contender.clone(), position.birth);
         let held = Position { contender, czxid: stat.czxid, birth, own_node: Arc::clone(own_node) };
         self.is_outside(Arc::new(held));
-        session.upkeep().nodes().watch(own_node);
+        session.upkeep().nodes().unwatched.add(own_node);
         Ok(())
     }
 

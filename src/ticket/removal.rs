@@ -110,7 +110,7 @@ pub(super) async fn remove(
 }
 
 pub(super) async fn removed_in_background(session: Arc<dyn Session>, path: String, reply: Reply<()>) {
-    let _pending = meter::Removal::begin();
+    let _pending = meter::Present::removal();
     match remove(session, path.clone(), reply, false, None).await {
         Ok(()) | Err(Failure::NoNode | Failure::Over(_)) => {}
         Err(failure) => {
@@ -127,7 +127,7 @@ pub(super) async fn remove_when_created(
     reply: Reply<Created>,
     unsure: bool,
 ) {
-    let pending = meter::Removal::begin();
+    let pending = meter::Present::removal();
     match reply.await {
         Ok(created) => {
             let deletion = session.delete(&created.path);

@@ -246,7 +246,7 @@ impl Ticket {
         };
         let path = position.own_node.path();
         // Looked at in any case, because this reports a loss.
-        let loss = position.own_node.loss(session.lease());
+        let loss = position.own_node.loss();
         let is_in_queue = !self.node.lock().is_outside;
         let held_alone = is_in_queue && position.own_node.is_holding() && position.contender.mode() == Mode::Write;
         let may_signal = self.owner.dialect().hands_off() && !session.upkeep().is_signal_refused();
@@ -258,7 +258,7 @@ impl Ticket {
         let is_old = is_old && !self.owner.dialect().keeps_directories();
         let restart = is_old.then(|| Arc::clone(&self.directory));
         let removal = remove(Arc::clone(&session), path, reply, signal, restart);
-        let pending = meter::Removal::begin();
+        let pending = meter::Present::removal();
         let work = async move {
             let answer = removal.await;
             drop(pending);
@@ -309,7 +309,7 @@ impl Ticket {
             }
         }
         position.own_node.moved(to);
-        session.upkeep().nodes().watch(&position.own_node);
+        session.upkeep().nodes().unwatched.add(&position.own_node);
         let mut node = self.node.lock();
         node.unsure = false;
         node.step = PlaceStep::Standing(downgraded);

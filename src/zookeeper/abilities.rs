@@ -5,11 +5,7 @@
 
 use zookeeper_client as zk;
 
-use crate::sync::atomic::{AtomicU8, Ordering};
-
-const UNKNOWN: u8 = 0;
-const SHOWN: u8 = 1;
-const LACKING: u8 = 2;
+use crate::sync::OnceLock;
 
 /// The requests that some servers do not know.
 #[derive(Debug, Default)]
@@ -21,28 +17,28 @@ pub(crate) struct Abilities {
     pub(crate) kept_by_reads: Ability,
 }
 
-/// Whether the servers know one kind of request.
+/// Whether the servers lack one kind of request, once it is known.
 #[derive(Debug, Default)]
-pub(crate) struct Ability(AtomicU8);
+pub(crate) struct Ability(OnceLock<bool>);
 
 impl Ability {
     pub(crate) fn is_lacking(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == LACKING
+        self.0.get() == Some(&true)
     }
 
     pub(crate) fn is_missed(&self) {
-        self.0.store(LACKING, Ordering::Relaxed);
+        let _decided = self.0.set(true);
     }
 
     /// Records the first answer to such a request, which decides. A connection that is lost during the request may have
     /// been lost by chance. Then the substitute is used without need.
     pub(crate) fn heard<T>(&self, answer: &Result<T, zk::Error>) {
-        let shows = match answer {
-            Err(zk::Error::Unimplemented | zk::Error::ConnectionLoss | zk::Error::Custom(_)) => LACKING,
+        let lacks = match answer {
+            Err(zk::Error::Unimplemented | zk::Error::ConnectionLoss | zk::Error::Custom(_)) => true,
             Err(zk::Error::ClientClosed | zk::Error::SessionExpired | zk::Error::AuthFailed) => return,
-            _ => SHOWN,
+            _ => false,
         };
-        let _decided = self.0.compare_exchange(UNKNOWN, shows, Ordering::Relaxed, Ordering::Relaxed);
+        let _decided = self.0.set(lacks);
     }
 }
 

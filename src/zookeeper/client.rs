@@ -5,10 +5,11 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::error::error::Error;
 use crate::session::connection::ConnectionState;
@@ -225,14 +226,15 @@ impl Drop for Sessions {
     /// closed when its last removal is done.
     fn drop(&mut self) {
         let sessions = std::mem::take(&mut *self.sessions.lock());
-        let leaving: Vec<_> = sessions.iter().filter(|session| session.is_up()).map(|s| s.finished()).collect();
+        let leaving: Vec<_> = sessions.iter().filter(|it| it.is_up()).filter_map(|it| it.follower()).collect();
         drop(sessions);
         if self.background.is_current_thread() {
             return;
         }
         let deadline = Instant::now() + FAREWELL;
-        for finished in leaving {
-            finished.wait_until(deadline);
+        // This thread must not be async.
+        while Instant::now() < deadline && !leaving.iter().all(AbortHandle::is_finished) {
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

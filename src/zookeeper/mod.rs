@@ -7,8 +7,8 @@
 //!   connected.
 //! - More than 128 KiB of watched paths make a reconnect impossible. So a session takes no more than
 //!   `WATCHED_BYTES_MAX` ([`session`]), and further sessions are opened beyond that.
-//! - Some answers that are too short make the caller panic (`Survived` in [`pipeline`]).
-//! - A one-shot watcher panics when its session's task is gone (`Watched` in [`translate`]). Persistent watchers are
+//! - Some answers that are too short make the caller panic ([`pipeline`]).
+//! - A one-shot watcher panics when its session's task is gone ([`translate::event`]). Persistent watchers are
 //!   lost on a reconnect, and are not used. Watches are armed with `getData`: `exists` would leave one on a node that
 //!   never returns.
 //! - After `Expired` a client is dead for good: the next session slot is on a fresh one.

@@ -8,8 +8,8 @@ use crate::error::error::Error;
 use crate::session::lease::Lease;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 use crate::zookeeper::security::Sasl;
-use crate::zookeeper::security::{Acl, Digest};
-use crate::zookeeper::servers::Servers;
+use crate::zookeeper::security::{Acl, Credentials};
+use crate::zookeeper::servers::{CLEAR, ENCRYPTED, Servers};
 #[cfg(feature = "tls")]
 use crate::zookeeper::tls::Tls;
 
@@ -33,9 +33,8 @@ pub struct ZooKeeperBuilder {
     connect_timeout: Option<Duration>,
     tick_time: Option<Duration>,
     stop_margin: Option<Duration>,
-    digest: Option<Digest>,
-    #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
-    sasl: Option<Sasl>,
+    digest: Option<Credentials>,
+    sasl: Option<Credentials>,
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
     acl: Option<Acl>,
@@ -49,7 +48,6 @@ impl ZooKeeperBuilder {
             tick_time: None,
             stop_margin: None,
             digest: None,
-            #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
             sasl: None,
             #[cfg(feature = "tls")]
             tls: None,
@@ -108,7 +106,7 @@ impl ZooKeeperBuilder {
     #[cfg_attr(feature = "tls", doc = "[`tls`](Self::tls).")]
     #[cfg_attr(not(feature = "tls"), doc = "the feature `tls`.")]
     pub fn digest(mut self, user: &str, password: &str) -> Self {
-        self.digest = Some(Digest::new(user, password));
+        self.digest = Some(Credentials::Digest { user: user.to_owned(), password: password.to_owned() });
         self
     }
 
@@ -120,7 +118,7 @@ impl ZooKeeperBuilder {
     #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
     #[cfg_attr(docsrs, doc(cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))))]
     pub fn sasl(mut self, sasl: Sasl) -> Self {
-        self.sasl = Some(sasl);
+        self.sasl = Some(sasl.0);
         self
     }
 
@@ -159,18 +157,16 @@ impl ZooKeeperBuilder {
         if self.acl.as_ref().is_some_and(|acl| acl.entries.is_empty()) {
             return Err(Error::invalid("an ACL without permissions"));
         }
-        if let Some(digest) = &self.digest {
-            digest.check()?;
-        }
-        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
-        if let Some(sasl) = &self.sasl {
-            sasl.check()?;
-            // Servers that are not set up for SASL pass over a login with it. What this client made would be another user's.
-            if self.digest.is_some() {
-                return Err(Error::invalid("digest beside SASL: a client is one user"));
-            }
+        self.credentials().try_for_each(Credentials::check)?;
+        // Servers that are not set up for SASL pass over a login with it. What this client made would be another user's.
+        if self.credentials().count() > 1 {
+            return Err(Error::invalid("digest beside SASL: a client is one user"));
         }
         Ok(())
+    }
+
+    fn credentials(&self) -> impl Iterator<Item = &Credentials> {
+        self.digest.iter().chain(&self.sasl)
     }
 
     /// Refuses a session timeout that leaves no time for a lease.
@@ -209,15 +205,13 @@ impl ZooKeeperBuilder {
     /// in it, and send a password in clear text.
     pub(super) fn check_encryption(&self, servers: &Servers) -> Result<(), Error> {
         for server in servers.each() {
-            let text = server.as_str();
-            match self.is_encrypted() {
-                true if server.is_clear() => {
-                    return Err(Error::invalid(format!("servers: {text:?} is clear text, but TLS is set")));
-                }
-                false if server.is_encrypted() => {
-                    return Err(Error::invalid(format!("servers: {text:?} needs `tls` to be set")));
-                }
-                _ => {}
+            let problem = match (self.is_encrypted(), server.scheme()) {
+                (true, Some(CLEAR)) => "is clear text, but TLS is set",
+                (false, Some(ENCRYPTED)) => "needs `tls` to be set",
+                _ => "",
+            };
+            if !problem.is_empty() {
+                return Err(Error::invalid(format!("servers: {:?} {problem}", server.text)));
             }
             #[cfg(feature = "tls")]
             if self.tls.is_some() {
@@ -242,7 +236,7 @@ impl ZooKeeperBuilder {
 
     /// The ACL of the nodes that are made.
     pub(super) fn acl_of_nodes(&self) -> Acl {
-        let default = || if self.is_authenticated() { Acl::creator() } else { Acl::anyone() };
+        let default = || if self.credentials().next().is_some() { Acl::creator() } else { Acl::anyone() };
         self.acl.clone().unwrap_or_else(default)
     }
 
@@ -251,25 +245,13 @@ impl ZooKeeperBuilder {
         self.connect_timeout.unwrap_or(self.session_timeout)
     }
 
-    fn is_authenticated(&self) -> bool {
-        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
-        return self.digest.is_some() || self.sasl.is_some();
-        #[cfg(not(any(feature = "sasl-digest-md5", zk_rwlock_gssapi)))]
-        return self.digest.is_some();
-    }
-
     /// As whom the servers know a client with these options, in words and without a secret. Empty without credentials.
     pub(super) fn whom(&self) -> String {
-        let digest = self.digest.as_ref().map(Digest::whom);
-        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
-        let sasl = self.sasl.as_ref().map(Sasl::whom);
-        #[cfg(not(any(feature = "sasl-digest-md5", zk_rwlock_gssapi)))]
-        let sasl = None;
         #[cfg(feature = "tls")]
         let certificate = self.tls.as_ref().filter(|tls| tls.has_identity()).map(|_| "its certificate".to_owned());
         #[cfg(not(feature = "tls"))]
         let certificate = None;
-        Vec::from_iter([digest, sasl, certificate].into_iter().flatten()).join(" and ")
+        Vec::from_iter(self.credentials().map(Credentials::whom).chain(certificate)).join(" and ")
     }
 
     /// A connector that gives up a connection after it was silent for so long. Without a limit the client crate's
@@ -282,13 +264,7 @@ impl ZooKeeperBuilder {
         if let Some(silence) = gives_up_after {
             connector = connector.with_connection_timeout(silence);
         }
-        if let Some(digest) = &self.digest {
-            connector = connector.with_auth("digest", &digest.identity());
-        }
-        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
-        if let Some(sasl) = &self.sasl {
-            connector = connector.with_sasl(sasl.options());
-        }
+        connector = self.credentials().fold(connector, |connector, it| it.given_to(connector));
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
             connector = connector.with_tls(tls.options());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 use crate::zookeeper::connect::Comeback;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::probe::{PATIENCE, reason};
@@ -22,10 +22,9 @@ pub(super) struct Outage(Mutex<KnownRefusal>);
 
 #[derive(Debug, Default)]
 struct KnownRefusal {
-    /// When the last session lost its connection, if that session is over and no other has begun.
-    since: Option<Instant>,
-    /// When the next session may be asked for, if the last one was lost.
-    comeback: Option<Comeback>,
+    /// When the last session lost its connection, if that session is over and no other has begun. And when the next session
+    /// may be asked for, if the last one was lost.
+    lost: Option<(Instant, Option<Comeback>)>,
     refusal: Option<Refusal>,
     is_tried: bool,
     tried: Option<Instant>,
@@ -40,32 +39,25 @@ struct Refusal {
 }
 
 impl Outage {
-    fn known(&self) -> MutexGuard<'_, KnownRefusal> {
-        self.0.lock()
-    }
-
     /// The last session is over. It lost its connection at `lost`.
     pub(super) fn begins(&self, lost: Instant, comeback: Option<Comeback>, ending: Ending) {
-        let mut known = self.known();
-        (known.since, known.comeback) = (Some(lost), comeback);
-        drop(known);
+        self.0.lock().lost = Some((lost, comeback));
         self.refused(ending.to_string(), ending == Ending::AuthFailed);
     }
 
     /// There is a session again.
     pub(super) fn ends(&self) {
-        let mut known = self.known();
-        (known.since, known.comeback) = (None, None);
+        self.0.lock().lost = None;
     }
 
     /// When the last session lost its connection, if no other has begun.
     pub(super) fn since(&self) -> Option<Instant> {
-        self.known().since
+        self.0.lock().lost.map(|(since, _)| since)
     }
 
     /// When the next session may be asked for, if it takes the place of a lost one.
     pub(super) fn comeback(&self) -> Option<Comeback> {
-        self.known().comeback
+        self.0.lock().lost.and_then(|(_, comeback)| comeback)
     }
 
     /// An attempt to open a session has failed.
@@ -80,7 +72,7 @@ impl Outage {
     }
 
     fn refused(&self, words: String, is_reason: bool) {
-        let mut known = self.known();
+        let mut known = self.0.lock();
         // Words without a reason must not hide words with one.
         let stays = known.refusal.as_ref().is_some_and(|last| last.is_reason && last.at.elapsed() < 2 * BETWEEN_TRIALS);
         if is_reason || !stays {
@@ -90,7 +82,7 @@ impl Outage {
 
     /// The words of the last refusal after `since`.
     pub(super) fn why(&self, since: Instant) -> Option<String> {
-        let known = self.known();
+        let known = self.0.lock();
         known.refusal.as_ref().filter(|refusal| refusal.at >= since).map(|refusal| refusal.words.clone())
     }
 
@@ -102,7 +94,7 @@ impl Outage {
         options: &ZooKeeperBuilder,
         background: &BackgroundThread,
     ) -> bool {
-        let mut known = self.known();
+        let mut known = self.0.lock();
         if known.is_tried || known.tried.is_some_and(|tried| tried.elapsed() < BETWEEN_TRIALS) {
             return false;
         }
@@ -112,7 +104,7 @@ impl Outage {
         background.handle().spawn(async move {
             let found = reason(&servers, &options, PATIENCE).await;
             outage.refused(found.words, found.is_known);
-            let mut known = outage.known();
+            let mut known = outage.0.lock();
             (known.is_tried, known.tried) = (false, Some(Instant::now()));
         });
         true
@@ -152,16 +144,16 @@ mod tests {
         let looks = || outage.look_into(&servers, &ZooKeeperBuilder::new(), &background);
         assert_eq!([looks(), looks()], [true, false], "they are being asked");
         for _ in 0..60_000 {
-            if !outage.known().is_tried {
+            if !outage.0.lock().is_tried {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         // Later than now, so that a machine that pauses here changes nothing.
-        let asked = outage.known().tried.replace(Instant::now() + Duration::from_secs(60));
+        let asked = outage.0.lock().tried.replace(Instant::now() + Duration::from_secs(60));
         assert!(asked.is_some() && !looks(), "they were asked just now");
         let earlier = Instant::now().checked_sub(2 * BETWEEN_TRIALS).unwrap();
-        outage.known().tried = Some(earlier);
+        outage.0.lock().tried = Some(earlier);
         assert!(looks());
     }
 

@@ -1,22 +1,31 @@
 //! How one session's requests go out, and in which order; owns the client, and knows neither the session nor locks.
 
-use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
+use std::future::{Future, ready};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use futures_util::FutureExt;
-use pin_project_lite::pin_project;
 use zookeeper_client as zk;
 
 use crate::session::request::{Ending, Failure, Reply};
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
-use crate::sync::{Mutex, MutexGuard, watch};
+use crate::sync::{Mutex, watch};
 use crate::zookeeper::identity::Identity;
 use crate::zookeeper::translate::failure;
+
+/// What a request does, which says by which answer the lease counts it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Request {
+    /// Any server's answer counts.
+    Read,
+    /// A quorum's answer counts.
+    Write,
+    /// A write that removes a node of ours. The end of the session takes the node along. So the removal does not put the
+    /// closing off, and needs no answer any more.
+    Removal,
+}
 
 /// The requests of one session.
 pub(super) struct Pipeline {
@@ -29,8 +38,6 @@ pub(super) struct Pipeline {
     /// As whom the client is authenticated.
     pub(super) whom: Arc<str>,
     closed: watch::Sender<bool>,
-    /// How long the requests under way may put the closing off.
-    patience: Duration,
 }
 
 impl Pipeline {
@@ -40,7 +47,6 @@ impl Pipeline {
         background: &Arc<BackgroundThread>,
         identity: &Arc<Identity>,
         whom: String,
-        patience: Duration,
     ) -> Pipeline {
         Pipeline {
             client: Mutex::new(Some(Arc::new(client))),
@@ -49,7 +55,6 @@ impl Pipeline {
             identity: Arc::clone(identity),
             whom: whom.into(),
             closed: watch::Sender::new(false),
-            patience,
         }
     }
 
@@ -59,12 +64,8 @@ impl Pipeline {
         move |error| failure(error, (right, &node), &whom)
     }
 
-    fn locked(&self) -> MutexGuard<'_, Option<Arc<zk::Client>>> {
-        self.client.lock()
-    }
-
     pub(super) fn client(&self) -> Result<Arc<zk::Client>, Failure> {
-        self.locked().clone().ok_or_else(|| self.no_client())
+        self.client.lock().clone().ok_or_else(|| self.no_client())
     }
 
     fn no_client(&self) -> Failure {
@@ -74,76 +75,58 @@ impl Pipeline {
     /// Drops the client, which closes the session right behind the removals that are under way, and once the other
     /// requests are answered. Those that are not answered in time are given up.
     pub(super) fn close(&self) {
-        let mut client = self.locked();
+        let mut client = self.client.lock();
         self.closed.send_replace(true);
         let last = client.take();
         drop(client);
         drop(last);
     }
 
-    /// Sends at once. Reports to the lease when a quorum has answered.
-    pub(super) fn write<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
+    /// Sends at once. Reports the answer to the lease.
+    pub(super) fn ask<T, F>(&self, request: Request, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
-        self.ask(self.patience, |client| self.counted(send(client)))
-    }
-
-    /// As [`Self::write`], for the removal of a node of ours. The end of the session takes the node along. So the removal
-    /// does not put the closing off, and needs no answer any more.
-    pub(super) fn remove<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, Failure>> + Send + 'static,
-    {
-        self.ask(Duration::ZERO, |client| self.counted(send(client)))
-    }
-
-    /// Sends at once. Reports to the lease when a server has answered.
-    pub(super) fn read<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, Failure>> + Send + 'static,
-    {
-        let upkeep = Arc::clone(&self.upkeep);
-        self.ask(self.patience, |client| {
-            let (sent, answer) = (upkeep.lease().now(), send(client));
-            answer.inspect(move |answer| {
-                if is_from_server(answer) {
-                    upkeep.answered(sent);
-                }
-            })
-        })
-    }
-
-    fn ask<T, F>(&self, patience: Duration, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, Failure>> + Send + 'static,
-    {
-        let client = self.locked();
-        let Some(there) = &*client else {
+        let client = self.client.lock();
+        let Some(there) = client.clone() else {
             drop(client);
-            return Box::pin(std::future::ready(Err(self.no_client())));
+            return Box::pin(ready(Err(self.no_client())));
         };
-        let mut reply = Box::pin(Survived { request: send(Arc::clone(there)) });
+        let (upkeep, identity) = (Arc::clone(&self.upkeep), Arc::clone(&self.identity));
+        let (sent, patience) = (upkeep.lease().now(), upkeep.lease().timeout());
+        // The client crate panics over some answers that are too short. The request may have been done.
+        let answer = AssertUnwindSafe(send(there)).catch_unwind();
+        let mut reply: Reply<T> = Box::pin(answer.map(move |answer| {
+            let answer = answer.unwrap_or_else(|_| Err(Failure::Unknown("the answer makes no sense".to_owned())));
+            match request {
+                Request::Read if is_from_server(&answer) => upkeep.answered(sent),
+                Request::Read => {}
+                _ if !is_from_quorum(&answer) => {}
+                _ if identity.is_known() => {
+                    upkeep.resumed();
+                    upkeep.acknowledged(sent);
+                }
+                _ => identity.ask(),
+            }
+            answer
+        }));
         // The client sends the request in this first poll.
         let at_once = reply.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         drop(client);
         if let Poll::Ready(answer) = at_once {
-            return Box::pin(std::future::ready(answer));
+            return Box::pin(ready(answer));
         }
         let (mut closed, background) = (self.closed.subscribe(), Arc::downgrade(&self.background));
         // The reply holds the client, which keeps the session open. So a task waits for it, because the caller may
         // never poll it.
         let answered = self.background.handle().spawn(async move {
-            // So long after the session was closed. A server that answers pings and not a request would keep the session,
-            // and what it holds, for as long as this process lives.
+            // One session timeout after the session was closed, and at once for a removal. A server that answers pings and
+            // not a request would keep the session, and what it holds, for as long as this process lives.
             let given_up = async {
                 // What it gives locks the value: whoever closes the session would wait for what is done here.
                 drop(closed.wait_for(|closed| *closed).await);
-                if let Some(background) = background.upgrade().filter(|_| !patience.is_zero()) {
+                if let Some(background) = background.upgrade().filter(|_| request != Request::Removal) {
                     background.sleep(patience).await;
                 }
             };
@@ -154,26 +137,6 @@ impl Pipeline {
             }
         });
         Box::pin(async move { answered.await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
-    }
-
-    /// The same answer, reported to the lease if it came from a quorum.
-    fn counted<T, F>(&self, answer: F) -> impl Future<Output = Result<T, Failure>> + Send + use<T, F>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, Failure>> + Send + 'static,
-    {
-        let (upkeep, identity) = (Arc::clone(&self.upkeep), Arc::clone(&self.identity));
-        let sent = upkeep.lease().now();
-        answer.inspect(move |answer| {
-            if is_from_quorum(answer) {
-                if identity.is_known() {
-                    upkeep.resumed();
-                    upkeep.acknowledged(sent);
-                } else {
-                    identity.ask();
-                }
-            }
-        })
     }
 }
 
@@ -190,25 +153,6 @@ fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
         // sent.
         Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_) | Failure::InvalidAcl),
         Err(_) => false,
-    }
-}
-
-pin_project! {
-    /// A request of the client crate, which panics over some answers that are too short. The request may have been
-    /// done.
-    struct Survived<F> {
-        #[pin]
-        request: F,
-    }
-}
-
-impl<T, F: Future<Output = Result<T, Failure>>> Future for Survived<F> {
-    type Output = F::Output;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let request = self.project().request;
-        catch_unwind(AssertUnwindSafe(|| request.poll(context)))
-            .unwrap_or_else(|_| Poll::Ready(Err(Failure::Unknown("the answer makes no sense".to_owned()))))
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-use crate::zookeeper::line::Line;
+use crate::zookeeper::line::{Line, receive, send, shake_hands};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::Servers;
 
@@ -79,10 +79,10 @@ pub async fn four_letter_word(
     let Some(server) = servers.each().next() else { return Err("there is no server".to_owned()) };
     let heard = async {
         let stream = TcpStream::connect(server.address()).await?;
-        let mut line = Line::Clear(stream).shake_hands(server.host(), options).await?;
-        line.send(word.as_bytes()).await?;
+        let mut line = shake_hands(stream, server.host(), options).await?;
+        send(&mut *line, word.as_bytes()).await?;
         let mut answer = Vec::new();
-        while answer.len() < MOST && line.receive(&mut answer).await? > 0 {}
+        while answer.len() < MOST && receive(&mut *line, &mut answer).await? > 0 {}
         Ok::<_, io::Error>(String::from_utf8_lossy(&answer).into_owned())
     };
     match tokio::time::timeout(patience, heard).await {
@@ -98,8 +98,8 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
     let addresses: Vec<_> = found.map_err(|error| format!("the host is not known: {error}"))?.collect();
     let began = Instant::now();
     let stream = timeout_at(deadline, TcpStream::connect(&*addresses)).await;
-    let mut line = match stream.map_err(|_| "does not answer")? {
-        Ok(stream) => Line::Clear(stream),
+    let mut stream = match stream.map_err(|_| "does not answer")? {
+        Ok(stream) => stream,
         // It was closed even before the connect returned.
         Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
             return Err(FULL.to_owned());
@@ -110,38 +110,39 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
     // That a full server closes the connection, we learn after a round trip: as long as the connect took.
     let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
     let mut answer = Vec::with_capacity(ENOUGH);
-    match timeout_at(at_once, line.receive(&mut answer)).await {
+    match timeout_at(at_once, receive(&mut stream, &mut answer)).await {
         Ok(Ok(0) | Err(_)) => return Err(FULL.to_owned()),
         Ok(Ok(_)) => return Ok(answer),
         Err(_) => {}
     }
-    let opened = timeout_at(deadline, line.shake_hands(host, options)).await;
-    let mut line = opened.map_err(|_| "takes connections, and is silent in the TLS handshake")?.map_err(refused)?;
+    let opened = timeout_at(deadline, shake_hands(stream, host, options)).await;
+    let opened = opened.map_err(|_| "takes connections, and is silent in the TLS handshake")?;
+    let mut line = opened.map_err(|error| of_tls(&error).unwrap_or_else(|| format!("{CLOSED_IN_TLS} ({error})")))?;
     let closed = || if options.is_encrypted() { CLOSED } else { CLOSED_IN_CLEAR }.to_owned();
-    match timeout_at(deadline, hear(&mut line, &mut answer)).await {
+    match timeout_at(deadline, hear(&mut *line, &mut answer)).await {
         _ if !answer.is_empty() => Ok(answer),
-        Ok(Err(error)) if is_of_tls(&error) => Err(refused(error)),
-        Ok(_) => Err(closed()),
+        Ok(heard) => Err(heard.err().and_then(|error| of_tls(&error)).unwrap_or_else(closed)),
         Err(_) => Err("takes connections, and answers nothing".to_owned()),
     }
 }
 
 const FULL: &str = "closes every connection at once: so does a server that has as many connections from this host as its \
      maxClientCnxns allows (60 by default), and a proxy that has no server";
+const CLOSED_IN_TLS: &str = "closes the connection in the TLS handshake: the port may be one for clear text";
 const CLOSED: &str = "takes connections, and closes them without an answer";
 const CLOSED_IN_CLEAR: &str = "takes connections, and closes them without an answer: the port may be one for TLS";
 
 /// Says `srvr`, and hears the answer to its end, or until the peer pauses.
-async fn hear(line: &mut Line, answer: &mut Vec<u8>) -> io::Result<()> {
-    line.send(b"srvr").await?;
-    if let Ok(first) = tokio::time::timeout(END_OF_LINE, line.receive(answer)).await {
+async fn hear(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> {
+    send(line, b"srvr").await?;
+    if let Ok(first) = tokio::time::timeout(END_OF_LINE, receive(line, answer)).await {
         first?;
     } else {
-        line.send(b"\r\n\r\n").await?;
-        line.receive(answer).await?;
+        send(line, b"\r\n\r\n").await?;
+        receive(line, answer).await?;
     }
     while !answer.is_empty() && answer.len() < ENOUGH {
-        match tokio::time::timeout(AT_ONCE, line.receive(answer)).await {
+        match tokio::time::timeout(AT_ONCE, receive(line, answer)).await {
             Ok(Ok(more)) if more > 0 => {}
             _ => break,
         }
@@ -165,44 +166,25 @@ fn meaning(answer: &[u8]) -> (String, bool) {
             (format!("{shown}: it may not reach the majority of its ensemble"), true)
         }
         _ if first.contains("not in the whitelist") => ("is up, and has not given a session".to_owned(), false),
-        _ if first.starts_with("HTTP/") || is_html(first) => {
-            (format!("speaks HTTP, and is no ZooKeeper: {shown:?}"), true)
-        }
+        _ if first.starts_with("HTTP/") => (format!("speaks HTTP, and is no ZooKeeper: {shown:?}"), true),
         _ => (format!("is no ZooKeeper: it says {shown:?}"), true),
     }
 }
 
-#[cfg(feature = "tls")]
-fn is_of_tls(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
-}
-
-#[cfg(not(feature = "tls"))]
-fn is_of_tls(_error: &io::Error) -> bool {
-    false
-}
-
-/// Why the TLS handshake failed.
-#[cfg(feature = "tls")]
-fn refused(error: io::Error) -> String {
-    match error.get_ref().and_then(|inner| inner.downcast_ref()) {
-        Some(rustls::Error::InvalidCertificate(_)) => format!("TLS: its certificate is not accepted: {error}"),
-        Some(rustls::Error::AlertReceived(_)) => format!("TLS: it does not accept this client: {error}"),
-        Some(rustls::Error::InvalidMessage(_)) => format!("TLS: the port may be one for clear text: {error}"),
-        Some(_) => format!("TLS: {error}"),
-        None => format!("closes the connection in the TLS handshake: the port may be one for clear text ({error})"),
+/// What has failed in TLS, if an error is about that.
+#[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "every connection is in clear text"))]
+fn of_tls(error: &io::Error) -> Option<String> {
+    #[cfg(feature = "tls")]
+    if let Some(cause) = error.get_ref().and_then(|inner| inner.downcast_ref()) {
+        let what = match cause {
+            rustls::Error::InvalidCertificate(_) => "its certificate is not accepted: ",
+            rustls::Error::AlertReceived(_) => "it does not accept this client: ",
+            rustls::Error::InvalidMessage(_) => "the port may be one for clear text: ",
+            _ => "",
+        };
+        return Some(format!("TLS: {what}{error}"));
     }
-}
-
-#[cfg(not(feature = "tls"))]
-fn refused(error: io::Error) -> String {
-    error.to_string()
-}
-
-/// To a line that it does not know, a web server may answer as HTTP/0.9 did: with a page alone.
-fn is_html(line: &str) -> bool {
-    let line = line.to_ascii_lowercase();
-    line.starts_with("<!doctype html") || line.starts_with("<html")
+    None
 }
 
 #[cfg(test)]
@@ -223,7 +205,7 @@ mod tests {
             ),
             ("srvr is not executed because it is not in the whitelist.\n", "is up, and has", false),
             ("HTTP/1.1 400 Bad Request\r\nServer: x\r\n", "speaks HTTP, and is no ZooKeeper: \"HTTP/1.1 400 Bad", true),
-            ("<!DOCTYPE HTML>\n<html lang=\"en\">\n", "speaks HTTP, and is no ZooKeeper: \"<!DOCTYPE HTML>\"", true),
+            ("<!DOCTYPE HTML>\n<html lang=\"en\">\n", "is no ZooKeeper: it says \"<!DOCTYPE HTML>\"", true),
             ("\u{15}\u{3}\u{3}\0\u{2}\u{2}(", "one for TLS", true),
             ("SSH-2.0-OpenSSH_9.6\r\n", "is no ZooKeeper: it says \"SSH-2.0-OpenSSH_9.6\"", true),
             ("\u{1b}[2J\n", "it says \"[2J\"", true),

@@ -92,60 +92,12 @@ impl std::ops::BitOr for Permissions {
     }
 }
 
-/// A user of ZooKeeper's `digest` scheme.
-#[derive(Clone)]
-pub(crate) struct Digest {
-    user: String,
-    password: String,
-}
-
-impl Digest {
-    pub(crate) fn new(user: &str, password: &str) -> Digest {
-        Digest { user: user.to_owned(), password: password.to_owned() }
-    }
-
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        // The server takes the text after the first colon for the password.
-        if self.user.is_empty() || self.user.contains(':') {
-            return Err(Error::invalid(format!(
-                "digest user {:?}: it must not be empty, nor contain a colon",
-                self.user
-            )));
-        }
-        Ok(())
-    }
-
-    /// No server refuses a password: a wrong one makes another user.
-    pub(crate) fn whom(&self) -> String {
-        format!("digest user {:?} with the password given", self.user)
-    }
-
-    pub(crate) fn identity(&self) -> Vec<u8> {
-        format!("{}:{}", self.user, self.password).into_bytes()
-    }
-}
-
-impl fmt::Debug for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Digest").field("user", &self.user).finish_non_exhaustive()
-    }
-}
-
 /// Authentication with SASL, for [`ZooKeeperBuilder::sasl`](crate::ZooKeeperBuilder::sasl).
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))))]
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use]
-pub struct Sasl(Mechanism);
-
-#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
-#[derive(Clone)]
-enum Mechanism {
-    #[cfg(feature = "sasl-digest-md5")]
-    DigestMd5 { user: String, password: String },
-    #[cfg(zk_rwlock_gssapi)]
-    Gssapi { service: String, host: Option<String> },
-}
+pub struct Sasl(pub(super) Credentials);
 
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 impl Sasl {
@@ -156,7 +108,7 @@ impl Sasl {
     #[cfg(feature = "sasl-digest-md5")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sasl-digest-md5")))]
     pub fn digest_md5(user: &str, password: &str) -> Sasl {
-        Sasl(Mechanism::DigestMd5 { user: user.to_owned(), password: password.to_owned() })
+        Sasl(Credentials::DigestMd5 { user: user.to_owned(), password: password.to_owned() })
     }
 
     /// Kerberos, with the ticket in this process's credential cache, for the servers' principal `service/host`.
@@ -170,73 +122,85 @@ impl Sasl {
     #[cfg(zk_rwlock_gssapi)]
     #[cfg_attr(docsrs, doc(cfg(zk_rwlock_gssapi)))]
     pub fn gssapi(service: &str, host: Option<&str>) -> Sasl {
-        Sasl(Mechanism::Gssapi { service: service.to_owned(), host: host.map(str::to_owned) })
+        Sasl(Credentials::Gssapi { service: service.to_owned(), host: host.map(str::to_owned) })
     }
+}
 
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        match &self.0 {
+/// As whom a client authenticates itself.
+#[derive(Clone)]
+pub(super) enum Credentials {
+    /// ZooKeeper's `digest` scheme.
+    Digest { user: String, password: String },
+    #[cfg(feature = "sasl-digest-md5")]
+    DigestMd5 { user: String, password: String },
+    #[cfg(zk_rwlock_gssapi)]
+    Gssapi { service: String, host: Option<String> },
+}
+
+impl Credentials {
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let problem = match self {
+            // The server takes the text after the first colon for the password.
+            Credentials::Digest { user, .. } if user.is_empty() || user.contains(':') => {
+                format!("digest user {user:?}: it must not be empty, nor contain a colon")
+            }
+            // The client crate puts the name between quotation marks unchanged.
             #[cfg(feature = "sasl-digest-md5")]
-            Mechanism::DigestMd5 { user, .. } => {
-                // The client crate puts the name between quotation marks unchanged.
-                if user.is_empty() || user.contains(|c: char| c == '"' || c == '\\' || c.is_control()) {
-                    let problem =
-                        "it must not be empty, nor contain quotation marks, backslashes or control characters";
-                    return Err(Error::invalid(format!("SASL user {user:?}: {problem}")));
-                }
+            Credentials::DigestMd5 { user, .. }
+                if user.is_empty() || user.contains(|c: char| c == '"' || c == '\\' || c.is_control()) =>
+            {
+                let problem = "it must not be empty, nor contain quotation marks, backslashes or control characters";
+                format!("SASL user {user:?}: {problem}")
             }
             #[cfg(zk_rwlock_gssapi)]
-            Mechanism::Gssapi { service, host } => {
+            Credentials::Gssapi { service, host }
                 if [Some(service), host.as_ref()]
                     .into_iter()
                     .flatten()
-                    .any(|part| part.is_empty() || part.contains('\0'))
-                {
-                    return Err(Error::invalid(format!("SASL principal {service:?} on host {host:?}")));
-                }
+                    .any(|it| it.is_empty() || it.contains('\0')) =>
+            {
+                format!("SASL principal {service:?} on host {host:?}")
             }
-        }
-        Ok(())
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(problem))
     }
 
-    pub(crate) fn whom(&self) -> String {
-        match &self.0 {
+    /// In words, and without a secret.
+    pub(super) fn whom(&self) -> String {
+        match self {
+            // No server refuses a password: a wrong one makes another user.
+            Credentials::Digest { user, .. } => format!("digest user {user:?} with the password given"),
             #[cfg(feature = "sasl-digest-md5")]
-            Mechanism::DigestMd5 { user, .. } => format!("SASL user {user:?}"),
+            Credentials::DigestMd5 { user, .. } => format!("SASL user {user:?}"),
             #[cfg(zk_rwlock_gssapi)]
-            Mechanism::Gssapi { .. } => "the user of its Kerberos ticket".to_owned(),
+            Credentials::Gssapi { .. } => "the user of its Kerberos ticket".to_owned(),
         }
     }
 
-    pub(crate) fn options(&self) -> zk::SaslOptions {
-        match &self.0 {
+    pub(super) fn given_to(&self, connector: zk::Connector) -> zk::Connector {
+        match self {
+            Credentials::Digest { user, password } => {
+                connector.with_auth("digest", format!("{user}:{password}").as_bytes())
+            }
             #[cfg(feature = "sasl-digest-md5")]
-            Mechanism::DigestMd5 { user, password } => {
-                zk::SaslOptions::digest_md5(user.clone(), password.clone()).into()
+            Credentials::DigestMd5 { user, password } => {
+                connector.with_sasl(zk::SaslOptions::digest_md5(user.clone(), password.clone()))
             }
             #[cfg(zk_rwlock_gssapi)]
-            Mechanism::Gssapi { service, host } => {
+            Credentials::Gssapi { service, host } => {
                 let options = zk::SaslOptions::gssapi().with_username(service.clone());
-                match host {
-                    Some(host) => options.with_hostname(host.clone()).into(),
-                    None => options.into(),
-                }
+                connector.with_sasl(match host {
+                    Some(host) => options.with_hostname(host.clone()),
+                    None => options,
+                })
             }
         }
     }
 }
 
-#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
-impl fmt::Debug for Sasl {
+impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            #[cfg(feature = "sasl-digest-md5")]
-            Mechanism::DigestMd5 { user, .. } => {
-                f.debug_struct("DigestMd5").field("user", user).finish_non_exhaustive()
-            }
-            #[cfg(zk_rwlock_gssapi)]
-            Mechanism::Gssapi { service, host } => {
-                f.debug_struct("Gssapi").field("service", service).field("host", host).finish()
-            }
-        }
+        f.write_str(&self.whom())
     }
 }

@@ -6,8 +6,8 @@ use std::net::Ipv6Addr;
 use crate::error::error::Error;
 use crate::validation;
 
-const CLEAR: &str = "tcp://";
-const ENCRYPTED: &str = "tcp+tls://";
+pub(super) const CLEAR: &str = "tcp://";
+pub(super) const ENCRYPTED: &str = "tcp+tls://";
 
 /// The port of a server that is named without one.
 const PORT: u16 = 2181;
@@ -22,7 +22,7 @@ pub(super) struct Servers {
 
 /// One server of a connect string: `tcp+tls://zk1:2281`.
 pub(super) struct Server<'a> {
-    text: &'a str,
+    pub(super) text: &'a str,
 }
 
 impl Servers {
@@ -68,7 +68,7 @@ impl Servers {
 /// [`Error::InvalidInput`] if it is no connect string.
 pub fn each_server(servers: &str) -> Result<Vec<String>, Error> {
     let servers = Servers::parse(servers)?;
-    Ok(servers.each().map(|server| format!("{}{}", server.as_str(), servers.root())).collect())
+    Ok(servers.each().map(|server| format!("{}{}", server.text, servers.root())).collect())
 }
 
 impl fmt::Display for Servers {
@@ -78,18 +78,9 @@ impl fmt::Display for Servers {
 }
 
 impl<'a> Server<'a> {
-    pub(super) fn as_str(&self) -> &'a str {
-        self.text
-    }
-
-    /// Whether the connect string asks for clear text.
-    pub(super) fn is_clear(&self) -> bool {
-        self.text.starts_with(CLEAR)
-    }
-
-    /// Whether the connect string asks for encryption.
-    pub(super) fn is_encrypted(&self) -> bool {
-        self.text.starts_with(ENCRYPTED)
+    /// Whether the connect string asks for clear text, or for encryption.
+    pub(super) fn scheme(&self) -> Option<&'static str> {
+        [CLEAR, ENCRYPTED].into_iter().find(|scheme| self.text.starts_with(scheme))
     }
 
     /// The host and the port, as the operating system takes them.
@@ -106,7 +97,7 @@ impl<'a> Server<'a> {
 
     /// The server without its scheme.
     fn without_scheme(&self) -> &'a str {
-        [CLEAR, ENCRYPTED].iter().find_map(|scheme| self.text.strip_prefix(scheme)).unwrap_or(self.text)
+        &self.text[self.scheme().map_or(0, str::len)..]
     }
 
     /// The host, and the port if there is one. Otherwise the problem with them.
@@ -230,11 +221,10 @@ mod tests {
         let servers = Servers::parse(text).unwrap();
         let told = |of: fn(&Server<'_>) -> String| servers.each().map(|server| of(&server)).collect::<Vec<_>>();
         assert_eq!(servers.as_str(), text);
-        assert_eq!(told(|it| it.as_str().to_owned()).join(",") + "/apps", text);
+        assert_eq!(told(|it| it.text.to_owned()).join(",") + "/apps", text);
         assert_eq!(told(|it| it.address()), ["zk1:2181", "zk2:2182", "[::1]:2183", "[fe80::1%eth0]:2181"]);
         assert_eq!(told(|it| it.host().to_owned()), ["zk1", "zk2", "::1", "fe80::1%eth0"]);
-        assert_eq!(told(|it| it.is_clear().to_string()), ["false", "true", "false", "false"]);
-        assert_eq!(told(|it| it.is_encrypted().to_string()), ["false", "false", "true", "false"]);
+        assert_eq!(told(|it| it.scheme().unwrap_or_default().to_owned()), ["", CLEAR, ENCRYPTED, ""]);
         let ports: Vec<_> = servers.each().map(|it| it.host_and_port().unwrap().1).collect();
         assert_eq!(ports, [None, Some(2182), Some(2183), None]);
     }

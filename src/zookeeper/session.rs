@@ -7,9 +7,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 use zookeeper_client as zk;
 
-use crate::session::contract::{Reservation, Session, SessionSlot};
+use crate::session::contract::{Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::lease::Moment;
 use crate::session::request::{
@@ -17,17 +19,17 @@ use crate::session::request::{
 };
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use crate::sync::{Condvar, Mutex, watch};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, OnceLock, watch};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::identity::{Claimant, Identity};
+use crate::zookeeper::identity::Identity;
 use crate::zookeeper::no_delay;
 use crate::zookeeper::options::ZooKeeperBuilder;
-use crate::zookeeper::pipeline::Pipeline;
+use crate::zookeeper::pipeline::{Pipeline, Request};
 use crate::zookeeper::security::Acl;
 use crate::zookeeper::servers::Servers;
-use crate::zookeeper::translate::{self, commit, event, mode, outcome};
+use crate::zookeeper::translate::{self, commit, event, mode};
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
 ///
@@ -42,20 +44,19 @@ const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 /// One session of a ZooKeeper ensemble.
 pub(super) struct ZooKeeperSession {
     id: i64,
-    timeout: Duration,
     acl: Acl,
     abilities: Arc<Abilities>,
     pipeline: Arc<Pipeline>,
     upkeep: Arc<Upkeep>,
     link: watch::Sender<SessionLink>,
-    /// When the connection was lost. `None` while it is up.
-    lost: Mutex<Option<Instant>>,
-    finished: Arc<Finished>,
+    /// What reports the session's state, until the client's task has ended.
+    follower: OnceLock<AbortHandle>,
     background: Arc<BackgroundThread>,
     servers: Servers,
     /// The address of the server that it is connected to, if that is known.
     server: Arc<Mutex<Option<SocketAddr>>>,
-    watched_bytes: Arc<AtomicUsize>,
+    /// The bytes of watched paths that there is room for.
+    room: Arc<Semaphore>,
     /// The acquisition that it was opened for has not taken its slot yet.
     is_fresh: AtomicBool,
     /// The length of the path that everything is kept below.
@@ -67,28 +68,28 @@ pub(super) struct ZooKeeperSession {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SessionLink {
     Up,
-    Down,
-    Over(Ending),
+    /// Lost at this moment.
+    Down(Instant),
+    /// Over, and lost at this moment.
+    Over(Ending, Instant),
 }
 
-/// Whether the client's task has ended. For threads that must not be async.
-#[derive(Debug, Default)]
-pub(super) struct Finished {
-    yes: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Finished {
-    fn is_so_now(&self) {
-        *self.yes.lock() = true;
-        self.changed.notify_all();
+impl SessionLink {
+    /// When the connection was lost. `None` while it is up.
+    fn lost(self) -> Option<Instant> {
+        match self {
+            SessionLink::Up => None,
+            SessionLink::Down(since) | SessionLink::Over(_, since) => Some(since),
+        }
     }
 
-    /// Blocks until the task has ended, or until the deadline.
-    pub(super) fn wait_until(&self, deadline: Instant) {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let yes = self.yes.lock();
-        drop(self.changed.wait_timeout_while(yes, left, |yes| !*yes));
+    /// Returns whether that is news. What is over stays so.
+    fn becomes(&mut self, now: SessionLink) -> bool {
+        let is_news = *self != now && !matches!(self, SessionLink::Over(..));
+        if is_news {
+            *self = now;
+        }
+        is_news
     }
 }
 
@@ -111,22 +112,25 @@ impl ZooKeeperSession {
         let whom = options.whom();
         background.sessions().insert(id);
         let session = Arc::new_cyclic(|this: &Weak<ZooKeeperSession>| {
-            let claimant: Weak<dyn Claimant> = this.clone();
-            let identity = Arc::new(Identity::new(id, claimant));
+            let weak = Weak::clone(this);
+            let confirm = move || {
+                if let Some(session) = weak.upgrade() {
+                    session.background.handle().spawn(confirm_identity(Weak::clone(&weak)));
+                }
+            };
+            let identity = Arc::new(Identity::new(id, confirm));
             ZooKeeperSession {
                 id,
-                timeout,
-                pipeline: Arc::new(Pipeline::new(client, &upkeep, background, &identity, whom, timeout)),
+                pipeline: Arc::new(Pipeline::new(client, &upkeep, background, &identity, whom)),
                 acl,
                 abilities,
                 upkeep,
                 link: watch::Sender::new(SessionLink::Up),
-                lost: Mutex::new(None),
-                finished: Arc::default(),
+                follower: OnceLock::new(),
                 background: Arc::clone(background),
                 servers,
                 server: Arc::default(),
-                watched_bytes: Arc::default(),
+                room: Arc::new(Semaphore::new(WATCHED_BYTES_MAX)),
                 is_fresh: AtomicBool::new(true),
                 root_bytes,
                 identity,
@@ -139,15 +143,10 @@ impl ZooKeeperSession {
 
     /// Begins what goes on in the background for as long as the session lives.
     fn begin(self: &Arc<Self>, states: zk::StateWatcher) {
-        let (upkeep, link, finished) = (Arc::clone(&self.upkeep), self.link.clone(), Arc::clone(&self.finished));
-        let follow = follow_state(states, Arc::downgrade(self), upkeep, link, finished);
-        let (runtime, tenant) = (self.background.handle(), self.background.tenant());
-        runtime.spawn(async move {
-            follow.await;
-            drop(tenant);
-        });
+        let follow = follow_state(states, Arc::downgrade(self), Arc::clone(&self.upkeep), self.link.clone());
+        let _first = self.follower.set(self.background.run(follow).abort_handle());
         let shared: Arc<dyn Session> = self.clone();
-        runtime.spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
+        self.background.handle().spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
         self.has_a_connection();
     }
 
@@ -163,22 +162,17 @@ impl ZooKeeperSession {
     /// A session slot, if the session has room.
     pub(super) fn session_slot(self: &Arc<Self>, watched_bytes: usize) -> Option<SessionSlot> {
         // The server counts the paths with the root before them. Each slot watches two paths.
-        let watched_bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 2 * self.root_bytes };
-        let reserved = Arc::clone(&self.watched_bytes);
-        let fits = |used: usize| used.checked_add(watched_bytes).filter(|total| *total <= WATCHED_BYTES_MAX);
-        reserved.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).ok()?;
-        let give_back = move || {
-            reserved.fetch_sub(watched_bytes, Ordering::AcqRel);
-        };
+        let bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 2 * self.root_bytes };
+        let room = Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(bytes).ok()?);
         let session: Arc<dyn Session> = self.clone();
-        Some(SessionSlot::with_reservation(session, Reservation::new(give_back)))
+        Some(SessionSlot::with_reservation(session, room.ok()?))
     }
 
     /// Whether the server lists this node as one of the session that it takes us for.
     async fn lists_as_its_own(&self, path: &str) -> Result<bool, Failure> {
         let (node, connection, abilities) = (path.to_owned(), self.identity.connection(), Arc::clone(&self.abilities));
         let failure = self.pipeline.failure("READ", path);
-        let owned = self.pipeline.read(move |client| async move {
+        let owned = self.pipeline.ask(Request::Read, move |client| async move {
             let owned = client.list_ephemerals(&node).await;
             abilities.ephemerals.heard(&owned);
             match owned {
@@ -209,7 +203,7 @@ impl ZooKeeperSession {
         loop {
             match self.delete(&own).await {
                 Ok(()) | Err(Failure::NoNode) => return Ok(made.is_ok()),
-                Err(Failure::Unknown(_)) if self.connected().await.is_ok() => self.sleep(self.timeout / 20).await,
+                Err(Failure::Unknown(_)) if self.connected().await.is_ok() => self.sleep(self.timeout() / 20).await,
                 Err(failure) => return Err(failure),
             }
         }
@@ -233,7 +227,7 @@ impl ZooKeeperSession {
     }
 
     pub(super) fn is_needed(&self) -> bool {
-        self.watched_bytes.load(Ordering::Acquire) > 0 || self.is_fresh.load(Ordering::Acquire)
+        self.room.available_permits() < WATCHED_BYTES_MAX || self.is_fresh.load(Ordering::Acquire)
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -242,15 +236,7 @@ impl ZooKeeperSession {
 
     /// When the connection was lost. `None` while it is up.
     pub(super) fn lost(&self) -> Option<Instant> {
-        *self.lost.lock()
-    }
-
-    fn link_is(&self, now: SessionLink) {
-        let mut lost = self.lost.lock();
-        match now {
-            SessionLink::Up => *lost = None,
-            SessionLink::Down | SessionLink::Over(_) => drop(lost.get_or_insert_with(Instant::now)),
-        }
+        self.link.borrow().lost()
     }
 
     /// The acquisition that the session was opened for has taken its slot.
@@ -258,9 +244,9 @@ impl ZooKeeperSession {
         self.is_fresh.store(false, Ordering::Release);
     }
 
-    /// Whether the client's task has ended.
-    pub(super) fn finished(&self) -> Arc<Finished> {
-        Arc::clone(&self.finished)
+    /// What shows whether the client's task has ended. It does not keep the session.
+    pub(super) fn follower(&self) -> Option<AbortHandle> {
+        self.follower.get().cloned()
     }
 
     /// Asks the server to end the session.
@@ -277,32 +263,18 @@ impl ZooKeeperSession {
     }
 
     fn is_over(&self, why: Ending) {
-        self.link_is(SessionLink::Over(why));
         self.upkeep.end(why);
-        self.link.send_if_modified(|link| {
-            let first = !matches!(link, SessionLink::Over(_));
-            if first {
-                *link = SessionLink::Over(why);
-            }
-            first
-        });
-    }
-}
-
-impl Claimant for ZooKeeperSession {
-    fn confirm(&self) {
-        let (this, identity) = (Weak::clone(&self.this), Arc::clone(&self.identity));
-        self.spawn(Box::pin(async move {
-            confirm_identity(this).await;
-            identity.was_asked();
-        }));
+        self.link
+            .send_if_modified(|link| link.becomes(SessionLink::Over(why, link.lost().unwrap_or_else(Instant::now))));
     }
 
-    fn replaced(&self) {
+    /// The server takes us for another session, so this session serves no more.
+    fn is_replaced(&self) -> Failure {
         self.is_over(Ending::Replaced);
         // An answer may come so fast that it is read while its request is still being sent, under the pipeline's lock.
         let pipeline = Arc::clone(&self.pipeline);
         self.spawn(Box::pin(async move { pipeline.close() }));
+        Failure::Over(Ending::Replaced)
     }
 }
 
@@ -316,10 +288,6 @@ impl Session for ZooKeeperSession {
         self.background.sessions().contains(&session)
     }
 
-    fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
     fn server(&self) -> Option<String> {
         let found = *self.server.lock();
         Some(found.map_or_else(|| format!("one of {}", self.servers.list()), |server| server.to_string()))
@@ -330,17 +298,16 @@ impl Session for ZooKeeperSession {
     }
 
     async fn connected(&self) -> Result<(), Ending> {
-        match self.link.subscribe().wait_for(|link| *link != SessionLink::Down).await.map(|link| *link) {
-            Ok(SessionLink::Over(why)) => Err(why),
-            Ok(_) => Ok(()),
-            Err(_) => Err(self.upkeep.lease().over().unwrap_or(Ending::Closed)),
+        match self.link.subscribe().wait_for(|link| !matches!(link, SessionLink::Down(_))).await.as_deref() {
+            Ok(SessionLink::Over(why, _)) => Err(*why),
+            _ => Ok(()),
         }
     }
 
     async fn over(&self) -> Ending {
-        match self.link.subscribe().wait_for(|link| matches!(link, SessionLink::Over(_))).await.map(|link| *link) {
-            Ok(SessionLink::Over(why)) => why,
-            _ => self.upkeep.lease().over().unwrap_or(Ending::Closed),
+        match self.link.subscribe().wait_for(|link| matches!(link, SessionLink::Over(..))).await.as_deref() {
+            Ok(SessionLink::Over(why, _)) => *why,
+            _ => Ending::Closed,
         }
     }
 
@@ -349,9 +316,10 @@ impl Session for ZooKeeperSession {
             Kind::Container if self.abilities.containers.is_lacking() => Kind::Persistent,
             kind => kind,
         };
-        let (path, data, acl, owner) = (path.to_owned(), data.to_vec(), self.acl.clone(), self.identity.owner());
+        let (path, data, acl, this) = (path.to_owned(), data.to_vec(), self.acl.clone(), Weak::clone(&self.this));
+        let (identity, connection) = (Arc::clone(&self.identity), self.identity.connection());
         let (abilities, failure) = (Arc::clone(&self.abilities), self.pipeline.failure("CREATE", parent(&path)));
-        self.pipeline.write(move |client| async move {
+        self.pipeline.ask(Request::Write, move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
             let created = client.create(&path, &data, &options).await;
             if kind == Kind::Container {
@@ -362,23 +330,28 @@ impl Session for ZooKeeperSession {
             }
             let (stat, sequence) = created.map_err(failure)?;
             let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
-            owner.created(translate::created(path, &stat))
+            match this.upgrade().filter(|_| !identity.made(stat.ephemeral_owner, connection)) {
+                Some(session) => Err(session.is_replaced()),
+                None => Ok(translate::created(path, &stat)),
+            }
         })
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("DELETE", parent(path)));
-        self.pipeline.remove(move |client| async move { client.delete(&path, None).await.map_err(failure) })
+        self.pipeline
+            .ask(Request::Removal, move |client| async move { client.delete(&path, None).await.map_err(failure) })
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
-        self.pipeline.read(move |client| async move { client.list_children(&path).await.map_err(failure) })
+        self.pipeline
+            .ask(Request::Read, move |client| async move { client.list_children(&path).await.map_err(failure) })
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
-        self.pipeline.read(move |client| async move {
+        self.pipeline.ask(Request::Read, move |client| async move {
             let (names, stat) = client.get_children(&path).await.map_err(failure)?;
             Ok((names, Some(translate::stat(&stat))))
         })
@@ -386,7 +359,7 @@ impl Session for ZooKeeperSession {
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
-        self.pipeline.read(move |client| async move {
+        self.pipeline.ask(Request::Read, move |client| async move {
             let (data, stat) = client.get_data(&path).await.map_err(failure)?;
             Ok((data, translate::stat(&stat)))
         })
@@ -394,7 +367,7 @@ impl Session for ZooKeeperSession {
 
     fn watch(&self, path: &str) -> Reply<Watch> {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
-        self.pipeline.read(move |client| async move {
+        self.pipeline.ask(Request::Read, move |client| async move {
             let (_, _, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
             Ok(Watch::new(event(watcher.changed())))
         })
@@ -402,7 +375,7 @@ impl Session for ZooKeeperSession {
 
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
-        self.pipeline.read(move |client| async move {
+        self.pipeline.ask(Request::Read, move |client| async move {
             let (names, watcher) = client.list_and_watch_children(&path).await.map_err(failure)?;
             Ok((names, Watch::new(event(watcher.changed()))))
         })
@@ -417,21 +390,13 @@ impl Session for ZooKeeperSession {
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
-        let is_removal = is_removal(operations);
+        let request = if is_removal(operations) { Request::Removal } else { Request::Write };
         let (operations, acl, whom) = (operations.to_vec(), self.acl.clone(), Arc::clone(&self.pipeline.whom));
-        let send = move |client: Arc<zk::Client>| async move {
-            let results = commit(&client, &operations, &acl, &whom).await?;
-            Ok(results.into_iter().map(outcome).collect())
-        };
-        if is_removal { self.pipeline.remove(send) } else { self.pipeline.write(send) }
+        self.pipeline.ask(request, move |client| async move { commit(&client, &operations, &acl, &whom).await })
     }
 
     fn spawn(&self, task: Task) {
-        let tenant = self.background.tenant();
-        self.background.handle().spawn(async move {
-            task.await;
-            drop(tenant);
-        });
+        drop(self.background.run(task));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -490,26 +455,25 @@ async fn follow_state(
     session: Weak<ZooKeeperSession>,
     upkeep: Arc<Upkeep>,
     link: watch::Sender<SessionLink>,
-    finished: Arc<Finished>,
 ) {
     let mut state = states.peek_state();
     loop {
+        let was = *link.borrow();
+        let lost = was.lost().unwrap_or_else(Instant::now);
         let now = match state {
             zk::SessionState::SyncConnected => SessionLink::Up,
             // A read-only server cannot confirm anything.
-            zk::SessionState::Disconnected | zk::SessionState::ConnectedReadOnly => SessionLink::Down,
-            zk::SessionState::AuthFailed => SessionLink::Over(Ending::AuthFailed),
-            zk::SessionState::Expired => SessionLink::Over(Ending::Expired),
-            zk::SessionState::Closed => SessionLink::Over(Ending::Closed),
+            zk::SessionState::Disconnected | zk::SessionState::ConnectedReadOnly => SessionLink::Down(lost),
+            zk::SessionState::AuthFailed => SessionLink::Over(Ending::AuthFailed, lost),
+            zk::SessionState::Expired => SessionLink::Over(Ending::Expired, lost),
+            zk::SessionState::Closed => SessionLink::Over(Ending::Closed, lost),
         };
-        let was = *link.borrow();
-        if let Some(session) = session.upgrade().filter(|_| !matches!(was, SessionLink::Over(_))) {
-            session.link_is(now);
-        }
-        if let SessionLink::Over(ending) = now {
+        if let SessionLink::Over(ending, _) = now {
             upkeep.end(ending);
+            link.send_if_modified(|link| link.becomes(now));
+            return;
         }
-        if let Some(session) = session.upgrade().filter(|_| was != now && !matches!(now, SessionLink::Over(_))) {
+        if let Some(session) = session.upgrade().filter(|_| was != now) {
             session.identity.connection_changes();
             // Answers arrive on this thread too, and the next connection's answers arrive after the news of it. So the
             // lease hears that the old connection is lost before it hears of any of them.
@@ -519,23 +483,20 @@ async fn follow_state(
                 session.identity.ask();
             }
         }
-        link.send_if_modified(|link| {
-            let changes = *link != now && !matches!(link, SessionLink::Over(_));
-            if changes {
-                *link = now;
-            }
-            changes
-        });
-        if let SessionLink::Over(_) = now {
-            break;
-        }
+        link.send_if_modified(|link| link.becomes(now));
         state = states.changed().await;
     }
-    finished.is_so_now();
 }
 
 /// After a reconnect: makes sure that the server takes us for the session that owns our nodes.
 async fn confirm_identity(session: Weak<ZooKeeperSession>) {
+    shows_identity(&session).await;
+    if let Some(session) = session.upgrade() {
+        session.identity.was_asked();
+    }
+}
+
+async fn shows_identity(session: &Weak<ZooKeeperSession>) {
     loop {
         let Some(session) = session.upgrade().filter(|session| session.upkeep.lease().over().is_none()) else { return };
         // The session keeps no node, so there is nothing to lose. The next answer that could count starts the check
@@ -559,32 +520,12 @@ async fn confirm_identity(session: Weak<ZooKeeperSession>) {
                 let _over = session.connected().await;
             }
             // The node is gone, which its watch will report. Ask about another node.
-            Ok(false) | Err(Failure::NoNode) => session.sleep(session.timeout / 20).await,
-            Err(Failure::Unknown(_)) if session.connected().await.is_ok() => session.sleep(session.timeout / 20).await,
+            Ok(false) | Err(Failure::NoNode) => session.sleep(session.timeout() / 20).await,
+            Err(Failure::Unknown(_)) if session.connected().await.is_ok() => {
+                session.sleep(session.timeout() / 20).await
+            }
             // The next answer starts the check again.
             Err(_) => return,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waiting_for_the_end_of_a_client_stops_at_the_end_or_the_deadline() {
-        let (finished, ends) = (Arc::new(Finished::default()), Duration::from_millis(50));
-        let began = Instant::now();
-        finished.wait_until(began + ends);
-        assert!(began.elapsed() >= ends, "it has not ended");
-        let (began, ending) = (Instant::now(), Arc::clone(&finished));
-        std::thread::spawn(move || {
-            std::thread::sleep(ends);
-            ending.is_so_now();
-        });
-        finished.wait_until(began + Duration::from_secs(60));
-        assert!((ends..Duration::from_secs(30)).contains(&began.elapsed()), "{:?}", began.elapsed());
-        finished.wait_until(began + Duration::from_secs(60));
-        assert!(began.elapsed() < Duration::from_secs(30), "it had ended before");
     }
 }

@@ -1,12 +1,10 @@
 //! The client crate's types and ours, each turned into the other; knows no sessions.
 
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::panic::AssertUnwindSafe;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use pin_project_lite::pin_project;
+use futures_util::FutureExt;
 use zookeeper_client as zk;
 
 use crate::session::request::{Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Stat};
@@ -27,7 +25,7 @@ pub(super) async fn commit(
     operations: &[Operation],
     acl: &Acl,
     whom: &str,
-) -> Result<Vec<zk::MultiWriteResult>, Failure> {
+) -> Result<Vec<Outcome>, Failure> {
     let failure = |index: usize, error| {
         let needs = operations.get(index).map(Operation::needs).unwrap_or_default();
         failure(error, needs, whom)
@@ -45,13 +43,14 @@ pub(super) async fn commit(
         };
         added.map_err(of(index))?;
     }
-    writer.commit().await.map_err(|error| match error {
+    let results = writer.commit().await.map_err(|error| match error {
         zk::MultiWriteError::RequestFailed { source } => failure(0, source),
         zk::MultiWriteError::OperationFailed { index, source } => of(index)(source),
-    })
+    })?;
+    Ok(results.into_iter().map(outcome).collect())
 }
 
-pub(super) fn outcome(result: zk::MultiWriteResult) -> Outcome {
+fn outcome(result: zk::MultiWriteResult) -> Outcome {
     match result {
         zk::MultiWriteResult::Create { .. } => Outcome::Created,
         zk::MultiWriteResult::SetData { stat } => Outcome::Set { version: stat.version },
@@ -123,33 +122,13 @@ pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     }
 }
 
-/// The event that a one-shot watcher of the client crate gives.
-pub(super) fn event(watcher: impl Future<Output = zk::WatchedEvent>) -> impl Future<Output = Event> {
-    Watched { watcher }
-}
-
-pin_project! {
-    /// A one-shot watcher. It panics when its session's task is gone: for us the session is over then.
-    struct Watched<F> {
-        #[pin]
-        watcher: F,
-    }
-}
-
-impl<F: Future<Output = zk::WatchedEvent>> Future for Watched<F> {
-    type Output = Event;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Event> {
-        let watcher = self.project().watcher;
-        match catch_unwind(AssertUnwindSafe(|| watcher.poll(context))) {
-            Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(event)) => Poll::Ready(match event.event_type {
-                zk::EventType::NodeDeleted => Event::Deleted,
-                zk::EventType::Session => Event::Over,
-                _ => Event::Changed,
-            }),
-            Err(_) => Poll::Ready(Event::Over),
-        }
+/// The event that a one-shot watcher of the client crate gives. It panics when its session's task is gone: for us the session
+/// is over then.
+pub(super) async fn event(watcher: impl Future<Output = zk::WatchedEvent>) -> Event {
+    match AssertUnwindSafe(watcher).catch_unwind().await.map(|event| event.event_type) {
+        Ok(zk::EventType::NodeDeleted) => Event::Deleted,
+        Ok(zk::EventType::Session) | Err(_) => Event::Over,
+        Ok(_) => Event::Changed,
     }
 }
 

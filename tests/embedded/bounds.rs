@@ -10,7 +10,7 @@ use support::hindered::{Asked, Count, Hindered, refused_at};
 use support::polled::now;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
-use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, Reservation, SessionSlot, Upkeep};
+use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, SessionSlot, Upkeep};
 use zk_rwlock::error::ValueError;
 use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared};
 
@@ -147,13 +147,22 @@ async fn a_queue_is_read_on_three_sessions_that_turn_out_to_be_over() {
     assert_eq!((count.now(), began.elapsed()), (3, Duration::from_secs(1)));
 }
 
+/// Counts when it is given back.
+struct Room(Count);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        assert_eq!(self.0.one_more(), 0);
+    }
+}
+
 #[tokio::test]
 async fn a_slot_gives_its_room_back_once_and_a_shared_client_closes_all() {
     let given_back = Count::default();
     let slot = {
         let (memory, given_back) = (Memory::new(), given_back.clone());
         let session = Arc::clone(memory.session_slot(0).await.expect("open").session());
-        SessionSlot::with_reservation(session, Reservation::new(move || assert_eq!(given_back.one_more(), 0)))
+        SessionSlot::with_reservation(session, Room(given_back))
     };
     assert_eq!(given_back.now(), 0);
     drop(slot);

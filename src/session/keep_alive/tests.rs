@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::session::lease::Lease;
 use crate::session::request::{Ending, Outcome, Reply, Stat, Watch};
-use crate::session::stub::{Answers, Stub};
+use crate::session::tests::{Answers, Stub};
 
 const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
@@ -146,7 +146,7 @@ async fn while_a_node_is_kept_each_touch_is_made_to_count_a_settling_time_later(
     assert_eq!(session.after(3_640).await, notes(sent));
     assert_eq!(session.after(3_660).await, notes([(3_650, "check /a/1")]));
     session.after(120_000).await;
-    assert_eq!(own_node.loss(session.lease()), None);
+    assert_eq!(own_node.loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -156,7 +156,7 @@ async fn a_node_that_is_about_to_have_another_name_keeps_its_lease() {
     own_node.moving();
     let sent = session.after(20_000).await;
     assert!(sent.iter().all(|(_, what)| what == "read /" || what == "check /" || what == "watch /a/1"), "{sent:?}");
-    assert_eq!(own_node.loss(session.lease()), None);
+    assert_eq!(own_node.loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,7 +168,7 @@ async fn a_session_that_is_busy_needs_no_touch_and_no_check() {
         assert_eq!(*session.notes.lock().unwrap(), [], "{now}");
         session.upkeep.acknowledged(session.lease().now());
     }
-    assert_eq!(own_node.loss(session.lease()), None);
+    assert_eq!(own_node.loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,7 +209,7 @@ async fn a_hold_whose_lease_runs_out_is_lost_in_that_moment_even_if_no_task_look
     assert!(woken.is_finished());
     let own_node = woken.await.unwrap();
     own_node.lose(Loss::Removed);
-    assert_eq!(own_node.loss(session.lease()), Some(Loss::LeaseRanOut));
+    assert_eq!(own_node.loss(), Some(Loss::LeaseRanOut));
 }
 
 #[tokio::test(start_paused = true)]
@@ -219,6 +219,6 @@ async fn a_heartbeat_loses_the_node_that_it_finds_gone_and_no_other() {
         let own_nodes = ["/a/1", "/a/2", "/a/3"].map(|path| session.holder(path));
         session.wrong.lock().unwrap().push(("/a/2".to_owned(), failure));
         session.after(2_500).await;
-        assert_eq!(own_nodes.map(|own_node| own_node.loss(session.lease())), [None, loss, None]);
+        assert_eq!(own_nodes.map(|own_node| own_node.loss()), [None, loss, None]);
     }
 }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::session::lease::Lease;
-use crate::session::stub::{Answers, Stub};
+use crate::session::tests::{Answers, Stub};
 use crate::session::upkeep::Upkeep;
 
 /// What several sessions list.

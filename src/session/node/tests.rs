@@ -12,9 +12,9 @@ use crate::sync::atomic::AtomicBool;
 fn holding() -> (Arc<OwnNode>, Arc<Upkeep>) {
     let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
     upkeep.began(upkeep.lease().now());
-    let own_node = OwnNode::new("/lock/node".to_owned(), 0, &upkeep);
+    let own_node = OwnNode::new("/lock/node".to_owned(), 0, upkeep.lease(), &upkeep.nodes().unwatched);
     own_node.hold(upkeep.lease().epoch().unwrap());
-    assert!(own_node.held_at(upkeep.lease()).is_some());
+    assert!(own_node.held_at().is_some());
     (own_node, upkeep)
 }
 
@@ -22,22 +22,21 @@ fn holding() -> (Arc<OwnNode>, Arc<Upkeep>) {
 #[test]
 fn a_node_that_was_lost_or_left_is_held_at_no_moment_from_then_on() {
     for end in [OwnNode::left, |node: &OwnNode| node.lose(Loss::Removed)] {
-        let (own_node, upkeep) = holding();
+        let (own_node, _upkeep) = holding();
         end(&own_node);
-        assert_eq!(own_node.held_at(upkeep.lease()), None);
+        assert_eq!(own_node.held_at(), None);
     }
 }
 
 /// Looks at the node at once, as a task may that is polled where it is woken.
 struct Looks {
     own_node: Arc<OwnNode>,
-    upkeep: Arc<Upkeep>,
     has_seen: AtomicBool,
 }
 
 impl Wake for Looks {
     fn wake(self: Arc<Self>) {
-        let is_over = !self.own_node.is_holding() || self.own_node.loss(self.upkeep.lease()).is_some();
+        let is_over = !self.own_node.is_holding() || self.own_node.loss().is_some();
         self.has_seen.store(is_over, Ordering::SeqCst);
     }
 }
@@ -45,9 +44,9 @@ impl Wake for Looks {
 #[test]
 fn who_is_told_of_a_loss_or_of_an_end_finds_it_at_once() {
     for end in [OwnNode::left, |node: &OwnNode| node.lose(Loss::Removed)] {
-        let (own_node, upkeep) = holding();
+        let (own_node, _upkeep) = holding();
         let has_seen = AtomicBool::new(false);
-        let looks = Arc::new(Looks { own_node: Arc::clone(&own_node), upkeep, has_seen });
+        let looks = Arc::new(Looks { own_node: Arc::clone(&own_node), has_seen });
         let mut changed = pin!(own_node.changed());
         let waker = Waker::from(Arc::clone(&looks));
         assert!(changed.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
@@ -66,13 +65,13 @@ fn a_node_found_removed_after_the_lease_ran_out_was_lost_with_the_lease() {
         let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
         let lease = upkeep.lease();
         upkeep.began(lease.now());
-        let own_node = OwnNode::new("/lock/node".to_owned(), 0, &upkeep);
+        let own_node = OwnNode::new("/lock/node".to_owned(), 0, upkeep.lease(), &upkeep.nodes().unwatched);
         own_node.hold(lease.epoch().unwrap());
-        assert_eq!(own_node.loss(lease), None);
+        assert_eq!(own_node.loss(), None);
 
         clock.fetch_add(stopped_for, Ordering::SeqCst);
         own_node.arm("/lock/node", Watch::new(std::future::ready(Event::Deleted)));
-        assert_eq!(own_node.loss(lease), Some(why));
+        assert_eq!(own_node.loss(), Some(why));
     }
 }
 
@@ -103,43 +102,43 @@ fn a_node_is_watched_once_and_again_when_the_request_failed_or_a_stranger_wrote(
     assert_eq!((own_node.is_armed(), own_node.begin_to_watch()), (false, path()));
     assert_eq!(watched(&own_node, Ok(Watch::new(std::future::pending()))), Ok(()));
     assert_eq!((own_node.is_armed(), own_node.begin_to_watch()), (true, None));
-    assert!(upkeep.nodes().to_watch(Duration::ZERO).0.is_empty());
+    assert!(upkeep.nodes().unwatched.take(Duration::ZERO).0.is_empty());
 
     let (own_node, upkeep) = holding();
     assert_eq!(watched(&own_node, Ok(fired(Event::Changed))), Ok(()));
-    assert_eq!((own_node.is_armed(), own_node.loss(upkeep.lease())), (false, None));
-    assert_eq!((upkeep.nodes().to_watch(Duration::ZERO).0.len(), own_node.begin_to_watch()), (1, path()));
+    assert_eq!((own_node.is_armed(), own_node.loss()), (false, None));
+    assert_eq!((upkeep.nodes().unwatched.take(Duration::ZERO).0.len(), own_node.begin_to_watch()), (1, path()));
 }
 
 #[test]
 fn a_watch_on_the_node_that_was_replaced_tells_nothing_of_the_new_one() {
-    let (own_node, upkeep) = holding();
+    let (own_node, _upkeep) = holding();
     own_node.begin_to_watch();
     own_node.moving();
     own_node.gone_from("/lock/node");
-    assert_eq!((own_node.loss(upkeep.lease()), own_node.begin_to_watch()), (None, None));
+    assert_eq!((own_node.loss(), own_node.begin_to_watch()), (None, None));
     own_node.moved("/lock/new".to_owned());
     assert_eq!(own_node.begin_to_watch(), Some("/lock/new".to_owned()));
     assert!(watched(&own_node, Err(Failure::Unknown(String::new()))).is_err());
     assert_eq!(own_node.begin_to_watch(), None, "the new one was asked for");
     assert_eq!(watched(&own_node, Ok(fired(Event::Deleted))), Ok(()));
     assert_eq!(watched(&own_node, Err(Failure::NoNode)), Ok(()));
-    assert_eq!((own_node.loss(upkeep.lease()), own_node.is_armed()), (None, false));
+    assert_eq!((own_node.loss(), own_node.is_armed()), (None, false));
     own_node.gone_from("/lock/new");
-    assert_eq!(own_node.loss(upkeep.lease()), Some(Loss::Removed));
+    assert_eq!(own_node.loss(), Some(Loss::Removed));
 }
 
 #[test]
 fn a_hold_is_suspect_while_its_connection_is_lost() {
     let (own_node, upkeep) = holding();
-    assert_eq!(own_node.hold_state(upkeep.lease()), HoldState::Held);
+    assert_eq!(own_node.hold_state(), HoldState::Held);
     upkeep.connected(false);
-    assert!(matches!(own_node.hold_state(upkeep.lease()), HoldState::Suspect { .. }));
+    assert!(matches!(own_node.hold_state(), HoldState::Suspect { .. }));
     upkeep.connected(true);
-    assert_eq!(own_node.hold_state(upkeep.lease()), HoldState::Held);
+    assert_eq!(own_node.hold_state(), HoldState::Held);
     upkeep.end(Ending::Expired);
     let why = Loss::SessionOver(Ending::Expired);
-    assert_eq!(own_node.hold_state(upkeep.lease()), HoldState::Lost { why });
+    assert_eq!(own_node.hold_state(), HoldState::Lost { why });
 }
 
 /// A path that the caller has may be used at any time.

@@ -1,41 +1,25 @@
 //! Tests of what a server has shown of a session since its last reconnect.
 
-use std::time::SystemTime;
+use std::sync::Arc;
 
 use super::*;
 
-#[derive(Default)]
-struct Asks {
-    asked: AtomicU64,
-    is_replaced: AtomicBool,
-}
-
-impl Claimant for Asks {
-    fn confirm(&self) {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn replaced(&self) {
-        self.is_replaced.store(true, Ordering::Relaxed);
-    }
-}
-
-fn session_7() -> (Arc<Asks>, Arc<Identity>) {
-    let claimant = Arc::new(Asks::default());
-    let weak = Arc::downgrade(&claimant);
-    (claimant, Arc::new(Identity::new(7, weak)))
-}
-
-fn owned_by(ephemeral_owner: i64) -> Created {
-    Created { path: "/l/n".to_owned(), czxid: 1, ctime: SystemTime::UNIX_EPOCH, ephemeral_owner }
+/// Session 7, and how often the server was asked about it.
+fn session_7() -> (Arc<AtomicU64>, Identity) {
+    let asked = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&asked);
+    let confirm = move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    };
+    (asked, Identity::new(7, confirm))
 }
 
 #[test]
 fn after_a_reconnect_the_server_is_asked_once_until_it_has_answered() {
-    let (claimant, identity) = session_7();
+    let (count, identity) = session_7();
     let asked = || {
         identity.ask();
-        claimant.asked.load(Ordering::Relaxed)
+        count.load(Ordering::Relaxed)
     };
     assert!(identity.is_known());
     assert_eq!(asked(), 0, "the server has named the session");
@@ -54,17 +38,15 @@ fn after_a_reconnect_the_server_is_asked_once_until_it_has_answered() {
 
 #[test]
 fn a_node_of_ours_shows_the_session_on_the_connection_that_made_it() {
-    let (claimant, identity) = session_7();
+    let (_, identity) = session_7();
     identity.connection_changes();
-    let owner = identity.owner();
-    assert!(owner.created(owned_by(0)).is_ok());
+    let connection = identity.connection();
+    assert!(identity.made(0, connection));
     assert!(!identity.is_known(), "a node that belongs to nobody shows nothing");
-    assert!(owner.created(owned_by(7)).is_ok());
+    assert!(identity.made(7, connection));
     assert!(identity.is_known());
     identity.connection_changes();
-    assert!(owner.created(owned_by(7)).is_ok());
+    assert!(identity.made(7, connection));
     assert!(!identity.is_known(), "it was sent on another connection");
-    assert!(!claimant.is_replaced.load(Ordering::Relaxed));
-    assert_eq!(owner.created(owned_by(8)), Err(Failure::Over(Ending::Replaced)));
-    assert!(claimant.is_replaced.load(Ordering::Relaxed));
+    assert!(!identity.made(8, connection), "the server has replaced the session");
 }

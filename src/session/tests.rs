@@ -55,10 +55,6 @@ impl<A: Answers> Session for Stub<A> {
         1
     }
 
-    fn timeout(&self) -> Duration {
-        self.0.upkeep().lease().timeout()
-    }
-
     fn upkeep(&self) -> &Arc<Upkeep> {
         self.0.upkeep()
     }
