@@ -205,15 +205,19 @@ class Meter:
 
     def wait(self, nodes, idle):
         """Until so many nodes are there, and next to nothing reaches the servers any more."""
-        quiet, deadline = 0, time.monotonic() + 60
-        while quiet < 3:
+        quiet, began = 0, time.monotonic()
+        while quiet < 2:
             (before, *_), had = self.read()
             time.sleep(0.2)
             (after, *_), has = self.read()
-            is_quiet = after - before <= 3 * len(self.ports) + idle // 20 and had == has >= nodes
+            is_quiet = after - before <= 3 * len(self.ports) + idle // 10 and had == has >= nodes
             quiet = quiet + 1 if is_quiet else 0
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the servers have {has} of {nodes} nodes and no rest")
+            waited = time.monotonic() - began
+            # The heartbeats of a thousand sessions leave few gaps on a machine that is busy.
+            if waited > 20 and had == has >= nodes:
+                return
+            if waited > 90:
+                raise RuntimeError(f"the servers have {has} of {nodes} nodes")
 
     def start(self):
         once, _ = self.read()
