@@ -302,6 +302,12 @@ impl Acquisition {
                 // empty.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
+                    // If a server errs, the listing behind the create shows the node that it denies. A second node would
+                    // wait behind that one for ever.
+                    let is_there = look.is_ok_and(|names| names.iter().any(|name| ticket.owner().owns(name)));
+                    if is_there && ticket.recover().await? {
+                        return Ok(None);
+                    }
                     let has_to_stay = self.handle.dialect.keeps_directories();
                     match ticket.make_directory(has_to_stay).await {
                         // A directory above it may be a container, too, if Curator made it.

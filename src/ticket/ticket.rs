@@ -176,6 +176,7 @@ impl Ticket {
     ///
     /// Without the sync a lagging server could hide the node, and a second node of ours would queue behind it for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
+        self.node.lock().unsure = true;
         let session = self.session();
         let children = until_known(session, || synced(session, &self.directory, |it, path| it.children(path)));
         let children = children.await.or_else(none_without_directory)?;

@@ -19,6 +19,8 @@ const SHORT: Duration = Duration::from_secs(2);
 /// EphemeralOnLocalSession, and one that no server knows.
 const CODES: [i32; 9] = [-112, -118, -122, -4, -127, -102, -125, -120, -999];
 
+const NO_NODE: i32 = -101;
+
 /// The truth behind an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Truth {
@@ -250,6 +252,13 @@ async fn a_create_that_was_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_that_was_done_and_is_said_to_have_been_refused() {
     each_code(Request::Create, Truth::Done).await;
+}
+
+/// The directory is there, and so is the node. A second one would wait behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_that_was_done_and_is_said_to_lack_its_directory() {
+    let case = Case::set(Request::Create, NO_NODE, Truth::Done).await;
+    assert_eq!(case.acquire(Request::Create, NO_NODE, Truth::Done, false).await, Well);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
