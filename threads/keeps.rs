@@ -4,13 +4,12 @@
 use std::sync::Arc;
 
 use shuttle::future::block_on;
-use shuttle::thread;
 use zk_rwlock::{Error, RwLock};
 
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short};
 use crate::witness::Witness;
-use crate::world::{Client, World, draw, tarries, warned};
+use crate::world::{Client, World, draw, spawn, tarries, warned};
 
 const PATH: &str = "/lock";
 
@@ -34,7 +33,7 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
         let lock = keeping(&client);
         let users = (0..2).map(|_| {
             let (lock, witness) = (lock.clone(), Arc::clone(&witness));
-            thread::spawn(move || {
+            spawn(move || {
                 for _ in 0..3 {
                     tarries(32);
                     // Its session may end at any moment.
@@ -73,7 +72,7 @@ fn uses_that_give_up_when_their_node_is_granted_leave_it_to_the_one_that_asked()
         let first = block_on(plain.write().into_future()).expect("a guard");
         let users = (0..3).map(|_| {
             let (kept, witness) = (kept.clone(), Arc::clone(&witness));
-            thread::spawn(move || match draw(3) {
+            spawn(move || match draw(3) {
                 0 => drop(witness.works(block_on(kept.read().into_future()).expect("a guard"))),
                 _ => drop(block_on(cut_short(draw(8), kept.read())).transpose().expect("a guard, or none")),
             })
@@ -81,7 +80,7 @@ fn uses_that_give_up_when_their_node_is_granted_leave_it_to_the_one_that_asked()
         let users: Vec<_> = users.collect();
         tarries(128);
         let (asking, seen) = (plain.clone(), Arc::clone(&witness));
-        let asker = thread::spawn(move || drop(seen.works(block_on(asking.write().into_future()).expect("a guard"))));
+        let asker = spawn(move || drop(seen.works(block_on(asking.write().into_future()).expect("a guard"))));
         tarries(256);
         drop(witness.works(first));
         users.into_iter().for_each(|user| user.join().expect("no panic"));
@@ -104,7 +103,7 @@ fn all_that_wait_for_a_node_hear_that_it_cannot_be_acquired() {
         let first = block_on(plain.write().into_future()).expect("a guard");
         let users = (0..3).map(|_| {
             let (kept, witness) = (kept.clone(), Arc::clone(&witness));
-            thread::spawn(move || {
+            spawn(move || {
                 let read = block_on(kept.read().into_future());
                 assert!(matches!(read, Ok(_) | Err(Error::Evicted(_))), "{:?}", read.err());
                 drop(read.map(|guard| witness.works(guard)));
@@ -134,7 +133,7 @@ fn a_kept_node_is_asked_for_while_its_use_downgrades() {
         );
         let writer = block_on(kept.write().into_future()).expect("a guard");
         let (asking, seen) = (plain.clone(), Arc::clone(&witness));
-        let asker = thread::spawn(move || {
+        let asker = spawn(move || {
             tarries(8);
             drop(seen.works(block_on(asking.write().into_future()).expect("a guard")));
         });

@@ -10,7 +10,7 @@ use zk_rwlock::{Error, Leadership, Term};
 use crate::explore::explore;
 use crate::locks::{cut_short, troubles};
 use crate::witness::{Says, Witness};
-use crate::world::{Client, World, draw, tarries};
+use crate::world::{Client, World, draw, spawn, tarries};
 
 const PATH: &str = "/leader";
 
@@ -51,14 +51,14 @@ fn candidates_lead(is_rough: bool) {
     let candidates = [0, 0, 1].map(|of| candidate(&clients[of]));
     let workers = candidates.clone().map(|candidate| {
         let witness = Arc::clone(&witness);
-        thread::spawn(move || {
+        spawn(move || {
             tarries(32);
             let answer = block_on(leads(&candidate, &witness, 2));
             assert!(is_rough || answer.is_ok(), "{answer:?}");
         })
     });
     let other = candidates[draw(3)].clone();
-    let steps_down = thread::spawn(move || {
+    let steps_down = spawn(move || {
         for _ in 0..2 {
             tarries(128);
             let term = other.term().map(|term| term.number());
@@ -100,7 +100,7 @@ fn a_leader_that_has_resigned_has_no_node_any_more() {
         let client = world.client();
         let leads = candidate(&client);
         let resigns = leads.clone();
-        let led = thread::spawn(move || {
+        let led = spawn(move || {
             let work = |_term: Term| std::future::pending::<()>();
             assert!(block_on(leads.lead(work)).expect("no error").is_none());
         });
@@ -133,7 +133,7 @@ fn a_candidate_that_campaigns_twice_at_once_is_refused_once() {
         let (candidate, answered) = (candidate(&client), Arc::new(AtomicUsize::new(0)));
         let campaigns = [candidate.clone(), candidate].map(|candidate| {
             let answered = Arc::clone(&answered);
-            thread::spawn(move || {
+            spawn(move || {
                 let work = |_term: Term| async {
                     while answered.load(Ordering::SeqCst) == 0 {
                         yield_now().await;

@@ -13,7 +13,7 @@ use zk_rwlock::{Error, Memory, RwLock};
 
 use crate::explore::{explore, replay_each};
 use crate::witness::Witness;
-use crate::world::{Client, World, draw, tarries, warned};
+use crate::world::{Client, World, draw, spawn, tarries, warned};
 
 const PATH: &str = "/lock";
 /// Timers fire when the schedule lets them, however long they are.
@@ -126,7 +126,7 @@ impl Plan {
         let (is_rough, kinds) = (self.is_rough, [draw(KINDS), draw(KINDS), draw(KINDS)]);
         let workers = (0..self.threads).map(|_| {
             let (lock, witness, uses) = (handles[draw(handles.len())].clone(), Arc::clone(&witness), self.uses);
-            thread::spawn(move || {
+            spawn(move || {
                 for _ in 0..uses {
                     let answer = block_on(one_use(kinds[draw(3)], &lock, &witness));
                     assert!(is_rough || answer.is_ok(), "{answer:?}");
@@ -173,7 +173,7 @@ fn a_holder_hears_of_the_one_that_it_keeps_out() {
         let lock = if draw(4) > 0 { builder.keep(LONG).build() } else { builder.build() }.expect("a lock");
         let (other, seen) = (lock.clone(), Arc::clone(&witness));
         let guard = block_on(lock.write().into_future()).expect("a guard");
-        let waiter = thread::spawn(move || {
+        let waiter = spawn(move || {
             tarries(40);
             drop(seen.works(block_on(other.read().into_future()).expect("a guard")));
         });

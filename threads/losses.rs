@@ -10,7 +10,7 @@ use zk_rwlock::{Error, HoldState, Mode, MultiLock, RwLock, Semaphore};
 
 use crate::explore::explore;
 use crate::locks::LONG;
-use crate::world::{Client, World, draw, tarries, warned};
+use crate::world::{Client, World, draw, spawn, tarries, warned};
 
 const PATH: &str = "/lock";
 
@@ -53,7 +53,7 @@ fn a_holder_whose_node_is_removed_hears_of_it() {
         let directory = [PATH, PATH, PATH, "/pool/permits", ["/one", "/two"][draw(2)]][kind];
         let is_granted = Arc::new(AtomicBool::new(false));
         let granted = Arc::clone(&is_granted);
-        let holder = thread::spawn(move || match kind {
+        let holder = spawn(move || match kind {
             0 => hears!(block_on(lock.write().into_future()), granted),
             1 => hears!(block_on(lock.read().into_future()), granted),
             2 => hears!(block_on(kept.write().into_future()), granted),
@@ -81,7 +81,7 @@ fn a_waiter_whose_node_is_removed_is_told_so() {
         };
         let (first, waiting) = (lock(&ours), lock([&ours, &theirs][draw(2)]));
         let guard = block_on(first.write().into_future()).expect("a guard");
-        let waiter = thread::spawn(move || block_on(waiting.write().into_future()).map(drop));
+        let waiter = spawn(move || block_on(waiting.write().into_future()).map(drop));
         let waits = |name: &String| !guard.path().ends_with(name.as_str());
         let name = loop {
             match ours.memory.children(PATH).into_iter().find(waits) {

@@ -4,6 +4,7 @@
 
 extern crate zk_rwlock_threads as zk_rwlock;
 
+mod deadlocks;
 mod explore;
 mod keeps;
 mod leaders;
@@ -12,5 +13,7 @@ mod losses;
 mod permits;
 mod several;
 mod values;
+#[allow(dead_code, unreachable_pub, reason = "only what is tried here is used")]
+mod waits;
 mod witness;
 mod world;

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use shuttle::future::block_on;
-use shuttle::thread;
 use zk_rwlock::{Error, Semaphore};
 
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short, troubles};
 use crate::witness::Witness;
-use crate::world::{World, draw, warned};
+use crate::world::{World, draw, spawn, warned};
 
 const PATH: &str = "/pool";
 const PERMITS: u32 = 2;
@@ -49,7 +48,7 @@ fn threads_take_permits(is_rough: bool) {
     let workers: Vec<_> = (0..3)
         .map(|_| {
             let (pool, witness) = (pools[draw(2)].clone(), Arc::clone(&witness));
-            thread::spawn(move || {
+            spawn(move || {
                 for _ in 0..2 {
                     let answer = block_on(one_use(kinds[draw(2)], &pool, &witness));
                     assert!(is_rough || answer.is_ok(), "{answer:?}");

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use shuttle::future::block_on;
-use shuttle::thread;
 use zk_rwlock::{Error, Mode, MultiGuard, MultiLock, RwLock};
 
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short, troubles};
 use crate::witness::{Says, Witness};
-use crate::world::{Client, World, draw, tarries, warned};
+use crate::world::{Client, World, draw, spawn, tarries, warned};
 
 const PATHS: [&str; 3] = ["/a", "/b", "/c"];
 
@@ -72,7 +71,7 @@ fn threads_take_several(is_rough: bool) {
     let clients = [world.client(), world.client()];
     let workers = (0..3).map(|number| {
         let (client, witnesses) = (clients[number % 2].clone(), witnesses.clone());
-        thread::spawn(move || {
+        spawn(move || {
             let at = draw(3);
             let lock =
                 RwLock::builder(&client, PATHS[at]).host("h").warn_after_waiting(warned()).build().expect("a lock");

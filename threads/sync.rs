@@ -3,6 +3,8 @@
 
 #[path = "../src/sync/lock.rs"]
 mod lock;
+#[path = "waits.rs"]
+mod waits;
 
 use std::hash::{BuildHasherDefault, DefaultHasher};
 
@@ -13,7 +15,9 @@ use tokio::sync::futures::Notified;
 pub(crate) use lock::{Mutex, SharedMutex};
 
 mod raw {
-    pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+    pub(super) use shuttle::sync::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+
+    pub(super) use super::waits::{Mutex, RwLock};
 }
 
 /// A map whose order is the same in every run.

@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use shuttle::future::block_on;
 use shuttle::sync::Mutex;
-use shuttle::thread;
 use zk_rwlock::format::{Format, FormatError};
 use zk_rwlock::{Error, Shared};
 
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short, troubles};
-use crate::world::{Client, World, draw, tarries, warned};
+use crate::world::{Client, World, draw, spawn, tarries, warned};
 
 const PATH: &str = "/value";
 const LOCK: &str = "/value/lock";
@@ -133,7 +132,7 @@ fn threads_share_a_value(is_rough: bool) {
     let kinds = [draw(KINDS), draw(KINDS), draw(KINDS)];
     let workers = (0..3).map(|number| {
         let (shared, register) = (values[draw(3)].clone(), Arc::clone(&register));
-        thread::spawn(move || {
+        spawn(move || {
             tarries(32);
             if number == 2 {
                 return follows(&shared);

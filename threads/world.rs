@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
+use std::panic::Location;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -18,6 +19,14 @@ use zk_rwlock::coordinator::{
     Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
     Watch,
 };
+
+/// A thread that is named by where it began.
+#[track_caller]
+pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    let from = Location::caller();
+    let named = thread::Builder::new().name(format!("{}:{}", from.file(), from.line()));
+    named.spawn(work).expect("shuttle's")
+}
 
 /// One of so many, drawn by the schedule.
 pub(crate) fn draw(of: usize) -> usize {
@@ -69,7 +78,7 @@ impl World {
         let couriers: [Which; 2] = [|routes| &routes.answers, |routes| &routes.timers];
         let threads = couriers.into_iter().take(if fire { 2 } else { 1 }).map(|which| {
             let routes = Arc::clone(&routes);
-            thread::spawn(move || which(&routes).runs())
+            spawn(move || which(&routes).runs())
         });
         let threads = threads.collect();
         World { memory: Memory::new(), routes, threads }

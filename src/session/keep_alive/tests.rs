@@ -222,3 +222,14 @@ async fn a_heartbeat_loses_the_node_that_it_finds_gone_and_no_other() {
         assert_eq!(own_nodes.map(|own_node| own_node.loss()), [None, loss, None]);
     }
 }
+
+/// Else its holder would hear of a removal only by the next heartbeat.
+#[tokio::test(start_paused = true)]
+async fn a_watch_whose_answer_is_lost_is_asked_for_again() {
+    let (session, _task) = Noted::kept_alive();
+    session.holder("/a/1");
+    *session.is_cut_off.lock().unwrap() = true;
+    assert_eq!(session.after(250).await, notes([(200, "watch /a/1")]));
+    *session.is_cut_off.lock().unwrap() = false;
+    assert_eq!(session.after(1_000).await, notes([(400, "watch /a/1")]));
+}
