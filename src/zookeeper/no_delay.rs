@@ -2,8 +2,9 @@
 //!
 //! Without `TCP_NODELAY` a small request that follows another one waits until the other is acknowledged, which takes a
 //! round trip. So requests that are sent together would cost two. The client crate neither sets the option nor shows
-//! its sockets. So we look through the sockets of this process for those that lead to the servers. Where the system
-//! does not allow that, requests only take longer.
+//! its sockets. So we look through the sockets of this process for those that lead to the servers: also those of another
+//! client in this process, which then sends its small requests at once, too. Where the system does not allow that, or has no
+//! `/proc`, requests only take longer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -38,32 +39,25 @@ pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAdd
 /// `pidfd_getfd` does, is refused in containers by default (seccomp, without CAP_SYS_PTRACE).
 #[cfg(target_os = "linux")]
 fn set(servers: &[SocketAddr]) -> io::Result<Vec<SocketAddr>> {
+    use nix::sys::socket::setsockopt;
     use nix::sys::socket::sockopt::TcpNoDelay;
-    use nix::sys::socket::{getsockopt, setsockopt};
 
+    // A server may be told of as a mapped address of IPv6.
+    let address = |it: &SocketAddr| (it.ip().to_canonical(), it.port());
     let mut peers = Vec::new();
     for open in std::fs::read_dir("/proc/self/fd")? {
-        let open = open?;
-        // Closed meanwhile, or no socket.
-        let Ok(target) = std::fs::read_link(open.path()) else { continue };
-        let number = open.file_name().to_str().and_then(|number| number.parse().ok());
-        let Some(number) = number.filter(|_| target.as_os_str().as_encoded_bytes().starts_with(b"socket:")) else {
-            continue;
-        };
-        // The number may stand for another socket by the time of each call. Then that one sends small requests at once, or is
-        // no connection of TCP, and the call fails.
-        let is_theirs = |peer: &SocketAddr| servers.iter().any(|it| (it.ip(), it.port()) == (peer.ip(), peer.port()));
-        if let Some(peer) = peer_of(number).filter(is_theirs) {
-            if getsockopt(number, TcpNoDelay) == Ok(false) {
-                setsockopt(number, TcpNoDelay, &true)?;
-            }
+        let Some(number) = open?.file_name().to_str().and_then(|number| number.parse().ok()) else { continue };
+        let Some(peer) = peer_of(number) else { continue };
+        // The number may stand for another socket by now. Then that one sends small requests at once, or is no connection of
+        // TCP, and the call fails.
+        if servers.iter().any(|it| address(it) == address(&peer)) && setsockopt(number, TcpNoDelay, &true).is_ok() {
             peers.push(peer);
         }
     }
     Ok(peers)
 }
 
-/// Where the connection of this number leads to.
+/// Where the connection of this number leads to; `None` if it is no connection.
 #[cfg(target_os = "linux")]
 fn peer_of(number: std::os::fd::RawFd) -> Option<SocketAddr> {
     use nix::sys::socket::{SockaddrStorage, getpeername};
@@ -81,7 +75,7 @@ fn set(_servers: &[SocketAddr]) -> io::Result<Vec<SocketAddr>> {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
 
     use super::*;
 
@@ -89,9 +83,23 @@ mod tests {
     fn it_is_set_on_connections_to_the_servers_and_on_no_other() {
         let [server, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [to_server, to_other] = [&server, &other].map(|it| TcpStream::connect(it.local_addr().unwrap()).unwrap());
-        let server = server.local_addr().unwrap();
-        assert_eq!(set(&[server]).unwrap(), [server]);
-        assert!(to_server.nodelay().unwrap() && !to_other.nodelay().unwrap());
-        assert_eq!(set(&[server]).unwrap(), [server], "it is set already");
+        let no_tcp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        no_tcp.connect(address).unwrap();
+        let (accepted, _) = server.accept().unwrap();
+        assert_eq!(set(&[address]).unwrap(), [address]);
+        assert!(to_server.nodelay().unwrap());
+        assert!(!to_other.nodelay().unwrap() && !accepted.nodelay().unwrap());
+        assert_eq!(set(&[address]).unwrap(), [address], "it is set already");
+    }
+
+    #[test]
+    fn a_server_is_known_by_its_mapped_address_too() {
+        let listening = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = listening.local_addr().unwrap();
+        let to_server = TcpStream::connect(server).unwrap();
+        let mapped = SocketAddr::new("::ffff:127.0.0.1".parse().unwrap(), server.port());
+        assert_eq!(set(&[mapped]).unwrap(), [server]);
+        assert!(to_server.nodelay().unwrap());
     }
 }

@@ -10,6 +10,8 @@ mod kept;
 mod kerberos;
 mod lease;
 mod liars;
+#[cfg(target_os = "linux")]
+mod no_delay;
 mod outages;
 mod ports;
 mod processes;
