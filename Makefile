@@ -92,9 +92,10 @@ versions: zookeeper programs
 # Says in each line of a file in which run it was measured.
 STAMP = sed "s/^{/{\"run\":\"$$(date -u +%FT%TZ)\",\"machine\":\"$$(nproc) cores, Linux $$(uname -r)\",/" $(1).part >$(1); rm $(1).part
 
-# What everything costs as it grows to a hundred thousand, in time of the processor and in memory, on the embedded ensemble.
+# What everything costs as it grows to a hundred thousand, in time of the processor and in bytes. Some minutes.
 GROWTH := $(CURDIR)/target/performance/growth.jsonl
-growth:
+growth: zookeeper
+	cargo build --release -p zklock
 	mkdir -p target/performance
 	rm -f '$(GROWTH).part'
 	cargo bench -p zk-rwlock-benches --bench growth -- --all --out '$(GROWTH).part'

@@ -1,30 +1,33 @@
-//! What everything costs as it grows, from a hundred to a hundred thousand: locks in a process, holds, kept nodes, waiters,
-//! readers that are let in, members that `queue()` reads.
+//! What everything costs as it grows, from one to a hundred thousand: locks in a process, holds, kept nodes, waiters,
+//! readers that are let in, members that `queue()` reads, processes.
 //!
-//! On the embedded ensemble, so what is measured is the library (and, in its reads, the embedded ensemble). Times are of the
-//! processor, not of the clock: other programs do not count. Each case is a process of its own, because memory that was freed
-//! may be used again. `make growth` runs it.
+//! Most of it on the embedded ensemble, so what is measured is the library (and, in its reads, the embedded ensemble);
+//! `zklock ls` and processes on a real server ([`real`]). Times are of the processor, not of the clock: other programs do not
+//! count. Each case is a process of its own, because memory that was freed may be used again. `make growth` runs it.
 
 use std::fs::OpenOptions;
 use std::future::IntoFuture;
 use std::io::Write;
+use std::iter::successors;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use clap::Parser;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
+use support::fleet::{Capacity, Habits};
 use support::polled::{now, read, reading, write, writing};
+use support::storm::{Storm, World, storm};
 use zk_rwlock::{Memory, RwLock, Semaphore};
 
 #[path = "../examples/common/meter.rs"]
-#[allow(dead_code, reason = "only what tells the memory is used here")]
+#[allow(dead_code, reason = "others ask for more")]
 mod meter;
+#[path = "growth/real.rs"]
+mod real;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
-
-const SIZES: [usize; 4] = [100, 1_000, 10_000, 100_000];
 
 const PATH: &str = "/growth/lock";
 
@@ -39,30 +42,39 @@ struct Arguments {
     /// Be one case, of this size
     #[arg(long, num_args = 2, hide = true)]
     case: Option<Vec<String>>,
+    /// Be one of the processes that queue up at this server
+    #[arg(long, hide = true)]
+    process: Option<String>,
     /// Cargo says so to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What is measured: a name, what is counted, and how.
-type Case = (&'static str, fn(usize) -> Measured);
+/// What is measured: a name, from how many to how many, how many in all if these are fewer (one alone takes no time that could
+/// be measured), and how.
+type Case = (&'static str, [usize; 2], usize, fn(usize) -> Measured);
 
-const CASES: [Case; 8] = [
-    ("handles", handles),
-    ("holds", holds),
-    ("kept nodes", kept),
-    ("waiters", waiters),
-    ("hand-offs", hand_offs),
-    ("readers let in", readers),
-    ("members read", members),
-    ("waiters for a permit", permits),
+const CASES: [Case; 11] = [
+    ("handles", [1, 100_000], 1_000, handles),
+    ("holds", [1, 100_000], 1_000, holds),
+    ("kept nodes", [1, 100_000], 1_000, kept),
+    ("waiters", [1, 100_000], 1_000, waiters),
+    ("hand-offs", [1, 100_000], 1_000, hand_offs),
+    ("readers let in", [1, 100_000], 1_000, readers),
+    ("members read", [1, 100_000], 1_000, members),
+    ("waiters for a permit", [1, 100_000], 1_000, permits),
+    ("`zklock ls`", [1_000, 100_000], 1, real::list),
+    ("processes", [1, 1_000], 1, real::processes),
+    ("processes, simulated", [1_000, 100_000], 1, simulated),
 ];
 
 /// Of all together.
 struct Measured {
     processor: Duration,
-    /// `None` where nothing is built that stays.
+    /// Of memory, or to and from the server; `None` where neither is measured.
     bytes: Option<u64>,
+    /// By the clock, where somebody waits for it.
+    clock: Option<Duration>,
 }
 
 /// The time that this process has had a processor.
@@ -79,15 +91,16 @@ fn resident() -> u64 {
 fn built<T>(build: impl FnOnce() -> T) -> Measured {
     let (bytes, before) = (resident(), processor());
     let all = build();
-    let measured = Measured { processor: processor() - before, bytes: Some(resident().saturating_sub(bytes)) };
-    drop(all);
-    measured
+    let (processor, bytes) = (processor() - before, Some(resident().saturating_sub(bytes)));
+    // So that what is built next does not find its memory free.
+    std::mem::forget(all);
+    Measured { processor, bytes, clock: None }
 }
 
 fn done(work: impl FnOnce()) -> Measured {
     let before = processor();
     work();
-    Measured { processor: processor() - before, bytes: None }
+    Measured { processor: processor() - before, bytes: None, clock: None }
 }
 
 fn lock(zk: &Memory, path: &str) -> RwLock {
@@ -175,17 +188,32 @@ fn permits(n: usize) -> Measured {
     })
 }
 
+/// A fleet that loses its server for a moment, ten processes to a lock.
+fn simulated(n: usize) -> Measured {
+    let habits = Habits { session_timeout: Duration::from_secs(40), pauses: true };
+    let (contenders, per_lock, is_mixed, seed) = (1, 10, false, 1);
+    // As in scale.rs.
+    let capacity = Capacity { writes: 30_000, reads: 120_000, names: 2_700_000 };
+    let world = World { processes: n, contenders, per_lock, is_mixed, capacity, habits, seed };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.expect("a runtime");
+    done(|| assert_eq!(runtime.block_on(storm(&world, Storm::LeaderChange(Duration::from_secs(2)))).lost, 0))
+}
+
 fn be(case: &[String]) -> Result<()> {
     let [name, n] = case else { return Err("a case and its size".into()) };
-    let n = n.parse()?;
-    let (_, measure) = CASES.into_iter().find(|(known, _)| known == name).ok_or("no such case")?;
-    let Measured { processor, bytes } = measure(n);
-    let each = |of: f64| of / n as f64;
+    let n: usize = n.parse()?;
+    let (.., in_all, measure) = CASES.into_iter().find(|(known, ..)| known == name).ok_or("no such case")?;
+    let rounds: Vec<Measured> = (0..in_all.div_ceil(n)).map(|_| measure(n)).collect();
+    let processor: Duration = rounds.iter().map(|round| round.processor).sum();
+    let bytes: Option<u64> = rounds.iter().map(|round| round.bytes).sum();
+    let each = |of: f64| of / (n * rounds.len()) as f64;
     let line = json!({
         "case": name,
         "n": n,
         "us_each": each(processor.as_secs_f64() * 1e6),
         "bytes_each": bytes.map(|bytes| each(bytes as f64)),
+        "seconds": rounds[0].clock.map(|clock| clock.as_secs_f64()),
     });
     println!("{line}");
     Ok(())
@@ -194,19 +222,21 @@ fn be(case: &[String]) -> Result<()> {
 fn all(out: Option<&PathBuf>) -> Result<()> {
     let this = std::env::current_exe()?;
     let mut lines = String::new();
-    println!("{:<22}{:>10}{:>16}{:>16}", "", "", "µs each", "bytes each");
-    for (name, _) in CASES {
-        for n in SIZES {
-            let output = Command::new(&this).args(["--case", name, &n.to_string()]).output()?;
+    println!("{:<22}{:>10}{:>16}{:>16}{:>16}", "", "", "µs each", "bytes each", "seconds");
+    for (name, [least, most], ..) in CASES {
+        for n in successors(Some(least), |n| Some(10 * n)).take_while(|n| *n <= most) {
+            let output =
+                Command::new(&this).args(["--case", name, &n.to_string()]).stderr(Stdio::inherit()).output()?;
             if !output.status.success() {
-                return Err(format!("{name}, {n}: {}", String::from_utf8_lossy(&output.stderr)).into());
+                return Err(format!("{name}, {n}: {}", output.status).into());
             }
             let said = String::from_utf8(output.stdout)?;
             let line: Value = serde_json::from_str(&said)?;
             let shown = |name: &str, digits: usize| {
                 line[name].as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
             };
-            println!("{name:<22}{n:>10}{:>16}{:>16}", shown("us_each", 2), shown("bytes_each", 0));
+            let (time, bytes, clock) = (shown("us_each", 2), shown("bytes_each", 0), shown("seconds", 2));
+            println!("{name:<22}{n:>10}{time:>16}{bytes:>16}{clock:>16}");
             lines.push_str(&said);
         }
     }
@@ -218,10 +248,11 @@ fn all(out: Option<&PathBuf>) -> Result<()> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let done = match (&arguments.case, arguments.all) {
-        (Some(case), _) => be(case),
-        (None, true) => all(arguments.out.as_ref()),
-        (None, false) => Ok(()),
+    let done = match &arguments {
+        Arguments { process: Some(server), .. } => real::process(server),
+        Arguments { case: Some(case), .. } => be(case),
+        Arguments { all: true, out, .. } => all(out.as_ref()),
+        _ => Ok(()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -190,7 +190,7 @@ pub mod coordinator {
     pub use crate::session::lease::{Lease, Moment};
     pub use crate::session::patience::Patience;
     pub use crate::session::request::{
-        Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
+        Contents, Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
     };
     pub use crate::session::upkeep::Upkeep;
     pub use crate::zookeeper::probe::four_letter_word;

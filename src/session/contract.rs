@@ -11,7 +11,9 @@ use async_trait::async_trait;
 
 use crate::session::connection::ConnectionState;
 use crate::session::lease::Lease;
-use crate::session::request::{self, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
+use crate::session::request::{
+    self, Contents, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
+};
 use crate::session::upkeep::Upkeep;
 
 /// An ensemble, as one process reaches it. It opens sessions.
@@ -169,6 +171,12 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
 
     /// A node's data.
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)>;
+
+    /// The data of each of these nodes; `None` of a node that is gone, or that this client may not read. By default each is
+    /// a request of its own.
+    fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
+        request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect())
+    }
 
     /// Arms a one-shot watch on an existing node.
     fn watch(&self, path: &str) -> Reply<Watch>;

@@ -13,8 +13,26 @@ use thiserror::Error;
 /// Dropping it does not take the request back.
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
+/// The answers to requests about nodes; `None` of a node that is gone, or that this client may not read.
+pub(crate) fn each_that_is_there<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
+    Box::pin(async move {
+        let mut all = Vec::with_capacity(replies.len());
+        for reply in replies {
+            all.push(match reply.await {
+                Ok(it) => Some(it),
+                Err(Failure::NoNode | Failure::NoAuth(_)) => None,
+                Err(failure) => return Err(failure),
+            });
+        }
+        Ok(all)
+    })
+}
+
 /// Work that outlives its caller: it removes what a dropped future or guard left behind.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The data of several nodes; `None` of a node that is gone, or that this client may not read.
+pub type Contents = Vec<Option<(Vec<u8>, Stat)>>;
 
 /// What kind of node to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

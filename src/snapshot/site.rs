@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
 use crate::call;
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
@@ -18,8 +20,11 @@ use crate::snapshot::read;
 /// How many of the contenders in the way are read for an error: the error must come in time.
 const BLOCKERS_NAMED: usize = 8;
 
-/// How many nodes are read at once for a snapshot of the queue.
+/// How many nodes are read with one request for a snapshot of the queue.
 pub(super) const READS_IN_FLIGHT: usize = 256;
+
+/// How many of these requests are under way at once.
+const REQUESTS_IN_FLIGHT: usize = 4;
 
 /// The directories of a lock or of a semaphore.
 #[derive(Clone, Debug)]
@@ -75,20 +80,18 @@ impl Site {
         dialect: Dialect,
         members: &[Member],
     ) -> Result<Vec<Member>, Failure> {
-        let replies: Vec<_> = members.iter().map(|member| session.data(&self.node(member))).collect();
-        let mut read = Vec::with_capacity(members.len());
-        for (member, reply) in members.iter().zip(replies) {
-            // It was in the listing, which shows one moment. If it has left since, or may not be read, its name remains:
-            // without it a lock that is held would show waiters, and no holder.
-            read.push(match read::shown(reply.await)? {
-                Some(node) => read::with_node(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
-                None => member.clone(),
-            });
-        }
-        Ok(read)
+        let paths: Vec<String> = members.iter().map(|member| self.node(member)).collect();
+        let nodes = session.data_of_each(&paths).await?;
+        // All were in the listing, which shows one moment. Of one that has left since, or may not be read, the name remains:
+        // without it a lock that is held would show waiters, and no holder.
+        let members = members.iter().zip(nodes).map(|(member, node)| match node {
+            Some(node) => read::with_node(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
+            None => member.clone(),
+        });
+        Ok(members.collect())
     }
 
-    /// Reads the queue that these names form, with one read for each member. `taken` are the names of a semaphore's permits,
+    /// Reads the queue that these names form, whose members are read together. `taken` are the names of a semaphore's permits,
     /// and `permits` is their number.
     pub(crate) async fn read_queue(
         &self,
@@ -99,10 +102,9 @@ impl Site {
     ) -> Result<Queue, Failure> {
         let turns = turn::turns(dialect, queued);
         let named: Vec<Member> = holders(taken).chain(turns.iter().map(|(it, turn)| self.queued(it, turn))).collect();
-        let mut members = Vec::with_capacity(named.len());
-        for some in named.chunks(READS_IN_FLIGHT) {
-            members.extend(call::answered(session, || self.read(session, dialect, some)).await?);
-        }
+        let read = |some| call::answered(session, move || self.read(session, dialect, some));
+        let reads: Vec<_> = named.chunks(READS_IN_FLIGHT).map(read).collect();
+        let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
         // The holders of permits come in the order in which they took them.
         members[..holders(taken).count()].sort_by_key(|member| member.token);
         Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })

@@ -35,8 +35,8 @@ impl Survey {
     /// [record](crate::Queue::done) of a job that was done under a lock is read, too. A lock that has one and no contender
     /// has an empty queue here.
     ///
-    /// Costs a listing for each node that is not a contender itself, and a read for each contender and each record. Each queue is seen
-    /// in its own [dialect](Dialect); a directory with contenders of several dialects has a queue for each.
+    /// Costs a listing for each node that is not a contender itself, a request for each 256 members of a queue, and one for
+    /// each 256 records. Each queue is seen in its own [dialect](Dialect); a directory with contenders of several dialects has a queue for each.
     /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout for each step, and as a whole with
     /// [`timeout`](Call::timeout).
     ///
@@ -145,12 +145,8 @@ impl Survey {
 
 /// What is at each of these paths, all asked for at once. A record that we may not read is left out.
 async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<Option<Done>>, Failure> {
-    let replies: Vec<_> = paths.iter().map(|path| session.data(path)).collect();
-    let mut records = Vec::with_capacity(paths.len());
-    for reply in replies {
-        records.push(read::shown(reply.await)?.and_then(|(data, stat)| done::read(&data, stat.mtime)));
-    }
-    Ok(records)
+    let nodes = session.data_of_each(paths).await?.into_iter();
+    Ok(nodes.map(|node| node.and_then(|(data, stat)| done::read(&data, stat.mtime))).collect())
 }
 
 /// The queue of the semaphore at this node; `None` if it is no semaphore.

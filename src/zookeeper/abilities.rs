@@ -11,6 +11,8 @@ use crate::sync::OnceLock;
 #[derive(Debug, Default)]
 pub(crate) struct Abilities {
     pub(crate) containers: Ability,
+    /// The request that reads several nodes.
+    pub(crate) several_reads: Ability,
     /// The request that lists the ephemeral nodes of our session.
     pub(crate) ephemerals: Ability,
     /// That a session lives on by reads alone. A follower of ClickHouse Keeper answers them, and its leader hears of none.

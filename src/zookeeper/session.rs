@@ -15,7 +15,7 @@ use crate::session::contract::{Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::lease::Moment;
 use crate::session::request::{
-    self, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch, parent,
+    self, Contents, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch, parent,
 };
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
@@ -362,6 +362,22 @@ impl Session for ZooKeeperSession {
         self.pipeline.ask(Request::Read, move |client| async move {
             let (data, stat) = client.get_data(&path).await.map_err(failure)?;
             Ok((data, translate::stat(&stat)))
+        })
+    }
+
+    fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
+        if paths.len() < 2 || self.abilities.several_reads.is_lacking() {
+            return request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect());
+        }
+        let (failure, abilities) = (self.pipeline.failure("READ", &paths[0]), Arc::clone(&self.abilities));
+        let paths = paths.to_vec();
+        self.pipeline.ask(Request::Read, move |client| async move {
+            let nodes = translate::data_of_each(&client, &paths).await;
+            abilities.several_reads.heard(&nodes);
+            match nodes {
+                Err(_) if abilities.several_reads.is_lacking() => Err(Failure::Unknown("not understood".to_owned())),
+                nodes => nodes.map_err(failure),
+            }
         })
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::FutureExt;
 use zookeeper_client as zk;
 
-use crate::session::request::{Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Stat};
+use crate::session::request::{Contents, Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Stat};
 use crate::zookeeper::security::Acl;
 
 pub(super) fn mode(kind: Kind) -> zk::CreateMode {
@@ -48,6 +48,25 @@ pub(super) async fn commit(
         zk::MultiWriteError::OperationFailed { index, source } => of(index)(source),
     })?;
     Ok(results.into_iter().map(outcome).collect())
+}
+
+/// Reads the data of several nodes in one request, which is sent in the first poll. `None` of a node that is gone, or that
+/// this client may not read.
+pub(super) async fn data_of_each(client: &zk::Client, paths: &[String]) -> Result<Contents, zk::Error> {
+    let mut reader = client.new_multi_reader();
+    paths.iter().try_for_each(|path| reader.add_get_data(path))?;
+    let nodes = reader.commit().await?;
+    let none = || zk::Error::UnexpectedError(format!("{} answers to {} reads", nodes.len(), paths.len()));
+    if nodes.len() != paths.len() {
+        return Err(none());
+    }
+    let node = |node| match node {
+        zk::MultiReadResult::Data { data, stat: of_node } => Ok(Some((data, stat(&of_node)))),
+        zk::MultiReadResult::Error { err: zk::Error::NoNode | zk::Error::NoAuth } => Ok(None),
+        zk::MultiReadResult::Error { err } => Err(err),
+        _ => Err(zk::Error::UnexpectedError("an answer to another request".to_owned())),
+    };
+    nodes.into_iter().map(node).collect()
 }
 
 fn outcome(result: zk::MultiWriteResult) -> Outcome {

@@ -5,6 +5,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
+use support::keeper::READ_SEVERAL;
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::{Op, Proxy};
@@ -534,4 +535,23 @@ async fn a_waiter_that_gives_up_leaves_no_watch() {
     line_becomes(&lock, "W+").await;
     holder.release().await.unwrap();
     eventually("no watch", || async { server.watches() == 0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_is_read_with_a_request_for_each_256_members() {
+    let [fleet, looker] = [(); 2].map(|()| Tapped::new(shared_server()));
+    let (fleet, looker) = (fleet.await, looker.await);
+    let lock = directory(&fleet.zk, "/wire/looked-at").await;
+    let mut held = Vec::new();
+    for _ in 0..258 {
+        held.push(lock.read().await.unwrap());
+    }
+    looker.settle().await;
+    let before = ops(&looker.proxy).len();
+    let queue = lock_at(&looker.zk, "/wire/looked-at").queue().await.unwrap();
+    assert_eq!(queue.members.len(), 258);
+    assert!(queue.members.iter().all(|member| member.pid == Some(std::process::id()) && !member.node.is_empty()));
+    let mut sent = ops(&looker.proxy).split_off(before);
+    sent.sort_by_key(|op| format!("{op:?}"));
+    assert_eq!(sent, [Op::GetChildren, Op::GetData, READ_SEVERAL, READ_SEVERAL], "the record is one of them");
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use support::keeper::{LIST_EPHEMERALS, clickhouse_keeper, has_a_session_kept, zookeeper_3_5};
+use support::keeper::{LIST_EPHEMERALS, READ_SEVERAL, clickhouse_keeper, has_a_session_kept, zookeeper_3_5};
 use support::scene::*;
 use support::server::shared_server;
 use support::wire::{Op, Proxy};
@@ -53,6 +53,23 @@ async fn a_container_that_closes_the_connection_becomes_a_persistent_node() {
     }
     assert_eq!(keeper.count(Op::CreateContainer), 1);
     assert!(keeper.connections() <= 3, "{} sessions", keeper.connections());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_several_nodes_cannot_be_read_at_once_each_is_read() {
+    let operator = connect(&shared_server().address()).await;
+    let lock = lock_at(&operator, "/keeper-reads");
+    let held = [lock.read().label("one").await.expect("free"), lock.read().label("other").await.expect("free")];
+    for old in [clickhouse_keeper(shared_server().address()), zookeeper_3_5(shared_server().address())] {
+        let zk = connect_with(&old.address(), LONG).await;
+        for _ in 0..2 {
+            let queue = soon("the queue", lock_at(&zk, "/keeper-reads").queue()).await.expect("readable");
+            let labels: Vec<_> = queue.members.iter().map(|member| member.label.as_deref()).collect();
+            assert_eq!(labels, [Some("one"), Some("other")]);
+        }
+        assert_eq!(old.count(READ_SEVERAL), 1);
+    }
+    drop(held);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,6 +9,9 @@ use super::wire::{Close, Frames, Hello, Op, Proxy, Rule};
 /// The request for the list of the session's own ephemeral nodes. ZooKeeper has it since 3.6.
 pub const LIST_EPHEMERALS: Op = Op::Other(103);
 
+/// The request that reads several nodes. ZooKeeper has it since 3.6.
+pub const READ_SEVERAL: Op = Op::Other(22);
+
 const UNIMPLEMENTED: i32 = -6;
 
 /// Behaves as ClickHouse Keeper does: each handshake begins a new session, and an unknown request closes the
@@ -20,16 +23,18 @@ pub fn clickhouse_keeper(server: impl Into<String>) -> Proxy {
         hello.password = vec![0; 16];
     };
     proxy.apply(Rule::on(Frames::requests(Op::Handshake)).and_all_later().falsify(afresh));
-    for unknown in [LIST_EPHEMERALS, Op::CreateContainer] {
+    for unknown in [LIST_EPHEMERALS, READ_SEVERAL, Op::CreateContainer] {
         proxy.apply(Rule::on(Frames::requests(unknown)).and_all_later().close(0, Close::Fin));
     }
     proxy
 }
 
-/// Behaves as ZooKeeper 3.5 does: no client can list the ephemeral nodes of a session.
+/// Behaves as ZooKeeper 3.5 does: no client can list the ephemeral nodes of a session, or read several nodes with one request.
 pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
     let proxy = Proxy::start(server);
-    proxy.apply(Rule::on(Frames::requests(LIST_EPHEMERALS)).and_all_later().refuse(UNIMPLEMENTED));
+    for unknown in [LIST_EPHEMERALS, READ_SEVERAL] {
+        proxy.apply(Rule::on(Frames::requests(unknown)).and_all_later().refuse(UNIMPLEMENTED));
+    }
     proxy
 }
 

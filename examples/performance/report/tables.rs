@@ -75,6 +75,14 @@ fn front(results: &Results, trips: Figure) -> String {
     table
 }
 
+/// With which power of `x` does `y` grow: the slope of its logarithm over that of `x`, by least squares.
+pub(crate) fn exponent(points: &[(f64, f64)]) -> f64 {
+    let logarithms = points.iter().map(|(x, y)| (x.ln(), y.ln()));
+    let mean = |of: fn((f64, f64)) -> f64| logarithms.clone().map(of).sum::<f64>() / points.len() as f64;
+    let (x, y, xx, xy) = (mean(|(x, _)| x), mean(|(_, y)| y), mean(|(x, _)| x * x), mean(|(x, y)| x * y));
+    (xy - x * y) / (xx - x * x)
+}
+
 /// What each of so many costs, in a line for each case and a column for each number.
 fn growth(results: &Results) -> String {
     let lines = &results.growth;
@@ -82,7 +90,8 @@ fn growth(results: &Results) -> String {
     sizes.sort_unstable();
     sizes.dedup();
     let heads: String = sizes.iter().map(|n| format!(" {} |", whole(*n as f64))).collect();
-    let mut table = format!("| zk-rwlock, one session | each |{heads}\n|---|---|{}\n", "--:|".repeat(sizes.len()));
+    let columns = "--:|".repeat(sizes.len() + 1);
+    let mut table = format!("| zk-rwlock | each |{heads} exponent |\n|---|---|{columns}\n");
     for case in in_order_of_appearance(lines.iter().map(|line| line.text("case"))) {
         for (unit, name) in [("µs", "us_each"), ("bytes", "bytes_each")] {
             let digits = if unit == "µs" { number } else { whole };
@@ -91,7 +100,8 @@ fn growth(results: &Results) -> String {
             if sizes.iter().any(|n| of(n).is_some()) {
                 let cells: String =
                     sizes.iter().map(|n| format!(" {} |", of(n).map_or_else(String::new, digits))).collect();
-                let _ = writeln!(table, "| {case} | {unit} |{cells}");
+                let of_all = sizes.iter().filter_map(|n| Some((*n as f64, *n as f64 * of(n)?)));
+                let _ = writeln!(table, "| {case} | {unit} |{cells} {:.2} |", exponent(&of_all.collect::<Vec<_>>()));
             }
         }
     }
