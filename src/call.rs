@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::error::Error;
 use crate::session::connection::CutOff;
 use crate::session::contract::{Coordinator, Session};
-pub(crate) use crate::session::follow::is_known_to_be_over;
+use crate::session::follow::is_known_to_be_over;
 use crate::session::request::Failure;
 use crate::session::retry;
 use crate::sync::atomic::{AtomicU32, Ordering};

@@ -18,6 +18,7 @@ use crate::queue::metadata::Metadata;
 use crate::queue::mode;
 use crate::queue::turn;
 use crate::queue::waiter::Take;
+use crate::session::follow;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::nodes::HandOff;
@@ -268,7 +269,7 @@ impl Acquisition {
                 Ok(look) => break (ticket, look),
                 // The session ended unnoticed while it was idle. It had no node of ours, so a fresh session will do.
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
-                    call::is_known_to_be_over(ticket.session()).await;
+                    follow::is_known_to_be_over(ticket.session()).await;
                 }
                 Err(Failure::NoAuth(lacks)) if ticket.unmake_directory().await => {
                     return Err(Error::shut_out(&handle.path, lacks));

@@ -103,9 +103,10 @@ impl RwLock {
     /// Reads the queue: every member in order, with its state, when it queued up, and its predecessor. Also reads
     /// when a job under the lock was [last done](crate::Queue::done).
     ///
-    /// Costs one listing, one request for each 256 members, and one for the record. The snapshot may be as old as the server's view. A holder that
-    /// has released still shows as holding until the ensemble has removed its node, and its successor as waiting. [How
-    /// long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
+    /// Costs one listing, one request for each 256 members, and one for the record. The snapshot may be as old as the
+    /// server's view. A holder that has released still shows as holding until the ensemble has removed its node, and its
+    /// successor as waiting. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
+    /// [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.

@@ -19,8 +19,9 @@ impl Semaphore {
     /// Reads who holds permits, and who waits for some: the holders in the order in which they took theirs, then the waiters
     /// in the order of arrival.
     ///
-    /// Costs two listings, one read for the number, and one request for each 256 members. The snapshot may be as old as the server's view.
-    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
+    /// Costs two listings, one read for the number, and one request for each 256 members. The snapshot may be as old as the
+    /// server's view. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
+    /// [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.

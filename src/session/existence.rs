@@ -4,13 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::Session;
-use crate::session::follow::unless_over;
+use crate::session::follow::{PAUSE, unless_over};
 use crate::session::request::Failure;
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
-
-/// How long to wait before the next try after a refusal.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// A directory that other clients use, too, is listed no more often than this.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);

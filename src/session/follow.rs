@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::request::{Event, Failure};
 
-/// How long to wait before the next try after a refusal, or after a request that could not be sent.
+/// How long to wait before the next try: after a refusal, after a lost connection, or after a request that could not be sent.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// Something that is followed.

@@ -10,8 +10,9 @@ use crate::session::listing;
 use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
 use crate::session::nodes::OwnNodes;
-use crate::session::request::{Failure, Operation};
+use crate::session::request::Failure;
 use crate::session::retry::until_known_at_last;
+use crate::session::second_look::check;
 use crate::session::upkeep::Upkeep;
 use crate::telemetry::meter;
 
@@ -135,8 +136,8 @@ async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<St
 /// One of these nodes that is there by what a quorum says. A server that lags may still show a node that is gone.
 async fn left_of(session: &Arc<dyn Session>, shown: Vec<String>) -> Result<Option<String>, Failure> {
     for path in shown {
-        let check = [Operation::Check { path: path.clone(), version: None }];
-        match until_known_at_last(session, || session.transact(&check)).await {
+        let checks = [check(path.clone(), None)];
+        match until_known_at_last(session, || session.transact(&checks)).await {
             Ok(_) => return Ok(Some(path)),
             Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => {}
             Err(failure) => return Err(failure),
@@ -230,8 +231,7 @@ async fn check_own(session: &Arc<dyn Session>) {
         drop(session.sync("/").await);
     }
     for some in to_check.chunks(CHECKS_PER_HEARTBEAT) {
-        let check = |(_, path): &(_, String)| Operation::Check { path: path.clone(), version: None };
-        let checks: Vec<_> = some.iter().map(check).collect();
+        let checks: Vec<_> = some.iter().map(|(_, path)| check(path.clone(), None)).collect();
         match session.transact(&checks).await {
             Err(Failure::Operation { index, failure }) if *failure == Failure::NoNode => {
                 if let Some((own_node, path)) = some.get(index) {

@@ -13,16 +13,21 @@ use thiserror::Error;
 /// Dropping it does not take the request back.
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// The answers to requests about nodes; `None` of a node that is gone, or that this client may not read.
+/// What an answer shows of a node; `None` if there is no such node, or this client may not read it.
+pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
+    match answer {
+        Ok(it) => Ok(Some(it)),
+        Err(Failure::NoNode | Failure::NoAuth(_)) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// What each of these answers [shows](shown), once all are there.
 pub(crate) fn each_that_is_there<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
     Box::pin(async move {
         let mut all = Vec::with_capacity(replies.len());
         for reply in replies {
-            all.push(match reply.await {
-                Ok(it) => Some(it),
-                Err(Failure::NoNode | Failure::NoAuth(_)) => None,
-                Err(failure) => return Err(failure),
-            });
+            all.push(shown(reply.await)?);
         }
         Ok(all)
     })

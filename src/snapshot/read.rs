@@ -7,7 +7,7 @@ use crate::queue::metadata::{self, Said};
 use crate::queue::mode::Mode;
 use crate::queue::permits;
 use crate::queue::turn::Turn;
-use crate::session::request::{Failure, Stat};
+use crate::session::request::Stat;
 
 /// A contender as its name shows it.
 pub(crate) fn contender(contender: &Contender, turn: &Turn) -> Member {
@@ -67,13 +67,4 @@ pub(crate) fn blocked_by(holder: &Contender, note: &[u8], token: i64) -> Blocker
     let Said { host, pid, label, .. } = Said::of(holder, Some(note));
     let member = Member { host, pid, label, token: Some(token), is_own: true, ..contender(holder, &Turn::Granted) };
     Blockers { ahead: 1, first: vec![member] }
-}
-
-/// What an answer shows of a node; `None` if there is no such node, or it may not be read.
-pub(super) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
-    match answer {
-        Ok(shown) => Ok(Some(shown)),
-        Err(Failure::NoNode | Failure::NoAuth(_)) => Ok(None),
-        Err(failure) => Err(failure),
-    }
 }

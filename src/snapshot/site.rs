@@ -21,7 +21,7 @@ use crate::snapshot::read;
 const BLOCKERS_NAMED: usize = 8;
 
 /// How many nodes are read with one request for a snapshot of the queue.
-pub(super) const READS_IN_FLIGHT: usize = 256;
+pub(super) const NODES_A_REQUEST: usize = 256;
 
 /// How many of these requests are under way at once.
 const REQUESTS_IN_FLIGHT: usize = 4;
@@ -103,7 +103,7 @@ impl Site {
         let turns = turn::turns(dialect, queued);
         let named: Vec<Member> = holders(taken).chain(turns.iter().map(|(it, turn)| self.queued(it, turn))).collect();
         let read = |some| call::answered(session, move || self.read(session, dialect, some));
-        let reads: Vec<_> = named.chunks(READS_IN_FLIGHT).map(read).collect();
+        let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
         // The holders of permits come in the order in which they took them.
         members[..holders(taken).count()].sort_by_key(|member| member.token);

@@ -10,9 +10,8 @@ use crate::queue::done::{self, Done};
 use crate::queue::member::Queue;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::{Coordinator, Session};
-use crate::session::request::Failure;
-use crate::snapshot::read;
-use crate::snapshot::site::{READS_IN_FLIGHT, Site};
+use crate::session::request::{Failure, shown};
+use crate::snapshot::site::{NODES_A_REQUEST, Site};
 use crate::validation;
 
 /// How many directories are listed at once.
@@ -124,7 +123,7 @@ impl Survey {
     /// Adds the records at these paths to the queues of their locks.
     async fn look_at_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
         let mut records = BTreeMap::new();
-        for some in paths.chunks(READS_IN_FLIGHT) {
+        for some in paths.chunks(NODES_A_REQUEST) {
             let read = call::answered(session, || records_at(session, some)).await?;
             let locks = some.iter().filter_map(|path| done::lock_of(path));
             records.extend(locks.zip(read).filter_map(|(lock, done)| Some((lock, done?))));
@@ -153,9 +152,9 @@ async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<
 async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let site = Site::of_semaphore(node.into());
     let read = call::answered(session, || session.data(node)).await;
-    let Some((data, _)) = read::shown(read)? else { return Ok(None) };
+    let Some((data, _)) = shown(read)? else { return Ok(None) };
     // That we may not list one of the two is said of it.
-    let Some((taken, queued)) = read::shown(site.names(session, false).await)? else { return Ok(None) };
+    let Some((taken, queued)) = shown(site.names(session, false).await)? else { return Ok(None) };
     let number = match permits::decode(&data) {
         Ok(Some(number)) => number,
         Ok(None) if taken.iter().all(|name| permits::parse(name).is_none()) => return Ok(None),

@@ -1,21 +1,18 @@
 //! The value's node, read and written under the lock; knows no types.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::hold::tenure::Tenure;
 use crate::lock::rw_lock::RwLock;
 use crate::session::contract::Coordinator;
+use crate::session::follow::PAUSE;
 use crate::session::loss::Loss;
 use crate::session::request::Failure;
 use crate::value::codec::Form;
 use crate::value::commit::{self, Base, Commit};
 use crate::value::envelope::{self, Envelope, Mark};
-
-/// How long to wait before the next try, after a lost connection.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// Where a value is kept, and in which form.
 pub(crate) struct ValueNode {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::session::lease::Lease;
-use crate::session::request::{Ending, Outcome, Reply, Stat, Watch};
+use crate::session::request::{Ending, Operation, Outcome, Reply, Stat, Watch};
 use crate::session::tests::{Answers, Stub};
 
 const fn ms(milliseconds: u64) -> Duration {
