@@ -109,7 +109,7 @@ scale:
 	cargo bench -p zk-rwlock-benches --bench scale -- --contenders 100000 --out '$(STORMS).part'
 	$(call STAMP,$(STORMS))
 
-# What docs/performance.md compares, in one run of some 25 minutes: ours, the other libraries and bare nodes, in turns on a link of
+# What docs/performance.md compares, in one run of some 20 minutes: ours, the other libraries and bare nodes, in turns on a link of
 # 10 ms each way, on loopback and on an ensemble of three. Its tables and plots are in target/performance. As root, or where
 # users may make namespaces. `make performance ONLY='--cases write --peers ours-apart raw'` runs some of it: `benches/compare.py --help`.
 ROUNDS := 3

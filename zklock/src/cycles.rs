@@ -26,14 +26,19 @@ pub(crate) struct Edge {
 /// It is not certain that the processes are stuck: the task that waits may be another than the task that holds. Waits
 /// within one process are left out, because the tasks of one process wait for each other all day.
 pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
-    let waits = waits(queues);
-    let mut found = Vec::new();
-    for start in waits.keys() {
-        // The circle is reported by its first member.
-        let cycle = shortest(&waits, start).filter(|cycle| cycle.iter().all(|wait| wait.who >= *start));
-        found.extend(cycle);
+    // Of several holders of permits, one that leaves may be enough.
+    let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
+    let locks: Vec<Lock<'_>> = queues.map(Lock::of).collect();
+    let mut waits: BTreeMap<&Process, Vec<&Lock<'_>>> = BTreeMap::new();
+    for lock in &locks {
+        lock.waiters.iter().for_each(|who| waits.entry(who).or_default().push(lock));
     }
-    found
+    let holders: BTreeSet<&Process> = locks.iter().flat_map(|lock| &lock.holders).collect();
+    // Who holds nothing is waited for by nobody.
+    let starts = waits.keys().filter(|who| holders.contains(*who));
+    // The circle is reported by its first member.
+    let is_first = |cycle: &Vec<Edge>, start: &Process| cycle.iter().all(|wait| wait.who >= *start);
+    starts.filter_map(|start| shortest(&waits, start).filter(|cycle| is_first(cycle, start))).collect()
 }
 
 pub(crate) fn json_of(cycles: &[Vec<Edge>]) -> Value {
@@ -42,41 +47,54 @@ pub(crate) fn json_of(cycles: &[Vec<Edge>]) -> Value {
     cycles.iter().map(|cycle| Value::from(cycle.iter().map(wait).collect::<Vec<_>>())).collect()
 }
 
-/// A waiter waits until all holders have left, whether they are right before it or further ahead.
-fn waits(queues: &[Queue]) -> BTreeMap<Process, Vec<Edge>> {
-    let mut all: BTreeMap<Process, Vec<Edge>> = BTreeMap::new();
-    // Of several holders of permits, one that leaves may be enough.
-    for queue in queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1)) {
+/// Each of its waiters waits until all of its holders have left, whether they are right before it or further ahead.
+struct Lock<'a> {
+    path: &'a str,
+    waiters: BTreeSet<Process>,
+    holders: BTreeSet<Process>,
+}
+
+impl Lock<'_> {
+    fn of(queue: &Queue) -> Lock<'_> {
         let waiting = queue.members.iter().filter(|member| matches!(member.state, MemberState::Waits { .. }));
-        for who in waiting.filter_map(process) {
-            for holder in queue.holders().filter_map(process).filter(|holder| *holder != who) {
-                let wait = Edge { who: who.clone(), path: queue.path.clone(), holder };
-                let waits = all.entry(who.clone()).or_default();
-                if !waits.contains(&wait) {
-                    waits.push(wait);
-                }
-            }
+        Lock {
+            path: &queue.path,
+            waiters: waiting.filter_map(process).collect(),
+            holders: queue.holders().filter_map(process).collect(),
         }
     }
-    all
 }
 
 fn process(member: &Member) -> Option<Process> {
     member.pid.map(|pid| Process { host: member.host.clone(), pid })
 }
 
-fn shortest(waits: &BTreeMap<Process, Vec<Edge>>, start: &Process) -> Option<Vec<Edge>> {
-    let (mut seen, mut ways) = (BTreeSet::new(), VecDeque::from([Vec::<Edge>::new()]));
-    while let Some(way) = ways.pop_front() {
-        let at = way.last().map_or(start, |wait| &wait.holder);
-        for wait in waits.get(at).into_iter().flatten() {
-            let mut further = way.clone();
-            further.push(wait.clone());
-            if wait.holder == *start {
-                return Some(further);
+/// Looks at the holders of each lock once, however many wait for it.
+fn shortest(waits: &BTreeMap<&Process, Vec<&Lock<'_>>>, start: &Process) -> Option<Vec<Edge>> {
+    let edge = |who: &Process, lock: &Lock<'_>, holder: &Process| Edge {
+        who: who.clone(),
+        path: lock.path.to_owned(),
+        holder: holder.clone(),
+    };
+    let (mut seen, mut next) = (BTreeSet::new(), VecDeque::from([start]));
+    let mut reached: BTreeMap<&Process, (&Process, &Lock<'_>)> = BTreeMap::new();
+    while let Some(who) = next.pop_front() {
+        for lock in waits.get(who).into_iter().flatten() {
+            if who != start && lock.holders.contains(start) {
+                let mut cycle = vec![edge(who, lock, start)];
+                while let Some((before, lock)) = reached.get(&cycle[cycle.len() - 1].who) {
+                    cycle.push(edge(before, lock, &cycle[cycle.len() - 1].who));
+                }
+                cycle.reverse();
+                return Some(cycle);
             }
-            if seen.insert(wait.holder.clone()) {
-                ways.push_back(further);
+            if seen.insert(lock.path) {
+                for holder in lock.holders.iter().filter(|holder| *holder != start) {
+                    reached.entry(holder).or_insert_with(|| {
+                        next.push_back(holder);
+                        (who, *lock)
+                    });
+                }
             }
         }
     }

@@ -93,14 +93,15 @@ fn growth(results: &Results) -> String {
     let columns = "--:|".repeat(sizes.len() + 1);
     let mut table = format!("| zk-rwlock | each |{heads} exponent |\n|---|---|{columns}\n");
     for case in in_order_of_appearance(lines.iter().map(|line| line.text("case"))) {
-        for (unit, name) in [("µs", "us_each"), ("bytes", "bytes_each")] {
-            let digits = if unit == "µs" { number } else { whole };
+        for (unit, name) in [("µs", "us_each"), ("bytes", "bytes_each"), ("seconds for all", "seconds")] {
+            let digits = if unit == "bytes" { whole } else { number };
             let is = |line: &&Line, n: u64| line.text("case") == case && line.number("n") == Some(n as f64);
             let of = |n: &u64| lines.iter().find(|line| is(line, *n))?.number(name);
             if sizes.iter().any(|n| of(n).is_some()) {
                 let cells: String =
                     sizes.iter().map(|n| format!(" {} |", of(n).map_or_else(String::new, digits))).collect();
-                let of_all = sizes.iter().filter_map(|n| Some((*n as f64, *n as f64 * of(n)?)));
+                let times = |n: u64| if name == "seconds" { 1.0 } else { n as f64 };
+                let of_all = sizes.iter().filter_map(|n| Some((*n as f64, times(*n) * of(n)?)));
                 let _ = writeln!(table, "| {case} | {unit} |{cells} {:.2} |", exponent(&of_all.collect::<Vec<_>>()));
             }
         }
