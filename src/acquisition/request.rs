@@ -34,7 +34,6 @@ use crate::validation;
 pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 
 /// What all clones of a lock's handle share: where the lock is kept, and its options.
-#[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) coordinator: Arc<dyn Coordinator>,
     /// The queue's directory.
@@ -86,6 +85,12 @@ impl Handle {
     }
 }
 
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("path", self.shown()).field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
 /// The options of one acquisition.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -109,14 +114,14 @@ impl Options {
 }
 
 /// Who else than the acquisition's caller will hold by its node. Other contenders can ask for such a node.
-pub(crate) trait Sharing: fmt::Debug + Send + Sync {
+pub(crate) trait Sharing: Send + Sync {
     /// The node is there. `asked` fires when another contender asks for it; `None` if nothing tells of that.
     fn entered(&self, held: &Tenure, asked: Option<Watch>);
 }
 
 /// What the head of the queue exchanges its place for. Without a goal, the head holds the lock.
 #[async_trait]
-pub(crate) trait Goal: fmt::Debug + Send + Sync {
+pub(crate) trait Goal: Send + Sync {
     /// How much of it is wanted.
     fn count(&self) -> u32;
 
@@ -149,7 +154,6 @@ pub(crate) trait Goal: fmt::Debug + Send + Sync {
 }
 
 /// One acquisition under way.
-#[derive(Debug)]
 pub(crate) struct Acquisition {
     pub(crate) handle: Arc<Handle>,
     pub(crate) mode: Mode,
@@ -187,10 +191,10 @@ impl Acquisition {
 }
 
 /// The acquisitions of one handle that wait in the queue, so that one task can warn of all that wait for long.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Waiters(Mutex<Table>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Table {
     next: u64,
     all: BTreeMap<u64, WaitingContender>,
@@ -199,7 +203,7 @@ struct Table {
 }
 
 /// One acquisition that waits in the queue.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct WaitingContender {
     pub(crate) began: Instant,
     pub(crate) session: Arc<dyn Session>,

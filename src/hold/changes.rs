@@ -1,4 +1,5 @@
-//! The states of a hold, or of several holds as one, in the order in which they come; knows nothing of modes and turns.
+//! What changes, as a stream, and the states of a hold, or of several holds as one, in the order in which they come; knows
+//! nothing of modes and turns.
 
 use std::fmt;
 use std::mem::discriminant;
@@ -17,8 +18,12 @@ use crate::session::loss::HoldState;
 use crate::session::node::OwnNode;
 use crate::sync::Mutex;
 
-/// The changes of a guard's [`HoldState`]. Made by [`Hold::changes`](crate::Hold::changes)
-/// and [`MultiGuard::changes`](crate::MultiGuard::changes).
+/// What changes, in the order in which it does: the [`HoldState`] of a guard, [who leads](crate::LeaderChanges), or
+/// [a value](crate::ValueChanges). Made by [`Hold::changes`](crate::Hold::changes),
+/// [`MultiGuard::changes`](crate::MultiGuard::changes), [`Leadership::changes`](crate::Leadership::changes) and
+/// [`Shared::changes`](crate::Shared::changes).
+///
+/// The states of a guard end with [`HoldState::Lost`], and once the guard is released.
 ///
 /// It is also a [`Stream`] of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
 ///
@@ -38,48 +43,52 @@ use crate::sync::Mutex;
 /// assert_eq!(rest, [HoldState::Lost { why: Loss::Removed }]);
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
-pub struct Changes {
+pub struct Changes<T = HoldState> {
     /// The mutex is never contended: it makes this `Sync`.
-    states: Mutex<Pin<Box<dyn Stream<Item = HoldState> + Send>>>,
+    items: Mutex<Pin<Box<dyn Stream<Item = T> + Send>>>,
+}
+
+impl<T> Changes<T> {
+    pub(crate) fn of(items: impl Stream<Item = T> + Send + 'static) -> Changes<T> {
+        Changes { items: Mutex::new(Box::pin(items.fuse())) }
+    }
+
+    /// Waits for the next change. The first call gives what there is now: the state of a guard at once. `None` says that
+    /// nothing more will come.
+    ///
+    /// What came and went between two calls is passed over, but never the newest.
+    ///
+    /// # Cancel safety
+    /// No change is lost by dropping the future.
+    pub async fn next(&mut self) -> Option<T> {
+        StreamExt::next(self).await
+    }
+}
+
+impl<T> Stream for Changes<T> {
+    type Item = T;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
+        self.items.get_mut().as_mut().poll_next(context)
+    }
+}
+
+impl<T> fmt::Debug for Changes<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Changes")
+    }
 }
 
 /// A held node, and its session.
 pub(crate) type OneHold = (Arc<OwnNode>, Arc<dyn Session>);
 
-impl Changes {
-    pub(crate) fn new(holds: impl IntoIterator<Item = OneHold>) -> Changes {
-        let holds: Arc<[OneHold]> = holds.into_iter().collect();
-        let states = unfold(None, move |last| {
-            let next = next_state(Arc::clone(&holds), last);
-            next.map(|next| next.map(|state| (state, Some(state))))
-        });
-        Changes { states: Mutex::new(Box::pin(states.fuse())) }
-    }
-
-    /// Waits for the next state. The first call gives the present state at once. After [`HoldState::Lost`], and once
-    /// the guard is released, it gives `None`.
-    ///
-    /// States that came and went between two calls are passed over.
-    ///
-    /// # Cancel safety
-    /// No state is lost by dropping the future.
-    pub async fn next(&mut self) -> Option<HoldState> {
-        StreamExt::next(self).await
-    }
-}
-
-impl Stream for Changes {
-    type Item = HoldState;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<HoldState>> {
-        self.states.get_mut().as_mut().poll_next(context)
-    }
-}
-
-impl fmt::Debug for Changes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Changes")
-    }
+/// The common states of these holds.
+pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>) -> Changes {
+    let holds: Arc<[OneHold]> = holds.into_iter().collect();
+    Changes::of(unfold(None, move |last| {
+        let next = next_state(Arc::clone(&holds), last);
+        next.map(|next| next.map(|state| (state, Some(state))))
+    }))
 }
 
 /// Waits until the common state of all the holds is of another kind than the last one. `None` once a hold is released, and

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::error::Error;
-use crate::hold::changes::{Changes, OneHold};
+use crate::hold::changes::{self, Changes, OneHold};
 use crate::hold::trace::Holding;
 use crate::queue::contender::Contender;
 use crate::session::contract::Coordinator;
@@ -23,7 +23,6 @@ use crate::ticket::ticket::Ticket;
 use crate::validation;
 
 /// A ticket, and what belongs to it once it is granted. The ticket is given back when the hold is dropped.
-#[derive(Debug)]
 pub(crate) struct Tenure {
     ticket: Ticket,
     position: Arc<Position>,
@@ -123,7 +122,7 @@ impl Tenure {
     }
 
     pub(crate) fn changes(&self) -> Changes {
-        Changes::new([self.node_and_session()])
+        changes::states_of([self.node_and_session()])
     }
 
     /// Waits until one of these checks fails at the leader, although nothing was heard of that. Returns its index, or the loss

@@ -18,13 +18,12 @@ use crate::telemetry::meter::{self, Present};
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
 /// The trace of one acquisition. Its spans are behind a pointer, because thousands of acquisitions may wait.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Acquiring {
     spans: Option<Box<Spans>>,
     wait: Present,
 }
 
-#[derive(Debug)]
 struct Spans {
     acquire: Span,
     /// The span that the caller was in. The hold's span belongs there, not to the acquisition.
@@ -100,7 +99,7 @@ pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
 }
 
 /// The trace of a hold, until the hold ends.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Holding {
     seen: Option<Box<HoldSpan>>,
     metered: Present,
@@ -108,7 +107,6 @@ pub(crate) struct Holding {
     warning: Option<oneshot::Sender<()>>,
 }
 
-#[derive(Debug)]
 struct HoldSpan {
     span: Span,
     began: Instant,

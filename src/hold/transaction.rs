@@ -1,5 +1,6 @@
 //! Writes that happen only while a lock, or each of several locks, is held; knows nothing of how it was acquired.
 
+use std::fmt;
 use std::slice;
 use std::sync::Arc;
 
@@ -28,7 +29,6 @@ use crate::validation::{self, REQUEST_LIMIT};
 /// guard.transaction().check("/config", 0).set("/config", "v2").commit().await?;
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
-#[derive(Debug)]
 #[must_use = "nothing is sent before `commit`"]
 pub struct Transaction<'guard> {
     /// They have to be held. The last one was granted last.
@@ -183,6 +183,12 @@ impl<'guard> Transaction<'guard> {
             Err(Failure::Over(ending)) => Err(lost(speaker, Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "commit under the lock", speaker.directory())),
         }
+    }
+}
+
+impl fmt::Debug for Transaction<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transaction").field("operations", &self.operations).finish_non_exhaustive()
     }
 }
 

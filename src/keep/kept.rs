@@ -1,7 +1,6 @@
 //! A node that a process keeps between uses, until another contender asks for it or it was idle for long; knows neither
 //! how the node was acquired nor what is done under it.
 
-use std::fmt;
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -363,12 +362,6 @@ impl Gone {
             tracing::debug!(path, cause, uses, ?idle_for, "a kept lock is given up");
         }
         hold
-    }
-}
-
-impl fmt::Debug for Kept {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kept").field("idle", &self.idle).finish_non_exhaustive()
     }
 }
 

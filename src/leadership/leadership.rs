@@ -292,7 +292,7 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> LeaderChanges {
-        LeaderChanges::new(self.candidate.lock.handle())
+        observe::changes(self.candidate.lock.handle())
     }
 
     /// The lock, for its queue and for operators.

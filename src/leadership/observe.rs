@@ -5,18 +5,16 @@
 //! wake no observer, and an observer wakes no candidate.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 
-use futures_core::Stream;
-use futures_util::{StreamExt, stream};
+use futures_util::stream::poll_fn;
 
 use crate::acquisition::request::Handle;
 use crate::call::{self, Call};
 use crate::error::error::Error;
+use crate::hold::changes::Changes;
 use crate::leadership::leader::{Leader, leading};
 use crate::queue::contender::Contender;
 use crate::session::contract::{Coordinator, Session};
@@ -63,57 +61,23 @@ fn refused(failure: Failure, path: &str) -> Error {
 
 /// The leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
 ///
-/// It is also a [`Stream`] of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`. The
-/// watch is taken back when this is dropped. Nothing is sent while nobody polls it.
-pub struct LeaderChanges {
-    path: Arc<str>,
-    /// The mutex is never contended: it makes this `Sync`.
-    changes: Mutex<Changes>,
-}
-
-type Changes = Pin<Box<dyn Stream<Item = LeaderNews> + Send>>;
+/// The first call of [`next`](Changes::next) gives the present leader. `None` in it says that nobody leads. A lost
+/// connection, or the end of this client's session, is no news: what was missed is told when the connection is back. An
+/// error says, once, that the directory cannot be watched just now. It ends once the coordinator was closed.
+///
+/// The watch is taken back when this is dropped. Nothing is sent while nobody polls it.
+pub type LeaderChanges = Changes<LeaderNews>;
 
 type LeaderNews = Result<Option<Leader>, Error>;
 
-impl LeaderChanges {
-    pub(crate) fn new(handle: &Arc<Handle>) -> LeaderChanges {
-        let observer = Arc::new(Observer { handle: Arc::clone(handle), seen: Mutex::default() });
-        let its_own = Arc::clone(&observer);
-        let mut observing = Box::pin(async move { follow(&*its_own, None).await });
-        let changes = stream::poll_fn(move |context| match observing.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => observer.news().map_or(Poll::Pending, |news| Poll::Ready(Some(news))),
-        });
-        LeaderChanges { path: Arc::clone(&handle.path), changes: Mutex::new(Box::pin(changes.fuse())) }
-    }
-
-    /// Waits for the next leader. The first call gives the present one. `None` in it says that nobody leads.
-    ///
-    /// Leaders that came and went between two calls are passed over, but never the newest. A lost connection, or the end of
-    /// this client's session, is no news: what was missed is told when the connection is back. An error says, once, that
-    /// the directory cannot be watched just now.
-    ///
-    /// The stream ends with `None` once the coordinator was closed.
-    ///
-    /// # Cancel safety
-    /// No change is lost by dropping the future.
-    pub async fn next(&mut self) -> Option<Result<Option<Leader>, Error>> {
-        StreamExt::next(self).await
-    }
-}
-
-impl Stream for LeaderChanges {
-    type Item = LeaderNews;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.changes.get_mut().as_mut().poll_next(context)
-    }
-}
-
-impl fmt::Debug for LeaderChanges {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaderChanges").field("path", &self.path).finish_non_exhaustive()
-    }
+pub(crate) fn changes(handle: &Arc<Handle>) -> LeaderChanges {
+    let observer = Arc::new(Observer { handle: Arc::clone(handle), seen: Mutex::default() });
+    let its_own = Arc::clone(&observer);
+    let mut observing = Box::pin(async move { follow(&*its_own, None).await });
+    Changes::of(poll_fn(move |context| match observing.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => observer.news().map_or(Poll::Pending, |news| Poll::Ready(Some(news))),
+    }))
 }
 
 struct Observer {

@@ -6,7 +6,6 @@ use std::time::Duration;
 const DOUBLINGS: u32 = 5;
 
 /// How many terms in a row were short, or were none at all, and so how long the next pause is.
-#[derive(Debug)]
 pub(crate) struct Pauses {
     pause: Duration,
     short: u32,

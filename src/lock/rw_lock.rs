@@ -1,6 +1,5 @@
 //! The lock, and its options; knows neither how the lock is acquired nor any concrete backend.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,7 +52,7 @@ use crate::validation;
 /// write.release().await?;
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RwLock {
     pub(crate) lock: Arc<Lock>,
 }
@@ -212,15 +211,6 @@ impl RwLock {
     pub fn try_write(&self) -> Call<WriteGuard> {
         let lock = Arc::clone(&self.lock);
         Call::new(|timeout| async move { lock.attempt(Mode::Write, timeout).await.map(WriteGuard::new) })
-    }
-}
-
-impl fmt::Debug for RwLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RwLock")
-            .field("path", &self.handle().path)
-            .field("host", &self.handle().host)
-            .finish_non_exhaustive()
     }
 }
 

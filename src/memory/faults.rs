@@ -1,10 +1,10 @@
 //! What a test can do to a client of the embedded ensemble, and to the ensemble; knows no locks and no client crate.
 
-use std::fmt;
 use std::time::Duration;
 
 use crate::memory::client::Memory;
-use crate::memory::server::{Fault, Saved, World};
+use crate::memory::server::{Fault, World};
+use crate::memory::tree::Backup;
 use crate::session::contract::Session;
 use crate::session::request::Ending;
 
@@ -30,18 +30,6 @@ use crate::session::request::Ending;
 #[derive(Clone, Debug)]
 pub struct Faults {
     pub(super) zk: Memory,
-}
-
-/// All nodes of an embedded ensemble at one moment. Made by [`Faults::back_up`].
-#[derive(Clone)]
-pub struct Backup {
-    pub(super) saved: Saved,
-}
-
-impl fmt::Debug for Backup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backup").finish_non_exhaustive()
-    }
 }
 
 impl Memory {
@@ -156,7 +144,7 @@ impl Faults {
 
     /// Everything that the ensemble holds now, for [`Faults::restore`].
     pub fn back_up(&self) -> Backup {
-        Backup { saved: self.zk.ensemble().world().back_up() }
+        self.zk.ensemble().world().back_up()
     }
 
     /// The ensemble comes back as it was at that moment, as servers do that are started from a backup, or have lost their
@@ -184,7 +172,7 @@ impl Faults {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn restore(&self, backup: &Backup) {
-        self.zk.ensemble().change(|world, fired| world.restore(&backup.saved, fired));
+        self.zk.ensemble().change(|world, fired| world.restore(backup, fired));
     }
 
     fn with_fault(&self, fault: Fault) {

@@ -13,4 +13,5 @@ mod tree;
 pub(crate) mod client;
 pub(crate) mod faults;
 
-pub use self::faults::{Backup, Faults};
+pub use self::faults::Faults;
+pub use self::tree::Backup;

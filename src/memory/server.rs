@@ -11,7 +11,9 @@ use crate::memory::clock::Clock;
 use crate::memory::executor::Executor;
 use crate::memory::index::Index;
 use crate::memory::link::{Link, LinkState};
-use crate::memory::tree::{Change, Node, Owned, Stamp, Tree, children_key, children_of, commit, is_from, parent_of};
+use crate::memory::tree::{
+    Backup, Change, Node, Owned, Stamp, Tree, children_key, children_of, commit, is_from, parent_of,
+};
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -41,13 +43,6 @@ pub(super) struct World {
     /// In an order of their own, so that what a test does has the same effect each time.
     sessions: BTreeMap<i64, SessionState>,
     index: Index,
-}
-
-/// The nodes at one moment.
-#[derive(Clone)]
-pub(super) struct Saved {
-    tree: Arc<Tree>,
-    zxid: i64,
 }
 
 struct SessionState {
@@ -300,7 +295,7 @@ impl World {
             self.index.watches(session, &key);
         }
         let disarm = Disarm { ensemble, session, key, number };
-        Watch::new(async move {
+        Box::pin(async move {
             let _disarm = disarm;
             told.await.unwrap_or(Event::Over)
         })
@@ -456,13 +451,13 @@ impl World {
     }
 
     /// Everything that there is now.
-    pub(super) fn back_up(&self) -> Saved {
-        Saved { tree: Arc::clone(&self.tree), zxid: self.zxid }
+    pub(super) fn back_up(&self) -> Backup {
+        Backup { tree: Arc::clone(&self.tree), zxid: self.zxid }
     }
 
     /// Everything is as it was then. All sessions are over; the ephemeral nodes of those that were open then are there.
-    pub(super) fn restore(&mut self, saved: &Saved, fired: &mut Vec<Fired>) {
-        (self.tree, self.zxid) = (Arc::clone(&saved.tree), saved.zxid);
+    pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Fired>) {
+        (self.tree, self.zxid) = (Arc::clone(&backup.tree), backup.zxid);
         let ephemeral = self.tree.iter().filter(|(_, node)| node.owner != 0);
         let owned = |(path, node): (&String, &Node)| Owned { session: node.owner, path: path.clone(), is_there: true };
         self.index.owns_anew(ephemeral.map(owned));

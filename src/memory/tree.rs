@@ -1,6 +1,8 @@
 //! The nodes of an embedded ensemble, and the transactions on them; knows neither connections nor watches.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::session::request::{Event, Failure, Kind, Operation, Outcome, Stat};
@@ -29,6 +31,19 @@ impl Node {
     pub(super) fn stat(&self) -> Stat {
         let Node { czxid, version, ctime, mtime, owner, .. } = *self;
         Stat { czxid, version, ctime, mtime, ephemeral_owner: owner, data_length: self.data.len() }
+    }
+}
+
+/// All nodes of an embedded ensemble at one moment. Made by [`Faults::back_up`](super::Faults::back_up).
+#[derive(Clone)]
+pub struct Backup {
+    pub(super) tree: Arc<Tree>,
+    pub(super) zxid: i64,
+}
+
+impl fmt::Debug for Backup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backup").finish_non_exhaustive()
     }
 }
 
@@ -174,7 +189,10 @@ impl TreeTransaction<'_> {
             self.owned.push(Owned { session, path: path.to_owned(), is_there: false });
         }
         self.undo.push((path.to_owned(), gone));
-        self.changes.extend(deletion(path.to_owned()));
+        // In the order in which a server reports them.
+        self.changes.push((path.to_owned(), Event::Deleted));
+        self.changes.push((children_key(path), Event::Deleted));
+        self.changes.push((children_key(parent_of(path)), Event::Changed));
         Ok(())
     }
 
@@ -204,12 +222,6 @@ pub(super) fn is_from(path: &str, top: &str) -> bool {
 /// The key of a watch on a node's children. It ends with a slash, as no node's path does.
 pub(super) fn children_key(path: &str) -> String {
     format!("{}/", path.trim_end_matches('/'))
-}
-
-/// The changes that a deletion makes, in the order in which a server reports them.
-fn deletion(path: String) -> [Change; 3] {
-    let (parent, children) = (children_key(parent_of(&path)), children_key(&path));
-    [(path, Event::Deleted), (children, Event::Deleted), (parent, Event::Changed)]
 }
 
 /// The names of a node's children, in their order.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::{join_all, select_all};
 
 use crate::error::error::Error;
-use crate::hold::changes::{Changes, worst_of};
+use crate::hold::changes::{Changes, states_of, worst_of};
 use crate::hold::tenure::{NodeData, Tenure};
 use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
@@ -157,7 +157,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        Changes::new(self.locks.iter().map(Tenure::node_and_session))
+        states_of(self.locks.iter().map(Tenure::node_and_session))
     }
 
     /// Waits until the first of the locks is lost, and gives its directory and why it was lost. It answers before the

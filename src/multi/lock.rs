@@ -1,7 +1,6 @@
 //! Several locks at once: all or none; knows no queue and no backend.
 
 use std::borrow::Borrow;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,7 +49,7 @@ use crate::session::contract::Coordinator;
 /// guard.release().await?;
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MultiLock {
     /// In the order in which the locks are taken, which is the order of their paths.
     locks: Arc<[(RwLock, Mode)]>,
@@ -196,12 +195,6 @@ impl MultiLock {
             taken.add(lock, granted).await?;
         }
         taken.complete()
-    }
-}
-
-impl fmt::Debug for MultiLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.locks.iter().map(|(lock, mode)| (lock.path(), mode))).finish()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 
 /// The number of a semaphore's permits, as its handle knows it. All clones of the handle share this.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl PermitLimit {
 
     /// The number to begin with, if the ensemble has none.
     pub(crate) fn known(&self) -> Option<u32> {
-        match *self.state() {
+        match *self.0.lock() {
             KnownNumber::Nothing => None,
             KnownNumber::Given(number) | KnownNumber::Seen(number) => Some(number),
         }
@@ -35,7 +35,7 @@ impl PermitLimit {
     /// # Errors
     /// The user gave another number, and this is the handle's first look.
     pub(crate) fn sees(&self, path: &str, number: u32) -> Result<(), Error> {
-        let mut known = self.state();
+        let mut known = self.0.lock();
         match *known {
             KnownNumber::Given(ours) if ours != number => Err(of(path, PermitsError::Other { ours, theirs: number })),
             _ => {
@@ -47,7 +47,7 @@ impl PermitLimit {
 
     /// The number was changed for all by this handle.
     pub(crate) fn is_set(&self, number: u32) {
-        *self.state() = KnownNumber::Seen(number);
+        *self.0.lock() = KnownNumber::Seen(number);
     }
 
     /// Refuses what cannot be had by what the user gave. Returns whether the ensemble has to be asked first, because it may
@@ -56,16 +56,12 @@ impl PermitLimit {
         if wanted == 0 {
             return Err(Error::invalid("no permits are asked for; at least one is"));
         }
-        match *self.state() {
+        match *self.0.lock() {
             KnownNumber::Given(permits) if wanted > permits => Err(too_few(path, wanted, permits)),
             KnownNumber::Given(_) => Ok(false),
             KnownNumber::Seen(permits) => Ok(wanted > permits),
             KnownNumber::Nothing => Ok(wanted > 1),
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, KnownNumber> {
-        self.0.lock()
     }
 }
 

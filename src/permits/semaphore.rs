@@ -1,6 +1,5 @@
 //! The semaphore, and its options; knows neither how permits are taken nor any concrete backend.
 
-use std::fmt;
 use std::sync::Arc;
 
 use tracing::Instrument;
@@ -62,7 +61,7 @@ use crate::session::contract::Coordinator;
 /// # drop((two, three));
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Semaphore {
     pub(super) stock: Arc<Stock>,
 }
@@ -203,15 +202,6 @@ impl Semaphore {
             let held = acquisition.attempt(timeout).await?;
             Ok(Permit::new(held, permits))
         })
-    }
-}
-
-impl fmt::Debug for Semaphore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Semaphore")
-            .field("path", &self.path())
-            .field("host", &self.stock.handle.host)
-            .finish_non_exhaustive()
     }
 }
 

@@ -8,7 +8,6 @@
 //! - It takes them in one transaction with its place, which the ensemble refuses to whoever has lost that place, and to
 //!   whoever goes by an old number of permits.
 
-use std::fmt;
 use std::future::pending;
 use std::sync::Arc;
 
@@ -68,7 +67,6 @@ enum Look {
 }
 
 /// A semaphore at one moment.
-#[derive(Debug)]
 struct SeenPermits {
     number: u32,
     /// The version of the semaphore's node, whose data are the number.
@@ -139,12 +137,6 @@ impl Wanted {
             Err(NotExchanged::Evicted) => Err(self.stock.no_permit(Failure::NoNode)),
             Err(NotExchanged::Failed(failure)) => Err(self.stock.no_permit(failure)),
         }
-    }
-}
-
-impl fmt::Debug for Wanted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wanted").field("count", &self.count).finish_non_exhaustive()
     }
 }
 

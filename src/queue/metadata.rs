@@ -49,9 +49,10 @@ impl Said {
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Said { host: contender.host().to_owned(), ..noted },
             // Only this library writes a process id.
-            _ if noted.pid.is_some() => {
-                Said { host: Some(noted.host).filter(|host| is_host(host)).unwrap_or_default(), ..noted }
-            }
+            _ if noted.pid.is_some() => match native::host_problem(&noted.host) {
+                Some(_) => Said { host: String::new(), ..noted },
+                None => noted,
+            },
             (_, Some(data)) => read_foreign(data),
         }
     }
@@ -80,10 +81,6 @@ fn read_foreign(data: &[u8]) -> Said {
         Ok(_) => Said { host: text.to_owned(), ..Said::default() },
         Err(_) => Said { label: Some(text.to_owned()), ..Said::default() },
     }
-}
-
-fn is_host(host: &str) -> bool {
-    native::host_problem(host).is_none()
 }
 
 #[cfg(test)]

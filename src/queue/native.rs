@@ -75,12 +75,9 @@ pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
 /// The machine's name, made fit to be a host.
 pub(crate) fn machine() -> String {
     let name = rustix::system::uname();
-    let fit: String = name.nodename().to_string_lossy().bytes().take(64).map(fit_host_byte).collect();
+    let fit = |byte| if is_host_byte(byte) { char::from(byte) } else { '_' };
+    let fit: String = name.nodename().to_string_lossy().bytes().take(64).map(fit).collect();
     if fit.is_empty() { "localhost".to_owned() } else { fit }
-}
-
-fn fit_host_byte(byte: u8) -> char {
-    if is_host_byte(byte) { char::from(byte) } else { '_' }
 }
 
 fn is_host_byte(byte: u8) -> bool {

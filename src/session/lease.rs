@@ -57,7 +57,7 @@ pub struct Lease {
     valid_in: AtomicU64,
 }
 
-#[derive(Debug)]
+#[derive(Default)]
 struct LeaseState {
     /// `None` while every moment counts.
     end: Option<Moment>,
@@ -83,7 +83,7 @@ struct LeaseState {
     handshake: Option<Handshake>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Handshake {
     /// It was sent at this moment or later.
     sent: Moment,
@@ -91,7 +91,7 @@ struct Handshake {
     is_ours: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Touch {
     sent: Moment,
     answered: Moment,
@@ -107,19 +107,7 @@ impl Lease {
 
     /// A lease on a clock of the backend's own.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
-        let state = LeaseState {
-            end: Some(Duration::ZERO),
-            counted: Duration::ZERO,
-            touches: VecDeque::new(),
-            connected_since: Duration::ZERO,
-            answered: Duration::ZERO,
-            uncounted: Duration::ZERO,
-            lateness: Duration::ZERO,
-            epoch: 0,
-            over: None,
-            connected: true,
-            handshake: None,
-        };
+        let state = LeaseState { end: Some(Duration::ZERO), connected: true, ..LeaseState::default() };
         let lease = Lease {
             timeout,
             settling: Duration::ZERO,

@@ -14,7 +14,6 @@ const UNDER_WAY_MAX: usize = 4;
 pub(super) const MANY: usize = 256;
 
 /// The names of a directory's children.
-#[derive(Debug)]
 pub(crate) struct Children {
     pub(super) names: Vec<String>,
     /// What is known of the directory itself at the same moment.
@@ -38,10 +37,10 @@ type Answer = Option<Result<Names, Failure>>;
 pub(super) type Callers = watch::Sender<Answer>;
 
 /// The listings of one session.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Listings(Mutex<HashMap<Arc<str>, Directory>>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Directory {
     under_way: usize,
     /// The last answer had many names.

@@ -39,14 +39,13 @@ pub(crate) struct Asked {
 }
 
 /// The own nodes that are to be watched soon.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Unwatched {
     nodes: Mutex<Vec<WatchedSoon>>,
     /// There is a node, or something else for whoever watches them.
     pub(super) news: Notify,
 }
 
-#[derive(Debug)]
 struct WatchedSoon {
     own_node: Arc<OwnNode>,
     was_passed_over: bool,
@@ -83,7 +82,6 @@ impl Unwatched {
 }
 
 /// One node of ours: where it is, what for, and whether it was lost.
-#[derive(Debug)]
 pub(crate) struct OwnNode {
     /// Among the nodes of its session.
     pub(super) number: u64,
@@ -107,7 +105,7 @@ pub(crate) struct OwnNode {
     entered: Moment,
 }
 
-#[derive(Debug)]
+#[derive(Default)]
 struct NodeState {
     path: String,
     phase: Phase,
@@ -123,8 +121,9 @@ struct NodeState {
     is_watched: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
+    #[default]
     Waiting,
     /// Holding, in this epoch of the lease.
     Holding(u64),
@@ -136,15 +135,7 @@ enum Phase {
 
 impl OwnNode {
     pub(super) fn new(path: String, number: u64, lease: &Arc<Lease>, unwatched: &Arc<Unwatched>) -> Arc<OwnNode> {
-        let state = Mutex::new(NodeState {
-            path,
-            phase: Phase::Waiting,
-            valid_since: None,
-            loss: None,
-            is_told: false,
-            own: None,
-            is_watched: false,
-        });
+        let state = Mutex::new(NodeState { path, ..NodeState::default() });
         Arc::new(OwnNode {
             number,
             state,

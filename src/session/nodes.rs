@@ -9,7 +9,6 @@ use crate::sync::{HashMap, Mutex, Notify};
 
 /// A signal that a holder has released the lock. Another client can have forged it, as long as the holder's node is not
 /// known to be gone.
-#[derive(Debug)]
 pub(crate) struct HandOff {
     /// The path of the holder's node.
     pub(crate) path: Arc<str>,
@@ -32,7 +31,7 @@ impl HandOff {
 }
 
 /// The own nodes on one session.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct OwnNodes {
     members: Mutex<Members>,
     /// The connection was lost or is back, the session is over, or the first node was entered.
@@ -41,7 +40,7 @@ pub(crate) struct OwnNodes {
     pub(crate) unwatched: Arc<Unwatched>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Members {
     next: u64,
     all: HashMap<u64, Arc<OwnNode>>,
@@ -54,7 +53,6 @@ struct Members {
     over: bool,
 }
 
-#[derive(Debug)]
 struct HandedOff {
     signal: Arc<HandOff>,
     granted: Vec<Arc<OwnNode>>,

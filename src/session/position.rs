@@ -8,7 +8,7 @@ use crate::session::lease::Moment;
 use crate::session::node::OwnNode;
 
 /// When the first node of a position was created.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Birth {
     /// On the ensemble's clock.
     pub(crate) ctime: SystemTime,
@@ -19,7 +19,6 @@ pub(crate) struct Birth {
 }
 
 /// The position of an own node in a directory.
-#[derive(Debug)]
 pub(crate) struct Position {
     pub(crate) contender: Contender,
     /// The number of the transaction that created the first node of this position: ensemble-wide, rising, never reset.

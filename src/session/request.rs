@@ -3,7 +3,6 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::SystemTime;
 
 use thiserror::Error;
@@ -180,30 +179,7 @@ pub enum Event {
 }
 
 /// An armed one-shot watch: a future of its event. Dropping it removes the watch.
-pub struct Watch {
-    event: Pin<Box<dyn Future<Output = Event> + Send>>,
-}
-
-impl Watch {
-    /// Wraps the future that completes with the event.
-    pub fn new(event: impl Future<Output = Event> + Send + 'static) -> Watch {
-        Watch { event: Box::pin(event) }
-    }
-}
-
-impl Future for Watch {
-    type Output = Event;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Event> {
-        self.event.as_mut().poll(context)
-    }
-}
-
-impl fmt::Debug for Watch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watch")
-    }
-}
+pub type Watch = Pin<Box<dyn Future<Output = Event> + Send>>;
 
 /// Why a session is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

@@ -23,7 +23,6 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// One thread for the whole process, for as long as it is used.
 static KEEPER: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
-#[derive(Debug)]
 pub(crate) struct BackgroundThread {
     handle: Handle,
     thread: ThreadId,

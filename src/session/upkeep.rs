@@ -1,5 +1,6 @@
 //! What a backend keeps for one session: its lease, the own nodes on it, and the listings under way; sends nothing.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::session::lease::{Lease, Moment};
@@ -15,7 +16,6 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Call [`began`](Upkeep::began) once, [`answered`](Upkeep::answered) or [`acknowledged`](Upkeep::acknowledged) after each
 /// answer, [`connected`](Upkeep::connected) and [`resumed`](Upkeep::resumed) as the connection changes, and
 /// [`end`](Upkeep::end) when the session is over. None of these calls blocks or waits.
-#[derive(Debug)]
 pub struct Upkeep {
     lease: Arc<Lease>,
     nodes: OwnNodes,
@@ -126,6 +126,12 @@ impl Upkeep {
         if lapsed {
             self.nodes.look_at_all();
         }
+    }
+}
+
+impl fmt::Debug for Upkeep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upkeep").field("lease", &self.lease).finish_non_exhaustive()
     }
 }
 

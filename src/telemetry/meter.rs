@@ -13,11 +13,10 @@ use crate::queue::mode::Mode;
 use {crate::telemetry::metrics as names, crate::telemetry::recorder, ::metrics::Key, tokio::time::Instant};
 
 /// What a gauge shows until this is dropped. By default it is nothing.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Present(#[cfg(feature = "metrics")] Option<Raised>);
 
 #[cfg(feature = "metrics")]
-#[derive(Debug)]
 struct Raised {
     gauge: &'static str,
     /// The gauges of locks have labels.

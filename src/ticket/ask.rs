@@ -72,7 +72,7 @@ fn set(
 }
 
 /// Whether asking was refused before.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Asking(AtomicBool);
 
 impl Asking {

@@ -13,7 +13,6 @@ use crate::session::retry::{UNKNOWN_TRIES, before_next_try};
 use crate::ticket::ticket::Ticket;
 
 /// What a place is exchanged for.
-#[derive(Debug)]
 pub(crate) struct Exchange<'a> {
     /// The path of the new node. No other node ever has it.
     pub(crate) to: String,
@@ -23,7 +22,6 @@ pub(crate) struct Exchange<'a> {
 }
 
 /// Why a place was not exchanged.
-#[derive(Debug)]
 pub(crate) enum NotExchanged {
     /// Our place was gone.
     Evicted,

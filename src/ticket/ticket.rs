@@ -39,7 +39,6 @@ use crate::ticket::removal::{Leaving, hand_off, remove, remove_all_of, remove_wh
 
 /// A node in a lock directory, or one that is being created there. Dropping the ticket removes the node, however far
 /// its creation got.
-#[derive(Debug)]
 pub(crate) struct Ticket {
     session_slot: SessionSlot,
     directory: Arc<str>,
@@ -49,6 +48,7 @@ pub(crate) struct Ticket {
     node: Mutex<TicketNode>,
 }
 
+#[derive(Default)]
 struct TicketNode {
     step: PlaceStep,
     /// On which connection the node was asked for.
@@ -67,8 +67,10 @@ struct TicketNode {
     arming: Option<Reply<Watch>>,
 }
 
+#[derive(Default)]
 enum PlaceStep {
     /// No node was asked for, or the request was refused.
+    #[default]
     Absent,
     Coming(Reply<Created>),
     Standing(Arc<Position>),
@@ -78,17 +80,7 @@ enum PlaceStep {
 
 impl Ticket {
     pub(crate) fn new(session_slot: SessionSlot, directory: Arc<str>, owner: Owner, keeps: bool) -> Ticket {
-        let node = TicketNode {
-            step: PlaceStep::Absent,
-            connection: 0,
-            asked: None,
-            unsure: false,
-            is_outside: false,
-            doubtful: None,
-            made: Vec::new(),
-            arming: None,
-        };
-        Ticket { session_slot, directory, owner, keeps, node: Mutex::new(node) }
+        Ticket { session_slot, directory, owner, keeps, node: Mutex::default() }
     }
 
     pub(crate) fn session(&self) -> &Arc<dyn Session> {
@@ -402,23 +394,6 @@ impl Drop for Ticket {
         }
         if unsure {
             session.clone().spawn(Box::pin(remove_all_of(session, directory, owner)));
-        }
-    }
-}
-
-impl std::fmt::Debug for TicketNode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Node").field("step", &self.step).field("unsure", &self.unsure).finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for PlaceStep {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            PlaceStep::Absent => f.write_str("Absent"),
-            PlaceStep::Coming(_) => f.write_str("Coming"),
-            PlaceStep::Standing(position) => write!(f, "Standing({})", position.contender),
-            PlaceStep::Left => f.write_str("Left"),
         }
     }
 }

@@ -103,10 +103,10 @@ impl<T: Send + Sync + 'static> Cache<T> {
         if let Some(made) = seen.made.get() {
             return made.clone();
         }
-        let bytes = Arc::clone(&seen.bytes());
+        let bytes = Arc::clone(&seen.bytes.lock());
         let made = self.terms.open(&self.node.form, &bytes).map(Arc::new).map_err(|error| self.node.fault(error));
         let made = seen.made.get_or_init(|| made).clone();
-        *seen.bytes() = Arc::default();
+        *seen.bytes.lock() = Arc::default();
         // The value that all share: it is kept on, and so is not dropped where it is replaced, on the session's thread.
         if let Ok(value) = &made {
             self.is_good(seen.news, value);

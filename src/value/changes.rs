@@ -3,19 +3,16 @@
 //! The initial value is made by the caller that follows, and written in the background. So a caller that is not polled holds
 //! up no writer.
 
-use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use futures_core::Stream;
 use futures_util::future::OptionFuture;
-use futures_util::{StreamExt, stream};
+use futures_util::stream::unfold;
 use tokio::sync::oneshot;
 
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::sync::{Mutex, watch};
+use crate::hold::changes::Changes;
+use crate::sync::watch;
 use crate::value::background;
 use crate::value::codec::Stored;
 use crate::value::known::Known;
@@ -24,7 +21,13 @@ use crate::value::store::Store;
 /// The values of a [`Shared`](crate::Shared), in the order in which they come. Made by
 /// [`Shared::changes`](crate::Shared::changes). It keeps the watch up for as long as it lives.
 ///
-/// It is also a [`Stream`] of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
+/// The first call of [`next`](Changes::next) gives the present value, as soon as it has come. It ends once the coordinator
+/// was closed.
+///
+/// An error says, once, that the node holds no value now ([`ValueError`](crate::error::ValueError) says why), that it cannot be
+/// watched just now, or that this client's server has missed what the ensemble has ([`Error::Refused`]). If no value was there from the beginning, the [initial](crate::SharedBuilder::initial) one comes
+/// in place of that error. The next value ends that state. A lost connection, or the end of a session, is no error: the watch is
+/// set up again, and a missed change is reported then.
 ///
 /// # Examples
 ///
@@ -40,51 +43,13 @@ use crate::value::store::Store;
 /// assert_eq!(**changes.next().await.expect("open")?, 200);
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
-pub struct ValueChanges<T> {
-    path: String,
-    /// The mutex is never contended: it makes this `Sync`.
-    values: Mutex<Values<T>>,
-}
+pub type ValueChanges<T> = Changes<Result<Arc<Stored<T>>, Error>>;
 
-type Values<T> = Pin<Box<dyn Stream<Item = Result<Arc<Stored<T>>, Error>> + Send>>;
-
-impl<T: Send + Sync + 'static> ValueChanges<T> {
-    /// Starts the watch, if it has not been started.
-    pub(crate) fn of(store: &Arc<Store<T>>) -> ValueChanges<T> {
-        store.cache.follow();
-        let (path, known) = (store.node().path.clone(), store.cache.subscribe());
-        let seeing = Seeing { store: Arc::clone(store), known, seen: 0, begun: None };
-        let values = stream::unfold(seeing, |mut seeing| async { Some((seeing.next().await?, seeing)) }).fuse();
-        ValueChanges { path, values: Mutex::new(Box::pin(values)) }
-    }
-
-    /// Waits for the next value. The first call gives the present value, as soon as it has come. Values that came and
-    /// went between two calls are skipped, but never the newest. `None` once the coordinator was closed.
-    ///
-    /// An error says, once, that the node holds no value now ([`ValueError`](crate::error::ValueError) says why), that it cannot be
-    /// watched just now, or that this client's server has missed what the ensemble has ([`Error::Refused`]). If no value was there from the beginning, the [initial](crate::SharedBuilder::initial) one comes
-    /// in place of that error. The next value ends that state. A lost connection, or the end of a session, is no error: the watch is
-    /// set up again, and a missed change is reported then.
-    ///
-    /// # Cancel safety
-    /// No value is lost by dropping the future.
-    pub async fn next(&mut self) -> Option<Result<Arc<Stored<T>>, Error>> {
-        StreamExt::next(self).await
-    }
-}
-
-impl<T> Stream for ValueChanges<T> {
-    type Item = Result<Arc<Stored<T>>, Error>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.values.get_mut().as_mut().poll_next(context)
-    }
-}
-
-impl<T> fmt::Debug for ValueChanges<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ValueChanges").field("path", &self.path).finish_non_exhaustive()
-    }
+/// Starts the watch, if it has not been started.
+pub(crate) fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
+    store.cache.follow();
+    let seeing = Seeing { store: Arc::clone(store), known: store.cache.subscribe(), seen: 0, begun: None };
+    Changes::of(unfold(seeing, |mut seeing| async { Some((seeing.next().await?, seeing)) }))
 }
 
 /// What one caller has seen of the values.

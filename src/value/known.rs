@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::session::lease::Lease;
-use crate::sync::{Mutex, MutexGuard, OnceLock};
+use crate::sync::{Mutex, OnceLock};
 use crate::value::codec::Stored;
 
 /// How fresh the copy is. Given by [`Live::state`](crate::Live::state).
@@ -50,14 +50,8 @@ pub(crate) struct Seen<T> {
     pub(super) version: i32,
     digest: u64,
     /// Given up when a value is made of the bytes.
-    bytes: Mutex<Arc<Vec<u8>>>,
+    pub(super) bytes: Mutex<Arc<Vec<u8>>>,
     pub(super) made: OnceLock<Result<Arc<Stored<T>>, Error>>,
-}
-
-impl<T> Seen<T> {
-    pub(super) fn bytes(&self) -> MutexGuard<'_, Arc<Vec<u8>>> {
-        self.bytes.lock()
-    }
 }
 
 impl<T> Default for Known<T> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::value::changes::ValueChanges;
+use crate::value::changes::{self, ValueChanges};
 use crate::value::codec::Stored;
 use crate::value::known::CopyState;
 use crate::value::shared::Shared;
@@ -63,7 +63,7 @@ impl<T: Send + Sync + 'static> Live<T> {
 
     /// The values, in the order in which they come, beginning with the present one. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
-        ValueChanges::of(&self.store)
+        changes::changes(&self.store)
     }
 }
 
@@ -113,7 +113,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
         let store = Arc::clone(&self.store);
         Call::new(|timeout| async move {
             let live = async {
-                let first = ValueChanges::of(&store).next().await;
+                let first = changes::changes(&store).next().await;
                 let first = first.unwrap_or_else(|| Err::<_, Error>(store.cache.why_over()))?;
                 Ok(Live { store: Arc::clone(&store), first })
             };
@@ -155,7 +155,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
         let store = Arc::clone(&self.store);
         Call::new(|timeout| async move {
             let wanted = async {
-                let mut changes = ValueChanges::of(&store);
+                let mut changes = changes::changes(&store);
                 loop {
                     match changes.next().await {
                         Some(Ok(value)) if is_wanted(&value) => return Ok(value),

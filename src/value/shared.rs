@@ -8,7 +8,7 @@ use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::session::contract::Coordinator;
 use crate::validation;
 use crate::value::cache::Cache;
-use crate::value::changes::ValueChanges;
+use crate::value::changes::{self, ValueChanges};
 use crate::value::codec::{Form, Terms};
 #[cfg(feature = "json")]
 use crate::value::format::Json;
@@ -132,7 +132,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// The values, in the order in which they come, beginning with the present one, or with the
     /// [initial](SharedBuilder::initial) one, which is then written first. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
-        ValueChanges::of(&self.store)
+        changes::changes(&self.store)
     }
 }
 

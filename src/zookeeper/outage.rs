@@ -17,10 +17,10 @@ use crate::zookeeper::servers::Servers;
 const BETWEEN_TRIALS: Duration = Duration::from_secs(1);
 
 /// What is known of the time without a session, or without a connection of the session.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Outage(Mutex<KnownRefusal>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct KnownRefusal {
     /// When the last session lost its connection, if that session is over and no other has begun. And when the next session
     /// may be asked for, if the last one was lost.
@@ -30,7 +30,6 @@ struct KnownRefusal {
     tried: Option<Instant>,
 }
 
-#[derive(Debug)]
 struct Refusal {
     at: Instant,
     words: String,

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use zookeeper_client as zk;
@@ -385,7 +386,7 @@ impl Session for ZooKeeperSession {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
         self.pipeline.ask(Request::Read, move |client| async move {
             let (_, _, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
-            Ok(Watch::new(event(watcher.changed())))
+            Ok(event(watcher.changed()).boxed())
         })
     }
 
@@ -393,7 +394,7 @@ impl Session for ZooKeeperSession {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
         self.pipeline.ask(Request::Read, move |client| async move {
             let (names, watcher) = client.list_and_watch_children(&path).await.map_err(failure)?;
-            Ok((names, Watch::new(event(watcher.changed()))))
+            Ok((names, event(watcher.changed()).boxed()))
         })
     }
 

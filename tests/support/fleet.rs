@@ -571,7 +571,7 @@ impl Line {
 
     /// News of the embedded ensemble comes over the connection.
     fn over_the_wire(line: Weak<Line>, watch: Watch) -> Watch {
-        Watch::new(async move {
+        Box::pin(async move {
             let event = watch.await;
             let Some(line) = line.upgrade() else { return event };
             if line.connected().await.is_ok() { event } else { Event::Over }

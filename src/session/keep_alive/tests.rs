@@ -90,7 +90,7 @@ impl Answers for Noted {
 
     fn watch(&self, path: &str) -> Reply<Watch> {
         let noted = self.note(format!("watch {path}"));
-        Box::pin(ready(noted.map(|()| Watch::new(pending()))))
+        Box::pin(ready(noted.map(|()| Box::pin(pending()) as Watch)))
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {

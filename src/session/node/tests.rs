@@ -70,13 +70,13 @@ fn a_node_found_removed_after_the_lease_ran_out_was_lost_with_the_lease() {
         assert_eq!(own_node.loss(), None);
 
         clock.fetch_add(stopped_for, Ordering::SeqCst);
-        own_node.arm("/lock/node", Watch::new(std::future::ready(Event::Deleted)));
+        own_node.arm("/lock/node", Box::pin(std::future::ready(Event::Deleted)));
         assert_eq!(own_node.loss(), Some(why));
     }
 }
 
 fn fired(event: Event) -> Watch {
-    Watch::new(std::future::ready(event))
+    Box::pin(std::future::ready(event))
 }
 
 fn asked(watch: Result<Watch, Failure>) -> Asked {
@@ -100,7 +100,7 @@ fn a_node_is_watched_once_and_again_when_the_request_failed_or_a_stranger_wrote(
     let unknown = Failure::Unknown(String::new());
     assert_eq!(watched(&own_node, Err(unknown.clone())), Err(unknown));
     assert_eq!((own_node.is_armed(), own_node.begin_to_watch()), (false, path()));
-    assert_eq!(watched(&own_node, Ok(Watch::new(std::future::pending()))), Ok(()));
+    assert_eq!(watched(&own_node, Ok(Box::pin(std::future::pending()))), Ok(()));
     assert_eq!((own_node.is_armed(), own_node.begin_to_watch()), (true, None));
     assert!(upkeep.nodes().unwatched.take(Duration::ZERO).0.is_empty());
 
