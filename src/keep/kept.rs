@@ -30,8 +30,8 @@ pub(crate) struct Kept {
     /// Set if the node is asked for before it was used again.
     in_vain: Arc<AtomicBool>,
     state: Mutex<KeptState>,
-    /// A use began to wait.
-    crowded: Notify,
+    /// A use began to wait. Counted by itself: whoever waits for that must not keep the node, and so the client, alive.
+    crowded: Arc<Notify>,
     this: Weak<Kept>,
 }
 
@@ -109,7 +109,7 @@ impl Kept {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
         let state = KeptState { uses, granted: None, used, why: None, counted: None, watched_over: None };
         let (handle, in_vain) = (Arc::clone(handle), Arc::clone(in_vain));
-        let (state, crowded) = (Mutex::new(state), Notify::new());
+        let (state, crowded) = (Mutex::new(state), Arc::default());
         Arc::new_cyclic(|this| Kept { handle, idle, in_vain, state, crowded, this: Weak::clone(this) })
     }
 
@@ -236,12 +236,13 @@ impl Kept {
     }
 
     /// Waits until a use of this process waits for another.
-    async fn is_crowded(&self) {
+    async fn is_crowded(kept: &Weak<Kept>) {
+        let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
             // Registered before looking, so that a change in between is not missed.
-            let mut crowded = std::pin::pin!(self.crowded.notified());
+            let mut crowded = std::pin::pin!(crowded.notified());
             crowded.as_mut().enable();
-            if self.state.lock().uses.is_crowded() {
+            if kept.upgrade().is_none_or(|kept| kept.state.lock().uses.is_crowded()) {
                 return;
             }
             crowded.await;
@@ -409,7 +410,7 @@ impl KeptUse {
         tokio::select! {
             biased;
             first = self.hold().contended() => first,
-            () = self.kept().is_crowded() => Ok(self.hold().contender().clone()),
+            () = Kept::is_crowded(&self.kept().this) => Ok(self.hold().contender().clone()),
         }
     }
 

@@ -35,11 +35,12 @@ fn the_life_of_a_child() {
     let session_timeout = Duration::from_millis(word().parse().expect("a number of milliseconds"));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let zk = runtime.block_on(connect_with(&server, session_timeout));
-    let lock = lock_at(&zk, &path);
+    let lock = RwLock::builder(&zk, &path);
+    let lock = if role.starts_with("keep-") { lock.keep(CALM) } else { lock }.build().unwrap();
     match role.as_str() {
         "hold" => hold(&lock),
         "watch" => watch(&lock),
-        "drop-and-return" => drop_and_return(lock, zk),
+        "drop-and-return" | "keep-drop-and-return" => drop_and_return(lock, zk),
         "release-and-exit" => release_and_exit(&lock),
         "return-with-guard" => return_with_guard(lock, zk),
         other => panic!("there is no role {other}"),
@@ -129,7 +130,7 @@ async fn a_killed_holder_is_followed_when_its_session_times_out() {
 #[tokio::test]
 async fn a_holder_that_ends_right_after_letting_go_is_followed_at_once() {
     let zk = connect(&shared_server().address()).await;
-    for role in ["drop-and-return", "release-and-exit", "return-with-guard"] {
+    for role in ["drop-and-return", "keep-drop-and-return", "release-and-exit", "return-with-guard"] {
         for round in 0..5 {
             let path = format!("/locks/{role}-{round}");
             let mut holder = start(role, &path, CALM);

@@ -68,6 +68,17 @@ async fn a_node_that_no_use_waits_for_wakes_nobody_to_warn_of_them() {
     assert!(warns.is_woken(), "a use waits");
 }
 
+/// With the node it would keep the client, and a program that drops its client would end before its requests are sent.
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_to_warn_of_uses_keeps_no_node() {
+    let ((kept, ..), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
+    let seen = Arc::downgrade(&kept);
+    let mut warns = tokio_test::task::spawn(unasked::warns(&seen, slot.session()));
+    assert_pending!(warns.poll());
+    drop(kept);
+    assert!(seen.upgrade().is_none());
+}
+
 /// The names that `zk_rwlock_kept_given_up_total` is documented with.
 #[test]
 fn every_reason_to_give_a_node_up_has_its_name_in_the_metrics() {

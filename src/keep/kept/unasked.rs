@@ -65,11 +65,9 @@ pub(super) async fn warns(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Infa
     let mut first = None;
     while let Some(limit) = kept.upgrade().and_then(|kept| kept.handle.warn_waiting) {
         // Without a use that waits, this wakes nobody.
-        if first.is_none()
-            && let Some(kept) = kept.upgrade()
-        {
-            kept.is_crowded().await;
-            first = kept.granted_and_waiting().map(|(number, ..)| (number, 1));
+        if first.is_none() {
+            Kept::is_crowded(kept).await;
+            first = kept.upgrade().and_then(|kept| kept.granted_and_waiting()).map(|(number, ..)| (number, 1));
         }
         if !retry::slept(session, (limit / LOOKS).max(IDLE_LOOK)).await {
             break;
