@@ -124,8 +124,13 @@ pub(super) async fn new_session(
     let session = ZooKeeperSession::new(client, &background, &options, asked, abilities, servers.clone())?;
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
-    tokio::time::timeout(bound, make_root(&session)).await.map_err(|_| late())??;
-    Ok(session)
+    match tokio::time::timeout(bound, make_root(&session)).await.unwrap_or_else(|_| Err(late())) {
+        // `Over` would say that no other session will do.
+        Err(Failure::Over(Ending::Expired | Ending::Replaced)) => {
+            Err(Failure::Unreachable(format!("a session with {servers} was over before its first answer")))
+        }
+        made => made.map(|()| session),
+    }
 }
 
 /// Makes the path at the end of the connect string. Asks again when the connection was lost: what is there is not made twice.

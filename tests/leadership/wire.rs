@@ -82,6 +82,30 @@ async fn an_observer_costs_three_requests_a_change_and_wakes_no_candidate() {
 }
 
 #[tokio::test]
+async fn an_observer_goes_on_whose_next_session_is_over_before_its_first_answer() {
+    let (server, proxy) = (shared_server(), Proxy::start(shared_server().address()));
+    let mut leads = Candidate::campaigns(leadership(&connect(&server.address()).await, "/leaders-of/sessions"));
+    let term = leads.leads().await.number();
+    let looks = connect(&format!("{}/leaders-of", proxy.address())).await;
+    let mut changes = leadership(&looks, "/sessions").changes();
+    assert_eq!(next(&mut changes).await.map(|leader| leader.term), Some(term));
+    // By this the path at the end of the connect string is looked for.
+    let look = proxy.hold_request(Op::Exists);
+    let ends = || {
+        proxy.cut();
+        server.end_session(&proxy.granted().expect("a session"));
+        proxy.heal();
+    };
+    ends();
+    let told = tokio::spawn(async move { next(&mut changes).await });
+    soon("the next session", look.arrives()).await;
+    ends();
+    look.release();
+    soon("the stop", leads.leadership.stop()).await;
+    assert_eq!(told.await.expect("it goes on"), None);
+}
+
+#[tokio::test]
 async fn observers_take_their_watches_with_them() {
     let server = Server::start();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
