@@ -43,20 +43,29 @@ soak: zookeeper
 	export FUZZ_SECONDS=$${FUZZ_SECONDS:-120}
 	# Each of 23 tests for so long, as many at once as there are cores.
 	export THREADS_SECONDS=$$((600 * $$(nproc) / 23))
-	failed=
-	$(COUNTED_TEST) -p zk-rwlock-proptests -- --nocapture || failed+=' proptests'
-	$(COUNTED_TEST) -p zk-rwlock-threads -- --nocapture || failed+=' threads'
-	$(COUNTED_TEST) --all-features --lib any_ || failed+=' parsers'
-	$(COUNTED_TEST) -p zk-rwlock-tests --test models -- --nocapture || failed+=' models'
-	for stage in session::{lease,silence,breaks,ensemble,alone,outages,garbled} crowd::{scale,permits,traces} lock::multi; do
-		$(COUNTED_TEST) -p zk-rwlock-tests --test "$${stage%%::*}" "$${stage#*::}::" -- --nocapture || failed+=" $$stage"
+	failed='$(CURDIR)/target/soak.failed'
+	mkdir -p target
+	rm -f "$$failed"
+	stage() { $(COUNTED_TEST) "$${@:2}" || echo "$$1" >>"$$failed"; }
+	trap 'kill 0' INT TERM
+	# What computes all the time goes beside what mostly waits.
+	{
+		stage proptests -p zk-rwlock-proptests -- --nocapture
+		stage threads -p zk-rwlock-threads -- --nocapture
+		stage parsers --all-features --lib any_
+		stage models -p zk-rwlock-tests --test models -- --nocapture
+	} &
+	for part in session::{lease,silence,breaks,ensemble,alone,outages,garbled} crowd::{scale,permits,traces} lock::multi; do
+		stage "$$part" -p zk-rwlock-tests --test "$${part%%::*}" "$${part#*::}::" -- --nocapture
 	done
 	for servers in 1 3; do
-		SWARM_SERVERS=$$servers $(COUNTED_TEST) -p zk-rwlock-tests --test crowd swarm:: -- --nocapture || failed+=" swarm-$$servers"
-		SWARM_SERVERS=$$servers $(COUNTED_TEST) -p zk-rwlock-tests --test crowd linear:: -- --nocapture || failed+=" linear-$$servers"
+		for part in swarm linear; do
+			SWARM_SERVERS=$$servers stage "$$part-$$servers" -p zk-rwlock-tests --test crowd "$$part::" -- --nocapture
+		done
 	done
-	if [[ -n $$failed ]]; then
-		echo "make soak: FAILED:$$failed" >&2
+	wait
+	if [[ -s $$failed ]]; then
+		echo "make soak: FAILED: $$(tr '\n' ' ' <"$$failed")" >&2
 		exit 1
 	fi
 	echo 'make soak: all stages passed'
