@@ -119,6 +119,15 @@ impl<T: Send + 'static> Call<T> {
         Call { limit: None, begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))), answer: None }
     }
 
+    /// What `work` gives, if it comes within the time.
+    pub(crate) fn in_time(
+        coordinator: &Arc<dyn Coordinator>,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Call<T> {
+        let coordinator = Arc::clone(coordinator);
+        Call::new(|timeout| async move { in_time(&coordinator, timeout, work).await })
+    }
+
     /// Gives up with [`Error::Timeout`] when there is no answer within `timeout`. The error comes in time, also while
     /// disconnected. A timeout of zero is refused, and then nothing is sent.
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -251,21 +260,23 @@ pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &s
 }
 
 /// The answer to `ask` on a session. If the session turns out to be over, asks again on a fresh one: nothing of ours
-/// was on the session.
+/// was on the session. The error names the operation, and what the user calls the path.
 pub(crate) async fn on_a_session<T, F>(
     coordinator: &impl Coordinator,
+    (operation, path): (&'static str, &str),
     ask: impl Fn(Arc<dyn Session>) -> F,
-) -> Result<T, Failure>
+) -> Result<T, Error>
 where
     F: Future<Output = Result<T, Failure>>,
 {
+    let fault = |failure| Error::from_failure(failure, operation, path);
     let mut tries = 0;
     loop {
-        let session_slot = coordinator.session_slot(0).await?;
+        let session_slot = coordinator.session_slot(0).await.map_err(fault)?;
         tries += 1;
         match ask(Arc::clone(session_slot.session())).await {
             Err(Failure::Over(_)) if tries < SESSION_TRIES => is_known_to_be_over(session_slot.session()).await,
-            answer => return answer,
+            answer => return answer.map_err(fault),
         }
     }
 }

@@ -216,11 +216,11 @@ impl Acquisition {
         validation::check_label(self.label())?;
         self.check()?;
         let path = &self.handle.path;
-        let seen = call::on_a_session(&self.handle.coordinator, |session| async move {
+        let seen = call::on_a_session(&self.handle.coordinator, ("list", path), |session| async move {
             let names = call::names(&session, path, false).await?;
             Ok((session, names))
         });
-        let (session, names) = seen.await.map_err(|failure| Error::from_failure(failure, "list", path))?;
+        let (session, names) = seen.await?;
         self.handle.check_for_foreign(&names)?;
         let newcomer = (self.handle.dialect, self.mode);
         let is_free = turn::ahead_of_newcomer(self.handle.dialect, self.mode, &names).is_empty();

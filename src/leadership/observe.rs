@@ -25,38 +25,34 @@ use crate::session::retry;
 use crate::session::second_look::{self, SecondLook, check};
 use crate::sync::Mutex;
 
+/// The operation that a refusal names.
+const READ: &str = "read the leader of";
+
 /// How many bytes a node's name has at most.
 const NAME_BYTES: usize = 128;
 
 /// Who leads now.
 pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
-    let handle = Arc::clone(handle);
-    Call::new(|timeout| async move {
-        let look = async {
-            let (path, dialect) = (&handle.path, handle.dialect);
-            let seen = call::on_a_session(&handle.coordinator, |session| async move {
-                loop {
-                    let names = call::names(&session, path, false).await?;
-                    let Some(first) = leading(dialect, &names) else { return Ok((names, None)) };
-                    let node = format!("{path}/{}", first.name());
-                    match call::answered(&session, || session.data(&node)).await {
-                        Ok((data, stat)) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
-                        // It has left just now.
-                        Err(Failure::NoNode) => {}
-                        Err(failure) => return Err(failure),
-                    }
+    let lock = Arc::clone(handle);
+    Call::in_time(&handle.coordinator, async move {
+        let (path, dialect) = (&lock.path, lock.dialect);
+        let seen = call::on_a_session(&lock.coordinator, (READ, path), |session| async move {
+            loop {
+                let names = call::names(&session, path, false).await?;
+                let Some(first) = leading(dialect, &names) else { return Ok((names, None)) };
+                let node = format!("{path}/{}", first.name());
+                match call::answered(&session, || session.data(&node)).await {
+                    Ok((data, stat)) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
+                    // It has left just now.
+                    Err(Failure::NoNode) => {}
+                    Err(failure) => return Err(failure),
                 }
-            });
-            let (names, leader) = seen.await.map_err(|failure| refused(failure, path))?;
-            handle.check_for_foreign(&names)?;
-            Ok(leader)
-        };
-        call::in_time(&handle.coordinator, timeout, look).await
+            }
+        });
+        let (names, leader) = seen.await?;
+        lock.check_for_foreign(&names)?;
+        Ok(leader)
     })
-}
-
-fn refused(failure: Failure, path: &str) -> Error {
-    Error::from_failure(failure, "read the leader of", path)
 }
 
 /// The leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
@@ -104,7 +100,7 @@ impl Followed for Observer {
     }
 
     fn refused(&self, failure: Failure) {
-        self.sees(Err(refused(failure, &self.handle.path)));
+        self.sees(Err(Error::from_failure(failure, READ, &self.handle.path)));
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {

@@ -19,13 +19,12 @@ impl Handle {
     /// `is_synced`, it is no older than this call.
     pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
         let site = &self.site;
-        let seen = call::on_a_session(&self.coordinator, |session| async move {
+        let seen = call::on_a_session(&self.coordinator, ("read the queue of", self.shown()), |session| async move {
             let (taken, queued) = site.names(&session, is_synced).await?;
             let queue = site.read_queue(&session, self.dialect, (&taken, &queued), permits).await?;
             Ok((queue, taken, queued))
         });
-        let seen = seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", self.shown()));
-        let (queue, taken, queued) = seen?;
+        let (queue, taken, queued) = seen.await?;
         if site.permits.is_none() {
             self.check_for_foreign(&queued)?;
         }
@@ -35,8 +34,8 @@ impl Handle {
     /// As [`Handle::queue`], with the record of when a job was last done. Both are asked for at once.
     async fn queue_and_record(&self) -> Result<Queue, Error> {
         let path = &self.path;
-        let last = call::on_a_session(&self.coordinator, |session| async move { record::of(&session, path).await });
-        let last = async { last.await.map_err(|failure| Error::from_failure(failure, "read the record of", path)) };
+        let read = |session| async move { record::of(&session, path).await };
+        let last = call::on_a_session(&self.coordinator, ("read the record of", path), read);
         let ((queue, _), done) = tokio::try_join!(self.queue(false, None), last)?;
         Ok(Queue { done, ..queue })
     }
@@ -46,7 +45,7 @@ impl Handle {
         let path = &done::path_of(&self.path);
         // The record as it was found first. A success since then stays, also if an answer is lost and all is tried again.
         let last = &OnceLock::new();
-        let found = call::on_a_session(&self.coordinator, |session| async move {
+        let found = call::on_a_session(&self.coordinator, ("forget the record", path), |session| async move {
             call::answered(&session, || session.sync(path)).await?;
             let forget = || async {
                 let record = record::at(&session, path).await?;
@@ -60,7 +59,7 @@ impl Handle {
             };
             call::answered(&session, forget).await
         });
-        match found.await.map_err(|failure| Error::from_failure(failure, "forget the record", path))? {
+        match found.await? {
             Record::Foreign if last.get().is_none() => Err(Error::ForeignRecord { path: path.clone() }),
             _ => Ok(last.get().cloned()),
         }
@@ -80,15 +79,15 @@ impl Handle {
             return Err(Error::invalid(format!("to ask in the dialect {}, in which no node is kept", self.dialect)));
         }
         let path = &self.path;
-        let asked = call::on_a_session(&self.coordinator, |session| async move {
+        let asked = call::on_a_session(&self.coordinator, ("ask", path), |session| async move {
             // A server that lags shows an older version of the directory. To set that is refused, and reports to nobody.
             call::answered(&session, || session.sync(path)).await?;
-            call::answered(&session, || ask::ask_as_it_is(&session, path, None)).await
+            match call::answered(&session, || ask::ask_as_it_is(&session, path, None)).await {
+                Err(Failure::NoNode) => Ok(()),
+                answer => answer,
+            }
         });
-        match asked.await {
-            Ok(()) | Err(Failure::NoNode) => Ok(()),
-            Err(failure) => Err(Error::from_failure(failure, "ask", path)),
-        }
+        asked.await
     }
 }
 
@@ -129,7 +128,7 @@ impl RwLock {
     /// ```
     pub fn queue(&self) -> Call<Queue> {
         let handle = Arc::clone(self.handle());
-        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.queue_and_record()).await })
+        Call::in_time(&self.handle().coordinator, async move { handle.queue_and_record().await })
     }
 
     /// Removes the member of the queue that has this [token](crate::Member::token), and returns it. `None` if no member
@@ -164,10 +163,9 @@ impl RwLock {
     /// ```
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let handle = Arc::clone(self.handle());
-        Call::new(move |timeout| async move {
+        Call::in_time(&self.handle().coordinator, async move {
             // A server that lags might not show a member that other clients see already.
-            let evict = async { handle.evict(handle.queue(true, None).await?.0, token).await };
-            call::in_time(&handle.coordinator, timeout, evict).await
+            handle.evict(handle.queue(true, None).await?.0, token).await
         })
     }
 
@@ -201,7 +199,7 @@ impl RwLock {
     /// ```
     pub fn forget(&self) -> Call<Option<Done>> {
         let handle = Arc::clone(self.handle());
-        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.forget()).await })
+        Call::in_time(&self.handle().coordinator, async move { handle.forget().await })
     }
 
     /// Asks every process that only [keeps](crate::RwLockBuilder::keep) the lock to give it up: at once if its node is
@@ -241,6 +239,6 @@ impl RwLock {
     /// ```
     pub fn ask(&self) -> Call<()> {
         let handle = Arc::clone(self.handle());
-        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.ask()).await })
+        Call::in_time(&self.handle().coordinator, async move { handle.ask().await })
     }
 }

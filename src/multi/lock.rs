@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::acquisition::request::{Acquisition, Options};
-use crate::call::{self, Call, Limit};
+use crate::call::{Call, Limit};
 use crate::error::error::Error;
 use crate::guard::acquire::{Acquire, Granting, Guard};
 use crate::hold::tenure::Tenure;
@@ -159,7 +159,7 @@ impl MultiLock {
     /// ```
     pub fn try_lock(&self) -> Call<MultiGuard> {
         let this = self.clone();
-        Call::new(move |timeout| async move { call::in_time(&this.coordinator, timeout, this.attempt()).await })
+        Call::in_time(&self.coordinator, async move { this.attempt().await })
     }
 
     async fn attempt(&self) -> Result<MultiGuard, Error> {

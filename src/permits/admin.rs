@@ -47,9 +47,7 @@ impl Semaphore {
     /// ```
     pub fn queue(&self) -> Call<Queue> {
         let stock = Arc::clone(&self.stock);
-        Call::new(
-            |timeout| async move { call::in_time(&stock.handle.coordinator, timeout, queue(&stock, false)).await },
-        )
+        Call::in_time(&self.stock.handle.coordinator, async move { queue(&stock, false).await })
     }
 
     /// Removes the holder or waiter that has this [token](crate::Member::token), and returns it. `None` if nobody has it, and
@@ -79,10 +77,9 @@ impl Semaphore {
     /// ```
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let stock = Arc::clone(&self.stock);
-        Call::new(move |timeout| async move {
+        Call::in_time(&self.stock.handle.coordinator, async move {
             // A server that lags might not show a member that other clients see already.
-            let evict = async { stock.handle.evict(queue(&stock, true).await?, token).await };
-            call::in_time(&stock.handle.coordinator, timeout, evict).await
+            stock.handle.evict(queue(&stock, true).await?, token).await
         })
     }
 
@@ -95,9 +92,8 @@ impl Semaphore {
     /// [`Error::Permits`] if something else is there. Otherwise see [`Error`].
     pub fn permits(&self) -> Call<Option<u32>> {
         let stock = Arc::clone(&self.stock);
-        Call::new(|timeout| async move {
-            call::in_time(&stock.handle.coordinator, timeout, number(&stock, "read the permits of", false)).await
-        })
+        let work = async move { number(&stock, "read the permits of", false).await };
+        Call::in_time(&self.stock.handle.coordinator, work)
     }
 
     /// Changes the number of permits, for all. Makes the semaphore's node if it is missing.
@@ -134,9 +130,7 @@ impl Semaphore {
     /// ```
     pub fn set_permits(&self, permits: u32) -> Call<()> {
         let stock = Arc::clone(&self.stock);
-        Call::new(move |timeout| async move {
-            call::in_time(&stock.handle.coordinator, timeout, set(&stock, permits)).await
-        })
+        Call::in_time(&self.stock.handle.coordinator, async move { set(&stock, permits).await })
     }
 }
 
@@ -152,11 +146,10 @@ async fn queue(stock: &Stock, is_synced: bool) -> Result<Queue, Error> {
 
 async fn number(stock: &Stock, operation: &'static str, is_synced: bool) -> Result<Option<u32>, Error> {
     let path = stock.handle.shown();
-    let node = call::on_a_session(&stock.handle.coordinator, |session| async move {
+    let node = call::on_a_session(&stock.handle.coordinator, (operation, path), |session| async move {
         call::answered(&session, || retry::data(&session, path, is_synced)).await
     });
-    let node = node.await.map_err(|failure| Error::from_failure(failure, operation, path))?;
-    node.map_or(Ok(None), |(data, _)| stock.number(&data))
+    node.await?.map_or(Ok(None), |(data, _)| stock.number(&data))
 }
 
 async fn set(stock: &Stock, permits: u32) -> Result<(), Error> {
@@ -164,10 +157,10 @@ async fn set(stock: &Stock, permits: u32) -> Result<(), Error> {
         return Err(Error::invalid("a semaphore of no permits; it has at least one"));
     }
     let path = stock.handle.shown();
-    let set = call::on_a_session(&stock.handle.coordinator, |session| async move {
+    let set = call::on_a_session(&stock.handle.coordinator, ("set the permits of", path), |session| async move {
         call::answered(&session, || try_to_set(stock, &session, permits)).await
     });
-    set.await.map_err(|failure| Error::from_failure(failure, "set the permits of", path))??;
+    set.await??;
     stock.limit.is_set(permits);
     Ok(())
 }

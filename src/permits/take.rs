@@ -155,15 +155,14 @@ impl Goal for Wanted {
         if !self.stock.limit.check(path, self.count)? {
             return Ok(());
         }
-        let read = call::on_a_session(&self.stock.handle.coordinator, |session| async move {
-            let node = call::answered(&session, || session.data(path)).await?;
+        let read = call::on_a_session(&self.stock.handle.coordinator, (TAKE, path), |session| async move {
+            let node = call::answered(&session, || retry::data(&session, path, false)).await?;
             Ok((session, node))
         });
-        match read.await {
-            Ok((session, node)) => self.enough(self.stock.agree(&session, node).await?.0),
+        match read.await? {
+            (session, Some(node)) => self.enough(self.stock.agree(&session, node).await?.0),
             // It is made with the queue.
-            Err(Failure::NoNode) => Ok(()),
-            Err(failure) => Err(Error::from_failure(failure, TAKE, path)),
+            (_, None) => Ok(()),
         }
     }
 

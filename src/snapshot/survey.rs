@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::call::{self, Call};
-use crate::error::error::Error;
 use crate::queue::dialect::Dialect;
 use crate::queue::done::{self, Done};
 use crate::queue::member::Queue;
@@ -59,12 +58,10 @@ impl Survey {
     pub fn below<C: Coordinator + Clone>(coordinator: &C, prefix: impl AsRef<str>) -> Call<Survey> {
         let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
         let prefix = prefix.as_ref().to_owned();
-        Call::new(move |timeout| async move {
+        Call::in_time(&Arc::clone(&coordinator), async move {
             validation::check(&prefix)?;
-            let walk = call::on_a_session(&coordinator, |session| Survey::walk(session, &prefix));
-            let walk =
-                async { walk.await.map_err(|failure| Error::from_failure(failure, "list the locks below", &prefix)) };
-            call::in_time(&coordinator, timeout, walk).await
+            let operation = ("list the locks below", &*prefix);
+            call::on_a_session(&coordinator, operation, |session| Survey::walk(session, &prefix)).await
         })
     }
 

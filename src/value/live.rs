@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::call::{self, Call};
+use crate::call::Call;
 use crate::error::error::Error;
 use crate::error::value::ValueError;
 use crate::value::changes::{self, ValueChanges};
@@ -111,13 +111,10 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// ```
     pub fn live(&self) -> Call<Live<T>> {
         let store = Arc::clone(&self.store);
-        Call::new(|timeout| async move {
-            let live = async {
-                let first = changes::changes(&store).next().await;
-                let first = first.unwrap_or_else(|| Err::<_, Error>(store.cache.why_over()))?;
-                Ok(Live { store: Arc::clone(&store), first })
-            };
-            call::in_time(store.node().coordinator(), timeout, live).await
+        Call::in_time(self.store.node().coordinator(), async move {
+            let first = changes::changes(&store).next().await;
+            let first = first.unwrap_or_else(|| Err::<_, Error>(store.cache.why_over()))?;
+            Ok(Live { store, first })
         })
     }
 
@@ -153,20 +150,17 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// ```
     pub fn wait_for(&self, mut is_wanted: impl FnMut(&T) -> bool + Send + 'static) -> Call<Arc<Stored<T>>> {
         let store = Arc::clone(&self.store);
-        Call::new(|timeout| async move {
-            let wanted = async {
-                let mut changes = changes::changes(&store);
-                loop {
-                    match changes.next().await {
-                        Some(Ok(value)) if is_wanted(&value) => return Ok(value),
-                        Some(Ok(_)) => {}
-                        Some(Err(error)) if error.value_error() == Some(&ValueError::Unset) => {}
-                        Some(Err(error)) => return Err(error),
-                        None => return Err(store.cache.why_over()),
-                    }
+        Call::in_time(self.store.node().coordinator(), async move {
+            let mut changes = changes::changes(&store);
+            loop {
+                match changes.next().await {
+                    Some(Ok(value)) if is_wanted(&value) => return Ok(value),
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) if error.value_error() == Some(&ValueError::Unset) => {}
+                    Some(Err(error)) => return Err(error),
+                    None => return Err(store.cache.why_over()),
                 }
-            };
-            call::in_time(store.node().coordinator(), timeout, wanted).await
+            }
         })
     }
 }
