@@ -5,7 +5,7 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::error::Error;
 use crate::session::connection::CutOff;
@@ -41,7 +41,7 @@ pub(crate) const SESSION_TRIES: usize = 3;
 /// # Examples
 ///
 /// ```
-/// # use std::time::{Duration, Instant};
+/// # use std::time::Duration;
 /// # use zk_rwlock::{Error, Memory, RwLock};
 /// # tokio_test::block_on(async {
 /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
@@ -52,7 +52,7 @@ pub(crate) const SESSION_TRIES: usize = 3;
 /// ```
 #[must_use = "nothing is sent before this is awaited"]
 pub struct Call<T> {
-    limit: Option<Limit>,
+    timeout: Option<Duration>,
     begin: Option<Box<Begin<T>>>,
     answer: Option<Answer<T>>,
 }
@@ -81,31 +81,6 @@ pub trait Blocking: IntoFuture + Sized {
 
 impl<F: IntoFuture> Blocking for F {}
 
-/// How long something may take, counted from its first poll.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Limit {
-    Timeout(Duration),
-    Deadline(Instant),
-}
-
-impl Limit {
-    /// The time from now on.
-    ///
-    /// # Errors
-    /// There is no time left: a timeout of zero is a mistake of the caller's, and a deadline may have passed.
-    pub(crate) fn left(self) -> Result<Duration, Error> {
-        match self {
-            Limit::Timeout(Duration::ZERO) => Err(Error::invalid("a timeout of zero")),
-            Limit::Timeout(timeout) => Ok(timeout),
-            Limit::Deadline(deadline) => match deadline.saturating_duration_since(Instant::now()) {
-                Duration::ZERO => Err(Error::late(Duration::ZERO, None)),
-                // The errors of a caller show the time, and fractions of a millisecond are no use there.
-                left => Ok(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1))),
-            },
-        }
-    }
-}
-
 /// Makes the future of the answer, which must come within the time given.
 type Begin<T> = dyn FnOnce(Option<Duration>) -> Answer<T> + Send;
 
@@ -116,7 +91,7 @@ impl<T: Send + 'static> Call<T> {
     where
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
-        Call { limit: None, begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))), answer: None }
+        Call { timeout: None, begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))), answer: None }
     }
 
     /// What `work` gives, if it comes within the time.
@@ -131,14 +106,7 @@ impl<T: Send + 'static> Call<T> {
     /// Gives up with [`Error::Timeout`] when there is no answer within `timeout`. The error comes in time, also while
     /// disconnected. A timeout of zero is refused, and then nothing is sent.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.limit = Some(Limit::Timeout(timeout));
-        self
-    }
-
-    /// As [`timeout`](Self::timeout), with the moment when to give up. If that has passed at the first poll, nothing is
-    /// sent, and the error is [`Error::Timeout`].
-    pub fn deadline(mut self, deadline: Instant) -> Self {
-        self.limit = Some(Limit::Deadline(deadline));
+        self.timeout = Some(timeout);
         self
     }
 
@@ -156,10 +124,10 @@ impl<T> Future for Call<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(begin) = self.begin.take() {
-            match self.limit.map(Limit::left).transpose() {
-                Ok(timeout) => self.answer = Some(begin(timeout)),
-                Err(error) => return Poll::Ready(Err(error)),
+            if self.timeout == Some(Duration::ZERO) {
+                return Poll::Ready(Err(Error::invalid("a timeout of zero")));
             }
+            self.answer = Some(begin(self.timeout));
         }
         match &mut self.answer {
             Some(answer) => answer.as_mut().poll(context),
@@ -170,7 +138,7 @@ impl<T> Future for Call<T> {
 
 impl<T> fmt::Debug for Call<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call").field("limit", &self.limit).finish_non_exhaustive()
+        f.debug_struct("Call").field("timeout", &self.timeout).finish_non_exhaustive()
     }
 }
 

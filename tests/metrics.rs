@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex, Once, PoisonError, RwLock as Guarded, mpsc};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -266,15 +266,23 @@ fn refusals_and_losses_are_counted_by_their_causes() {
 }
 
 #[test]
-fn a_timeout_is_counted() {
+fn a_timeout_is_counted_once_for_a_lock_for_work_done_once_in_a_while_and_for_a_value() {
     measured(|seen| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.expect("a runtime").block_on(async {
-            let lock = RwLock::new(&Memory::new(), DIRECTORY).expect("valid");
-            let _held = lock.write().await.expect("free");
-            assert!(lock.read().timeout(Duration::from_secs(1)).await.is_err());
+            let (zk, limit) = (Memory::new(), Duration::from_secs(1));
+            let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+            let shared = Shared::with_format(&zk, "/value", Raw).initial(String::new).build().expect("valid");
+            let _held = (lock.write().await.expect("free"), shared.write().await.expect("free"));
+            assert!(lock.read().timeout(limit).await.is_err_and(|error| error.is_timeout()));
+            assert!(shared.read().timeout(limit).await.is_err_and(|error| error.is_timeout()));
+            assert!(shared.write().timeout(limit).await.is_err_and(|error| error.is_timeout()));
+            let once = lock.write().once_in(Duration::from_secs(9)).timeout(limit).await;
+            assert!(once.is_err_and(|error| error.is_timeout()));
         });
-        assert_eq!(seen.value("zk_rwlock_timeouts_total{mode=\"read\"}"), 1.0);
+        for mode in ["read", "write"] {
+            assert_eq!(seen.value(&format!("zk_rwlock_timeouts_total{{mode=\"{mode}\"}}")), 2.0, "{mode}");
+        }
     });
 }
 
@@ -448,34 +456,12 @@ impl Recorder for Described {
 }
 
 #[test]
-fn a_deadline_that_has_passed_counts_as_a_timeout_for_one_lock_several_and_a_value() {
-    measured(|seen| {
-        let (zk, past) = (Memory::new(), Instant::now());
-        let write = "zk_rwlock_timeouts_total{mode=\"write\"}";
-        assert!(now(RwLock::new(&zk, DIRECTORY).expect("valid").write().deadline(past)).is_err());
-        assert_eq!(seen.value(write), 1.0);
-        let both = several(&zk, [("/a", Mode::Write), ("/b", Mode::Read)]).expect("valid");
-        assert!(now(both.lock().deadline(past)).is_err());
-        assert_eq!(seen.value(write), 2.0);
-        let shared: Shared<String> = Shared::with_format(&zk, "/value", Raw).build().expect("valid");
-        assert!(now(shared.write().deadline(past)).is_err());
-        assert_eq!(seen.value(write), 3.0);
-        assert!(now(shared.read().deadline(past)).is_err());
-        assert_eq!(seen.value("zk_rwlock_timeouts_total{mode=\"read\"}"), 1.0);
-        let once = RwLock::new(&zk, DIRECTORY).expect("valid").write().once_in(Duration::from_secs(9));
-        assert!(now(once.deadline(past)).is_err());
-        assert_eq!(seen.value(write), 4.0);
-        assert_eq!(zk.requests(), 0);
-    });
-}
-
-#[test]
 fn permits_are_counted_apart_from_locks() {
     measured(|seen| {
         let semaphore = Semaphore::new(&Memory::new(), "/limit", 1).expect("valid");
         let permit = now(semaphore.acquire()).expect("free");
         assert!(now(semaphore.try_acquire()).is_err());
-        assert!(now(semaphore.acquire().deadline(Instant::now())).is_err());
+        assert!(semaphore.acquire().timeout(Duration::from_millis(1)).blocking().is_err());
         drop(permit);
         for series in ["hold_seconds_count", "acquire_wait_seconds_count", "would_block_total", "timeouts_total"] {
             assert_eq!(seen.value(&format!("zk_rwlock_{series}{{mode=\"permit\"}}")), 1.0, "{series}");

@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use tracing::Span;
 
 use crate::acquisition::waiting::Wait;
-use crate::call::Limit;
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
 use crate::hold::trace::{self, Acquiring};
@@ -94,22 +93,22 @@ impl fmt::Debug for Handle {
 /// The options of one acquisition.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    pub(crate) limit: Option<Limit>,
+    pub(crate) timeout: Option<Duration>,
     pub(crate) label: Option<String>,
     pub(crate) on_wait: Option<Box<Listener>>,
 }
 
 impl Options {
-    /// How long the acquisition may take if it starts now.
+    /// How long the acquisition may take.
     ///
     /// # Errors
-    /// An option was wrong, or the deadline has passed.
+    /// An option was wrong.
     pub(crate) fn timeout(&self) -> Result<Option<Duration>, Error> {
         validation::check_label(self.label.as_deref())?;
-        if matches!(self.limit, Some(Limit::Timeout(Duration::ZERO))) {
-            return Err(Error::invalid("a timeout of zero; to not wait at all, use a try_ method"));
+        match self.timeout {
+            Some(Duration::ZERO) => Err(Error::invalid("a timeout of zero; to not wait at all, use a try_ method")),
+            timeout => Ok(timeout),
         }
-        self.limit.map(Limit::left).transpose()
     }
 }
 

@@ -5,12 +5,12 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::Instrument;
 
 use crate::acquisition::request::{Acquisition, Options};
-use crate::call::{self, Late, Limit};
+use crate::call::{self, Late};
 use crate::error::error::Error;
 use crate::guard::guard::{ReadGuard, WriteGuard};
 use crate::hold::trace::Acquiring;
@@ -124,29 +124,9 @@ impl<G: Guard> Acquire<G> {
     ///
     /// The timeout begins with the first poll. It covers everything that the guard needs: each of several locks, and
     /// the reading of a value. The error comes in time, also while disconnected. Zero is refused: the `try_` methods do
-    /// not wait. If both a timeout and a deadline are set, the one set last counts.
+    /// not wait.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.options.limit = Some(Limit::Timeout(timeout));
-        self
-    }
-
-    /// As [`timeout`](Self::timeout), but gives up at the moment `deadline`. If that has passed at the first poll,
-    /// nothing is sent, and the error is [`Error::Timeout`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use std::time::{Duration, Instant};
-    /// # use zk_rwlock::{Error, Memory, RwLock};
-    /// # tokio_test::block_on(async {
-    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-    /// let deadline = Instant::now() + Duration::from_secs(5);
-    /// let guard = lock.write().deadline(deadline).await?;
-    /// assert!(lock.write().deadline(Instant::now()).await.unwrap_err().is_timeout());
-    /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn deadline(mut self, deadline: Instant) -> Self {
-        self.options.limit = Some(Limit::Deadline(deadline));
+        self.options.timeout = Some(timeout);
         self
     }
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::acquisition::flow::GrantKind;
 use crate::acquisition::request::{Acquisition, Handle, Options};
 use crate::acquisition::waiting::{IfTaken, Waiting, looked_since};
-use crate::call::{self, Limit};
+use crate::call;
 use crate::error::error::Error;
 use crate::hold::trace::Acquiring;
 use crate::keep::held::Held;
@@ -47,7 +47,6 @@ impl Lock {
         &self,
         acquisition: &Acquisition,
     ) -> Result<(Joined<KeptUse, WaitingEntry>, Option<Duration>), Error> {
-        // Its deadline may have passed before the first poll.
         let timeout = acquisition.reported(acquisition.options.timeout())?;
         let joined = self.keeper.as_ref().map_or(Joined::Refused, |keeper| keeper.join(acquisition.mode));
         Ok((joined, timeout))
@@ -132,7 +131,7 @@ async fn enter(
         }
     }
     if let Some(left) = left() {
-        acquisition.options.limit = Some(Limit::Timeout(left.max(Duration::from_millis(1))));
+        acquisition.options.timeout = Some(left.max(Duration::from_millis(1)));
     }
     Ok(None)
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::acquisition::request::{Acquisition, Options};
-use crate::call::{Call, Limit};
+use crate::call::Call;
 use crate::error::error::Error;
 use crate::guard::acquire::{Acquire, Granting, Guard};
 use crate::hold::tenure::Tenure;
@@ -187,7 +187,7 @@ impl MultiLock {
             let granted = async {
                 let answer = match left {
                     Some(Duration::ZERO) => Err(refused(lock, *mode, Error::late(Duration::ZERO, None))),
-                    left => take(lock, *mode, Options { limit: left.map(Limit::Timeout), ..options.clone() }).await,
+                    timeout => take(lock, *mode, Options { timeout, ..options.clone() }).await,
                 };
                 // The time counts for all the locks together.
                 answer.map_err(|error| error.of_the_whole(timeout))

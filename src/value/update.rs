@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::acquisition::request::Options;
-use crate::call::{self, Limit};
+use crate::call;
 use crate::error::error::Error;
 use crate::error::value::Written;
 use crate::guard::acquire::{Acquire, Granting, Guard};
@@ -98,7 +98,7 @@ where
     let (timeout, begun, mut tries) = (options.timeout()?, Instant::now(), 1);
     let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()).max(Duration::from_millis(1)));
     loop {
-        let options = Options { limit: left().map(Limit::Timeout), ..options.clone() };
+        let options = Options { timeout: left(), ..options.clone() };
         let once = async {
             let mut guard = Acquire::<SharedWriteGuard<T>> { source: (shared.clone(), None), options }.await?;
             let output = change(&mut guard);

@@ -1,10 +1,9 @@
-//! What a program sees of the library besides the lock: errors, paths, deadlines, and the blocking form of every call.
+//! What a program sees of the library besides the lock: errors, paths, and the blocking form of every call.
 
 use std::error::Error as _;
-use std::future::IntoFuture;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use support::polled::now;
 use support::several::several;
@@ -114,45 +113,6 @@ fn the_blocking_release_of_what_was_lost_is_an_error_too() {
 #[test]
 fn a_connection_that_cannot_be_is_refused_without_a_runtime_too() {
     assert!(matches!(ZooKeeper::connect("no list").blocking(), Err(Error::InvalidInput(_))));
-}
-
-#[test]
-fn a_deadline_that_has_passed_sends_nothing() {
-    let zk = Memory::new();
-    let lock = RwLock::new(&zk, "/locks/a").unwrap();
-    let past = Instant::now();
-    assert!(now(lock.write().deadline(past).into_future()).unwrap_err().is_timeout());
-    assert!(now(lock.try_write().deadline(past)).unwrap_err().is_timeout());
-    assert!(now(lock.queue().deadline(past)).unwrap_err().is_timeout());
-    let both = several(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)]).unwrap();
-    assert!(now(both.lock().deadline(past).into_future()).unwrap_err().is_timeout());
-    assert_eq!((zk.session_id(), zk.requests()), (None, 0));
-    // The limit that was set last counts.
-    assert!(now(lock.write().deadline(past).timeout(LONG).into_future()).unwrap().is_held());
-}
-
-#[test]
-fn a_deadline_counts_from_the_first_poll_also_for_uses_of_a_kept_node() {
-    let zk = Memory::new();
-    let shared = RwLock::builder(&zk, "/locks/a").keep(LONG).build().unwrap();
-    let _held = now(shared.read().into_future()).unwrap();
-    for lock in [RwLock::new(&zk, "/locks/a").unwrap(), shared] {
-        let soon = Instant::now() + Duration::from_millis(1);
-        let late = lock.read().deadline(soon).into_future();
-        while Instant::now() < soon {
-            std::thread::yield_now();
-        }
-        let answer = now(late);
-        assert!(matches!(answer, Err(Error::Timeout { .. })), "{answer:?}");
-    }
-}
-
-#[test]
-fn the_error_of_a_deadline_shows_whole_milliseconds() {
-    let lock = RwLock::new(&Memory::new(), "/locks/a").unwrap();
-    let _held = now(lock.write().into_future()).unwrap();
-    let late = lock.write().deadline(Instant::now() + Duration::from_millis(20)).blocking().unwrap_err().to_string();
-    assert!(late.contains("ms:") && !late.contains("us"), "{late}");
 }
 
 #[test]
