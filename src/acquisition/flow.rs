@@ -26,7 +26,7 @@ use crate::session::request::{Failure, Operation};
 use crate::session::retry;
 use crate::snapshot::on_wait::OnWait;
 use crate::sync::random;
-use crate::telemetry::meter;
+use crate::telemetry::{meter, names};
 use crate::ticket::ticket::Ticket;
 use crate::validation;
 
@@ -361,7 +361,7 @@ impl Acquisition {
             session.upkeep().nodes().confirm_gone(signal, own_node);
         }
         let kind = grant.kind.as_str();
-        meter::granted(self.aim(), kind);
+        meter::count(names::GRANTS, &[("mode", meter::label(self.aim())), ("kind", kind)]);
         let (sequence, token) = (held.contender().sequence(), held.position().czxid);
         tracing::debug!(path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
         Some(Ok(()))

@@ -14,6 +14,7 @@ use crate::error::error::Error;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::position::Position;
 use crate::telemetry::meter::{self, Present};
+use crate::telemetry::names;
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
@@ -36,7 +37,7 @@ impl Acquiring {
     pub(crate) fn begin(path: &Arc<str>, aim: Aim, label: Option<&str>, is_for_several: bool) -> Acquiring {
         let acquire = tracing::debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty);
         let spans = (!acquire.is_disabled()).then(|| Spans { acquire, caller: Span::current(), began: Instant::now() });
-        let wait = if is_for_several { Present::default() } else { Present::waiting(aim, path) };
+        let wait = if is_for_several { Present::default() } else { Present::new(names::WAITING, Some((aim, path))) };
         Acquiring { spans: spans.map(Box::new), wait }
     }
 
@@ -67,7 +68,7 @@ impl Acquiring {
         self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, position, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
-        Holding { seen, metered: Present::holding(aim, path), warning: None }
+        Holding { seen, metered: Present::new(names::HOLDING, Some((aim, path))), warning: None }
     }
 
     /// The lock was granted, and what is done under it has traces of its own.
@@ -90,9 +91,10 @@ impl Drop for Spans {
 
 /// Records and counts that an acquisition failed.
 pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
+    let mode = &[("mode", meter::label(aim))];
     match error {
-        Error::WouldBlock { .. } => meter::would_block(aim),
-        Error::Timeout { .. } => meter::timed_out(aim),
+        Error::WouldBlock { .. } => meter::count(names::WOULD_BLOCK, mode),
+        Error::Timeout { .. } => meter::count(names::TIMEOUTS, mode),
         _ => {}
     }
     tracing::debug!(path, mode = %aim, %error, "not granted");

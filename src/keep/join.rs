@@ -22,7 +22,7 @@ use crate::keep::uses::Joined;
 use crate::queue::mode::Mode;
 use crate::snapshot::on_wait::OnWait;
 use crate::snapshot::progress::Progress;
-use crate::telemetry::meter;
+use crate::telemetry::{meter, names};
 
 /// A lock's handle, with the nodes that it keeps.
 #[derive(Debug)]
@@ -212,7 +212,8 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> (Work, Arc<Waiting>) {
 
 /// A use of a kept node begins.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
-    meter::granted(acquisition.aim(), GrantKind::Kept.as_str());
+    let (mode, kind) = (meter::label(acquisition.aim()), GrantKind::Kept.as_str());
+    meter::count(names::GRANTS, &[("mode", mode), ("kind", kind)]);
     acquisition.trace.entered(used.hold().position());
     used.granted(acquisition.holding(used.hold()));
     used

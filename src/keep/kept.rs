@@ -21,7 +21,8 @@ use crate::session::request::{Ending, Event, Watch};
 use crate::snapshot::read;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Notify};
-use crate::telemetry::meter;
+use crate::telemetry::meter::{self, Present};
+use crate::telemetry::names;
 
 /// A node that several uses share, one after the other or together.
 pub(crate) struct Kept {
@@ -44,7 +45,7 @@ struct KeptState {
     /// Why no use joins it any more.
     why: Option<Why>,
     /// From its grant, if it was not asked for before, until the node is given up.
-    counted: Option<meter::Present>,
+    counted: Option<Present>,
     /// Ends the background task when it is dropped.
     watched_over: Option<oneshot::Sender<()>>,
 }
@@ -60,7 +61,7 @@ struct Granted {
 struct Gone {
     granted: Arc<Granted>,
     why: Option<Why>,
-    counted: Option<meter::Present>,
+    counted: Option<Present>,
     uses: u64,
     idle_for: Duration,
     watched_over: Option<oneshot::Sender<()>>,
@@ -155,7 +156,7 @@ impl Kept {
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
         let is_asked = state.uses.is_asked();
-        state.counted = (!is_asked).then(meter::Present::kept_node);
+        state.counted = (!is_asked).then(|| Present::new(names::KEPT_NODES, None));
         let mut woken = state.uses.granted();
         if is_asked {
             state.leaves_soon();
@@ -357,9 +358,9 @@ impl Gone {
         let Gone { granted, why, counted, uses, idle_for, watched_over } = self;
         let hold = Arc::clone(&granted.hold);
         drop(watched_over);
-        if let (Some(counted), Some(why)) = (counted, why) {
+        if let (Some(_), Some(why)) = (counted, why) {
             let (path, cause) = (hold.directory(), why.label());
-            counted.given_up(cause);
+            meter::count(names::KEPT_GIVEN_UP, &[("cause", cause)]);
             tracing::debug!(path, cause, uses, ?idle_for, "a kept lock is given up");
         }
         hold

@@ -14,7 +14,7 @@ use crate::session::request::Failure;
 use crate::session::retry::until_known_at_last;
 use crate::session::second_look::check;
 use crate::session::upkeep::Upkeep;
-use crate::telemetry::meter;
+use crate::telemetry::{meter, names};
 
 /// How many checks one heartbeat has at most: its request must stay far below ZooKeeper's limit of 1 MiB.
 const CHECKS_PER_HEARTBEAT: usize = 1_000;
@@ -199,7 +199,7 @@ async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
     let lease = upkeep.lease();
     let Some(live) = session.upgrade() else { return };
     if !upkeep.nodes().is_empty() {
-        meter::heartbeat();
+        meter::count(names::HEARTBEATS, &[]);
     }
     let soon = live.timeout() / 20;
     let touched = lease.now();

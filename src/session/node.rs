@@ -30,7 +30,7 @@ use crate::session::loss::{HoldState, Loss};
 use crate::session::request::{Event, Failure, Reply, Watch};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Notify};
-use crate::telemetry::meter;
+use crate::telemetry::{meter, names};
 
 /// A watch on an own node that was asked for.
 pub(crate) struct Asked {
@@ -408,7 +408,7 @@ impl Wake for OwnNode {
 /// subscribers run code that is not ours.
 fn tell(news: Option<(String, Loss)>) {
     if let Some((node, cause)) = news {
-        meter::lost(cause.label());
+        meter::count(names::LOSSES, &[("cause", cause.label())]);
         tracing::warn!(node, %cause, "a lock was lost while it was held");
     }
 }

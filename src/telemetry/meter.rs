@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use crate::queue::mode::Aim;
+use crate::queue::mode::{Aim, Mode};
 #[cfg(feature = "metrics")]
-use crate::queue::mode::Mode;
+use crate::telemetry::{names, recorder};
 
 #[cfg(feature = "metrics")]
-use {crate::telemetry::metrics as names, crate::telemetry::recorder, ::metrics::Key, tokio::time::Instant};
+use {::metrics::Key, tokio::time::Instant};
 
 /// What a gauge shows until this is dropped. By default it is nothing.
 #[derive(Default)]
@@ -24,35 +24,13 @@ struct Raised {
     began: Instant,
 }
 
-/// Without the feature nothing is shown.
-macro_rules! present {
-    ($gauge:ident, $lock:expr) => {
+impl Present {
+    /// One more is there: of this lock, if it is the gauge of one.
+    pub(crate) fn new(gauge: &'static str, lock: Option<(Aim, &Arc<str>)>) -> Present {
         Present(
             #[cfg(feature = "metrics")]
-            Some(Raised::begin(names::$gauge, $lock)),
+            Some(Raised::begin(gauge, lock)),
         )
-    };
-}
-
-impl Present {
-    /// An acquisition that waits.
-    pub(crate) fn waiting(aim: Aim, path: &Arc<str>) -> Present {
-        present!(WAITING, Some((aim, Arc::clone(path))))
-    }
-
-    /// A hold, which is measured when it ends.
-    pub(crate) fn holding(aim: Aim, path: &Arc<str>) -> Present {
-        present!(HOLDING, Some((aim, Arc::clone(path))))
-    }
-
-    /// A removal of an own node that is pending.
-    pub(crate) fn removal() -> Present {
-        present!(REMOVALS_PENDING, None)
-    }
-
-    /// A node that is kept.
-    pub(crate) fn kept_node() -> Present {
-        present!(KEPT_NODES, None)
     }
 
     pub(crate) fn is_some(&self) -> bool {
@@ -72,20 +50,15 @@ impl Present {
     pub(crate) fn goes_on_as_read(&mut self) {
         #[cfg(feature = "metrics")]
         if let Some((_, path)) = self.0.as_ref().and_then(|held| held.lock.clone()) {
-            *self = Present::holding(Aim::Lock(Mode::Read), &path);
+            *self = Present::new(names::HOLDING, Some((Aim::Lock(Mode::Read), &path)));
         }
-    }
-
-    /// What was kept is given up.
-    pub(crate) fn given_up(self, cause: &'static str) {
-        #[cfg(feature = "metrics")]
-        recorder::count(Key::from_parts(names::KEPT_GIVEN_UP, &[("cause", cause)]));
     }
 }
 
 #[cfg(feature = "metrics")]
 impl Raised {
-    fn begin(gauge: &'static str, lock: Option<(Aim, Arc<str>)>) -> Raised {
+    fn begin(gauge: &'static str, lock: Option<(Aim, &Arc<str>)>) -> Raised {
+        let lock = lock.map(|(aim, path)| (aim, Arc::clone(path)));
         let raised = Raised { gauge, lock, began: Instant::now() };
         recorder::raise(raised.key(), 1);
         raised
@@ -116,43 +89,20 @@ impl Drop for Present {
     }
 }
 
-pub(crate) fn granted(aim: Aim, kind: &'static str) {
+/// Counts one.
+pub(crate) fn count(name: &'static str, labels: &[(&'static str, &'static str)]) {
     #[cfg(feature = "metrics")]
-    recorder::count(Key::from_parts(names::GRANTS, &[("mode", label(aim)), ("kind", kind)]));
+    recorder::count(Key::from_parts(name, labels));
 }
 
+/// A contender has entered a queue, in which there are so many others.
 pub(crate) fn entered(aim: Aim, others: usize) {
     #[cfg(feature = "metrics")]
     recorder::measure(Key::from_parts(names::QUEUE_LENGTH, &[("mode", label(aim))]), others as f64);
 }
 
-pub(crate) fn would_block(aim: Aim) {
-    #[cfg(feature = "metrics")]
-    recorder::count(Key::from_parts(names::WOULD_BLOCK, &[("mode", label(aim))]));
-}
-
-pub(crate) fn timed_out(aim: Aim) {
-    #[cfg(feature = "metrics")]
-    recorder::count(Key::from_parts(names::TIMEOUTS, &[("mode", label(aim))]));
-}
-
-pub(crate) fn lost(cause: &'static str) {
-    #[cfg(feature = "metrics")]
-    recorder::count(Key::from_parts(names::LOSSES, &[("cause", cause)]));
-}
-
-pub(crate) fn recovered() {
-    #[cfg(feature = "metrics")]
-    recorder::count(Key::from_static_name(names::RECOVERIES));
-}
-
-pub(crate) fn heartbeat() {
-    #[cfg(feature = "metrics")]
-    recorder::count(Key::from_static_name(names::HEARTBEATS));
-}
-
-#[cfg(feature = "metrics")]
-fn label(aim: Aim) -> &'static str {
+/// The value of the label `mode`.
+pub(crate) fn label(aim: Aim) -> &'static str {
     match aim {
         Aim::Lock(Mode::Read) => "read",
         Aim::Lock(Mode::Write) => "write",

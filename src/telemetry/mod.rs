@@ -3,5 +3,6 @@
 pub(crate) mod meter;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+pub(crate) mod names;
 #[cfg(feature = "metrics")]
 mod recorder;

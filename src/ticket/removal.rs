@@ -9,7 +9,8 @@ use crate::session::contract::Session;
 use crate::session::errand::errand;
 use crate::session::request::{Created, Failure, Operation, Outcome, Reply};
 use crate::session::retry::{before_next_try, none_without_directory, synced, until_known_at_last};
-use crate::telemetry::meter;
+use crate::telemetry::meter::Present;
+use crate::telemetry::names;
 
 /// A node on its way out: a future of its removal, which goes on in the background if this is not polled, or is dropped.
 pub(crate) struct Leaving {
@@ -110,7 +111,7 @@ pub(super) async fn remove(
 }
 
 pub(super) async fn removed_in_background(session: Arc<dyn Session>, path: String, reply: Reply<()>) {
-    let _pending = meter::Present::removal();
+    let _pending = Present::new(names::REMOVALS_PENDING, None);
     match remove(session, path.clone(), reply, false, None).await {
         Ok(()) | Err(Failure::NoNode | Failure::Over(_)) => {}
         Err(failure) => {
@@ -127,7 +128,7 @@ pub(super) async fn remove_when_created(
     reply: Reply<Created>,
     unsure: bool,
 ) {
-    let pending = meter::Present::removal();
+    let pending = Present::new(names::REMOVALS_PENDING, None);
     match reply.await {
         Ok(created) => {
             let deletion = session.delete(&created.path);

@@ -33,7 +33,8 @@ use crate::session::position::{Birth, Position};
 use crate::session::request::{Created, Failure, Kind, Operation, Reply, Watch};
 use crate::session::retry::{before_next_try, none_without_directory, synced, until_known};
 use crate::sync::Mutex;
-use crate::telemetry::meter;
+use crate::telemetry::meter::{self, Present};
+use crate::telemetry::names;
 use crate::ticket::directory;
 use crate::ticket::removal::{Leaving, hand_off, remove, remove_all_of, remove_when_created, removed_in_background};
 
@@ -176,7 +177,7 @@ impl Ticket {
             let path = self.child(child);
             match until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
-                    meter::recovered();
+                    meter::count(names::RECOVERIES, &[]);
                     tracing::info!(path = %self.directory, node = %child, "the answer to a create was lost, and its node found");
                     self.stand_at(Created {
                         path,
@@ -251,7 +252,7 @@ impl Ticket {
         let is_old = is_old && !self.owner.dialect().keeps_directories();
         let restart = is_old.then(|| Arc::clone(&self.directory));
         let removal = remove(Arc::clone(&session), path, reply, signal, restart);
-        let pending = meter::Present::removal();
+        let pending = Present::new(names::REMOVALS_PENDING, None);
         let work = async move {
             let answer = removal.await;
             drop(pending);
