@@ -49,7 +49,11 @@ impl World {
                 self.handles[handle] = open(&plan, &self.clients[plan.client], self.permits);
             }
             Action::Restore => self.restore().await,
-            Action::Wait => tokio::time::advance(WHILE).await,
+            Action::Wait => {
+                self.note_idle().await;
+                tokio::time::advance(WHILE).await;
+                self.check_idle();
+            }
             _ => self.disturb(self.client_of(i), i, action).await,
         }
     }

@@ -1,8 +1,10 @@
 //! What must hold in a world at every moment, by what its holders say and by what the ensemble knows; changes nothing.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use support::wired::Wired;
+use tokio::time::Instant;
 use zk_rwlock::coordinator::permits_of;
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::error::ValueError;
@@ -14,6 +16,9 @@ use crate::world::{LIMIT, LOCK, PERMITS, QUEUE, RECORD, VALUE_NODE, World};
 
 /// So many answers in a row may be lost before the next try waits.
 const PATIENT: usize = 3;
+
+/// How much later than it may a node that is idle can be given up.
+const IDLE_LOOK: Duration = Duration::from_millis(10);
 
 /// What is remembered from one moment to the next.
 pub(crate) struct Ledger {
@@ -61,6 +66,12 @@ pub(crate) struct Ledger {
     /// How many permits there are, by the semaphore's own node, and which were taken at the last look.
     number: u32,
     taken: HashSet<String>,
+    /// When each node was last held, by its token.
+    used: HashMap<i64, Instant>,
+    /// The nodes that were idle when time last passed, and until when each is kept; `None` stands for ever.
+    idle: Vec<(String, Option<Instant>)>,
+    /// Nobody but who asks for a node makes its process give it up before its time.
+    is_calm: bool,
     /// Every request is carried out at once. Otherwise nodes of contenders that have left may stand for a while, and their
     /// session knows better than the ensemble.
     is_settled: bool,
@@ -74,6 +85,13 @@ impl Ledger {
         let is_settled = !has(&|action| {
             matches!(action, Action::Stall | Action::Cut(_) | Action::LoseReply | Action::LoseRequest | Action::Hush)
         });
+        let is_troubled = has(&|action| {
+            use Action::*;
+            let lags = matches!(action, Lag | Forget | Freeze(_) | Forge(_));
+            lags || matches!(action, Expire | Reap | Remove(_) | Clear(_) | Reopen | Restore | Commit)
+        });
+        // A copy of a value acquires the lock by itself.
+        let has_value = schedule.handles.iter().any(|handle| handle.has_value);
         let used: HashSet<_> = schedule.steps.iter().map(|Step(actor, ..)| schedule.handle_of[*actor]).collect();
         let losses = schedule.steps.iter().filter(is_loss).count();
         Ledger {
@@ -107,6 +125,9 @@ impl Ledger {
             has_one_node: used.len() == 1 && is_settled && !schedule.are_blind,
             number: schedule.permits,
             taken: HashSet::new(),
+            used: HashMap::new(),
+            idle: Vec::new(),
+            is_calm: is_settled && !schedule.are_blind && !is_troubled && dialects.len() == 1 && !has_value,
             is_settled,
         }
     }
@@ -280,6 +301,7 @@ impl World {
                     continue;
                 }
                 assert!(!self.ledger.lost.contains(&claim.token), "what was lost is held again");
+                self.ledger.used.insert(claim.token, Instant::now());
                 match claim.what {
                     Claimed::Lock(Mode::Read) => readers += 1,
                     Claimed::Lock(Mode::Write) => writers += 1,
@@ -473,6 +495,32 @@ impl World {
             }
             let excludes = |it: &&Contender| it.sequence() < me.sequence() && it.mode().excludes(me.mode());
             assert_eq!(contenders.iter().find(excludes), None, "{me} was granted, and that stands before it");
+        }
+    }
+
+    /// Before time passes. Nobody does anything, so each node is kept, and not for longer than it may be.
+    pub(super) async fn note_idle(&mut self) {
+        let all_idle = self.actors.iter().all(|actor| matches!(actor, Actor::Idle));
+        if !self.ledger.is_calm || !all_idle {
+            return;
+        }
+        for name in self.children(LOCK) {
+            let Ok((_, stat)) = self.observer.data(&format!("{LOCK}/{name}")).await else { continue };
+            let keep = self.ledger.owners.get(&stat.czxid).and_then(|handle| self.handles[*handle].plan.keep);
+            let (Some(used), Some(keep)) = (self.ledger.used.get(&stat.czxid), keep) else { continue };
+            let until = used.checked_add(Duration::from_millis(keep));
+            let late = until.map(|until| Instant::now().saturating_duration_since(until));
+            assert!(late.is_none_or(|late| late <= IDLE_LOOK), "{name} is idle, and kept for {late:?} too long");
+            self.ledger.idle.push((name, until));
+        }
+    }
+
+    /// Time has passed, and nothing else was done: what was idle is still kept, until its time comes.
+    pub(super) fn check_idle(&mut self) {
+        let names = self.children(LOCK);
+        for (name, until) in std::mem::take(&mut self.ledger.idle) {
+            let may_go = until.is_some_and(|until| until <= Instant::now());
+            assert!(may_go || names.contains(&name), "{name} was given up before it was idle for as long as it may be");
         }
     }
 

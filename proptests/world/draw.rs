@@ -54,6 +54,8 @@ enum Subject {
     Value,
     Permits,
     All,
+    /// Kept nodes, and time that passes while nobody uses them.
+    Idle,
 }
 
 /// What can go wrong, or at least come at a bad moment.
@@ -97,7 +99,8 @@ const TROUBLES: [Trouble; 15] = [
 /// The schedule of a seed.
 pub(crate) fn draw(seed: u64) -> Schedule {
     let mut dice = Dice(seed);
-    let subjects = [(4, Subject::Lock), (3, Subject::Value), (3, Subject::Permits), (1, Subject::All)];
+    let subjects =
+        [(4, Subject::Lock), (3, Subject::Value), (3, Subject::Permits), (1, Subject::All), (1, Subject::Idle)];
     let subject = dice.weighed(&subjects);
     let crew = dice.weighed(&[(3, 2), (5, 3), (3, 4), (1, ACTORS)]);
     let permits = if dice.chance(60) { 1 } else { 1 + dice.below(NUMBER as usize) as u32 };
@@ -122,17 +125,18 @@ fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
     let spread = dice.chance(50);
     let while_ms = WHILE.as_millis() as u64;
     // Over before, with or after the next [`Action::Wait`], or never.
-    let times = [while_ms / 2, while_ms, 2 * while_ms, u64::MAX, u64::MAX, u64::MAX];
+    let times = [while_ms / 2, while_ms, while_ms * 3 / 2, 2 * while_ms, u64::MAX, u64::MAX, u64::MAX];
     // Of a hundred handles, so many keep, and so many use the value.
     let (keep, value) = (dice.weighed(&[(3, 0), (3, 100), (2, 50)]), dice.weighed(&[(2, 100), (1, 60)]));
+    let (keep, times) = if subject == Subject::Idle { (100, &times[..4]) } else { (keep, &times[..]) };
     let handle = |i: usize| {
         let client = if spread { i % sessions } else { dice.below(sessions) };
         let dialect = stray.filter(|(at, _)| *at == i).map_or(of_all, |(_, speech)| speech);
-        let keep = dice.chance(keep).then(|| dice.one_of(&times));
+        let keep = dice.chance(keep).then(|| dice.one_of(times));
         // In another library's dialect nobody asks, so nothing is kept.
         let keep = keep.filter(|_| dialect == Speech::Native);
         let has_value = match subject {
-            Subject::Lock | Subject::Permits => false,
+            Subject::Lock | Subject::Permits | Subject::Idle => false,
             Subject::Value => dice.chance(value),
             Subject::All => dice.chance(50),
         };
@@ -153,6 +157,9 @@ fn handle_of(dice: &mut Dice) -> Vec<usize> {
 
 /// One or two kinds of trouble, seldom none or all. What happens to requests that are on their way comes most often.
 fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
+    if subject == Subject::Idle {
+        return vec![Trouble::Waiting];
+    }
     let many = dice.weighed(&[(1, 0), (4, 1), (4, 2), (2, 3), (1, TROUBLES.len())]);
     let weight = |trouble| match trouble {
         Trouble::Stalling => 6,
@@ -204,11 +211,13 @@ impl Style {
         let swarm = |dice: &mut Dice, all: &[Action]| -> Vec<(usize, Action)> {
             all.iter().map(|action| (dice.one_of(&[0, 1, 2, 6]), *action)).collect()
         };
-        let locks = matches!(subject, Subject::Lock | Subject::Value | Subject::All);
+        let locks = subject != Subject::Permits;
         let (mut asking, mut holding, mut parts) = (Vec::new(), Vec::new(), Vec::new());
         if locks {
             asking.extend([(dice.one_of(&[1, 3, 8]), Read), (dice.one_of(&[1, 3, 8]), Write)]);
-            holding.extend(swarm(dice, &[Downgrade, Share, Unshare, Commit, Look]));
+            let changes = [Downgrade, Share, Unshare, Look, Commit];
+            // A commit that is under way may end the keeping.
+            holding.extend(swarm(dice, if subject == Subject::Idle { &changes[..4] } else { &changes }));
             parts.push(Part::Lock);
             if is_brief {
                 asking.extend(swarm(dice, &[ReadBriefly, WriteBriefly, TryRead, TryWrite]));
@@ -317,7 +326,12 @@ impl Style {
                 let forgets = dice.one_of(&[BackUp, Restore]);
                 add(actor, forgets, after);
             }
-            Trouble::Waiting => add(actor, Wait, after),
+            Trouble::Waiting => {
+                if dice.chance(50) {
+                    (0..self.crew).for_each(|all| add(all, Drop, After::Settles));
+                }
+                add(actor, Wait, after);
+            }
             Trouble::Brief => add(actor, dice.weighed(&self.asking), after),
             Trouble::Number => add(actor, SetPermits(1 + dice.below(NUMBER as usize + 1) as u32), after),
         }

@@ -251,14 +251,10 @@ impl WaitingEntry {
 impl Drop for WaitingEntry {
     fn drop(&mut self) {
         // Nobody polls the acquisition of a node that is granted.
-        if self.waiting.take().is_some_and(|it| it.is_granted) {
-            return;
-        }
-        if self.entry.kept.is_abandoned() {
+        let was_granted = self.waiting.take().is_some_and(|it| it.is_granted);
+        // Whatever woke this use to poll the acquisition has woken all others, too.
+        if !was_granted && self.entry.kept.is_abandoned() {
             self.entry.abandon();
-        } else {
-            // This use may have been woken to poll the acquisition, and has not.
-            self.entry.kept.wake_waiting();
         }
     }
 }
