@@ -42,7 +42,7 @@ impl Survey {
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if `prefix` is not an absolute path; otherwise see [`Error`].
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput) if `prefix` is not an absolute path; otherwise see [`Error`](crate::Error).
     ///
     /// # Examples
     ///
