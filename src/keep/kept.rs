@@ -11,7 +11,7 @@ use crate::acquisition::request::{Handle, Sharing};
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
 use crate::hold::trace::Holding;
-use crate::keep::uses::{Joined, Standing, Uses};
+use crate::keep::uses::{Joined, Uses};
 use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Mode;
@@ -243,7 +243,7 @@ impl Kept {
             // Registered before looking, so that a change in between is not missed.
             let mut crowded = std::pin::pin!(crowded.notified());
             crowded.as_mut().enable();
-            if kept.upgrade().is_none_or(|kept| kept.state.lock().uses.is_crowded()) {
+            if kept.upgrade().is_none_or(|kept| kept.state.lock().uses.waiting() > 0) {
                 return;
             }
             crowded.await;
@@ -483,15 +483,15 @@ impl WaitingUse {
     pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
         let mut state = self.kept.state.lock();
         match state.uses.standing(self.number, waker) {
-            Standing::Waits => {
+            Joined::Waits(()) => {
                 self.is_granted = state.granted.is_some();
                 Poll::Pending
             }
-            Standing::Refused => {
+            Joined::Refused => {
                 self.is_over = true;
                 Poll::Ready(None)
             }
-            Standing::Runs => {
+            Joined::Runs(()) => {
                 let granted = state.granted.clone();
                 drop(state);
                 self.is_over = true;

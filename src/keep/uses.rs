@@ -45,20 +45,12 @@ struct QueuedUse<W> {
     waker: Option<W>,
 }
 
-/// What becomes of a use that asks to join.
+/// What becomes of a use that asks to join, and where it stands later if it has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joined<R, W> {
     Runs(R),
     Waits(W),
     /// There is no node, or it does not cover the use, or was asked for.
-    Refused,
-}
-
-/// Where a use stands that had to wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
-    Runs,
-    Waits,
     Refused,
 }
 
@@ -85,7 +77,7 @@ impl<W: Clone> Uses<W> {
     /// As [`Uses::join`], if the use need not wait.
     pub(crate) fn join_now(&mut self, mode: Mode) -> Option<u64> {
         let covers = !self.is_asked && (mode == Mode::Read || self.mode == Mode::Write);
-        let admits = self.is_granted && self.waiting.is_empty() && self.admits(mode);
+        let admits = self.is_granted && self.waiting.is_empty() && admits(&self.running, mode);
         (covers && admits).then(|| self.run(mode))
     }
 
@@ -97,16 +89,16 @@ impl<W: Clone> Uses<W> {
     }
 
     /// Where this use stands. Wakes `waker` when that changes.
-    pub(crate) fn standing(&mut self, number: u64, waker: &W) -> Standing {
+    pub(crate) fn standing(&mut self, number: u64, waker: &W) -> Joined<(), ()> {
         if self.place(number).is_some() {
-            return Standing::Runs;
+            return Joined::Runs(());
         }
         match self.waiting.get_mut(&number) {
             Some(waiting) => {
                 waiting.waker = Some(waker.clone());
-                Standing::Waits
+                Joined::Waits(())
             }
-            None => Standing::Refused,
+            None => Joined::Refused,
         }
     }
 
@@ -196,11 +188,6 @@ impl<W: Clone> Uses<W> {
         self.waiting.len()
     }
 
-    /// Whether a use waits.
-    pub(crate) fn is_crowded(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
     pub(crate) fn is_asked(&self) -> bool {
         self.is_asked
     }
@@ -233,10 +220,6 @@ impl<W: Clone> Uses<W> {
     /// Where in the list of those that run. What came last often leaves first.
     fn place(&self, number: u64) -> Option<usize> {
         self.running.iter().rposition(|it| it.number == number)
-    }
-
-    fn admits(&self, mode: Mode) -> bool {
-        admits(&self.running, mode)
     }
 }
 

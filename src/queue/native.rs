@@ -15,11 +15,6 @@ use crate::queue::mode::{Mode, Slot};
 /// It is in the name, and not in the node's data, so that a waiter can ask as soon as it has listed the queue.
 pub(crate) const KEEP: &str = "~keep";
 
-/// Whether a contender of this name may be kept between uses, and is to be asked for.
-pub(crate) fn keeps(name: &str) -> bool {
-    may_keep(name) && split(name).is_some_and(|(owner, _)| owner.ends_with(KEEP))
-}
-
 /// Whether a name looks as if it were kept. Quick, because only the end of the name is read.
 pub(crate) fn may_keep(name: &str) -> bool {
     let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
@@ -87,6 +82,7 @@ fn is_host_byte(byte: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue::contender::Contender;
 
     #[test]
     fn a_glance_sees_no_other_number_than_a_look() {
@@ -112,6 +108,7 @@ mod tests {
 
     #[test]
     fn only_a_contenders_name_is_one_that_may_be_kept() {
+        let keeps = |name| Contender::parse(name).is_some_and(|it| it.keeps());
         assert!(keeps("h~i~keep-READ-0000000001") && keeps("h~i~keep-WRITE--2147483648"));
         // It looks as if it were, and is no contender's.
         assert!(may_keep("a b~keep-READ-0000000001") && !keeps("a b~keep-READ-0000000001"));

@@ -148,15 +148,11 @@ pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contend
 pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)> {
     let ordered = in_order(dialect, queue, |_| true).into_iter();
     let ordered: Vec<Contender> = ordered.filter_map(|name| Contender::parse_as(name, dialect)).collect();
-    let shares = |a: Option<&Contender>, b: &Contender| a.is_some_and(|a| a.sequence() == b.sequence());
-    let (mut last, mut last_write): (Option<usize>, Option<usize>) = (None, None);
+    let (mut last, mut last_write): (Option<&Contender>, Option<&Contender>) = (None, None);
     let mut turns = Vec::with_capacity(ordered.len());
-    let mut start = 0;
-    while start < ordered.len() {
-        // Contenders of one number do not count as before each other. They have no turn, unless they may be nodes of
-        // one holder.
-        let tied = ordered[start..].iter().take_while(|c| shares(Some(&ordered[start]), c)).count();
-        let group = &ordered[start..start + tied];
+    // Contenders of one number do not count as before each other. They have no turn, unless they may be nodes of one
+    // holder.
+    for group in ordered.chunk_by(|one, next| one.sequence() == next.sequence()) {
         for contender in group {
             let nearest = if contender.mode() == Mode::Write { last } else { last_write };
             let mut others = group.iter().filter(|it| it.name() != contender.name());
@@ -164,14 +160,11 @@ pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)
             turns.push(if is_doubtful || contender.sequence() < 0 {
                 Turn::Evicted
             } else {
-                nearest.map_or(Turn::Granted, |i| Turn::Behind(ordered[i].clone()))
+                nearest.map_or(Turn::Granted, |nearest| Turn::Behind(nearest.clone()))
             });
         }
-        for (i, contender) in ordered.iter().enumerate().skip(start).take(tied) {
-            last = Some(i);
-            last_write = if contender.mode() == Mode::Write { Some(i) } else { last_write };
-        }
-        start += tied;
+        last = group.last();
+        last_write = group.iter().rfind(|it| it.mode() == Mode::Write).or(last_write);
     }
     ordered.into_iter().zip(turns).collect()
 }

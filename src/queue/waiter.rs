@@ -22,7 +22,6 @@ use std::sync::Arc;
 
 use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
-use crate::queue::native;
 use crate::queue::turn::{self, Turn};
 
 /// One contender that waits. `C` is its [`Contender`], or a reference to it.
@@ -149,7 +148,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
             (Turn::Granted, None) => self.take(None),
             (Turn::Behind(nearest), None) => {
                 let is_kept = match nearest.mode() {
-                    Mode::Write => native::keeps(nearest.name()) && leaving.iter().all(|name| name != nearest.name()),
+                    Mode::Write => nearest.keeps() && leaving.iter().all(|name| name != nearest.name()),
                     Mode::Read => turn::is_reader_kept_before(self.me.borrow(), names, leaving),
                 };
                 // One change of the directory asks for every node that was there when ours was created.

@@ -3,6 +3,9 @@
 
 use super::*;
 
+const RUNS: Joined<(), ()> = Joined::Runs(());
+const WAITS: Joined<(), ()> = Joined::Waits(());
+
 /// What happens to a node.
 #[derive(Clone, Copy, Debug)]
 enum Happens {
@@ -21,7 +24,7 @@ enum Happens {
 struct Use {
     number: u64,
     mode: Mode,
-    standing: Standing,
+    standing: Joined<(), ()>,
     /// It was polled while it waited, so it must be woken.
     is_polled: bool,
 }
@@ -56,7 +59,7 @@ impl Story {
 
     /// The write that runs.
     fn writer(&self) -> Option<Use> {
-        self.left.iter().copied().find(|it| it.mode == Mode::Write && it.standing == Standing::Runs)
+        self.left.iter().copied().find(|it| it.mode == Mode::Write && it.standing == RUNS)
     }
 
     fn take(&mut self, step: Happens) {
@@ -94,18 +97,18 @@ impl Story {
     }
 
     fn join(&mut self, mode: Mode) {
-        let waits = self.left.iter().any(|it| it.standing == Standing::Waits);
+        let waits = self.left.iter().any(|it| it.standing == WAITS);
         let is_covered = mode == Mode::Read || self.uses.mode() == Mode::Write;
         let standing = match self.uses.join(mode) {
             Joined::Refused => {
                 assert!(self.is_asked || !is_covered, "refused for no reason: {:?}", self.steps);
                 return;
             }
-            Joined::Runs(number) => Use { number, mode, standing: Standing::Runs, is_polled: true },
-            Joined::Waits(number) => Use { number, mode, standing: Standing::Waits, is_polled: false },
+            Joined::Runs(number) => Use { number, mode, standing: RUNS, is_polled: true },
+            Joined::Waits(number) => Use { number, mode, standing: WAITS, is_polled: false },
         };
         assert!(!self.is_asked && is_covered, "a use joined: {:?}", self.steps);
-        assert!(standing.standing == Standing::Waits || !waits, "a use overtook another: {:?}", self.steps);
+        assert!(standing.standing == WAITS || !waits, "a use overtook another: {:?}", self.steps);
         self.left.push(standing);
         self.check();
     }
@@ -127,14 +130,14 @@ impl Story {
         for it in &mut self.left {
             let standing = uses.standing(it.number, &it.number);
             if standing != it.standing {
-                assert_eq!(it.standing, Standing::Waits, "a use that ran or was refused: {:?}", self.steps);
-                assert!(standing == Standing::Runs || refusable(it), "{it:?} was refused: {:?}", self.steps);
+                assert_eq!(it.standing, WAITS, "a use that ran or was refused: {:?}", self.steps);
+                assert!(standing == RUNS || refusable(it), "{it:?} was refused: {:?}", self.steps);
                 changed.extend(it.is_polled.then_some(it.number));
                 it.standing = standing;
             }
         }
-        let refused = self.left.iter().filter(|it| it.standing == Standing::Refused).count();
-        let expected = self.left.iter().zip(before).filter(|(_, was)| was.standing == Standing::Waits);
+        let refused = self.left.iter().filter(|it| it.standing == Joined::Refused).count();
+        let expected = self.left.iter().zip(before).filter(|(_, was)| was.standing == WAITS);
         let must_be = match step {
             Happens::Asked | Happens::Failed | Happens::Downgraded => expected.filter(|(it, _)| refusable(it)).count(),
             _ => 0,
@@ -143,14 +146,14 @@ impl Story {
         let mut woken = woken.to_vec();
         woken.sort_unstable();
         assert_eq!(woken, changed, "those whose standing changed are woken, and no others: {:?}", self.steps);
-        self.left.retain(|it| it.standing != Standing::Refused);
+        self.left.retain(|it| it.standing != Joined::Refused);
         self.check();
     }
 
     /// What holds after each step.
     fn check(&self) {
         let of = |standing| self.left.iter().filter(move |it| it.standing == standing);
-        let (running, mut waiting) = (of(Standing::Runs), of(Standing::Waits));
+        let (running, mut waiting) = (of(RUNS), of(WAITS));
         let running: Vec<_> = running.copied().collect();
         let has_write = running.iter().any(|it| it.mode == Mode::Write);
         assert!(running.len() < 2 || !has_write, "a write runs alone: {:?}", self.steps);
@@ -176,7 +179,7 @@ impl Story {
         if !self.is_granted && !self.has_failed {
             self.take(Happens::Granted);
         }
-        while let Some(running) = self.left.iter().position(|it| it.standing == Standing::Runs) {
+        while let Some(running) = self.left.iter().position(|it| it.standing == RUNS) {
             self.take(Happens::Leaves(running));
         }
         assert_eq!(self.left, [], "a use waits for ever: {:?}", self.steps);
@@ -250,8 +253,8 @@ fn a_use_that_is_shared_ends_when_its_last_share_leaves() {
     assert!(uses.granted().is_empty());
     assert_eq!(uses.join(Mode::Read), Joined::Runs(0));
     uses.share(0);
-    assert_eq!((uses.join(Mode::Write), uses.standing(1, &7)), (Joined::Waits(1), Standing::Waits));
-    assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![], Standing::Waits));
-    assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![7], Standing::Runs));
+    assert_eq!((uses.join(Mode::Write), uses.standing(1, &7)), (Joined::Waits(1), WAITS));
+    assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![], WAITS));
+    assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![7], RUNS));
     assert_eq!(uses.count(), 2, "a share is no use of its own");
 }
