@@ -19,6 +19,7 @@ use crate::queue::mode;
 use crate::queue::turn;
 use crate::queue::waiter::Take;
 use crate::session::follow;
+use crate::session::listing;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::nodes::HandOff;
@@ -292,7 +293,7 @@ impl Acquisition {
         loop {
             // All requests are on their way before one is answered.
             ticket.ask_for_node(self.mode, data);
-            let (listing, is_sent) = ticket.list_or_join();
+            let (listing, is_sent) = listing::list_or_join(ticket.session(), ticket.directory());
             self.goal.iter().for_each(|goal| goal.look_along(ticket, is_sent));
             // The listing is answered after the create, so waiting for the listing first wakes the task once, and not
             // twice.

@@ -1,4 +1,4 @@
-//! How a lock directory is made, with the directories above it, and unmade; knows nothing of what is in it.
+//! How a lock directory is made, with the directories above it; knows nothing of what is in it.
 
 use std::sync::Arc;
 
@@ -34,16 +34,6 @@ pub(crate) async fn make(
         }
     }
     Ok(())
-}
-
-/// Removes the directories that were made, the innermost first, and returns whether one was removed. Only empty
-/// directories are removed.
-pub(super) async fn unmake(session: &Arc<dyn Session>, made: Vec<String>) -> bool {
-    let mut is_removed = false;
-    for step in made.iter().rev() {
-        is_removed |= until_known(session, || session.delete(step)).await.is_ok();
-    }
-    is_removed
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ impl Ticket {
         };
         let (session, own_node) = (self.session(), &position.own_node);
         let from = own_node.path();
-        self.may_be_at(&exchange.to);
+        self.doubts(Some(exchange.to.clone()));
         own_node.moving();
         let mut tries = 0;
         let answer = loop {
@@ -82,7 +82,7 @@ impl Ticket {
                 return Err(NotExchanged::Failed(Failure::Refused(format!("{} is of another session", exchange.to))));
             }
             Err(why) => {
-                self.is_not_outside();
+                self.doubts(None);
                 own_node.moved(from);
                 match why {
                     NotExchanged::Evicted => own_node.lose(Loss::Removed),

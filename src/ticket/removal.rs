@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use crate::queue::contender::Owner;
 use crate::session::contract::Session;
 use crate::session::errand::errand;
-use crate::session::request::{Created, Failure, Operation, Outcome, Reply};
+use crate::session::request::{Created, Failure, Operation, Reply};
 use crate::session::retry::{before_next_try, none_without_directory, synced, until_known_at_last};
 use crate::telemetry::meter::Present;
 use crate::telemetry::names;
@@ -62,14 +62,11 @@ fn unheard(answer: Result<(), Failure>) {
 /// A writer's release. A waiter that watches the node sees its data change, and so knows that the node was held and
 /// released.
 pub(super) fn hand_off(session: &Arc<dyn Session>, path: &str) -> Reply<()> {
-    nothing_of(session.transact(&[
+    let released = session.transact(&[
         Operation::Set { path: path.to_owned(), data: Vec::new(), version: None },
         Operation::Delete { path: path.to_owned(), version: None },
-    ]))
-}
-
-fn nothing_of(reply: Reply<Vec<Outcome>>) -> Reply<()> {
-    Box::pin(async move { reply.await.map(drop) })
+    ]);
+    Box::pin(async move { released.await.map(drop) })
 }
 
 /// Repeats the removal until it is certain. [`Failure::NoNode`] says that the node had gone before we asked.

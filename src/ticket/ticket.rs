@@ -158,11 +158,15 @@ impl Ticket {
         directory::make(self.session(), &self.directory, has_to_stay, made).await
     }
 
-    /// Removes the directories that we made and, by their ACL, cannot use: other clients would fail on them. Returns
-    /// whether one was removed. Only an empty directory is removed, so no other client has put anything into it.
+    /// Removes the directories that we made and, by their ACL, cannot use, the innermost first: other clients would fail on
+    /// them. Returns whether one was removed. Only an empty directory is removed, so no other client has put anything into it.
     pub(crate) async fn unmake_directory(&self) -> bool {
         let made = std::mem::take(&mut self.node.lock().made);
-        directory::unmake(self.session(), made).await
+        let mut is_removed = false;
+        for step in made.iter().rev() {
+            is_removed |= until_known(self.session(), || self.session().delete(step)).await.is_ok();
+        }
+        is_removed
     }
 
     /// After a lost answer: looks for a node that the create may have made, and stands at it if it is there.
@@ -198,12 +202,10 @@ impl Ticket {
     /// The second look after a lost answer. A listing that follows a later write of ours shows every node that the lost
     /// request made. Only the node that we stand at may stay.
     pub(crate) fn remove_strays(&self, children: &[String]) {
-        if !self.is_unsure() {
+        if !self.node.lock().unsure {
             return;
         }
-        let Some(position) = self.position() else {
-            return;
-        };
+        let Some(position) = self.position() else { return };
         for stray in children.iter().filter(|child| self.owner.owns(child)) {
             if stray != position.contender.name() {
                 let (session, path) = (self.session(), self.child(stray));
@@ -213,19 +215,9 @@ impl Ticket {
         }
     }
 
-    /// Whether there may be an own node that no answer has shown.
-    pub(crate) fn is_unsure(&self) -> bool {
-        self.node.lock().unsure
-    }
-
     /// The children of the directory.
     pub(crate) fn list(&self) -> Reply<Names> {
         listing::list(self.session(), &self.directory)
-    }
-
-    /// As [`Ticket::list`]. Says whether the request was sent just now; otherwise it is sent later.
-    pub(crate) fn list_or_join(&self) -> (Reply<Names>, bool) {
-        listing::list_or_join(self.session(), &self.directory)
     }
 
     pub(crate) fn child(&self, name: &str) -> String {
@@ -235,13 +227,16 @@ impl Ticket {
     /// Deletes the node. The request is on its way when this returns.
     pub(crate) fn leave(&self) -> Leaving {
         let session = Arc::clone(self.session());
-        let Some(position) = self.take_position() else {
+        let mut node = self.node.lock();
+        let PlaceStep::Standing(position) = &node.step else {
             return Leaving::new(session, async { Err(Failure::NoNode) });
         };
+        let (position, is_in_queue) = (Arc::clone(position), !node.is_outside);
+        node.step = PlaceStep::Left;
+        drop(node);
         let path = position.own_node.path();
         // Looked at in any case, because this reports a loss.
         let loss = position.own_node.loss();
-        let is_in_queue = !self.node.lock().is_outside;
         let held_alone = is_in_queue && position.own_node.is_holding() && position.contender.mode() == Mode::Write;
         let may_signal = self.owner.dialect().hands_off() && !session.upkeep().is_signal_refused();
         let signal = may_signal && held_alone && loss != Some(Loss::Interfered);
@@ -310,14 +305,10 @@ impl Ticket {
         Ok(())
     }
 
-    /// From here on there may be a node of ours at `path`, outside the directory, instead of the one where we stand.
-    pub(super) fn may_be_at(&self, path: &str) {
-        self.node.lock().doubtful = Some(path.to_owned());
-    }
-
-    /// The node outside is not there, and will not be.
-    pub(super) fn is_not_outside(&self) {
-        self.node.lock().doubtful = None;
+    /// From here on there may be a node of ours at this path, outside the directory, instead of the one where we stand.
+    /// `None`: it is not there, and will not be.
+    pub(super) fn doubts(&self, path: Option<String>) {
+        self.node.lock().doubtful = path;
     }
 
     /// We stand at the node outside.
@@ -352,17 +343,6 @@ impl Ticket {
         match &self.node.lock().step {
             PlaceStep::Standing(position) => Some(Arc::clone(position)),
             _ => None,
-        }
-    }
-
-    fn take_position(&self) -> Option<Arc<Position>> {
-        let mut node = self.node.lock();
-        match std::mem::replace(&mut node.step, PlaceStep::Left) {
-            PlaceStep::Standing(position) => Some(position),
-            other => {
-                node.step = other;
-                None
-            }
         }
     }
 }
