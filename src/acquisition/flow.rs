@@ -190,7 +190,7 @@ impl Acquisition {
             (held, look) = Box::pin(self.queue_up()).await?;
         }
         if let Some(sharing) = &self.sharing {
-            sharing.entered(&held, held.ticket().armed().await);
+            sharing(&held, held.ticket().armed().await);
         }
         self.trace.entered(held.position());
         Ok((held, look, Lateness::since(began, self)))

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -17,6 +16,7 @@ use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
+use crate::session::errand::beside;
 
 /// How often the task that warns looks at a queue, at most.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -32,13 +32,14 @@ impl Acquisition {
         if let Some(limit) = self.handle.warn_holding {
             let (own_node, session) = hold.node_and_session();
             let (path, label, token) = (Arc::clone(path), self.options.label.clone(), position.czxid);
-            let warning = async move {
+            let late = session.sleep(limit);
+            holding.warned_of(beside(&session, async move {
+                late.await;
                 if own_node.loss().is_none() {
                     let node = own_node.path();
                     tracing::warn!(path = &*path, node, label, token, held = ?limit, "a lock is held for long");
                 }
-            };
-            holding.warned_of(watchdog(&session, limit, warning));
+            }));
         }
         holding
     }
@@ -62,26 +63,21 @@ impl Acquisition {
     ) -> Result<G, Error> {
         let look_up = LOOK_UP_AHEAD.min(timeout / 5);
         let mut late = call::late(&self.handle.coordinator, timeout);
-        let is_late = |blockers, cut_off| Err(Error::Timeout { waited: timeout, blockers, cut_off });
-        tokio::select! {
-            biased;
-            answer = &mut granted => return answer,
-            cut_off = &mut late => return is_late(waiting.seen_in_the_way(), cut_off),
-            () = self.handle.coordinator.sleep(timeout - look_up) => {}
-        }
-        // While cut off, the last listing is the best answer.
-        let mut blockers = waiting.seen_in_the_way();
-        let mut looking = std::pin::pin!(self.in_the_way(waiting));
-        let mut looked = false;
+        let mut looking = std::pin::pin!(async {
+            self.handle.coordinator.sleep(timeout - look_up).await;
+            self.in_the_way(waiting).await
+        });
+        let mut found = None;
         loop {
             tokio::select! {
                 biased;
                 answer = &mut granted => return answer,
-                found = &mut looking, if !looked => {
-                    blockers = found;
-                    looked = true;
+                cut_off = &mut late => {
+                    // While cut off, the last listing is the best answer.
+                    let blockers = found.unwrap_or_else(|| waiting.seen_in_the_way());
+                    return Err(Error::Timeout { waited: timeout, blockers, cut_off });
                 }
-                cut_off = &mut late => return is_late(blockers, cut_off),
+                blockers = &mut looking, if found.is_none() => found = Some(blockers),
             }
         }
     }
@@ -123,18 +119,12 @@ impl<'a> Lateness<'a> {
         let (label, span, goal) = (options.label.clone(), trace.span(), goal.clone());
         let (began, is_warned_of) = (self.began, self.is_warned_of);
         let waiter = WaitingContender { began, session, position, label, span, goal, is_warned_of };
-        let (number, watched) = handle.waiters.enter(waiter);
+        let (number, is_watched) = handle.waiters.enter(waiter);
         self.number = Some(number);
-        if let Some(ended) = watched {
+        if !is_watched {
             let session = held.ticket().session();
             let watch = watch(Arc::downgrade(handle), limit, Arc::downgrade(session));
-            session.spawn(Box::pin(async move {
-                tokio::select! {
-                    biased;
-                    _ = ended => {}
-                    _ = watch => {}
-                }
-            }));
+            handle.waiters.watched_by(beside(session, watch));
         }
     }
 }
@@ -209,26 +199,4 @@ impl Handle {
             self.warn(aim, label.as_deref(), &found.map(|(_, blockers)| blockers).unwrap_or_default(), others);
         }
     }
-}
-
-/// Lets a background task of the session warn after so long. Dropping what this returns calls the warning off.
-fn watchdog(
-    session: &Arc<dyn Session>,
-    after: Duration,
-    warning: impl Future<Output = ()> + Send + 'static,
-) -> oneshot::Sender<()> {
-    let (end, ended) = oneshot::channel();
-    let watching = Arc::clone(session);
-    session.spawn(Box::pin(async move {
-        let warned = async {
-            watching.sleep(after).await;
-            warning.await;
-        };
-        tokio::select! {
-            biased;
-            _ = ended => {}
-            () = warned => {}
-        }
-    }));
-    end
 }

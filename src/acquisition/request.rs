@@ -112,11 +112,9 @@ impl Options {
     }
 }
 
-/// Who else than the acquisition's caller will hold by its node. Other contenders can ask for such a node.
-pub(crate) trait Sharing: Send + Sync {
-    /// The node is there. `asked` fires when another contender asks for it; `None` if nothing tells of that.
-    fn entered(&self, held: &Tenure, asked: Option<Watch>);
-}
+/// Tells whoever else than the acquisition's caller will hold by its node that the node is there. The watch fires when
+/// another contender asks for the node; `None` if nothing tells of that.
+pub(crate) type Sharing = Box<dyn Fn(&Tenure, Option<Watch>) + Send + Sync>;
 
 /// What the head of the queue exchanges its place for. Without a goal, the head holds the lock.
 #[async_trait]
@@ -158,7 +156,7 @@ pub(crate) struct Acquisition {
     pub(crate) mode: Mode,
     pub(crate) options: Options,
     pub(crate) trace: Acquiring,
-    pub(crate) sharing: Option<Arc<dyn Sharing>>,
+    pub(crate) sharing: Option<Sharing>,
     pub(crate) goal: Option<Arc<dyn Goal>>,
 }
 
@@ -214,22 +212,20 @@ pub(crate) struct WaitingContender {
 }
 
 impl Waiters {
-    /// Enters a waiter. Returns its number; and what ends the task that warns, if one has to be begun.
-    pub(crate) fn enter(&self, waiter: WaitingContender) -> (u64, Option<oneshot::Receiver<()>>) {
+    /// Enters a waiter. Returns its number, and whether there is a task that warns.
+    pub(crate) fn enter(&self, waiter: WaitingContender) -> (u64, bool) {
         let mut table = self.0.lock();
         let number = table.next;
         table.next += 1;
         table.all.insert(number, waiter);
         // The last task may have ended with its session.
-        let is_watched = table.watched.as_ref().is_some_and(|watched| !watched.is_closed());
-        let begun = (!is_watched).then(oneshot::channel);
-        (
-            number,
-            begun.map(|(end, ended)| {
-                table.watched = Some(end);
-                ended
-            }),
-        )
+        (number, table.watched.as_ref().is_some_and(|watched| !watched.is_closed()))
+    }
+
+    /// A task warns from now on, until what is given is dropped. If another one was as fast, that one ends.
+    pub(crate) fn watched_by(&self, task: oneshot::Sender<()>) {
+        let before = self.0.lock().watched.replace(task);
+        drop(before);
     }
 
     pub(crate) fn leave(&self, number: u64) {

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use futures_util::future::OptionFuture;
+
 use crate::acquisition::report::Lateness;
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::waiting::{IfTaken, Wait};
@@ -55,10 +57,7 @@ impl Acquisition {
                 Step::Await { predecessor, asks } => {
                     let (directory, is_haunted) = (wait.directory.take(), waiter.is_haunted());
                     let behind = Behind { held, predecessor: &predecessor, asks, directory, is_haunted };
-                    let departure = match &mut wait.on_wait {
-                        None => self.departure(&behind).await?,
-                        Some(on_wait) => Box::pin(self.departure_watched(&behind, on_wait)).await?,
-                    };
+                    let departure = self.departure(&behind, &mut wait.on_wait).await?;
                     waiter.next(News::Departed(departure))
                 }
                 Step::Take(take) => return Ok(take),
@@ -110,18 +109,8 @@ impl Acquisition {
         Ok(step)
     }
 
-    /// Watches our own node and the predecessor's, and asks the predecessor if it may only keep its node. `None` if the
-    /// predecessor's node was gone already.
-    async fn keep_vigil(&self, behind: &Behind<'_>) -> Result<Option<Watch>, Error> {
-        let is_asked = AtomicBool::new(false);
-        match retry::until_known(behind.held.ticket().session(), || self.arm(behind, &is_asked)).await {
-            Ok(watch) => Ok(Some(watch)),
-            Err(Failure::NoNode) => Ok(None),
-            Err(failure) => Err(self.handle.stop(failure)),
-        }
-    }
-
-    /// One try of [`Self::keep_vigil`]. All requests are sent before one is answered.
+    /// Watches our own node and the predecessor's, and asks the predecessor if it may only keep its node. All requests are
+    /// sent before one is answered.
     ///
     /// Events come in the order of the changes. Our own watch is armed first. So if our node is removed before the
     /// predecessor lets us in, we hear of the removal first. The predecessor's watch is armed before we ask, so we hear
@@ -152,23 +141,36 @@ impl Acquisition {
     }
 
     /// Waits until the predecessor has let us in, or something has happened to its node.
-    async fn departure(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
+    ///
+    /// Reports changes meanwhile, if the caller wants to hear of them.
+    async fn departure(&self, behind: &Behind<'_>, on_wait: &mut Option<Box<OnWait>>) -> Result<Departure, Error> {
+        let (session, site, me) = (behind.held.ticket().session(), &self.handle.site, behind.held.contender());
+        // Boxed, because few of thousands of waiters need it.
+        let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, site, me)));
         tokio::select! {
             biased;
             heard = self.heard(behind) => heard,
             missed = self.missed(behind) => missed,
+            Some(()) = OptionFuture::from(looking) => Ok(Departure::Gone),
         }
     }
 
     /// As [`Self::departure`], if it is told.
     async fn heard(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
-        let Some(watch) = Box::pin(self.keep_vigil(behind)).await? else { return Ok(Departure::Gone) };
-        Ok(match watch.await {
-            Event::Changed => Departure::Signalled,
-            Event::Deleted => Departure::Gone,
-            // The acquisition is told so by the loss of its node.
-            Event::Over => std::future::pending().await,
-        })
+        let armed = Box::pin(async {
+            let is_asked = AtomicBool::new(false);
+            retry::until_known(behind.held.ticket().session(), || self.arm(behind, &is_asked)).await
+        });
+        match armed.await {
+            Ok(watch) => match watch.await {
+                Event::Changed => Ok(Departure::Signalled),
+                Event::Deleted => Ok(Departure::Gone),
+                // The acquisition is told so by the loss of its node.
+                Event::Over => std::future::pending().await,
+            },
+            Err(Failure::NoNode) => Ok(Departure::Gone),
+            Err(failure) => Err(self.handle.stop(failure)),
+        }
     }
 
     /// Waits until the leader no longer has our node or the predecessor's, although nothing was heard of that.
@@ -209,17 +211,5 @@ impl Acquisition {
         }
         second_look::report(session, node, None);
         Ok(Some(Departure::Missed))
-    }
-
-    /// As [`Self::departure`] by a watch. Reports changes meanwhile.
-    async fn departure_watched(&self, behind: &Behind<'_>, on_wait: &mut OnWait) -> Result<Departure, Error> {
-        let held = behind.held;
-        tokio::select! {
-            biased;
-            departure = self.departure(behind) => departure,
-            () = on_wait.keep_looking(held.ticket().session(), &self.handle.site, held.contender()) => {
-                Ok(Departure::Gone)
-            }
-        }
     }
 }

@@ -69,10 +69,7 @@ impl Lock {
             Err(error) => acquisition.reported(Err(error)),
         };
         // The error of a timeout tells of the whole wait, of which the last part alone has timed out.
-        answer.map_err(|error| match (error, timeout) {
-            (Error::Timeout { blockers, cut_off, .. }, Some(waited)) => Error::Timeout { waited, blockers, cut_off },
-            (error, _) => error,
-        })
+        answer.map_err(|error| error.of_the_whole(timeout))
     }
 
     /// Takes the lock if no contender is in the way, or joins a node that this process keeps.
@@ -202,7 +199,8 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> (Work, Arc<Waiting>) {
     let waiting = Arc::new(Waiting::default());
     let options = Options { label: first.options.label.clone(), ..Options::default() };
     let mut all = Acquisition::new(Arc::clone(&first.handle), first.mode, options);
-    all.sharing = Some(Arc::clone(kept) as _);
+    let kept = Arc::clone(kept);
+    all.sharing = Some(Box::new(move |held, asked| kept.entered(held, asked)));
     let span = all.begin();
     all.trace.for_others(&first.trace);
     let its_own = Arc::clone(&waiting);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::acquisition::request::{Handle, Sharing};
+use crate::acquisition::request::Handle;
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
 use crate::hold::trace::Holding;
@@ -15,6 +15,7 @@ use crate::keep::uses::{Joined, Uses};
 use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Mode;
+use crate::session::errand::beside;
 use crate::session::lease::Moment;
 use crate::session::loss::Loss;
 use crate::session::request::{Ending, Event, Watch};
@@ -33,7 +34,6 @@ pub(crate) struct Kept {
     state: Mutex<KeptState>,
     /// A use began to wait. Counted by itself: whoever waits for that must not keep the node, and so the client, alive.
     crowded: Arc<Notify>,
-    this: Weak<Kept>,
 }
 
 struct KeptState {
@@ -111,7 +111,7 @@ impl Kept {
         let state = KeptState { uses, granted: None, used, why: None, counted: None, watched_over: None };
         let (handle, in_vain) = (Arc::clone(handle), Arc::clone(in_vain));
         let (state, crowded) = (Mutex::new(state), Arc::default());
-        Arc::new_cyclic(|this| Kept { handle, idle, in_vain, state, crowded, this: Weak::clone(this) })
+        Arc::new(Kept { handle, idle, in_vain, state, crowded })
     }
 
     pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, WaitingUse> {
@@ -275,23 +275,16 @@ impl Kept {
             self.idle
         }
     }
-}
 
-impl Sharing for Kept {
-    /// Watches over the node from now on, which may not be granted yet. A node is not kept if nothing tells when it is asked
-    /// for.
-    fn entered(&self, hold: &Tenure, asked: Option<Watch>) {
+    /// Watches over the node from now on, which may not be granted yet. `asked` fires when another contender asks for it. A
+    /// node is not kept if nothing tells of that.
+    pub(crate) fn entered(self: &Arc<Self>, hold: &Tenure, asked: Option<Watch>) {
         let Some(watch) = asked else { return self.give_up(Why::Unsure) };
-        let (end, ended) = oneshot::channel();
-        let ((own_node, session), kept) = (hold.node_and_session(), Weak::clone(&self.this));
-        let mut state = self.state.lock();
-        state.watched_over = Some(end);
-        drop(state);
-        let task = Arc::clone(&session);
-        task.spawn(Box::pin(async move {
+        let ((own_node, session), kept) = (hold.node_and_session(), Arc::downgrade(self));
+        let by = Arc::clone(&session);
+        let watched_over = beside(&by, async move {
             let why = tokio::select! {
                 biased;
-                _ = ended => return,
                 event = watch => match event {
                     Event::Changed => Why::Asked,
                     // A directory that is gone had no nodes left, so ours is gone, too.
@@ -309,7 +302,8 @@ impl Sharing for Kept {
                 }
                 kept.give_up(why);
             }
-        }));
+        });
+        self.state.lock().watched_over = Some(watched_over);
     }
 }
 
@@ -408,10 +402,11 @@ impl KeptUse {
     /// Waits until a contender waits that this use keeps out. A use of this process that waits has no node of its own, so
     /// the contender is then this process's own.
     pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+        let kept = Arc::downgrade(&self.granted.kept);
         tokio::select! {
             biased;
             first = self.hold().contended() => first,
-            () = Kept::is_crowded(&self.kept().this) => Ok(self.hold().contender().clone()),
+            () = Kept::is_crowded(&kept) => Ok(self.hold().contender().clone()),
         }
     }
 

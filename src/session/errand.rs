@@ -1,4 +1,4 @@
-//! Work that a caller waits for and others, too: it goes on whether or not the caller is polled; knows no locks.
+//! Work on the session's thread, which goes on whether or not the caller is polled; knows no locks.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply};
 
-/// Works on the session's thread, unless it is done at once. If the caller has gone by then, `unheard` gets the answer.
+/// Work that a caller waits for and others, too: on the session's thread, unless it is done at once. If the caller has gone by then, `unheard` gets the answer.
 pub(crate) fn errand<T: Send + 'static>(
     session: &Arc<dyn Session>,
     mut work: Reply<T>,
@@ -26,4 +26,20 @@ pub(crate) fn errand<T: Send + 'static>(
     }));
     let ended = || Failure::Unknown("the session's thread has ended".to_owned());
     Box::pin(async move { told.await.unwrap_or_else(|_| Err(ended())) })
+}
+
+/// Work on the session's thread that nobody waits for. Dropping what this returns ends it.
+pub(crate) fn beside(
+    session: &Arc<dyn Session>,
+    work: impl Future<Output: Send> + Send + 'static,
+) -> oneshot::Sender<()> {
+    let (end, ended) = oneshot::channel();
+    session.spawn(Box::pin(async move {
+        tokio::select! {
+            biased;
+            _ = ended => {}
+            _ = work => {}
+        }
+    }));
+    end
 }
