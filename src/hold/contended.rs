@@ -8,7 +8,7 @@ use crate::queue::contender::Contender;
 use crate::queue::permits::{self, PERMITS, Room};
 use crate::queue::{metadata, turn};
 use crate::session::lease::Moment;
-use crate::session::request::{Event, Failure};
+use crate::session::request::Failure;
 use crate::session::retry;
 use crate::session::second_look::SecondLook;
 
@@ -41,23 +41,15 @@ impl Tenure {
         let (mut last_change, mut look) = (None::<Moment>, SecondLook::new(session));
         loop {
             let seen = retry::until_known(session, || session.watch_children(directory)).await;
-            let (names, change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
+            let (names, mut change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
             if let Some(first) = turn::first_kept_out(self.contender(), &names) {
                 return Ok(first);
             }
             // A long listing would take memory for as long as the watch is out.
             drop(names);
-            tokio::select! {
-                biased;
-                event = change => {
-                    if event == Event::Over {
-                        // The session is over: `lost` says what that means for the hold.
-                        return std::future::pending().await;
-                    }
-                    look.heard();
-                }
-                // The event may have been lost.
-                () = look.pause() => {}
+            // The event may have been lost. If the session is over, `lost` says what that means for the hold.
+            if look.hears(&mut change).await.is_err() {
+                return std::future::pending().await;
             }
             // Readers may come and go by the thousand: pause between two listings.
             let since = last_change.map(|last| self.now().saturating_sub(last));

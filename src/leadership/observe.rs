@@ -171,10 +171,8 @@ impl Observer {
         self.sees(Ok(None));
         let mut look = SecondLook::new(session);
         loop {
-            tokio::select! {
-                biased;
-                event = &mut change => return unless_over(session, event).await,
-                () = look.pause() => {}
+            if look.hears(&mut change).await? {
+                return Ok(());
             }
             let names = session.children(path).await;
             if !names.is_ok_and(|names| self.leading_but_ghosts(&names).is_none()) {

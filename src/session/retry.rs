@@ -15,7 +15,13 @@ pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, ask: impl Fn()
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    until_known_within(UNKNOWN_TRIES, session, ask).await
+    let mut tries = 0;
+    loop {
+        match ask().await {
+            Err(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => before_next_try(session, &mut tries).await?,
+            answer => return answer,
+        }
+    }
 }
 
 /// As [`until_known`], for as long as the session lives. For work that no caller waits for, and that must not stay
@@ -24,17 +30,9 @@ pub(crate) async fn until_known_at_last<T>(
     session: &Arc<dyn Session>,
     ask: impl Fn() -> Reply<T>,
 ) -> Result<T, Failure> {
-    until_known_within(u32::MAX, session, ask).await
-}
-
-async fn until_known_within<T, F>(most: u32, session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
-where
-    F: Future<Output = Result<T, Failure>>,
-{
-    let mut tries = 0;
     loop {
-        match ask().await {
-            Err(Failure::Unknown(_)) if tries < most => before_next_try(session, &mut tries).await?,
+        match until_known(session, &ask).await {
+            Err(Failure::Unknown(_)) => {}
             answer => return answer,
         }
     }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::Session;
-use crate::session::request::{Failure, Operation, Outcome};
+use crate::session::follow::unless_over;
+use crate::session::request::{Failure, Operation, Outcome, Watch};
 use crate::session::retry;
 use crate::sync::random;
 
@@ -51,9 +52,18 @@ impl<'a> SecondLook<'a> {
         SecondLook { session, pause }
     }
 
-    /// A watch has told something.
-    pub(crate) fn heard(&mut self) {
-        self.pause = self.session.timeout();
+    /// Waits for the event of a watch, or until a look is due. Returns whether the watch has told something. Fails if it has
+    /// told of the end of its session.
+    pub(crate) async fn hears(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
+        tokio::select! {
+            biased;
+            event = watch => {
+                unless_over(self.session, event).await?;
+                self.pause = self.session.timeout();
+                Ok(true)
+            }
+            () = self.pause() => Ok(false),
+        }
     }
 
     /// Waits until a look is due. None is while the connection is lost: what happens then is told when it is back.
@@ -69,7 +79,7 @@ impl<'a> SecondLook<'a> {
             if self.session.connected().await.is_err() {
                 return pending().await;
             }
-            self.heard();
+            self.pause = self.session.timeout();
         }
     }
 

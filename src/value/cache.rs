@@ -12,7 +12,7 @@ use crate::error::error::Error;
 use crate::error::value::ValueError;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::existence;
-use crate::session::follow::{Followed, follow, unless_over};
+use crate::session::follow::{Followed, follow};
 use crate::session::lease::Lease;
 use crate::session::request::{Ending, Failure, Stat};
 use crate::session::retry;
@@ -209,7 +209,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
                 let (change, node) = (session.watch(&self.path), session.data(&self.path));
                 Box::pin(async move { Ok((change.await?, node.await?)) })
             });
-            let (change, (bytes, stat)) = match looked.await {
+            let (mut change, (bytes, stat)) = match looked.await {
                 Ok(looked) => looked,
                 Err(Failure::NoNode) => {
                     self.cache()?.unset();
@@ -225,14 +225,8 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
                 }
                 false => self.cache()?.came(bytes, stat, session.lease(), synced),
             }
-            tokio::select! {
-                biased;
-                event = change => {
-                    unless_over(session, event).await?;
-                    look.heard();
-                    continue;
-                }
-                () = look.pause() => {}
+            if look.hears(&mut change).await? {
+                continue;
             }
             // Read in any case: what a server has lost may have come again with the same version. The leader's answer brings
             // it up to date.
