@@ -168,7 +168,6 @@ mod session {
 
 #[path = "../src/zookeeper"]
 mod zookeeper {
-    pub(crate) mod identity;
     pub(crate) mod pipeline;
 
     pub(crate) mod translate {
@@ -195,13 +194,11 @@ mod zookeeper {
         use crate::session::request::{Created, Ending, Failure, Reply};
         use crate::session::thread::BackgroundThread;
         use crate::session::upkeep::Upkeep;
-        use crate::zookeeper::identity::Identity;
-        use crate::zookeeper::pipeline::{Pipeline, Request};
+        use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
         use crate::zookeeper::translate;
 
         pub(crate) struct Session {
             pipeline: Arc<Pipeline>,
-            identity: Arc<Identity>,
             /// Closes its pipeline where it hears that it was replaced, which may be under the pipeline's lock.
             is_rash: bool,
         }
@@ -212,8 +209,8 @@ mod zookeeper {
                 Identity::new(1, move || this.upgrade().iter().for_each(|it| it.was_asked()))
             });
             let (upkeep, background) = (Arc::new(Upkeep), Arc::new(BackgroundThread));
-            let pipeline = Arc::new(Pipeline::new(client, &upkeep, &background, &identity, String::new()));
-            Arc::new(Session { pipeline, identity, is_rash })
+            let pipeline = Arc::new(Pipeline::new(client, &upkeep, &background, identity, String::new()));
+            Arc::new(Session { pipeline, is_rash })
         }
 
         impl Session {
@@ -236,7 +233,8 @@ mod zookeeper {
             }
 
             pub(crate) fn create(&self, path: &str) -> Reply<Created> {
-                let (identity, connection) = (Arc::clone(&self.identity), self.identity.connection());
+                let identity = Arc::clone(&self.pipeline.identity);
+                let connection = identity.connection();
                 let (pipeline, is_rash, path) = (Arc::downgrade(&self.pipeline), self.is_rash, path.to_owned());
                 self.pipeline.ask(Request::Write, move |client| async move {
                     let stat = client.create(&path).await.map_err(|error| translate::failure(error, ("", ""), ""))?;

@@ -192,7 +192,7 @@ impl Acquisition {
         if let Some(sharing) = &self.sharing {
             sharing(&held, held.ticket().armed().await);
         }
-        self.trace.entered(held.position());
+        self.trace.record("sequence", held.contender().sequence());
         Ok((held, look, Lateness::since(began, self)))
     }
 
@@ -259,7 +259,7 @@ impl Acquisition {
         if self.sharing.is_some() {
             watched += handle.path.len();
         }
-        watched += handle.site.watched_by_the_head();
+        watched += self.goal.as_ref().map_or(0, |goal| goal.watched_bytes());
         let mut tries = 0;
         let (ticket, look) = loop {
             let session_slot =
@@ -392,7 +392,7 @@ impl Acquisition {
     pub(crate) fn begin_hold(&self, held: &Tenure) {
         // Of a node that is shared, each use is traced.
         if self.sharing.is_some() {
-            return self.trace.granted_to_others(held.position());
+            return self.trace.record("token", held.position().czxid);
         }
         held.granted(self.holding(held));
     }

@@ -122,6 +122,9 @@ pub(crate) trait Goal: Send + Sync {
     /// How much of it is wanted.
     fn count(&self) -> u32;
 
+    /// How many bytes of paths the head watches for it.
+    fn watched_bytes(&self) -> usize;
+
     /// Refuses what can never be granted. Sends nothing.
     fn check(&self) -> Result<(), Error>;
 

@@ -90,7 +90,8 @@ impl Acquisition {
         if !waiter.has_waited() {
             meter::entered(self.aim(), names.len().saturating_sub(1));
         }
-        let leaving = session.upkeep().nodes().leaving_soon(ticket.directory());
+        let is_alone = names.len() < 2;
+        let leaving = if is_alone { Vec::new() } else { session.upkeep().nodes().leaving_soon(ticket.directory()) };
         let step = waiter.next(News::Listed { names: &names, leaving: &leaving });
         let Step::Await { asks, .. } = step else { return Ok(step) };
         wait.directory = names.directory.filter(|_| asks).map(Box::new);

@@ -57,26 +57,17 @@ impl Acquiring {
         self.spans.as_ref().map_or_else(Span::none, |spans| spans.acquire.clone())
     }
 
-    /// The node was created; it may have to wait.
-    pub(crate) fn entered(&self, position: &Position) {
-        self.record("sequence", position.contender.sequence());
-    }
-
     /// The lock was granted, and its hold begins.
     pub(crate) fn granted(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, position: &Position) -> Holding {
-        self.granted_to_others(position);
+        self.record("token", position.czxid);
         self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, position, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
         Holding { seen, metered: Present::new(names::HOLDING, Some((aim, path))), warning: None }
     }
 
-    /// The lock was granted, and what is done under it has traces of its own.
-    pub(crate) fn granted_to_others(&self, position: &Position) {
-        self.record("token", position.czxid);
-    }
-
-    fn record(&self, field: &str, number: i64) {
+    /// Fills a field of the span: `sequence` once there is a node, which may have to wait; `token` at the grant.
+    pub(crate) fn record(&self, field: &str, number: i64) {
         if let Some(spans) = &self.spans {
             spans.acquire.record(field, number);
         }

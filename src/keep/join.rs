@@ -212,7 +212,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> (Work, Arc<Waiting>) {
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
     let (mode, kind) = (meter::label(acquisition.aim()), GrantKind::Kept.as_str());
     meter::count(names::GRANTS, &[("mode", mode), ("kind", kind)]);
-    acquisition.trace.entered(used.hold().position());
+    acquisition.trace.record("sequence", used.hold().contender().sequence());
     used.granted(acquisition.holding(used.hold()));
     used
 }

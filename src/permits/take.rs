@@ -146,6 +146,11 @@ impl Goal for Wanted {
         self.count
     }
 
+    /// The semaphore's number, and its permits.
+    fn watched_bytes(&self) -> usize {
+        self.stock.handle.shown().len() + self.stock.taken.len()
+    }
+
     fn check(&self) -> Result<(), Error> {
         self.stock.limit.check(self.stock.handle.shown(), self.count).map(drop)
     }

@@ -47,11 +47,6 @@ impl Site {
         Site { path, queue, permits: Some(permits) }
     }
 
-    /// How many bytes of paths the first in the queue watches: a semaphore's number, and its permits.
-    pub(crate) fn watched_by_the_head(&self) -> usize {
-        self.permits.as_ref().map_or(0, |permits| self.path.len() + permits.len())
-    }
-
     /// The path of a member's node.
     pub(crate) fn node(&self, member: &Member) -> String {
         let holders = self.permits.as_ref().filter(|_| member.state == MemberState::Holds);

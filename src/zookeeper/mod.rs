@@ -13,7 +13,7 @@
 //!   never returns.
 //! - After `Expired` a client is dead for good: the next session slot is on a fresh one.
 //! - Its session id may change silently on a reconnect (ClickHouse Keeper does that). So the owner of our nodes is
-//!   looked up after each reconnect, and until then no answer renews the lease ([`identity`]).
+//!   looked up after each reconnect, and until then no answer renews the lease ([`pipeline`]).
 //! - It repeats no request after a lost connection, but we do. We do not repeat the requests over which servers close
 //!   the connection ([`abilities`]).
 //! - The servers of one connect string may differ in encryption, and it panics over a server name that TLS cannot
@@ -34,7 +34,6 @@ pub(crate) mod tls;
 
 mod abilities;
 mod connect;
-mod identity;
 mod line;
 mod no_delay;
 mod outage;

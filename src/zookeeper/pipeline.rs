@@ -1,4 +1,7 @@
-//! How one session's requests go out, and in which order; owns the client, and knows neither the session nor locks.
+//! How one session's requests go out, in which order, and whether the server takes us for that session; owns the client,
+//! and knows neither the session nor locks.
+//!
+//! Some servers answer a reconnect with another session, and the client crate does not say so.
 
 use std::future::{Future, ready};
 use std::panic::AssertUnwindSafe;
@@ -11,8 +14,8 @@ use zookeeper_client as zk;
 use crate::session::request::{Ending, Failure, Reply};
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, watch};
-use crate::zookeeper::identity::Identity;
 use crate::zookeeper::translate::failure;
 
 /// What a request does, which says by which answer the lease counts it.
@@ -34,7 +37,7 @@ pub(super) struct Pipeline {
     client: Mutex<Option<Arc<zk::Client>>>,
     upkeep: Arc<Upkeep>,
     background: Arc<BackgroundThread>,
-    identity: Arc<Identity>,
+    pub(super) identity: Arc<Identity>,
     /// As whom the client is authenticated.
     pub(super) whom: Arc<str>,
     closed: watch::Sender<bool>,
@@ -45,14 +48,14 @@ impl Pipeline {
         client: zk::Client,
         upkeep: &Arc<Upkeep>,
         background: &Arc<BackgroundThread>,
-        identity: &Arc<Identity>,
+        identity: Arc<Identity>,
         whom: String,
     ) -> Pipeline {
         Pipeline {
             client: Mutex::new(Some(Arc::new(client))),
             upkeep: Arc::clone(upkeep),
             background: Arc::clone(background),
-            identity: Arc::clone(identity),
+            identity,
             whom: whom.into(),
             closed: watch::Sender::new(false),
         }
@@ -140,6 +143,64 @@ impl Pipeline {
     }
 }
 
+/// What the server has shown of one session since its last reconnect.
+pub(super) struct Identity {
+    session: i64,
+    /// Asks the server, in the background, which session it takes us for. Then calls [`Identity::was_asked`].
+    confirm: Box<dyn Fn() + Send + Sync>,
+    /// Counts the connections of this session.
+    connection: AtomicU64,
+    /// The newest connection on which the server has shown the session's identity.
+    shown_on: AtomicU64,
+    is_asked: AtomicBool,
+}
+
+impl Identity {
+    pub(super) fn new(session: i64, confirm: impl Fn() + Send + Sync + 'static) -> Identity {
+        let (connection, shown_on) = (AtomicU64::new(0), AtomicU64::new(0));
+        Identity { session, confirm: Box::new(confirm), connection, shown_on, is_asked: AtomicBool::new(false) }
+    }
+
+    /// The number of the connection that the session has now.
+    pub(super) fn connection(&self) -> u64 {
+        self.connection.load(Ordering::Acquire)
+    }
+
+    /// The session has lost its connection, or has a new one. Nothing is shown on that connection yet.
+    pub(super) fn connection_changes(&self) {
+        self.connection.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn is_shown_on(&self, connection: u64) {
+        self.shown_on.fetch_max(connection, Ordering::AcqRel);
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.shown_on.load(Ordering::Acquire) == self.connection()
+    }
+
+    /// Starts a check, in the background, that the server takes us for the session that owns our nodes.
+    pub(super) fn ask(&self) {
+        if !self.is_known() && !self.is_asked.swap(true, Ordering::AcqRel) {
+            (self.confirm)();
+        }
+    }
+
+    /// The check has ended, whatever the answer was.
+    pub(super) fn was_asked(&self) {
+        self.is_asked.store(false, Ordering::Release);
+    }
+
+    /// Whether the server took us for this session when a node with this owner was made, by a request that was sent on this
+    /// connection. Otherwise the server has replaced the session.
+    pub(super) fn made(&self, ephemeral_owner: i64, connection: u64) -> bool {
+        if ephemeral_owner == self.session {
+            self.is_shown_on(connection);
+        }
+        ephemeral_owner == 0 || ephemeral_owner == self.session
+    }
+}
+
 /// Whether the answer surely came from a server.
 fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
     matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)))
@@ -156,7 +217,7 @@ fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
 
@@ -177,5 +238,52 @@ mod tests {
         ] {
             assert_eq!(is_from_quorum(&answer), is_proof, "{answer:?}");
         }
+    }
+
+    /// Session 7, and how often the server was asked about it.
+    fn session_7() -> (Arc<AtomicU64>, Identity) {
+        let asked = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&asked);
+        let confirm = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        };
+        (asked, Identity::new(7, confirm))
+    }
+
+    #[test]
+    fn after_a_reconnect_the_server_is_asked_once_until_it_has_answered() {
+        let (count, identity) = session_7();
+        let asked = || {
+            identity.ask();
+            count.load(Ordering::Relaxed)
+        };
+        assert!(identity.is_known());
+        assert_eq!(asked(), 0, "the server has named the session");
+        identity.connection_changes();
+        assert!(!identity.is_known());
+        assert_eq!([asked(), asked()], [1, 1]);
+        identity.was_asked();
+        assert_eq!(asked(), 2, "the answer was none");
+        identity.is_shown_on(identity.connection());
+        identity.was_asked();
+        assert_eq!((asked(), identity.is_known()), (2, true));
+        identity.connection_changes();
+        identity.is_shown_on(0);
+        assert!(!identity.is_known(), "that was an earlier connection");
+    }
+
+    #[test]
+    fn a_node_of_ours_shows_the_session_on_the_connection_that_made_it() {
+        let (_, identity) = session_7();
+        identity.connection_changes();
+        let connection = identity.connection();
+        assert!(identity.made(0, connection));
+        assert!(!identity.is_known(), "a node that belongs to nobody shows nothing");
+        assert!(identity.made(7, connection));
+        assert!(identity.is_known());
+        identity.connection_changes();
+        assert!(identity.made(7, connection));
+        assert!(!identity.is_known(), "it was sent on another connection");
+        assert!(!identity.made(8, connection), "the server has replaced the session");
     }
 }

@@ -24,10 +24,9 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::identity::Identity;
 use crate::zookeeper::no_delay;
 use crate::zookeeper::options::ZooKeeperBuilder;
-use crate::zookeeper::pipeline::{Pipeline, Request};
+use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
 use crate::zookeeper::security::Acl;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::{self, commit, event, mode};
@@ -62,7 +61,6 @@ pub(super) struct ZooKeeperSession {
     is_fresh: AtomicBool,
     /// The length of the path that everything is kept below.
     root_bytes: usize,
-    identity: Arc<Identity>,
     this: Weak<ZooKeeperSession>,
 }
 
@@ -122,7 +120,7 @@ impl ZooKeeperSession {
             let identity = Arc::new(Identity::new(id, confirm));
             ZooKeeperSession {
                 id,
-                pipeline: Arc::new(Pipeline::new(client, &upkeep, background, &identity, whom)),
+                pipeline: Arc::new(Pipeline::new(client, &upkeep, background, identity, whom)),
                 acl,
                 abilities,
                 upkeep,
@@ -134,7 +132,6 @@ impl ZooKeeperSession {
                 room: Arc::new(Semaphore::new(WATCHED_BYTES_MAX)),
                 is_fresh: AtomicBool::new(true),
                 root_bytes,
-                identity,
                 this: Weak::clone(this),
             }
         });
@@ -171,7 +168,8 @@ impl ZooKeeperSession {
 
     /// Whether the server lists this node as one of the session that it takes us for.
     async fn lists_as_its_own(&self, path: &str) -> Result<bool, Failure> {
-        let (node, connection, abilities) = (path.to_owned(), self.identity.connection(), Arc::clone(&self.abilities));
+        let (node, connection, abilities) =
+            (path.to_owned(), self.pipeline.identity.connection(), Arc::clone(&self.abilities));
         let failure = self.pipeline.failure("READ", path);
         let owned = self.pipeline.ask(Request::Read, move |client| async move {
             let owned = client.list_ephemerals(&node).await;
@@ -182,7 +180,7 @@ impl ZooKeeperSession {
             }
         });
         if owned.await?.iter().any(|owned| owned == path) {
-            self.identity.is_shown_on(connection);
+            self.pipeline.identity.is_shown_on(connection);
             return Ok(true);
         }
         if matches!(self.data(path).await, Ok((_, stat)) if stat.ephemeral_owner == self.id) {
@@ -318,7 +316,7 @@ impl Session for ZooKeeperSession {
             kind => kind,
         };
         let (path, data, acl, this) = (path.to_owned(), data.to_vec(), self.acl.clone(), Weak::clone(&self.this));
-        let (identity, connection) = (Arc::clone(&self.identity), self.identity.connection());
+        let (identity, connection) = (Arc::clone(&self.pipeline.identity), self.pipeline.identity.connection());
         let (abilities, failure) = (Arc::clone(&self.abilities), self.pipeline.failure("CREATE", parent(&path)));
         self.pipeline.ask(Request::Write, move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
@@ -491,13 +489,13 @@ async fn follow_state(
             return;
         }
         if let Some(session) = session.upgrade().filter(|_| was != now) {
-            session.identity.connection_changes();
+            session.pipeline.identity.connection_changes();
             // Answers arrive on this thread too, and the next connection's answers arrive after the news of it. So the
             // lease hears that the old connection is lost before it hears of any of them.
             session.upkeep.connected(now == SessionLink::Up);
             if now == SessionLink::Up {
                 session.has_a_connection();
-                session.identity.ask();
+                session.pipeline.identity.ask();
             }
         }
         link.send_if_modified(|link| link.becomes(now));
@@ -509,7 +507,7 @@ async fn follow_state(
 async fn confirm_identity(session: Weak<ZooKeeperSession>) {
     shows_identity(&session).await;
     if let Some(session) = session.upgrade() {
-        session.identity.was_asked();
+        session.pipeline.identity.was_asked();
     }
 }
 
@@ -526,7 +524,7 @@ async fn shows_identity(session: &Weak<ZooKeeperSession>) {
         };
         match shown {
             // Only what a quorum commits now proves that the leader which has let us in leads still.
-            Ok(true) if session.identity.is_known() => {
+            Ok(true) if session.pipeline.identity.is_known() => {
                 let check = Operation::Check { path, version: None };
                 return drop(session.transact(&[check]).await);
             }
