@@ -165,6 +165,6 @@ where
     T: Send + Sync + 'static,
 {
     let loaded = store.load(guard.held(), instead).await?;
-    let label = label.or_else(|| store.node().label().clone());
+    let label = label.or_else(|| store.node.label().clone());
     Ok(SharedWriteGuard::new(loaded, label, store, guard))
 }

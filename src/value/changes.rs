@@ -47,8 +47,8 @@ pub type ValueChanges<T> = Changes<Result<Arc<Stored<T>>, Error>>;
 
 /// Starts the watch, if it has not been started.
 pub(crate) fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
-    store.cache.follow();
-    let seeing = Seeing { store: Arc::clone(store), known: store.cache.subscribe(), seen: 0, begun: None };
+    store.follow();
+    let seeing = Seeing { store: Arc::clone(store), known: store.subscribe(), seen: 0, begun: None };
     Changes::of(unfold(seeing, |mut seeing| async { Some((seeing.next().await?, seeing)) }))
 }
 
@@ -77,7 +77,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
             }
             self.seen = news.as_ref().map_or(self.seen, |(number, _)| *number);
             match news {
-                Some((_, Ok(value))) => return Some(self.store.cache.made(&value)),
+                Some((_, Ok(value))) => return Some(self.store.made(&value)),
                 Some((_, Err(error))) => {
                     let is_unset = !is_set && error.value_error() == Some(&ValueError::Unset);
                     if is_unset {
@@ -93,7 +93,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
                     Some(answer) = OptionFuture::from(self.begun.as_mut()) => {
                         self.begun = None;
                         match answer {
-                            Ok(Ok(())) => self.store.cache.was_set(),
+                            Ok(Ok(())) => self.store.was_set(),
                             Ok(Err(error)) => return Some(Err(error)),
                             // It ended with its session.
                             Err(_) => self.begun = begin(&self.store),
@@ -111,8 +111,8 @@ impl<T: Send + Sync + 'static> Seeing<T> {
 ///
 /// The value is made here: no code of the user's runs on the thread that keeps the sessions alive.
 fn begin<T: Send + Sync + 'static>(store: &Store<T>) -> Option<Begun> {
-    let payload = store.payload(&store.cache.terms.initial.as_ref()?());
-    let ((mut told, begun), node) = (oneshot::channel(), Arc::clone(store.node()));
+    let payload = store.payload(&store.terms.initial.as_ref()?());
+    let ((mut told, begun), node) = (oneshot::channel(), Arc::clone(&store.node));
     let write = async move {
         let write = async { node.begin_at_last(&payload?).await };
         tokio::select! {
@@ -121,7 +121,7 @@ fn begin<T: Send + Sync + 'static>(store: &Store<T>) -> Option<Begun> {
             answer = write => drop(told.send(answer)),
         }
     };
-    let started = background::start(store.node().coordinator(), 0, |_session_slot| Box::pin(write));
-    started.unwrap_or_else(|error| store.cache.over(error));
+    let started = background::start(store.node.coordinator(), 0, |_session_slot| Box::pin(write));
+    started.unwrap_or_else(|error| store.over(error));
     Some(begun)
 }

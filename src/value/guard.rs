@@ -144,7 +144,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn commit(&mut self) -> Result<Written, Error> {
-        let (node, held, loaded) = (self.store.node(), self.guard.held(), &mut self.loaded);
+        let (node, held, loaded) = (&self.store.node, self.guard.held(), &mut self.loaded);
         if self.in_doubt {
             loaded.base = node.base(held, loaded.base).await?;
         }
@@ -156,7 +156,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         let NewValue { version, written, .. } = &committed;
         loaded.base = Base { version: Some(*version), mark: Some(Mark::of(written)), ..loaded.base };
         loaded.written = Some(written.clone());
-        self.store.cache.committed(held.ticket().session().lease(), &committed);
+        self.store.committed(held.ticket().session().lease(), &committed);
         Ok(committed.written)
     }
 

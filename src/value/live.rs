@@ -53,12 +53,12 @@ impl<T: Send + Sync + 'static> Live<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn get(&self) -> Arc<Stored<T>> {
-        self.store.cache.latest().unwrap_or_else(|| Arc::clone(&self.first))
+        self.store.latest().unwrap_or_else(|| Arc::clone(&self.first))
     }
 
     /// How fresh [`get`](Self::get) is now. Sends nothing, and waits for nothing.
     pub fn state(&self) -> CopyState {
-        self.store.cache.state()
+        self.store.state()
     }
 
     /// The values, in the order in which they come, beginning with the present one. See [`ValueChanges`].
@@ -75,7 +75,7 @@ impl<T> Clone for Live<T> {
 
 impl<T> fmt::Debug for Live<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Live").field("path", &self.store.node().path).finish_non_exhaustive()
+        f.debug_struct("Live").field("path", &self.store.node.path).finish_non_exhaustive()
     }
 }
 
@@ -111,9 +111,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// ```
     pub fn live(&self) -> Call<Live<T>> {
         let store = Arc::clone(&self.store);
-        Call::in_time(self.store.node().coordinator(), async move {
+        Call::in_time(self.store.node.coordinator(), async move {
             let first = changes::changes(&store).next().await;
-            let first = first.unwrap_or_else(|| Err::<_, Error>(store.cache.why_over()))?;
+            let first = first.unwrap_or_else(|| Err::<_, Error>(store.why_over()))?;
             Ok(Live { store, first })
         })
     }
@@ -150,7 +150,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// ```
     pub fn wait_for(&self, mut is_wanted: impl FnMut(&T) -> bool + Send + 'static) -> Call<Arc<Stored<T>>> {
         let store = Arc::clone(&self.store);
-        Call::in_time(self.store.node().coordinator(), async move {
+        Call::in_time(self.store.node.coordinator(), async move {
             let mut changes = changes::changes(&store);
             loop {
                 match changes.next().await {
@@ -158,7 +158,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
                     Some(Ok(_)) => {}
                     Some(Err(error)) if error.value_error() == Some(&ValueError::Unset) => {}
                     Some(Err(error)) => return Err(error),
-                    None => return Err(store.cache.why_over()),
+                    None => return Err(store.why_over()),
                 }
             }
         })

@@ -2,7 +2,6 @@
 
 pub(crate) mod acquire;
 pub(crate) mod background;
-pub(crate) mod cache;
 pub(crate) mod changes;
 pub(crate) mod codec;
 pub(crate) mod commit;

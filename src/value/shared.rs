@@ -7,7 +7,6 @@ use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::session::contract::Coordinator;
 use crate::validation;
-use crate::value::cache::Cache;
 use crate::value::changes::{self, ValueChanges};
 use crate::value::codec::{Form, Terms};
 #[cfg(feature = "json")]
@@ -139,12 +138,12 @@ impl<T: Send + Sync + 'static> Shared<T> {
 impl<T> Shared<T> {
     /// The lock, for its queue, and for callers that need no value.
     pub fn lock(&self) -> &RwLock {
-        &self.store.node().lock
+        &self.store.node.lock
     }
 
     /// The path of the node that holds the value.
     pub fn value_path(&self) -> &str {
-        &self.store.node().path
+        &self.store.node.path
     }
 }
 
@@ -157,8 +156,8 @@ impl<T> Clone for Shared<T> {
 impl<T> fmt::Debug for Shared<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared")
-            .field("path", &self.store.node().path)
-            .field("schema", &self.store.node().form.schema)
+            .field("path", &self.store.node.path)
+            .field("schema", &self.store.node.form.schema)
             .finish_non_exhaustive()
     }
 }
@@ -278,7 +277,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         validation::check(&path)?;
         self.form.check_name()?;
         let node = ValueNode { lock: self.lock.build()?, path, form: self.form };
-        Ok(Shared { store: Arc::new(Store::new(Cache::new(node, self.terms))) })
+        Ok(Shared { store: Store::new(node, self.terms) })
     }
 }
 

@@ -102,7 +102,7 @@ where
         let once = async {
             let mut guard = Acquire::<SharedWriteGuard<T>> { source: (shared.clone(), None), options }.await?;
             let output = change(&mut guard);
-            match call::in_time(shared.store.node().coordinator(), left(), guard.commit()).await {
+            match call::in_time(shared.store.node.coordinator(), left(), guard.commit()).await {
                 Ok(written) => Ok(Updated { output, written }),
                 Err(Error::Timeout { .. }) => {
                     let reason = "no answer in the time given".to_owned();
