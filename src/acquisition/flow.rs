@@ -226,7 +226,10 @@ impl Acquisition {
         let newcomer = (self.handle.dialect, self.mode);
         let is_free = turn::ahead_of_newcomer(self.handle.dialect, self.mode, &names).is_empty();
         let is_there = match &self.goal {
-            Some(goal) => goal.is_there(&session).await? != Some(false),
+            Some(goal) => {
+                let is_there = goal.is_there(&session);
+                call::bounded(&self.handle.coordinator, session.timeout(), is_there).await? != Some(false)
+            }
             None => true,
         };
         if is_there && is_free {

@@ -10,7 +10,7 @@ use support::server::shared_server;
 use support::several::several;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 use zk_rwlock::coordinator::Ending;
-use zk_rwlock::{Error, Memory, Mode, MultiLock, Queue, RwLock, Shared, Survey, ZooKeeper};
+use zk_rwlock::{Error, Memory, Mode, MultiLock, Queue, RwLock, Semaphore, Shared, Survey, ZooKeeper};
 
 /// The session timeout of clients whose server does not answer.
 const SHORT: Duration = Duration::from_secs(2);
@@ -92,6 +92,22 @@ async fn a_server_that_answers_only_pings_holds_up_no_call() {
         );
         assert!(took < 2 * SHORT, "{name} took {took:?}");
     }
+    assert!(silence.has_struck() && proxy.connections() == 1, "the session lived on");
+}
+
+/// It answers the listing of the queue, and nothing after that.
+#[tokio::test]
+async fn a_server_that_answers_only_pings_after_the_listing_holds_up_no_try_for_a_permit() {
+    let limit_of = |zk: &ZooKeeper| Semaphore::new(zk, "/calls/limit", 1).unwrap();
+    let operator = connect(&shared_server().address()).await;
+    limit_of(&operator).acquire().await.unwrap().release().await.unwrap();
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), SHORT).await;
+    let silence = Rule::on(Frames::from_clients().but(&[Op::Handshake, Op::Ping])).nth(2).and_all_later().lose();
+    let silence = proxy.apply(silence);
+    let tried = soon("the end", limit_of(&zk).try_acquire()).await;
+    assert!(matches!(&tried, Err(Error::Unreachable(why)) if why.starts_with("no answer within 2s")), "{tried:?}");
+    assert_eq!(proxy.count(Op::Create2), 0);
     assert!(silence.has_struck() && proxy.connections() == 1, "the session lived on");
 }
 
