@@ -108,6 +108,7 @@ impl Wanted {
         held: &Tenure,
         version: i32,
         refused: &mut Option<i32>,
+        rounds: &mut u32,
         patience: IfTaken,
     ) -> Result<bool, Error> {
         let Stock { handle, taken, .. } = &*self.stock;
@@ -129,7 +130,7 @@ impl Wanted {
                 Ok(false)
             }
             Err(NotExchanged::NoDirectory) => {
-                make_directory(held.ticket().session(), taken)
+                make_directory(held.ticket().session(), taken, rounds)
                     .await
                     .map_err(|failure| self.stock.no_permit(failure))?;
                 Ok(false)
@@ -241,7 +242,7 @@ impl Goal for Wanted {
                 Err(name) => return Err(self.stock.doubtful(format!("{name:?} is no permit"))),
                 Ok(Room::Never) => return Err(too_few(self.stock.handle.shown(), self.count, now.number)),
                 Ok(Room::Enough) => {
-                    if self.try_exchange(held, now.version, &mut refused, wait.patience).await? {
+                    if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.patience).await? {
                         break;
                     }
                     // The number may have changed without a word from the watch yet.
@@ -270,7 +271,7 @@ impl Stock {
         session: &Arc<dyn Session>,
         (mut data, mut stat): (Vec<u8>, Stat),
     ) -> Result<(u32, i32), Error> {
-        let path = self.handle.shown();
+        let (path, mut rounds) = (self.handle.shown(), 0);
         loop {
             if let Some(number) = self.number(&data)? {
                 self.limit.sees(path, number)?;
@@ -287,7 +288,9 @@ impl Stock {
                     return Ok((number, stat.version.wrapping_add(1)));
                 }
                 // Another contender came first, or an earlier try of ours.
-                Err(Failure::Operation { failure, .. }) if *failure == Failure::BadVersion => {}
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::BadVersion => {
+                    before_next_round(session, path, Some(stat.version), &mut rounds).await;
+                }
                 Err(failure) => return Err(self.no_permit(failure)),
             }
             (data, stat) =
@@ -374,13 +377,15 @@ struct View<'a> {
     ghosts: Vec<Arc<str>>,
     /// The nodes of those who held, and of whose end no watch has told. Their names never come again.
     gone: Vec<String>,
+    /// How often the directory of the permits was missing, and there when it was to be made.
+    rounds: u32,
 }
 
 impl<'a> View<'a> {
     fn new(stock: &'a Stock, held: &'a Tenure, grant: &mut Grant) -> View<'a> {
         let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
         let (connection, ghosts) = (held.ticket().connection(), std::mem::take(&mut grant.ghosts));
-        View { stock, held, connection, number: None, names: None, signal, ghosts, gone: Vec::new() }
+        View { stock, held, connection, number: None, names: None, signal, ghosts, gone: Vec::new(), rounds: 0 }
     }
 
     fn fault(&self, failure: Failure) -> Error {
@@ -471,7 +476,7 @@ impl<'a> View<'a> {
                 Ok(Some((names, node)))
             }
             Err(Failure::NoNode) => {
-                make_directory(session, directory).await?;
+                make_directory(session, directory, &mut self.rounds).await?;
                 Ok(None)
             }
             Err(failure) => Err(failure),
@@ -536,9 +541,22 @@ impl<'a> View<'a> {
 }
 
 /// Makes the directory of the permits. It stays, as the semaphore's own node does.
-async fn make_directory(session: &Arc<dyn Session>, directory: &str) -> Result<(), Failure> {
+async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mut u32) -> Result<(), Failure> {
     match retry::until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
-        Ok(_) | Err(Failure::NodeExists) => Ok(()),
+        Ok(_) => Ok(()),
+        Err(Failure::NodeExists) => {
+            before_next_round(session, directory, None, rounds).await;
+            Ok(())
+        }
         Err(failure) => Err(failure),
+    }
+}
+
+/// The leader has this node otherwise than our server has shown it. Once, that may be a change just now.
+async fn before_next_round(session: &Arc<dyn Session>, path: &str, version: Option<i32>, rounds: &mut u32) {
+    *rounds += 1;
+    if *rounds > 1 {
+        second_look::report(session, path.to_owned(), version);
+        SecondLook::new(session).pause().await;
     }
 }

@@ -535,6 +535,51 @@ async fn a_number_that_the_leader_does_not_have_is_not_tried_without_a_pause() {
     }
 }
 
+/// The server shows it without a number, and the leader has another version.
+#[tokio::test(start_paused = true)]
+async fn a_number_that_the_leader_does_not_let_us_write_is_not_tried_without_a_pause() {
+    let tries = Count::default();
+    let tried = tries.clone();
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Asked::Transact([Operation::Set { path, .. }]) if path == "/limit" => {
+            tried.one_more();
+            Some(refused_at(0, Failure::BadVersion))
+        }
+        _ => None,
+    });
+    let waited = Semaphore::new(&zk, "/limit", 1).expect("valid").acquire().timeout(60 * SECOND).await;
+    assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
+    assert!((5..=8).contains(&tries.now()), "{}", tries.now());
+}
+
+/// The server does not show it to who lists the permits; or it is denied to who takes one.
+#[tokio::test(start_paused = true)]
+async fn a_directory_of_permits_that_is_there_and_denied_is_not_made_without_a_pause() {
+    for is_shown in [false, true] {
+        let (errors, zk, tries) = (diverged(), Memory::new(), Count::default());
+        drop(limit(&zk, 1).acquire().await.expect("free"));
+        let tried = tries.clone();
+        let line = Hindered::new(&zk, move |asked| match asked {
+            Asked::Create("/limit/permits", _) => {
+                tried.one_more();
+                None
+            }
+            Asked::WatchChildren(path) | Asked::Children(path) | Asked::Data(path) => {
+                (!is_shown && path == "/limit/permits").then_some(Failure::NoNode)
+            }
+            Asked::Transact([_, Operation::Check { .. }, Operation::Create { .. }, ..]) => {
+                Some(refused_at(2, Failure::NoNode))
+            }
+            _ => None,
+        });
+        let waited = Semaphore::new(&line, "/limit", 1).expect("valid").acquire().timeout(60 * SECOND).await;
+        assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
+        let tries = tries.now();
+        assert!((5..=8).contains(&tries), "{tries}");
+        assert_eq!(errors(), vec!["/limit/permits"; if is_shown { 0 } else { tries - 1 }]);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_number_that_its_server_has_missed_is_logged_for_who_waits_for_a_permit() {
     let errors = diverged();
