@@ -132,7 +132,8 @@ pub(super) async fn remove_when_created(
             drop(pending);
             removed_in_background(Arc::clone(&session), created.path, deletion).await;
         }
-        Err(Failure::Unknown(_)) => {
+        // A server that errs can deny the directory of a node that it has made.
+        Err(Failure::Unknown(_) | Failure::NoNode) => {
             drop(pending);
             return remove_all_of(session, directory, owner).await;
         }

@@ -261,6 +261,23 @@ async fn a_create_that_was_done_and_is_said_to_lack_its_directory() {
     assert_eq!(case.acquire(Request::Create, NO_NODE, Truth::Done, false).await, Well);
 }
 
+#[tokio::test]
+async fn a_create_that_is_said_to_lack_its_directory_leaves_nothing_once_its_acquisition_was_dropped() {
+    let path = "/refusals/dropped";
+    let (proxy, operator) = (Proxy::start(shared_server().address()), connect(&shared_server().address()).await);
+    let (zk, here) = (connect(&proxy.address()).await, lock_at(&operator, path));
+    here.read().await.unwrap().release().await.unwrap();
+    let create = proxy.hold_request(Op::Create2);
+    let fault = proxy.apply(Rule::on(Frames::replies(Op::Create2)).claim_error(NO_NODE));
+    let asks = writer(&lock_at(&zk, path));
+    soon("the create", create.arrives()).await;
+    asks.abort();
+    assert!(asks.await.is_err_and(|end| end.is_cancelled()));
+    create.release();
+    soon("the answer", fault.strikes()).await;
+    becomes_empty(&operator, path).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_that_failed() {
     each_code(Request::List, Truth::Done).await;
