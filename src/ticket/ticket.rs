@@ -31,7 +31,7 @@ use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::position::{Birth, Position};
 use crate::session::request::{Created, Failure, Kind, Operation, Reply, Watch};
-use crate::session::retry::{before_next_try, none_without_directory, synced, until_known};
+use crate::session::retry::{UNKNOWN_TRIES, before_next_try, none_without_directory, synced, until_known};
 use crate::sync::Mutex;
 use crate::telemetry::meter::{self, Present};
 use crate::telemetry::names;
@@ -280,7 +280,9 @@ impl Ticket {
         loop {
             match session.transact(&swap).await {
                 Ok(_) => break,
-                Err(Failure::Unknown(_)) => before_next_try(session, &mut tries).await?,
+                Err(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => before_next_try(session, &mut tries).await?,
+                // Either name may be ours.
+                Err(failure @ Failure::Unknown(_)) => return Err(failure),
                 // An earlier try, whose answer was lost, has replaced the node; or it is a stranger's.
                 Err(Failure::Operation { failure, .. })
                     if *failure == Failure::NodeExists

@@ -109,6 +109,24 @@ async fn a_create_whose_answer_is_always_lost_is_sent_65_times() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_downgrade_whose_answer_is_always_lost_is_sent_65_times_and_gives_the_lock_back() {
+    let tries = Count::default();
+    let count = tries.clone();
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Asked::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => {
+            count.one_more();
+            Some(Failure::Unknown("lost".to_owned()))
+        }
+        _ => None,
+    });
+    let guard = RwLock::new(&zk, PATH).expect("valid").write().await.expect("free");
+    let error = guard.downgrade().await.expect_err("nobody knows what became of it");
+    assert!(error.to_string().contains("lost"), "{error}");
+    assert_eq!(tries.now(), 65);
+    assert_eq!(zk.memory.children(PATH), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_directory_whose_numbers_are_always_used_up_is_made_anew_8_times() {
     let memory = Memory::new();
     let (count, ensemble) = (Count::default(), memory.clone());
