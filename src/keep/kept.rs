@@ -512,5 +512,5 @@ impl Drop for WaitingUse {
 
 mod unasked;
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;
