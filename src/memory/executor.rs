@@ -24,13 +24,11 @@ struct Tasks {
 
 impl Executor {
     pub(super) fn spawn(self: &Arc<Self>, chore: Task) {
-        let number = {
-            let mut chores = self.chores.lock();
-            chores.next += 1;
-            let number = chores.next;
-            chores.pending.insert(number, chore);
-            number
-        };
+        let mut chores = self.chores.lock();
+        chores.next += 1;
+        let number = chores.next;
+        chores.pending.insert(number, chore);
+        drop(chores);
         self.ready(number);
     }
 
@@ -44,10 +42,7 @@ impl Executor {
     }
 
     fn run(self: &Arc<Self>) {
-        loop {
-            let Some((number, mut chore)) = self.next() else {
-                return;
-            };
+        while let Some((number, mut chore)) = self.next() {
             let waker = Waker::from(Arc::new(Ready { executor: Arc::downgrade(self), number }));
             // Inside a tokio task that has run for long, tokio would make this task yield, here and now, for ever.
             let polled =

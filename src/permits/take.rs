@@ -12,6 +12,7 @@ use std::future::pending;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures_util::future::OptionFuture;
 
 use crate::acquisition::flow::{Grant, GrantKind};
 use crate::acquisition::request::{Acquisition, Goal, Handle};
@@ -445,10 +446,7 @@ impl<'a> View<'a> {
             synced.await?;
         }
         let watched = watched.await;
-        let node = match node {
-            Some(node) => Some(node.await?),
-            None => None,
-        };
+        let node = OptionFuture::from(node).await.transpose()?;
         let is_gone = match before_us {
             Some(read) => match read.await {
                 Err(Failure::NoNode) => true,

@@ -88,15 +88,11 @@ impl fmt::Display for Blockers {
             return f.write_str("nobody is known to be in the way");
         }
         let holders = || self.first.iter().filter(|member| member.state == MemberState::Holds);
-        let named = |keeps| -> Vec<String> {
-            holders().filter(|member| member.keeps == keeps).map(Member::to_string).collect()
+        let named = |how: &str, keeps| {
+            let all: Vec<_> = holders().filter(|member| member.keeps == keeps).map(Member::to_string).collect();
+            (!all.is_empty()).then(|| format!("{how} by {}", all.join(" and ")))
         };
-        let named = [("held by ", named(false)), ("kept by ", named(true))];
-        let named: Vec<String> = named
-            .iter()
-            .filter(|(_, all)| !all.is_empty())
-            .map(|(how, all)| format!("{how}{}", all.join(" and ")))
-            .collect();
+        let named = Vec::from_iter(named("held", false).into_iter().chain(named("kept", true)));
         match (named.as_slice(), self.first.first()) {
             ([], None) => write!(f, "{} ahead", self.ahead),
             // A reader waits for writers alone, and the one before it may wait for readers.

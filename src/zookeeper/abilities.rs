@@ -5,6 +5,7 @@
 
 use zookeeper_client as zk;
 
+use crate::session::request::Failure;
 use crate::sync::OnceLock;
 
 /// The requests that some servers do not know.
@@ -32,9 +33,22 @@ impl Ability {
         let _decided = self.0.set(true);
     }
 
+    /// What the answer to such a request says. The request is to be sent in another way if the servers do not know it.
+    pub(crate) fn known<T>(
+        &self,
+        answer: Result<T, zk::Error>,
+        failure: impl FnOnce(zk::Error) -> Failure,
+    ) -> Result<T, Failure> {
+        self.heard(&answer);
+        match answer {
+            Err(_) if self.is_lacking() => Err(Failure::Unknown("the servers do not know the request".to_owned())),
+            answer => answer.map_err(failure),
+        }
+    }
+
     /// Records the first answer to such a request, which decides. A connection that is lost during the request may have
     /// been lost by chance. Then the substitute is used without need.
-    pub(crate) fn heard<T>(&self, answer: &Result<T, zk::Error>) {
+    fn heard<T>(&self, answer: &Result<T, zk::Error>) {
         let lacks = match answer {
             Err(zk::Error::Unimplemented | zk::Error::ConnectionLoss | zk::Error::Custom(_)) => true,
             Err(zk::Error::ClientClosed | zk::Error::SessionExpired | zk::Error::AuthFailed) => return,

@@ -64,7 +64,6 @@ impl Outage {
         match failure {
             // No server has given a reason.
             Failure::Unreachable(words) => self.refused(words.clone(), false),
-            Failure::Over(ending) => self.refused(ending.to_string(), true),
             Failure::Refused(words) => self.refused(words.clone(), true),
             other => self.refused(other.to_string(), true),
         }

@@ -54,9 +54,7 @@ impl Acl {
         self.entries.push(zk::Acl::new(permissions.0, zk::AuthId::new(scheme, id)));
         self
     }
-}
 
-impl Acl {
     /// How many bytes it takes in a request.
     pub(super) fn bytes(&self) -> usize {
         let text = |text: &str| 4 + text.len();

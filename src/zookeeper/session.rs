@@ -172,12 +172,7 @@ impl ZooKeeperSession {
             (path.to_owned(), self.pipeline.identity.connection(), Arc::clone(&self.abilities));
         let failure = self.pipeline.failure("READ", path);
         let owned = self.pipeline.ask(Request::Read, move |client| async move {
-            let owned = client.list_ephemerals(&node).await;
-            abilities.ephemerals.heard(&owned);
-            match owned {
-                Err(_) if abilities.ephemerals.is_lacking() => Err(Failure::Unknown("not understood".to_owned())),
-                owned => owned.map_err(failure),
-            }
+            abilities.ephemerals.known(client.list_ephemerals(&node).await, failure)
         });
         if owned.await?.iter().any(|owned| owned == path) {
             self.pipeline.identity.is_shown_on(connection);
@@ -321,13 +316,10 @@ impl Session for ZooKeeperSession {
         self.pipeline.ask(Request::Write, move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
             let created = client.create(&path, &data, &options).await;
-            if kind == Kind::Container {
-                abilities.containers.heard(&created);
-                if abilities.containers.is_lacking() {
-                    return Err(Failure::Unknown("the servers do not know container nodes".to_owned()));
-                }
-            }
-            let (stat, sequence) = created.map_err(failure)?;
+            let (stat, sequence) = match kind {
+                Kind::Container => abilities.containers.known(created, failure)?,
+                _ => created.map_err(failure)?,
+            };
             let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
             match this.upgrade().filter(|_| !identity.made(stat.ephemeral_owner, connection)) {
                 Some(session) => Err(session.is_replaced()),
@@ -371,12 +363,7 @@ impl Session for ZooKeeperSession {
         let (failure, abilities) = (self.pipeline.failure("READ", &paths[0]), Arc::clone(&self.abilities));
         let paths = paths.to_vec();
         self.pipeline.ask(Request::Read, move |client| async move {
-            let nodes = translate::data_of_each(&client, &paths).await;
-            abilities.several_reads.heard(&nodes);
-            match nodes {
-                Err(_) if abilities.several_reads.is_lacking() => Err(Failure::Unknown("not understood".to_owned())),
-                nodes => nodes.map_err(failure),
-            }
+            abilities.several_reads.known(translate::data_of_each(&client, &paths).await, failure)
         })
     }
 
