@@ -59,9 +59,8 @@ soak: zookeeper
 		stage "$$part" -p zk-rwlock-tests --test "$${part%%::*}" "$${part#*::}::" -- --nocapture
 	done
 	for servers in 1 3; do
-		for part in swarm linear; do
-			SWARM_SERVERS=$$servers stage "$$part-$$servers" -p zk-rwlock-tests --test crowd "$$part::" -- --nocapture
-		done
+		SWARM_SERVERS=$$servers stage "swarm-$$servers" -p zk-rwlock-tests --test crowd swarm:: -- --nocapture
+		SWARM_SERVERS=$$servers stage "linear-$$servers" -p zk-rwlock-tests --test crowd linear:: -- --nocapture
 	done
 	wait
 	if [[ -s $$failed ]]; then
