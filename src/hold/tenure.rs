@@ -184,7 +184,7 @@ impl Tenure {
 
     pub(crate) async fn downgrade(&self) -> Result<(), Error> {
         self.change_to_read().await?;
-        self.holding.lock().goes_on_as_read(&self.directory, self.moved.get().unwrap_or(&self.position));
+        self.holding.lock().goes_on_as_read(&self.directory, self.position());
         Ok(())
     }
 
@@ -193,19 +193,14 @@ impl Tenure {
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
-        self.ticket.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))?;
-        if let Some(position) = self.ticket.position() {
-            let _first = self.moved.set(position);
-        }
+        let reads = self.ticket.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))?;
+        let _first = self.moved.set(reads);
         Ok(())
     }
 
     /// Exchanges the place at the head of the queue for a node outside.
     pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
-        self.ticket.exchange(exchange).await?;
-        if let Some(position) = self.ticket.position() {
-            let _first = self.moved.set(position);
-        }
+        let _first = self.moved.set(self.ticket.exchange(exchange).await?);
         Ok(())
     }
 

@@ -44,13 +44,9 @@ impl Keeper {
         let newest = self.newest.read();
         let used = newest.as_ref().and_then(|entry| entry.kept.join_now(mode));
         drop(newest);
-        match used.filter(|used| used.hold().held_at().is_some()) {
-            Some(used) => Joined::Runs(used),
-            None => self.join_patiently(mode),
+        if let Some(used) = used.filter(|used| used.hold().held_at().is_some()) {
+            return Joined::Runs(used);
         }
-    }
-
-    fn join_patiently(&self, mode: Mode) -> Joined<KeptUse, WaitingEntry> {
         let newest = self.newest.write().clone();
         newest.map_or(Joined::Refused, |entry| entry.join(mode))
     }

@@ -21,7 +21,7 @@ use crate::session::loss::Loss;
 use crate::session::request::{Ending, Event, Watch};
 use crate::snapshot::read;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, Notify};
+use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::meter::{self, Present};
 use crate::telemetry::names;
 
@@ -163,21 +163,15 @@ impl Kept {
         } else if self.idle.is_zero() && state.uses.is_idle() {
             woken.extend(state.ask(Why::Idle));
         }
-        let gone = state.end_if_over();
-        drop(state);
-        wake(woken);
-        drop(gone.map(Gone::end));
+        drop(settle(state, woken));
     }
 
     /// Admits no further use. The node is given up with the last use that it has, at once if it has none.
     pub(crate) fn give_up(&self, why: Why) {
         let mut state = self.state.lock();
         let woken = state.ask(why);
-        let gone = state.end_if_over();
-        drop(state);
-        wake(woken);
         // Sends the removal.
-        drop(gone.map(Gone::end));
+        drop(settle(state, woken));
     }
 
     /// Another contender asks for the node. Not the node's own acquisition, which asks for all nodes if it has to wait.
@@ -256,14 +250,10 @@ impl Kept {
         // A write of this use may yet be carried out, for as long as the node is there. So the next write must not run
         // under the same node.
         let is_unsure = state.uses.mode() == Mode::Write && hold.own_node().may_yet_write();
-        let refused = if is_unsure { state.ask(Why::Unsure) } else { Vec::new() };
-        let admitted = state.leave(number, self.idle);
+        let mut woken = if is_unsure { state.ask(Why::Unsure) } else { Vec::new() };
+        woken.extend(state.leave(number, self.idle));
         state.used = state.used.max(now);
-        let gone = state.end_if_over();
-        drop(state);
-        wake(refused);
-        wake(admitted);
-        gone.map(Gone::end)
+        settle(state, woken)
     }
 
     /// How long the node may still be idle.
@@ -359,6 +349,14 @@ impl Gone {
         }
         hold
     }
+}
+
+/// Unlocks the state of a node, and then wakes these uses. Gives the hold, if no use is left and none can come.
+fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) -> Option<Arc<Tenure>> {
+    let gone = state.end_if_over();
+    drop(state);
+    wake(woken);
+    gone.map(Gone::end)
 }
 
 /// Only once nothing is locked: a task that is woken may look at once.
@@ -503,10 +501,7 @@ impl Drop for WaitingUse {
         }
         let mut state = self.kept.state.lock();
         let woken = state.leave(self.number, self.kept.idle);
-        let gone = state.end_if_over();
-        drop(state);
-        wake(woken);
-        drop(gone.map(Gone::end));
+        drop(settle(state, woken));
     }
 }
 

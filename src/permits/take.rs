@@ -509,12 +509,8 @@ impl<'a> View<'a> {
             std::iter::once(check(path.to_string(), Some(now.version))).chain(holders).collect()
         };
         let mut look = SecondLook::after(session, !self.gone.is_empty());
-        let reporting = async {
-            match &mut wait.on_wait {
-                None => pending().await,
-                Some(on_wait) => on_wait.keep_looking(session, &self.stock.handle.site, self.held.contender()).await,
-            }
-        };
+        let (site, me) = (&self.stock.handle.site, self.held.contender());
+        let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, site, me));
         tokio::select! {
             biased;
             // The session is over, and the acquisition is told so by the loss of its node.
@@ -532,7 +528,7 @@ impl<'a> View<'a> {
                     self.gone.push(gone);
                 }
             },
-            () = reporting => {}
+            Some(()) = OptionFuture::from(looking) => {}
         }
         Ok(())
     }

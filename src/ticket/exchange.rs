@@ -51,11 +51,11 @@ enum Tried {
 }
 
 impl Ticket {
-    /// Exchanges our place for another node. The place must be at the head of the queue.
+    /// Exchanges our place for another node. The place must be at the head of the queue. Gives the new position.
     ///
     /// # Cancel safety
     /// Dropping the ticket removes whichever of the two nodes there is.
-    pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
+    pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<Arc<Position>, NotExchanged> {
         let Some(position) = self.position() else {
             return Err(NotExchanged::Evicted);
         };
@@ -93,10 +93,10 @@ impl Ticket {
         };
         own_node.moved(exchange.to.clone());
         let (contender, birth) = (position.contender.clone(), position.birth);
-        let held = Position { contender, czxid: stat.czxid, birth, own_node: Arc::clone(own_node) };
-        self.is_outside(Arc::new(held));
+        let held = Arc::new(Position { contender, czxid: stat.czxid, birth, own_node: Arc::clone(own_node) });
+        self.is_outside(Arc::clone(&held));
         session.upkeep().nodes().unwatched.add(own_node);
-        Ok(())
+        Ok(held)
     }
 
     async fn try_to_exchange(&self, position: &Arc<Position>, exchange: &Exchange<'_>) -> Tried {

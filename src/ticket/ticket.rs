@@ -256,8 +256,8 @@ impl Ticket {
         Leaving::new(session, work)
     }
 
-    /// Replaces a WRITE node by a READ node of the same number, in one transaction.
-    pub(crate) async fn downgrade(&self, data: &[u8]) -> Result<(), Failure> {
+    /// Replaces a WRITE node by a READ node of the same number, in one transaction. Gives the new position.
+    pub(crate) async fn downgrade(&self, data: &[u8]) -> Result<Arc<Position>, Failure> {
         let Some(position) = self.position() else {
             return Err(Failure::NoNode);
         };
@@ -303,8 +303,8 @@ impl Ticket {
         session.upkeep().nodes().unwatched.add(&position.own_node);
         let mut node = self.node.lock();
         node.unsure = false;
-        node.step = PlaceStep::Standing(downgraded);
-        Ok(())
+        node.step = PlaceStep::Standing(Arc::clone(&downgraded));
+        Ok(downgraded)
     }
 
     /// From here on there may be a node of ours at this path, outside the directory, instead of the one where we stand.
