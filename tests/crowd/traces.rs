@@ -289,6 +289,15 @@ fn a_signal_by_a_reader_is_found() {
 }
 
 #[test]
+fn a_writer_that_held_and_does_not_signal_is_found() {
+    is_found(|run| {
+        let txn = find(run, signals);
+        txn.ops.remove(0);
+        words(["Release", left(txn, PATH).expect("it left"), &at_zxid(txn), "a writer that held signals"])
+    });
+}
+
+#[test]
 fn two_releases_in_the_wrong_order_are_found() {
     is_found(|run| {
         // The holder's, and the downgrade of the one that waited for it.

@@ -18,6 +18,9 @@ use crate::txn_log::{Op, Txn};
 /// Leaders write whole milliseconds.
 const MILLISECOND: Duration = Duration::from_millis(1);
 
+/// What a server says to a create of what is there.
+const NODE_EXISTS: i32 = -110;
+
 /// What is known of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
@@ -31,6 +34,8 @@ pub struct Run {
     pub operators: HashSet<String>,
     /// How the paths begin whose data only a holder writes.
     pub guarded: Vec<String>,
+    /// A server's answers may be false: it may seem to have refused what it has done.
+    pub is_lied_to: bool,
     /// By how much the clocks may differ.
     pub leeway: Duration,
 }
@@ -39,7 +44,7 @@ impl Run {
     /// A run on these paths, which this process has recorded.
     pub fn of(paths: &[&str], log: Vec<Txn>, holds: Vec<Hold>, operators: HashSet<String>) -> Run {
         let (events, paths) = (recorded(paths), paths.iter().map(|path| (*path).to_owned()).collect());
-        Run { paths, log, events, holds, operators, guarded: Vec::new(), leeway: drift() }
+        Run { paths, log, events, holds, operators, guarded: Vec::new(), is_lied_to: false, leeway: drift() }
     }
 
     /// The transactions as far as they concern what is judged: other tests may use the same server.
@@ -49,7 +54,7 @@ impl Run {
             Op::Create { path, .. } | Op::Delete { path } | Op::Set { path, .. } | Op::Check { path } => {
                 is_judged(path)
             }
-            Op::Begin | Op::End => true,
+            Op::Refused { .. } | Op::Begin | Op::End => true,
         };
         let of = |txn: &Txn| Txn { ops: txn.ops.iter().filter(concerns).cloned().collect(), ..*txn };
         self.log.iter().map(of).collect()
@@ -250,7 +255,7 @@ impl Replay<'_> {
                 Op::Set { path, data } => self.set(txn, path, data),
                 Op::End => self.ended(txn),
                 Op::Check { path } if changes => guards.push(path),
-                Op::Check { .. } | Op::Begin => {}
+                Op::Check { .. } | Op::Refused { .. } | Op::Begin => {}
             }
         }
         let is_guarded = |path: &String| self.run.guarded.iter().any(|guarded| path.starts_with(guarded));
@@ -310,7 +315,8 @@ impl Replay<'_> {
                 self.refuse(txn, "Enter", path, &format!("number {next} comes next"));
             }
             let mut live = self.queues[parent(path)].live.iter();
-            if live.any(|other| self.nodes[*other].name.owner == name.owner) && !self.may_have_two(path) {
+            let first = live.find(|other| self.nodes[**other].name.owner == name.owner);
+            if first.is_some_and(|first| !self.may_have_two(txn, path, &self.nodes[*first])) {
                 self.refuse(txn, "Enter", path, "the contender has a node already");
             }
         }
@@ -319,9 +325,16 @@ impl Replay<'_> {
         self.look(txn, parent(path), None);
     }
 
-    /// Whether the answer to a create was lost there, and the node not found: then the contender may make a second one.
-    fn may_have_two(&self, path: &str) -> bool {
-        self.run.events.iter().any(|event| event.what == What::Missed && path.starts_with(&event.path))
+    /// Whether the answer to a create was lost there, and the node not found: then the contender may make a second one. So may
+    /// one that was told falsely that its session is over, or, by the create and by the listing behind it, that there is no
+    /// directory: it finds the directory there as it sets out to make it.
+    fn may_have_two(&self, txn: &Txn, path: &str, first: &Node) -> bool {
+        let is_missed = |event: &Event| event.what == What::Missed && path.starts_with(&event.path);
+        let is_between =
+            |other: &Txn| other.session == txn.session && first.token < other.zxid && other.zxid < txn.zxid;
+        let is_made = |other: &Txn| is_between(other) && other.ops == [Op::Refused { code: NODE_EXISTS }];
+        let was_lied_to = || first.session != txn.session || self.run.log.iter().any(is_made);
+        self.run.events.iter().any(is_missed) || (self.run.is_lied_to && was_lied_to())
     }
 
     /// A node has come or left: whose turn it is, and who may ask.
@@ -387,6 +400,10 @@ impl Replay<'_> {
         } else {
             if permit(path).is_none() {
                 self.saw(if told { "Release" } else { "Cancel" });
+                let signals = node.name.mode == Mode::Write && node.name.signals && told;
+                if signals && !self.run.is_lied_to {
+                    self.refuse(txn, "Release", node.shown(), "a writer that held signals");
+                }
             }
             Left::Deleted
         };

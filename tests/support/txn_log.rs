@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// One transaction that was carried out.
+/// One transaction that was carried out, or refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Txn {
     pub zxid: i64,
@@ -36,6 +36,10 @@ pub enum Op {
     Check {
         path: String,
     },
+    /// Something was refused, with this code.
+    Refused {
+        code: i32,
+    },
     /// A session begins.
     Begin,
     /// A session ends, and with it all of its nodes.
@@ -46,21 +50,21 @@ const HEADER: usize = 16;
 
 /// All that was carried out by the one server with this directory of data.
 pub fn of_server(data: &Path) -> Vec<Txn> {
-    read(data).into_values().flatten().collect()
+    read(data).into_values().collect()
 }
 
 /// All that was carried out by the servers of an ensemble with these directories: what more than half of them have logged.
 /// One of them may lack what it got as a snapshot, or have what no other has accepted.
 pub fn of_ensemble(data: &[PathBuf]) -> Vec<Txn> {
-    let mut logged: BTreeMap<i64, (usize, Option<Txn>)> = BTreeMap::new();
+    let mut logged: BTreeMap<i64, (usize, Txn)> = BTreeMap::new();
     for (zxid, txn) in data.iter().flat_map(|data| read(data)) {
         logged.entry(zxid).or_insert((0, txn)).0 += 1;
     }
-    logged.into_values().filter(|(count, _)| 2 * count > data.len()).filter_map(|(_, txn)| txn).collect()
+    logged.into_values().filter(|(count, _)| 2 * count > data.len()).map(|(_, txn)| txn).collect()
 }
 
-/// By their zxids; `None` for what was refused.
-fn read(data: &Path) -> BTreeMap<i64, Option<Txn>> {
+/// By their zxids.
+fn read(data: &Path) -> BTreeMap<i64, Txn> {
     let files = fs::read_dir(data.join("version-2")).expect("the server has data");
     let files = files.map(|file| file.expect("readable").path());
     let mut txns = BTreeMap::new();
@@ -108,7 +112,7 @@ impl<'b> Bytes<'b> {
         (!bytes.is_empty() && self.take(1)? == b"B" && sum == i64::from(adler2::adler32_slice(bytes))).then_some(bytes)
     }
 
-    fn txn(&mut self) -> Option<(i64, Option<Txn>)> {
+    fn txn(&mut self) -> Option<(i64, Txn)> {
         let (session, _number, zxid) = (self.long()?, self.int()?, self.long()?);
         let time = Duration::from_millis(self.long()?.try_into().ok()?);
         let ops = match self.int()? {
@@ -118,23 +122,22 @@ impl<'b> Bytes<'b> {
             }
             kind => vec![(kind, self.0).op()?],
         };
-        let ops: Option<Vec<Op>> = ops.into_iter().collect();
-        Some((zxid, ops.map(|ops| Txn { zxid, time, session, ops })))
+        Some((zxid, Txn { zxid, time, session, ops }))
     }
 }
 
 const MULTI: i32 = 14;
 
 trait Body {
-    /// `None` is a body that cannot be read, `Some(None)` what was refused.
-    fn op(self) -> Option<Option<Op>>;
+    /// `None` is a body that cannot be read.
+    fn op(self) -> Option<Op>;
 }
 
 impl Body for (i32, &[u8]) {
-    fn op(self) -> Option<Option<Op>> {
+    fn op(self) -> Option<Op> {
         let mut body = Bytes(self.1);
-        Some(Some(match self.0 {
-            -1 => return Some(None),
+        Some(match self.0 {
+            -1 => Op::Refused { code: body.int()? },
             -10 => Op::Begin,
             -11 => Op::End,
             // Plain, with an answer that has a stat, a container, and with a time to live.
@@ -150,6 +153,6 @@ impl Body for (i32, &[u8]) {
             5 => Op::Set { path: body.text()?, data: body.buffer()?.to_vec() },
             13 => Op::Check { path: body.text()? },
             kind => panic!("a transaction of the unknown kind {kind}"),
-        }))
+        })
     }
 }
