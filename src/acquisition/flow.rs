@@ -9,7 +9,7 @@ use tracing::Instrument;
 
 use crate::acquisition::report::Lateness;
 use crate::acquisition::request::Acquisition;
-use crate::acquisition::waiting::{IfTaken, Wait, Waiting};
+use crate::acquisition::request::{IfTaken, Wait, Waiting};
 use crate::call::{self, SESSION_TRIES};
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;

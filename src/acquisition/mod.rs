@@ -4,4 +4,3 @@ pub(crate) mod flow;
 pub(crate) mod report;
 pub(crate) mod request;
 pub(crate) mod wait;
-pub(crate) mod waiting;

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::acquisition::request::{Acquisition, Handle, WaitingContender};
-use crate::acquisition::waiting::{Waiting, Waits};
+use crate::acquisition::request::{Waiting, Waits};
 use crate::call;
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;

@@ -7,7 +7,7 @@ use futures_util::future::OptionFuture;
 
 use crate::acquisition::report::Lateness;
 use crate::acquisition::request::Acquisition;
-use crate::acquisition::waiting::{IfTaken, Wait};
+use crate::acquisition::request::{IfTaken, Wait};
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
 use crate::queue::contender::Contender;

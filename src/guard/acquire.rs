@@ -12,7 +12,7 @@ use tracing::Instrument;
 use crate::acquisition::request::{Acquisition, Options};
 use crate::call::{self, Late};
 use crate::error::error::Error;
-use crate::guard::guard::{ReadGuard, WriteGuard};
+use crate::guard::hold::{ReadGuard, WriteGuard};
 use crate::hold::trace::Acquiring;
 use crate::keep::held::Held;
 use crate::keep::join::{self, Lock};

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::acquisition::flow::GrantKind;
 use crate::acquisition::request::{Acquisition, Handle, Options};
-use crate::acquisition::waiting::{IfTaken, Waiting, looked_since};
+use crate::acquisition::request::{IfTaken, Waiting, looked_since};
 use crate::call;
 use crate::error::error::Error;
 use crate::hold::trace::Acquiring;

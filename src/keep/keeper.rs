@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crate::acquisition::request::Handle;
-use crate::acquisition::waiting::Waiting;
+use crate::acquisition::request::Waiting;
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
 use crate::keep::kept::{Kept, KeptUse, WaitingUse, Why};

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::call;
 use crate::error::error::Error;
-use crate::guard::guard::WriteGuard;
+use crate::guard::hold::WriteGuard;
 use crate::leadership::pause::{self, Pauses};
 use crate::leadership::term::Term;
 use crate::lock::rw_lock::RwLock;

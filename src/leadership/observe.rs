@@ -18,11 +18,10 @@ use crate::hold::changes::Changes;
 use crate::leadership::leader::{Leader, leading};
 use crate::queue::contender::Contender;
 use crate::session::contract::{Coordinator, Session};
-use crate::session::existence;
-use crate::session::follow::{Followed, PAUSE, follow, unless_over};
+use crate::session::follow::{self, Followed, PAUSE, follow};
 use crate::session::request::Failure;
 use crate::session::retry;
-use crate::session::second_look::{self, SecondLook, check};
+use crate::session::second_look::{self, SecondLook, check, unless_over};
 use crate::sync::Mutex;
 
 /// The operation that a refusal names.
@@ -114,7 +113,7 @@ impl Followed for Observer {
                 Ok(names) => names,
                 Err(Failure::NoNode) => {
                     self.sees(Ok(None));
-                    existence::possible(session, path).await?;
+                    follow::possible(session, path).await?;
                     continue;
                 }
                 Err(failure) => return Err(failure),

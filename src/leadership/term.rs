@@ -4,8 +4,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::guard::guard::WriteGuard;
 use crate::guard::hold::Hold;
+use crate::guard::hold::WriteGuard;
 
 /// One term of a leader. [`Leadership::lead`](crate::Leadership::lead) gives it to the work.
 ///

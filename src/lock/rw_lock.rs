@@ -7,7 +7,7 @@ use crate::acquisition::request::{Handle, WARN_AFTER, Waiters};
 use crate::call::Call;
 use crate::error::error::Error;
 use crate::guard::acquire::Acquire;
-use crate::guard::guard::{ReadGuard, WriteGuard};
+use crate::guard::hold::{ReadGuard, WriteGuard};
 use crate::keep::join::Lock;
 use crate::keep::keeper::Keeper;
 use crate::queue::dialect::Dialect;

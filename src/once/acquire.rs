@@ -7,7 +7,7 @@ use crate::acquisition::request::Options;
 use crate::call::Call;
 use crate::error::error::Error;
 use crate::guard::acquire::{self, Acquire, Granting, Guard};
-use crate::guard::guard::WriteGuard;
+use crate::guard::hold::WriteGuard;
 use crate::hold::trace;
 use crate::keep::join::Lock;
 use crate::lock::rw_lock::RwLock;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 
 use crate::error::error::Error;
-use crate::guard::guard::WriteGuard;
+use crate::guard::hold::WriteGuard;
 use crate::queue::done;
 use crate::session::request::Failure;
 use crate::session::retry;

@@ -16,7 +16,7 @@ use futures_util::future::OptionFuture;
 
 use crate::acquisition::flow::{Grant, GrantKind};
 use crate::acquisition::request::{Acquisition, Goal, Handle};
-use crate::acquisition::waiting::{IfTaken, Wait};
+use crate::acquisition::request::{IfTaken, Wait};
 use crate::call;
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;

@@ -4,7 +4,6 @@ pub(crate) mod comeback;
 pub(crate) mod connection;
 pub(crate) mod contract;
 pub(crate) mod errand;
-pub(crate) mod existence;
 pub(crate) mod follow;
 pub(crate) mod keep_alive;
 pub(crate) mod lease;

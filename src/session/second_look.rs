@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::Session;
-use crate::session::follow::unless_over;
-use crate::session::request::{Failure, Operation, Outcome, Watch};
+use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
 use crate::session::retry;
 use crate::sync::random;
 
@@ -159,6 +158,14 @@ pub(crate) fn diverged(session: &Arc<dyn Session>, path: &str) -> String {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     tracing::error!(node = path, server, "a server does not show a node as the ensemble has it: {CURE}");
     format!("the server (address: {server}) does not show it as the ensemble has it: {CURE}")
+}
+
+/// Fails if a watch has told of the end of its session.
+pub(crate) async fn unless_over(session: &Arc<dyn Session>, event: Event) -> Result<(), Failure> {
+    match event {
+        Event::Over => Err(Failure::Over(session.over().await)),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

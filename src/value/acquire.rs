@@ -6,7 +6,7 @@ use crate::acquisition::request::Options;
 use crate::call::Call;
 use crate::error::error::Error;
 use crate::guard::acquire::{self, Acquire, Granting, Guard};
-use crate::guard::guard::{ReadGuard, WriteGuard};
+use crate::guard::hold::{ReadGuard, WriteGuard};
 use crate::queue::mode::Mode;
 use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
 use crate::value::shared::Shared;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::error::value::Written;
-use crate::guard::guard::{ReadGuard, WriteGuard};
+use crate::guard::hold::{ReadGuard, WriteGuard};
 use crate::value::codec::Stored;
-use crate::value::commit::Base;
 use crate::value::envelope::Mark;
+use crate::value::node::Base;
 use crate::value::node::NewValue;
 use crate::value::store::{Loaded, Store};
 

@@ -4,7 +4,6 @@ pub(crate) mod acquire;
 pub(crate) mod background;
 pub(crate) mod changes;
 pub(crate) mod codec;
-pub(crate) mod commit;
 pub(crate) mod envelope;
 pub(crate) mod format;
 pub(crate) mod guard;

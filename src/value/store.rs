@@ -11,12 +11,11 @@ use tokio::sync::oneshot;
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
-use crate::guard::guard::ReadGuard;
+use crate::guard::hold::ReadGuard;
 use crate::hold::tenure::Tenure;
 use crate::keep::join::Lock;
 use crate::session::contract::{Coordinator, Session};
-use crate::session::existence;
-use crate::session::follow::{Followed, follow};
+use crate::session::follow::{self, Followed, follow};
 use crate::session::lease::Lease;
 use crate::session::node::OwnNode;
 use crate::session::request::{Ending, Failure, Stat};
@@ -25,9 +24,9 @@ use crate::session::second_look::{self, SecondLook};
 use crate::sync::{Mutex, OnceLock, watch};
 use crate::value::background;
 use crate::value::codec::{Stored, Terms};
-use crate::value::commit::Base;
 use crate::value::envelope::Envelope;
 use crate::value::known::{CopyState, Known, Seen};
+use crate::value::node::Base;
 use crate::value::node::{NewValue, ValueNode};
 
 /// The operation that an error names.
@@ -311,7 +310,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
                 Ok(looked) => looked,
                 Err(Failure::NoNode) => {
                     self.store()?.unset();
-                    existence::possible(session, &self.path).await?;
+                    follow::possible(session, &self.path).await?;
                     continue;
                 }
                 Err(failure) => return Err(failure),
