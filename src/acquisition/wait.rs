@@ -6,8 +6,7 @@ use std::sync::Arc;
 use futures_util::future::OptionFuture;
 
 use crate::acquisition::report::Lateness;
-use crate::acquisition::request::Acquisition;
-use crate::acquisition::request::{IfTaken, Wait};
+use crate::acquisition::request::{Acquisition, Handle, IfTaken, Wait};
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
 use crate::queue::contender::Contender;
@@ -26,8 +25,9 @@ use crate::ticket::ask::ask;
 
 /// What a waiter waits for.
 struct Behind<'a> {
+    handle: &'a Handle,
     held: &'a Tenure,
-    predecessor: &'a Predecessor,
+    predecessor: Predecessor,
     /// Whether to ask the predecessor to give its node up.
     asks: bool,
     directory: Option<Box<Stat>>,
@@ -56,8 +56,8 @@ impl Acquisition {
                 Step::List => Box::pin(self.list(held, wait, &mut waiter, late)).await?,
                 Step::Await { predecessor, asks } => {
                     let (directory, is_haunted) = (wait.directory.take(), waiter.is_haunted());
-                    let behind = Behind { held, predecessor: &predecessor, asks, directory, is_haunted };
-                    let departure = self.departure(&behind, &mut wait.on_wait).await?;
+                    let behind = Behind { handle: &self.handle, held, predecessor, asks, directory, is_haunted };
+                    let departure = behind.departure(&mut wait.on_wait).await?;
                     waiter.next(News::Departed(departure))
                 }
                 Step::Take(take) => return Ok(take),
@@ -109,25 +109,27 @@ impl Acquisition {
         }
         Ok(step)
     }
+}
 
+impl Behind<'_> {
     /// Watches our own node and the predecessor's, and asks the predecessor if it may only keep its node. All requests are
     /// sent before one is answered.
     ///
     /// Events come in the order of the changes. Our own watch is armed first. So if our node is removed before the
     /// predecessor lets us in, we hear of the removal first. The predecessor's watch is armed before we ask, so we hear
     /// of it when it gives its node up.
-    async fn arm(&self, behind: &Behind<'_>, is_asked: &AtomicBool) -> Result<Watch, Failure> {
-        let (ticket, own_node) = (behind.held.ticket(), behind.held.own_node());
+    async fn arm(&self, is_asked: &AtomicBool) -> Result<Watch, Failure> {
+        let (ticket, own_node) = (self.held.ticket(), self.held.own_node());
         let session = ticket.session();
         // On the session's thread: a second look may end this wait before the answer has come.
         let own = own_node.ask_to_watch(session).map(|asked| {
             let own_node = Arc::clone(own_node);
             errand(session, Box::pin(async move { own_node.watched(asked).await }), drop)
         });
-        let watch = session.watch(&ticket.child(&behind.predecessor.name));
-        if behind.asks && !is_asked.swap(true, Ordering::Relaxed) {
+        let watch = session.watch(&ticket.child(&self.predecessor.name));
+        if self.asks && !is_asked.swap(true, Ordering::Relaxed) {
             own_node.asks();
-            ask(&self.handle.path, &self.handle.asking, session, behind.directory.as_deref().copied());
+            ask(&self.handle.path, &self.handle.asking, session, self.directory.as_deref().copied());
         }
         // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
         let watch = watch.await;
@@ -144,52 +146,54 @@ impl Acquisition {
     /// Waits until the predecessor has let us in, or something has happened to its node.
     ///
     /// Reports changes meanwhile, if the caller wants to hear of them.
-    async fn departure(&self, behind: &Behind<'_>, on_wait: &mut Option<Box<OnWait>>) -> Result<Departure, Error> {
-        let (session, site, me) = (behind.held.ticket().session(), &self.handle.site, behind.held.contender());
+    async fn departure(&self, on_wait: &mut Option<Box<OnWait>>) -> Result<Departure, Error> {
+        let (session, site, me) = (self.held.ticket().session(), &self.handle.site, self.held.contender());
         // Boxed, because few of thousands of waiters need it.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, site, me)));
         tokio::select! {
             biased;
-            heard = self.heard(behind) => heard,
-            missed = self.missed(behind) => missed,
+            heard = self.heard() => heard,
+            missed = self.missed() => missed,
             Some(()) = OptionFuture::from(looking) => Ok(Departure::Gone),
         }
     }
 
     /// As [`Self::departure`], if it is told.
-    async fn heard(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
+    async fn heard(&self) -> Result<Departure, Error> {
         let armed = Box::pin(async {
             let is_asked = AtomicBool::new(false);
-            retry::until_known(behind.held.ticket().session(), || self.arm(behind, &is_asked)).await
+            retry::until_known(self.held.ticket().session(), || self.arm(&is_asked)).await
         });
-        match armed.await {
-            Ok(watch) => match watch.await {
-                Event::Changed => Ok(Departure::Signalled),
-                Event::Deleted => Ok(Departure::Gone),
-                // The acquisition is told so by the loss of its node.
-                Event::Over => std::future::pending().await,
-            },
-            Err(Failure::NoNode) => Ok(Departure::Gone),
-            Err(failure) => Err(self.handle.stop(failure)),
-        }
+        // What may have failed takes more room than the watch, and thousands await theirs.
+        let watch = match armed.await {
+            Ok(watch) => watch,
+            Err(Failure::NoNode) => return Ok(Departure::Gone),
+            Err(failure) => return Err(self.handle.stop(failure)),
+        };
+        Ok(match watch.await {
+            Event::Changed => Departure::Signalled,
+            Event::Deleted => Departure::Gone,
+            // The acquisition is told so by the loss of its node.
+            Event::Over => std::future::pending().await,
+        })
     }
 
     /// Waits until the leader no longer has our node or the predecessor's, although nothing was heard of that.
-    async fn missed(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
-        let mut look = SecondLook::after(behind.held.ticket().session(), behind.is_haunted);
-        let mut is_at_once = behind.is_haunted;
+    async fn missed(&self) -> Result<Departure, Error> {
+        let mut look = SecondLook::after(self.held.ticket().session(), self.is_haunted);
+        let mut is_at_once = self.is_haunted;
         loop {
             look.pause().await;
             // Boxed, because thousands pause, and few look at once.
-            if let Some(departure) = Box::pin(self.look_again(behind, std::mem::take(&mut is_at_once))).await? {
+            if let Some(departure) = Box::pin(self.look_again(std::mem::take(&mut is_at_once))).await? {
                 return Ok(departure);
             }
         }
     }
 
     /// One look of [`Self::missed`]; `None` if it has found nothing.
-    async fn look_again(&self, behind: &Behind<'_>, is_at_once: bool) -> Result<Option<Departure>, Error> {
-        let (ticket, own_node, predecessor) = (behind.held.ticket(), behind.held.own_node(), behind.predecessor);
+    async fn look_again(&self, is_at_once: bool) -> Result<Option<Departure>, Error> {
+        let (ticket, own_node, predecessor) = (self.held.ticket(), self.held.own_node(), &self.predecessor);
         let (session, node) = (ticket.session(), ticket.child(&predecessor.name));
         match first_failing(session, &[check(own_node.path(), None), check(node.clone(), None)]).await {
             None => return Ok(None),
@@ -200,7 +204,7 @@ impl Acquisition {
             Some(_) => {}
         }
         // A server that has missed a downgrade does not show the reader, which a writer waits for. Another one does.
-        let writer = match (self.mode, predecessor.mode) {
+        let writer = match (self.held.contender().mode(), predecessor.mode) {
             (Mode::Write, Mode::Write) => Contender::parse_as(&predecessor.name, self.handle.dialect),
             _ => None,
         };
