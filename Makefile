@@ -98,7 +98,7 @@ versions: zookeeper programs
 	tests/versions.sh $(VERSIONS)
 
 # Says in each line of a file in which run it was measured.
-STAMP = sed "s/^{/{\"run\":\"$$(date -u +%FT%TZ)\",\"machine\":\"$$(nproc) cores, Linux $$(uname -r)\",/" $(1).part >$(1); rm $(1).part
+STAMP = sed "s/^{/{\"run\":\"$$(date -u +%FT%TZ)\",\"commit\":\"$$(git describe --always --dirty)\",\"machine\":\"$$(nproc) cores, Linux $$(uname -r)\",/" $(1).part >$(1); rm $(1).part
 
 # What everything costs as it grows to a hundred thousand, in time of the processor and in bytes. Some minutes.
 GROWTH := $(CURDIR)/target/performance/growth.jsonl
@@ -121,7 +121,7 @@ scale:
 # 10 ms each way, on loopback and on an ensemble of three. Its tables and plots are in target/performance. As root, or where
 # users may make namespaces. `make performance ONLY='--cases write --peers ours-apart raw'` runs some of it: `benches/compare.py --help`.
 ROUNDS := 3
-performance:
+performance: zookeeper
 	tests/interop/setup.sh
 	cargo build --release -p zk-rwlock-benches --example drive
 	mkdir -p target/performance

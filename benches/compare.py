@@ -106,6 +106,12 @@ def versions():
     return lambda peer: others.get(peer, ours)
 
 
+def commit():
+    """Of the library; empty outside its repository."""
+    said = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return said.stdout.strip()
+
+
 def machine():
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     return f"{os.cpu_count()} cores, {model[1] if model else os.uname().machine}, Linux {os.uname().release}"
@@ -253,12 +259,14 @@ def measure(argv, meter, nodes, idle):
     return totals
 
 
-def measure_case(name, kind, n, one_in, hold, ops, peers, place, arguments, far):
-    """Everybody who takes part, one after the other. Yields what is to stand in the line of each."""
+def measure_case(name, kind, n, one_in, hold, ops, peers, place, arguments, far, first=0):
+    """Everybody who takes part, one after the other, from the first. Yields what is to stand in the line of each."""
     ports, host = PLACES[place]
     if kind in ("contend", "permits"):
         ops = n * max(1, int(ops * arguments.share) // n)
-    for peer in peers.split():
+    peers = peers.split()
+    first %= len(peers)
+    for peer in peers[first:] + peers[:first]:
         if arguments.peers and peer not in arguments.peers:
             continue
         share = sessions(peer, n)
@@ -289,9 +297,14 @@ def run(arguments):
     version, now = versions(), datetime.datetime.now(datetime.timezone.utc)
     common = {
         "run": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "commit": commit(),
         "machine": machine(),
         "server": re.search(r"version: ([0-9.]*)", ask(STANDALONE[0], "srvr"))[1],
     }
+    for place in ("loopback", "ensemble"):
+        # Java's servers become faster for some ten thousand requests.
+        for _unused in measure_case("warm-up", "contend", 64, 1, 0, 12800, "raw", place, arguments, far):
+            pass
     with open(arguments.out, "w") as out:
         for round in range(1, arguments.rounds + 1):
             began = time.monotonic()
@@ -299,7 +312,7 @@ def run(arguments):
                 for place, ops in zip(PLACES, (link_ops, loopback_ops, ensemble_ops)):
                     if not ops or place not in arguments.places or (arguments.cases and case[0] not in arguments.cases):
                         continue
-                    for line in measure_case(*case, ops, peers, place, arguments, far):
+                    for line in measure_case(*case, ops, peers, place, arguments, far, round - 1):
                         line = common | {"round": round, "version": version(line["peer"])} | line
                         print(json.dumps(line), file=out, flush=True)
             print(f"round {round} of {arguments.rounds}: {time.monotonic() - began:.0f} s", flush=True)
