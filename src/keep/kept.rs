@@ -27,7 +27,10 @@ use crate::telemetry::names;
 
 /// A node that several uses share, one after the other or together.
 pub(crate) struct Kept {
-    handle: Arc<Handle>,
+    /// Weak, and so is the client: the session's thread looks at the node, and the last user of the client, who waits for
+    /// the server, must not be that thread.
+    handle: Weak<Handle>,
+    warn_waiting: Option<Duration>,
     idle: Duration,
     /// Set if the node is asked for before it was used again.
     in_vain: Arc<AtomicBool>,
@@ -109,9 +112,9 @@ impl Kept {
     pub(crate) fn new(handle: &Arc<Handle>, mode: Mode, idle: Duration, in_vain: &Arc<AtomicBool>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
         let state = KeptState { uses, granted: None, used, why: None, counted: None, watched_over: None };
-        let (handle, in_vain) = (Arc::clone(handle), Arc::clone(in_vain));
+        let (warn_waiting, handle, in_vain) = (handle.warn_waiting, Arc::downgrade(handle), Arc::clone(in_vain));
         let (state, crowded) = (Mutex::new(state), Arc::default());
-        Arc::new(Kept { handle, idle, in_vain, state, crowded })
+        Arc::new(Kept { handle, warn_waiting, idle, in_vain, state, crowded })
     }
 
     pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, WaitingUse> {

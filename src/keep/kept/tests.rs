@@ -79,6 +79,17 @@ async fn whoever_waits_to_warn_of_uses_keeps_no_node() {
     assert!(seen.upgrade().is_none());
 }
 
+/// The session's thread looks at the node now and then, and must not be the last to have the client then.
+#[test]
+fn a_node_keeps_no_client() {
+    let lock = RwLock::new(&Memory::new(), "/a").unwrap();
+    let (handle, in_vain) = (Arc::downgrade(lock.handle()), Arc::default());
+    let kept = Kept::new(lock.handle(), Mode::Read, IDLE, &in_vain);
+    drop(lock);
+    assert!(handle.upgrade().is_none());
+    drop(kept);
+}
+
 /// The names that `zk_rwlock_kept_given_up_total` is documented with.
 #[test]
 fn every_reason_to_give_a_node_up_has_its_name_in_the_metrics() {

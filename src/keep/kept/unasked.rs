@@ -63,7 +63,7 @@ pub(super) async fn is_in_the_way(kept: &Weak<Kept>, session: &Arc<dyn Session>)
 pub(super) async fn warns(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Infallible {
     // Millions of uses may wait in a second. So none of them has a timer: the first that waits is looked at now and then.
     let mut first = None;
-    while let Some(limit) = kept.upgrade().and_then(|kept| kept.handle.warn_waiting) {
+    while let Some(limit) = kept.upgrade().and_then(|kept| kept.warn_waiting) {
         // Without a use that waits, this wakes nobody.
         if first.is_none() {
             Kept::is_crowded(kept).await;
@@ -76,9 +76,11 @@ pub(super) async fn warns(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Infa
         let waits = kept.granted_and_waiting();
         first = match (waits, first) {
             (Some((number, mode, _)), Some((before, seen))) if number == before => {
-                if seen == LOOKS {
+                if seen == LOOKS
+                    && let Some(handle) = kept.handle.upgrade()
+                {
                     let others = waits.map_or(0, |(_, _, all)| all - 1);
-                    kept.handle.warn(Aim::Lock(mode), None, &kept.as_blockers(), others);
+                    handle.warn(Aim::Lock(mode), None, &kept.as_blockers(), others);
                 }
                 Some((number, seen + 1))
             }
