@@ -44,6 +44,16 @@ fn the_pages_say_what_was_measured() {
     }
 }
 
+/// Without the markers, which nobody sees.
+#[test]
+fn the_page_has_at_most_2500_words_and_the_front_page_has_its_table() {
+    let page = text(PAGE);
+    let seen = page.split("<!--").map(|part| part.split_once("-->").map_or(part, |(_, seen)| seen));
+    let words: usize = seen.map(|part| part.split_whitespace().count()).sum();
+    assert!(words <= 2_500, "{words}");
+    assert!(read(&root().join("README.md")).contains("\n<!-- table: front -->\n"));
+}
+
 #[test]
 fn the_plots_show_what_was_measured_and_each_is_on_the_page() {
     let page = text(PAGE);
