@@ -1,4 +1,5 @@
 //! Small requests are sent at once (`TCP_NODELAY`), also in a container, whose default profile refuses to duplicate sockets.
+//! Otherwise one waits until the one before it is acknowledged, and two that are sent together take two round trips.
 
 use std::net::SocketAddr;
 

@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
-#[cfg(target_os = "linux")]
-use std::{net::SocketAddr, os::fd::OwnedFd};
 
 use support::frames::Op;
 use support::port::Port;
@@ -432,37 +430,4 @@ async fn a_server_that_sheds_connections_is_passed_over_and_not_overrun() {
 async fn a_client_may_try_for_ever_to_reach_a_server() {
     let zk = ZooKeeper::builder().connect_timeout(Duration::MAX).connect(shared_server().address()).await;
     drop(soon("free", lock_at(&zk.expect("it is up"), "/tries/for-ever").write()).await.expect("free"));
-}
-
-/// Otherwise a small request waits until the one before it is acknowledged, and two that are sent together take two round
-/// trips.
-#[cfg(target_os = "linux")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_connection_holds_small_requests_back_also_after_a_reconnect() {
-    let proxy = Proxy::start(shared_server().address());
-    let servers: SocketAddr = proxy.address().parse().expect("an address");
-    let _zk = connect(&proxy.address()).await;
-    for connection in 1..=2 {
-        eventually("the connection is there", || async { proxy.connections() == connection }).await;
-        eventually("it sends at once", || async { sends_at_once(servers) == [true] }).await;
-        proxy.rst();
-    }
-}
-
-/// Of each connection of this process to the address, whether it has `TCP_NODELAY`.
-#[cfg(target_os = "linux")]
-fn sends_at_once(address: SocketAddr) -> Vec<bool> {
-    use rustix::net::{getpeername, sockopt};
-    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-    let this = pidfd_open(getpid(), PidfdFlags::empty()).expect("Linux has had it since 5.3");
-    let open = std::fs::read_dir("/proc/self/fd").expect("there is one").filter_map(Result::ok);
-    let sockets = open
-        .filter(|it| std::fs::read_link(it.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:")))
-        .filter_map(|it| it.file_name().to_str().and_then(|number| number.parse().ok()))
-        .filter_map(|number| pidfd_getfd(&this, number, PidfdGetfdFlags::empty()).ok());
-    let leads_there = |socket: &OwnedFd| match getpeername(socket) {
-        Ok(Some(peer)) => SocketAddr::try_from(peer) == Ok(address),
-        _ => false,
-    };
-    sockets.filter(leads_there).map(|socket| sockopt::tcp_nodelay(&socket).expect("it is TCP")).collect()
 }
