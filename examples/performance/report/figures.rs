@@ -42,6 +42,9 @@ pub(crate) fn figure(name: &str) -> Option<Figure> {
         // Of millions of pairs that send nothing, the asking itself may be counted once too often.
         "requests" => figure("loopback", "requests", |line| Some(line.number("requests")?.max(0.0)), number),
         "bytes" => figure("loopback", "bytes, both ways", |line| Some(bytes(line)?.max(0.0)), number),
+        "ensemble-processor" => {
+            figure("ensemble", "µs of the client's processor", |line| line.number("processor_us"), number)
+        }
         "ensemble" => figure("ensemble", "a second", rate, number),
         "nanoseconds" => figure("loopback", "ns", |line| Some(seconds(line)? * 1e9), whole),
         _ => None,

@@ -6,8 +6,8 @@ use super::figures::{Figure, figure, number, peers, title, whole};
 use super::results::{Line, Outcome, Results, in_order_of_appearance};
 
 /// All that can be made of results alone.
-pub(crate) const NAMES: [&str; 9] =
-    ["trips", "processor", "second", "requests", "bytes", "ensemble", "kept", "growth", "storms"];
+pub(crate) const NAMES: [&str; 10] =
+    ["trips", "processor", "second", "requests", "bytes", "ensemble", "ensemble-processor", "kept", "growth", "storms"];
 
 /// What the front page has of the round trips.
 const FRONT: [(&str, &str); 5] = [
