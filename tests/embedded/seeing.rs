@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::{Debug, Write};
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use support::hindered::{Asked, Hindered};
@@ -15,7 +15,7 @@ use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
-use tracing::{Event, Metadata, Span, Subscriber};
+use tracing::{Dispatch, Event, Metadata, Span, Subscriber};
 use tracing_core::span::Current;
 use zk_rwlock::{Error, Leadership, MemberState, Memory, Mode, Permit, RwLock, Semaphore, Survey, WriteGuard};
 
@@ -108,8 +108,13 @@ impl Subscriber for Log {
     }
 }
 
+/// Of one subscriber alone, `tracing` asks only the thread that comes to a span first, and keeps its answer for all: of another
+/// test's thread, that nobody is interested. Of two it asks both.
+static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Log::default()));
+
 impl Log {
     fn start() -> (Log, DefaultGuard) {
+        LazyLock::force(&ANOTHER);
         let log = Log::default();
         (log.clone(), tracing::subscriber::set_default(log))
     }
