@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::acquisition::report::Lateness;
-use crate::acquisition::request::Acquisition;
-use crate::acquisition::request::{IfTaken, Wait, Waiting};
+use crate::acquisition::request::{Acquisition, IfTaken, Wait, Waiting};
 use crate::call::{self, SESSION_TRIES};
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
+use crate::hold::trace;
 use crate::queue::contender::{Contender, Owner};
 use crate::queue::metadata::Metadata;
 use crate::queue::mode;
@@ -27,7 +27,6 @@ use crate::session::request::{Failure, Operation};
 use crate::session::retry;
 use crate::snapshot::on_wait::OnWait;
 use crate::sync::random;
-use crate::telemetry::{meter, names};
 use crate::ticket::ticket::Ticket;
 use crate::validation;
 
@@ -365,7 +364,7 @@ impl Acquisition {
             session.upkeep().nodes().confirm_gone(signal, own_node);
         }
         let kind = grant.kind.as_str();
-        meter::count(names::GRANTS, &[("mode", meter::label(self.aim())), ("kind", kind)]);
+        trace::granted(self.aim(), kind);
         let (sequence, token) = (held.contender().sequence(), held.position().czxid);
         tracing::debug!(path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
         Some(Ok(()))

@@ -6,8 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::acquisition::request::{Acquisition, Handle, WaitingContender};
-use crate::acquisition::request::{Waiting, Waits};
+use crate::acquisition::request::{Acquisition, Handle, Waiting, WaitingContender, Waits};
 use crate::call;
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;

@@ -80,6 +80,11 @@ impl Drop for Spans {
     }
 }
 
+/// Counts a grant.
+pub(crate) fn granted(aim: Aim, kind: &'static str) {
+    meter::count(names::GRANTS, &[("mode", meter::label(aim)), ("kind", kind)]);
+}
+
 /// Records and counts that an acquisition failed.
 pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
     let mode = &[("mode", meter::label(aim))];

@@ -10,11 +10,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::acquisition::flow::GrantKind;
-use crate::acquisition::request::{Acquisition, Handle, Options};
-use crate::acquisition::request::{IfTaken, Waiting, looked_since};
+use crate::acquisition::request::{Acquisition, Handle, IfTaken, Options, Waiting, looked_since};
 use crate::call;
 use crate::error::error::Error;
-use crate::hold::trace::Acquiring;
+use crate::hold::trace::{self, Acquiring};
 use crate::keep::held::Held;
 use crate::keep::keeper::{Keeper, WaitingEntry, Work};
 use crate::keep::kept::{Kept, KeptUse};
@@ -22,7 +21,6 @@ use crate::keep::uses::Joined;
 use crate::queue::mode::Mode;
 use crate::snapshot::on_wait::OnWait;
 use crate::snapshot::progress::Progress;
-use crate::telemetry::{meter, names};
 
 /// A lock's handle, with the nodes that it keeps.
 #[derive(Debug)]
@@ -210,8 +208,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> (Work, Arc<Waiting>) {
 
 /// A use of a kept node begins.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
-    let (mode, kind) = (meter::label(acquisition.aim()), GrantKind::Kept.as_str());
-    meter::count(names::GRANTS, &[("mode", mode), ("kind", kind)]);
+    trace::granted(acquisition.aim(), GrantKind::Kept.as_str());
     acquisition.trace.record("sequence", used.hold().contender().sequence());
     used.granted(acquisition.holding(used.hold()));
     used

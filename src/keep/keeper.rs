@@ -8,8 +8,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use crate::acquisition::request::Handle;
-use crate::acquisition::request::Waiting;
+use crate::acquisition::request::{Handle, Waiting};
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
 use crate::keep::kept::{Kept, KeptUse, WaitingUse, Why};

@@ -35,7 +35,7 @@ pub(crate) struct Kept {
     /// Set if the node is asked for before it was used again.
     in_vain: Arc<AtomicBool>,
     state: Mutex<KeptState>,
-    /// A use began to wait. Counted by itself: whoever waits for that must not keep the node, and so the client, alive.
+    /// A use began to wait. Counted by itself: whoever waits for that keeps no node that all others have left.
     crowded: Arc<Notify>,
 }
 

@@ -4,8 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::guard::hold::Hold;
-use crate::guard::hold::WriteGuard;
+use crate::guard::hold::{Hold, WriteGuard};
 
 /// One term of a leader. [`Leadership::lead`](crate::Leadership::lead) gives it to the work.
 ///

@@ -15,8 +15,7 @@ use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::acquisition::flow::{Grant, GrantKind};
-use crate::acquisition::request::{Acquisition, Goal, Handle};
-use crate::acquisition::request::{IfTaken, Wait};
+use crate::acquisition::request::{Acquisition, Goal, Handle, IfTaken, Wait};
 use crate::call;
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;

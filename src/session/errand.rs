@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply};
 
-/// Work that a caller waits for and others, too: on the session's thread, unless it is done at once. If the caller has gone by then, `unheard` gets the answer.
+/// Work that a caller waits for and others, too: on the session's thread, unless it is done at once. If the caller has gone by
+/// then, `unheard` gets the answer.
 pub(crate) fn errand<T: Send + 'static>(
     session: &Arc<dyn Session>,
     mut work: Reply<T>,

@@ -34,7 +34,8 @@ impl Survey {
     /// has an empty queue here.
     ///
     /// Costs a listing for each node that is not a contender itself, a request for each 256 members of a queue, and one for
-    /// each 256 records. Each queue is seen in its own [dialect](Dialect); a directory with contenders of several dialects has a queue for each.
+    /// each 256 records. Each queue is seen in its own [dialect](Dialect); a directory with contenders of several dialects has a
+    /// queue for each.
     /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout for each step, and as a whole with
     /// [`timeout`](Call::timeout).
     ///

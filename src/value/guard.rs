@@ -9,8 +9,7 @@ use crate::error::value::Written;
 use crate::guard::hold::{ReadGuard, WriteGuard};
 use crate::value::codec::Stored;
 use crate::value::envelope::Mark;
-use crate::value::node::Base;
-use crate::value::node::NewValue;
+use crate::value::node::{Base, NewValue};
 use crate::value::store::{Loaded, Store};
 
 /// A [`Shared`](crate::Shared) value, held to read. It does not change for as long as the guard is held. Derefs to the

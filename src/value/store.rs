@@ -26,8 +26,7 @@ use crate::value::background;
 use crate::value::codec::{Stored, Terms};
 use crate::value::envelope::Envelope;
 use crate::value::known::{CopyState, Known, Seen};
-use crate::value::node::Base;
-use crate::value::node::{NewValue, ValueNode};
+use crate::value::node::{Base, NewValue, ValueNode};
 
 /// The operation that an error names.
 const WATCH: &str = "watch";
