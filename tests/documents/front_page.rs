@@ -11,6 +11,23 @@ fn the_front_page_has_at_most_1000_words() {
     assert!(words <= WORDS_MAX, "{words}");
 }
 
+/// `guide` compares that table with the lease.
+#[test]
+fn the_front_page_says_when_a_holder_knows_as_the_guide_does_and_no_more_faults_than_there_are() {
+    let page = read(&root().join("README.md")).split_whitespace().collect::<Vec<_>>().join(" ");
+    let guide = read(&root().join("docs/guide.md"));
+    let row: Vec<&str> = guide.lines().find(|line| line.starts_with("| 10 s |")).expect("a row").split(" | ").collect();
+    let known =
+        format!("With a session timeout of 10 s, a holder that is cut off says \"lost\" after {} at most.", row[4]);
+    assert!(page.contains(&known), "{known}");
+    assert!(page.contains("Nobody else is granted the lock before 10 s."));
+    let faults = read(&root().join("tests/FAULTS.md"));
+    let faults =
+        faults.lines().filter(|line| line.starts_with("| ") && line[2..].starts_with(|c: char| c.is_ascii_digit()));
+    let said = page.split("Tests cause more than ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
+    assert!(said.parse::<usize>().expect("a number") < faults.count(), "{said}");
+}
+
 /// What is counted in these was measured.
 const UNITS: [&str; 8] = ["ns", "µs", "ms", "times", "percent", "%", "acquisitions", "round"];
 
