@@ -26,7 +26,7 @@ use crate::queue::metadata;
 use crate::queue::permits::{self, Room};
 use crate::queue::waiter::Take;
 use crate::session::contract::Session;
-use crate::session::loss::Loss;
+use crate::session::keep_alive;
 use crate::session::nodes::HandOff;
 use crate::session::request::{Event, Failure, Kind, Operation, Reply, Stat, Watch};
 use crate::session::retry;
@@ -327,8 +327,7 @@ impl Stock {
                 Err(Failure::NoNode) => continue,
                 Err(failure) => return Err(failure),
             };
-            let owner = format!("{}~{}", ghost.host(), ghost.id().unwrap_or_default());
-            let name = permits::name(&owner, metadata::read(&data).permits.unwrap_or(1));
+            let name = permits::name(ghost.owner(), metadata::read(&data).permits.unwrap_or(1));
             if !names.contains(&name)
                 && second_look::is_there(session, format!("{}/{name}", self.taken), None).await != Some(false)
             {
@@ -370,8 +369,7 @@ struct View<'a> {
     number: Option<(u32, i32, Watch)>,
     /// The watch on the nodes of those who hold.
     names: Option<Watch>,
-    /// The signal by which we know that we are the head. Another client can have forged it, as long as the node of the one
-    /// before us is not known to be gone.
+    /// The signal by which we know that we are the head. Another client can have forged it, as long as nobody has looked.
     signal: Option<Arc<HandOff>>,
     /// Those who have left the queue although our server shows them there.
     ghosts: Vec<Arc<str>>,
@@ -440,32 +438,19 @@ impl<'a> View<'a> {
         let synced = (connection != self.connection).then(|| session.sync(path));
         let watched = session.watch_children(directory);
         let node = self.number.is_none().then(|| session.data(path));
-        let before_us = self.signal.as_ref().map(|signal| session.data(&signal.path));
         if let Some(synced) = synced {
             synced.await?;
         }
         let watched = watched.await;
         let node = OptionFuture::from(node).await.transpose()?;
-        let is_gone = match before_us {
-            Some(read) => match read.await {
-                Err(Failure::NoNode) => true,
-                Ok(_) | Err(Failure::NoAuth(_)) => false,
-                Err(failure) => return Err(failure),
-            },
-            None => true,
-        };
         if upkeep.connection() != connection {
             return Ok(None);
         }
         self.connection = connection;
-        if let Some(signal) = self.signal.take_if(|_| is_gone) {
-            signal.confirm();
-        }
-        if let Some(signal) = &self.signal {
-            let path = &*signal.path;
-            tracing::error!(path, "a stranger wrote to a lock node, and the write was taken for a hand-off");
-            self.held.own_node().lose(Loss::Interfered);
-            return Err(Failure::NoNode);
+        if let Ok((names, _)) = &watched
+            && !self.shows_the_last(session, names).await?
+        {
+            return Ok(None);
         }
         match watched {
             Ok((names, watch)) => {
@@ -478,6 +463,22 @@ impl<'a> View<'a> {
             }
             Err(failure) => Err(failure),
         }
+    }
+
+    /// Whether the signal was true, and whoever has left with permits is among these `names`. The one before us is: so it was
+    /// the head. Otherwise it may have given them back, or a stranger wrote to its place: a listing says which. Whoever
+    /// has left by then may have taken permits since `names` were read.
+    async fn shows_the_last(&mut self, session: &Arc<dyn Session>, names: &[String]) -> Result<bool, Failure> {
+        let Some(signal) = &self.signal else { return Ok(true) };
+        let before_us = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
+        let has_taken = before_us.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.owner())));
+        if !has_taken && let Some(left) = keep_alive::left_before(session, &signal.path).await? {
+            keep_alive::interfered(&signal.path, &left, [self.held.own_node()]);
+            return Err(Failure::NoNode);
+        }
+        signal.confirm();
+        self.signal = None;
+        Ok(has_taken)
     }
 
     /// Watches the number of permits, unless it has changed since `now`.

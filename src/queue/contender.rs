@@ -81,7 +81,7 @@ impl Contender {
                 let id = self.name[self.host_len..self.owner_len].strip_prefix('~')?;
                 id.strip_suffix(native::KEEP).unwrap_or(id)
             }
-            _ => Dialect::id(&self.name[..self.owner_len]),
+            _ => Dialect::id(self.owner()),
         };
         (!id.is_empty()).then_some(id)
     }
@@ -95,7 +95,7 @@ impl Contender {
     /// assert!(!Contender::parse("web-1~k3v9x2ma-READ-0000000007").unwrap().keeps());
     /// ```
     pub fn keeps(&self) -> bool {
-        self.dialect == Dialect::Native && self.name[..self.owner_len].ends_with(native::KEEP)
+        self.dialect == Dialect::Native && self.owner().ends_with(native::KEEP)
     }
 
     /// What it asks for.
@@ -124,12 +124,12 @@ impl Contender {
 
     /// The name that its node has after a downgrade.
     pub(crate) fn downgraded(&self) -> String {
-        name(&self.name[..self.owner_len], self.dialect.marker(Mode::Read), self.sequence)
+        name(self.owner(), self.dialect.marker(Mode::Read), self.sequence)
     }
 
-    /// Whether both are nodes of one acquisition.
-    pub(crate) fn has_owner_of(&self, other: &Contender) -> bool {
-        self.name[..self.owner_len] == other.name[..other.owner_len]
+    /// How the names of its acquisition begin, and no other's.
+    pub(crate) fn owner(&self) -> &str {
+        &self.name[..self.owner_len]
     }
 
     pub(crate) fn slot(&self) -> Slot {

@@ -33,6 +33,11 @@ pub(crate) fn name(owner: &str, count: u32) -> String {
     format!("{owner}{MARKER}{count}")
 }
 
+/// Whether this is the name of the node of a holder with this owner.
+pub(crate) fn is_of(name: &str, owner: &str) -> bool {
+    name.rsplit_once(MARKER).is_some_and(|(it, _)| it == owner)
+}
+
 /// Reads the name of a holder's node. `None` if the name is not exactly as [`name`] makes it.
 pub(crate) fn parse(name: &str) -> Option<TakenBy<'_>> {
     let (owner, count) = name.rsplit_once(MARKER)?;

@@ -141,7 +141,7 @@ pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contend
     let later = |other: &Slot| other.sequence > me.sequence() && other.mode.excludes(me.mode());
     // A second node of the same owner, from a create whose answer was lost, is no waiter.
     let later = in_order(me.dialect(), queue, |other| later(&other));
-    later.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| !it.has_owner_of(me))
+    later.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| it.owner() != me.owner())
 }
 
 /// All contenders in the order of arrival, each with its turn: [`as_seen`] for all of them, in one pass.

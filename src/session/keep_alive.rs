@@ -100,7 +100,6 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
         Err(failure) => Err(failure),
     };
     if left == Ok(None) {
-        live.upkeep().nodes().gone(&path);
         let pause = live.sleep(live.timeout() / 5);
         drop(live);
         pause.await;
@@ -108,20 +107,29 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
         drop(live);
     }
     let Some(live) = session.upgrade() else { return };
-    let granted = live.upkeep().nodes().looked_at(&path);
+    let nodes = live.upkeep().nodes();
+    let Some((signal, granted)) = nodes.looked_at(&path) else { return };
     if left == Ok(None) && granted.iter().any(|own_node| own_node.is_holding()) {
         left = left_before(&live, &path).await;
+        if left == Ok(None) {
+            nodes.gone(signal);
+        }
     }
     if let Ok(Some(left)) = left {
-        tracing::error!(path = &*path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
-        for own_node in granted {
-            own_node.lose(Loss::Interfered);
-        }
+        interfered(&path, &left, &granted);
+    }
+}
+
+/// A stranger's write was taken for a hand-off, and these nodes were granted by it.
+pub(crate) fn interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<OwnNode>>) {
+    tracing::error!(path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
+    for own_node in granted {
+        own_node.lose(Loss::Interfered);
     }
 }
 
 /// A contender up to this one that is still there.
-async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
+pub(crate) async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     let number = |name: &str| Contender::parse(name).map(|it| it.sequence());
     let directory = Arc::from(directory);

@@ -7,8 +7,8 @@ use crate::session::node::{OwnNode, Unwatched};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
 
-/// A signal that a holder has released the lock. Another client can have forged it, as long as the holder's node is not
-/// known to be gone.
+/// A signal that a holder has released the lock. Another client can have forged it, as long as nobody has looked whether a
+/// contender is left up to the holder's node.
 pub(crate) struct HandOff {
     /// The path of the holder's node.
     pub(crate) path: Arc<str>,
@@ -20,7 +20,7 @@ impl HandOff {
         HandOff { path, is_gone: AtomicBool::new(false) }
     }
 
-    /// The node is gone, so the signal was true.
+    /// Nobody is left, so the signal was true.
     pub(crate) fn confirm(&self) {
         self.is_gone.store(true, Ordering::Release);
     }
@@ -129,17 +129,15 @@ impl OwnNodes {
         asked.collect()
     }
 
-    /// The node of a hand-off is gone.
-    pub(super) fn gone(&self, path: &Arc<str>) {
-        let mut members = self.members.lock();
-        let Some(signal) = members.handed_off.get(path).map(|handed| Arc::clone(&handed.signal)) else { return };
+    /// Nobody is left up to the node of this hand-off, so whoever it lets in later need not look again.
+    pub(super) fn gone(&self, signal: Arc<HandOff>) {
         signal.confirm();
-        members.gone = Some(signal);
+        self.members.lock().gone = Some(signal);
     }
 
-    /// Ends the check of a node after a hand-off. Returns the own nodes that were granted by the hand-off.
-    pub(super) fn looked_at(&self, path: &Arc<str>) -> Vec<Arc<OwnNode>> {
-        self.members.lock().handed_off.remove(path).map(|handed| handed.granted).unwrap_or_default()
+    /// Ends the check of a node after a hand-off. Returns the hand-off, and the own nodes that were granted by it.
+    pub(super) fn looked_at(&self, path: &Arc<str>) -> Option<(Arc<HandOff>, Vec<Arc<OwnNode>>)> {
+        self.members.lock().handed_off.remove(path).map(|handed| (handed.signal, handed.granted))
     }
 
     /// The session is over. A node that was not lost before is lost with the session, whatever removes the node next.
@@ -311,11 +309,10 @@ mod tests {
         nodes.confirm_gone(&signal, &other);
         nodes.confirm_gone(&signal, &holder);
         assert_eq!((nodes.to_look_at(), nodes.to_look_at()), (vec![Arc::clone(&path)], vec![]));
-        nodes.gone(&path);
-        assert!(signal.is_confirmed());
         nodes.confirm_gone(&nodes.hand_off(&path), &other);
-        assert_eq!(names(&nodes.looked_at(&path)), ["/a/3", "/a/2", "/a/3"], "until the check has ended");
-        assert!(nodes.looked_at(&path).is_empty());
+        let (signal, granted) = nodes.looked_at(&path).expect("it is under way");
+        assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "until the check has ended");
+        assert!(nodes.looked_at(&path).is_none() && !signal.is_confirmed());
     }
 
     #[test]
@@ -328,10 +325,11 @@ mod tests {
         for (path, is_gone) in [(&there, false), (&gone, true)] {
             nodes.confirm_gone(&nodes.hand_off(path), &holder);
             nodes.to_look_at();
+            let (signal, granted) = nodes.looked_at(path).expect("it is under way");
+            assert_eq!(names(&granted), ["/a/3"]);
             if is_gone {
-                nodes.gone(path);
+                nodes.gone(signal);
             }
-            assert_eq!(names(&nodes.looked_at(path)), ["/a/3"]);
         }
         assert!(nodes.hand_off(&gone).is_confirmed() && !nodes.hand_off(&there).is_confirmed());
         let again = Arc::new(HandOff::new(Arc::clone(&gone)));

@@ -423,6 +423,43 @@ fn a_forged_hand_off_gives_nobody_a_permit() {
 }
 
 #[test]
+fn a_forged_hand_off_of_a_waiter_that_has_given_up_gives_nobody_a_permit() {
+    let (zk, other, a, b) = two(1);
+    let (second, third) = (open(&zk.connect(), 1), open(&zk.connect(), 1));
+    let held = acquire(&a);
+    let mut head = acquiring(&b, 1);
+    assert_pending!(head.poll());
+    let first = zk.children(QUEUE).remove(0);
+    let mut gives_up = acquiring(&second, 1);
+    assert_pending!(gives_up.poll());
+    let waits = zk.children(QUEUE).into_iter().find(|name| *name != first).expect("it waits");
+    let mut next = acquiring(&third, 1);
+    assert_pending!(next.poll());
+    let set = Operation::Set { path: format!("{QUEUE}/{waits}"), data: vec![], version: None };
+    now(session(&other).transact(&[set])).expect("it may be written");
+    drop((gives_up, held));
+    assert!(matches!(assert_ready_err!(next.poll()), Error::Evicted(Loss::Interfered)));
+    assert!(assert_ready_ok!(head.poll()).is_held());
+    drop((head, next));
+    assert_eq!(left(&zk), (vec![], vec![], 0));
+}
+
+#[test]
+fn a_hand_off_by_one_that_has_given_its_permits_back_already_lets_the_next_one_in() {
+    let (zk, _other, a, b) = two(1);
+    let third = open(&zk.connect(), 1);
+    let held = acquire(&a);
+    let (mut head, mut next) = (acquiring(&b, 1), acquiring(&third, 1));
+    assert_pending!(head.poll());
+    assert_pending!(next.poll());
+    drop(held);
+    drop(assert_ready_ok!(head.poll()));
+    assert!(assert_ready_ok!(next.poll()).is_held());
+    drop((head, next));
+    assert_eq!(left(&zk), (vec![], vec![], 0));
+}
+
+#[test]
 fn a_permit_removed_while_its_holder_takes_it_is_no_grant() {
     let (zk, _other, a, b) = two(1);
     let wired = Wired::new(zk.clone());
