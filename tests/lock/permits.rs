@@ -181,8 +181,8 @@ async fn a_permit_that_is_given_back_wakes_one_of_forty() {
     assert_eq!(told(&waiting).await[..2], [1, 0]);
     assert_eq!(told(&waiting).await.iter().sum::<u64>(), 1);
     let looks = but_for_the_settling(&waiting[0].0);
-    // The permits with a watch, the number and the node of the one before; then the number with a watch.
-    assert_eq!(looks, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData, Op::GetData]);
+    // The permits with a watch, among which are those of the one before, and the number; then the number with a watch.
+    assert_eq!(looks, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData]);
     assert!(waiting.iter().skip(1).all(|(tapped, _)| but_for_the_settling(tapped).is_empty()));
     assert!(waiting.iter().all(|(_, task)| !task.is_finished()));
     assert!(from.proxy.count(Op::GetChildren) == 0 && held.iter().all(|permit| permit.is_held()));
