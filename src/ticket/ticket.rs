@@ -278,26 +278,27 @@ impl Ticket {
         let downgraded = Arc::new(Position { contender, czxid, birth: position.birth, own_node });
         let mut tries = 0;
         loop {
-            match session.transact(&swap).await {
+            let failure = match session.transact(&swap).await {
                 Ok(_) => break,
-                Err(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => before_next_try(session, &mut tries).await?,
-                // Either name may be ours.
-                Err(failure @ Failure::Unknown(_)) => return Err(failure),
-                // An earlier try, whose answer was lost, has replaced the node; or it is a stranger's.
-                Err(Failure::Operation { failure, .. })
-                    if *failure == Failure::NodeExists
-                        && matches!(
-                            until_known(session, || session.data(&to)).await,
-                            Ok((_, stat)) if stat.ephemeral_owner == session.id()
-                        ) =>
-                {
-                    break;
+                Err(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => {
+                    before_next_try(session, &mut tries).await?;
+                    continue;
                 }
-                Err(failure) => {
-                    position.own_node.moved(from);
-                    return Err(failure);
+                // An earlier try, whose answer was lost, has replaced the node; or it is a stranger's; or it is gone by now.
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => {
+                    match until_known(session, || session.data(&to)).await {
+                        Ok((_, stat)) if stat.ephemeral_owner == session.id() => break,
+                        Ok(_) => *failure,
+                        Err(failure) => failure,
+                    }
                 }
+                Err(failure) => failure,
+            };
+            // If that is not known, either name may be ours.
+            if !matches!(failure, Failure::Unknown(_)) {
+                position.own_node.moved(from);
             }
+            return Err(failure);
         }
         position.own_node.moved(to);
         session.upkeep().nodes().unwatched.add(&position.own_node);
