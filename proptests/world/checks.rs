@@ -207,8 +207,8 @@ impl Ledger {
     pub(super) fn gives_up(&mut self, actor: &Actor) {
         let Actor::Busy(work) = actor else { return };
         self.has_one_node &= work.wish() != Some(Claimed::Lock(Mode::Write));
-        // It has used its node until now, and has not said which.
-        self.is_calm &= !work.holds();
+        // It may have used its node until now, and has not said which.
+        self.is_calm &= !work.holds() && !work.is_woken();
     }
 
     pub(super) fn opens_anew(&mut self) {
