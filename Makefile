@@ -20,7 +20,7 @@ test: servers programs
 	mkdir -p '$(dir $(SERVER_LOG))'
 	rm -f '$(SERVER_LOG)'
 	# Most tests wait most of the time, for a lease to end or a server to start: so more of them at once than there are cores.
-	export RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))}
+	export RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((4 * $$(nproc)))}
 	ZK_RWLOCK_SERVERS='$(SERVER_LOG)' cargo test $(WHOLE)
 	if [[ ! -s '$(SERVER_LOG)' ]]; then
 		echo 'make test: FAILED: no test started a ZooKeeper server ($(SERVER_LOG) is empty)' >&2
