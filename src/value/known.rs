@@ -35,6 +35,8 @@ pub(crate) struct Known<T> {
     pub(super) news: u64,
     /// The news of a commit of our own that no read has shown yet; 0 if there is none.
     own: u64,
+    /// Whether the node was gone later than the newest value. The `czxid` of the next one is not known, and may be lower.
+    is_gone: bool,
     /// The lease of the session that has read the node and watches it.
     pub(super) lease: Option<Arc<Lease>>,
     pub(super) over: Option<Error>,
@@ -56,7 +58,7 @@ pub(crate) struct Seen<T> {
 
 impl<T> Default for Known<T> {
     fn default() -> Self {
-        Known { newest: None, trouble: None, news: 0, own: 0, lease: None, over: None }
+        Known { newest: None, trouble: None, news: 0, own: 0, is_gone: false, lease: None, over: None }
     }
 }
 
@@ -116,7 +118,8 @@ impl<T> Known<T> {
     /// We have committed a value.
     pub(super) fn committed(&mut self, bytes: &[u8], version: i32) -> bool {
         // The `czxid` of a node that was just made is not known yet. An earlier node's would be wrong.
-        let newest = self.newest.as_ref().filter(|newest| version > 0 && version.wrapping_sub(newest.version) > 0);
+        let known = self.newest.as_ref().filter(|_| !self.is_gone);
+        let newest = known.filter(|newest| version > 0 && version.wrapping_sub(newest.version) > 0);
         let Some(czxid) = newest.map(|newest| newest.czxid) else { return false };
         self.trouble = None;
         self.valued(bytes.to_vec(), czxid, version);
@@ -124,8 +127,13 @@ impl<T> Known<T> {
         true
     }
 
+    /// A read has found no node. The reads of one session never go back, so what it finds next is what there is.
+    pub(super) fn gone(&mut self) {
+        (self.own, self.is_gone) = (0, true);
+    }
+
     fn valued(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) {
-        self.news += 1;
+        (self.news, self.is_gone) = (self.news + 1, false);
         let (digest, bytes, made) = (digest(&bytes), Mutex::new(Arc::new(bytes)), OnceLock::new());
         self.newest = Some(Arc::new(Seen { news: self.news, czxid, version, digest, bytes, made }));
     }
@@ -196,6 +204,15 @@ mod tests {
         let mut known = read(10, 3);
         assert!(known.committed(b"b", 5) && known.read(b"c".to_vec(), 10, 6, 1), "another came after it");
         assert!(known.committed(b"d", 7) && known.read(b"e".to_vec(), 11, 0, 1), "it was made anew");
+    }
+
+    #[test]
+    fn a_commit_to_a_node_made_anew_is_known_once_it_is_read_also_if_the_ensemble_came_back_as_it_was_before() {
+        let mut known = read(10, 3);
+        known.gone();
+        assert!(!known.committed(b"b", 4) && known.read(b"c".to_vec(), 5, 5, 0));
+        assert_eq!(newest(&known), (5, 5));
+        assert!(known.committed(b"d", 6));
     }
 
     #[test]

@@ -224,8 +224,12 @@ impl<T: Send + Sync + 'static> Store<T> {
         if self.following.get().is_none() {
             return;
         }
-        // After the end of its session the ensemble may have come back without it.
-        self.known.send_if_modified(|known| lease.over().is_none() && known.committed(bytes, *version));
+        // After the end of its session the ensemble may have come back without it; after the end of the one that has read the
+        // node, with another node.
+        self.known.send_if_modified(|known| {
+            let is_over = |lease: &Lease| lease.over().is_some();
+            !is_over(lease) && !known.lease.as_deref().is_some_and(is_over) && known.committed(bytes, *version)
+        });
     }
 
     fn came(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
@@ -240,6 +244,15 @@ impl<T: Send + Sync + 'static> Store<T> {
                 Err(error) => known.troubled(self.node.fault(error)),
             }
         });
+    }
+
+    /// There is no node.
+    fn gone(&self) {
+        self.known.send_if_modified(|known| {
+            known.gone();
+            false
+        });
+        self.unset();
     }
 
     /// There is no value.
@@ -308,7 +321,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             let (mut change, (bytes, stat)) = match looked.await {
                 Ok(looked) => looked,
                 Err(Failure::NoNode) => {
-                    self.store()?.unset();
+                    self.store()?.gone();
                     follow::possible(session, &self.path).await?;
                     continue;
                 }
@@ -392,6 +405,9 @@ mod tests {
         lease.end(Ending::Expired);
         copy.committed(&lease, &committed(3));
         assert_eq!(version(&copy), Some(2), "the ensemble may have come back without it");
+        copy.known.send_modify(|known| known.lease = Some(Arc::new(lease)));
+        copy.committed(&Lease::new(Duration::from_secs(6)), &committed(3));
+        assert_eq!(version(&copy), Some(2), "the ensemble may have come back with another node");
     }
 
     #[test]
