@@ -118,9 +118,9 @@ impl<T> Known<T> {
     /// We have committed a value.
     pub(super) fn committed(&mut self, bytes: &[u8], version: i32) -> bool {
         // The `czxid` of a node that was just made is not known yet. An earlier node's would be wrong.
-        let known = self.newest.as_ref().filter(|_| !self.is_gone);
-        let newest = known.filter(|newest| version > 0 && version.wrapping_sub(newest.version) > 0);
-        let Some(czxid) = newest.map(|newest| newest.czxid) else { return false };
+        let is_after = |newest: &Seen<T>| !self.is_gone && version > 0 && version.wrapping_sub(newest.version) > 0;
+        let Some(newest) = self.newest.as_ref().filter(|newest| is_after(newest)) else { return false };
+        let czxid = newest.czxid;
         self.trouble = None;
         self.valued(bytes.to_vec(), czxid, version);
         self.own = self.news;
@@ -128,8 +128,9 @@ impl<T> Known<T> {
     }
 
     /// A read has found no node. The reads of one session never go back, so what it finds next is what there is.
-    pub(super) fn gone(&mut self) {
+    pub(super) fn gone(&mut self, error: Error) -> bool {
         (self.own, self.is_gone) = (0, true);
+        self.troubled(error)
     }
 
     fn valued(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) {
@@ -209,8 +210,7 @@ mod tests {
     #[test]
     fn a_commit_to_a_node_made_anew_is_known_once_it_is_read_also_if_the_ensemble_came_back_as_it_was_before() {
         let mut known = read(10, 3);
-        known.gone();
-        assert!(!known.committed(b"b", 4) && known.read(b"c".to_vec(), 5, 5, 0));
+        assert!(known.gone(trouble("a")) && !known.committed(b"b", 4) && known.read(b"c".to_vec(), 5, 5, 0));
         assert_eq!(newest(&known), (5, 5));
         assert!(known.committed(b"d", 6));
     }

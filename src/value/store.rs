@@ -226,10 +226,9 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
         // After the end of its session the ensemble may have come back without it; after the end of the one that has read the
         // node, with another node.
-        self.known.send_if_modified(|known| {
-            let is_over = |lease: &Lease| lease.over().is_some();
-            !is_over(lease) && !known.lease.as_deref().is_some_and(is_over) && known.committed(bytes, *version)
-        });
+        let goes_on = |lease: &Lease| lease.over().is_none();
+        let may_be_known = |known: &Known<T>| goes_on(lease) && known.lease.as_deref().is_none_or(goes_on);
+        self.known.send_if_modified(|known| may_be_known(known) && known.committed(bytes, *version));
     }
 
     fn came(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
@@ -248,11 +247,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// There is no node.
     fn gone(&self) {
-        self.known.send_if_modified(|known| {
-            known.gone();
-            false
-        });
-        self.unset();
+        self.known.send_if_modified(|known| known.gone(self.node.fault(ValueError::Unset)));
     }
 
     /// There is no value.
