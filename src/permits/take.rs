@@ -4,7 +4,8 @@
 //! back, and what it then counts as taken is the most that there can be. Two rules keep that so:
 //! - It looks at the permits once it is the head, and on the connection by which it knows so. Another server might not
 //!   show yet what its predecessor took. After a reconnect it therefore looks after a sync. The look of a newcomer goes
-//!   out with its create, behind the listing; it counts if that listing shows the newcomer as the head.
+//!   out with its create, behind the listing; it counts if that listing shows the newcomer as the head, also after a
+//!   reconnect: no read of a session is older than the read before it.
 //! - It takes them in one transaction with its place, which the ensemble refuses to whoever has lost that place, and to
 //!   whoever goes by an old number of permits.
 
@@ -195,9 +196,7 @@ impl Goal for Wanted {
         };
         let (number, version) = self.stock.agree(ticket.session(), node).await?;
         self.enough(number)?;
-        if let Ok(names) = names
-            && ticket.session().upkeep().connection() == ticket.connection()
-        {
+        if let Ok(names) = names {
             drop(self.replace(Look::Seen(SeenPermits { number, version, names })));
         }
         Ok(())
