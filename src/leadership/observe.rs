@@ -184,7 +184,6 @@ impl Observer {
     async fn watch_leader(&self, session: &Arc<dyn Session>, first: &Contender) -> Result<(), Failure> {
         let node = format!("{}/{}", self.handle.path, first.name());
         let looked = retry::until_known(session, || {
-            // The watch is sent first: whoever leaves between the two requests is told of, too.
             let (change, data) = (session.watch(&node), session.data(&node));
             Box::pin(async move { Ok((change.await?, data.await?)) })
         });

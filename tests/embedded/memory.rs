@@ -3,13 +3,14 @@
 use std::cell::Cell;
 use std::future::IntoFuture;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use support::hindered::{Asked, Hindered};
 use support::polled::*;
 use support::slow::{Slow, SlowSession};
 use tokio::task::JoinSet;
@@ -379,6 +380,37 @@ async fn in_a_short_queue_a_waiter_hears_of_changes_ahead_within_a_second() {
     assert_pending!(last.poll());
     let told = hears.try_iter().map(|progress| (progress.place, progress.length)).collect::<Vec<_>>();
     assert_eq!(told, [(4, 4), (2, 2)]);
+    drop(assert_ready_ok!(readers[1].poll()));
+    drop(assert_ready_ok!(last.poll()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_look_ahead_has_failed_hears_of_the_changes_at_the_next_one() {
+    let zk = Memory::new();
+    let (lock, fails) = (open(&zk), Arc::new(AtomicBool::new(false)));
+    let failing = Arc::clone(&fails);
+    let hindered = Hindered::new(&zk.connect(), move |asked| {
+        let fails = matches!(asked, Asked::Children(DIRECTORY)) && failing.swap(false, Ordering::Relaxed);
+        fails.then(|| Failure::Unknown("the connection broke".to_owned()))
+    });
+    let holder = write(&lock);
+    let mut readers = [reading(&lock), reading(&lock)];
+    for reader in &mut readers {
+        assert_pending!(reader.poll());
+    }
+    let (tell, hears) = tell();
+    let waits = RwLock::new(&hindered, DIRECTORY).expect("valid");
+    let mut last = task::spawn(waits.write().on_wait(tell).into_future());
+    assert_pending!(last.poll());
+    drop(holder);
+    drop(assert_ready_ok!(readers[0].poll()));
+    fails.store(true, Ordering::Relaxed);
+    for told in [&[(4, 4)][..], &[(2, 2)]] {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_pending!(last.poll());
+        assert!(!fails.load(Ordering::Relaxed), "it has looked");
+        assert_eq!(hears.try_iter().map(|progress| (progress.place, progress.length)).collect::<Vec<_>>(), told);
+    }
     drop(assert_ready_ok!(readers[1].poll()));
     drop(assert_ready_ok!(last.poll()));
 }

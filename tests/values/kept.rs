@@ -1,11 +1,16 @@
 //! Values behind a lock that is kept between uses: always the newest, and at no cost while nobody writes.
 
+use std::future::IntoFuture;
+use std::task::Poll;
 use std::time::Duration;
 
+use tokio_test::task::spawn;
 use zk_rwlock::{Memory, RwLock, Shared, ZooKeeper};
 
+use support::polled::poll_up_to;
 use support::scene::{connect, eventually, soon};
 use support::server::shared_server;
+use support::slow::Slow;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 
 /// Longer than any test.
@@ -101,6 +106,36 @@ async fn a_transaction_on_the_value_by_hand_is_seen_by_the_next_kept_read() {
     guard.lock().transaction().set(shared.value_path(), other).commit().await.unwrap();
     drop(guard);
     assert_eq!(*shared.read().await.unwrap(), "two");
+}
+
+/// At every moment of the read: its answer may show the value from before the write, and come after the write's.
+#[tokio::test]
+async fn a_value_that_was_read_while_it_was_written_by_hand_is_not_kept() {
+    let mut was_between = false;
+    for polls in 0..40 {
+        let zk = Memory::new();
+        let shared: Shared<String> = Shared::builder(&Slow(zk.clone()), "/kept/meanwhile")
+            .initial(|| "one".to_owned())
+            .lock(|lock| lock.keep(IDLE))
+            .build()
+            .unwrap();
+        drop(shared.write().replacing("one".to_owned()).await.unwrap().commit().await.unwrap());
+        // It knows the value's lock, and not the value.
+        let beside = shared.lock().read().await.unwrap();
+        let bytes = beside.data(shared.value_path()).await.unwrap().unwrap().data;
+        let mut reading = spawn(shared.read().into_future());
+        let early = poll_up_to(&mut reading, polls);
+        let other = String::from_utf8(bytes).unwrap().replace("one", "two");
+        beside.transaction().set(shared.value_path(), other).commit().await.unwrap();
+        let read = match early {
+            Some(Poll::Ready(read)) => read.unwrap(),
+            _ => reading.await.unwrap(),
+        };
+        was_between |= *read == "one";
+        drop(read);
+        assert_eq!(*shared.read().await.unwrap(), "two", "it was written after {polls} polls of the read");
+    }
+    assert!(was_between);
 }
 
 #[tokio::test]
