@@ -106,9 +106,12 @@ pub(crate) fn draw(seed: u64) -> Schedule {
     let permits = if dice.chance(60) { 1 } else { 1 + dice.below(NUMBER as usize) as u32 };
     let (handles, handle_of) = (handles(&mut dice, subject), handle_of(&mut dice));
     let troubles = troubles(&mut dice, subject);
+    let forges = troubles.contains(&Trouble::Forging);
     let style = Style::draw(&mut dice, subject, crew, permits, troubles);
     let are_blind = dice.chance(25);
-    let length = dice.weighed(&[(3, 8), (4, 20), (3, 50), (1, 110)]);
+    // Only at the end is it asked whether a false holder knows by now, so it must not have released by then.
+    let is_short = forges && dice.chance(50);
+    let length = if is_short { 8 } else { dice.weighed(&[(3, 8), (4, 20), (3, 50), (1, 110)]) };
     let mut steps = Vec::new();
     while steps.len() < length {
         style.next(&mut dice, &mut steps);
@@ -366,6 +369,10 @@ impl Style {
         use Action::*;
         let mut add = |actor, action, after| steps.push(Step(actor, action, after));
         if dice.chance(50) {
+            add(self.actor(dice), dice.weighed(&self.asking), After::Settles);
+            add(actor, dice.weighed(&self.asking), After::Settles);
+        }
+        if dice.chance(50) {
             add(actor, dice.one_of(&[LoseReply, LoseRequest, Lag, Stall]), After::Nothing);
         }
         let hushes = dice.chance(50);
@@ -374,6 +381,10 @@ impl Style {
         if hushes {
             add(actor, Hush, After::Nothing);
             add(actor, Run, self.after(dice));
+        }
+        if hushes && dice.chance(50) {
+            add(actor, Cut(0), After::Nothing);
+            add(actor, Heal, self.after(dice));
         }
         for _ in 0..dice.below(4) {
             let who = if dice.chance(50) { actor } else { self.actor(dice) };

@@ -78,7 +78,7 @@ impl Faults {
     }
 
     /// From now on this client's server does what it is asked to, and says nothing: no answer and no event. The lease starts
-    /// to run out. What was late arrives before the client is [cut](Self::cut) off.
+    /// to run out. If the client is [cut](Self::cut) off then, it loses the answers, and the events arrive before.
     pub fn silence(&self) {
         self.zk.change(World::silence);
     }

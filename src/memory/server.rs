@@ -27,8 +27,9 @@ pub(super) struct Ensemble {
     requests: AtomicU64,
 }
 
-/// A notification, given when the world is unlocked again: a task that is notified may ask the ensemble for something.
-pub(super) type Fired = Box<dyn FnOnce() + Send>;
+/// A notification, given when the world is unlocked again: a task that is notified may ask the ensemble for something. An answer
+/// comes, or it is lost.
+pub(super) type Fired = Box<dyn FnOnce(bool) + Send>;
 
 /// A request, carried out once the connection is there.
 type Job = Box<dyn FnOnce(&mut World, &mut Vec<Fired>) + Send>;
@@ -98,7 +99,7 @@ impl Ensemble {
         let mut fired = Vec::new();
         let result = act(&mut self.world(), &mut fired);
         for tell in fired {
-            tell();
+            tell(true);
         }
         result
     }
@@ -122,7 +123,10 @@ impl Ensemble {
                 None => Err(Failure::Over(upkeep.lease().over().unwrap_or(Ending::Expired))),
             };
             let untold = world.sessions.get_mut(&session).and_then(|state| state.untold.as_mut());
-            untold.unwrap_or(fired).push(Box::new(move || drop(reply.send(result))));
+            untold.unwrap_or(fired).push(Box::new(move |comes| {
+                let lost = || Err(Failure::Unknown("the connection broke before the answer".to_owned()));
+                drop(reply.send(if comes { result } else { lost() }));
+            }));
         });
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.change(|world, fired| match world.sessions.get_mut(&session).filter(|state| !state.is_up()) {
@@ -153,7 +157,7 @@ impl SessionState {
     fn link_changes(&self, to: LinkState) -> Fired {
         let link = Arc::clone(&self.link);
         link.change(to);
-        Box::new(move || link.tell())
+        Box::new(move |_| link.tell())
     }
 
     fn happened(&mut self, path: &str, event: Event, fired: &mut Vec<Fired>) {
@@ -170,19 +174,19 @@ impl SessionState {
 
     fn fire(&mut self, path: &str, event: Event, fired: &mut Vec<Fired>) {
         for armed in self.watches.remove(path).into_iter().flatten() {
-            self.untold.as_mut().unwrap_or(fired).push(Box::new(move || armed.fire(event)));
+            self.untold.as_mut().unwrap_or(fired).push(Box::new(move |_| armed.fire(event)));
         }
     }
 
     /// Whether every moment counts as one at which the ensemble has heard of the session.
     fn steady(&self, is_steady: bool) -> Fired {
         let upkeep = Arc::clone(&self.upkeep);
-        Box::new(move || upkeep.steady(is_steady))
+        Box::new(move |_| upkeep.steady(is_steady))
     }
 
     fn connected(&self, is_connected: bool) -> Fired {
         let upkeep = Arc::clone(&self.upkeep);
-        Box::new(move || upkeep.connected(is_connected))
+        Box::new(move |_| upkeep.connected(is_connected))
     }
 }
 
@@ -388,10 +392,10 @@ impl World {
         // Now, and not with the notifications: as soon as the world is unlocked, another thread may be granted the lock.
         upkeep.lease().end(why);
         let link = state.link_changes(LinkState::Over(why));
-        fired.push(Box::new(move || upkeep.end(why)));
+        fired.push(Box::new(move |_| upkeep.end(why)));
         fired.push(link);
         for armed in state.forgotten {
-            fired.push(Box::new(move || armed.fire(Event::Over)));
+            fired.push(Box::new(move |_| armed.fire(Event::Over)));
         }
         // Without its session, each of these requests answers that the session is over.
         for job in state.waiting {
@@ -404,7 +408,8 @@ impl World {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) else { return };
         state.seen = self.zxid;
         state.cut = Some(Instant::now());
-        fired.extend(state.untold.take().into_iter().flatten());
+        let untold = state.untold.take().into_iter().flatten();
+        fired.extend(untold.map(|tell| Box::new(move |_| tell(false)) as Fired));
         fired.extend([state.link_changes(LinkState::Down), state.steady(false), state.connected(false)]);
     }
 

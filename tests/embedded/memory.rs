@@ -1216,6 +1216,22 @@ fn a_forged_hand_off_is_found_out_by_the_first_check_that_is_answered() {
     assert_eq!(now(falsely.lost()), Loss::Interfered);
 }
 
+#[test]
+fn a_forged_hand_off_is_found_out_also_if_the_answer_to_the_check_is_lost_with_the_connection() {
+    let (zk, other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    transact(&zk.connect(), &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    other.faults().silence();
+    let falsely = assert_ready_ok!(next.poll());
+    other.faults().cut();
+    assert!(falsely.is_held(), "nothing has told it yet");
+    other.faults().heal();
+    assert_eq!(now(falsely.lost()), Loss::Interfered);
+    assert!(held.is_held());
+}
+
 #[tokio::test(start_paused = true)]
 async fn whom_a_false_holder_lets_in_before_it_is_found_out_loses_the_lock_as_well() {
     let (zk, other, a, b) = two();
