@@ -1,12 +1,13 @@
 //! What is told of a deadlock.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 
+use shuttle::future::block_on;
 use shuttle::scheduler::PctScheduler;
 use shuttle::{Config, FailurePersistence, Runner};
 
-use crate::waits::{self, Mutex};
+use crate::waits::{self, Awaited, Mutex};
 use crate::world::spawn;
 
 #[test]
@@ -31,9 +32,30 @@ fn a_deadlock_names_the_tasks_and_the_locks_that_they_wait_for() {
     let why = catch_unwind(AssertUnwindSafe(run)).expect_err("a deadlock");
     assert!(why.downcast_ref::<String>().is_some_and(|why| why.starts_with("deadlock!")));
     let report = waits::report();
-    let (second, first) = (format!("{}:{}", file!(), 23), format!("{}:{}", file!(), 22));
+    let (second, first) = (format!("{}:{}", file!(), 24), format!("{}:{}", file!(), 23));
     let waits = |line: &&str| {
         line.contains(&second) && line.contains(&first) && line.contains(" waits for the lock that was taken by ")
     };
     assert_eq!(report.lines().filter(waits).count(), 2, "{report}");
+}
+
+#[test]
+fn a_deadlock_names_the_tasks_and_what_their_futures_wait_for() {
+    let mut config = Config::new();
+    config.failure_persistence = FailurePersistence::None;
+    let run = || {
+        Runner::new(PctScheduler::new(3, 1), config).run(|| {
+            let wait = || {
+                let (_nobody_tells, told) = tokio::sync::oneshot::channel::<()>();
+                let told = Awaited::since(Location::caller(), "a notification", told);
+                drop(block_on(async { (told.await, _nobody_tells) }));
+            };
+            spawn(wait).join().expect("no panic");
+        });
+    };
+    let why = catch_unwind(AssertUnwindSafe(run)).expect_err("a deadlock");
+    assert!(why.downcast_ref::<String>().is_some_and(|why| why.starts_with("deadlock!")));
+    let report = waits::report();
+    let waits = |line: &&str| line.ends_with(&format!(" waits for a notification at {}:{}", file!(), 50));
+    assert_eq!(report.lines().filter(waits).count(), 1, "{report}");
 }

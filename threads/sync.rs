@@ -7,10 +7,11 @@ mod lock;
 mod waits;
 
 use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::panic::Location;
+use std::pin::Pin;
 
 use shuttle::rand::RngCore;
 pub(crate) use shuttle::sync::{MutexGuard, atomic};
-use tokio::sync::futures::Notified;
 
 pub(crate) use lock::{Mutex, SharedMutex};
 
@@ -30,6 +31,14 @@ pub(crate) fn random() -> u64 {
 
 /// Tokio's, with a switch before each step. Without one, nothing could happen between a look under a lock and the wait
 /// for a notification. Tokio's `oneshot` needs none: whoever polls one does nothing but that.
+pub(crate) type Notified<'a> = waits::Awaited<tokio::sync::futures::Notified<'a>>;
+
+impl Notified<'_> {
+    pub(crate) fn enable(mut self: Pin<&mut Self>) -> bool {
+        self.future.as_mut().enable()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Notify(tokio::sync::Notify);
 
@@ -38,9 +47,14 @@ impl Notify {
         Notify(tokio::sync::Notify::new())
     }
 
+    #[track_caller]
     pub(crate) fn notified(&self) -> Notified<'_> {
+        self.notified_since(Location::caller(), "a notification")
+    }
+
+    fn notified_since(&self, at: &Location<'_>, what: &str) -> Notified<'_> {
         switch();
-        self.0.notified()
+        waits::Awaited::since(at, what, self.0.notified())
     }
 
     pub(crate) fn notify_one(&self) {
@@ -108,6 +122,7 @@ impl<T: std::fmt::Debug> std::fmt::Debug for OnceLock<T> {
 /// the look may take other locks.
 pub(crate) mod watch {
     use std::ops::Deref;
+    use std::panic::Location;
     use std::pin::pin;
     use std::sync::Arc;
 
@@ -245,16 +260,25 @@ pub(crate) mod watch {
             if state.is_closed { Err(Closed) } else { Ok(state.version != self.seen) }
         }
 
-        pub(crate) async fn changed(&mut self) -> Result<(), Closed> {
-            let seen = self.seen;
-            self.until(|version, _| version != seen).await.map(drop)
+        #[track_caller]
+        pub(crate) fn changed(&mut self) -> impl Future<Output = Result<(), Closed>> {
+            let (seen, at) = (self.seen, Location::caller());
+            async move { self.until(at, move |version, _| version != seen).await.map(drop) }
         }
 
-        pub(crate) async fn wait_for(&mut self, mut is_awaited: impl FnMut(&T) -> bool) -> Result<Ref<'_, T>, Closed> {
-            self.until(|_, value| is_awaited(value)).await
+        #[track_caller]
+        pub(crate) fn wait_for(
+            &mut self,
+            mut is_awaited: impl FnMut(&T) -> bool,
+        ) -> impl Future<Output = Result<Ref<'_, T>, Closed>> {
+            self.until(Location::caller(), move |_, value| is_awaited(value))
         }
 
-        async fn until(&mut self, mut is_awaited: impl FnMut(usize, &T) -> bool) -> Result<Ref<'_, T>, Closed> {
+        async fn until(
+            &mut self,
+            at: &Location<'_>,
+            mut is_awaited: impl FnMut(usize, &T) -> bool,
+        ) -> Result<Ref<'_, T>, Closed> {
             let Receiver { channel, seen } = self;
             let mut look = || {
                 let state = channel.state.read();
@@ -265,7 +289,7 @@ pub(crate) mod watch {
                 }
             };
             loop {
-                let mut changed = pin!(channel.changed.notified());
+                let mut changed = pin!(channel.changed.notified_since(at, "a change"));
                 changed.as_mut().enable();
                 if let Some(found) = look() {
                     return found;

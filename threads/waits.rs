@@ -1,10 +1,14 @@
-//! Shuttle's locks, which remember who waits for them, where, and who took them last: a deadlock then names both.
+//! Shuttle's locks, which remember who waits for them, where, and who took them last; and futures that say what they wait for. A
+//! deadlock then names all of it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::panic::{Location, PanicHookInfo, set_hook, take_hook};
+use std::pin::Pin;
 use std::ptr::from_ref;
 use std::sync::{LockResult, Once, TryLockResult};
+use std::task::{Context, Poll};
 
 use shuttle::current::{self, TaskId};
 use shuttle::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
@@ -18,9 +22,12 @@ type Lock = (Option<At>, Vec<At>);
 thread_local! {
     /// By their addresses. All tasks of a schedule are one thread.
     static LOCKS: RefCell<BTreeMap<usize, Lock>> = const { RefCell::new(BTreeMap::new()) };
+
+    /// The task that has polled each future last, and what that waits for. By their addresses.
+    static FUTURES: RefCell<BTreeMap<usize, (TaskId, String)>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Who waits for which lock now.
+/// Who waits for which lock, and for what else, now.
 pub(crate) fn report() -> String {
     let line = |(task, at): &At| format!("{task:?} at {}:{}", at.file(), at.line());
     let waits = |(taken, waiting): &Lock| {
@@ -30,10 +37,12 @@ pub(crate) fn report() -> String {
             .map(|it| format!("\n{} waits for the lock that was taken by {taken}", line(it)))
             .collect::<String>()
     };
-    LOCKS.with_borrow(|locks| locks.values().map(waits).collect())
+    let awaits = |(task, what): &(TaskId, String)| format!("\n{task:?} waits for {what}");
+    let locks: String = LOCKS.with_borrow(|locks| locks.values().map(waits).collect());
+    FUTURES.with_borrow(|futures| locks + &futures.values().map(awaits).collect::<String>())
 }
 
-/// From now on a deadlock says who waits for which lock.
+/// From now on a deadlock says who waits for what.
 fn report_deadlocks() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -41,7 +50,7 @@ fn report_deadlocks() {
         set_hook(Box::new(move |panic: &PanicHookInfo<'_>| {
             before(panic);
             if panic.payload().downcast_ref::<String>().is_some_and(|why| why.starts_with("deadlock!")) {
-                eprintln!("the locks that are waited for:{}", report());
+                eprintln!("what is waited for:{}", report());
             }
         }));
     });
@@ -60,6 +69,47 @@ fn taken<G>(address: usize, take: impl FnOnce() -> G) -> G {
         *last = Some(at);
     });
     guard
+}
+
+/// A future that says what it waits for.
+pub(crate) struct Awaited<F> {
+    /// In a box, so that its address is its own.
+    pub(crate) future: Pin<Box<F>>,
+    what: String,
+}
+
+impl<F> Awaited<F> {
+    pub(crate) fn new(what: String, future: F) -> Awaited<F> {
+        report_deadlocks();
+        Awaited { future: Box::pin(future), what }
+    }
+
+    /// It began to wait at this line.
+    pub(crate) fn since(at: &Location<'_>, what: impl Display, future: F) -> Awaited<F> {
+        Awaited::new(format!("{what} at {}:{}", at.file(), at.line()), future)
+    }
+
+    fn address(&self) -> usize {
+        from_ref(&*self.future).cast::<()>() as usize
+    }
+}
+
+impl<F: Future> Future for Awaited<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let answer = self.future.as_mut().poll(context);
+        if let (true, Some(task)) = (answer.is_pending(), current::try_get_current_task()) {
+            FUTURES.with_borrow_mut(|futures| futures.insert(self.address(), (task, self.what.clone())));
+        }
+        answer
+    }
+}
+
+impl<F> Drop for Awaited<F> {
+    fn drop(&mut self) {
+        let _at_the_end_of_the_thread = FUTURES.try_with(|futures| futures.borrow_mut().remove(&self.address()));
+    }
 }
 
 #[derive(Debug, Default)]

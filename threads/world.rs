@@ -20,6 +20,8 @@ use zk_rwlock::coordinator::{
     Watch,
 };
 
+use crate::waits::Awaited;
+
 /// A thread that is named by where it began.
 #[track_caller]
 pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
@@ -248,16 +250,21 @@ struct OnRoutes {
 
 impl OnRoutes {
     /// The request was carried out at the call. Its answer comes later, after the answers of those before it.
-    fn brought<T: Send + 'static>(&self, reply: Reply<T>) -> Reply<T> {
+    fn brought<T: Send + 'static>(&self, kind: &str, path: &str, reply: Reply<T>) -> Reply<T> {
+        let what = format!("the answer to {kind} {path}");
         if !self.routes.is_late {
-            return reply;
+            return Box::pin(Awaited::new(what, reply));
         }
         let arrival = Arrival::of(&self.routes, |routes| &routes.answers);
-        Box::pin(async move {
+        Box::pin(Awaited::new(what, async move {
             arrival.await;
             reply.await
-        })
+        }))
     }
+}
+
+fn event_of(path: &str) -> String {
+    format!("the event of a watch on {path}")
 }
 
 #[async_trait]
@@ -283,39 +290,45 @@ impl Session for OnRoutes {
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
-        self.brought(self.session.create(path, data, kind))
+        self.brought("create", path, self.session.create(path, data, kind))
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
-        self.brought(self.session.delete(path))
+        self.brought("delete", path, self.session.delete(path))
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
-        self.brought(self.session.children(path))
+        self.brought("children", path, self.session.children(path))
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
-        self.brought(self.session.children_and_stat(path))
+        self.brought("children_and_stat", path, self.session.children_and_stat(path))
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
-        self.brought(self.session.data(path))
+        self.brought("data", path, self.session.data(path))
     }
 
     fn watch(&self, path: &str) -> Reply<Watch> {
-        self.brought(self.session.watch(path))
+        let (what, asked) = (event_of(path), self.brought("watch", path, self.session.watch(path)));
+        Box::pin(async move { Ok(Box::pin(Awaited::new(what, asked.await?)) as Watch) })
     }
 
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
-        self.brought(self.session.watch_children(path))
+        let asked = self.brought("watch_children", path, self.session.watch_children(path));
+        let what = event_of(path);
+        Box::pin(async move {
+            let (names, watch) = asked.await?;
+            Ok((names, Box::pin(Awaited::new(what, watch)) as Watch))
+        })
     }
 
     fn sync(&self, path: &str) -> Reply<()> {
-        self.brought(self.session.sync(path))
+        self.brought("sync", path, self.session.sync(path))
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
-        self.brought(self.session.transact(operations))
+        self.brought("transact", "", self.session.transact(operations))
     }
 
     fn spawn(&self, task: Task) {

@@ -23,13 +23,11 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use tokio::sync::futures::Notified;
-
 use crate::session::lease::{Lease, Moment};
 use crate::session::loss::{HoldState, Loss};
 use crate::session::request::{Event, Failure, Reply, Watch};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Mutex, Notify};
+use crate::sync::{Mutex, Notified, Notify};
 use crate::telemetry::{meter, names};
 
 /// A watch on an own node that was asked for.
@@ -253,6 +251,7 @@ impl OwnNode {
     }
 
     /// The next change of anything that a task may wait for.
+    #[track_caller]
     pub(super) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
