@@ -119,8 +119,7 @@ impl<T> Known<T> {
     pub(super) fn committed(&mut self, bytes: &[u8], version: i32) -> bool {
         // The `czxid` of a node that was just made is not known yet. An earlier node's would be wrong.
         let is_after = |newest: &Seen<T>| !self.is_gone && version > 0 && version.wrapping_sub(newest.version) > 0;
-        let Some(newest) = self.newest.as_ref().filter(|newest| is_after(newest)) else { return false };
-        let czxid = newest.czxid;
+        let Some(czxid) = self.newest.as_ref().filter(|it| is_after(it)).map(|it| it.czxid) else { return false };
         self.trouble = None;
         self.valued(bytes.to_vec(), czxid, version);
         self.own = self.news;

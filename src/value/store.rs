@@ -234,7 +234,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     fn came(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
         if bytes.is_empty() {
             // An operator has made an empty node for a value to come.
-            return self.unset();
+            return self.troubled(self.node.fault(ValueError::Unset));
         }
         self.known.send_if_modified(|known| {
             known.lease = Some(Arc::clone(lease));
@@ -248,11 +248,6 @@ impl<T: Send + Sync + 'static> Store<T> {
     /// There is no node.
     fn gone(&self) {
         self.known.send_if_modified(|known| known.gone(self.node.fault(ValueError::Unset)));
-    }
-
-    /// There is no value.
-    fn unset(&self) {
-        self.troubled(self.node.fault(ValueError::Unset));
     }
 
     /// There was a value a moment ago. If there is none again, that is news.

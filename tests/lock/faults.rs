@@ -578,8 +578,11 @@ async fn a_slow_servers_answers_count_from_when_they_were_asked_for() {
     let arrivals = |ops: &[Op]| ops.iter().flat_map(|op| stage.proxy.arrivals(*op)).collect::<Vec<_>>();
     let writes = arrivals(&[Op::Create2, Op::Multi]).into_iter().filter(|arrival| *arrival + late <= cut_at);
     let newest = writes.max().unwrap();
-    let touches = arrivals(&[Op::Create2, Op::Multi, Op::GetData, Op::GetChildren2]).into_iter();
-    let newest = touches.filter(|arrival| *arrival + late + TICK / 2 <= newest).max().unwrap_or(newest);
+    let touches = arrivals(&[Op::Create2, Op::Multi, Op::GetData, Op::GetChildren2, Op::Exists]);
+    let touches = touches.into_iter().filter(|arrival| *arrival + late + TICK / 2 <= newest);
+    // A handshake counts by whatever is sent after its answer.
+    let handshakes = arrivals(&[Op::Handshake]).into_iter().filter(|arrival| *arrival + late <= newest);
+    let newest = touches.chain(handshakes).max().unwrap_or(newest);
     let end = newest + SLOW - SLOW / 6;
     assert!(until <= end, "{:?} too long", until - end);
     stage.proxy.heal();
