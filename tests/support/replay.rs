@@ -326,15 +326,21 @@ impl Replay<'_> {
     }
 
     /// Whether the answer to a create was lost there, and the node not found: then the contender may make a second one. So may
-    /// one that was told falsely that its session is over, or, by the create and by the listing behind it, that there is no
-    /// directory: it finds the directory there as it sets out to make it.
+    /// one whose session was over before the answer came, and one that was told falsely that it is over, or, by the create and
+    /// by the listing behind it, that there is no directory: it finds the directory there as it sets out to make it.
     fn may_have_two(&self, txn: &Txn, path: &str, first: &Node) -> bool {
         let is_missed = |event: &Event| event.what == What::Missed && path.starts_with(&event.path);
         let is_between =
             |other: &Txn| other.session == txn.session && first.token < other.zxid && other.zxid < txn.zxid;
         let is_made = |other: &Txn| is_between(other) && other.ops == [Op::Refused { code: NODE_EXISTS }];
         let was_lied_to = || first.session != txn.session || self.run.log.iter().any(is_made);
-        self.run.events.iter().any(is_missed) || (self.run.is_lied_to && was_lied_to())
+        // It is over for its client, and the ensemble has not ended it yet: a server that was started anew waits once more.
+        let is_over = || {
+            let is_written_on =
+                |other: &Txn| other.session == first.session && other.zxid > txn.zxid && other.ops != [Op::End];
+            first.session != txn.session && !self.run.log.iter().any(is_written_on)
+        };
+        self.run.events.iter().any(is_missed) || is_over() || (self.run.is_lied_to && was_lied_to())
     }
 
     /// A node has come or left: whose turn it is, and who may ask.
