@@ -35,8 +35,6 @@ pub(crate) struct Known<T> {
     pub(super) news: u64,
     /// The news of a commit of our own that no read has shown yet; 0 if there is none.
     own: u64,
-    /// Whether the node was gone later than the newest value. The `czxid` of the next one is not known, and may be lower.
-    is_gone: bool,
     /// The lease of the session that has read the node and watches it.
     pub(super) lease: Option<Arc<Lease>>,
     pub(super) over: Option<Error>,
@@ -58,7 +56,7 @@ pub(crate) struct Seen<T> {
 
 impl<T> Default for Known<T> {
     fn default() -> Self {
-        Known { newest: None, trouble: None, news: 0, own: 0, is_gone: false, lease: None, over: None }
+        Known { newest: None, trouble: None, news: 0, own: 0, lease: None, over: None }
     }
 }
 
@@ -115,25 +113,19 @@ impl<T> Known<T> {
         true
     }
 
-    /// We have committed a value.
-    pub(super) fn committed(&mut self, bytes: &[u8], version: i32) -> bool {
-        // The `czxid` of a node that was just made is not known yet. An earlier node's would be wrong.
-        let is_after = |newest: &Seen<T>| !self.is_gone && version > 0 && version.wrapping_sub(newest.version) > 0;
-        let Some(czxid) = self.newest.as_ref().filter(|it| is_after(it)).map(|it| it.czxid) else { return false };
+    /// We have committed a value. `czxid` is known unless the same holder made the node. In another node than the newest value's a
+    /// commit says nothing: the ensemble may have come back as it was before, so its node may be an older one.
+    pub(super) fn committed(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
+        let is_before = |newest: &Seen<T>| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
+        let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };
         self.trouble = None;
         self.valued(bytes.to_vec(), czxid, version);
         self.own = self.news;
         true
     }
 
-    /// A read has found no node. The reads of one session never go back, so what it finds next is what there is.
-    pub(super) fn gone(&mut self, error: Error) -> bool {
-        (self.own, self.is_gone) = (0, true);
-        self.troubled(error)
-    }
-
     fn valued(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) {
-        (self.news, self.is_gone) = (self.news + 1, false);
+        self.news += 1;
         let (digest, bytes, made) = (digest(&bytes), Mutex::new(Arc::new(bytes)), OnceLock::new());
         self.newest = Some(Arc::new(Seen { news: self.news, czxid, version, digest, bytes, made }));
     }
@@ -190,7 +182,10 @@ mod tests {
         for (czxid, version) in [(10, 3), (9, 8)] {
             let mut known = read(10, 3);
             let before = known.news;
-            assert!(!known.committed(b"a", 3) && known.committed(b"b", 5) && !known.committed(b"a", 4));
+            let ours = Some(10);
+            assert!(
+                !known.committed(b"a", ours, 3) && known.committed(b"b", ours, 5) && !known.committed(b"a", ours, 4)
+            );
             assert!(!known.read(b"a".to_vec(), czxid, version, before), "this server lags");
             assert_eq!(newest(&known), (10, 5));
             let after = known.news;
@@ -198,20 +193,21 @@ mod tests {
             assert_eq!(newest(&known), (czxid, version));
 
             let mut known = read(10, 3);
-            assert!(known.committed(b"b", 5) && !known.read(b"b".to_vec(), 10, 5, before), "it was known");
+            assert!(known.committed(b"b", Some(10), 5) && !known.read(b"b".to_vec(), 10, 5, before), "it was known");
             assert!(known.read(b"a".to_vec(), czxid, version, before), "this session has shown it before");
         }
         let mut known = read(10, 3);
-        assert!(known.committed(b"b", 5) && known.read(b"c".to_vec(), 10, 6, 1), "another came after it");
-        assert!(known.committed(b"d", 7) && known.read(b"e".to_vec(), 11, 0, 1), "it was made anew");
+        assert!(known.committed(b"b", Some(10), 5) && known.read(b"c".to_vec(), 10, 6, 1), "another came after it");
+        assert!(known.committed(b"d", Some(10), 7) && known.read(b"e".to_vec(), 11, 0, 1), "it was made anew");
     }
 
     #[test]
-    fn a_commit_to_a_node_made_anew_is_known_once_it_is_read_also_if_the_ensemble_came_back_as_it_was_before() {
+    fn a_commit_to_another_node_is_known_once_it_is_read_also_if_the_ensemble_came_back_as_it_was_before() {
         let mut known = read(10, 3);
-        assert!(known.gone(trouble("a")) && !known.committed(b"b", 4) && known.read(b"c".to_vec(), 5, 5, 0));
+        assert!(known.troubled(trouble("a")) && !known.committed(b"b", Some(5), 4));
+        assert!(known.read(b"c".to_vec(), 5, 5, 0));
         assert_eq!(newest(&known), (5, 5));
-        assert!(known.committed(b"d", 6));
+        assert!(known.committed(b"d", Some(5), 6) && !known.committed(b"e", None, 7));
     }
 
     #[test]
@@ -226,7 +222,7 @@ mod tests {
     #[test]
     fn the_same_trouble_is_told_once_and_a_value_that_can_be_read_again_is_told_again() {
         let mut known = read(10, 3);
-        assert!(known.committed(b"b", 4));
+        assert!(known.committed(b"b", Some(10), 4));
         assert!(known.troubled(trouble("a")) && !known.troubled(trouble("a")) && known.troubled(trouble("b")));
         let seen = known.news;
         assert!(matches!(known.news_after(seen - 1), Some((news, Err(_))) if news == seen));

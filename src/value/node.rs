@@ -25,6 +25,8 @@ pub(crate) struct ValueNode {
 /// What a commit has written.
 pub(crate) struct NewValue {
     pub(crate) bytes: Vec<u8>,
+    /// `None` if this holder has made the node.
+    pub(crate) czxid: Option<i64>,
     pub(crate) version: i32,
     pub(crate) written: Written,
 }
@@ -75,7 +77,7 @@ impl ValueNode {
         }
         let (coordinator, path) = (self.coordinator(), &self.path);
         let version = Commit { held, coordinator, path, bytes: &bytes, mark, base }.put().await?;
-        Ok(NewValue { bytes, version, written: envelope.written })
+        Ok(NewValue { bytes, czxid: base.czxid, version, written: envelope.written })
     }
 
     /// Writes the first value; `None` if another reader was faster.
