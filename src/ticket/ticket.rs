@@ -288,7 +288,11 @@ impl Ticket {
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => {
                     match until_known(session, || session.data(&to)).await {
                         Ok((_, stat)) if stat.ephemeral_owner == session.id() => break,
-                        Ok(_) => *failure,
+                        Err(Failure::NoNode) if tries < UNKNOWN_TRIES => {
+                            before_next_try(session, &mut tries).await?;
+                            continue;
+                        }
+                        Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)) => *failure,
                         Err(failure) => failure,
                     }
                 }
