@@ -435,26 +435,24 @@ impl<'a> View<'a> {
         let connection = upkeep.connection();
         // All requests are on their way before one is answered.
         let synced = (connection != self.connection).then(|| session.sync(path));
+        let lists = self.signal.is_some() && self.names.is_some();
+        let queue = lists.then(|| session.children(self.held.ticket().directory()));
         let watched = session.watch_children(directory);
         let node = self.number.is_none().then(|| session.data(path));
         if let Some(synced) = synced {
             synced.await?;
         }
+        let queue = OptionFuture::from(queue).await.transpose()?;
         let watched = watched.await;
         let node = OptionFuture::from(node).await.transpose()?;
         if upkeep.connection() != connection {
             return Ok(None);
         }
         self.connection = connection;
-        if let Ok((names, _)) = &watched
-            && !self.shows_the_last(session, names).await?
-        {
-            return Ok(None);
-        }
         match watched {
             Ok((names, watch)) => {
                 self.names = Some(watch);
-                Ok(Some((names, node)))
+                Ok(self.shows_the_last(&names, queue).await?.then_some((names, node)))
             }
             Err(Failure::NoNode) => {
                 make_directory(session, directory, &mut self.rounds).await?;
@@ -464,20 +462,22 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether the signal was true, and whoever has left with permits is among these `names`. The one before us is: so it was
-    /// the head. Otherwise it may have given them back, or a stranger wrote to its place: a listing says which. Whoever
-    /// has left by then may have taken permits since `names` were read.
-    async fn shows_the_last(&mut self, session: &Arc<dyn Session>, names: &[String]) -> Result<bool, Failure> {
-        let Some(signal) = &self.signal else { return Ok(true) };
+    /// Whether the signal was true, and these `names` show whoever has left with permits. The one before us is among them: so it
+    /// was the head. Otherwise it has given them back, or a stranger wrote to its place: the `queue`, listed before, says which.
+    async fn shows_the_last(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
+        let Some(signal) = self.signal.clone() else { return Ok(true) };
         let before_us = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
         let has_taken = before_us.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.owner())));
-        if !has_taken && let Some(left) = keep_alive::left_before(session, &signal.path).await? {
+        let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
+        let shown = keep_alive::up_to(&queue, &signal.path);
+        if let Some(left) = keep_alive::left_of(self.held.ticket().session(), &shown).await? {
             keep_alive::interfered(&signal.path, &left, [self.held.own_node()]);
             return Err(Failure::NoNode);
         }
+        self.ghosts.extend(shown.iter().filter_map(|path| path.rsplit('/').next()).map(Arc::from));
         signal.confirm();
         self.signal = None;
-        Ok(has_taken)
+        Ok(true)
     }
 
     /// Watches the number of permits, unless it has changed since `now`.

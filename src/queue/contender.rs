@@ -127,7 +127,7 @@ impl Contender {
         name(self.owner(), self.dialect.marker(Mode::Read), self.sequence)
     }
 
-    /// How the names of its acquisition begin, and no other's.
+    /// How the names of its acquisition begin; no other's, if its name has an id.
     pub(crate) fn owner(&self) -> &str {
         &self.name[..self.owner_len]
     }

@@ -95,7 +95,7 @@ pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
 async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let mut left = match until_known_at_last(&live, || live.data(&path)).await {
-        Ok(_) => left_of(&live, vec![path.to_string()]).await,
+        Ok(_) => left_of(&live, &[path.to_string()]).await,
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
     };
@@ -129,24 +129,29 @@ pub(crate) fn interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<
 }
 
 /// A contender up to this one that is still there.
-pub(crate) async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
-    let (directory, name) = path.rsplit_once('/').unwrap_or_default();
-    let number = |name: &str| Contender::parse(name).map(|it| it.sequence());
-    let directory = Arc::from(directory);
+async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
+    let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
     let names = match until_known_at_last(session, || listing::list(session, &directory)).await {
         Err(Failure::NoNode) => return Ok(None),
         names => names?,
     };
+    left_of(session, &up_to(&names, path)).await
+}
+
+/// The paths of the contenders of these names up to the one at `path`.
+pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
+    let (directory, name) = path.rsplit_once('/').unwrap_or_default();
+    let number = |name: &str| Contender::parse(name).map(|it| it.sequence());
     let up_to = names.iter().filter(|other| number(other).is_some_and(|it| Some(it) <= number(name)));
-    left_of(session, up_to.map(|name| format!("{directory}/{name}")).collect()).await
+    up_to.map(|name| format!("{directory}/{name}")).collect()
 }
 
 /// One of these nodes that is there by what a quorum says. A server that lags may still show a node that is gone.
-async fn left_of(session: &Arc<dyn Session>, shown: Vec<String>) -> Result<Option<String>, Failure> {
+pub(crate) async fn left_of(session: &Arc<dyn Session>, shown: &[String]) -> Result<Option<String>, Failure> {
     for path in shown {
         let checks = [check(path.clone(), None)];
         match until_known_at_last(session, || session.transact(&checks)).await {
-            Ok(_) => return Ok(Some(path)),
+            Ok(_) => return Ok(Some(path.clone())),
             Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => {}
             Err(failure) => return Err(failure),
         }

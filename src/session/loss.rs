@@ -26,8 +26,9 @@ pub enum Loss {
     /// A stranger wrote to a lock node, and the write passed for a hand-off while the holder still held.
     ///
     /// The false grant is found out after a few milliseconds. A holder that releases before that passes the false grant
-    /// on, and the next holder finds that out after a fifth of the session timeout. Until then only an ACL that keeps
-    /// strangers from writing helps. Nobody gets permits of a [`Semaphore`](crate::Semaphore) so.
+    /// on, and the next holder finds that out after a fifth of the session timeout, if the rightful one is still there.
+    /// Only an ACL that keeps strangers from writing helps for sure. Nobody gets permits of a
+    /// [`Semaphore`](crate::Semaphore) so.
     #[error("a stranger wrote to a lock node, and the write was taken for a hand-off")]
     Interfered,
 }

@@ -46,7 +46,7 @@ struct Members {
     all: HashMap<u64, Arc<OwnNode>>,
     /// Nodes that must be gone, because their waiters were granted by a hand-off.
     handed_off: HashMap<Arc<str>, HandedOff>,
-    /// The last of these nodes that was gone indeed.
+    /// The last of these hand-offs after which nobody was left.
     gone: Option<Arc<HandOff>>,
     /// Nodes that leave by themselves with their last use.
     leaving: Vec<Weak<OwnNode>>,

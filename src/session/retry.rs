@@ -24,8 +24,8 @@ where
     }
 }
 
-/// As [`until_known`], for as long as the session lives. For work that no caller waits for, and that must not stay
-/// undone.
+/// As [`until_known`], for as long as the session lives. For work that must not stay undone, and that no caller waits for
+/// without a lease that runs out meanwhile.
 pub(crate) async fn until_known_at_last<T>(
     session: &Arc<dyn Session>,
     ask: impl Fn() -> Reply<T>,

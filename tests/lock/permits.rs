@@ -188,6 +188,26 @@ async fn a_permit_that_is_given_back_wakes_one_of_forty() {
     assert!(from.proxy.count(Op::GetChildren) == 0 && held.iter().all(|permit| permit.is_held()));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_head_whose_predecessor_has_given_its_permit_back_by_then_lists_the_queue_once() {
+    let Line { server: _server, from: _from, mut held, mut waiting } = Line::of(2, 1).await;
+    let ((_head, first), (next, second)) = (waiting.remove(0), waiting.remove(0));
+    let look = next.proxy.hold_request(Op::GetChildren);
+    held.remove(0).release().await.unwrap();
+    let permit = granted(first).await;
+    soon("the look", look.arrives()).await;
+    permit.release().await.unwrap();
+    look.release();
+    let permit = granted(second).await;
+    let requests = next.proxy.requests();
+    let parts = |(op, path): &(Op, String)| Some((*op, path.strip_prefix("/permits/line")?.to_owned()));
+    let reads = requests.iter().filter(|(op, _)| *op != Op::Multi).filter_map(parts).collect::<Vec<_>>();
+    let (permits, number, queue) = ("/permits".to_owned(), String::new(), "/queue".to_owned());
+    let look = [(Op::GetChildren, permits), (Op::GetData, number)];
+    assert!(reads.starts_with(&[&look[..], &[(Op::GetChildren, queue)], &look[..]].concat()), "{reads:?}");
+    permit.release().await.unwrap();
+}
+
 /// The requests, without those that the test settles with.
 fn but_for_the_settling(tapped: &Tapped) -> Vec<Op> {
     tapped.proxy.requests().into_iter().filter(|(_, path)| path != "Check /").map(|(op, _)| op).collect()
