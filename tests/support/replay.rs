@@ -245,6 +245,12 @@ impl Replay<'_> {
         self.told.get(&node.token).is_some_and(|told| *told <= by + MILLISECOND + self.run.leeway)
     }
 
+    /// Of one that does what only a holder does.
+    fn not_granted(&self, node: &Node, by: Duration) -> String {
+        let (turn, told) = (node.turn.map(|(zxid, time, _)| (zxid, time)), self.told.get(&node.token));
+        format!("and it was not granted by {by:?}: its turn came at {turn:?}, and it was told so at {told:?}")
+    }
+
     fn step(&mut self, txn: &Txn) {
         let changes = txn.ops.iter().any(|op| !matches!(op, Op::Check { .. }));
         let mut guards = Vec::new();
@@ -274,7 +280,8 @@ impl Replay<'_> {
                 if node.session != txn.session {
                     self.refuse(txn, "Commit", node.shown(), "the node is another session's");
                 } else if node.turn.is_none() || !self.was_told(&node, txn.time) {
-                    self.refuse(txn, "Commit", node.shown(), "only a holder commits, and it was not granted");
+                    let rule = format!("only a holder commits, {}", self.not_granted(&node, txn.time));
+                    self.refuse(txn, "Commit", node.shown(), &rule);
                 }
             }
         }
@@ -302,7 +309,8 @@ impl Replay<'_> {
             } else if (old.name.mode, name.mode) != (Mode::Write, Mode::Read) {
                 self.refuse(txn, "Downgrade", old.shown(), "only a writer becomes a reader");
             } else if old.turn.is_none() || !self.was_told(&old, txn.time) {
-                self.refuse(txn, "Downgrade", old.shown(), "only a holder downgrades, and it was not granted");
+                let rule = format!("only a holder downgrades, {}", self.not_granted(&old, txn.time));
+                self.refuse(txn, "Downgrade", old.shown(), &rule);
             }
         } else {
             self.saw("Enter");
@@ -400,7 +408,8 @@ impl Replay<'_> {
             if node.name.mode != Mode::Write || !node.name.signals {
                 self.refuse(txn, "Release", node.shown(), "only a writer signals");
             } else if node.turn.is_none() || !told {
-                self.refuse(txn, "Release", node.shown(), "only a holder signals, and it was not granted");
+                let rule = format!("only a holder signals, {}", self.not_granted(&node, txn.time));
+                self.refuse(txn, "Release", node.shown(), &rule);
             }
             Left::Signalled
         } else {

@@ -115,13 +115,17 @@ impl<'b> Bytes<'b> {
     fn txn(&mut self) -> Option<(i64, Txn)> {
         let (session, _number, zxid) = (self.long()?, self.int()?, self.long()?);
         let time = Duration::from_millis(self.long()?.try_into().ok()?);
-        let ops = match self.int()? {
+        let mut ops = match self.int()? {
             MULTI => {
                 let count = self.int()?;
                 (0..count).map(|_| (self.int()?, self.buffer()?).op()).collect::<Option<Vec<_>>>()?
             }
             kind => vec![(kind, self.0).op()?],
         };
+        // What comes before a part that is refused stands in the log as it was asked for, and is not done either.
+        if let Some(refused) = ops.iter().position(|op| matches!(op, Op::Refused { .. })) {
+            ops = vec![ops.swap_remove(refused)];
+        }
         Some((zxid, Txn { zxid, time, session, ops }))
     }
 }
