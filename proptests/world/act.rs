@@ -178,10 +178,10 @@ impl World {
         let memory = &wired.memory;
         // A holder that cannot hear of it at once would hold beside the next one: nothing helps against that.
         let is_held_up = self.is_held_up() || self.clients.iter().any(Wired::has_requests);
-        // So would one that takes an old answer for its grant, and does not come to watch its own node yet.
+        // So would one that takes an old answer for its grant later, and cannot watch its own node by then.
         let is_late = |actor: &Actor| matches!(actor, Actor::Busy(work) if work.is_woken());
-        let may_be_late = self.ledger.are_blind && self.actors.iter().any(is_late);
-        let all_hear = !self.are_unheard && !self.lagging.contains(&true) && !is_held_up && !may_be_late;
+        let are_late = self.actors.iter().any(is_late);
+        let all_hear = !self.are_unheard && !self.lagging.contains(&true) && !is_held_up && !are_late;
         match action {
             Action::Stall => wired.stall(),
             Action::Flow => wired.flow(),

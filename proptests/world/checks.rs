@@ -46,7 +46,6 @@ pub(crate) struct Ledger {
     /// The newest value in the copy of each handle.
     copies: HashMap<usize, u64>,
     /// What may happen in this schedule.
-    pub(super) are_blind: bool,
     has_strangers: bool,
     has_stalls: bool,
     has_forgotten: bool,
@@ -108,7 +107,6 @@ impl Ledger {
             value: 0,
             value_before: 0,
             copies: HashMap::new(),
-            are_blind: schedule.are_blind,
             has_strangers: dialects.len() > 1,
             has_stalls: has(&|action| matches!(action, Action::Stall | Action::Hush)),
             has_forgotten: false,
