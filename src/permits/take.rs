@@ -315,27 +315,6 @@ impl Stock {
         Ok(())
     }
 
-    /// Adds the permits of those whom our server still shows in the queue. It has missed that they left, so it may have
-    /// missed that they left with permits.
-    async fn add_unseen(&self, ticket: &Ticket, ghosts: &[Arc<str>], names: &mut Vec<String>) -> Result<(), Failure> {
-        let session = ticket.session();
-        for ghost in ghosts.iter().filter_map(|name| Contender::parse(name)) {
-            let data = match retry::until_known(session, || session.data(&ticket.child(ghost.name()))).await {
-                Ok((data, _)) => data,
-                // It is no ghost any more, so its permits are shown, too.
-                Err(Failure::NoNode) => continue,
-                Err(failure) => return Err(failure),
-            };
-            let name = permits::name(ghost.owner(), metadata::read(&data).permits.unwrap_or(1));
-            if !names.contains(&name)
-                && second_look::is_there(session, format!("{}/{name}", self.taken), None).await != Some(false)
-            {
-                names.push(name);
-            }
-        }
-        Ok(())
-    }
-
     /// The number that the data of the semaphore's node give; `None` if they give none yet.
     pub(super) fn number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
         let doubtful = |what: String| self.doubtful(format!("its data are {what:?}, and not a number of permits"));
@@ -400,10 +379,9 @@ impl<'a> View<'a> {
             match self.try_to_look(&session).await {
                 Ok(Some((mut names, node))) => {
                     names.retain(|name| !self.gone.contains(name));
-                    let unseen = self.stock.add_unseen(self.held.ticket(), &self.ghosts, &mut names).await;
-                    unseen.map_err(|failure| self.fault(failure))?;
+                    let is_whole = self.add_unseen(&mut names).await.map_err(|failure| self.fault(failure))?;
                     // Another server may have said that there is no ghost: only its listing has the ghost's permits.
-                    if session.upkeep().connection() != self.connection {
+                    if !is_whole || session.upkeep().connection() != self.connection {
                         continue;
                     }
                     let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
@@ -478,6 +456,28 @@ impl<'a> View<'a> {
         signal.confirm();
         self.signal = None;
         Ok(true)
+    }
+
+    /// Adds the permits of those whom our server still shows in the queue. It has missed that they left, so it may have
+    /// missed that they left with permits. `false` if it has learnt since of one of them: then it has `names` anew, too.
+    async fn add_unseen(&mut self, names: &mut Vec<String>) -> Result<bool, Failure> {
+        let (ticket, session) = (self.held.ticket(), self.held.ticket().session());
+        let listed = std::mem::take(&mut self.ghosts);
+        for ghost in &listed {
+            let Some(contender) = Contender::parse(ghost) else { continue };
+            let data = match retry::until_known(session, || session.data(&ticket.child(ghost))).await {
+                Ok((data, _)) => data,
+                Err(Failure::NoNode) => continue,
+                Err(failure) => return Err(failure),
+            };
+            self.ghosts.push(Arc::clone(ghost));
+            let name = permits::name(contender.owner(), metadata::read(&data).permits.unwrap_or(1));
+            let path = format!("{}/{name}", self.stock.taken);
+            if !names.contains(&name) && second_look::is_there(session, path, None).await != Some(false) {
+                names.push(name);
+            }
+        }
+        Ok(self.ghosts.len() == listed.len())
     }
 
     /// Watches the number of permits, unless it has changed since `now`.

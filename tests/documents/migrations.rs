@@ -22,7 +22,7 @@ use support::wire::{Frames, Op, Proxy, Rule};
 
 /// The session timeout of the processes: a holder says lost after five sixths of it, and has a successor after all of
 /// it.
-const SESSION_TIMEOUT: &str = "2";
+const SESSION_TIMEOUT: &str = "4";
 
 /// The exit codes of the processes.
 const DONE: Option<i32> = Some(0);

@@ -445,6 +445,30 @@ fn a_forged_hand_off_of_a_waiter_that_has_given_up_gives_nobody_a_permit() {
 }
 
 #[test]
+fn a_permit_taken_by_a_head_that_ones_server_shows_in_the_queue_counts_also_if_a_hand_off_was_forged() {
+    let (zk, other, a, b) = two(1);
+    let held = acquire(&a);
+    let mut head = acquiring(&b, 1);
+    assert_pending!(head.poll());
+    let first = zk.children(QUEUE).remove(0);
+    let mut next = acquiring(&a, 1);
+    assert_pending!(next.poll());
+    zk.faults().lag();
+    let set = Operation::Set { path: format!("{QUEUE}/{first}"), data: vec![], version: None };
+    now(session(&other).transact(&[set])).expect("it may be written");
+    drop(held);
+    assert!(next.is_woken(), "by the write, of which its server has learnt with the deletion");
+    let taken = assert_ready_ok!(head.poll());
+    assert_pending!(next.poll());
+    assert!(taken.is_held());
+    drop((taken, head));
+    zk.faults().catch_up();
+    assert!(assert_ready_ok!(next.poll()).is_held());
+    drop(next);
+    assert_eq!(left(&zk), (vec![], vec![], 0));
+}
+
+#[test]
 fn a_hand_off_by_one_that_has_given_its_permits_back_already_lets_the_next_one_in() {
     let (zk, _other, a, b) = two(1);
     let third = open(&zk.connect(), 1);
