@@ -6,9 +6,9 @@ use std::time::Duration;
 use support::keeper::{LIST_EPHEMERALS, READ_SEVERAL, clickhouse_keeper, has_a_session_kept, zookeeper_3_5};
 use support::scene::*;
 use support::server::shared_server;
-use support::wire::{Op, Proxy};
+use support::wire::{Frames, Op, Proxy};
 use zk_rwlock::coordinator::Ending;
-use zk_rwlock::{Error, Loss, ZooKeeper};
+use zk_rwlock::{Error, Loss, Semaphore, ZooKeeper};
 
 /// Longer than any of these tests may wait for a loss, so that the loss cannot come from the lease.
 const LONG: Duration = Duration::from_secs(30);
@@ -91,6 +91,26 @@ async fn where_nobody_can_list_its_nodes_a_session_shows_itself_and_goes_on() {
     assert_eq!(old.count(LIST_EPHEMERALS), 0, "it was refused once");
     guard.release().await.expect("held");
     becomes_empty(&operator, "/keeper-old").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_shows_itself_beside_its_permit_takes_no_other_and_stops_nobody() {
+    let old = zookeeper_3_5(shared_server().address());
+    let zk = connect_with(&old.address(), Duration::from_secs(3)).await;
+    let operator = connect(&shared_server().address()).await;
+    let [theirs, ours] = [&zk, &operator].map(|zk| Semaphore::new(zk, "/keeper-permits", 2).expect("valid"));
+    let held = soon("a permit", theirs.acquire()).await.expect("free");
+    let removal = old.hold(Frames::requests(Op::Delete));
+    old.reset();
+    old.disconnect();
+    soon("the removal", removal.arrives()).await;
+    assert_eq!(children(&operator, "/keeper-permits/permits").await.len(), 2);
+    let other = soon("the other permit", ours.acquire()).await.expect("free");
+    assert!(ours.try_acquire().await.expect_err("both are taken").is_would_block());
+    removal.release();
+    other.release().await.expect("held");
+    held.release().await.expect("held");
+    becomes_empty(&operator, "/keeper-permits/permits").await;
 }
 
 /// Reads and pings that a follower of Keeper answers keep no session alive there. An idle client of ZooKeeper writes nothing.
