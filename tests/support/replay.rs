@@ -393,7 +393,8 @@ impl Replay<'_> {
             txn.ops.iter().any(|op| matches!(op, Op::Create { path, ephemeral: true, .. } if wanted(child(path))))
         };
         let told = self.was_told(&node, txn.time);
-        let how = if node.session != txn.session {
+        let is_own = node.session == txn.session;
+        let how = if !is_own && !self.is_given_up(txn, &node) {
             if !self.run.operators.contains(path) {
                 self.refuse(txn, "Delete", node.shown(), "nobody deletes another's node");
             }
@@ -415,7 +416,7 @@ impl Replay<'_> {
         } else {
             if permit(path).is_none() {
                 self.saw(if told { "Release" } else { "Cancel" });
-                let signals = node.name.mode == Mode::Write && node.name.signals && told;
+                let signals = node.name.mode == Mode::Write && node.name.signals && told && is_own;
                 if signals && !self.run.is_lied_to {
                     self.refuse(txn, "Release", node.shown(), "a writer that held signals");
                 }
@@ -423,6 +424,18 @@ impl Replay<'_> {
             Left::Deleted
         };
         self.leaves(txn, at, how);
+    }
+
+    /// Whether this is a node of the same contender, for which the node's session is over: it has made another one, or knows that
+    /// it has lost this one, and looks what became of a commit.
+    fn is_given_up(&self, txn: &Txn, node: &Node) -> bool {
+        let is_lost = |event: &Event| {
+            let is_of_it = event.what == What::Lost && event.path == node.path;
+            is_of_it && event.at <= txn.time + MILLISECOND + self.run.leeway
+        };
+        let is_another = |other: &Node| other.session == txn.session && other.name.owner == node.name.owner;
+        let has_another = permit(&node.path).is_none() && self.nodes.iter().any(is_another);
+        has_another || self.run.events.iter().any(is_lost)
     }
 
     fn set(&mut self, txn: &Txn, path: &str, data: &[u8]) {
