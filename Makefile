@@ -84,21 +84,24 @@ interop: zookeeper
 	tests/interop/setup.sh
 	INTEROP_SECONDS=$(INTEROP_SECONDS) cargo test $(WHOLE) --test interop -- --nocapture
 
+# Says in each line of a file in which run it was measured.
+STAMP = sed "s/^{/{\"run\":\"$$(date -u +%FT%TZ)\",\"commit\":\"$$(git describe --always --dirty)\",\"machine\":\"$$(nproc) cores, Linux $$(uname -r)\",/" $(1).part >$(1); rm $(1).part
+
 # One holder, one waiting writer and one fault after the other, the same for us, Curator and kazoo, so many rounds of each. Some
 # minutes, of which it mostly sleeps. `cp target/nemesis.jsonl docs/ && make pages` has docs/comparison.md show what was seen.
 NEMESIS_ROUNDS ?= 20
+NEMESIS := $(CURDIR)/target/nemesis.jsonl
 nemesis: zookeeper
 	tests/interop/setup.sh
+	rm -f '$(NEMESIS).part'
 	NEMESIS_ROUNDS=$(NEMESIS_ROUNDS) cargo test $(WHOLE) --test nemesis -- --nocapture
+	$(call STAMP,$(NEMESIS))
 
 # The server tests on ZooKeeper 3.6.3, 3.8.0, 3.9.4 and 3.9.5 in turn, and on a server that behaves like ClickHouse Keeper;
 # VERSIONS names some of them. The first run needs the network: PySpark's source distributions (318, 456 and 456 MB) for the jars.
 VERSIONS ?= 3.6.3 3.8.0 3.9.4 3.9.5 keeper
 versions: zookeeper programs
 	tests/versions.sh $(VERSIONS)
-
-# Says in each line of a file in which run it was measured.
-STAMP = sed "s/^{/{\"run\":\"$$(date -u +%FT%TZ)\",\"commit\":\"$$(git describe --always --dirty)\",\"machine\":\"$$(nproc) cores, Linux $$(uname -r)\",/" $(1).part >$(1); rm $(1).part
 
 # What everything costs as it grows to a hundred thousand, in time of the processor and in bytes. Some minutes.
 GROWTH := $(CURDIR)/target/performance/growth.jsonl

@@ -1,6 +1,7 @@
 //! `docs/comparison.md` shows what `make nemesis` has seen: its table is made from `docs/nemesis.jsonl`. `make pages` writes it.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::nemesis_results::{self as results, Round};
 use crate::snippets::{WRITE, read, root};
@@ -34,6 +35,22 @@ fn all_rounds_are_there_and_none_of_ours_held_beside_another_unless_its_node_was
     results::judge(&rounds(), ROUNDS);
 }
 
+#[test]
+fn a_round_of_ours_that_holds_on_or_loses_for_nobody_is_refused() {
+    let is_refused = |fault: &str, falsify: &dyn Fn(&mut Round)| {
+        let mut rounds = rounds();
+        falsify(rounds.iter_mut().find(|it| it.fault == fault && it.library == results::OURS).expect("it is there"));
+        catch_unwind(AssertUnwindSafe(|| results::judge(&rounds, ROUNDS))).is_err()
+    };
+    assert!(is_refused(results::DELETED, &|round| round.denied_from = None));
+    assert!(is_refused(results::DELETED, &|round| round.held_until += 2000.0));
+    for fault in [results::CUT, results::BREAK] {
+        assert!(!is_refused(fault, &|_| {}));
+        assert!(is_refused(fault, &|round| round.lost = Some(1.0)));
+        assert!(is_refused(fault, &|round| round.denied_from = Some(1.0)));
+    }
+}
+
 fn round(granted: Option<f64>, denied_from: Option<f64>, signal: Option<f64>) -> Round {
     Round {
         fault: results::DELETED.to_owned(),
@@ -65,4 +82,5 @@ fn a_cell_says_the_middle_and_the_worst_of_what_was_held_beside_another() {
     assert_eq!(cell(&[beside(40.0), round(Some(10.0), None, None)]), "never, never, never");
     assert_eq!(cell(&[round(None, None, None)]), "kept");
     assert_eq!(cell(&[beside(40.0), round(None, None, None)]), "0, 0, never; kept: 1");
+    assert_eq!(cell(&[round(None, Some(31.0), None)]), "-, -, -; lost for nobody: 1");
 }

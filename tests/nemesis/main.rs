@@ -271,7 +271,7 @@ fn every_library_suffers_every_fault() {
     let mut companies = LIBRARIES.map(|library| Company::enlist(library, rounds, &server));
     let shown: Vec<Round> =
         FAULTS.into_iter().flat_map(|fault| suffer(&field, &mut companies, fault, rounds)).collect();
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/nemesis.jsonl");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/nemesis.jsonl.part");
     let lines: String = shown.iter().map(|round| serde_json::to_string(round).expect("plain data") + "\n").collect();
     std::fs::write(file, &lines).expect("writable");
     let shown = results::read(&lines);
