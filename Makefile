@@ -35,7 +35,7 @@ programs:
 	cargo build $(WHOLE) --bins --examples
 
 # The long versions of what `make test` runs: more rounds, more waiters, more schedules, more contenders, more crashes,
-# ten minutes of threads, and the swarms for a quarter of an hour on one server and as long on three. Each stage says how many descriptors it had open at most.
+# ten minutes of threads, and the swarms for twenty minutes on one server and as long on three. Each stage says how many descriptors it had open at most.
 COUNTED_TEST := cargo --config 'target."cfg(unix)".runner = ["$(CURDIR)/tests/descriptors.sh"]' test --release
 soak: zookeeper
 	export SCHEDULES=1000000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SILENCE_ROUNDS=200 LEASE_HISTORIES=60000 BREAK_ROUNDS=20 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
@@ -55,11 +55,12 @@ soak: zookeeper
 		stage parsers --all-features --lib any_
 		stage models -p zk-rwlock-tests --test models -- --nocapture
 	} &
-	for part in session::{lease,silence,breaks,ensemble,alone,outages,garbled} crowd::{scale,permits,traces} lock::multi; do
+	for part in session::{lease,silence,breaks,ensemble,alone,outages,garbled} crowd::{scale,traces} lock::multi; do
 		stage "$$part" -p zk-rwlock-tests --test "$${part%%::*}" "$${part#*::}::" -- --nocapture
 	done
 	for servers in 1 3; do
 		SWARM_SERVERS=$$servers stage "swarm-$$servers" -p zk-rwlock-tests --test crowd swarm:: -- --nocapture
+		SWARM_SERVERS=$$servers SWARM_SECONDS=300 stage "permits-$$servers" -p zk-rwlock-tests --test crowd permits:: -- --nocapture
 		SWARM_SERVERS=$$servers stage "linear-$$servers" -p zk-rwlock-tests --test crowd linear:: -- --nocapture
 	done
 	wait

@@ -39,11 +39,20 @@ impl Site {
         Arc::new(tokio::task::spawn_blocking(start).await.expect("the servers start"))
     }
 
-    pub(super) fn servers(&self) -> Vec<&Server> {
+    fn servers(&self) -> Vec<&Server> {
         match self {
             Site::One(server) => vec![server],
             Site::Three(ensemble) => (0..3).map(|number| ensemble.server(number)).collect(),
         }
+    }
+
+    pub(super) fn addresses(&self) -> Vec<String> {
+        self.servers().into_iter().map(Server::address).collect()
+    }
+
+    /// How many watches they have.
+    pub(super) fn watches(&self) -> u64 {
+        self.servers().into_iter().map(Server::watches).sum()
     }
 
     /// All that they have carried out.

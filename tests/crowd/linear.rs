@@ -114,7 +114,7 @@ struct World {
 impl World {
     async fn build(servers: u64, dice: &mut Seeded) -> World {
         let site = Site::start(servers).await;
-        let addresses: Vec<_> = site.servers().iter().map(|server| server.address()).collect();
+        let addresses = site.addresses();
         let mut clients = Vec::new();
         for number in 0..CLIENTS {
             let proxies: Vec<_> = addresses.iter().map(Proxy::start).collect();
@@ -501,5 +501,5 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_a_random_swarm_reads_and_writes_under_locks_is_linearizable() {
-    swarm(seed("SWARM_SEED"), setting("LINEAR_SECONDS").unwrap_or(8), setting("SWARM_SERVERS").unwrap_or(1)).await;
+    swarm(seed("SWARM_SEED"), setting("LINEAR_SECONDS").unwrap_or(8), setting("SWARM_SERVERS").unwrap_or(3)).await;
 }

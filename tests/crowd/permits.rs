@@ -1,14 +1,13 @@
 //! Swarms that use one semaphore while everything fails, or while their processes are killed: never more permits are held
 //! than there are, and in the end everybody gets one.
 //!
-//! All decisions come from a seed, which is printed. `SWARM_SEED` and `SWARM_SECONDS` set what is run, as for
-//! `swarm.rs`.
+//! All decisions come from a seed, which is printed. `SWARM_SEED`, `SWARM_SECONDS` and `SWARM_SERVERS` (1 or 3) set what is
+//! run, as for `swarm.rs`.
 
 use std::collections::BTreeMap;
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -16,14 +15,15 @@ use support::history::{History, overdrawn};
 use support::process::{Process, role, say};
 use support::replay::Run;
 use support::scene::{CALM, Seeded, becomes_empty, children, connect, connect_with, eventually, session, soon};
-use support::server::{Server, shared_server};
 use support::trace;
-use support::wire::{Op, Proxy};
+use support::wire::Proxy;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use zk_rwlock::coordinator::Failure;
 use zk_rwlock::{Error, Permit, Semaphore, ZooKeeper};
 
+use crate::faults::{Site, fail_links, fail_servers, seed, setting};
+use crate::swarm::cut_short;
 use crate::traces::replayed;
 
 const PATH: &str = "/swarm/permits";
@@ -32,25 +32,26 @@ const CLIENTS: u64 = 6;
 /// The bound once nothing fails any more: expired sessions take 4 s and a tick to go, and machines may be slow.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
 
-fn setting(name: &str) -> Option<u64> {
-    let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
-}
-
-fn seed() -> u64 {
-    let fresh = || std::time::UNIX_EPOCH.elapsed().expect("the clock is right").as_nanos() as u64 % 1_000_000_000;
-    setting("SWARM_SEED").unwrap_or_else(fresh)
+/// The seed, for how many seconds, on how many servers, and the command that repeats it.
+fn settings() -> (u64, u64, u64, String) {
+    let (seed, seconds) = (seed("SWARM_SEED"), setting("SWARM_SECONDS").unwrap_or(12));
+    let servers = setting("SWARM_SERVERS").unwrap_or(1);
+    let replay = format!(
+        "SWARM_SEED={seed} SWARM_SECONDS={seconds} SWARM_SERVERS={servers} cargo test -p zk-rwlock-tests --test crowd permits::"
+    );
+    println!("{replay}");
+    (seed, seconds, servers, replay)
 }
 
 struct Client {
     name: String,
-    proxy: Proxy,
+    proxies: Vec<Proxy>,
     zk: ZooKeeper,
     semaphore: Semaphore,
 }
 
 struct World {
-    server: Server,
+    site: Arc<Site>,
     history: History,
     clients: Vec<Client>,
     operator: ZooKeeper,
@@ -75,21 +76,6 @@ impl World {
         }
         self.saw(if error.is_lost() { "lost" } else { "not granted" });
     }
-}
-
-/// Drops the future at its suspension number `polls`, counted from 0.
-async fn cut_short<F: Future>(future: F, polls: u64) -> Option<F::Output> {
-    let mut future = std::pin::pin!(future);
-    let mut left = polls;
-    std::future::poll_fn(|context| match future.as_mut().poll(context) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending if left == 0 => Poll::Ready(None),
-        Poll::Pending => {
-            left -= 1;
-            Poll::Pending
-        }
-    })
-    .await
 }
 
 async fn use_permits(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
@@ -127,37 +113,6 @@ async fn hold(world: &World, client: &Client, permit: Permit, dice: &mut Seeded)
     }
 }
 
-async fn fail_links(world: &World, mut dice: Seeded, end: Instant) {
-    const OPS: [Op; 8] =
-        [Op::Create2, Op::Create2, Op::Multi, Op::Multi, Op::Multi, Op::Delete, Op::GetChildren, Op::GetData];
-    while Instant::now() < end {
-        let proxy = &world.clients[dice.below(CLIENTS) as usize].proxy;
-        let op = OPS[dice.below(OPS.len() as u64) as usize];
-        let lasts = Duration::from_millis([100, 500, 2_000, 5_000][dice.below(4) as usize]);
-        let kind = dice.below(9);
-        let mut held = None;
-        match kind {
-            0 => proxy.black_hole(),
-            1 => proxy.black_hole_to_server(),
-            2 => proxy.black_hole_to_client(),
-            3 => proxy.cut(),
-            4 => proxy.rst(),
-            5 => drop(proxy.drop_request(op, 1)),
-            6 => held = Some(proxy.hold_reply(op)),
-            _ => drop(proxy.drop_reply(op, 1)),
-        }
-        world.saw(format!("fault {kind} of a link"));
-        if kind <= 3 || kind == 6 {
-            sleep(lasts.min(end.saturating_duration_since(Instant::now()))).await;
-        }
-        drop(held);
-        if kind <= 3 {
-            proxy.heal();
-        }
-        sleep(Duration::from_millis(dice.below(200))).await;
-    }
-}
-
 /// An operator deletes nodes of holders and of waiters.
 async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
@@ -177,29 +132,11 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     }
 }
 
-async fn fail_server(world: Arc<World>, mut dice: Seeded, end: Instant) {
-    while Instant::now() + Duration::from_secs(3) < end {
-        sleep(Duration::from_millis(2_000 + dice.below(4_000))).await;
-        let (kills, frozen) = (dice.below(2) == 0, Duration::from_millis(100 + dice.below(2_500)));
-        let there = Arc::clone(&world);
-        let work = move || {
-            if kills {
-                return there.server.restart();
-            }
-            there.server.pause();
-            std::thread::sleep(frozen);
-            there.server.resume();
-        };
-        tokio::task::spawn_blocking(work).await.expect("the server comes back");
-        world.saw(if kills { "the server was killed and restarted" } else { "the server was frozen" });
-    }
-}
-
 /// Nothing fails any more: every client gets all permits at once.
 async fn liveness_phase(world: &Arc<World>) {
-    for client in &world.clients {
-        client.proxy.forget_rules();
-        client.proxy.heal();
+    for proxy in world.clients.iter().flat_map(|client| &client.proxies) {
+        proxy.forget_rules();
+        proxy.heal();
     }
     let mut tasks = JoinSet::new();
     for number in 0..CLIENTS as usize {
@@ -236,11 +173,15 @@ async fn swarm_phase(world: &Arc<World>, dice: &mut Seeded, lasts: Duration) {
     }
     for _ in 0..2 {
         let (world, dice) = (Arc::clone(world), own_dice());
-        tasks.spawn(async move { fail_links(&world, dice, end).await });
+        tasks.spawn(async move {
+            let links: Vec<&[Proxy]> = world.clients.iter().map(|client| &client.proxies[..]).collect();
+            fail_links(&links, &|what: &str| world.saw(what), dice, end).await;
+        });
     }
     let (there, dice_of_operator) = (Arc::clone(world), own_dice());
     tasks.spawn(async move { delete_nodes(&there, dice_of_operator, end).await });
-    tasks.spawn(fail_server(Arc::clone(world), own_dice(), end));
+    let (site, there) = (Arc::clone(&world.site), Arc::clone(world));
+    tasks.spawn(fail_servers(site, move |what: &str| there.saw(what), own_dice(), end));
     while let Some(ended) = tasks.join_next().await {
         ended.expect("nothing panics");
     }
@@ -248,27 +189,25 @@ async fn swarm_phase(world: &Arc<World>, dice: &mut Seeded, lasts: Duration) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_random_swarm_never_holds_more_permits_than_there_are() {
-    let (seed, seconds) = (seed(), setting("SWARM_SECONDS").unwrap_or(12));
-    let replay =
-        format!("SWARM_SEED={seed} SWARM_SECONDS={seconds} cargo test -p zk-rwlock-tests --test crowd permits::");
-    println!("{replay}");
+    let (seed, seconds, servers, replay) = settings();
     trace::record(&[PATH]);
     let mut dice = Seeded(seed);
-    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
-    let operator = connect(&server.address()).await;
+    let site = Site::start(servers).await;
+    let operator = connect(&site.addresses().join(",")).await;
     let mut clients = Vec::new();
     for number in 0..CLIENTS {
-        let proxy = Proxy::start(server.address());
+        let proxies: Vec<_> = site.addresses().iter().map(Proxy::start).collect();
+        let through: Vec<_> = proxies.iter().map(Proxy::address).collect();
         let session_timeout = Duration::from_secs([1, 2, 4][dice.below(3) as usize]);
         let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(CALM);
-        let zk = builder.connect(&proxy.address()).await.expect("nothing fails yet");
+        let zk = builder.connect(&through.join(",")).await.expect("nothing fails yet");
         let name = format!("client-{number}");
         let semaphore =
             Semaphore::builder(&zk, PATH).permits(PERMITS).lock(|lock| lock.host(&name)).build().expect("valid");
-        clients.push(Client { name, proxy, zk, semaphore });
+        clients.push(Client { name, proxies, zk, semaphore });
     }
     let world = Arc::new(World {
-        server,
+        site,
         history: History::start(),
         clients,
         operator,
@@ -295,9 +234,9 @@ async fn a_random_swarm_never_holds_more_permits_than_there_are() {
     for part in ["queue", "permits"] {
         becomes_empty(&world.operator, &format!("{PATH}/{part}")).await;
     }
-    eventually("no watch is left", || async { world.server.counter("zk_watch_count") == 0 }).await;
+    eventually("no watch is left", async || world.site.watches() == 0).await;
     let operators = world.history.deletions().into_keys().collect();
-    replayed(&Run::of(&[PATH], world.server.transactions(), world.history.traced(), operators), &replay);
+    replayed(&Run::of(&[PATH], world.site.transactions(), world.history.traced(), operators), &replay);
     for client in &world.clients {
         client.zk.close().await;
     }
@@ -365,9 +304,9 @@ fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)>
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn processes_that_are_killed_never_hold_more_permits_than_there_are() {
-    let (seed, seconds) = (seed(), setting("SWARM_SECONDS").unwrap_or(12));
-    println!("SWARM_SEED={seed} SWARM_SECONDS={seconds} cargo test -p zk-rwlock-tests --test crowd permits::");
-    let (server, path) = (shared_server().address(), "/swarm/killed");
+    let (seed, seconds, servers, _) = settings();
+    let site = Site::start(servers).await;
+    let (server, path) = (site.addresses().join(","), "/swarm/killed");
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut lives = JoinSet::new();
     for number in 0..4 {

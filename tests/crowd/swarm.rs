@@ -372,7 +372,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
 // The run
 
 async fn build(site: Arc<Site>, dice: &mut Seeded) -> World {
-    let addresses: Vec<_> = site.servers().iter().map(|server| server.address()).collect();
+    let addresses = site.addresses();
     let operator = connect(&addresses.join(",")).await;
     for path in PATHS {
         lock_at(&operator, path).write().await.expect("free").release().await.expect("held");
@@ -503,8 +503,7 @@ async fn nothing_is_left(world: &World) {
     for path in PATHS.into_iter().chain([ONCE, LED]) {
         becomes_empty(&world.operator, path).await;
     }
-    let watches = async || world.site.servers().iter().map(|server| server.watches()).sum::<u64>() == 0;
-    eventually("no watch is left", watches).await;
+    eventually("no watch is left", async || world.site.watches() == 0).await;
 }
 
 /// Everything that was wrong, in words.
