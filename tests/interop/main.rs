@@ -242,7 +242,8 @@ struct Field {
     dialect: Dialect,
     path: String,
     value: String,
-    log: tempfile::NamedTempFile,
+    /// Of the log and the traces.
+    files: tempfile::TempDir,
 }
 
 impl Field {
@@ -256,7 +257,14 @@ impl Field {
             session.create(&path, b"", Kind::Persistent).await.unwrap();
         }
         session.create(&value, b"0", Kind::Persistent).await.unwrap();
-        Field { zk, dialect, path, value, log: tempfile::NamedTempFile::new().unwrap() }
+        let field = Field { zk, dialect, path, value, files: tempfile::tempdir().unwrap() };
+        // The drivers append to it.
+        std::fs::File::create(field.log()).unwrap();
+        field
+    }
+
+    fn log(&self) -> PathBuf {
+        self.files.path().join("log")
     }
 
     fn lock(&self) -> RwLock {
@@ -264,7 +272,7 @@ impl Field {
     }
 
     fn start(&self, library: Library, name: &str) -> Peer {
-        let (server, log) = (shared_server().address(), self.log.path().display().to_string());
+        let (server, log) = (shared_server().address(), self.log().display().to_string());
         let dialect = self.dialect.to_string();
         let mut command = match library {
             Library::Curator => java("CuratorPeer"),
@@ -286,7 +294,7 @@ impl Field {
 
     /// Notes that a process is dead: from now on the server may give away what it held.
     fn note_end(&self, name: &str) {
-        let mut log = OpenOptions::new().append(true).open(self.log.path()).unwrap();
+        let mut log = OpenOptions::new().append(true).open(self.log()).unwrap();
         log.write_all(format!("K {name}\n").as_bytes()).unwrap();
     }
 
@@ -634,7 +642,7 @@ async fn contend(dialect: Dialect) {
         assert_eq!(process.says_within(limit).as_deref(), Some("done"), "{} is stuck", process.name);
     }
     let mut judge = Judge::default();
-    for line in BufReader::new(field.log.reopen().unwrap()).lines() {
+    for line in BufReader::new(std::fs::File::open(field.log()).unwrap()).lines() {
         judge.hear(&line.unwrap());
     }
     assert!(judge.holders.is_empty(), "{:?}", judge.holders);
@@ -646,9 +654,7 @@ async fn contend(dialect: Dialect) {
     }
     println!("{dialect}: {} writes, holds {:?}", last, judge.holds);
     becomes_empty(&field.zk, &field.path).await;
-    let file = traces(field.log.path());
-    let events = trace::read(&file, |pid| killed.contains(&pid));
-    std::fs::remove_file(file).unwrap();
+    let events = trace::read(&traces(&field.log()), |pid| killed.contains(&pid));
     let log = shared_server().transactions();
     let run = Run { events, ..Run::of(&[&format!("{}/", field.path)], log, Vec::new(), HashSet::new()) };
     let verdict = replay::judge(&run);
