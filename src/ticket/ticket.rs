@@ -195,7 +195,7 @@ impl Ticket {
                 Err(failure) => return Err(failure),
             }
         }
-        tracing::debug!(path = %self.directory, "the answer to a create was lost, and there is no node");
+        tracing::debug!(path = %self.directory, owner = %self.owner, "the answer to a create was lost, and there is no node");
         Ok(false)
     }
 

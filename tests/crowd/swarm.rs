@@ -32,8 +32,8 @@ const PATIENT_CLIENTS: usize = 4;
 /// How many faults may be under way at once, besides those of servers and operators.
 const LINK_STRANDS: u64 = 3;
 const PATHS: [&str; 2] = ["/swarm/a", "/swarm/b"];
-/// What is traced: the queues, and the one that the counters were made under.
-const TRACED: [&str; 5] = [PATHS[0], PATHS[1], ONCE, LED, "/setup"];
+/// What is traced: the queues.
+const TRACED: [&str; 4] = [PATHS[0], PATHS[1], ONCE, LED];
 /// What only holders write.
 const GUARDED: [&str; 2] = ["/count-", "/swarm/once.done"];
 /// What is done once in a while, and what is led; each by this many clients of its own.
@@ -374,13 +374,11 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
 async fn build(site: Arc<Site>, dice: &mut Seeded) -> World {
     let addresses = site.addresses();
     let operator = connect(&addresses.join(",")).await;
-    for path in PATHS {
-        lock_at(&operator, path).write().await.expect("free").release().await.expect("held");
+    for (path, counter) in PATHS.into_iter().zip(COUNTERS).chain([(LED, LEDGER)]) {
+        let guard = lock_at(&operator, path).write().await.expect("free");
+        guard.transaction().create(counter, "0").commit().await.expect("it does not exist yet");
+        guard.release().await.expect("held");
     }
-    let guard = lock_at(&operator, "/setup").write().await.expect("free");
-    let counters = guard.transaction().create(COUNTERS[0], "0").create(COUNTERS[1], "0").create(LEDGER, "0");
-    counters.commit().await.expect("they do not exist yet");
-    guard.release().await.expect("held");
     let mut clients = Vec::new();
     for number in 0..CLIENTS + 2 * OTHERS {
         let proxies: Vec<_> = addresses.iter().map(Proxy::start).collect();

@@ -1,5 +1,5 @@
 //! What real runs have done, replayed against the rules by their server's log: `tests/support/replay.rs` says how. A scene
-//! brings about every step, and its trace, falsified in every way that should be noticed, is refused.
+//! brings about every step. Each of the other tests falsifies its trace in a way of its own, and the trace is refused.
 
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
@@ -33,6 +33,8 @@ const PATH: &str = "/traced/lock";
 const LIMIT: &str = "/traced/limit";
 /// Of a session that ends soon once its client is cut off.
 const SHORT: Duration = Duration::from_secs(4);
+/// Leaders write whole milliseconds.
+const MILLISECOND: Duration = Duration::from_millis(1);
 
 struct Scene {
     server: Server,
@@ -231,13 +233,41 @@ fn swap(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> Txn {
     run.log[one].clone()
 }
 
+/// Right after that transaction, its session does this.
+fn then(run: &mut Run, after: &Txn, ops: Vec<Write>) {
+    let at = run.log.iter().position(|txn| txn.zxid == after.zxid).expect("it is there");
+    run.log.insert(at + 1, Txn { ops, ..after.clone() });
+}
+
 #[test]
 fn a_grant_before_the_transaction_that_makes_it_ones_turn_is_found() {
     is_found(|run| {
         let (at, by) = hand_off(run);
-        run.events[at].at = by.time - Duration::from_millis(1);
+        run.events[at].at = by.time - run.leeway - MILLISECOND;
         let token = format!("zxid {:#x}", run.events[at].token);
         words(["Grant", &token, &format!("only the transaction {:#x}", by.zxid)])
+    });
+}
+
+#[test]
+fn a_grant_after_its_node_has_left_is_found() {
+    is_found(|run| {
+        let at = hand_off(run).0;
+        let (token, end) = (run.events[at].token, format!("-READ-{:010}", run.events[at].sequence));
+        let gone = find(run, |txn| left(txn, PATH).is_some_and(|path| path.ends_with(&end))).clone();
+        run.events[at].at = gone.time + run.leeway + 2 * MILLISECOND;
+        words(["Grant", &format!("zxid {token:#x}"), &format!("had left at zxid {}", at_zxid(&gone)), "Deleted"])
+    });
+}
+
+#[test]
+fn a_hand_off_to_one_that_nobody_was_before_is_found() {
+    is_found(|run| {
+        let is_it = |event: &&mut Event| event.what == What::Granted && event.how == "at once" && event.path == PATH;
+        let granted = run.events.iter_mut().find(is_it).expect("the lock was free");
+        "hand-off".clone_into(&mut granted.how);
+        let token = format!("{:#x}", granted.token);
+        words(["Grant", &format!("zxid {token}"), &format!("by a hand-off, and zxid {token} is none")])
     });
 }
 
@@ -340,6 +370,19 @@ fn an_ask_by_one_who_is_behind_no_kept_node_is_found() {
 }
 
 #[test]
+fn a_second_node_of_a_contender_that_stands_is_found() {
+    is_found(|run| {
+        let (at, by) = hand_off(run);
+        let (token, holder) = (run.events[at].token, left(&by, PATH).expect("it left").to_owned());
+        let txn = find(run, |txn| txn.zxid == token);
+        let Some(Write::Create { path, .. }) = txn.ops.first_mut() else { panic!("{txn:?}") };
+        *path = format!("{}{}", &holder[..holder.len() - 10], &path[path.len() - 10..]);
+        let path = path.clone();
+        words(["Enter", &path, &at_zxid(txn), "has a node already"])
+    });
+}
+
+#[test]
 fn a_second_contender_of_one_number_is_found() {
     is_found(|run| {
         let (zxid, used) = {
@@ -395,6 +438,30 @@ fn a_write_without_the_lock_is_found() {
 }
 
 #[test]
+fn a_write_without_the_lock_behind_one_that_needs_none_is_found() {
+    is_found(|run| {
+        let txn = find(run, |txn| matches!(txn.ops[..], [Write::Check { .. }, Write::Create { .. }]));
+        txn.ops[0] = Write::Set { path: "/traced/other".to_owned(), data: b"1".to_vec() };
+        words(["Commit", "/traced-value", &at_zxid(txn), "only a holder writes it"])
+    });
+}
+
+#[test]
+fn a_write_under_another_lock_is_found() {
+    is_found(|run| {
+        let txn = find(run, takes_permits).clone();
+        let creates = |op: &Write| match op {
+            Write::Create { path, .. } => Some(path.clone()),
+            _ => None,
+        };
+        let path = txn.ops.iter().find_map(creates).expect("a permit");
+        let sets = Write::Set { path: "/traced-value".to_owned(), data: b"2".to_vec() };
+        then(run, &txn, vec![Write::Check { path }, sets]);
+        words(["Commit", "/traced-value", &at_zxid(&txn), &format!("under {PATH}, and not under {LIMIT}/permits")])
+    });
+}
+
+#[test]
 fn a_permit_too_many_is_found() {
     is_found(|run| {
         let txn = find(run, takes_permits);
@@ -439,11 +506,10 @@ fn a_loss_that_is_not_told_is_found() {
         let lost = hold(run, "lost", Mode::Write);
         assert!(lost.lost);
         (lost.until, lost.lost) = (end + Duration::from_secs(1), false);
-        let node = lost.node.clone();
-        let ends = |txn: &&Txn| txn.ops == [Write::End];
-        let expired = run.log.iter().filter(ends).find(|txn| txn.time <= end).map(at_zxid);
-        assert!(expired.is_some(), "the session was over");
-        words(["Hold", &node, "had left at zxid", "Expired"])
+        let (node, token) = (lost.node.clone(), lost.token);
+        let session = find(run, |txn| txn.zxid == token).session;
+        let ended = at_zxid(find(run, |txn| txn.session == session && txn.ops == [Write::End]));
+        words(["Hold", &node, &format!("had left at zxid {ended}, Expired")])
     });
 }
 

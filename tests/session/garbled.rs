@@ -65,6 +65,9 @@ const KEPT: Duration = Duration::from_millis(50);
 const GARBLED: usize = 1;
 const SOUND: usize = 0;
 
+/// The host of the one behind the garbler.
+const LIED_TO: &str = "garbled";
+
 enum Held {
     Read(ReadGuard),
     Write(WriteGuard),
@@ -175,12 +178,12 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
     let garbling = if seed.is_multiple_of(3) { Garbling::Bytes } else { Garbling::Shape };
     let garbler = Garbler::start(&server, garbling, seed);
     let path = format!("/garbled/{garbling:?}/{seed}-{}", std::process::id());
-    let open = |zk: &ZooKeeper| {
-        let lock = RwLock::builder(zk, &path);
+    let open = |zk: &ZooKeeper, host: &str| {
+        let lock = RwLock::builder(zk, &path).host(host);
         if seed.is_multiple_of(2) { lock.keep(KEPT) } else { lock }.build().expect("valid")
     };
-    let value_of = |zk: &ZooKeeper| {
-        let value = Shared::builder(zk, format!("{path}-value")).initial(|| 0_u64);
+    let value_of = |zk: &ZooKeeper, host: &str| {
+        let value = Shared::builder(zk, format!("{path}-value")).initial(|| 0_u64).lock(|lock| lock.host(host));
         if seed.is_multiple_of(2) { value.lock(|lock| lock.keep(KEPT)) } else { value }.build().expect("valid")
     };
     let sound = connect(&server).await?.ok_or("the server itself gives no session")?;
@@ -188,7 +191,8 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
     let until = Instant::now() + GARBLED_FOR;
     let garbled = connect(&garbler.address()).await?;
     if let Some(zk) = &garbled {
-        let (here, there) = ((open(&sound), value_of(&sound)), (open(zk), value_of(zk)));
+        let (here, there) =
+            ((open(&sound, "sound"), value_of(&sound, "sound")), (open(zk, LIED_TO), value_of(zk, LIED_TO)));
         let here = case.turns(SOUND, &here.0, &here.1, until);
         let (here, there) = tokio::join!(here, case.turns(GARBLED, &there.0, &there.1, until));
         here.and(there)?;
@@ -196,7 +200,7 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
     garbler.calm();
     // The client may wait for the rest of a frame that never comes, and its session may last as long. Calls still end.
     if let Some(zk) = garbled {
-        let _granted_or_not = case.turn(GARBLED, &open(&zk), Mode::Write).await?;
+        let _granted_or_not = case.turn(GARBLED, &open(&zk, LIED_TO), Mode::Write).await?;
         tokio::time::timeout(HANGS, zk.close()).await.map_err(|_| "closing hangs")?;
     }
     // By other bytes a server can grant a session timeout of a minute, and the next connection asks for it again.
@@ -211,11 +215,11 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
         }
     }
     let fresh = connect(&garbler.address()).await?.ok_or("no session though all frames are whole")?;
-    let granted = case.turn(GARBLED, &open(&fresh), Mode::Write).await?;
+    let granted = case.turn(GARBLED, &open(&fresh, "fresh"), Mode::Write).await?;
     let mut checked = 0;
     if garbling == Garbling::Shape {
         granted.map_err(|error| format!("the lock is free, and not granted: {error}"))?;
-        let value = tokio::time::timeout(HANGS, value_of(&fresh).read()).await.map_err(|_| "a read hangs")?;
+        let value = tokio::time::timeout(HANGS, value_of(&fresh, "fresh").read()).await.map_err(|_| "a read hangs")?;
         let value = *value.map_err(|error| format!("the value cannot be read: {error}"))?;
         let (done, unknown) = *case.updates.lock().expect("nothing panics here");
         if !(done..=done + unknown).contains(&value) {
@@ -330,7 +334,7 @@ fn no_garbled_frame_hangs_a_call_leaves_a_node_or_makes_two_holders() {
     // Every child has ended by now, in whatever it did, and it has judged by itself whether a wait ended.
     let mut run = Run::of(&[TRACED], shared_server().transactions(), Vec::new(), HashSet::new());
     run.events = trace::read(traces.path(), |_| true);
-    (run.guarded, run.is_lied_to) = (vec![TRACED.to_owned()], true);
+    (run.guarded, run.lied_to) = (vec![TRACED.to_owned()], Some(LIED_TO.to_owned()));
     let verdict = judge(&run);
     println!("{} events replayed: {:?}", run.events.len(), verdict.seen);
     assert_eq!(verdict.faults, Vec::<String>::new(), "FUZZ_SEED={seed}");

@@ -1,9 +1,9 @@
 //! A run, replayed in the order of its server's log: whether each write was a step that the protocol allows to that contender
 //! then, and each grant came when it was its turn. It states the rules anew and asks no code of the library.
 //!
-//! What the log does not tell is what a contender knows. So a contender is in a set of states until its own events or its
-//! next write tell more: from the transaction on that makes it its turn it may hold, or not know yet; and a contender may
-//! ask from the moment on at which a kept node was in its way, until somebody has asked.
+//! What the log does not tell is what a contender knows. That is bounded: it can know of its turn from the transaction on that
+//! makes it its turn, and of a kept node in its way from the transaction on that puts it there, until somebody has asked; and it
+//! holds once it has said so.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
@@ -34,8 +34,8 @@ pub struct Run {
     pub operators: HashSet<String>,
     /// How the paths begin whose data only a holder writes.
     pub guarded: Vec<String>,
-    /// A server's answers may be false: it may seem to have refused what it has done.
-    pub is_lied_to: bool,
+    /// How the names begin of those whose server's answers may be false: it may seem to have refused what it has done.
+    pub lied_to: Option<String>,
     /// By how much the clocks may differ.
     pub leeway: Duration,
 }
@@ -44,7 +44,7 @@ impl Run {
     /// A run on these paths, which this process has recorded.
     pub fn of(paths: &[&str], log: Vec<Txn>, holds: Vec<Hold>, operators: HashSet<String>) -> Run {
         let (events, paths) = (recorded(paths), paths.iter().map(|path| (*path).to_owned()).collect());
-        Run { paths, log, events, holds, operators, guarded: Vec::new(), is_lied_to: false, leeway: drift() }
+        Run { paths, log, events, holds, operators, guarded: Vec::new(), lied_to: None, leeway: drift() }
     }
 
     /// The transactions as far as they concern what is judged: other tests may use the same server.
@@ -68,7 +68,8 @@ pub struct Verdict {
     pub seen: BTreeMap<&'static str, usize>,
 }
 
-/// The steps of the model, by its names for them.
+/// The steps of the model, by its names for them. Neither the log nor an event shows `ArmDirectory`, `List`, `Arm`, `See` and
+/// `Recover`: that they were taken is inferred from what follows them.
 pub const OF_THE_MODEL: [&str; 17] = [
     "ArmDirectory",
     "Enter",
@@ -165,7 +166,7 @@ struct Queue {
     /// By the index of the node.
     live: BTreeSet<usize>,
     next: i64,
-    /// The sessions that may ask.
+    /// The sessions that may ask, until one does: an ask whose answer was lost is sent again, also when its contender has left.
     may_ask: HashSet<i64>,
 }
 
@@ -184,6 +185,8 @@ struct Replay<'r> {
     tokens: HashMap<i64, Vec<usize>>,
     queues: HashMap<String, Queue>,
     semaphores: HashMap<String, Semaphore>,
+    /// The lock under which something was first written that only holders write.
+    guards: HashMap<String, String>,
     /// When the contender with a node of this token was first told that it holds.
     told: HashMap<i64, Duration>,
     verdict: Verdict,
@@ -198,6 +201,7 @@ pub fn judge(run: &Run) -> Verdict {
         tokens: HashMap::new(),
         queues: HashMap::new(),
         semaphores: HashMap::new(),
+        guards: HashMap::new(),
         told: HashMap::new(),
         verdict: Verdict::default(),
     };
@@ -241,6 +245,10 @@ impl Replay<'_> {
         self.verdict.faults.push(format!("{step} of {whose}, at zxid {zxid:#x} by session {session:#x}: {rule}"));
     }
 
+    fn is_lied_to(&self, name: &Name) -> bool {
+        self.run.lied_to.as_ref().is_some_and(|begin| name.owner.starts_with(begin))
+    }
+
     fn was_told(&self, node: &Node, by: Duration) -> bool {
         self.told.get(&node.token).is_some_and(|told| *told <= by + MILLISECOND + self.run.leeway)
     }
@@ -264,14 +272,14 @@ impl Replay<'_> {
                 Op::Check { .. } | Op::Refused { .. } | Op::Begin => {}
             }
         }
-        let is_guarded = |path: &String| self.run.guarded.iter().any(|guarded| path.starts_with(guarded));
-        let writes = txn.ops.iter().find_map(|op| match op {
-            Op::Create { path, data, .. } | Op::Set { path, data } if !data.is_empty() => Some(path),
-            _ => None,
-        });
-        let writes = writes.filter(|path| is_guarded(path) && Name::parse(child(path)).is_none());
-        if let Some(path) = writes.filter(|_| !guards.iter().any(|guard| self.at.contains_key(*guard))) {
-            self.refuse(txn, "Commit", path, "only a holder writes it, by its node");
+        let lock = guards.iter().find(|guard| self.at.contains_key(**guard)).map(|guard| parent(guard).to_owned());
+        for op in &txn.ops {
+            match op {
+                Op::Create { path, data, .. } | Op::Set { path, data } if !data.is_empty() && self.is_guarded(path) => {
+                    self.written(txn, path, lock.as_deref());
+                }
+                _ => {}
+            }
         }
         // A check of the own place belongs to an exchange.
         for path in guards {
@@ -284,6 +292,19 @@ impl Replay<'_> {
                     self.refuse(txn, "Commit", node.shown(), &rule);
                 }
             }
+        }
+    }
+
+    fn is_guarded(&self, path: &str) -> bool {
+        self.run.guarded.iter().any(|guarded| path.starts_with(guarded)) && Name::parse(child(path)).is_none()
+    }
+
+    /// Something that only holders write was written by a holder of this lock.
+    fn written(&mut self, txn: &Txn, path: &str, lock: Option<&str>) {
+        let Some(lock) = lock else { return self.refuse(txn, "Commit", path, "only a holder writes it, by its node") };
+        let first = self.guards.entry(path.to_owned()).or_insert_with(|| lock.to_owned()).clone();
+        if first != lock {
+            self.refuse(txn, "Commit", path, &format!("it is written under {first}, and not under {lock}"));
         }
     }
 
@@ -337,7 +358,10 @@ impl Replay<'_> {
     /// one whose session was over before the answer came, and one that was told falsely that it is over, or, by the create and
     /// by the listing behind it, that there is no directory: it finds the directory there as it sets out to make it.
     fn may_have_two(&self, txn: &Txn, path: &str, first: &Node) -> bool {
-        let is_missed = |event: &Event| event.what == What::Missed && path.starts_with(&event.path);
+        let by = txn.time + MILLISECOND + self.run.leeway;
+        let is_missed = |event: &Event| {
+            event.what == What::Missed && event.path == parent(path) && event.how == first.name.owner && event.at <= by
+        };
         let is_between =
             |other: &Txn| other.session == txn.session && first.token < other.zxid && other.zxid < txn.zxid;
         let is_made = |other: &Txn| is_between(other) && other.ops == [Op::Refused { code: NODE_EXISTS }];
@@ -348,7 +372,7 @@ impl Replay<'_> {
                 |other: &Txn| other.session == first.session && other.zxid > txn.zxid && other.ops != [Op::End];
             first.session != txn.session && !self.run.log.iter().any(is_written_on)
         };
-        self.run.events.iter().any(is_missed) || is_over() || (self.run.is_lied_to && was_lied_to())
+        self.run.events.iter().any(is_missed) || is_over() || (self.is_lied_to(&first.name) && was_lied_to())
     }
 
     /// A node has come or left: whose turn it is, and who may ask.
@@ -417,7 +441,7 @@ impl Replay<'_> {
             if permit(path).is_none() {
                 self.saw(if told { "Release" } else { "Cancel" });
                 let signals = node.name.mode == Mode::Write && node.name.signals && told && is_own;
-                if signals && !self.run.is_lied_to {
+                if signals && !self.is_lied_to(&node.name) {
                     self.refuse(txn, "Release", node.shown(), "a writer that held signals");
                 }
             }
@@ -477,6 +501,7 @@ impl Replay<'_> {
         };
         let place = txn.ops.iter().find_map(place).cloned();
         let place = place.filter(|it| it.session == txn.session && parent(&it.path) == format!("{semaphore}/queue"));
+        let how = place.as_ref().and_then(|it| it.turn?.2);
         match place {
             None => self.refuse(txn, "TakePermit", path, "it is taken in exchange for a place in the queue"),
             Some(place) if place.turn.is_none() => {
@@ -497,7 +522,7 @@ impl Replay<'_> {
             );
         }
         let name = Name { owner: String::new(), mode: Mode::Read, sequence: 0, keeps: false, signals: false };
-        let turn = Some((txn.zxid, txn.time, None));
+        let turn = Some((txn.zxid, txn.time, how));
         let (path, session, token) = (path.to_owned(), txn.session, txn.zxid);
         self.stands(Node { path, name, session, token, turn, left: None });
     }
@@ -553,7 +578,7 @@ impl Replay<'_> {
                 }
                 (What::GivenUp, "asked") => self.saw("Told"),
                 (What::GivenUp, "idle" | "closed" | "replaced") => self.saw("GiveUp"),
-                (What::GivenUp | What::Holds | What::Released | What::Lost, _) => {}
+                (What::GivenUp | What::Lost, _) => {}
             }
         }
         for event in open.into_values() {
@@ -578,10 +603,22 @@ impl Replay<'_> {
                     "{what}, {}: only the transaction {zxid:#x}, proposed at {time:?}, made it its turn",
                     node.shown()
                 )),
-                Some((zxid, _, Some(Left::Deleted | Left::Expired | Left::Evicted))) if event.how == "hand-off" => {
+                Some((zxid, _, None | Some(Left::Deleted | Left::Expired | Left::Evicted)))
+                    if event.how == "hand-off" =>
+                {
                     Some(format!("{what}, {}: by a hand-off, and zxid {zxid:#x} is none", node.shown()))
                 }
-                Some(_) => None,
+                Some(_) => match nodes.iter().rfind(is_it).and_then(|last| last.left) {
+                    Some((zxid, time, left @ (Left::Signalled | Left::Deleted | Left::Exchanged | Left::Expired)))
+                        if *at > time + MILLISECOND + self.run.leeway =>
+                    {
+                        Some(format!(
+                            "{what}, {}: its node had left at zxid {zxid:#x}, proposed at {time:?}, {left:?}",
+                            node.shown()
+                        ))
+                    }
+                    _ => None,
+                },
             },
         };
         self.verdict.faults.extend(fault);

@@ -17,7 +17,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Metadata, Subscriber};
 
-/// What happened to an acquisition, or to a hold.
+/// What happened to an acquisition, or to what it has acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// The lock is asked for.
@@ -30,26 +30,22 @@ pub enum What {
     Got,
     /// The acquisition has ended: by its grant, or without.
     Ended,
-    Holds,
-    Released,
     /// The holder was told that it has lost the lock. The path is the node's.
     Lost,
     /// The answer to a create was lost, and the node found.
     Found,
-    /// The answer to a create was lost, and there is no node.
+    /// The answer to a create was lost, and there is no node. `how` is the contender's name.
     Missed,
     /// A kept node is given up. `how` says why.
     GivenUp,
 }
 
-const ALL: [What; 11] = [
+const ALL: [What; 9] = [
     What::Asked,
     What::Created,
     What::Granted,
     What::Got,
     What::Ended,
-    What::Holds,
-    What::Released,
     What::Lost,
     What::Found,
     What::Missed,
@@ -60,7 +56,7 @@ const ALL: [What; 11] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub at: Duration,
-    /// One number for all events of an acquisition, and one for those of a hold.
+    /// One number for all events of an acquisition.
     pub who: u64,
     pub what: What,
     pub path: String,
@@ -74,15 +70,7 @@ pub struct Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Event { at, who, what, path, mode, token, sequence, how } = self;
-        let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.replace(' ', "_") };
-        write!(
-            f,
-            "{} {who} {what:?} {} {} {token:#x} {sequence} {}",
-            at.as_nanos(),
-            or_dash(path),
-            or_dash(mode),
-            or_dash(how)
-        )
+        write!(f, "{}\t{who}\t{what:?}\t{path}\t{mode}\t{token:#x}\t{sequence}\t{how}", at.as_nanos())
     }
 }
 
@@ -90,19 +78,18 @@ impl FromStr for Event {
     type Err = String;
 
     fn from_str(line: &str) -> Result<Event, String> {
-        let words: Vec<&str> = line.split(' ').collect();
+        let words: Vec<&str> = line.split('\t').collect();
         let [at, who, what, path, mode, token, sequence, how] = words[..] else { return Err(line.to_owned()) };
-        let text = |word: &str| if word == "-" { String::new() } else { word.to_owned() };
         let read = || {
             Some(Event {
                 at: Duration::from_nanos(at.parse().ok()?),
                 who: who.parse().ok()?,
                 what: ALL.into_iter().find(|it| format!("{it:?}") == what)?,
-                path: text(path),
-                mode: text(mode),
+                path: path.to_owned(),
+                mode: mode.to_owned(),
                 token: i64::from_str_radix(token.strip_prefix("0x")?, 16).ok()?,
                 sequence: sequence.parse().ok()?,
-                how: text(how),
+                how: how.to_owned(),
             })
         };
         read().ok_or_else(|| line.to_owned())
@@ -150,7 +137,6 @@ struct Book {
 struct Open {
     handles: usize,
     event: Event,
-    is_hold: bool,
 }
 
 fn book() -> MutexGuard<'static, Book> {
@@ -199,7 +185,7 @@ pub fn recorded(paths: &[&str]) -> Vec<Event> {
 
 /// How many acquisitions are under way on the paths that begin so.
 pub fn waits(paths: &[&str]) -> usize {
-    let is_wanted = |open: &&Open| !open.is_hold && paths.iter().any(|path| open.event.path.starts_with(path));
+    let is_wanted = |open: &&Open| paths.iter().any(|path| open.event.path.starts_with(path));
     book().spans.values().filter(is_wanted).count()
 }
 
@@ -242,7 +228,7 @@ impl Visit for Fields {
             // Of one that is lost, and of one that is found again: there the directory is told, too.
             "node" if self.0.path.is_empty() => self.0.path = value.to_owned(),
             "mode" => self.0.mode = value.to_owned(),
-            "kind" | "cause" => self.0.how = value.to_owned(),
+            "kind" | "cause" | "owner" => self.0.how = value.to_owned(),
             "message" => {
                 self.0.what = match value {
                     "granted" => What::Granted,
@@ -265,20 +251,18 @@ fn event(what: What, who: u64) -> Event {
 
 impl Subscriber for Recorder {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("zk_rwlock")
-            && (metadata.is_event() || matches!(metadata.name(), "acquire" | "hold"))
+        metadata.target().starts_with("zk_rwlock") && (metadata.is_event() || metadata.name() == "acquire")
     }
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {
-        let is_hold = span.metadata().name() == "hold";
-        let mut fields = Fields(event(if is_hold { What::Holds } else { What::Asked }, 0));
+        let mut fields = Fields(event(What::Asked, 0));
         span.record(&mut fields);
         let mut book = book();
         book.next += 1;
         let who = book.next;
         fields.0.who = who;
         book.note(fields.0.clone());
-        book.spans.insert(who, Open { handles: 1, event: fields.0, is_hold });
+        book.spans.insert(who, Open { handles: 1, event: fields.0 });
         Id::from_u64(who)
     }
 
@@ -322,8 +306,7 @@ impl Subscriber for Recorder {
             return false;
         }
         if let Some(open) = book.spans.remove(&who) {
-            let what = if open.is_hold { What::Released } else { What::Ended };
-            book.note(Event { at, what, ..open.event });
+            book.note(Event { at, what: What::Ended, ..open.event });
         }
         true
     }
