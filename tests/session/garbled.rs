@@ -105,11 +105,11 @@ struct Case {
 
 impl Case {
     /// One turn at the lock.
-    async fn turn(&self, who: usize, lock: &RwLock, mode: Mode) -> Result<Result<(), Error>, String> {
+    async fn turn(&self, who: usize, lock: &RwLock, mode: Mode, limit: Duration) -> Result<Result<(), Error>, String> {
         let acquiring = async {
             match mode {
-                Mode::Read => lock.read().timeout(LIMIT).await.map(Held::Read),
-                Mode::Write => lock.write().timeout(LIMIT).await.map(Held::Write),
+                Mode::Read => lock.read().timeout(limit).await.map(Held::Read),
+                Mode::Write => lock.write().timeout(limit).await.map(Held::Write),
             }
         };
         let Ok(answer) = tokio::time::timeout(HANGS, acquiring).await else {
@@ -158,8 +158,8 @@ impl Case {
             }
             match turn % 4 {
                 0 => self.update(who, value).await?,
-                1 | 3 => drop(self.turn(who, lock, Mode::Write).await?),
-                _ => drop(self.turn(who, lock, Mode::Read).await?),
+                1 | 3 => drop(self.turn(who, lock, Mode::Write, LIMIT).await?),
+                _ => drop(self.turn(who, lock, Mode::Read, LIMIT).await?),
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
@@ -200,7 +200,7 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
     garbler.calm();
     // The client may wait for the rest of a frame that never comes, and its session may last as long. Calls still end.
     if let Some(zk) = garbled {
-        let _granted_or_not = case.turn(GARBLED, &open(&zk, LIED_TO), Mode::Write).await?;
+        let _granted_or_not = case.turn(GARBLED, &open(&zk, LIED_TO), Mode::Write, LIMIT).await?;
         tokio::time::timeout(HANGS, zk.close()).await.map_err(|_| "closing hangs")?;
     }
     // By other bytes a server can grant a session timeout of a minute, and the next connection asks for it again.
@@ -215,7 +215,7 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
         }
     }
     let fresh = connect(&garbler.address()).await?.ok_or("no session though all frames are whole")?;
-    let granted = case.turn(GARBLED, &open(&fresh, "fresh"), Mode::Write).await?;
+    let granted = case.turn(GARBLED, &open(&fresh, "fresh"), Mode::Write, HANGS / 2).await?;
     let mut checked = 0;
     if garbling == Garbling::Shape {
         granted.map_err(|error| format!("the lock is free, and not granted: {error}"))?;
