@@ -93,7 +93,15 @@ pub async fn children(zk: &ZooKeeper, directory: &str) -> Vec<String> {
 }
 
 pub async fn becomes_empty(zk: &ZooKeeper, directory: &str) {
-    eventually("the directory is empty", || async { children(zk, directory).await.is_empty() }).await;
+    let deadline = Instant::now() + SOON;
+    loop {
+        let left = children(zk, directory).await;
+        if left.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{directory} is empty: not within {SOON:?}, it has {left:?}");
+        tokio::time::sleep(INTERVAL).await;
+    }
 }
 
 /// The queue in order, one word a member: its mode, and `+` if it holds or `-` if it waits.
