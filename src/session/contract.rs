@@ -9,12 +9,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::queue::permits::SESSION;
 use crate::session::connection::ConnectionState;
 use crate::session::lease::Lease;
 use crate::session::request::{
     self, Contents, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
 };
 use crate::session::upkeep::Upkeep;
+
+/// The name of a node by which the session with this number finds out whom the server takes it for.
+pub(crate) fn shows(session: i64) -> String {
+    format!("{SESSION}{session:x}")
+}
 
 /// An ensemble, as one process reaches it. It opens sessions.
 ///

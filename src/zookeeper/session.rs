@@ -12,8 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use zookeeper_client as zk;
 
-use crate::queue::permits::SESSION;
-use crate::session::contract::{Session, SessionSlot};
+use crate::session::contract::{self, Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::lease::Moment;
 use crate::session::request::{
@@ -189,7 +188,7 @@ impl ZooKeeperSession {
     /// Makes a node beside this one, whose owner shows which session the server takes us for. Removes it again.
     async fn owns_what_it_makes(&self, path: &str) -> Result<bool, Failure> {
         let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
-        let own = format!("{directory}/{SESSION}{:x}", self.id);
+        let own = format!("{directory}/{}", contract::shows(self.id));
         let made = self.create(&own, &[], Kind::Ephemeral).await;
         // An answer that was lost may have left the node behind, and the node says nothing of this connection.
         if !matches!(made, Ok(_) | Err(Failure::NodeExists)) {
