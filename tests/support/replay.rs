@@ -598,7 +598,9 @@ impl Replay<'_> {
         let fault = match nodes.iter().find(is_it) {
             None => Some(format!("{what}: that transaction has created no such node")),
             Some(node) => match node.turn {
-                None => Some(format!("{what}, {}: it was never its turn", node.shown())),
+                None => {
+                    Some(format!("{what}, {}: it was never its turn, {}", node.shown(), self.behind(node, &event.how)))
+                }
                 Some((zxid, time, _)) if *at + self.run.leeway < time => Some(format!(
                     "{what}, {}: only the transaction {zxid:#x}, proposed at {time:?}, made it its turn",
                     node.shown()
@@ -622,6 +624,16 @@ impl Replay<'_> {
             },
         };
         self.verdict.faults.extend(fault);
+    }
+
+    /// Whom a contender stayed behind that was granted nevertheless.
+    fn behind(&self, node: &Node, how: &str) -> String {
+        let gone = |it: &Node| it.left.map_or(i64::MAX, |(zxid, ..)| zxid);
+        let is_before = |it: &&Node| parent(&it.path) == parent(&node.path) && it.name.is_before(&node.name);
+        let stays = self.nodes.iter().filter(is_before).filter(|it| gone(it) > node.token).max_by_key(|it| gone(it));
+        let stays =
+            stays.map(|it| format!("{}, created at zxid {:#x} and gone at {:?}", it.shown(), it.token, it.left));
+        format!("and it was granted by {how:?}: it was behind {stays:?}")
     }
 
     /// What guards said of themselves, against the log.
