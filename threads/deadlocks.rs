@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use shuttle::future::block_on;
 use shuttle::scheduler::PctScheduler;
@@ -12,6 +13,7 @@ use crate::world::spawn;
 
 #[test]
 fn a_deadlock_names_the_tasks_and_the_locks_that_they_wait_for() {
+    static FIRST: AtomicU32 = AtomicU32::new(0);
     let mut config = Config::new();
     config.failure_persistence = FailurePersistence::None;
     let run = || {
@@ -20,6 +22,7 @@ fn a_deadlock_names_the_tasks_and_the_locks_that_they_wait_for() {
             let tasks = [[0, 1], [1, 0]].map(|order| {
                 let locks = order.map(|i| Arc::clone(&locks[i]));
                 spawn(move || {
+                    FIRST.store(line!() + 1, Relaxed);
                     let _first = locks[0].lock();
                     let _second = locks[1].lock();
                 })
@@ -32,7 +35,8 @@ fn a_deadlock_names_the_tasks_and_the_locks_that_they_wait_for() {
     let why = catch_unwind(AssertUnwindSafe(run)).expect_err("a deadlock");
     assert!(why.downcast_ref::<String>().is_some_and(|why| why.starts_with("deadlock!")));
     let report = waits::report();
-    let (second, first) = (format!("{}:{}", file!(), 24), format!("{}:{}", file!(), 23));
+    let line = FIRST.load(Relaxed);
+    let (second, first) = (format!("{}:{}", file!(), line + 1), format!("{}:{line}", file!()));
     let waits = |line: &&str| {
         line.contains(&second) && line.contains(&first) && line.contains(" waits for the lock that was taken by ")
     };
@@ -43,11 +47,12 @@ fn a_deadlock_names_the_tasks_and_the_locks_that_they_wait_for() {
 fn a_deadlock_names_the_tasks_and_what_their_futures_wait_for() {
     let mut config = Config::new();
     config.failure_persistence = FailurePersistence::None;
+    let here = Location::caller();
     let run = || {
         Runner::new(PctScheduler::new(3, 1), config).run(|| {
             let wait = || {
                 let (_nobody_tells, told) = tokio::sync::oneshot::channel::<()>();
-                let told = Awaited::since(Location::caller(), "a notification", told);
+                let told = Awaited::since(here, "a notification", told);
                 drop(block_on(async { (told.await, _nobody_tells) }));
             };
             spawn(wait).join().expect("no panic");
@@ -56,6 +61,6 @@ fn a_deadlock_names_the_tasks_and_what_their_futures_wait_for() {
     let why = catch_unwind(AssertUnwindSafe(run)).expect_err("a deadlock");
     assert!(why.downcast_ref::<String>().is_some_and(|why| why.starts_with("deadlock!")));
     let report = waits::report();
-    let waits = |line: &&str| line.ends_with(&format!(" waits for a notification at {}:{}", file!(), 50));
+    let waits = |line: &&str| line.ends_with(&format!(" waits for a notification at {}:{}", file!(), here.line()));
     assert_eq!(report.lines().filter(waits).count(), 1, "{report}");
 }

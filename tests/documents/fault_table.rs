@@ -39,6 +39,24 @@ fn every_fault_of_the_table_has_a_test_that_exists() {
     assert!(!exists("lock::faults::there_is_no_such_test"));
 }
 
+/// `chapter file::test` of whoever finds it, or `unit` or `shuttle` before the name of the test.
+#[test]
+fn every_planted_fault_names_a_function_and_tests_that_exist() {
+    for line in include_str!("../planted.txt").lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let cells: Vec<&str> = line.split(" | ").collect();
+        let (file, function) = cells[1].split_once("::").expect(line);
+        let source = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../src").join(file));
+        let source = source.unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(["(", "<"].iter().any(|it| source.contains(&format!("fn {function}{it}"))), "{line}");
+        let words: Vec<&str> = cells[2].split(' ').collect();
+        for it in words.windows(2).filter(|it| it[1].contains("::")) {
+            let is_whole = ["unit", "shuttle"].contains(&it[0]);
+            let name = if is_whole { it[1].to_owned() } else { it.join("::") };
+            assert!(exists(name.trim_end_matches(',')), "{name}");
+        }
+    }
+}
+
 #[test]
 fn the_catalogue_is_numbered_and_names_a_test_for_each_fault() {
     let table = include_str!("../FAULTS.md");
