@@ -15,7 +15,7 @@ use crate::world::plan::{Action, Schedule, Step};
 use crate::world::{LIMIT, LOCK, PERMITS, QUEUE, RECORD, VALUE_NODE, World};
 
 /// So many answers in a row may be lost before the next try waits.
-const PATIENT: usize = 3;
+pub(super) const PATIENT: usize = 3;
 
 /// How much later than it may a node that is idle can be given up.
 const IDLE_LOOK: Duration = Duration::from_millis(10);
@@ -284,7 +284,7 @@ impl World {
 
     /// Whoever was let in falsely has found that out by now.
     pub(super) fn check_nobody_is_false(&mut self) {
-        self.check_exclusion(self.lost_messages > PATIENT || self.ledger.has_strangers);
+        self.check_exclusion(self.ledger.has_strangers);
     }
 
     fn check_exclusion(&mut self, may_be_false: bool) {

@@ -19,7 +19,7 @@ use zk_rwlock::memory::Backup;
 use zk_rwlock::{Memory, RwLock, RwLockBuilder, Semaphore, Shared};
 
 use crate::world::actor::{Actor, Commits, Listener};
-use crate::world::checks::Ledger;
+use crate::world::checks::{Ledger, PATIENT};
 use crate::world::plan::{ACTORS, Action, After, CLIENTS, LONG, Part, Schedule, Step};
 
 const VALUE: &str = "/world";
@@ -233,9 +233,11 @@ impl World {
         let (pause, looks) = if self.are_unheard { (61 * LONG, 2 * ACTORS) } else { (LONG, 0) };
         for _round in 0..=2 * ACTORS + self.lost_messages + looks {
             self.settle().await;
-            // After several lost answers in a row the next try waits a little.
-            tokio::time::advance(pause).await;
-            self.settle().await;
+            // After several lost answers in a row each further try waits a little.
+            for _ in 0..=self.lost_messages / PATIENT {
+                tokio::time::advance(pause).await;
+                self.settle().await;
+            }
             self.check_nobody_is_false();
             for actor in &mut self.actors {
                 if matches!(actor, Actor::Holding(_)) {
