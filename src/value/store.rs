@@ -250,8 +250,8 @@ impl<T: Send + Sync + 'static> Store<T> {
     /// There was a value a moment ago. If there is none again, that is news.
     pub(crate) fn was_set(&self) {
         self.known.send_if_modified(|known| {
-            let is_unset = |(_, error): &mut (u64, Error)| error.value_error() == Some(&ValueError::Unset);
-            drop(known.trouble.take_if(is_unset));
+            let unset = known.trouble.as_ref().and_then(|(_, error)| error.value_error());
+            known.was_set = unset == Some(&ValueError::Unset);
             false
         });
     }
