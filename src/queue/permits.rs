@@ -7,8 +7,7 @@
 //!                          host  id              how many its holder took
 //! ```
 //!
-//! Doubt is an error, and never a permit. So a name that is not quite a permit's counts neither as taken nor as free. Only a
-//! node by which a session shows itself is there for a moment, and takes nothing.
+//! Doubt is an error, and never a permit. So a name that is not quite a permit's counts neither as taken nor as free.
 
 use crate::queue::native;
 
@@ -20,9 +19,6 @@ pub(crate) const PERMITS: &str = "permits";
 
 const MARKER: &str = "-PERMIT-";
 const NUMBER: &str = "permits=";
-
-/// A session makes a node of this name, and its number, beside one of its nodes, to find out whom the server takes it for.
-pub(crate) const SESSION: &str = "session-";
 
 /// The name of the node of a holder, and what the name tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,16 +68,10 @@ pub(crate) fn taken(names: &[String]) -> Result<u64, &str> {
     for name in names {
         match parse(name) {
             Some(by) => taken += u64::from(by.count),
-            None if shows_a_session(name) => {}
             None => doubtful = Some(doubtful.map_or(name, |first| first.min(name))),
         }
     }
     doubtful.map_or(Ok(taken), Err)
-}
-
-fn shows_a_session(name: &str) -> bool {
-    let number = name.strip_prefix(SESSION);
-    number.is_some_and(|it| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// Whether so many permits can be taken.
@@ -173,10 +163,6 @@ mod tests {
         assert_eq!(room(u32::MAX, &[], u32::MAX), Ok(Room::Enough));
         assert_eq!(room(u32::MAX, &names(["a~1-PERMIT-4294967295"]), 1), Ok(Room::Short));
         assert_eq!(room(9, &names(["z", "a~1-PERMIT-1", "b"]), 1), Err("b"));
-        assert_eq!(taken(&names(["session-100001d4d1b0002", "a~1-PERMIT-1", "session-f"])), Ok(1));
-        for doubtful in ["session-", "session-1x", "session-1~a-PERMIT-0", "session"] {
-            assert_eq!(taken(&names([doubtful])), Err(doubtful));
-        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::queue::permits::SESSION;
+use crate::queue::permits::permits_of;
 use crate::session::connection::ConnectionState;
 use crate::session::lease::Lease;
 use crate::session::request::{
@@ -17,9 +17,11 @@ use crate::session::request::{
 };
 use crate::session::upkeep::Upkeep;
 
-/// The name of a node by which the session with this number finds out whom the server takes it for.
-pub(crate) fn shows(session: i64) -> String {
-    format!("{SESSION}{session:x}")
+/// Where a session makes a node for a moment that is to be beside its node at `path`. A node among permits that is none would
+/// stop all who count them.
+pub(crate) fn beside(path: &str) -> &str {
+    let (directory, name) = path.rsplit_once('/').unwrap_or_default();
+    if permits_of(name).is_some() { request::parent(directory) } else { directory }
 }
 
 /// An ensemble, as one process reaches it. It opens sessions.

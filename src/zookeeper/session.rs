@@ -187,8 +187,7 @@ impl ZooKeeperSession {
 
     /// Makes a node beside this one, whose owner shows which session the server takes us for. Removes it again.
     async fn owns_what_it_makes(&self, path: &str) -> Result<bool, Failure> {
-        let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
-        let own = format!("{directory}/{}", contract::shows(self.id));
+        let own = format!("{}/session-{:x}", contract::beside(path), self.id);
         let made = self.create(&own, &[], Kind::Ephemeral).await;
         // An answer that was lost may have left the node behind, and the node says nothing of this connection.
         if !matches!(made, Ok(_) | Err(Failure::NodeExists)) {

@@ -75,7 +75,7 @@ async fn where_several_nodes_cannot_be_read_at_once_each_is_read() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_nobody_can_list_its_nodes_a_session_shows_itself_and_goes_on() {
     let old = zookeeper_3_5(shared_server().address());
-    let zk = connect_with(&old.address(), Duration::from_secs(3)).await;
+    let zk = connect_with(&old.address(), Duration::from_secs(6)).await;
     let operator = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/keeper-old");
     let guard = soon("free", lock.write()).await.expect("free");
@@ -94,7 +94,7 @@ async fn where_nobody_can_list_its_nodes_a_session_shows_itself_and_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_shows_itself_beside_its_permit_takes_no_other_and_stops_nobody() {
+async fn a_session_that_holds_a_permit_and_shows_itself_stops_nobody() {
     let old = zookeeper_3_5(shared_server().address());
     let zk = connect_with(&old.address(), Duration::from_secs(3)).await;
     let operator = connect(&shared_server().address()).await;
@@ -104,7 +104,10 @@ async fn a_session_that_shows_itself_beside_its_permit_takes_no_other_and_stops_
     old.reset();
     old.disconnect();
     soon("the removal", removal.arrives()).await;
-    assert_eq!(children(&operator, "/keeper-permits/permits").await.len(), 2);
+    assert!(
+        children(&operator, "/keeper-permits").await.iter().any(|name| name.starts_with("session-")),
+        "it shows itself"
+    );
     let other = soon("the other permit", ours.acquire()).await.expect("free");
     assert!(ours.try_acquire().await.expect_err("both are taken").is_would_block());
     removal.release();
@@ -138,5 +141,5 @@ async fn a_session_without_nodes_is_kept_by_writes_only_where_reads_do_not_keep_
     assert!(ended > 0, "nothing was shown");
     assert!(plain.count(Op::GetData) > 0, "it is touched");
     assert_eq!(plain.count(Op::Multi), 0);
-    assert!(idle.state().to_string().starts_with("connected"), "{}", idle.state());
+    eventually("a connection", || async { idle.state().to_string().starts_with("connected") }).await;
 }
