@@ -349,8 +349,10 @@ struct View<'a> {
     names: Option<Watch>,
     /// The signal by which we know that we are the head. Another client can have forged it, as long as nobody has looked.
     signal: Option<Arc<HandOff>>,
-    /// Those who have left the queue although our server shows them there.
+    /// Those who have left the queue although our server shows them there, or has shown them.
     ghosts: Vec<Arc<str>>,
+    /// How many of them it has shown the last time.
+    shown_ghosts: usize,
     /// The nodes of those who held, and of whose end no watch has told. Their names never come again.
     gone: Vec<String>,
     /// How often the directory of the permits was missing, and there when it was to be made.
@@ -361,7 +363,8 @@ impl<'a> View<'a> {
     fn new(stock: &'a Stock, held: &'a Tenure, grant: &mut Grant) -> View<'a> {
         let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
         let (connection, ghosts) = (held.ticket().connection(), std::mem::take(&mut grant.ghosts));
-        View { stock, held, connection, number: None, names: None, signal, ghosts, gone: Vec::new(), rounds: 0 }
+        let (shown_ghosts, gone) = (ghosts.len(), Vec::new());
+        View { stock, held, connection, number: None, names: None, signal, ghosts, shown_ghosts, gone, rounds: 0 }
     }
 
     fn fault(&self, failure: Failure) -> Error {
@@ -380,7 +383,8 @@ impl<'a> View<'a> {
                 Ok(Some((mut names, node))) => {
                     names.retain(|name| !self.gone.contains(name));
                     let is_whole = self.add_unseen(&mut names).await.map_err(|failure| self.fault(failure))?;
-                    // Another server may have said that there is no ghost: only its listing has the ghost's permits.
+                    // Another server may have said that there is no ghost, or this one may have learnt so since: only a listing
+                    // from after that has the ghost's permits.
                     if !is_whole || session.upkeep().connection() != self.connection {
                         continue;
                     }
@@ -440,8 +444,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether the signal was true, and these `names` show whoever has left with permits. The one before us is among them: so it
-    /// was the head. Otherwise it has given them back, or a stranger wrote to its place: the `queue`, listed before, says which.
+    /// Whether the signal was true. The one before us is among those who hold, by these `names`: so it was the head. Otherwise it
+    /// has given its permits back, or a stranger wrote to its place: the `queue`, listed before, says which.
     async fn shows_the_last(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let before_us = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
@@ -453,31 +457,30 @@ impl<'a> View<'a> {
             return Err(Failure::NoNode);
         }
         self.ghosts.extend(shown.iter().filter_map(|path| path.rsplit('/').next()).map(Arc::from));
+        self.shown_ghosts += shown.len();
         signal.confirm();
         self.signal = None;
         Ok(true)
     }
 
-    /// Adds the permits of those whom our server still shows in the queue. It has missed that they left, so it may have
-    /// missed that they left with permits. `false` if it has learnt since of one of them: then it has `names` anew, too.
+    /// Adds the permits of those whom our server shows in the queue although they have left it: it may lack their permits, too.
+    /// `false` if the server shows fewer of them than before: it may have learnt of their permits after it listed `names`.
     async fn add_unseen(&mut self, names: &mut Vec<String>) -> Result<bool, Failure> {
-        let (ticket, session) = (self.held.ticket(), self.held.ticket().session());
-        let listed = std::mem::take(&mut self.ghosts);
-        for ghost in &listed {
-            let Some(contender) = Contender::parse(ghost) else { continue };
-            let data = match retry::until_known(session, || session.data(&ticket.child(ghost))).await {
+        let (ticket, session, mut shown) = (self.held.ticket(), self.held.ticket().session(), 0);
+        for ghost in self.ghosts.iter().filter_map(|name| Contender::parse(name)) {
+            let data = match retry::until_known(session, || session.data(&ticket.child(ghost.name()))).await {
                 Ok((data, _)) => data,
                 Err(Failure::NoNode) => continue,
                 Err(failure) => return Err(failure),
             };
-            self.ghosts.push(Arc::clone(ghost));
-            let name = permits::name(contender.owner(), metadata::read(&data).permits.unwrap_or(1));
+            shown += 1;
+            let name = permits::name(ghost.owner(), metadata::read(&data).permits.unwrap_or(1));
             let path = format!("{}/{name}", self.stock.taken);
             if !names.contains(&name) && second_look::is_there(session, path, None).await != Some(false) {
                 names.push(name);
             }
         }
-        Ok(self.ghosts.len() == listed.len())
+        Ok(shown >= std::mem::replace(&mut self.shown_ghosts, shown))
     }
 
     /// Watches the number of permits, unless it has changed since `now`.
