@@ -420,6 +420,16 @@ fn a_downgrade_that_changes_its_number_is_found() {
 }
 
 #[test]
+fn a_downgrade_on_another_session_is_found() {
+    is_found(|run| {
+        let creates = |op: &Write| matches!(op, Write::Create { ephemeral: true, .. });
+        let txn = find(run, |txn| left(txn, PATH).is_some() && txn.ops.iter().any(creates));
+        txn.session += 1;
+        words(["Delete", left(txn, PATH).expect("it left"), &at_zxid(txn), "another's"])
+    });
+}
+
+#[test]
 fn a_commit_under_anothers_node_is_found() {
     is_found(|run| {
         let txn = find(run, |txn| matches!(txn.ops[..], [Write::Check { .. }, Write::Create { .. }]));

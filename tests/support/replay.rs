@@ -450,16 +450,22 @@ impl Replay<'_> {
         self.leaves(txn, at, how);
     }
 
-    /// Whether this is a node of the same contender, for which the node's session is over: it has made another one, or knows that
-    /// it has lost this one, and looks what became of a commit.
+    /// Whether a later session deletes the node of a contender for which the node's own session is over: that contender has another
+    /// node by now, or has lost this one and looks what became of a commit.
     fn is_given_up(&self, txn: &Txn, node: &Node) -> bool {
+        let begun =
+            |session| self.run.log.iter().find(|it| it.session == session && it.ops == [Op::Begin]).map(|it| it.zxid);
         let is_lost = |event: &Event| {
-            let is_of_it = event.what == What::Lost && event.path == node.path;
-            is_of_it && event.at <= txn.time + MILLISECOND + self.run.leeway
+            let is_over = event.how.starts_with("the session") || event.how.starts_with("the lease");
+            let is_before = event.at <= txn.time + MILLISECOND + self.run.leeway;
+            event.what == What::Lost && event.path == node.path && is_over && is_before
         };
-        let is_another = |other: &Node| other.session == txn.session && other.name.owner == node.name.owner;
-        let has_another = permit(&node.path).is_none() && self.nodes.iter().any(is_another);
-        has_another || self.run.events.iter().any(is_lost)
+        let is_another = |other: &Node| {
+            let is_of_it = other.session == txn.session && parent(&other.path) == parent(&node.path);
+            is_of_it && other.name.owner == node.name.owner && !node.name.owner.is_empty()
+        };
+        let is_over = || self.nodes.iter().any(is_another) || self.run.events.iter().any(is_lost);
+        txn.ops.len() == 1 && begun(txn.session) > begun(node.session) && is_over()
     }
 
     fn set(&mut self, txn: &Txn, path: &str, data: &[u8]) {
