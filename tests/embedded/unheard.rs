@@ -638,39 +638,45 @@ async fn a_head_that_passes_over_a_ghost_counts_the_permits_that_its_server_does
     }
 }
 
-/// Its server is stopped, as an error has said that it should be, while it reads the ghost's node.
+/// Its server is stopped, as an error has said that it should be, while it reads the ghost's node. Or another one answers that read
+/// alone, between two connections to the first.
 #[tokio::test(start_paused = true)]
 async fn a_head_that_finds_no_ghost_on_another_server_counts_the_permits_that_it_shows() {
-    let (ours, theirs) = two();
-    let other = limit(&theirs, 1);
-    let first = now(other.acquire()).expect("free");
-    let mut second = tokio_test::task::spawn(other.acquire().into_future());
-    assert_pending!(second.poll());
-    let place = theirs.children("/limit/queue").into_iter().find(|name| name.ends_with('1')).expect("the second");
-    let ghost = format!("/limit/queue/{place}");
-    let (memory, read) = (ours.clone(), ghost.clone());
-    let (has_listed, has_broken) = (AtomicBool::new(false), AtomicBool::new(false));
-    let line = Hindered::new(&ours, move |asked| {
-        if matches!(asked, Asked::WatchChildren("/limit/permits")) {
-            has_listed.store(true, Ordering::Relaxed);
-        }
-        let is_read = matches!(asked, Asked::Data(path) if *path == *read) && has_listed.load(Ordering::Relaxed);
-        (is_read && !has_broken.swap(true, Ordering::Relaxed)).then(|| {
-            memory.faults().cut();
-            memory.faults().heal();
-            Failure::Unknown("the connection broke".to_owned())
-        })
-    });
-    let mut third = spawn(Semaphore::new(&line, "/limit", 1).expect("valid").acquire().into_future());
-    waits(&mut third).await;
-    drop(first);
-    let (owner, _) = place.split_once("-WRITE-").expect("a contender");
-    ours.faults().freeze(ghost);
-    ours.faults().freeze(format!("/limit/permits/{owner}-PERMIT-1"));
-    let second = assert_ready_ok!(second.poll());
-    assert!(timeout(600 * SECOND, &mut third).await.is_err(), "there is a permit too many");
-    drop(second);
-    drop(timeout(700 * SECOND, third).await.expect("it looks").expect("no panic").expect("granted"));
+    for comes_back in [false, true] {
+        let (ours, theirs) = two();
+        let other = limit(&theirs, 1);
+        let first = now(other.acquire()).expect("free");
+        let mut second = tokio_test::task::spawn(other.acquire().into_future());
+        assert_pending!(second.poll());
+        let place = theirs.children("/limit/queue").into_iter().find(|name| name.ends_with('1')).expect("the second");
+        let ghost = format!("/limit/queue/{place}");
+        let (memory, read) = (ours.clone(), ghost.clone());
+        let (has_listed, has_broken) = (AtomicBool::new(false), AtomicBool::new(false));
+        let line = Hindered::new(&ours, move |asked| {
+            if matches!(asked, Asked::WatchChildren("/limit/permits")) {
+                has_listed.store(true, Ordering::Relaxed);
+            }
+            let is_read = matches!(asked, Asked::Data(path) if *path == *read) && has_listed.load(Ordering::Relaxed);
+            (is_read && !has_broken.swap(true, Ordering::Relaxed)).then(|| {
+                if comes_back {
+                    return Failure::NoNode;
+                }
+                memory.faults().cut();
+                memory.faults().heal();
+                Failure::Unknown("the connection broke".to_owned())
+            })
+        });
+        let mut third = spawn(Semaphore::new(&line, "/limit", 1).expect("valid").acquire().into_future());
+        waits(&mut third).await;
+        drop(first);
+        let (owner, _) = place.split_once("-WRITE-").expect("a contender");
+        ours.faults().freeze(ghost);
+        ours.faults().freeze(format!("/limit/permits/{owner}-PERMIT-1"));
+        let second = assert_ready_ok!(second.poll());
+        assert!(timeout(600 * SECOND, &mut third).await.is_err(), "there is a permit too many");
+        drop(second);
+        drop(timeout(700 * SECOND, third).await.expect("it looks").expect("no panic").expect("granted"));
+    }
 }
 
 // Values.
