@@ -57,6 +57,12 @@ fn session(client: &Memory) -> Arc<dyn Session> {
     Arc::clone(now(client.session_slot(0)).expect("open").session())
 }
 
+/// A stranger's write to a place in the queue.
+fn forge_hand_off(stranger: &Memory, place: &str) {
+    let set = Operation::Set { path: format!("{QUEUE}/{place}"), data: vec![], version: None };
+    now(session(stranger).transact(&[set])).expect("it may be written");
+}
+
 // Answers and requests that are lost.
 
 #[test]
@@ -413,8 +419,7 @@ fn a_forged_hand_off_gives_nobody_a_permit() {
     let first = zk.children(QUEUE).remove(0);
     let mut next = acquiring(&c, 1);
     assert_pending!(next.poll());
-    let set = Operation::Set { path: format!("{QUEUE}/{first}"), data: vec![], version: None };
-    now(session(&other).transact(&[set])).expect("it may be written");
+    forge_hand_off(&other, &first);
     assert!(matches!(assert_ready_err!(next.poll()), Error::Evicted(Loss::Interfered)));
     drop(held);
     assert!(assert_ready_ok!(head.poll()).is_held());
@@ -435,8 +440,7 @@ fn a_forged_hand_off_of_a_waiter_that_has_given_up_gives_nobody_a_permit() {
     let waits = zk.children(QUEUE).into_iter().find(|name| *name != first).expect("it waits");
     let mut next = acquiring(&third, 1);
     assert_pending!(next.poll());
-    let set = Operation::Set { path: format!("{QUEUE}/{waits}"), data: vec![], version: None };
-    now(session(&other).transact(&[set])).expect("it may be written");
+    forge_hand_off(&other, &waits);
     drop((gives_up, held));
     assert!(matches!(assert_ready_err!(next.poll()), Error::Evicted(Loss::Interfered)));
     assert!(assert_ready_ok!(head.poll()).is_held());
@@ -454,8 +458,7 @@ fn a_permit_taken_by_a_head_that_ones_server_shows_in_the_queue_counts_also_if_a
     let mut next = acquiring(&a, 1);
     assert_pending!(next.poll());
     zk.faults().lag();
-    let set = Operation::Set { path: format!("{QUEUE}/{first}"), data: vec![], version: None };
-    now(session(&other).transact(&[set])).expect("it may be written");
+    forge_hand_off(&other, &first);
     drop(held);
     assert!(next.is_woken(), "by the write, of which its server has learnt with the deletion");
     let taken = assert_ready_ok!(head.poll());

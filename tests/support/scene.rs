@@ -67,9 +67,18 @@ where
     C: Fn() -> F,
     F: Future<Output = bool>,
 {
+    becomes(what, condition, |is_met| *is_met).await;
+}
+
+/// Looks until that is as it should be.
+async fn becomes<T: Debug, F: Future<Output = T>>(what: &str, look: impl Fn() -> F, is_right: impl Fn(&T) -> bool) {
     let deadline = Instant::now() + SOON;
-    while !condition().await {
-        assert!(Instant::now() < deadline, "{what}: not within {SOON:?}");
+    loop {
+        let seen = look().await;
+        if is_right(&seen) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{what}: not within {SOON:?}, it is {seen:?}");
         tokio::time::sleep(INTERVAL).await;
     }
 }
@@ -93,15 +102,7 @@ pub async fn children(zk: &ZooKeeper, directory: &str) -> Vec<String> {
 }
 
 pub async fn becomes_empty(zk: &ZooKeeper, directory: &str) {
-    let deadline = Instant::now() + SOON;
-    loop {
-        let left = children(zk, directory).await;
-        if left.is_empty() {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{directory} is empty: not within {SOON:?}, it has {left:?}");
-        tokio::time::sleep(INTERVAL).await;
-    }
+    becomes(&format!("{directory} without children"), || children(zk, directory), Vec::is_empty).await;
 }
 
 /// The queue in order, one word a member: its mode, and `+` if it holds or `-` if it waits.
@@ -121,15 +122,7 @@ pub async fn line(lock: &RwLock) -> String {
 
 /// Returns when the queue is as [`line`] would write it.
 pub async fn line_becomes(lock: &RwLock, expected: &str) {
-    let deadline = Instant::now() + SOON;
-    loop {
-        let line = line(lock).await;
-        if line == expected {
-            return;
-        }
-        assert!(Instant::now() < deadline, "the queue is {line:?} and not {expected:?}");
-        tokio::time::sleep(INTERVAL).await;
-    }
+    becomes(&format!("the queue {expected:?}"), || line(lock), |line| line == expected).await;
 }
 
 /// A write acquisition that runs as a task of its own.
