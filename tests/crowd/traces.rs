@@ -5,7 +5,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use support::history::{History, Hold};
-use support::replay::{OF_THE_MODEL, OTHERS, Run, judge};
+use support::replay::{MILLISECOND, OF_THE_MODEL, OTHERS, Run, judge};
 use support::scene::*;
 use support::server::Server;
 use support::trace::{self, Event, What};
@@ -33,8 +33,6 @@ const PATH: &str = "/traced/lock";
 const LIMIT: &str = "/traced/limit";
 /// Of a session that ends soon once its client is cut off.
 const SHORT: Duration = Duration::from_secs(4);
-/// Leaders write whole milliseconds.
-const MILLISECOND: Duration = Duration::from_millis(1);
 
 struct Scene {
     server: Server,
@@ -203,6 +201,11 @@ fn left<'t>(txn: &'t Txn, directory: &str) -> Option<&'t str> {
 /// The transactions that are a writer's release.
 fn signals(txn: &Txn) -> bool {
     left(txn, PATH).is_some() && matches!(txn.ops[..], [Write::Set { .. }, Write::Delete { .. }])
+}
+
+/// The transactions by which a holder downgrades.
+fn downgrades(txn: &Txn) -> bool {
+    left(txn, PATH).is_some() && txn.ops.iter().any(|op| matches!(op, Write::Create { ephemeral: true, .. }))
 }
 
 /// The transactions that let a contender take permits.
@@ -407,8 +410,7 @@ fn a_second_contender_of_one_number_is_found() {
 #[test]
 fn a_downgrade_that_changes_its_number_is_found() {
     is_found(|run| {
-        let creates = |op: &Write| matches!(op, Write::Create { ephemeral: true, .. });
-        let txn = find(run, |txn| left(txn, PATH).is_some() && txn.ops.iter().any(creates));
+        let txn = find(run, downgrades);
         let old = left(txn, PATH).expect("it left").to_owned();
         for op in &mut txn.ops {
             if let Write::Create { path, .. } = op {
@@ -422,8 +424,7 @@ fn a_downgrade_that_changes_its_number_is_found() {
 #[test]
 fn a_downgrade_on_another_session_is_found() {
     is_found(|run| {
-        let creates = |op: &Write| matches!(op, Write::Create { ephemeral: true, .. });
-        let txn = find(run, |txn| left(txn, PATH).is_some() && txn.ops.iter().any(creates));
+        let txn = find(run, downgrades);
         txn.session += 1;
         words(["Delete", left(txn, PATH).expect("it left"), &at_zxid(txn), "another's"])
     });

@@ -16,7 +16,7 @@ use crate::trace::{Event, What, drift, recorded};
 use crate::txn_log::{Op, Txn};
 
 /// Leaders write whole milliseconds.
-const MILLISECOND: Duration = Duration::from_millis(1);
+pub const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// What a server says to a create of what is there.
 const NODE_EXISTS: i32 = -110;
@@ -249,8 +249,13 @@ impl Replay<'_> {
         self.run.lied_to.as_ref().is_some_and(|begin| name.owner.starts_with(begin))
     }
 
+    /// Until when a transaction of this time may have been proposed, on the clock of the events.
+    fn latest(&self, time: Duration) -> Duration {
+        time + MILLISECOND + self.run.leeway
+    }
+
     fn was_told(&self, node: &Node, by: Duration) -> bool {
-        self.told.get(&node.token).is_some_and(|told| *told <= by + MILLISECOND + self.run.leeway)
+        self.told.get(&node.token).is_some_and(|told| *told <= self.latest(by))
     }
 
     /// Of one that does what only a holder does.
@@ -358,7 +363,7 @@ impl Replay<'_> {
     /// one whose session was over before the answer came, and one that was told falsely that it is over, or, by the create and
     /// by the listing behind it, that there is no directory: it finds the directory there as it sets out to make it.
     fn may_have_two(&self, txn: &Txn, path: &str, first: &Node) -> bool {
-        let by = txn.time + MILLISECOND + self.run.leeway;
+        let by = self.latest(txn.time);
         let is_missed = |event: &Event| {
             event.what == What::Missed && event.path == parent(path) && event.how == first.name.owner && event.at <= by
         };
@@ -457,7 +462,7 @@ impl Replay<'_> {
             |session| self.run.log.iter().find(|it| it.session == session && it.ops == [Op::Begin]).map(|it| it.zxid);
         let is_lost = |event: &Event| {
             let is_over = event.how.starts_with("the session") || event.how.starts_with("the lease");
-            let is_before = event.at <= txn.time + MILLISECOND + self.run.leeway;
+            let is_before = event.at <= self.latest(txn.time);
             event.what == What::Lost && event.path == node.path && is_over && is_before
         };
         let is_another = |other: &Node| {
@@ -618,7 +623,7 @@ impl Replay<'_> {
                 }
                 Some(_) => match nodes.iter().rfind(is_it).and_then(|last| last.left) {
                     Some((zxid, time, left @ (Left::Signalled | Left::Deleted | Left::Exchanged | Left::Expired)))
-                        if *at > time + MILLISECOND + self.run.leeway =>
+                        if *at > self.latest(time) =>
                     {
                         Some(format!(
                             "{what}, {}: its node had left at zxid {zxid:#x}, proposed at {time:?}, {left:?}",
@@ -656,8 +661,7 @@ impl Replay<'_> {
             if let Some((zxid, _)) = since.filter(|(_, time)| hold.from + self.run.leeway < *time) {
                 faults.push(format!("Hold of {hold}: it began before zxid {zxid:#x} made it its turn"));
             }
-            if let Some((zxid, _, how)) =
-                node.left.filter(|(_, time, _)| hold.until > *time + MILLISECOND + self.run.leeway)
+            if let Some((zxid, _, how)) = node.left.filter(|(_, time, _)| hold.until > self.latest(*time))
                 && how != Left::Downgraded
             {
                 faults.push(format!("Hold of {hold}: it said held after its node had left at zxid {zxid:#x}, {how:?}"));
