@@ -70,8 +70,6 @@ struct LeaseState {
     /// When the newest request was sent that was answered on this connection or, while there is none, on the previous
     /// connection.
     answered: Moment,
-    /// For how long no touch had counted when the connection was lost on which the newest did.
-    uncounted: Duration,
     /// How long the last answer took.
     lateness: Duration,
     /// Counts how often the lease ran out, so that a hold from before stays lost after a renewal.
@@ -230,9 +228,6 @@ impl Lease {
         let mut state = self.state.lock();
         let was = std::mem::replace(&mut state.connected, connected);
         if was && !connected {
-            if state.counted >= state.connected_since {
-                state.uncounted = now.saturating_sub(state.counted);
-            }
             state.touches.clear();
             state.connected_since = now;
             // Its moment is not known. It is sent after every request that was answered on the previous connection.
@@ -262,16 +257,6 @@ impl Lease {
     pub fn away(&self) -> Option<(Moment, Moment)> {
         let state = self.state.lock();
         state.over.map(|(_, ended)| (state.answered.min(ended), ended))
-    }
-
-    /// Whether it is over although a server answered it, and lost its connection one to three session timeouts after it was
-    /// last heard of by a quorum. So reads alone do not keep a session there. One that outlived that much shows the opposite,
-    /// whatever it ended of.
-    pub(crate) fn died_of_reads_alone(&self) -> bool {
-        let state = self.state.lock();
-        let Some((Ending::Expired | Ending::Replaced, ended)) = state.over else { return false };
-        ended < state.answered.saturating_add(self.timeout)
-            && (self.timeout..self.timeout.saturating_mul(3)).contains(&state.uncounted)
     }
 
     /// How long the session is surely still alive; `None` when that is not known any more.

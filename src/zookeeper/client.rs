@@ -256,9 +256,6 @@ impl Sessions {
         sessions.extend(idle.extract_if(.., |session| session.is_needed()));
         drop(sessions);
         let over: Vec<Arc<ZooKeeperSession>> = over;
-        if over.iter().any(|session| session.lease().died_of_reads_alone()) {
-            self.abilities.kept_by_reads.is_missed();
-        }
         if let Some((lost, ending)) = over.first().and_then(|first| first.lost().zip(first.lease().over())) {
             let comeback = over.first().and_then(|first| Comeback::after(first.lease()));
             self.outage.begins(lost, comeback, ending);

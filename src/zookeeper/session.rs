@@ -23,7 +23,7 @@ use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
 use crate::validation::REQUEST_LIMIT;
-use crate::zookeeper::abilities::Abilities;
+use crate::zookeeper::abilities::{Abilities, is_keepers};
 use crate::zookeeper::no_delay;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
@@ -110,6 +110,7 @@ impl ZooKeeperSession {
             (client.session_id().0, client.path().trim_end_matches('/').len(), options.acl_of_nodes());
         let whom = options.whom();
         background.sessions().insert(id);
+        abilities.shown_by(id);
         let session = Arc::new_cyclic(|this: &Weak<ZooKeeperSession>| {
             let weak = Weak::clone(this);
             let confirm = move || {
@@ -383,7 +384,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn is_kept_by_reads(&self) -> bool {
-        !self.abilities.kept_by_reads.is_lacking()
+        !is_keepers(self.id)
     }
 
     fn request_bytes(&self, operations: &[Operation]) -> usize {

@@ -40,19 +40,29 @@ async fn a_session_that_the_server_changes_is_seen_by_a_node_of_its_own() {
             session(&operator).await.delete(&format!("/keeper/changed/{name}")).await.expect("there");
         }
     }
-    assert!(keeper.count(LIST_EPHEMERALS) <= 1);
+    assert_eq!(keeper.count(LIST_EPHEMERALS), 0);
 }
 
+/// Keeper closes the connection over each of them, and that ends the session.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_that_closes_the_connection_becomes_a_persistent_node() {
+async fn a_holder_on_keeper_that_makes_directories_and_reads_queues_keeps_its_locks() {
     let keeper = clickhouse_keeper(shared_server().address());
     let zk = connect_with(&keeper.address(), LONG).await;
-    for path in ["/keeper-one", "/keeper-two/lock", "/keeper-three"] {
-        drop(soon("the lock", lock_at(&zk, path).write()).await.expect("free"));
-        becomes_empty(&zk, path).await;
+    let first = soon("free", lock_at(&zk, "/keeper-one").write()).await.expect("free");
+    let other = lock_at(&zk, "/keeper-two/lock");
+    let held = [other.read().label("one"), other.read().label("other")];
+    let held = futures::future::join_all(held.map(|read| async { soon("free", read).await.expect("free") })).await;
+    let labels: Vec<_> =
+        other.queue().await.expect("readable").members.into_iter().map(|member| member.label).collect();
+    assert_eq!(labels.len(), 2);
+    assert!(["one", "other"].iter().all(|label| labels.contains(&Some((*label).to_owned()))), "{labels:?}");
+    assert!(first.is_held());
+    for guard in held.into_iter().map(|guard| guard.release()) {
+        guard.await.expect("held");
     }
-    assert_eq!(keeper.count(Op::CreateContainer), 1);
-    assert!(keeper.connections() <= 3, "{} sessions", keeper.connections());
+    first.release().await.expect("held");
+    let unknown = [Op::CreateContainer, LIST_EPHEMERALS, READ_SEVERAL].map(|op| keeper.count(op));
+    assert_eq!((unknown, keeper.connections()), ([0; 3], 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,15 +70,14 @@ async fn where_several_nodes_cannot_be_read_at_once_each_is_read() {
     let operator = connect(&shared_server().address()).await;
     let lock = lock_at(&operator, "/keeper-reads");
     let held = [lock.read().label("one").await.expect("free"), lock.read().label("other").await.expect("free")];
-    for old in [clickhouse_keeper(shared_server().address()), zookeeper_3_5(shared_server().address())] {
-        let zk = connect_with(&old.address(), LONG).await;
-        for _ in 0..2 {
-            let queue = soon("the queue", lock_at(&zk, "/keeper-reads").queue()).await.expect("readable");
-            let labels: Vec<_> = queue.members.iter().map(|member| member.label.as_deref()).collect();
-            assert_eq!(labels, [Some("one"), Some("other")]);
-        }
-        assert_eq!(old.count(READ_SEVERAL), 1);
+    let old = zookeeper_3_5(shared_server().address());
+    let zk = connect_with(&old.address(), LONG).await;
+    for _ in 0..2 {
+        let queue = soon("the queue", lock_at(&zk, "/keeper-reads").queue()).await.expect("readable");
+        let labels: Vec<_> = queue.members.iter().map(|member| member.label.as_deref()).collect();
+        assert_eq!(labels, [Some("one"), Some("other")]);
     }
+    assert_eq!(old.count(READ_SEVERAL), 1);
     drop(held);
 }
 
@@ -125,21 +134,13 @@ async fn a_session_without_nodes_is_kept_by_writes_only_where_reads_do_not_keep_
         let builder = ZooKeeper::builder().session_timeout(TIMEOUT).tick_time(TIMEOUT / 10).connect_timeout(SOON);
         builder.connect(proxy.address()).await.expect("reachable")
     };
-    let (zk, idle) = (connect(&follower).await, connect(&plain).await);
+    let (on_keeper, idle) = (connect(&follower).await, connect(&plain).await);
     plain.reset();
-    // The client sees that its session was replaced when it next uses a lock.
-    let uses = async {
-        loop {
-            let _lost = lock_at(&zk, "/keeper/read").write().timeout(SOON).await.expect("free").release().await;
-            tokio::time::sleep(2 * TIMEOUT).await;
-        }
-    };
-    let ended = tokio::select! {
-        ended = within(3 * SOON, "a session that lives", has_a_session_kept(&follower, TIMEOUT)) => ended,
-        () = uses => 0,
-    };
-    assert!(ended > 0, "nothing was shown");
+    let ended = within(3 * SOON, "a session that lives", has_a_session_kept(&follower, TIMEOUT)).await;
+    assert_eq!(ended, 0);
     assert!(plain.count(Op::GetData) > 0, "it is touched");
     assert_eq!(plain.count(Op::Multi), 0);
-    eventually("a connection", || async { idle.state().to_string().starts_with("connected") }).await;
+    for zk in [on_keeper, idle] {
+        eventually("a connection", || async { zk.state().to_string().starts_with("connected") }).await;
+    }
 }

@@ -181,12 +181,6 @@ impl Harness for OnZooKeeper {
         let timeout = if is_keeper { 3 * SHORT } else { SHORT };
         let builder = ZooKeeper::builder().session_timeout(timeout).tick_time(TICK).connect_timeout(SOON);
         let zk = Arc::new(builder.connect(&wire.address()).await.expect("the server can be reached"));
-        if is_keeper {
-            // The first directory costs the session, because the server closes the connection over it.
-            let lock = super::scene::lock_at(&zk, &fresh().replacen("/conformance", "/first", 1));
-            drop(lock.write().await.expect("free"));
-            wire.reset();
-        }
         self.wires.lock().expect("no check panics here").push((Arc::clone(&zk), wire));
         zk
     }

@@ -14,10 +14,10 @@ pub const READ_SEVERAL: Op = Op::Other(22);
 
 const UNIMPLEMENTED: i32 = -6;
 
-/// Behaves as ClickHouse Keeper does: each handshake begins a new session, and an unknown request closes the
-/// connection.
+/// Behaves as ClickHouse Keeper does: it numbers sessions from one, each handshake begins a new session, and an unknown
+/// request closes the connection.
 pub fn clickhouse_keeper(server: impl Into<String>) -> Proxy {
-    let proxy = Proxy::start(server);
+    let proxy = Proxy::start_renumbering(server);
     let afresh = |hello: &mut Hello| {
         hello.session = 0;
         hello.password = vec![0; 16];

@@ -51,6 +51,11 @@ impl Proxy {
         Self::start_with(Port::reserve(), server_address.into(), Tap { opaque: true, ..Tap::default() })
     }
 
+    /// Starts a proxy that numbers the sessions through it from one, in handshakes and as owners of nodes.
+    pub fn start_renumbering(server_address: impl Into<String>) -> Self {
+        Self::start_with(Port::reserve(), server_address.into(), Tap { renumbers: true, ..Tap::default() })
+    }
+
     fn start_with(port: Port, server_address: String, tap: Tap) -> Self {
         let address = port.address();
         let tap = Arc::new(tap);
@@ -284,6 +289,7 @@ struct Tap {
     traffic: Mutex<Traffic>,
     rules: Mutex<Rules>,
     granted: Mutex<Option<Hello>>,
+    renumbers: bool,
 }
 
 #[derive(Debug, Default)]
@@ -306,6 +312,24 @@ impl Tap {
 
     fn rules(&self) -> MutexGuard<'_, Rules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn renumber(&self, frame: &mut [u8], handshaken: bool) {
+        // Shared by all such proxies, as if one server were behind them. The place is the number.
+        static SESSIONS: Mutex<Vec<[u8; 8]>> = Mutex::new(Vec::new());
+        if !self.renumbers {
+            return;
+        }
+        let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hello) = Hello::read(Direction::ToClient, frame).filter(|_| !handshaken) {
+            sessions.push(hello.session.to_be_bytes());
+        }
+        // ZooKeeper's own numbers have so many different bytes that nothing else is the same.
+        for at in 0..frame.len().saturating_sub(7) {
+            if let Some(place) = sessions.iter().position(|session| frame[at..at + 8] == *session) {
+                frame[at..at + 8].copy_from_slice(&(place as u64 + 1).to_be_bytes());
+            }
+        }
     }
 
     fn record_request(&self, op: Op, path: &str) {
@@ -515,6 +539,9 @@ impl Connection {
             } else {
                 self.inspect(direction, &frame, handshaken)
             };
+            if direction == Direction::ToClient {
+                self.tap.renumber(&mut frame, handshaken);
+            }
             handshaken = true;
             let before = match fate {
                 Deed::Pass => None,

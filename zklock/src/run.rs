@@ -333,6 +333,7 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                     say("the connection is back, and the lock is still held");
                 }
                 Some(HoldState::Lost { why }) => {
+                    say(&format!("the lock is lost: {why}; the command is ended"));
                     let how = stop(guard, run, &mut child).await;
                     child.reap();
                     return lost(why, run, zk, how).await;

@@ -316,29 +316,6 @@ fn the_end_of_a_session_tells_how_long_nothing_was_heard_of_it() {
     assert_eq!(stage.lease.away(), Some((last, end)));
 }
 
-/// A session of 6 s that was last heard of by a quorum, and then sends reads until its connection is lost.
-#[test]
-fn a_session_that_ends_while_it_reads_and_soon_after_its_last_write_died_of_reads_alone() {
-    let dies = |reads_for: u64, silent_for: u64, why| {
-        let stage = Stage::set();
-        for _ in 0..reads_for / 500 {
-            stage.passes(ms(500));
-            stage.touch();
-        }
-        stage.lease.connected(false);
-        stage.passes(ms(silent_for));
-        stage.lease.connected(true);
-        stage.lease.end(why);
-        stage.lease.died_of_reads_alone()
-    };
-    for why in [Ending::Expired, Ending::Replaced] {
-        assert_eq!([5_500, 6_000, 17_500].map(|reads_for| dies(reads_for, 100, why)), [false, true, true], "{why}");
-        assert!(!dies(18_000, 100, why), "it has lived by reads for long");
-        assert!(!dies(9_000, 6_000, why), "it was cut off");
-    }
-    assert!(!dies(9_000, 100, Ending::Closed));
-}
-
 #[test]
 fn a_lease_is_reckoned_with_times_of_any_length() {
     let lengths = [Duration::ZERO, Duration::from_nanos(1), ms(6_000), Duration::MAX];
@@ -355,7 +332,6 @@ fn a_lease_is_reckoned_with_times_of_any_length() {
         lease.steady(false);
         lease.connected(false);
         lease.end(Ending::Expired);
-        assert!(!lease.died_of_reads_alone());
     }
 }
 

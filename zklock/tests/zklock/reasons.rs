@@ -178,13 +178,17 @@ async fn credentials_that_are_refused_later_end_with_the_code_for_that() {
 async fn a_lock_and_a_place_lost_by_an_outage_say_since_when_and_why() {
     let server = Server::start();
     let on = |command| zklock_on(&server.address(), &["--session-timeout", "4", "/reasons", "-c", command]);
-    let holds = Running::start(on("echo ready; exec sleep 60")).ready().await;
+    let holds = Running::start(on("trap 'echo ends >&2; exit' TERM; echo ready; while :; do sleep 0.1; done"));
+    let holds = holds.ready().await;
     let zk = connect(&server.address()).await;
     let waits = Running::start(on("true"));
     line_becomes(&lock_at(&zk, "/reasons"), "W+ W-").await;
     server.kill();
     let (holds, waits) = tokio::join!(holds.ends(), waits.ends());
     assert_eq!((holds.code, waits.code), (Some(75), Some(76)), "{holds:#?} {waits:#?}");
+    // The loss is told before the command hears of it.
+    let before = holds.stderr.split_once("\nends\n").map(|(before, _)| before).unwrap_or_default();
+    assert!(before.contains("zklock: the lock is lost: ") && before.contains("; the command is ended"), "{holds:#?}");
     let why = format!(": {}: Connection refused (os error 111))", server.address());
     for (run, what) in [(&holds, "the lock was lost: "), (&waits, "lost the place in the queue: ")] {
         let said = run.stderr.lines().last().unwrap_or_default();
