@@ -102,6 +102,13 @@ mod tests {
     use crate::tests::fuzz_text;
 
     #[test]
+    fn a_label_of_256_bytes_is_kept_and_a_longer_one_is_refused() {
+        let label = |bytes: usize| check_label(Some(&"x".repeat(bytes)));
+        assert!(label(0).is_ok() && label(255).is_ok() && label(256).is_ok() && check_label(None).is_ok());
+        assert_eq!(label(257).unwrap_err().to_string(), "invalid input: label of 257 bytes; at most 256 are kept");
+    }
+
+    #[test]
     fn what_zookeeper_cannot_address_is_refused_with_the_reason() {
         for (path, reason) in [
             ("", "must start with '/'"),

@@ -117,6 +117,16 @@ mod tests {
     }
 
     #[test]
+    fn a_note_in_another_dialect_says_its_host_unless_no_host_is_called_so() {
+        let contender = Contender::parse_as("x__lock__0000000001", Dialect::Kazoo).unwrap();
+        for (host, said) in [("web-1", "web-1"), ("two words", ""), ("", "")] {
+            let note = format!("host={host}\npid=42\nlabel=x\n");
+            let expected = Said { host: said.to_owned(), pid: Some(42), label: Some("x".to_owned()), permits: None };
+            assert_eq!(Said::of(&contender, Some(note.as_bytes())), expected);
+        }
+    }
+
+    #[test]
     fn any_data_may_stand_where_a_note_should() {
         for data in [&b""[..], b"\xff\xfe", b"pid=x\nlabel", b"=\n="] {
             assert_eq!(read(data), Said::default());

@@ -135,6 +135,7 @@ mod tests {
     fn a_name_is_read_back_as_it_was_made() {
         for (owner, host, count) in [("web-1~k3v9x2ma", "web-1", 1), ("a-PERMIT-3~x", "a-PERMIT-3", u32::MAX)] {
             assert_eq!(parse(&name(owner, count)), Some(TakenBy { host, count }));
+            assert!(is_of(&name(owner, count), owner) && !is_of(&name(owner, count), host) && !is_of(owner, owner));
         }
     }
 

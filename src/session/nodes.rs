@@ -259,6 +259,22 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_leaves_soon_is_named_in_its_directory_until_it_is_gone() {
+        let upkeep = upkeep();
+        let nodes = upkeep.nodes();
+        let [first, second, _] = enter(&upkeep, ["1", "2", "3"]);
+        nodes.leaves_soon(&first);
+        nodes.leaves_soon(&second);
+        assert_eq!(nodes.leaving_soon("/a"), ["1", "2"]);
+        assert!(nodes.leaving_soon("/b").is_empty() && nodes.leaving_soon("/a/1").is_empty());
+        nodes.strike(&first);
+        drop((first, nodes.unwatched.take(Duration::ZERO)));
+        assert_eq!(nodes.leaving_soon("/a"), ["2"]);
+        nodes.leaves_soon(&second);
+        assert_eq!(nodes.members.lock().leaving.len(), 2, "the one that is gone is forgotten");
+    }
+
+    #[test]
     fn only_the_first_of_several_nodes_stirs() {
         let upkeep = upkeep();
         let nodes = upkeep.nodes();

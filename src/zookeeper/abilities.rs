@@ -1,12 +1,12 @@
 //! The requests that the servers understand, as far as they have shown it; knows no sessions.
 //!
-//! ClickHouse Keeper, and ZooKeeper before 3.6, close the connection over a request that they do not know. They would
-//! do so over each repetition of it, too. On Keeper that ends the session, so it is never asked.
+//! ZooKeeper before 3.6 answers a request that it does not know, and then closes the connection. ClickHouse Keeper closes it
+//! without an answer, and that ends the session. They would do so over each repetition of it, too.
 
 use zookeeper_client as zk;
 
 use crate::session::request::Failure;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::OnceLock;
 
 /// The requests that some servers do not know.
 #[derive(Debug, Default)]
@@ -16,36 +16,36 @@ pub(crate) struct Abilities {
     pub(crate) several_reads: Ability,
     /// The request that lists the ephemeral nodes of our session.
     pub(crate) ephemerals: Ability,
-}
-
-/// Whether this is the number of a session of ClickHouse Keeper, which counts them from one (`KeeperStorage`). ZooKeeper's
-/// begin with the number of a server and the milliseconds since that machine began (`SessionTrackerImpl`).
-pub(crate) fn is_keepers(session: i64) -> bool {
-    (0..1 << 32).contains(&session)
+    /// That a session lives on by reads alone. A follower of ClickHouse Keeper answers them, and its leader hears of none.
+    pub(crate) kept_by_reads: Ability,
 }
 
 impl Abilities {
-    /// What the number of a session tells.
+    /// What the number of a session tells. Keeper counts sessions from one (`KeeperStorage`), unless its data came from
+    /// ZooKeeper. ZooKeeper's begin with the number of the server and the milliseconds from that machine's start to the
+    /// server's (`SessionTrackerImpl`).
     pub(crate) fn shown_by(&self, session: i64) {
-        if is_keepers(session) {
-            for ability in [&self.containers, &self.several_reads, &self.ephemerals] {
-                ability.is_missed();
-            }
+        if (1..1 << 28).contains(&session) {
+            self.are_keepers();
+        }
+    }
+
+    /// The servers are of ClickHouse Keeper: they lack what some Keeper on which there can be a lock lacks. All of those
+    /// read several nodes with one request.
+    pub(crate) fn are_keepers(&self) {
+        for lacking in [&self.containers, &self.ephemerals, &self.kept_by_reads] {
+            let _decided = lacking.0.set(true);
         }
     }
 }
 
 /// Whether the servers lack one kind of request, once it is known.
 #[derive(Debug, Default)]
-pub(crate) struct Ability(AtomicBool);
+pub(crate) struct Ability(OnceLock<bool>);
 
 impl Ability {
     pub(crate) fn is_lacking(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn is_missed(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.get() == Some(&true)
     }
 
     /// What the answer to such a request says. The request is to be sent in another way if the servers do not know it.
@@ -54,11 +54,22 @@ impl Ability {
         answer: Result<T, zk::Error>,
         failure: impl FnOnce(zk::Error) -> Failure,
     ) -> Result<T, Failure> {
-        if let Err(zk::Error::Unimplemented) = &answer {
-            self.is_missed();
-            return Err(Failure::Unknown("the servers do not know the request".to_owned()));
+        self.heard(&answer);
+        match answer {
+            Err(_) if self.is_lacking() => Err(Failure::Unknown("the servers do not know the request".to_owned())),
+            answer => answer.map_err(failure),
         }
-        answer.map_err(failure)
+    }
+
+    /// Records the first answer to such a request, which decides. A connection that is lost during the request may have
+    /// been lost by chance. Then the substitute is used without need.
+    fn heard<T>(&self, answer: &Result<T, zk::Error>) {
+        let lacks = match answer {
+            Err(zk::Error::Unimplemented | zk::Error::ConnectionLoss | zk::Error::Custom(_)) => true,
+            Err(zk::Error::ClientClosed | zk::Error::SessionExpired | zk::Error::AuthFailed) => return,
+            _ => false,
+        };
+        let _decided = self.0.set(lacks);
     }
 }
 
@@ -68,27 +79,32 @@ mod tests {
 
     #[test]
     fn keepers_sessions_are_told_from_zookeepers_by_their_numbers() {
-        // Those of ZooKeeper are of the servers 0 (a minute after its machine began), 1, 2 and 255.
-        let zookeepers = [0x0000_0001_0000_0000, 0x0100_0c5d_4f3a_0000, 0x0200_0c5d_4f3a_0001, -0x00ff_f3a2_b0c5_fffe];
-        assert!(!zookeepers.into_iter().any(is_keepers));
-        assert!([1, 2, 4_000_000_000].into_iter().all(is_keepers));
-        let (keepers, zookeepers) = (Abilities::default(), Abilities::default());
-        keepers.shown_by(1);
-        zookeepers.shown_by(0x0100_0c5d_4f3a_0000);
-        let lacking =
-            |them: Abilities| [them.containers, them.several_reads, them.ephemerals].map(|it| it.is_lacking());
-        assert_eq!([keepers, zookeepers].map(lacking), [[true; 3], [false; 3]]);
+        let lacking = |session| {
+            let shown = Abilities::default();
+            shown.shown_by(session);
+            assert!(!shown.several_reads.is_lacking());
+            let [containers, others @ ..] =
+                [shown.containers, shown.ephemerals, shown.kept_by_reads].map(|ability| ability.is_lacking());
+            assert_eq!(others, [containers; 2]);
+            containers
+        };
+        // ZooKeeper's are of the server 0, whose machine had begun five seconds before, and of the servers 1 and 255.
+        let zookeepers = [5_000 << 16, 0x0100_0c5d_4f3a_0000, -0x00ff_f3a2_b0c5_fffe];
+        assert!(![0, -1].into_iter().chain(zookeepers).any(lacking));
+        assert!([1, 2, 200_000_000].into_iter().all(lacking));
     }
 
     #[test]
-    fn a_request_is_lacking_once_a_server_says_that_it_does_not_know_it() {
-        let ability = Ability::default();
-        let answered =
-            |error: zk::Error| ability.known(Err::<(), _>(error), |error| Failure::Refused(error.to_string()));
-        // A connection that is lost may have been lost by chance.
-        for error in [zk::Error::ConnectionLoss, zk::Error::NoAuth, zk::Error::ClientClosed] {
-            assert!(matches!(answered(error), Err(Failure::Refused(_))) && !ability.is_lacking());
-        }
-        assert!(matches!(answered(zk::Error::Unimplemented), Err(Failure::Unknown(_))) && ability.is_lacking());
+    fn the_first_answer_shows_whether_a_request_is_understood() {
+        let lost = || Err::<(), _>(zk::Error::ConnectionLoss);
+        let (shown, lacking, refused) = (Ability::default(), Ability::default(), Ability::default());
+        shown.heard(&Err::<(), _>(zk::Error::NoAuth));
+        shown.heard(&lost());
+        lacking.heard(&Err::<(), _>(zk::Error::ClientClosed));
+        assert!(!lacking.is_lacking());
+        lacking.heard(&lost());
+        lacking.heard(&Ok(()));
+        refused.heard(&Err::<(), _>(zk::Error::Unimplemented));
+        assert!(!shown.is_lacking() && lacking.is_lacking() && refused.is_lacking());
     }
 }

@@ -14,8 +14,8 @@
 //! - After `Expired` a client is dead for good: the next session slot is on a fresh one.
 //! - Its session id may change silently on a reconnect (ClickHouse Keeper does that). So the owner of our nodes is
 //!   looked up after each reconnect, and until then no answer renews the lease ([`pipeline`]).
-//! - It repeats no request after a lost connection, but we do. We do not repeat the requests over which servers close
-//!   the connection ([`abilities`]).
+//! - It repeats no request after a lost connection, but we do, unless a server may have closed it over the request
+//!   ([`abilities`]).
 //! - The servers of one connect string may differ in encryption, and it panics over a server name that TLS cannot
 //!   verify. Both are refused before it gets the string ([`options`]).
 //! - It reports the reason of a failed attempt, or of a failed TLS handshake, only in its log. So each server is asked

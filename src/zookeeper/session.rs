@@ -23,7 +23,7 @@ use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
 use crate::validation::REQUEST_LIMIT;
-use crate::zookeeper::abilities::{Abilities, is_keepers};
+use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::no_delay;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
@@ -258,6 +258,9 @@ impl ZooKeeperSession {
 
     fn is_over(&self, why: Ending) {
         self.upkeep.end(why);
+        if why == Ending::Replaced {
+            self.abilities.are_keepers();
+        }
         self.link
             .send_if_modified(|link| link.becomes(SessionLink::Over(why, link.lost().unwrap_or_else(Instant::now))));
     }
@@ -384,7 +387,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn is_kept_by_reads(&self) -> bool {
-        !is_keepers(self.id)
+        !self.abilities.kept_by_reads.is_lacking()
     }
 
     fn request_bytes(&self, operations: &[Operation]) -> usize {

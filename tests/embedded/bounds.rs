@@ -309,6 +309,16 @@ fn a_waiter_for_permits_has_room_for_the_number_and_the_permits() {
     assert_enough(&reserved, 2 * longest(&zk, &queue) + PATH.len() + permits.len());
 }
 
+#[test]
+fn a_copy_of_the_value_has_room_for_the_values_node() {
+    let (zk, reserved) = noting();
+    let shared = Shared::<u64>::builder(&zk, PATH).initial(|| 0).build().expect("valid");
+    drop(now(shared.read()).expect("free"));
+    reserved.store(0, Ordering::Relaxed);
+    let _live = now(shared.live()).expect("there is a value");
+    assert_eq!(reserved.load(Ordering::Relaxed), format!("{PATH}/value").len());
+}
+
 /// The paths of a session's ephemeral nodes go into the transaction that ends it, so no session is given more than fits.
 #[test]
 fn whatever_is_held_has_reserved_twice_the_path_of_its_ephemeral_node() {

@@ -1,12 +1,14 @@
-//! Servers that are not quite ZooKeeper, or an old one: a request that they do not know is sent once, and a session
+//! Servers that are not quite ZooKeeper, or an old one: a request that they do not know is sent once at most, and a session
 //! that they change is noticed.
 
 use std::time::Duration;
 
-use support::keeper::{LIST_EPHEMERALS, READ_SEVERAL, clickhouse_keeper, has_a_session_kept, zookeeper_3_5};
+use support::keeper::{
+    LIST_EPHEMERALS, READ_SEVERAL, clickhouse_keeper, converted_keeper, has_a_session_kept, zookeeper_3_5,
+};
 use support::scene::*;
 use support::server::shared_server;
-use support::wire::{Frames, Op, Proxy};
+use support::wire::{Close, Frames, Op, Proxy, Rule};
 use zk_rwlock::coordinator::Ending;
 use zk_rwlock::{Error, Loss, Semaphore, ZooKeeper};
 
@@ -43,7 +45,20 @@ async fn a_session_that_the_server_changes_is_seen_by_a_node_of_its_own() {
     assert_eq!(keeper.count(LIST_EPHEMERALS), 0);
 }
 
-/// Keeper closes the connection over each of them, and that ends the session.
+/// The first may cost the session, because Keeper closes the connection over it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_closes_the_connection_becomes_a_persistent_node() {
+    let keeper = converted_keeper(shared_server().address());
+    let zk = connect_with(&keeper.address(), LONG).await;
+    for path in ["/keeper-three", "/keeper-four/lock", "/keeper-five"] {
+        drop(soon("the lock", lock_at(&zk, path).write()).await.expect("free"));
+        becomes_empty(&zk, path).await;
+    }
+    assert_eq!(keeper.count(Op::CreateContainer), 1);
+    assert!(keeper.connections() <= 3, "{} sessions", keeper.connections());
+}
+
+/// Keeper would end the session over a container, and over a list of its nodes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_on_keeper_that_makes_directories_and_reads_queues_keeps_its_locks() {
     let keeper = clickhouse_keeper(shared_server().address());
@@ -61,8 +76,7 @@ async fn a_holder_on_keeper_that_makes_directories_and_reads_queues_keeps_its_lo
         guard.await.expect("held");
     }
     first.release().await.expect("held");
-    let unknown = [Op::CreateContainer, LIST_EPHEMERALS, READ_SEVERAL].map(|op| keeper.count(op));
-    assert_eq!((unknown, keeper.connections()), ([0; 3], 1));
+    assert_eq!((keeper.count(Op::CreateContainer), keeper.count(READ_SEVERAL), keeper.connections()), (0, 1, 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -72,12 +86,14 @@ async fn where_several_nodes_cannot_be_read_at_once_each_is_read() {
     let held = [lock.read().label("one").await.expect("free"), lock.read().label("other").await.expect("free")];
     let old = zookeeper_3_5(shared_server().address());
     let zk = connect_with(&old.address(), LONG).await;
+    let ours = lock_at(&zk, "/keeper-reads-ours").write().await.expect("free");
     for _ in 0..2 {
         let queue = soon("the queue", lock_at(&zk, "/keeper-reads").queue()).await.expect("readable");
         let labels: Vec<_> = queue.members.iter().map(|member| member.label.as_deref()).collect();
         assert_eq!(labels, [Some("one"), Some("other")]);
     }
     assert_eq!(old.count(READ_SEVERAL), 1);
+    ours.release().await.expect("the session outlives the connection that the server has closed");
     drop(held);
 }
 
@@ -125,22 +141,36 @@ async fn a_session_that_holds_a_permit_and_shows_itself_stops_nobody() {
     becomes_empty(&operator, "/keeper-permits/permits").await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_no_node_can_be_made_an_acquisition_ends_with_an_error() {
+    let keeper = clickhouse_keeper(shared_server().address());
+    let zk = connect_with(&keeper.address(), Duration::from_secs(4)).await;
+    keeper.apply(Rule::on(Frames::requests(Op::Create2)).and_all_later().close(0, Close::Fin));
+    let error = soon("an error", lock_at(&zk, "/keeper-older").write()).await.expect_err("no node can be made");
+    assert!(matches!(error, Error::OutcomeUnknown { operation: "enter", .. }), "{error}");
+}
+
 /// Reads and pings that a follower of Keeper answers keep no session alive there. An idle client of ZooKeeper writes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_without_nodes_is_kept_by_writes_only_where_reads_do_not_keep_it() {
     const TIMEOUT: Duration = Duration::from_secs(2);
-    let (follower, plain) = (clickhouse_keeper(shared_server().address()), Proxy::start(shared_server().address()));
+    let server = || shared_server().address();
+    let (follower, converted, plain) =
+        (clickhouse_keeper(server()), converted_keeper(server()), Proxy::start(server()));
     let connect = async |proxy: &Proxy| {
         let builder = ZooKeeper::builder().session_timeout(TIMEOUT).tick_time(TIMEOUT / 10).connect_timeout(SOON);
         builder.connect(proxy.address()).await.expect("reachable")
     };
-    let (on_keeper, idle) = (connect(&follower).await, connect(&plain).await);
+    let (known, unknown, idle) = (connect(&follower).await, connect(&converted).await, connect(&plain).await);
     plain.reset();
-    let ended = within(3 * SOON, "a session that lives", has_a_session_kept(&follower, TIMEOUT)).await;
-    assert_eq!(ended, 0);
+    // It shows what it is by replacing the session of whoever makes a directory.
+    drop(soon("a lock", lock_at(&unknown, "/keeper-unknown").write()).await.expect("free"));
+    let kept =
+        async |follower: &Proxy| within(3 * SOON, "a session that lives", has_a_session_kept(follower, TIMEOUT)).await;
+    assert_eq!(tokio::join!(kept(&follower), kept(&converted)), (0, 0), "sessions were ended");
     assert!(plain.count(Op::GetData) > 0, "it is touched");
     assert_eq!(plain.count(Op::Multi), 0);
-    for zk in [on_keeper, idle] {
+    for zk in [known, unknown, idle] {
         eventually("a connection", || async { zk.state().to_string().starts_with("connected") }).await;
     }
 }

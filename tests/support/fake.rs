@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::frames::{Fields, Op, framed};
 use super::port::Port;
 
-const SESSION: i64 = 0x1111;
+const SESSION: i64 = 0x0100_0c5d_4f3a_1111;
 
 /// What the server says instead of the truth.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

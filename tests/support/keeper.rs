@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::rules::UNIMPLEMENTED;
 use super::wire::{Close, Frames, Hello, Op, Proxy, Rule};
 
 /// The request for the list of the session's own ephemeral nodes. ZooKeeper has it since 3.6.
@@ -12,24 +13,31 @@ pub const LIST_EPHEMERALS: Op = Op::Other(103);
 /// The request that reads several nodes. ZooKeeper has it since 3.6.
 pub const READ_SEVERAL: Op = Op::Other(22);
 
-const UNIMPLEMENTED: i32 = -6;
-
-/// Behaves as ClickHouse Keeper does: it numbers sessions from one, each handshake begins a new session, and an unknown
-/// request closes the connection.
+/// Behaves as ClickHouse Keeper does since it knows `create2`, and before it knew containers: it numbers sessions from
+/// one, each handshake begins a new session, and an unknown request closes the connection.
 pub fn clickhouse_keeper(server: impl Into<String>) -> Proxy {
-    let proxy = Proxy::start_renumbering(server);
+    as_keeper(Proxy::start_renumbering(server))
+}
+
+/// As [`clickhouse_keeper`], with data that came from ZooKeeper: it goes on from the numbers of ZooKeeper's sessions.
+pub fn converted_keeper(server: impl Into<String>) -> Proxy {
+    as_keeper(Proxy::start(server))
+}
+
+fn as_keeper(proxy: Proxy) -> Proxy {
     let afresh = |hello: &mut Hello| {
         hello.session = 0;
         hello.password = vec![0; 16];
     };
     proxy.apply(Rule::on(Frames::requests(Op::Handshake)).and_all_later().falsify(afresh));
-    for unknown in [LIST_EPHEMERALS, READ_SEVERAL, Op::CreateContainer] {
+    for unknown in [LIST_EPHEMERALS, Op::CreateContainer] {
         proxy.apply(Rule::on(Frames::requests(unknown)).and_all_later().close(0, Close::Fin));
     }
     proxy
 }
 
-/// Behaves as ZooKeeper 3.5 does: no client can list the ephemeral nodes of a session, or read several nodes with one request.
+/// Behaves as ZooKeeper 3.5 does: no client can list the ephemeral nodes of a session, or read several nodes with one
+/// request. It closes the connection behind the answer that says so.
 pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
     let proxy = Proxy::start(server);
     for unknown in [LIST_EPHEMERALS, READ_SEVERAL] {

@@ -156,7 +156,8 @@ impl Rule {
         Self { deed: Deed::Claim(code), ..self }
     }
 
-    /// The server never sees the request, and the proxy answers with this error.
+    /// The server never sees the request, and the proxy answers with this error. After [`UNIMPLEMENTED`] it closes the
+    /// connection, as ZooKeeper does (`UnimplementedRequestProcessor`).
     pub fn refuse(self, code: i32) -> Self {
         assert_eq!(self.frames.direction, Direction::ToServer, "only requests can be refused");
         Self { deed: Deed::Refuse(code), ..self }
@@ -174,6 +175,9 @@ impl Rule {
         Self { deed: Deed::Falsify(how), ..self }
     }
 }
+
+/// A server's error for a request that it does not know.
+pub const UNIMPLEMENTED: i32 = -6;
 
 /// How a connection is closed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -20,7 +20,7 @@ use super::frames::{Direction, Fields, NOTIFICATION_XID, path, read_frame, refus
 pub use super::frames::{Hello, Op};
 use super::port::Port;
 pub use super::rules::{Close, Fault, Frames, Rule};
-use super::rules::{Deed, Rules, Seen};
+use super::rules::{Deed, Rules, Seen, UNIMPLEMENTED};
 
 /// A proxy between clients and one server. Dropping it closes every connection through it.
 ///
@@ -321,7 +321,7 @@ impl Tap {
             return;
         }
         let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(hello) = Hello::read(Direction::ToClient, frame).filter(|_| !handshaken) {
+        if let Some(hello) = Hello::read(Direction::ToClient, frame).filter(|hello| !handshaken && hello.session != 0) {
             sessions.push(hello.session.to_be_bytes());
         }
         // ZooKeeper's own numbers have so many different bytes that nothing else is the same.
@@ -561,6 +561,9 @@ impl Connection {
                     self.asked().remove(&xid);
                     if let Some(answers) = answers.upgrade() {
                         let _ = answers.send(Step::Forward(refusal(xid, code)));
+                        if code == UNIMPLEMENTED {
+                            let _ = answers.send(Step::Close(Close::Fin));
+                        }
                     }
                     continue;
                 }

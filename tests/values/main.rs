@@ -3,6 +3,7 @@
 mod checks;
 mod comforts;
 mod crashes;
+mod doubts;
 mod kept;
 mod restores;
 mod wire;

@@ -2,6 +2,9 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -9,6 +12,9 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::exit::{self, Exit};
 use crate::terminal;
+
+/// How long zklock waits for its words to be printed.
+const MOMENT: Duration = Duration::from_millis(20);
 
 /// Whether this is a terminal that can do more than print one line after the other.
 pub(crate) fn is_screen(stream: &impl IsTerminal) -> bool {
@@ -24,6 +30,24 @@ pub(crate) fn is_colourful() -> bool {
 /// Prints words for people. A failure is ignored: zklock goes on without a reader.
 pub(crate) fn say(words: &str) {
     let _ = writeln!(io::stderr().lock(), "zklock: {words}");
+}
+
+/// As [`say()`], while a command runs that may have to be killed: the words wait for a reader who does not read, or for a
+/// terminal that is another's, and zklock does not.
+pub(crate) fn say_in_passing(words: String) {
+    let (printed, said) = mpsc::channel();
+    let printer = move || {
+        terminal::undisturbed(|| {
+            say(&words);
+            Ok(())
+        });
+        let _ = printed.send(());
+    };
+    // Without a thread to spare nothing is said.
+    if thread::Builder::new().spawn(printer).is_ok() {
+        // So the words come before what is done next, if somebody reads them.
+        let _ = said.recv_timeout(MOMENT);
+    }
 }
 
 /// Prints a result in one piece: whoever stops us (Ctrl-Z) finds all of it on the screen, or nothing. `false` if nobody

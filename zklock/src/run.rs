@@ -17,7 +17,7 @@ use crate::child::{Child, ChildEvent, Reaped};
 use crate::connect::{connect_within, told};
 use crate::exit::{self, Exit};
 use crate::guard::Grip;
-use crate::output::{say, shorten, tame};
+use crate::output::{say, say_in_passing, shorten, tame};
 use crate::place::Place;
 use crate::signals::Signals;
 use crate::{credentials, tie, waiting};
@@ -326,14 +326,14 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                 Some(HoldState::Suspect { until }) => {
                     suspect = true;
                     let left = until.saturating_duration_since(Instant::now()).as_secs_f32();
-                    say(&format!("the connection is lost; unless it comes back, the lock is lost in {left:.1} s"));
+                    say_in_passing(format!("the connection is lost; unless it comes back, the lock is lost in {left:.1} s"));
                 }
                 Some(HoldState::Held) if suspect => {
                     suspect = false;
-                    say("the connection is back, and the lock is still held");
+                    say_in_passing("the connection is back, and the lock is still held".to_owned());
                 }
                 Some(HoldState::Lost { why }) => {
-                    say(&format!("the lock is lost: {why}; the command is ended"));
+                    say_in_passing(format!("the lock is lost: {why}; the command is ended"));
                     let how = stop(guard, run, &mut child).await;
                     child.reap();
                     return lost(why, run, zk, how).await;

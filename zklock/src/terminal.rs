@@ -98,8 +98,8 @@ pub(crate) fn size(of: impl AsFd) -> (usize, usize) {
     known.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))
 }
 
-/// Changes the terminal from the background. SIGTTOU, which would stop us for that, is held off meanwhile.
-fn undisturbed<T>(change: impl FnOnce() -> rustix::io::Result<T>) {
+/// Changes the terminal from the background, or writes to it. SIGTTOU, which would stop us for that, is held off meanwhile.
+pub(crate) fn undisturbed<T>(change: impl FnOnce() -> rustix::io::Result<T>) {
     let mut held_off = SigSet::empty();
     held_off.add(Signal::SIGTTOU);
     if let Ok(before) = held_off.thread_swap_mask(SigmaskHow::SIG_BLOCK) {

@@ -41,7 +41,8 @@ fn taken_by_listing(has_waited: bool) -> Step {
 
 #[test]
 fn a_waiter_takes_the_lock_once_a_listing_shows_nobody_in_the_way() {
-    assert_eq!(waiter(true).lists(&[ME]), taken_by_listing(false));
+    let mut alone = waiter(true);
+    assert_eq!((alone.lists(&[ME]), alone.has_waited()), (taken_by_listing(false), false));
     let mut waiter = waiter(true);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
     assert!(waiter.has_waited());
@@ -89,12 +90,16 @@ fn a_waiter_asks_once_for_what_may_only_be_kept_and_leaves_it_to_a_writer_betwee
     assert!(!asks(waiter(true).lists(&[plain, ME])));
     assert!(!asks(waiter(true).lists(&[kept[0], FIRST, ME])), "the writer between the two asks");
 
-    let leaving = [kept[1].to_owned()];
+    let writer = "h~c~keep-WRITE-0000000001";
+    let leaving = [kept[1].to_owned(), writer.to_owned()];
     let lists = |of: &[&str]| {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
         asks(waiter(true).next(News::Listed { names: &names, leaving: &leaving }))
     };
-    assert!(!lists(&[kept[1], ME]), "it goes without being asked");
+    for leaves in [kept[1], writer] {
+        assert!(!lists(&[leaves, ME]), "it goes without being asked");
+    }
+    assert!(lists(&["h~d~keep-WRITE-0000000001", ME]), "another one has to be asked for");
     assert!(lists(&[kept[0], kept[1], ME]), "the other one has to be asked for");
 
     let mut behind_a_writer = waiter(true);

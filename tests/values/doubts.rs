@@ -1,0 +1,153 @@
+//! Commits whose outcome is not known at first: on the embedded backend, where each answer can be lost alone.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use zk_rwlock::coordinator::{Failure, Operation};
+use zk_rwlock::error::ValueError;
+use zk_rwlock::{Error, Memory};
+
+use crate::checks::{bytes, counter, put, session, write};
+use support::hindered::{Asked, Hindered};
+use support::polled::now;
+use support::scene::soon;
+
+/// What becomes of a commit that has no answer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lost {
+    Request,
+    Reply,
+}
+
+#[tokio::test]
+async fn a_commit_whose_answers_and_requests_are_lost_is_done_once_or_counts_as_too_large() {
+    use Lost::{Reply, Request};
+    for (number, faults) in
+        [&[Reply][..], &[Request], &[Request, Reply], &[Request, Request, Reply], &[Request; 3], &[Request; 4]]
+            .into_iter()
+            .enumerate()
+    {
+        for before in [None, Some(7)] {
+            let (zk, path) = (Memory::new(), format!("/doubts/{number}"));
+            let shared = counter(&zk, &path);
+            if let Some(before) = before {
+                write(&shared, before).await;
+            }
+            let mut guard = soon("the lock", shared.write()).await.unwrap();
+            *guard = 9;
+            for fault in faults {
+                match fault {
+                    Reply => zk.faults().lose_next_reply(),
+                    Request => zk.faults().lose_next_request(),
+                }
+            }
+            let answer = soon("the commit", guard.commit()).await;
+            if faults.len() == 4 {
+                let error = answer.expect_err("smaller requests pass");
+                assert!(matches!(error.value_error(), Some(ValueError::TooLarge { limit: None, .. })), "{error}");
+                assert_eq!(bytes(&zk, &path).await.is_some(), before.is_some());
+                continue;
+            }
+            let written = answer.unwrap();
+            let reader = soon("the downgrade", guard.downgrade()).await.unwrap();
+            assert_eq!((*reader, reader.written()), (9, &written), "{faults:?}");
+            let (_, stat) = session(&zk).await.data(&format!("{path}/value")).await.unwrap();
+            assert_eq!(stat.version, i32::from(before.is_some()), "{faults:?}: it was written once");
+        }
+    }
+}
+
+/// A client of the ensemble on whose n-th commit something happens first: `fault` says whether it gets no answer.
+fn line(zk: &Memory, fault: impl Fn(usize) -> Option<Failure> + Send + Sync + 'static) -> Hindered {
+    let commits = AtomicUsize::new(0);
+    Hindered::new(zk, move |asked| {
+        let Asked::Transact([_, Operation::Set { path, .. }]) = asked else { return None };
+        path.ends_with("/value").then(|| fault(commits.fetch_add(1, Ordering::Relaxed))).flatten()
+    })
+}
+
+fn no_answer() -> Option<Failure> {
+    Some(Failure::Unknown("nobody has answered".to_owned()))
+}
+
+/// How a commit fails whose first requests are lost, while a client without the lock writes the value at the request of
+/// that number, so many times.
+async fn disturbed(lost: usize, at: usize, writes: usize) -> Error {
+    let (zk, path) = (Memory::new(), "/doubts");
+    write(&counter(&zk, path), 7).await;
+    let stranger = zk.connect();
+    let line = line(&zk, move |number| {
+        for _ in 0..if number == at { writes } else { 0 } {
+            now(put(&stranger, path, b"a stranger's"));
+        }
+        if number < lost { no_answer() } else { None }
+    });
+    let mut guard = soon("the lock", counter(&line, path).write()).await.unwrap();
+    *guard = 9;
+    let error = soon("the commit", guard.commit()).await.expect_err("another client was faster");
+    assert_eq!(bytes(&zk, path).await.unwrap(), b"a stranger's");
+    error
+}
+
+#[tokio::test]
+async fn a_commit_in_doubt_that_another_write_has_forestalled_is_refused_and_says_so() {
+    let error = disturbed(1, 0, 1).await;
+    assert!(matches!(error, Error::TransactionRefused { reason: Failure::BadVersion, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_commit_whose_node_was_written_too_often_to_tell_has_an_unknown_outcome() {
+    // The request that is refused is the first one, or the one that was sent again.
+    for (lost, at) in [(1, 0), (1, 1)] {
+        let error = disturbed(lost, at, 3).await;
+        let Error::OutcomeUnknown { reason, .. } = &error else { panic!("{error}") };
+        let refused = reason.contains("BadVersion") || reason.contains("version");
+        assert_eq!((refused, reason.contains("unknown")), (at == 1, false), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_commit_in_doubt_when_its_session_expires_is_settled_on_another_session() {
+    for is_done in [true, false] {
+        let (zk, path) = (Memory::new(), "/doubts");
+        write(&counter(&zk, path), 7).await;
+        let (client, is_asked) = (zk.clone(), AtomicBool::new(false));
+        let line = Hindered::new(&zk, move |asked| match asked {
+            Asked::Transact([_, Operation::Set { path, .. }]) if path.ends_with("/value") => {
+                is_asked.store(true, Ordering::Relaxed);
+                if is_done {
+                    client.faults().lose_next_reply();
+                    return None;
+                }
+                no_answer()
+            }
+            Asked::Data(path) if path.ends_with("/value") && is_asked.swap(false, Ordering::Relaxed) => {
+                client.faults().expire();
+                None
+            }
+            _ => None,
+        });
+        let mut guard = soon("the lock", counter(&line, path).write()).await.unwrap();
+        *guard = 9;
+        let answer = soon("the commit", guard.commit()).await;
+        assert!(!guard.lock().is_held());
+        match answer {
+            Ok(written) => assert!(is_done, "{written:?}"),
+            Err(error) => assert!(!is_done && matches!(error, Error::Lost(_)), "{error}"),
+        }
+        let now = soon("the value", counter(&zk.connect(), path).read()).await.unwrap();
+        assert_eq!(*now, if is_done { 9 } else { 7 });
+    }
+}
+
+/// So a commit in doubt is found although another one has replaced it: see [`Error::OutcomeUnknown`].
+#[tokio::test]
+async fn each_value_names_the_commit_before_it() {
+    let (zk, path) = (Memory::new(), "/doubts");
+    let mut guard = soon("the lock", counter(&zk, path).write()).await.unwrap();
+    for number in 1..=3 {
+        let written = guard.commit().await.unwrap();
+        let text = String::from_utf8(bytes(&zk, path).await.unwrap()).unwrap();
+        let after = text.lines().find_map(|line| line.strip_prefix("after=")).map(str::to_owned);
+        assert_eq!(after, (number > 1).then(|| format!("{}/{}", written.token, number - 1)), "{text}");
+    }
+}
