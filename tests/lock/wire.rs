@@ -299,7 +299,7 @@ async fn five_hundred_writers_drain_with_one_notification_each_and_no_listing() 
 
 /// Each contender lists the directory once it is queued; those that come while listings are under way share the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_who_arrive_together_list_five_times() {
+async fn two_hundred_who_arrive_together_share_a_few_listings() {
     const CROWD: u64 = 200;
     let server = Server::start();
     let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);
@@ -320,10 +320,12 @@ async fn two_hundred_who_arrive_together_list_five_times() {
     answers.release();
     eventually("all watch the writer and themselves", || async { two.proxy.count(Op::GetData) == 2 * CROWD }).await;
     two.settle().await;
-    assert_eq!(two.proxy.count(Op::GetChildren2), 5);
+    // One for those who came meanwhile, and others for whoever is a moment later than the one before was sent.
+    let listings = two.proxy.count(Op::GetChildren2);
+    assert!((5..=8).contains(&listings), "{listings}");
     holder.release().await.unwrap();
     soon("everyone had the lock", crowd.join_all()).await;
-    assert_eq!(two.proxy.count(Op::GetChildren2), 5);
+    assert_eq!(two.proxy.count(Op::GetChildren2), listings);
 }
 
 /// A contender that waits for a listing which others asked for goes on when those others give up.

@@ -42,6 +42,9 @@ async fn a_copy_goes_back_with_an_ensemble_that_is_restored() {
         here.update(|value| *value += 1).await.unwrap();
         assert_eq!(**live.get(), 21);
         assert_eq!(**soon("the commit", here.wait_for(|value| *value == 21)).await.unwrap(), 21);
+        // They go with the next one.
+        zk.faults().restore(&backup);
+        assert_eq!(**soon("the value", here.wait_for(|value| *value == 20)).await.unwrap(), 20);
     }
 }
 
