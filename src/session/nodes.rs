@@ -262,7 +262,7 @@ mod tests {
     fn a_node_that_leaves_soon_is_named_in_its_directory_until_it_is_gone() {
         let upkeep = upkeep();
         let nodes = upkeep.nodes();
-        let [first, second, _] = enter(&upkeep, ["1", "2", "3"]);
+        let [first, second, third] = enter(&upkeep, ["1", "2", "3"]);
         nodes.leaves_soon(&first);
         nodes.leaves_soon(&second);
         assert_eq!(nodes.leaving_soon("/a"), ["1", "2"]);
@@ -270,7 +270,7 @@ mod tests {
         nodes.strike(&first);
         drop((first, nodes.unwatched.take(Duration::ZERO)));
         assert_eq!(nodes.leaving_soon("/a"), ["2"]);
-        nodes.leaves_soon(&second);
+        nodes.leaves_soon(&third);
         assert_eq!(nodes.members.lock().leaving.len(), 2, "the one that is gone is forgotten");
     }
 

@@ -1,4 +1,4 @@
-//! The requests that the servers understand, as far as they have shown it; knows no sessions.
+//! What servers may lack, as far as they have shown it; knows no sessions.
 //!
 //! ZooKeeper before 3.6 answers a request that it does not know, and then closes the connection. ClickHouse Keeper closes it
 //! without an answer, and that ends the session. They would do so over each repetition of it, too.
@@ -6,9 +6,9 @@
 use zookeeper_client as zk;
 
 use crate::session::request::Failure;
-use crate::sync::OnceLock;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// The requests that some servers do not know.
+/// What some servers lack.
 #[derive(Debug, Default)]
 pub(crate) struct Abilities {
     pub(crate) containers: Ability,
@@ -34,18 +34,25 @@ impl Abilities {
     /// read several nodes with one request.
     pub(crate) fn are_keepers(&self) {
         for lacking in [&self.containers, &self.ephemerals, &self.kept_by_reads] {
-            let _decided = lacking.0.set(true);
+            lacking.is_missed();
         }
     }
 }
 
-/// Whether the servers lack one kind of request, once it is known.
+/// Whether the servers lack something, once it is known.
 #[derive(Debug, Default)]
-pub(crate) struct Ability(OnceLock<bool>);
+pub(crate) struct Ability {
+    is_there: AtomicBool,
+    is_lacking: AtomicBool,
+}
 
 impl Ability {
     pub(crate) fn is_lacking(&self) -> bool {
-        self.0.get() == Some(&true)
+        self.is_lacking.load(Ordering::Relaxed)
+    }
+
+    fn is_missed(&self) {
+        self.is_lacking.store(true, Ordering::Relaxed);
     }
 
     /// What the answer to such a request says. The request is to be sent in another way if the servers do not know it.
@@ -61,15 +68,17 @@ impl Ability {
         }
     }
 
-    /// Records the first answer to such a request, which decides. A connection that is lost during the request may have
-    /// been lost by chance. Then the substitute is used without need.
+    /// Records what the answer to such a request shows. A connection that is lost during the first one may have been lost
+    /// by chance. Then the substitute is used without need.
     fn heard<T>(&self, answer: &Result<T, zk::Error>) {
-        let lacks = match answer {
-            Err(zk::Error::Unimplemented | zk::Error::ConnectionLoss | zk::Error::Custom(_)) => true,
-            Err(zk::Error::ClientClosed | zk::Error::SessionExpired | zk::Error::AuthFailed) => return,
-            _ => false,
-        };
-        let _decided = self.0.set(lacks);
+        match answer {
+            // Also later: the servers of an ensemble are of two versions while it is upgraded.
+            Err(zk::Error::Unimplemented) => self.is_missed(),
+            Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) if self.is_there.load(Ordering::Relaxed) => {}
+            Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) => self.is_missed(),
+            Err(zk::Error::ClientClosed | zk::Error::SessionExpired | zk::Error::AuthFailed) => {}
+            _ => self.is_there.store(true, Ordering::Relaxed),
+        }
     }
 }
 
@@ -106,5 +115,7 @@ mod tests {
         lacking.heard(&Ok(()));
         refused.heard(&Err::<(), _>(zk::Error::Unimplemented));
         assert!(!shown.is_lacking() && lacking.is_lacking() && refused.is_lacking());
+        shown.heard(&Err::<(), _>(zk::Error::Unimplemented));
+        assert!(shown.is_lacking(), "another server is older");
     }
 }

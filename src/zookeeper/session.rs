@@ -258,6 +258,7 @@ impl ZooKeeperSession {
 
     fn is_over(&self, why: Ending) {
         self.upkeep.end(why);
+        // Only Keeper begins another session where one is to go on.
         if why == Ending::Replaced {
             self.abilities.are_keepers();
         }

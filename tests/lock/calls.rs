@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use support::scene::*;
 use support::server::shared_server;
 use support::several::several;
-use support::wire::{Close, Frames, Op, Proxy, Rule};
+use support::wire::{Close, Frames, Op, Proxy, Rule, UNIMPLEMENTED};
 use zk_rwlock::coordinator::Ending;
 use zk_rwlock::{Error, Memory, Mode, MultiLock, Queue, RwLock, Semaphore, Shared, Survey, ZooKeeper};
 
@@ -263,7 +263,6 @@ async fn a_call_on_a_session_that_ended_unnoticed_is_answered_on_a_fresh_one() {
 async fn each_failure_to_read_a_queue_is_told_as_what_it_is() {
     const NO_NODE: i32 = -101;
     const NO_AUTH: i32 = -102;
-    const UNIMPLEMENTED: i32 = -6;
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/failures").await;
     let operator = connect(&shared_server().address()).await;

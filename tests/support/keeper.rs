@@ -4,8 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::rules::UNIMPLEMENTED;
-use super::wire::{Close, Frames, Hello, Op, Proxy, Rule};
+use super::wire::{Close, Frames, Hello, Op, Proxy, Rule, UNIMPLEMENTED};
 
 /// The request for the list of the session's own ephemeral nodes. ZooKeeper has it since 3.6.
 pub const LIST_EPHEMERALS: Op = Op::Other(103);
@@ -47,9 +46,9 @@ pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
 }
 
 /// Behaves as a follower of ClickHouse Keeper does: its leader hears of writes alone, and ends a session that has sent none
-/// for a session timeout. Returns when a session has lived for three of them; counts those that it has ended.
-pub async fn has_a_session_kept(follower: &Proxy, session_timeout: Duration) -> usize {
-    let (mut ended, mut alive_since) = (0, Instant::now());
+/// for a session timeout. Returns when a session has lived for three of them.
+pub async fn has_a_session_kept(follower: &Proxy, session_timeout: Duration) {
+    let mut alive_since = Instant::now();
     while alive_since.elapsed() < 3 * session_timeout {
         tokio::time::sleep(session_timeout / 50).await;
         let writes =
@@ -57,8 +56,7 @@ pub async fn has_a_session_kept(follower: &Proxy, session_timeout: Duration) -> 
         if writes.into_iter().max().flatten().is_some_and(|written| written.elapsed() > session_timeout) {
             follower.reset();
             follower.disconnect();
-            (ended, alive_since) = (ended + 1, Instant::now());
+            alive_since = Instant::now();
         }
     }
-    ended
 }

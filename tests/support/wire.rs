@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use super::frames::{Direction, Fields, NOTIFICATION_XID, path, read_frame, refusal, with_name};
 pub use super::frames::{Hello, Op};
 use super::port::Port;
-pub use super::rules::{Close, Fault, Frames, Rule};
-use super::rules::{Deed, Rules, Seen, UNIMPLEMENTED};
+pub use super::rules::{Close, Fault, Frames, Rule, UNIMPLEMENTED};
+use super::rules::{Deed, Rules, Seen};
 
 /// A proxy between clients and one server. Dropping it closes every connection through it.
 ///

@@ -8,7 +8,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::output::{say, tame};
+use crate::output::{tame, to_people};
 
 /// Shows it from now on.
 pub(crate) fn show() {
@@ -46,7 +46,9 @@ impl Subscriber for Log {
         let (level, target) = (event.metadata().level(), event.metadata().target());
         let origin = target.split("::").next().unwrap_or(target);
         let at = self.started.elapsed().as_secs_f32();
-        say(&tame(&format!("{at:.3}s {level} {origin}: {}{}", words.message, words.fields)));
+        let line = tame(&format!("{at:.3}s {level} {origin}: {}{}", words.message, words.fields));
+        // Also on the threads that keep the session.
+        to_people(format!("zklock: {line}\n"), None);
     }
 
     fn enter(&self, _: &Id) {}

@@ -47,6 +47,7 @@ fn main() -> ExitCode {
             if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
         }
     };
+    output::finish();
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(exit) => {

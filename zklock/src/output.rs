@@ -1,8 +1,10 @@
 //! Words for people on standard error, results on standard output; knows nothing of what they say.
 
+use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::sync::mpsc;
+use std::sync::LazyLock;
+use std::sync::mpsc::{self, Sender, SyncSender};
 use std::thread;
 use std::time::Duration;
 
@@ -13,8 +15,11 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use crate::exit::{self, Exit};
 use crate::terminal;
 
-/// How long zklock waits for its words to be printed.
-const MOMENT: Duration = Duration::from_millis(20);
+/// How many texts may wait for whoever reads standard error.
+const UNREAD_MAX: usize = 1000;
+
+/// How long zklock waits at its end for whoever reads what it has said on the way.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Whether this is a terminal that can do more than print one line after the other.
 pub(crate) fn is_screen(stream: &impl IsTerminal) -> bool {
@@ -27,27 +32,47 @@ pub(crate) fn is_colourful() -> bool {
     is_screen(&io::stdout()) && !unwanted
 }
 
-/// Prints words for people. A failure is ignored: zklock goes on without a reader.
+/// Prints words for people, and waits for that. A failure is ignored: zklock goes on without a reader.
 pub(crate) fn say(words: &str) {
-    let _ = writeln!(io::stderr().lock(), "zklock: {words}");
+    say_in_passing(Duration::MAX, words);
 }
 
-/// As [`say()`], while a command runs that may have to be killed: the words wait for a reader who does not read, or for a
-/// terminal that is another's, and zklock does not.
-pub(crate) fn say_in_passing(words: String) {
-    let (printed, said) = mpsc::channel();
-    let printer = move || {
-        terminal::undisturbed(|| {
-            say(&words);
-            Ok(())
-        });
-        let _ = printed.send(());
-    };
-    // Without a thread to spare nothing is said.
-    if thread::Builder::new().spawn(printer).is_ok() {
-        // So the words come before what is done next, if somebody reads them.
-        let _ = said.recv_timeout(MOMENT);
+/// As [`say()`], and goes on after `limit` in any case: the words wait for a reader who does not read, and zklock does not.
+pub(crate) fn say_in_passing(limit: Duration, words: &str) {
+    let (tells, printed) = mpsc::channel();
+    to_people(format!("zklock: {words}\n"), Some(tells));
+    // So they come before what is done next, if somebody reads them. Nothing is sent: the sender goes once they are printed.
+    let _ = printed.recv_timeout(limit);
+}
+
+/// Writes to standard error, by a thread of its own: once what was written before is read, and not at all if that is very
+/// much. The sender is dropped after that.
+pub(crate) fn to_people(text: String, tells: Option<Sender<Infallible>>) {
+    type Text = (String, Option<Sender<Infallible>>);
+    static PRINTER: LazyLock<Option<SyncSender<Text>>> = LazyLock::new(|| {
+        let (sender, texts) = mpsc::sync_channel::<Text>(UNREAD_MAX);
+        let prints = move || {
+            terminal::undisturbed(|| {
+                for (text, tells) in texts {
+                    let _ = io::stderr().write_all(text.as_bytes());
+                    drop(tells);
+                }
+            });
+        };
+        thread::Builder::new().spawn(prints).is_ok().then_some(sender)
+    });
+    match &*PRINTER {
+        Some(printer) => drop(printer.try_send((text, tells))),
+        // The system has no thread to spare.
+        None => drop(io::stderr().write_all(text.as_bytes())),
     }
+}
+
+/// Waits until what was written to standard error is read, for a moment at most.
+pub(crate) fn finish() {
+    let (tells, printed) = mpsc::channel();
+    to_people(String::new(), Some(tells));
+    let _ = printed.recv_timeout(FAREWELL);
 }
 
 /// Prints a result in one piece: whoever stops us (Ctrl-Z) finds all of it on the screen, or nothing. `false` if nobody

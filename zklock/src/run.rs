@@ -205,7 +205,8 @@ async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<Gr
         let waited = humantime::format_duration(Duration::from_millis(
             u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         ));
-        say(&format!("granted {} after {waited}, token {}", place.path(), guard.token()));
+        let words = format!("granted {} after {waited}, token {}", place.path(), guard.token());
+        say_in_passing(passing(guard), &words);
     }
     Ok(guard)
 }
@@ -326,14 +327,15 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                 Some(HoldState::Suspect { until }) => {
                     suspect = true;
                     let left = until.saturating_duration_since(Instant::now()).as_secs_f32();
-                    say_in_passing(format!("the connection is lost; unless it comes back, the lock is lost in {left:.1} s"));
+                    let words = format!("the connection is lost; unless it comes back, the lock is lost in {left:.1} s");
+                    say_in_passing(passing(guard), &words);
                 }
                 Some(HoldState::Held) if suspect => {
                     suspect = false;
-                    say_in_passing("the connection is back, and the lock is still held".to_owned());
+                    say_in_passing(passing(guard), "the connection is back, and the lock is still held");
                 }
                 Some(HoldState::Lost { why }) => {
-                    say_in_passing(format!("the lock is lost: {why}; the command is ended"));
+                    say_in_passing(passing(guard), &format!("the lock is lost: {why}; the command is ended"));
                     let how = stop(guard, run, &mut child).await;
                     child.reap();
                     return lost(why, run, zk, how).await;
@@ -393,6 +395,11 @@ async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) 
 async fn lost(why: Loss, run: &Run, zk: &ZooKeeper, how: &str) -> Result<Reaped, Exit> {
     let problem = format!("the lock was lost: {why}{}; {how}", cut_off(why, zk).await);
     Err(Exit::new(exit::of_loss(why, run.lost_exit_code), problem))
+}
+
+/// How long the holder waits for its own words to be printed: not at all where KILL is due.
+fn passing(guard: &Grip) -> Duration {
+    (guard.session_left() / 8).min(Duration::from_millis(200))
 }
 
 /// How long the command may take to end after TERM, if the session has so much left; and what is left for KILL.

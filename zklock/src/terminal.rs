@@ -99,7 +99,7 @@ pub(crate) fn size(of: impl AsFd) -> (usize, usize) {
 }
 
 /// Changes the terminal from the background, or writes to it. SIGTTOU, which would stop us for that, is held off meanwhile.
-pub(crate) fn undisturbed<T>(change: impl FnOnce() -> rustix::io::Result<T>) {
+pub(crate) fn undisturbed<T>(change: impl FnOnce() -> T) {
     let mut held_off = SigSet::empty();
     held_off.add(Signal::SIGTTOU);
     if let Ok(before) = held_off.thread_swap_mask(SigmaskHow::SIG_BLOCK) {

@@ -1,7 +1,7 @@
 //! What people see while zklock waits: one live line on a terminal whose foreground is ours; elsewhere nothing for a
 //! second, and then a plain line when something changes.
 
-use std::io::{self, Write};
+use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -82,7 +82,7 @@ pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiv
         if is_live() {
             line.draw(|detail| seen.words(waits_at.path(), what, Some(started.elapsed()), detail));
         } else if started.elapsed() >= SECOND && told.as_ref().map(WaitLog::gist) != Some(seen.gist()) {
-            output::say(&seen.words(waits_at.path(), what, None, WHOLE));
+            output::say_in_passing(Duration::ZERO, &seen.words(waits_at.path(), what, None, WHOLE));
             told = last.clone();
         }
     }
@@ -172,7 +172,7 @@ impl StatusLine {
         let lines = BRIEFER.map(|detail| format!("zklock: {}", words(detail)));
         let line = lines.iter().find(|line| width(line) <= room).or(lines.last());
         let line = line.map_or_else(String::new, |line| shorten(line, room));
-        let _ = write!(io::stderr().lock(), "\r\x1b[K{line}");
+        output::to_people(format!("\r\x1b[K{line}"), None);
         self.is_drawn = true;
     }
 }
@@ -181,7 +181,7 @@ impl Drop for StatusLine {
     fn drop(&mut self) {
         // In the background, that line has gone up and another is there, such as a prompt.
         if self.is_drawn && is_live() {
-            let _ = write!(io::stderr().lock(), "\r\x1b[K");
+            output::to_people("\r\x1b[K".to_owned(), None);
         }
     }
 }

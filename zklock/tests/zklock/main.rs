@@ -13,6 +13,7 @@ use std::sync::{Arc, LazyLock, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::ioctl_fionread;
 use rustix::pipe::fcntl_getpipe_size;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -603,28 +604,33 @@ async fn on_a_cut_network_the_command_is_dead_before_the_next_one_starts() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_nobody_reads_what_zklock_says_the_command_is_dead_before_the_next_one_starts() {
-    let path = "/zklock/unread";
-    let (_zk, lock) = server_lock(path).await;
-    let files = scratch();
-    let (stamps, start) = (files.path().join("stamps"), files.path().join("start"));
-    let proxy = Proxy::start(shared_server().address());
-    let (unread, mut full) = std::io::pipe().expect("a pipe");
-    let size = fcntl_getpipe_size(&full).expect("a pipe has one");
-    full.write_all(&vec![b'.'; size]).expect("it holds so much");
-    let timeout = SHORT.as_millis().to_string() + "ms";
-    let options = ["--session-timeout", &timeout, "--grace", "1h", path, "-c", &immortal(&stamps)];
-    let mut holder = zklock_on(&proxy.address(), &options);
-    holder.stderr(full);
-    let holder = Running::start(holder).ready().await;
-    let next = Running::start(zklock(&[path, "-c", &format!("date +%s%N > {}", start.display())]));
-    line_becomes(&lock, "W+ W-").await;
+    for (round, more) in [&[][..], &["-v"]].into_iter().enumerate() {
+        let path = &format!("/zklock/unread-{round}")[..];
+        let (_zk, lock) = server_lock(path).await;
+        let files = scratch();
+        let (stamps, start) = (files.path().join("stamps"), files.path().join("start"));
+        let proxy = Proxy::start(shared_server().address());
+        let (unread, mut full) = std::io::pipe().expect("a pipe");
+        let timeout = SHORT.as_millis().to_string() + "ms";
+        let options = ["--session-timeout", &timeout, "--grace", "1h", path, "-c", &immortal(&stamps)];
+        let mut holder = zklock_on(&proxy.address(), &[more, &options].concat());
+        holder.stderr(full.try_clone().expect("a pipe"));
+        let holder = Running::start(holder).ready().await;
+        let next = Running::start(zklock(&[path, "-c", &format!("date +%s%N > {}", start.display())]));
+        line_becomes(&lock, "W+ W-").await;
+        let size = fcntl_getpipe_size(&full).expect("a pipe has one");
+        let filler = thread::spawn(move || full.write_all(&vec![b'.'; 2 * size]));
+        eventually("the pipe is full", || async { ioctl_fionread(&unread).expect("a pipe") > size as u64 - 4096 })
+            .await;
 
-    proxy.cut();
-    assert_eq!(next.ends().await.code, Some(0));
-    let (last, first) = (last_stamp(&stamps), last_stamp(&start));
-    assert!(last < first, "the old command ran {} ns into the next one", last - first);
-    drop(unread);
-    assert_eq!(holder.ends().await.code, Some(75));
+        proxy.cut();
+        assert_eq!(next.ends().await.code, Some(0));
+        let (last, first) = (last_stamp(&stamps), last_stamp(&start));
+        assert!(last < first, "{more:?}: the old command ran {} ns into the next one", last - first);
+        drop(unread);
+        assert_eq!(holder.ends().await.code, Some(75));
+        assert!(filler.join().expect("no panic").is_err(), "it was read");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

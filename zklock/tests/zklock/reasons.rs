@@ -186,7 +186,7 @@ async fn a_lock_and_a_place_lost_by_an_outage_say_since_when_and_why() {
     server.kill();
     let (holds, waits) = tokio::join!(holds.ends(), waits.ends());
     assert_eq!((holds.code, waits.code), (Some(75), Some(76)), "{holds:#?} {waits:#?}");
-    // The loss is told before the command hears of it.
+    // The loss is told before the command hears of it, within the time that zklock has to wait for that.
     let before = holds.stderr.split_once("\nends\n").map(|(before, _)| before).unwrap_or_default();
     assert!(before.contains("zklock: the lock is lost: ") && before.contains("; the command is ended"), "{holds:#?}");
     let why = format!(": {}: Connection refused (os error 111))", server.address());
