@@ -557,31 +557,6 @@ fn a_writer_that_came_and_left_again_does_not_count() {
 
 // Cancelling at every step.
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lost {
-    Reply,
-    Request,
-}
-
-const FAULTS: [&[Lost]; 7] = [
-    &[],
-    &[Lost::Reply],
-    &[Lost::Request],
-    &[Lost::Reply, Lost::Reply],
-    &[Lost::Reply, Lost::Request],
-    &[Lost::Request, Lost::Reply],
-    &[Lost::Request, Lost::Request, Lost::Reply],
-];
-
-fn lose(zk: &Memory, faults: &[Lost]) {
-    for fault in faults {
-        match fault {
-            Lost::Reply => zk.faults().lose_next_reply(),
-            Lost::Request => zk.faults().lose_next_request(),
-        }
-    }
-}
-
 /// More polls than any acquisition takes.
 const POLLS: usize = 60;
 

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use support::polled::{Acquiring, now, poll_up_to};
+use support::polled::{Acquiring, FAULTS, lose, now, poll_up_to};
 use support::slow::Slow;
 use support::wired::Wired;
 use tokio_test::task;
@@ -129,31 +129,6 @@ fn a_handle_without_a_number_may_have_all_permits_and_one_more_costs_a_read() {
 }
 
 // Cancelling at every step.
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lost {
-    Reply,
-    Request,
-}
-
-const FAULTS: [&[Lost]; 7] = [
-    &[],
-    &[Lost::Reply],
-    &[Lost::Request],
-    &[Lost::Reply, Lost::Reply],
-    &[Lost::Reply, Lost::Request],
-    &[Lost::Request, Lost::Reply],
-    &[Lost::Request, Lost::Request, Lost::Reply],
-];
-
-fn lose(zk: &Memory, faults: &[Lost]) {
-    for fault in faults {
-        match fault {
-            Lost::Reply => zk.faults().lose_next_reply(),
-            Lost::Request => zk.faults().lose_next_request(),
-        }
-    }
-}
 
 /// More polls than any acquisition takes.
 const POLLS: usize = 80;

@@ -5,7 +5,7 @@ use std::task::Poll;
 
 use tokio_test::assert_ready;
 use tokio_test::task::{self, Spawn};
-use zk_rwlock::{Granting, ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::{Granting, Memory, ReadGuard, RwLock, WriteGuard};
 
 pub type Acquiring<G> = Spawn<Granting<G>>;
 
@@ -41,4 +41,32 @@ pub fn poll_up_to<F: Future>(future: &mut Spawn<F>, polls: usize) -> Option<Poll
         }
     }
     Some(Poll::Pending)
+}
+
+/// What is lost of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    Reply,
+    Request,
+}
+
+/// What is lost of one write after the other.
+pub const FAULTS: [&[Lost]; 7] = [
+    &[],
+    &[Lost::Reply],
+    &[Lost::Request],
+    &[Lost::Reply, Lost::Reply],
+    &[Lost::Reply, Lost::Request],
+    &[Lost::Request, Lost::Reply],
+    &[Lost::Request, Lost::Request, Lost::Reply],
+];
+
+/// The client's next writes lose this.
+pub fn lose(zk: &Memory, faults: &[Lost]) {
+    for fault in faults {
+        match fault {
+            Lost::Reply => zk.faults().lose_next_reply(),
+            Lost::Request => zk.faults().lose_next_request(),
+        }
+    }
 }

@@ -48,7 +48,7 @@ impl Subscriber for Log {
         let at = self.started.elapsed().as_secs_f32();
         let line = tame(&format!("{at:.3}s {level} {origin}: {}{}", words.message, words.fields));
         // Also on the threads that keep the session.
-        to_people(format!("zklock: {line}\n"), None);
+        to_people(format!("zklock: {line}\n"));
     }
 
     fn enter(&self, _: &Id) {}

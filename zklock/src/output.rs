@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 use std::sync::mpsc::{self, Sender, SyncSender};
 use std::thread;
 use std::time::Duration;
@@ -39,40 +39,52 @@ pub(crate) fn say(words: &str) {
 
 /// As [`say()`], and goes on after `limit` in any case: the words wait for a reader who does not read, and zklock does not.
 pub(crate) fn say_in_passing(limit: Duration, words: &str) {
-    let (tells, printed) = mpsc::channel();
-    to_people(format!("zklock: {words}\n"), Some(tells));
-    // So they come before what is done next, if somebody reads them. Nothing is sent: the sender goes once they are printed.
-    let _ = printed.recv_timeout(limit);
+    // So they come before what is done next, if somebody reads them.
+    wait_for(limit, format!("zklock: {words}\n"));
 }
 
+/// What the printer prints, and a sender that it drops then.
+type Text = (String, Option<Sender<Infallible>>);
+
+/// The thread that prints, once there are words. `None` if the system had none to spare.
+static PRINTER: OnceLock<Option<SyncSender<Text>>> = OnceLock::new();
+
 /// Writes to standard error, by a thread of its own: once what was written before is read, and not at all if that is very
-/// much. The sender is dropped after that.
-pub(crate) fn to_people(text: String, tells: Option<Sender<Infallible>>) {
-    type Text = (String, Option<Sender<Infallible>>);
-    static PRINTER: LazyLock<Option<SyncSender<Text>>> = LazyLock::new(|| {
-        let (sender, texts) = mpsc::sync_channel::<Text>(UNREAD_MAX);
-        let prints = move || {
-            terminal::undisturbed(|| {
-                for (text, tells) in texts {
-                    let _ = io::stderr().write_all(text.as_bytes());
-                    drop(tells);
-                }
-            });
-        };
-        thread::Builder::new().spawn(prints).is_ok().then_some(sender)
-    });
-    match &*PRINTER {
-        Some(printer) => drop(printer.try_send((text, tells))),
-        // The system has no thread to spare.
-        None => drop(io::stderr().write_all(text.as_bytes())),
-    }
+/// much.
+pub(crate) fn to_people(text: String) {
+    enqueue((text, None));
 }
 
 /// Waits until what was written to standard error is read, for a moment at most.
 pub(crate) fn finish() {
+    if PRINTER.get().is_some() {
+        wait_for(FAREWELL, String::new());
+    }
+}
+
+/// As [`to_people`], and waits for that.
+fn wait_for(limit: Duration, text: String) {
     let (tells, printed) = mpsc::channel();
-    to_people(String::new(), Some(tells));
-    let _ = printed.recv_timeout(FAREWELL);
+    enqueue((text, Some(tells)));
+    // Nothing is ever sent. This returns when the sender is gone.
+    let _ = printed.recv_timeout(limit);
+}
+
+fn enqueue(text: Text) {
+    match PRINTER.get_or_init(printer) {
+        Some(printer) => drop(printer.try_send(text)),
+        None => drop(io::stderr().write_all(text.0.as_bytes())),
+    }
+}
+
+fn printer() -> Option<SyncSender<Text>> {
+    let (sender, texts) = mpsc::sync_channel::<Text>(UNREAD_MAX);
+    let print = move || {
+        terminal::undisturbed(|| {
+            texts.into_iter().for_each(|(text, _tells)| drop(io::stderr().write_all(text.as_bytes())))
+        });
+    };
+    thread::Builder::new().spawn(print).is_ok().then_some(sender)
 }
 
 /// Prints a result in one piece: whoever stops us (Ctrl-Z) finds all of it on the screen, or nothing. `false` if nobody

@@ -172,7 +172,7 @@ impl StatusLine {
         let lines = BRIEFER.map(|detail| format!("zklock: {}", words(detail)));
         let line = lines.iter().find(|line| width(line) <= room).or(lines.last());
         let line = line.map_or_else(String::new, |line| shorten(line, room));
-        output::to_people(format!("\r\x1b[K{line}"), None);
+        output::to_people(format!("\r\x1b[K{line}"));
         self.is_drawn = true;
     }
 }
@@ -181,7 +181,7 @@ impl Drop for StatusLine {
     fn drop(&mut self) {
         // In the background, that line has gone up and another is there, such as a prompt.
         if self.is_drawn && is_live() {
-            output::to_people("\r\x1b[K".to_owned(), None);
+            output::to_people("\r\x1b[K".to_owned());
         }
     }
 }
