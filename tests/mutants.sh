@@ -68,9 +68,8 @@ if cargo mutants --config tests/mutants.toml --list --re "$only" --exclude-re '^
 fi
 look_for 60 --lib -- --exclude-re '^src/q'
 look_for 90 --package=zk-rwlock-tests --test=values --test=embedded --test=leadership
-look_for 180 --package=zk-rwlock-tests --test=conformance
 export SCHEDULES=300
-look_for 180 --package=zk-rwlock-proptests --test=proptests
+look_for 300 --package=zk-rwlock-tests --test=conformance --package=zk-rwlock-proptests --test=proptests
 
 # Without the lines and columns, which change with every edit. A name that stands twice is two faults.
 named() {

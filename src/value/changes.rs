@@ -61,8 +61,8 @@ struct Seeing<T> {
     begun: Option<Begun>,
 }
 
-/// What became of the write of the initial value. It ends without an answer if its session does.
-type Begun = oneshot::Receiver<Result<(), Error>>;
+/// Why the initial value cannot be written. It ends without an answer if its session does.
+type Begun = oneshot::Receiver<Error>;
 
 impl<T: Send + Sync + 'static> Seeing<T> {
     async fn next(&mut self) -> Option<Result<Arc<Stored<T>>, Error>> {
@@ -93,8 +93,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
                     Some(answer) = OptionFuture::from(self.begun.as_mut()) => {
                         self.begun = None;
                         match answer {
-                            Ok(Ok(())) => self.store.was_set(),
-                            Ok(Err(error)) => return Some(Err(error)),
+                            Ok(error) => return Some(Err(error)),
                             // It ended with its session.
                             Err(_) => self.begun = begin(&self.store),
                         }
@@ -114,11 +113,16 @@ fn begin<T: Send + Sync + 'static>(store: &Store<T>) -> Option<Begun> {
     let payload = store.payload(&store.terms.initial.as_ref()?());
     let ((mut told, begun), node) = (oneshot::channel(), Arc::clone(&store.node));
     let write = async move {
-        let write = async { node.begin_at_last(&payload?).await };
+        let write = async {
+            match payload {
+                Ok(payload) => node.begin_until_seen(&payload).await,
+                Err(error) => error,
+            }
+        };
         tokio::select! {
             biased;
             () = told.closed() => {}
-            answer = write => drop(told.send(answer)),
+            error = write => drop(told.send(error)),
         }
     };
     let started = background::start(store.node.coordinator(), 0, |_session_slot| Box::pin(write));

@@ -31,8 +31,6 @@ pub(crate) struct Known<T> {
     pub(crate) newest: Option<Arc<Seen<T>>>,
     /// Why the node's present content is no value.
     pub(super) trouble: Option<(u64, Error)>,
-    /// There was a value since. If the trouble comes again, that is news.
-    pub(super) was_set: bool,
     /// Counts the news.
     pub(super) news: u64,
     /// The news of a commit of our own that no read has shown yet; 0 if there is none.
@@ -58,7 +56,7 @@ pub(crate) struct Seen<T> {
 
 impl<T> Default for Known<T> {
     fn default() -> Self {
-        Known { newest: None, trouble: None, was_set: false, news: 0, own: 0, lease: None, over: None }
+        Known { newest: None, trouble: None, news: 0, own: 0, lease: None, over: None }
     }
 }
 
@@ -84,8 +82,7 @@ impl<T> Known<T> {
 
     pub(super) fn troubled(&mut self, error: Error) -> bool {
         // The same error as before is no news.
-        let is_new = std::mem::take(&mut self.was_set);
-        if !is_new && self.trouble.as_ref().is_some_and(|(_, before)| before.to_string() == error.to_string()) {
+        if self.trouble.as_ref().is_some_and(|(_, before)| before.to_string() == error.to_string()) {
             return false;
         }
         self.news += 1;
@@ -220,15 +217,6 @@ mod tests {
         assert!(matches!(known.state(), CopyState::Fetching));
         assert!(known.read(Vec::new(), 10, 3, 0));
         assert!(!matches!(known.state(), CopyState::Fetching));
-    }
-
-    #[test]
-    fn what_is_missing_again_after_there_was_a_value_is_news_and_stays_missing_until_it_is_read() {
-        let mut known = read(10, 3);
-        assert!(known.troubled(trouble("a")));
-        known.was_set = true;
-        assert!(matches!(known.state(), CopyState::Behind(_)));
-        assert!(known.troubled(trouble("a")) && !known.troubled(trouble("a")));
     }
 
     #[test]

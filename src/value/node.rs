@@ -88,8 +88,9 @@ impl ValueNode {
         }
     }
 
-    /// Writes the first value under the lock, as a reader does that finds none. Returns when there is a value, whoever wrote it.
-    pub(crate) async fn begin_at_last(&self, payload: &[u8]) -> Result<(), Error> {
+    /// Writes the first value under the lock, as a reader does that finds none; and again, should it be gone before the
+    /// caller has seen it and dropped this. Returns only what ends that.
+    pub(crate) async fn begin_until_seen(&self, payload: &[u8]) -> Error {
         loop {
             let attempt = async {
                 let guard = self.lock.read().await?;
@@ -100,10 +101,11 @@ impl ValueNode {
                 }
             };
             match attempt.await {
-                Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. } | Error::Lost(_) | Error::Evicted(_)) => {
+                Ok(())
+                | Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. } | Error::Lost(_) | Error::Evicted(_)) => {
                     self.coordinator().sleep(PAUSE).await;
                 }
-                answer => return answer,
+                Err(error) => return error,
             }
         }
     }

@@ -247,15 +247,6 @@ impl<T: Send + Sync + 'static> Store<T> {
         self.troubled(self.node.fault(ValueError::Unset));
     }
 
-    /// There was a value a moment ago. If there is none again, that is news.
-    pub(crate) fn was_set(&self) {
-        self.known.send_if_modified(|known| {
-            let unset = known.trouble.as_ref().and_then(|(_, error)| error.value_error());
-            known.was_set = unset == Some(&ValueError::Unset);
-            false
-        });
-    }
-
     fn troubled(&self, error: Error) {
         self.known.send_if_modified(|known| known.troubled(error));
     }

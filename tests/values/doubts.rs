@@ -1,10 +1,11 @@
-//! Commits whose outcome is not known at first: on the embedded backend, where each answer can be lost alone.
+//! Commits whose outcome is not known at first, and a first value that goes at once: on the embedded backend, where
+//! each answer can be lost alone.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use zk_rwlock::coordinator::{Failure, Operation};
 use zk_rwlock::error::ValueError;
-use zk_rwlock::{Error, Memory};
+use zk_rwlock::{Error, Memory, Shared};
 
 use crate::checks::{bytes, counter, put, session, write};
 use support::hindered::{Asked, Hindered};
@@ -135,4 +136,28 @@ async fn each_value_names_the_commit_before_it() {
         let after = text.lines().find_map(|line| line.strip_prefix("after=")).map(str::to_owned);
         assert_eq!(after, (number > 1).then(|| format!("{}/{}", written.token, number - 1)), "{text}");
     }
+}
+
+#[tokio::test]
+async fn an_initial_value_that_another_client_removes_before_it_was_seen_is_written_again() {
+    let (zk, path) = (Memory::new(), "/doubts");
+    let (stranger, writes, was_removed) = (zk.connect(), AtomicUsize::new(0), AtomicBool::new(false));
+    let line = Hindered::new(&zk, move |asked| {
+        match asked {
+            Asked::Transact([_, Operation::Create { path, .. }]) if path.ends_with("/value") => {
+                writes.fetch_add(1, Ordering::Relaxed);
+            }
+            // The copy looks at what it was told of, and comes too late.
+            Asked::Data(path) if path.ends_with("/value") && writes.load(Ordering::Relaxed) == 1 => {
+                if !was_removed.swap(true, Ordering::Relaxed) {
+                    now(now(session(&stranger)).delete(path)).expect("it was just written");
+                }
+            }
+            _ => {}
+        }
+        None
+    });
+    let shared = Shared::builder(&line, path).initial(|| 7_u64).build().unwrap();
+    let mut changes = shared.changes();
+    assert_eq!(**soon("the first value", changes.next()).await.expect("never over").unwrap(), 7);
 }
