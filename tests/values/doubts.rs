@@ -141,17 +141,15 @@ async fn each_value_names_the_commit_before_it() {
 #[tokio::test]
 async fn an_initial_value_that_another_client_removes_before_it_was_seen_is_written_again() {
     let (zk, path) = (Memory::new(), "/doubts");
-    let (stranger, writes, was_removed) = (zk.connect(), AtomicUsize::new(0), AtomicBool::new(false));
+    let (stranger, was_written, is_second) = (zk.connect(), AtomicBool::new(false), AtomicBool::new(false));
     let line = Hindered::new(&zk, move |asked| {
         match asked {
             Asked::Transact([_, Operation::Create { path, .. }]) if path.ends_with("/value") => {
-                writes.fetch_add(1, Ordering::Relaxed);
+                was_written.store(!is_second.swap(true, Ordering::Relaxed), Ordering::Relaxed);
             }
             // The copy looks at what it was told of, and comes too late.
-            Asked::Data(path) if path.ends_with("/value") && writes.load(Ordering::Relaxed) == 1 => {
-                if !was_removed.swap(true, Ordering::Relaxed) {
-                    now(now(session(&stranger)).delete(path)).expect("it was just written");
-                }
+            Asked::Data(path) if path.ends_with("/value") && was_written.swap(false, Ordering::Relaxed) => {
+                now(now(session(&stranger)).delete(path)).expect("it was just written");
             }
             _ => {}
         }
