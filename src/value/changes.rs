@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use futures_util::future::OptionFuture;
 use futures_util::stream::unfold;
 use tokio::sync::oneshot;
@@ -111,7 +112,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
 /// The value is made here: no code of the user's runs on the thread that keeps the sessions alive.
 fn begin<T: Send + Sync + 'static>(store: &Store<T>) -> Option<Begun> {
     let payload = store.payload(&store.terms.initial.as_ref()?());
-    let ((mut told, begun), node) = (oneshot::channel(), Arc::clone(&store.node));
+    let ((mut told, begun), node, mut known) = (oneshot::channel(), Arc::clone(&store.node), store.subscribe());
     let write = async move {
         let write = async {
             match payload {
@@ -122,6 +123,8 @@ fn begin<T: Send + Sync + 'static>(store: &Store<T>) -> Option<Begun> {
         tokio::select! {
             biased;
             () = told.closed() => {}
+            // Who asked may be polled again much later.
+            () = known.wait_for(|known| known.newest.is_some()).map(drop) => told.closed().await,
             error = write => drop(told.send(error)),
         }
     };

@@ -2,13 +2,15 @@
 //! each answer can be lost alone.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use zk_rwlock::coordinator::{Failure, Operation};
+use tokio_test::{assert_pending, task};
+use zk_rwlock::coordinator::{Failure, Kind, Operation};
 use zk_rwlock::error::ValueError;
 use zk_rwlock::{Error, Memory, Shared};
 
 use crate::checks::{bytes, counter, put, session, write};
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Asked, Count, Hindered};
 use support::polled::{Lost, lose, now};
 use support::scene::soon;
 
@@ -138,7 +140,7 @@ async fn each_value_names_the_commit_before_it() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_initial_value_that_another_client_removes_before_it_was_seen_is_written_again() {
     let (zk, path) = (Memory::new(), "/doubts");
     let (stranger, was_written, is_second) = (zk.connect(), AtomicBool::new(false), AtomicBool::new(false));
@@ -158,4 +160,25 @@ async fn an_initial_value_that_another_client_removes_before_it_was_seen_is_writ
     let shared = Shared::builder(&line, path).initial(|| 7_u64).build().unwrap();
     let mut changes = shared.changes();
     assert_eq!(**soon("the first value", changes.next()).await.expect("never over").unwrap(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_initial_value_that_has_come_is_not_written_again_while_nobody_asks_for_it() {
+    let (zk, path, contenders) = (Memory::new(), "/doubts", Count::default());
+    let counted = contenders.clone();
+    let line = Hindered::new(&zk, move |asked| {
+        if let Asked::Create(_, Kind::EphemeralSequential) = asked {
+            counted.one_more();
+        }
+        None
+    });
+    let shared = Shared::builder(&line, path).initial(|| 7_u64).build().unwrap();
+    let mut changes = shared.changes();
+    let mut first = task::spawn(changes.next());
+    assert_pending!(first.poll());
+    let until_written = contenders.now();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(bytes(&zk, path).await.is_some());
+    assert_eq!(contenders.now(), until_written);
+    assert_eq!(**soon("the first value", first).await.expect("never over").unwrap(), 7);
 }
