@@ -83,8 +83,9 @@ struct Observer {
 #[derive(Default)]
 struct SeenLeaders {
     news: Option<LeaderNews>,
-    /// What was told last: the term, or an error's text.
-    told: Option<Result<Option<i64>, String>>,
+    /// What was told last: not the term alone, whose number an ensemble that came back as it was before gives out once
+    /// more. Of an error its text.
+    told: Option<Result<Option<Leader>, String>>,
     /// The names of candidates that have left, and that the server still shows.
     ghosts: Vec<String>,
 }
@@ -146,10 +147,7 @@ impl Observer {
     fn news(&self) -> Option<LeaderNews> {
         let mut seen = self.seen.lock();
         let news = seen.news.take()?;
-        let told = match &news {
-            Ok(leader) => Ok(leader.as_ref().map(|leader| leader.term)),
-            Err(error) => Err(error.to_string()),
-        };
+        let told = news.clone().map_err(|error| error.to_string());
         (seen.told.replace(told.clone()) != Some(told)).then_some(news)
     }
 

@@ -228,7 +228,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Commits all operations or none. If one of them fails, the failure is [`Failure::Operation`].
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>>;
 
-    /// Runs `task` in the background to its end, or until the session is over. Needs no help from the caller's
+    /// Runs `task` in the background to its end, also beyond the end of the session. Needs no help from the caller's
     /// runtime.
     fn spawn(&self, task: Task);
 

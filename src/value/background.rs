@@ -9,8 +9,7 @@ use crate::session::contract::{Coordinator, SessionSlot};
 use crate::session::request::Task;
 use crate::session::thread::BackgroundThread;
 
-/// Starts work on the session's own thread, until the session is over, and with a slot on it; or on the library's thread, if
-/// there is no session yet. The embedded ensemble has no thread: there the client that makes the work ready runs it.
+/// Starts work on the session's own thread, with a slot on it; or on the library's thread, if there is no session yet. The embedded ensemble has no thread: there the client that makes the work ready runs it.
 pub(crate) fn start(
     coordinator: &Arc<dyn Coordinator>,
     watched_bytes: usize,

@@ -5,13 +5,11 @@
 
 use std::sync::Arc;
 
-use futures_util::FutureExt;
 use futures_util::future::OptionFuture;
 use futures_util::stream::unfold;
 use tokio::sync::oneshot;
 
 use crate::error::error::Error;
-use crate::error::value::ValueError;
 use crate::hold::changes::Changes;
 use crate::sync::watch;
 use crate::value::background;
@@ -49,7 +47,9 @@ pub type ValueChanges<T> = Changes<Result<Arc<Stored<T>>, Error>>;
 /// Starts the watch, if it has not been started.
 pub(crate) fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
     store.follow();
-    let seeing = Seeing { store: Arc::clone(store), known: store.subscribe(), seen: 0, begun: None };
+    let known = store.subscribe();
+    let before = known.borrow().gone();
+    let seeing = Seeing { store: Arc::clone(store), known, before, seen: before, begun: None };
     Changes::of(unfold(seeing, |mut seeing| async { Some((seeing.next().await?, seeing)) }))
 }
 
@@ -57,78 +57,80 @@ pub(crate) fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueC
 struct Seeing<T> {
     store: Arc<Store<T>>,
     known: watch::Receiver<Known<T>>,
+    /// The news of the last value that was gone before this caller came.
+    before: u64,
     seen: u64,
     /// The initial value is being written, while there is none.
     begun: Option<Begun>,
 }
 
-/// Why the initial value cannot be written. It ends without an answer if its session does.
+/// Why the initial value cannot be written. It ends without an answer once that is not wanted.
 type Begun = oneshot::Receiver<Error>;
 
 impl<T: Send + Sync + 'static> Seeing<T> {
     async fn next(&mut self) -> Option<Result<Arc<Stored<T>>, Error>> {
         loop {
-            let (news, is_set, is_over) = {
+            let (news, is_unset, is_over) = {
                 let known = self.known.borrow_and_update();
-                (known.news_after(self.seen), known.newest.is_some(), known.over.is_some())
+                (known.news_after(self.seen), known.is_unset_since(self.before), known.over.is_some())
             };
-            if is_set {
-                // Whoever wrote the first value.
+            if !is_unset {
+                // Whoever wrote the first value, or what is none.
                 self.begun = None;
             }
             self.seen = news.as_ref().map_or(self.seen, |(number, _)| *number);
             match news {
                 Some((_, Ok(value))) => return Some(self.store.made(&value)),
                 Some((_, Err(error))) => {
-                    let is_unset = !is_set && error.value_error() == Some(&ValueError::Unset);
                     if is_unset {
-                        self.begun = self.begun.take().or_else(|| begin(&self.store));
+                        self.begun = self.begun.take().or_else(|| self.begin());
                     }
-                    if !is_unset || self.begun.is_none() {
+                    if self.begun.is_none() {
                         return Some(Err(error));
                     }
                 }
                 None if is_over => return None,
                 None => tokio::select! {
                     biased;
+                    // The sender is gone only with the store.
+                    _ = self.known.changed() => {}
                     Some(answer) = OptionFuture::from(self.begun.as_mut()) => {
                         self.begun = None;
                         match answer {
                             Ok(error) => return Some(Err(error)),
-                            // It ended with its session.
-                            Err(_) => self.begun = begin(&self.store),
+                            // There was something for a while.
+                            Err(_) => self.begun = self.begin(),
                         }
                     }
-                    // The sender is gone only with the store.
-                    _ = self.known.changed() => {}
                 },
             }
         }
     }
-}
 
-/// Sets out to write the initial value; `None` if there is none. Dropping what this returns ends that.
-///
-/// The value is made here: no code of the user's runs on the thread that keeps the sessions alive.
-fn begin<T: Send + Sync + 'static>(store: &Store<T>) -> Option<Begun> {
-    let payload = store.payload(&store.terms.initial.as_ref()?());
-    let ((mut told, begun), node, mut known) = (oneshot::channel(), Arc::clone(&store.node), store.subscribe());
-    let write = async move {
-        let write = async {
-            match payload {
-                Ok(payload) => node.begin_until_seen(&payload).await,
-                Err(error) => error,
+    /// Sets out to write the initial value; `None` if there is none. Dropping what this returns ends that.
+    ///
+    /// The value is made here: no code of the user's runs on the thread that keeps the sessions alive.
+    fn begin(&self) -> Option<Begun> {
+        let payload = self.store.payload(&self.store.terms.initial.as_ref()?());
+        let ((mut told, begun), node) = (oneshot::channel(), Arc::clone(&self.store.node));
+        let (mut known, before) = (self.known.clone(), self.before);
+        let write = async move {
+            let write = async {
+                match payload {
+                    Ok(payload) => node.begin_until_seen(&payload).await,
+                    Err(error) => error,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = told.closed() => {}
+                // Who asked may be polled again much later.
+                _ = known.wait_for(|known| !known.is_unset_since(before)) => {}
+                error = write => drop(told.send(error)),
             }
         };
-        tokio::select! {
-            biased;
-            () = told.closed() => {}
-            // Who asked may be polled again much later.
-            () = known.wait_for(|known| known.newest.is_some()).map(drop) => told.closed().await,
-            error = write => drop(told.send(error)),
-        }
-    };
-    let started = background::start(store.node.coordinator(), 0, |_session_slot| Box::pin(write));
-    started.unwrap_or_else(|error| store.over(error));
-    Some(begun)
+        let started = background::start(self.store.node.coordinator(), 0, |_session_slot| Box::pin(write));
+        started.unwrap_or_else(|error| self.store.over(error));
+        Some(begun)
+    }
 }

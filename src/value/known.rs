@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use crate::error::error::Error;
+use crate::error::value::ValueError;
 use crate::session::lease::Lease;
 use crate::sync::{Mutex, OnceLock};
 use crate::value::codec::Stored;
@@ -78,6 +79,18 @@ impl<T> Known<T> {
         let value = self.newest.iter().map(|newest| (newest.news, Ok(Arc::clone(newest))));
         let trouble = self.trouble.iter().map(|(news, error)| (*news, Err(error.clone())));
         value.chain(trouble).find(|(news, _)| *news > seen)
+    }
+
+    /// The news of the last value if the node does not hold it any more, nor another one.
+    pub(super) fn gone(&self) -> u64 {
+        let is_gone = self.trouble.as_ref().is_some_and(|(_, error)| error.value_error().is_some());
+        self.newest.as_ref().filter(|_| is_gone).map_or(0, |newest| newest.news)
+    }
+
+    /// Whether there is no value, and none has come after these news.
+    pub(super) fn is_unset_since(&self, before: u64) -> bool {
+        let is_unset = |(_, error): &(u64, Error)| error.value_error() == Some(&ValueError::Unset);
+        self.newest.as_ref().is_none_or(|newest| newest.news <= before) && self.trouble.as_ref().is_some_and(is_unset)
     }
 
     pub(super) fn troubled(&mut self, error: Error) -> bool {

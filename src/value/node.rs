@@ -80,10 +80,13 @@ impl ValueNode {
         Ok(NewValue { bytes, czxid: base.czxid, version, written: envelope.written })
     }
 
-    /// Writes the first value; `None` if another reader was faster.
+    /// Writes the first value; `None` if another reader was faster, or an operator's empty node has gone.
     pub(crate) async fn begin(&self, held: &Tenure, payload: &[u8], base: Base) -> Result<Option<NewValue>, Error> {
         match self.write(held, payload, self.label(), base).await {
-            Err(Error::TransactionRefused { reason: Failure::NodeExists | Failure::BadVersion, .. }) => Ok(None),
+            Err(Error::TransactionRefused {
+                reason: Failure::NodeExists | Failure::BadVersion | Failure::NoNode,
+                ..
+            }) => Ok(None),
             answer => answer.map(Some),
         }
     }

@@ -180,6 +180,22 @@ fn an_observer_whose_next_server_lags_is_not_told_of_a_leader_of_the_past() {
 }
 
 #[test]
+fn an_observer_is_told_of_a_leader_with_the_number_of_the_one_before_the_ensemble_came_back() {
+    let zk = Memory::new();
+    let (backup, clients) = (zk.faults().back_up(), [zk.connect(), zk.connect()]);
+    let mut changes = leadership(&zk).changes();
+    let [before, after] = [0, 1].map(|client| {
+        let leader = write(&lock(&clients[client]));
+        let told = now(changes.next()).expect("open").expect("readable").expect("somebody leads");
+        assert_eq!(told.term, leader.fencing_token());
+        zk.faults().restore(&backup);
+        told
+    });
+    assert_eq!(before.term, after.term);
+    assert_ne!(before.session, after.session);
+}
+
+#[test]
 fn an_observer_is_told_of_whoever_comes_at_any_poll_and_told_once() {
     let mut came = 0;
     for polls in 0..POLLS {

@@ -1,6 +1,7 @@
 //! What holds on every backend. Each check has a fresh path.
 
 use std::collections::{BTreeMap, HashMap};
+use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
+use tokio_test::{assert_pending, task};
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
 use zk_rwlock::error::ValueError;
 use zk_rwlock::format::{Format, FormatError, Json, Raw};
@@ -725,6 +727,7 @@ pub(crate) async fn a_deletion_and_foreign_bytes_are_told_and_the_last_value_sta
     write(&there, 1).await;
     let mut changes = here.changes();
     next(&mut changes).await;
+    assert_eq!(**here.latest().unwrap(), 1);
 
     session(&two).await.delete(here.value_path()).await.unwrap();
     assert_eq!(value_error(&next_error(&mut changes).await), &ValueError::Unset);
@@ -751,6 +754,34 @@ pub(crate) async fn a_deletion_and_foreign_bytes_are_told_and_the_last_value_sta
     assert!(matches!(here.copy_state(), CopyState::Behind(_)));
     write(&there, 4).await;
     assert_eq!(**next(&mut changes).await, 4);
+}
+
+pub(crate) async fn whoever_asks_when_the_value_is_gone_is_not_given_it(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let shared: Shared<u64> = Shared::new(&one, &path).unwrap();
+    let here = Copied::of(&shared);
+    write(&shared, 42).await;
+    let mut earlier = here.changes();
+    next(&mut earlier).await;
+    assert_eq!(**here.latest().unwrap(), 42);
+
+    session(&two).await.delete(here.value_path()).await.unwrap();
+    assert_eq!(value_error(&next_error(&mut earlier).await), &ValueError::Unset);
+    assert_eq!(**here.latest().unwrap(), 42);
+    assert_eq!(value_error(&next_error(&mut here.changes()).await), &ValueError::Unset);
+    assert_eq!(value_error(&soon("an error", here.live()).await.expect_err("no value")), &ValueError::Unset);
+    let mut later = task::spawn(here.wait_for(|value| *value >= 42).into_future());
+    assert_pending!(later.poll());
+    write(&shared, 43).await;
+    assert_eq!(**soon("the value", later).await.unwrap(), 43);
+
+    let shared = Shared::builder(&one, &path).initial(|| 7_u64).build().unwrap();
+    let mut earlier = shared.changes();
+    next(&mut earlier).await;
+    session(&two).await.delete(shared.value_path()).await.unwrap();
+    assert_eq!(value_error(&next_error(&mut earlier).await), &ValueError::Unset);
+    assert_eq!(**next(&mut shared.changes()).await, 7, "it is the first that this caller sees");
+    assert_eq!(**next(&mut earlier).await, 7);
 }
 
 pub(crate) async fn what_happened_while_cut_off_is_told_afterwards(h: &impl Harness) {

@@ -182,3 +182,53 @@ async fn an_initial_value_that_has_come_is_not_written_again_while_nobody_asks_f
     assert_eq!(contenders.now(), until_written);
     assert_eq!(**soon("the first value", first).await.expect("never over").unwrap(), 7);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_initial_value_is_not_written_beside_foreign_bytes_and_is_once_they_are_gone() {
+    for is_polled in [true, false] {
+        let (zk, path, contenders) = (Memory::new(), "/doubts", Count::default());
+        let (counted, stranger) = (contenders.clone(), zk.connect());
+        let line = Hindered::new(&zk, move |asked| {
+            if let Asked::Create(_, Kind::EphemeralSequential) = asked {
+                // Before there is a lock.
+                if counted.now() == 0 {
+                    now(put(&stranger, path, b"a stranger's"));
+                }
+                counted.one_more();
+            }
+            None
+        });
+        let shared = Shared::builder(&line, path).initial(|| 7_u64).build().unwrap();
+        let mut changes = shared.changes();
+        let mut first = task::spawn(changes.next());
+        assert_pending!(first.poll());
+        if is_polled {
+            let error = soon("an error", first).await.expect("never over").expect_err("there is no value");
+            assert!(matches!(error.value_error(), Some(ValueError::Foreign { .. })), "{error}");
+            first = task::spawn(changes.next());
+            assert_pending!(first.poll());
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let asked = contenders.now();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(contenders.now(), asked);
+        session(&zk).await.delete("/doubts/value").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(**soon("the first value", first).await.expect("never over").unwrap(), 7);
+    }
+}
+
+#[tokio::test]
+async fn an_operators_empty_node_that_goes_just_before_the_initial_value_is_written_costs_nobody_an_error() {
+    let (zk, path) = (Memory::new(), "/doubts");
+    put(&zk, path, b"").await;
+    let stranger = zk.connect();
+    let line = Hindered::new(&zk, move |asked| {
+        if let Asked::Transact([_, Operation::Set { path, .. }]) = asked {
+            now(now(session(&stranger)).delete(path)).expect("empty until now");
+        }
+        None
+    });
+    let shared = Shared::builder(&line, path).initial(|| 7_u64).build().unwrap();
+    assert_eq!(*soon("the value", shared.read()).await.unwrap(), 7);
+}

@@ -66,6 +66,7 @@ on_both! {
     our_own_commits_are_in_the_copy_when_they_return,
     a_value_that_is_made_later_is_told_however_much_of_its_path_is_missing,
     a_deletion_and_foreign_bytes_are_told_and_the_last_value_stays,
+    whoever_asks_when_the_value_is_gone_is_not_given_it,
     what_happened_while_cut_off_is_told_afterwards,
     the_end_of_a_session_does_not_end_the_watch,
     a_coordinator_that_is_closed_ends_the_changes_and_the_last_value_stays,
