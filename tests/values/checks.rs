@@ -760,9 +760,12 @@ pub(crate) async fn whoever_asks_when_the_value_is_gone_is_not_given_it(h: &impl
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let shared: Shared<u64> = Shared::new(&one, &path).unwrap();
     let here = Copied::of(&shared);
-    write(&shared, 42).await;
     let mut earlier = here.changes();
-    next(&mut earlier).await;
+    next_error(&mut earlier).await;
+    for value in [41, 42] {
+        write(&shared, value).await;
+        assert_eq!(**next(&mut earlier).await, value);
+    }
     assert_eq!(**here.latest().unwrap(), 42);
 
     session(&two).await.delete(here.value_path()).await.unwrap();
