@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use crate::error::error::Error;
-use crate::hold::changes::Changes;
+use crate::hold::changes::{Changes, GuardLife, states_of};
 use crate::hold::tenure::NodeData;
 use crate::hold::transaction::Transaction;
 use crate::keep::held::Held;
@@ -20,11 +20,12 @@ use crate::session::loss::{HoldState, Loss};
 /// Below, "the lock" is also a semaphore's permits, or a leader's term.
 pub struct Hold {
     held: Held,
+    life: GuardLife,
 }
 
 impl Hold {
     pub(crate) fn new(held: Held) -> Hold {
-        Hold { held }
+        Hold { held, life: GuardLife::default() }
     }
 
     pub(crate) fn held(&self) -> &Held {
@@ -83,7 +84,7 @@ impl Hold {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        self.held.changes()
+        states_of([self.held.node_and_session()], self.life.ended())
     }
 
     /// Waits until the lock is lost, and says why. It answers at the latest when the session's lease runs out,

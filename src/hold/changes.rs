@@ -16,7 +16,7 @@ use futures_util::{FutureExt, StreamExt};
 use crate::session::contract::Session;
 use crate::session::loss::HoldState;
 use crate::session::node::OwnNode;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, OnceLock, watch};
 
 /// What changes, in the order in which it does: the [`HoldState`] of a guard, [who leads](crate::LeaderChanges), or
 /// [a value](crate::ValueChanges). Made by [`Hold::changes`](crate::Hold::changes),
@@ -82,13 +82,29 @@ impl<T> fmt::Debug for Changes<T> {
 /// A held node, and its session.
 pub(crate) type OneHold = (Arc<OwnNode>, Arc<dyn Session>);
 
-/// The common states of these holds.
-pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>) -> Changes {
+/// The common states of these holds, for as long as their guard is there.
+pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>, ended: GuardEnded) -> Changes {
     let holds: Arc<[OneHold]> = holds.into_iter().collect();
-    Changes::of(unfold(None, move |last| {
+    let states = unfold(None, move |last| {
         let next = next_state(Arc::clone(&holds), last);
         next.map(|next| next.map(|state| (state, Some(state))))
-    }))
+    });
+    Changes::of(states.take_until(ended))
+}
+
+/// Tells the streams of a guard's states that the guard is gone. A node may stay when it goes: it is kept, or shared.
+#[derive(Debug, Default)]
+pub(crate) struct GuardLife(OnceLock<watch::Sender<()>>);
+
+/// The end of a guard.
+pub(crate) type GuardEnded = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl GuardLife {
+    pub(crate) fn ended(&self) -> GuardEnded {
+        let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
+        // Nothing is ever sent.
+        Box::pin(async move { drop(life.changed().await) })
+    }
 }
 
 /// Waits until the common state of all the holds is of another kind than the last one. `None` once a hold is released, and

@@ -7,6 +7,7 @@ use crate::hold::tenure::Tenure;
 use crate::queue::contender::Contender;
 use crate::queue::permits::{self, PERMITS, Room};
 use crate::queue::{metadata, turn};
+use crate::session::follow;
 use crate::session::lease::Moment;
 use crate::session::request::Failure;
 use crate::session::retry;
@@ -28,7 +29,7 @@ impl Tenure {
     async fn somebody_waits(&self) -> Result<Contender, Error> {
         loop {
             let first = self.somebody_kept_out().await?;
-            if self.directory() == &**self.ticket().directory() || self.finds_too_few(&first).await? {
+            if !self.has_left_the_queue() || self.finds_too_few(&first).await? {
                 return Ok(first);
             }
             // It is about to take permits that are free.
@@ -36,13 +37,29 @@ impl Tenure {
         }
     }
 
+    /// With its permits: their directory is another one.
+    fn has_left_the_queue(&self) -> bool {
+        self.directory() != &**self.ticket().directory()
+    }
+
     async fn somebody_kept_out(&self) -> Result<Contender, Error> {
         let (session, directory) = (self.ticket().session(), self.ticket().directory());
         let (mut last_change, mut look) = (None::<Moment>, SecondLook::new(session));
         loop {
-            let seen = retry::until_known(session, || session.watch_children(directory)).await;
-            let (names, mut change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
-            if let Some(first) = turn::first_kept_out(self.contender(), &names) {
+            let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
+                Ok(seen) => seen,
+                // An empty queue of a semaphore is removed by the servers, and made anew by the next who comes.
+                Err(Failure::NoNode) if self.has_left_the_queue() => match follow::possible(session, directory).await {
+                    Ok(()) => continue,
+                    Err(_) => return std::future::pending().await,
+                },
+                Err(failure) => return Err(self.lost_by(failure, "watch")),
+            };
+            let first = match self.has_left_the_queue() {
+                true => turn::first_in_queue(self.contender(), &names),
+                false => turn::first_kept_out(self.contender(), &names),
+            };
+            if let Some(first) = first {
                 return Ok(first);
             }
             // A long listing would take memory for as long as the watch is out.

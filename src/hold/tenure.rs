@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::error::Error;
-use crate::hold::changes::{self, Changes, OneHold};
+use crate::hold::changes::OneHold;
 use crate::hold::trace::Holding;
 use crate::queue::contender::Contender;
 use crate::session::contract::Coordinator;
@@ -119,10 +119,6 @@ impl Tenure {
 
     pub(crate) fn node_and_session(&self) -> OneHold {
         (Arc::clone(self.own_node()), Arc::clone(self.ticket.session()))
-    }
-
-    pub(crate) fn changes(&self) -> Changes {
-        changes::states_of([self.node_and_session()])
     }
 
     /// Waits until one of these checks fails at the leader, although nothing was heard of that. Returns its index, or the loss

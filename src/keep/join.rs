@@ -116,7 +116,11 @@ async fn enter(
         let answer = match is_granted {
             true if timeout.is_none() && acquisition.options.on_wait.is_none() => waits.granted().await,
             true => Box::pin(wait_for_others(acquisition, &mut waits, left())).await,
-            false => Box::pin(wait_for_node(acquisition, &mut waits, left())).await,
+            false => match Box::pin(wait_for_node(acquisition, &mut waits, left())).await? {
+                Joined::Runs(used) => Ok(Some(used)),
+                Joined::Waits(()) => Box::pin(wait_for_others(acquisition, &mut waits, left())).await,
+                Joined::Refused => Ok(None),
+            },
         };
         match answer? {
             Some(used) => return Ok(Some(used)),
@@ -131,24 +135,26 @@ async fn enter(
     Ok(None)
 }
 
-/// Waits until the use may run under a node that is being acquired; `None` if the node is not kept any more.
+/// Waits until the use may run under a node that is being acquired, or is refused because the node is not kept any more. One
+/// that wants to hear of its wait returns once it waits for other uses instead.
 async fn wait_for_node(
     acquisition: &Acquisition,
     waits: &mut WaitingEntry,
     left: Option<Duration>,
-) -> Result<Option<KeptUse>, Error> {
+) -> Result<Joined<KeptUse, ()>, Error> {
     let (waiting, kept) = (Arc::clone(waits.waiting()), Arc::clone(waits.kept()));
     let on_wait = acquisition.options.on_wait.clone().map(OnWait::new);
     let granted = async {
-        let mut granted = std::pin::pin!(waits.granted());
-        if let Some(mut on_wait) = on_wait {
-            tokio::select! {
-                biased;
-                answer = &mut granted => return answer,
-                () = tell_of(&acquisition.handle, &waiting, &mut on_wait) => {}
-            }
+        let Some(mut on_wait) = on_wait else {
+            return Ok(waits.granted().await?.map_or(Joined::Refused, Joined::Runs));
+        };
+        let mut settled = pin!(waits.settled());
+        tokio::select! {
+            biased;
+            answer = &mut settled => return answer,
+            () = tell_of(&acquisition.handle, &waiting, &mut on_wait) => {}
         }
-        granted.await
+        settled.await
     };
     let answer = match left {
         None => granted.await,

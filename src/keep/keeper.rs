@@ -226,20 +226,33 @@ impl WaitingEntry {
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
     pub(crate) async fn granted(&mut self) -> Result<Option<KeptUse>, Error> {
-        poll_fn(|context| {
-            loop {
-                let Some(waiting) = &mut self.waiting else { return Poll::Ready(Ok(None)) };
-                match waiting.poll(context.waker()) {
-                    Poll::Ready(Some(used)) => return Poll::Ready(Ok(Some(used))),
-                    Poll::Ready(None) => {
-                        return Poll::Ready(self.entry.error.get().cloned().map_or(Ok(None), Err));
-                    }
-                    Poll::Pending if !waiting.is_granted && self.entry.advance() => {}
-                    Poll::Pending => return Poll::Pending,
-                }
+        poll_fn(|context| self.poll(context)).await
+    }
+
+    /// Waits until the use may run, or is refused, or waits for others under a node that is granted.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping the future.
+    pub(crate) async fn settled(&mut self) -> Result<Joined<KeptUse, ()>, Error> {
+        poll_fn(|context| match self.poll(context) {
+            Poll::Pending if self.waiting.as_ref().is_some_and(|it| it.is_granted) => {
+                Poll::Ready(Ok(Joined::Waits(())))
             }
+            answer => answer.map_ok(|used| used.map_or(Joined::Refused, Joined::Runs)),
         })
         .await
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<KeptUse>, Error>> {
+        loop {
+            let Some(waiting) = &mut self.waiting else { return Poll::Ready(Ok(None)) };
+            match waiting.poll(context.waker()) {
+                Poll::Ready(Some(used)) => return Poll::Ready(Ok(Some(used))),
+                Poll::Ready(None) => return Poll::Ready(self.entry.error.get().cloned().map_or(Ok(None), Err)),
+                Poll::Pending if !waiting.is_granted && self.entry.advance() => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::{join_all, select_all};
 
 use crate::error::error::Error;
-use crate::hold::changes::{Changes, states_of, worst_of};
+use crate::hold::changes::{Changes, GuardLife, states_of, worst_of};
 use crate::hold::tenure::{NodeData, Tenure};
 use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
@@ -48,12 +48,13 @@ pub struct MultiGuard {
     /// In the order in which they were taken, which is the order of their paths. Not empty, once all are taken.
     locks: Vec<Tenure>,
     first_loss: OnceLock<(String, Loss)>,
+    life: GuardLife,
 }
 
 impl MultiGuard {
     /// The guard of no lock yet.
     pub(crate) fn of_none() -> MultiGuard {
-        MultiGuard { locks: Vec::new(), first_loss: OnceLock::new() }
+        MultiGuard { locks: Vec::new(), first_loss: OnceLock::new(), life: GuardLife::default() }
     }
 
     /// Adds the next lock when it is granted, unless one of the earlier locks is lost before that.
@@ -157,7 +158,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        states_of(self.locks.iter().map(Tenure::node_and_session))
+        states_of(self.locks.iter().map(Tenure::node_and_session), self.life.ended())
     }
 
     /// Waits until the first of the locks is lost, and gives its directory and why it was lost. It answers before the

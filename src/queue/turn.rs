@@ -138,10 +138,19 @@ pub(crate) fn place_of(me: &Contender, queue: &[String]) -> (usize, usize) {
 
 /// The first waiter that `me`, a holder, keeps out.
 pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contender> {
-    let later = |other: &Slot| other.sequence > me.sequence() && other.mode.excludes(me.mode());
-    // A second node of the same owner, from a create whose answer was lost, is no waiter.
-    let later = in_order(me.dialect(), queue, |other| later(&other));
-    later.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| it.owner() != me.owner())
+    first_of_others(me, queue, |other| other.sequence > me.sequence() && other.mode.excludes(me.mode()))
+}
+
+/// The first waiter that `me`, who has left this queue with its permits, may keep out. The queue may have been made anew since,
+/// and begun its numbers again.
+pub(crate) fn first_in_queue(me: &Contender, queue: &[String]) -> Option<Contender> {
+    first_of_others(me, queue, |_| true)
+}
+
+/// A second node of the same owner, from a create whose answer was lost, is no waiter.
+fn first_of_others(me: &Contender, queue: &[String], is_wanted: impl Fn(Slot) -> bool) -> Option<Contender> {
+    let wanted = in_order(me.dialect(), queue, is_wanted);
+    wanted.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| it.owner() != me.owner())
 }
 
 /// All contenders in the order of arrival, each with its turn: [`as_seen`] for all of them, in one pass.

@@ -14,7 +14,7 @@ use crate::session::retry;
 use crate::sync::random;
 
 /// The longest pause before a look.
-const PAUSE_MAX: Duration = Duration::from_secs(600);
+pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
 
 /// How many nodes one transaction checks at most: it must stay far below ZooKeeper's limit of 1 MiB.
 const CHECKS_MAX: usize = 500;

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use futures_util::future::OptionFuture;
 use futures_util::stream::unfold;
 use tokio::sync::oneshot;
@@ -47,17 +48,22 @@ pub type ValueChanges<T> = Changes<Result<Arc<Stored<T>>, Error>>;
 /// Starts the watch, if it has not been started.
 pub(crate) fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
     store.follow();
-    let known = store.subscribe();
-    let before = known.borrow().gone();
-    let seeing = Seeing { store: Arc::clone(store), known, before, seen: before, begun: None };
-    Changes::of(unfold(seeing, |mut seeing| async { Some((seeing.next().await?, seeing)) }))
+    let (store, known) = (Arc::clone(store), store.subscribe());
+    let seeing = Seeing { store, known, is_new: true, before: 0, seen: 0, begun: None };
+    Changes::of(unfold(seeing, |mut seeing| async {
+        let next = seeing.next().await?;
+        seeing.is_new = false;
+        Some((next, seeing))
+    }))
 }
 
 /// What one caller has seen of the values.
 struct Seeing<T> {
     store: Arc<Store<T>>,
     known: watch::Receiver<Known<T>>,
-    /// The news of the last value that was gone before this caller came.
+    /// Nothing was given to this caller yet.
+    is_new: bool,
+    /// The news of the last value that was gone by then.
     before: u64,
     seen: u64,
     /// The initial value is being written, while there is none.
@@ -72,6 +78,9 @@ impl<T: Send + Sync + 'static> Seeing<T> {
         loop {
             let (news, is_unset, is_over) = {
                 let known = self.known.borrow_and_update();
+                if self.is_new {
+                    (self.before, self.seen) = (known.gone, self.seen.max(known.gone));
+                }
                 (known.news_after(self.seen), known.is_unset_since(self.before), known.over.is_some())
             };
             if !is_unset {
@@ -113,7 +122,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
     fn begin(&self) -> Option<Begun> {
         let payload = self.store.payload(&self.store.terms.initial.as_ref()?());
         let ((mut told, begun), node) = (oneshot::channel(), Arc::clone(&self.store.node));
-        let (mut known, before) = (self.known.clone(), self.before);
+        let (mut known, before) = (self.store.subscribe(), self.before);
         let write = async move {
             let write = async {
                 match payload {
@@ -125,7 +134,8 @@ impl<T: Send + Sync + 'static> Seeing<T> {
                 biased;
                 () = told.closed() => {}
                 // Who asked may be polled again much later.
-                _ = known.wait_for(|known| !known.is_unset_since(before)) => {}
+                // What is known must not be borrowed when the write is dropped.
+                () = known.wait_for(|known| !known.is_unset_since(before)).map(drop) => {}
                 error = write => drop(told.send(error)),
             }
         };

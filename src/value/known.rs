@@ -32,6 +32,8 @@ pub(crate) struct Known<T> {
     pub(crate) newest: Option<Arc<Seen<T>>>,
     /// Why the node's present content is no value.
     pub(super) trouble: Option<(u64, Error)>,
+    /// The news of the newest value if the node was seen without it since; 0 if there is none.
+    pub(super) gone: u64,
     /// Counts the news.
     pub(super) news: u64,
     /// The news of a commit of our own that no read has shown yet; 0 if there is none.
@@ -57,7 +59,7 @@ pub(crate) struct Seen<T> {
 
 impl<T> Default for Known<T> {
     fn default() -> Self {
-        Known { newest: None, trouble: None, news: 0, own: 0, lease: None, over: None }
+        Known { newest: None, trouble: None, gone: 0, news: 0, own: 0, lease: None, over: None }
     }
 }
 
@@ -81,12 +83,6 @@ impl<T> Known<T> {
         value.chain(trouble).find(|(news, _)| *news > seen)
     }
 
-    /// The news of the last value if the node does not hold it any more, nor another one.
-    pub(super) fn gone(&self) -> u64 {
-        let is_gone = self.trouble.as_ref().is_some_and(|(_, error)| error.value_error().is_some());
-        self.newest.as_ref().filter(|_| is_gone).map_or(0, |newest| newest.news)
-    }
-
     /// Whether there is no value, and none has come after these news.
     pub(super) fn is_unset_since(&self, before: u64) -> bool {
         let is_unset = |(_, error): &(u64, Error)| error.value_error() == Some(&ValueError::Unset);
@@ -97,6 +93,9 @@ impl<T> Known<T> {
         // The same error as before is no news.
         if self.trouble.as_ref().is_some_and(|(_, before)| before.to_string() == error.to_string()) {
             return false;
+        }
+        if error.value_error().is_some() {
+            self.gone = self.newest.as_ref().map_or(0, |newest| newest.news);
         }
         self.news += 1;
         self.trouble = Some((self.news, error));
@@ -110,6 +109,7 @@ impl<T> Known<T> {
     /// server that lags shows.
     pub(super) fn read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
+        self.gone = 0;
         if let Some(newest) = &self.newest {
             let since = version.wrapping_sub(newest.version);
             let is_older = czxid < newest.czxid || (czxid == newest.czxid && since < 0);

@@ -31,7 +31,8 @@ impl<T: Send + Sync + 'static> Live<T> {
     /// the disconnection, however long that lasts, and [`state`](Self::state) says so. It catches up after the reconnect,
     /// even if the session has ended. It goes back to an older value only if the ensemble does, as after a restore from a
     /// backup. Commits of this handle, and of its clones, are in it when they return. To a node that the same guard has made,
-    /// or that the copy has not read yet, they come with the watch, about a round trip later.
+    /// or that the copy has not read yet, and where the session has ended meanwhile, they come with the watch, about a round
+    /// trip later.
     ///
     /// If the node is deleted, or holds something that is no value, the last value stays, and `state` and
     /// [`changes`](Self::changes) say why. Only the first call after a change decodes the new bytes.

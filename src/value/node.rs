@@ -12,6 +12,7 @@ use crate::session::follow::PAUSE;
 use crate::session::loss::Loss;
 use crate::session::request::{Failure, Outcome};
 use crate::session::retry;
+use crate::session::second_look::PAUSE_MAX;
 use crate::value::codec::Form;
 use crate::value::envelope::{self, Envelope, Mark};
 
@@ -92,8 +93,10 @@ impl ValueNode {
     }
 
     /// Writes the first value under the lock, as a reader does that finds none; and again, should it be gone before the
-    /// caller has seen it and dropped this. Returns only what ends that.
+    /// caller has seen it and dropped this. A server may have missed it, so it is looked for ever more seldom. Returns only
+    /// what ends that.
     pub(crate) async fn begin_until_seen(&self, payload: &[u8]) -> Error {
+        let mut pause = PAUSE;
         loop {
             let attempt = async {
                 let guard = self.lock.read().await?;
@@ -104,8 +107,11 @@ impl ValueNode {
                 }
             };
             match attempt.await {
-                Ok(())
-                | Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. } | Error::Lost(_) | Error::Evicted(_)) => {
+                Ok(()) => {
+                    self.coordinator().sleep(pause).await;
+                    pause = PAUSE_MAX.min(2 * pause);
+                }
+                Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. } | Error::Lost(_) | Error::Evicted(_)) => {
                     self.coordinator().sleep(PAUSE).await;
                 }
                 Err(error) => return error,

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::memory::costs;
 use support::polled::*;
-use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
+use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok, task};
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Contender, Dialect, Error, Loss, Memory, Mode, RwLock};
+use zk_rwlock::{Contender, Dialect, Error, HoldState, Loss, Memory, Mode, RwLock};
 
 pub(crate) const DIRECTORY: &str = "/lock";
 
@@ -645,4 +645,23 @@ fn a_use_that_waits_in_the_same_process_contends() {
     assert!(contended.is_woken());
     let contender = assert_ready_ok!(contended.poll());
     assert!(guard.path().ends_with(contender.name()));
+}
+
+#[test]
+fn the_changes_of_a_guard_end_with_it_also_if_its_node_stays() {
+    for is_kept in [true, false] {
+        let zk = Memory::new();
+        let lock = if is_kept { keeping(&zk) } else { plain(&zk) };
+        let guard = read(&lock);
+        let other = (!is_kept).then(|| guard.share());
+        let mut changes = guard.changes();
+        assert_eq!(now(changes.next()), Some(HoldState::Held));
+        let mut next = task::spawn(changes.next());
+        assert_pending!(next.poll());
+        now(guard.release()).expect("held");
+        assert!(next.is_woken());
+        assert_eq!(assert_ready!(next.poll()), None);
+        assert_eq!(line(&zk), [Mode::Read]);
+        drop(other);
+    }
 }

@@ -110,6 +110,27 @@ async fn on_wait_hears_of_a_wait_for_a_use_of_the_same_process() {
     drop(guard);
 }
 
+#[test]
+fn on_wait_hears_of_it_when_the_shared_node_is_granted_to_another_use_of_the_same_process() {
+    let (_zk, kept, other) = two();
+    let holder = now(other.write().label("left before")).unwrap();
+    let mut first = writing(&kept);
+    assert_pending!(first.poll());
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell = Arc::clone(&told);
+    let waits = kept.write().on_wait(move |progress| tell.lock().unwrap().push(format!("{progress:?}")));
+    let mut second = task::spawn(waits.into_future());
+    assert_pending!(second.poll());
+    drop(holder);
+    let first = assert_ready_ok!(first.poll());
+    assert!(second.is_woken());
+    assert_pending!(second.poll());
+    let last = told.lock().unwrap().last().cloned().expect("it is told");
+    assert!(last.contains("~keep-WRITE-") && !last.contains("left before"), "{last}");
+    drop(first);
+    drop(assert_ready_ok!(second.poll()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_long_wait_for_a_use_of_the_same_process_is_warned_of() {
     let warnings = Warnings::default();

@@ -663,6 +663,25 @@ fn a_holder_is_told_only_of_who_finds_too_few_permits() {
 }
 
 #[test]
+fn a_holder_of_a_permit_learns_who_waits_also_when_the_empty_queue_was_removed() {
+    for is_asked_before in [true, false] {
+        let (zk, _other, a, b) = two(1);
+        let held = acquire(&a);
+        let mut contended = task::spawn(held.contended());
+        if is_asked_before {
+            assert!(contended.poll().is_pending());
+        }
+        zk.faults().reap_containers();
+        assert!(contended.poll().is_pending(), "it is held, and nobody waits");
+        let mut waits = acquiring(&b, 1);
+        assert_pending!(waits.poll());
+        let first = poll_up_to(&mut contended, 20).expect("it is woken");
+        assert!(matches!(&first, Poll::Ready(Ok(it)) if zk.children(QUEUE) == [it.name()]), "{first:?}");
+        assert!(held.is_held());
+    }
+}
+
+#[test]
 fn a_permit_that_belongs_to_another_session_is_no_grant() {
     let (zk, ..) = two(1);
     let (inner, shows, syncs) = (session(&zk), Mutex::default(), AtomicBool::new(false));

@@ -157,6 +157,8 @@ async fn an_initial_value_that_another_client_removes_before_it_was_seen_is_writ
         }
         None
     });
+    // So the copy looks as soon as the value is there, and not a moment later.
+    session(&zk).await.create(path, b"", Kind::Persistent).await.unwrap();
     let shared = Shared::builder(&line, path).initial(|| 7_u64).build().unwrap();
     let mut changes = shared.changes();
     assert_eq!(**soon("the first value", changes.next()).await.expect("never over").unwrap(), 7);

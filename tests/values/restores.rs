@@ -49,6 +49,29 @@ async fn a_copy_goes_back_with_an_ensemble_that_is_restored() {
 }
 
 #[tokio::test]
+async fn a_copy_goes_back_from_a_commit_of_its_own_that_it_has_never_read() {
+    let (zk, path) = (Memory::new(), "/restored");
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let hinders = Arc::clone(&is_lost);
+    let line = Hindered::new(&zk, move |asked| {
+        let loses = hinders.load(Ordering::Relaxed) && matches!(asked, Asked::Data(_));
+        loses.then(|| Failure::Unknown("lost".to_owned()))
+    });
+    let here = counter(&line, path);
+    write(&here, 20).await;
+    let backup = zk.faults().back_up();
+    let live = soon("the value", here.live()).await.unwrap();
+    let mut guard = soon("the lock", here.write()).await.unwrap();
+    *guard += 1;
+    is_lost.store(true, Ordering::Relaxed);
+    soon("the commit", guard.commit()).await.unwrap();
+    assert_eq!(**live.get(), 21);
+    zk.faults().restore(&backup);
+    is_lost.store(false, Ordering::Relaxed);
+    eventually("it goes back", || async { **live.get() == 20 }).await;
+}
+
+#[tokio::test]
 async fn a_copy_is_current_only_once_it_was_read_on_the_present_session() {
     let (zk, path) = (Memory::new(), "/current");
     write(&counter(&zk.connect(), path), 1).await;

@@ -18,7 +18,7 @@ use crate::terminal;
 /// How many texts may wait for whoever reads standard error.
 const UNREAD_MAX: usize = 1000;
 
-/// How long zklock waits at its end for whoever reads what it has said on the way.
+/// How long zklock waits for whoever reads what it says. No signal would end it meanwhile.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Whether this is a terminal that can do more than print one line after the other.
@@ -32,12 +32,12 @@ pub(crate) fn is_colourful() -> bool {
     is_screen(&io::stdout()) && !unwanted
 }
 
-/// Prints words for people, and waits for that. A failure is ignored: zklock goes on without a reader.
+/// Prints words for people, and waits a moment for that. A failure is ignored: zklock goes on without a reader.
 pub(crate) fn say(words: &str) {
-    say_in_passing(Duration::MAX, words);
+    say_in_passing(FAREWELL, words);
 }
 
-/// As [`say()`], and goes on after `limit` in any case: the words wait for a reader who does not read, and zklock does not.
+/// As [`say()`], and waits no longer than `limit`: the words wait for a reader who does not read, and zklock does not.
 pub(crate) fn say_in_passing(limit: Duration, words: &str) {
     // So they come before what is done next, if somebody reads them.
     wait_for(limit, format!("zklock: {words}\n"));

@@ -376,10 +376,12 @@ async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) 
         return Ok(());
     }
     let recorded = tokio::select! {
+        biased;
         // Also after a loss: the answer may still come, and the command does not run any more.
         recorded = once.done() => recorded,
-        signal = signals.next() => {
-            let problem = format!("the command has succeeded, and a signal came before that was recorded in {}", once.record());
+        signal = signals.next_ending() => {
+            let unknown = "a signal came before it was known whether that is recorded in";
+            let problem = format!("the command has succeeded, and {unknown} {}; unless it is, the command is run again", once.record());
             return Err(Exit::new(exit::by_signal(signal.as_raw()), problem));
         }
     };
@@ -449,7 +451,7 @@ async fn give_back(guard: Grip, zk: &ZooKeeper, connection: &Connection, signals
     tokio::select! {
         _ = tokio::time::timeout(limit, both) => {}
         // The user is in a hurry. The node goes with the session.
-        _ = signals.next() => {}
+        _ = signals.next_ending() => {}
     }
 }
 
@@ -458,7 +460,7 @@ async fn give_back(guard: Grip, zk: &ZooKeeper, connection: &Connection, signals
 async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
     tokio::select! {
         _ = tokio::time::timeout(FAREWELL, zk.close()) => {}
-        _ = signals.next() => {}
+        _ = signals.next_ending() => {}
     }
 }
 

@@ -44,6 +44,16 @@ impl Signals {
         }
     }
 
+    /// The next one that would end us. The others concern only a command, and none runs.
+    pub(crate) async fn next_ending(&mut self) -> Signal {
+        loop {
+            let signal = self.next().await;
+            if ENDING.contains(&signal) {
+                return signal;
+            }
+        }
+    }
+
     fn add(&self, signals: &[Signal]) -> Result<(), Exit> {
         let ignored = ignored();
         // A signal that nohup(1), or a shell without job control, had us ignore stays ignored, by the command too.

@@ -633,6 +633,19 @@ async fn where_nobody_reads_what_zklock_says_the_command_is_dead_before_the_next
     }
 }
 
+#[tokio::test]
+async fn zklock_ends_also_where_nobody_reads_why() {
+    let (_zk, lock) = server_lock("/zklock/unread-end").await;
+    let held = lock.write().await.expect("free");
+    let (unread, mut full) = std::io::pipe().expect("a pipe");
+    full.write_all(&vec![b'.'; fcntl_getpipe_size(&full).expect("a pipe has one")]).expect("there is room");
+    let mut command = zklock(&["-n", lock.path(), "true"]);
+    command.stderr(full);
+    assert_eq!(Running::start(command).ends().await.code, Some(1));
+    held.release().await.expect("held");
+    drop(unread);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_heeds_term_has_its_grace_and_the_loss_outranks_its_code() {
     let path = "/zklock/heeds";

@@ -155,6 +155,26 @@ async fn a_success_that_may_not_be_recorded_is_no_success() {
 }
 
 #[tokio::test]
+async fn a_signal_that_ends_nobody_does_not_end_the_wait_for_the_record_of_a_success() {
+    let proxy = Proxy::start(shared_server().address());
+    let (zk, lock) = server_lock("/zklock/once/resized").await;
+    let job = "echo ready; read line; true";
+    let mut command = zklock_on(&proxy.address(), &["--once-in", "50m", lock.path(), "-c", job]);
+    command.stdin(Stdio::piped());
+    let mut first = Running::start(command).ready().await;
+    proxy.black_hole_to_client();
+    drop(first.child.stdin.take());
+    eventually("it is recorded", || async { recorded(&zk, lock.path()).await.is_some() }).await;
+    for signal in [Signal::WINCH, Signal::TSTP, Signal::CONT] {
+        first.signal(signal);
+        let ended = tokio::time::timeout(Duration::from_millis(200), first.child.wait()).await;
+        assert!(ended.is_err(), "{signal:?}: {ended:?}");
+    }
+    proxy.heal();
+    assert_eq!(first.ends().await.code, Some(0));
+}
+
+#[tokio::test]
 async fn a_success_whose_record_is_not_confirmed_before_the_lock_is_lost_is_not_claimed() {
     for (name, arrives) in [("request", false), ("answer", true)] {
         let proxy = Proxy::start(shared_server().address());
