@@ -145,6 +145,10 @@ impl World {
     }
 
     fn change_hold(&mut self, i: usize, action: Action) {
+        if let Action::Release | Action::Unshare = action {
+            // The changes of a guard end with it.
+            self.listeners[i] = None;
+        }
         let actor = &mut self.actors[i];
         if let (Action::Share, Actor::Holding(Held::Reader(guards))) = (action, &mut *actor) {
             let shared = guards[0].share();
