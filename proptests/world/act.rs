@@ -35,6 +35,7 @@ impl World {
             Action::Drop => {
                 self.ledger.gives_up(&self.actors[i]);
                 self.actors[i] = Actor::Idle;
+                self.listeners[i] = None;
             }
             Action::Release | Action::Downgrade | Action::Share | Action::Unshare => self.change_hold(i, action),
             Action::Run => {
