@@ -17,7 +17,7 @@ use tokio_test::{assert_pending, assert_ready_ok};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-use zk_rwlock::coordinator::{Failure, Operation};
+use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
 use zk_rwlock::{CopyState, Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared};
 
 const PATH: &str = "/lock";
@@ -776,6 +776,21 @@ async fn what_a_server_does_not_show_is_looked_for_ever_more_seldom() {
         waiter.abort();
         assert_eq!(errors().len(), 9, "{:?}", errors());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_initial_value_that_a_server_does_not_show_is_written_ever_more_seldom() {
+    let (ours, theirs) = two();
+    let counter = |zk: &Hindered| Shared::builder(zk, PATH).initial(|| 7_u64).build().expect("valid");
+    let _session = ours.session_slot(0).await.expect("open");
+    ours.faults().freeze(format!("{PATH}/value"));
+    let _value = counter(&Hindered::new(&theirs, |_| None)).read().await.expect("free");
+    let (line, contenders) = Hindered::counting(&ours, |_| ());
+    let mut changes = counter(&line).changes();
+    // After 0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1,023, 1,623, 2,223 and 2,823 seconds.
+    let end = timeout(3_000 * SECOND, changes.next()).await;
+    assert!(end.is_err(), "{end:?}");
+    assert_eq!(contenders.now(), 14);
 }
 
 // Leaders.

@@ -44,6 +44,19 @@ impl Hindered {
         Hindered { memory: memory.clone(), hinder: Arc::new(hinder), upkeep: None }
     }
 
+    /// Hinders nothing, and counts the contenders that it creates. `first` happens before each, and is told how many there were.
+    pub fn counting(memory: &Memory, first: impl Fn(usize) + Send + Sync + 'static) -> (Hindered, Count) {
+        let count = Count::default();
+        let counted = count.clone();
+        let line = Hindered::new(memory, move |asked| {
+            if let Asked::Create(_, Kind::EphemeralSequential) = asked {
+                first(counted.one_more());
+            }
+            None
+        });
+        (line, count)
+    }
+
     /// Its session has this upkeep, which hears nothing of what happens to the session.
     pub fn with_upkeep(self, upkeep: &Arc<Upkeep>) -> Hindered {
         Hindered { upkeep: Some(Arc::clone(upkeep)), ..self }

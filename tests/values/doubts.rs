@@ -10,7 +10,7 @@ use zk_rwlock::error::ValueError;
 use zk_rwlock::{Error, Memory, Shared};
 
 use crate::checks::{bytes, counter, put, session, write};
-use support::hindered::{Asked, Count, Hindered};
+use support::hindered::{Asked, Hindered};
 use support::polled::{Lost, lose, now};
 use support::scene::soon;
 
@@ -166,14 +166,8 @@ async fn an_initial_value_that_another_client_removes_before_it_was_seen_is_writ
 
 #[tokio::test(start_paused = true)]
 async fn an_initial_value_that_has_come_is_not_written_again_while_nobody_asks_for_it() {
-    let (zk, path, contenders) = (Memory::new(), "/doubts", Count::default());
-    let counted = contenders.clone();
-    let line = Hindered::new(&zk, move |asked| {
-        if let Asked::Create(_, Kind::EphemeralSequential) = asked {
-            counted.one_more();
-        }
-        None
-    });
+    let (zk, path) = (Memory::new(), "/doubts");
+    let (line, contenders) = Hindered::counting(&zk, |_| ());
     let shared = Shared::builder(&line, path).initial(|| 7_u64).build().unwrap();
     let mut changes = shared.changes();
     let mut first = task::spawn(changes.next());
@@ -188,17 +182,13 @@ async fn an_initial_value_that_has_come_is_not_written_again_while_nobody_asks_f
 #[tokio::test(start_paused = true)]
 async fn an_initial_value_is_not_written_beside_foreign_bytes_and_is_once_they_are_gone() {
     for is_polled in [true, false] {
-        let (zk, path, contenders) = (Memory::new(), "/doubts", Count::default());
-        let (counted, stranger) = (contenders.clone(), zk.connect());
-        let line = Hindered::new(&zk, move |asked| {
-            if let Asked::Create(_, Kind::EphemeralSequential) = asked {
-                // Before there is a lock.
-                if counted.now() == 0 {
-                    now(put(&stranger, path, b"a stranger's"));
-                }
-                counted.one_more();
+        let (zk, path) = (Memory::new(), "/doubts");
+        let stranger = zk.connect();
+        let (line, contenders) = Hindered::counting(&zk, move |before| {
+            // Before there is a lock.
+            if before == 0 {
+                now(put(&stranger, path, b"a stranger's"));
             }
-            None
         });
         let shared = Shared::builder(&line, path).initial(|| 7_u64).build().unwrap();
         let mut changes = shared.changes();
