@@ -19,6 +19,10 @@ impl World {
         if may_put_out(action) {
             self.forget_queue();
         }
+        if let Action::Drop | Action::Release | Action::Unshare = action {
+            // The changes of a guard end with it.
+            self.listeners[i] = None;
+        }
         match action {
             Action::Read | Action::Write | Action::ReadBriefly | Action::WriteBriefly => self.ask(i, action),
             Action::TryRead | Action::TryWrite | Action::Update => self.ask(i, action),
@@ -35,7 +39,6 @@ impl World {
             Action::Drop => {
                 self.ledger.gives_up(&self.actors[i]);
                 self.actors[i] = Actor::Idle;
-                self.listeners[i] = None;
             }
             Action::Release | Action::Downgrade | Action::Share | Action::Unshare => self.change_hold(i, action),
             Action::Run => {
@@ -146,10 +149,6 @@ impl World {
     }
 
     fn change_hold(&mut self, i: usize, action: Action) {
-        if let Action::Release | Action::Unshare = action {
-            // The changes of a guard end with it.
-            self.listeners[i] = None;
-        }
         let actor = &mut self.actors[i];
         if let (Action::Share, Actor::Holding(Held::Reader(guards))) = (action, &mut *actor) {
             let shared = guards[0].share();

@@ -118,7 +118,10 @@ async fn enter(
             true => Box::pin(wait_for_others(acquisition, &mut waits, left())).await,
             false => match Box::pin(wait_for_node(acquisition, &mut waits, left())).await? {
                 Joined::Runs(used) => Ok(Some(used)),
-                Joined::Waits(()) => Box::pin(wait_for_others(acquisition, &mut waits, left())).await,
+                Joined::Waits(()) => {
+                    joined = Joined::Waits(waits);
+                    continue;
+                }
                 Joined::Refused => Ok(None),
             },
         };

@@ -133,8 +133,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
             tokio::select! {
                 biased;
                 () = told.closed() => {}
-                // Who asked may be polled again much later.
-                // What is known must not be borrowed when the write is dropped.
+                // Who asked may be polled again much later. What is known must not be borrowed when the write is dropped.
                 () = known.wait_for(|known| !known.is_unset_since(before)).map(drop) => {}
                 error = write => drop(told.send(error)),
             }
