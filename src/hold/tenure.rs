@@ -24,6 +24,8 @@ use crate::validation;
 
 /// A ticket, and what belongs to it once it is granted. The ticket is given back when the hold is dropped.
 pub(crate) struct Tenure {
+    /// Dropped first: the hold ends before its node does.
+    holding: Mutex<Holding>,
     ticket: Ticket,
     position: Arc<Position>,
     /// Where it stands since a downgrade, or since its place was exchanged for a permit.
@@ -31,7 +33,6 @@ pub(crate) struct Tenure {
     /// The directory of the lock, or of the semaphore.
     directory: Arc<str>,
     data: Vec<u8>,
-    holding: Mutex<Holding>,
     /// Keeps the coordinator alive: its last user closes the sessions, and that may be a hold.
     _coordinator: Arc<dyn Coordinator>,
 }
@@ -49,7 +50,7 @@ impl Tenure {
         let (position, holding) = (ticket.position()?, Mutex::default());
         let (directory, _coordinator) = (Arc::clone(directory), Arc::clone(coordinator));
         let moved = OnceLock::new();
-        Some(Box::new(Tenure { ticket, position, moved, directory, data, holding, _coordinator }))
+        Some(Box::new(Tenure { holding, ticket, position, moved, directory, data, _coordinator }))
     }
 
     /// The lock was granted. `holding` ends with the hold.

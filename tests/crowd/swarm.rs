@@ -316,6 +316,7 @@ async fn do_once(world: &World, client: &Client, mut dice: Seeded, end: Instant)
         let limit = Duration::from_millis(20 + dice.below(3_000));
         let acquisition = async { lock.write().timeout(limit).once_in(Duration::from_millis(50)).await };
         if let Some(Some(guard)) = acquired(world, "once", acquisition, &mut dice).await {
+            let guard = world.history.granted(guard, &client.name);
             match timeout(PATIENCE, guard.done()).await {
                 Ok(Ok(())) => world.saw("once: done"),
                 Ok(Err(error)) => world.failed("done", &error),
@@ -332,6 +333,7 @@ async fn lead(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         let leads = Duration::from_millis(dice.below(50));
         let work = |term: Term| async move {
+            let term = world.history.granted(term, &client.name);
             let written = timeout(PATIENCE, term.transaction().set(LEDGER, term.number().to_string()).commit()).await;
             sleep(leads).await;
             written
@@ -578,7 +580,8 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     world.clients.iter_mut().for_each(|client| client.locks.clear());
     nothing_is_left(&world).await;
     eventually("all waits end", async || trace::waits(&TRACED) == 0).await;
-    replayed(&traced(&world), &replay);
+    let steps = ["Enter", "List", "See", "Release", "UseAgain", "Commit", "Downgrade", "Expire"];
+    replayed(&traced(&world), &steps, &replay);
     assert!(holds.len() as u64 > 2 * CLIENTS, "only {} grants prove little: {replay}", holds.len());
     for client in &world.clients {
         client.zk.close().await;

@@ -13,8 +13,8 @@ use support::txn_log::{Op as Write, Txn};
 use support::wire::{Op, Proxy};
 use zk_rwlock::{Mode, RwLock, Semaphore, ZooKeeper};
 
-/// Replays a swarm's run. What it did wrong is told with the line that repeats the swarm.
-pub(super) fn replayed(run: &Run, replay: &str) {
+/// Replays a swarm's run, in which each of these steps must occur. What it did wrong is told with the line that repeats the swarm.
+pub(super) fn replayed(run: &Run, steps: &[&str], replay: &str) {
     let verdict = judge(run);
     println!("{} transactions and {} events replayed: {:?}", run.log.len(), run.events.len(), verdict.seen);
     let faults = &verdict.faults;
@@ -24,6 +24,12 @@ pub(super) fn replayed(run: &Run, replay: &str) {
         faults.len(),
         faults[..faults.len().min(10)].join("\n")
     );
+    let missing: Vec<_> = steps.iter().filter(|step| !verdict.seen.contains_key(**step)).collect();
+    assert!(missing.is_empty(), "no {missing:?} in {:?}: {replay}", verdict.seen);
+    let is_used =
+        |path: &&String| run.events.iter().any(|event| event.what == What::Got && event.path.starts_with(*path));
+    let unused: Vec<_> = run.paths.iter().filter(|path| !is_used(path)).collect();
+    assert!(unused.is_empty(), "nobody got {unused:?}: {replay}");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -222,6 +228,17 @@ fn hand_off(run: &Run) -> (usize, Txn) {
     (at, by.expect("it was handed over").clone())
 }
 
+/// The transactions by which the contender came and went that was never granted the lock.
+fn gave_up(run: &Run) -> (Txn, Txn) {
+    let told: Vec<i64> = run.events.iter().map(|event| event.token).collect();
+    let created = |path: &str| {
+        let creates = |op: &Write| matches!(op, Write::Create { path: it, .. } if it == path);
+        run.log.iter().find(|txn| txn.ops.iter().any(creates))
+    };
+    let mut left = run.log.iter().filter_map(|txn| Some((created(left(txn, PATH)?)?.clone(), txn.clone())));
+    left.find(|(created, _)| !told.contains(&created.zxid)).expect("one gave up")
+}
+
 fn find(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> &mut Txn {
     run.log.iter_mut().find(|txn| wanted(txn)).expect("the scene has such a transaction")
 }
@@ -294,16 +311,21 @@ fn a_grant_of_another_contenders_token_is_found() {
 }
 
 #[test]
+fn a_grant_of_one_that_never_came_to_its_turn_is_found() {
+    is_found(|run| {
+        let (created, left_by) = gave_up(run);
+        let path = left(&left_by, PATH).expect("it left");
+        let at = hand_off(run).0;
+        run.events[at].token = created.zxid;
+        run.events[at].sequence = path[path.len() - 10..].parse().expect("a number");
+        words(["Grant", &at_zxid(&created), path, "it was never its turn"])
+    });
+}
+
+#[test]
 fn a_signal_by_a_waiter_is_found() {
     is_found(|run| {
-        let told: Vec<i64> = run.events.iter().map(|event| event.token).collect();
-        let created = |path: &str| {
-            let creates = |op: &Write| matches!(op, Write::Create { path: it, .. } if it == path);
-            run.log.iter().find(|txn| txn.ops.iter().any(creates)).map(|txn| txn.zxid)
-        };
-        let gave_up =
-            |txn: &&Txn| left(txn, PATH).is_some_and(|path| created(path).is_some_and(|zxid| !told.contains(&zxid)));
-        let zxid = run.log.iter().find(gave_up).expect("one gave up").zxid;
+        let zxid = gave_up(run).1.zxid;
         let txn = find(run, |txn| txn.zxid == zxid);
         let path = left(txn, PATH).expect("it left").to_owned();
         txn.ops.insert(0, Write::Set { path: path.clone(), data: Vec::new() });
@@ -373,15 +395,43 @@ fn an_ask_by_one_who_is_behind_no_kept_node_is_found() {
 }
 
 #[test]
+fn a_second_ask_of_one_contender_is_found() {
+    is_found(|run| {
+        run.operators.remove(PATH);
+        let asks = |txn: &Txn| matches!(&txn.ops[..], [Write::Set { path, .. }] if path == PATH);
+        let first = find(run, asks).clone();
+        then(run, &first, first.ops.clone());
+        words(["Ask", PATH, &at_zxid(&first), "each once"])
+    });
+}
+
+#[test]
+fn a_second_node_whose_excuse_comes_later_is_found() {
+    second_node_is_found(|run, txn, owner| {
+        let excuse = run.events.iter().find(|event| event.what == What::Missed && event.path == PATH);
+        let at = txn.time + run.leeway + 10 * MILLISECOND;
+        let excuse = Event { at, how: owner.to_owned(), ..excuse.expect("a request was lost").clone() };
+        run.events.push(excuse);
+    });
+}
+
+#[test]
 fn a_second_node_of_a_contender_that_stands_is_found() {
+    second_node_is_found(|_, _, _| {});
+}
+
+/// `excuse` is told which transaction it is, and of whom.
+fn second_node_is_found(excuse: impl FnOnce(&mut Run, &Txn, &str)) {
     is_found(|run| {
         let (at, by) = hand_off(run);
         let (token, holder) = (run.events[at].token, left(&by, PATH).expect("it left").to_owned());
         let txn = find(run, |txn| txn.zxid == token);
         let Some(Write::Create { path, .. }) = txn.ops.first_mut() else { panic!("{txn:?}") };
         *path = format!("{}{}", &holder[..holder.len() - 10], &path[path.len() - 10..]);
-        let path = path.clone();
-        words(["Enter", &path, &at_zxid(txn), "has a node already"])
+        let (path, txn) = (path.clone(), txn.clone());
+        let owner = holder.rsplit_once("-WRITE-").expect("a writer handed over").0;
+        excuse(run, &txn, owner.strip_prefix(&format!("{PATH}/")).expect("its node"));
+        words(["Enter", &path, &at_zxid(&txn), "has a node already"])
     });
 }
 
@@ -422,6 +472,16 @@ fn a_downgrade_that_changes_its_number_is_found() {
 }
 
 #[test]
+fn a_downgrade_of_a_reader_is_found() {
+    is_found(|run| {
+        let txn = find(run, |txn| left(txn, PATH).is_some_and(|path| path.contains("-READ-")));
+        let path = left(txn, PATH).expect("it left").to_owned();
+        txn.ops.insert(0, Write::Create { path: path.clone(), data: Vec::new(), ephemeral: true });
+        words(["Downgrade", &path, &at_zxid(txn), "only a writer becomes a reader"])
+    });
+}
+
+#[test]
 fn a_downgrade_on_another_session_is_found() {
     is_found(|run| {
         let txn = find(run, downgrades);
@@ -436,6 +496,17 @@ fn a_commit_under_anothers_node_is_found() {
         let txn = find(run, |txn| matches!(txn.ops[..], [Write::Check { .. }, Write::Create { .. }]));
         txn.session += 1;
         words(["Commit", PATH, &at_zxid(txn), "another session's"])
+    });
+}
+
+#[test]
+fn a_commit_of_a_waiter_is_found() {
+    is_found(|run| {
+        let (created, left_by) = gave_up(run);
+        let path = left(&left_by, PATH).expect("it left").to_owned();
+        let sets = Write::Set { path: "/traced-value".to_owned(), data: b"2".to_vec() };
+        then(run, &created, vec![Write::Check { path: path.clone() }, sets]);
+        words(["Commit", &path, &at_zxid(&created), "only a holder commits"])
     });
 }
 
@@ -510,8 +581,57 @@ fn hold<'r>(run: &'r mut Run, host: &str, mode: Mode) -> &'r mut Hold {
     run.holds.iter_mut().find(|hold| hold.host == host && hold.mode == mode).expect("it held")
 }
 
+/// The event by which the hold of this token ended.
+fn released(run: &mut Run, token: i64) -> &mut Event {
+    let is_it = |event: &&mut Event| event.what == What::Released && event.token == token;
+    run.events.iter_mut().find(is_it).expect("it was given back")
+}
+
 #[test]
-fn a_loss_that_is_not_told_is_found() {
+fn a_loss_that_no_event_tells_of_is_found() {
+    is_found(|run| {
+        let Hold { node, token, .. } = hold(run, "lost", Mode::Write).clone();
+        run.events.retain(|event| event.what != What::Lost || event.path != node);
+        released(run, token).at += SHORT;
+        let session = find(run, |txn| txn.zxid == token).session;
+        let ended = at_zxid(find(run, |txn| txn.session == session && txn.ops == [Write::End]));
+        words(["Hold", &node, "told of no loss", &format!("had left at zxid {ended}"), "Expired"])
+    });
+}
+
+#[test]
+fn a_hold_that_goes_on_after_its_node_has_left_is_found() {
+    is_found(|run| {
+        let Hold { node, token, .. } = hold(run, "one", Mode::Write).clone();
+        let gone = find(run, |txn| left(txn, PATH) == Some(&node)).clone();
+        released(run, token).at = gone.time + run.leeway + 2 * MILLISECOND;
+        words(["Hold", &node, "told of no loss", &format!("had left at zxid {}", at_zxid(&gone)), "Signalled"])
+    });
+}
+
+#[test]
+fn a_hold_before_ones_turn_is_found() {
+    is_found(|run| {
+        let (at, by) = hand_off(run);
+        let (token, from) = (run.events[at].token, by.time - run.leeway - MILLISECOND);
+        let early = run.holds.iter_mut().find(|hold| hold.token == token).expect("it held");
+        early.from = from;
+        let node = early.node.clone();
+        words(["Hold", &node, &format!("it began before zxid {}", at_zxid(&by))])
+    });
+}
+
+#[test]
+fn a_hold_without_a_node_is_found() {
+    is_found(|run| {
+        let hold = hold(run, "one", Mode::Write);
+        hold.node.push('9');
+        words(["Hold", &hold.node, &format!("token {:#x}", hold.token), "no transaction has created its node"])
+    });
+}
+
+#[test]
+fn a_guard_that_says_held_after_its_loss_is_found() {
     is_found(|run| {
         let end = hold(run, "next", Mode::Write).from;
         let lost = hold(run, "lost", Mode::Write);

@@ -36,7 +36,7 @@ fn all_rounds_are_there_and_none_of_ours_held_beside_another_unless_its_node_was
 }
 
 #[test]
-fn a_round_of_ours_that_holds_on_or_loses_for_nobody_is_refused() {
+fn a_round_of_ours_that_holds_on_is_told_late_or_loses_for_nobody_is_refused() {
     let is_refused = |fault: &str, falsify: &dyn Fn(&mut Round)| {
         let mut rounds = rounds();
         falsify(rounds.iter_mut().find(|it| it.fault == fault && it.library == results::OURS).expect("it is there"));
@@ -44,6 +44,10 @@ fn a_round_of_ours_that_holds_on_or_loses_for_nobody_is_refused() {
     };
     assert!(is_refused(results::DELETED, &|round| round.denied_from = None));
     assert!(is_refused(results::DELETED, &|round| round.held_until += 2000.0));
+    for fault in [results::BLACK_HOLE, results::PAUSE] {
+        assert!(is_refused(fault, &|round| round.signal = None));
+        assert!(is_refused(fault, &|round| round.lost = Some(round.end)));
+    }
     for fault in [results::CUT, results::BREAK] {
         assert!(!is_refused(fault, &|_| {}));
         assert!(is_refused(fault, &|round| round.lost = Some(1.0)));

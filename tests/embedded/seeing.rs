@@ -5,6 +5,7 @@ use std::fmt::{Debug, Write};
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use support::hindered::{Asked, Hindered};
@@ -267,6 +268,39 @@ fn spans_and_events_have_the_right_parent_and_none_is_entered_in_a_wait() {
     assert_eq!(log.inside("DEBUG message=not granted"), ["acquire"]);
     assert_eq!((log.innermost(), log.open_spans()), (None, 0));
     assert!(Span::current().is_none());
+}
+
+/// Notes, whenever it is woken, whether the hold had ended by then.
+struct Sees {
+    log: Log,
+    had_ended: Mutex<Vec<bool>>,
+}
+
+impl Wake for Sees {
+    fn wake(self: Arc<Self>) {
+        let has_ended = self.log.0.lines.lock().expect("no panic").iter().any(|line| line.starts_with("hold"));
+        self.had_ended.lock().expect("no panic").push(has_ended);
+    }
+}
+
+#[test]
+fn a_hold_ends_before_its_node_leaves_also_if_its_guard_is_dropped() {
+    let (zk, lock) = prepared();
+    let other = open(&zk.connect());
+    let (log, _guard) = Log::start();
+    for is_dropped in [false, true] {
+        let guard = now(lock.write()).expect("free");
+        let sees = Arc::new(Sees { log: log.clone(), had_ended: Mutex::default() });
+        let mut next = std::pin::pin!(other.write().into_future());
+        assert_pending!(next.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&sees)))));
+        drop(log.lines());
+        if is_dropped {
+            drop(guard);
+        } else {
+            now(guard.release()).expect("held");
+        }
+        assert_eq!(sees.had_ended.lock().expect("no panic").first(), Some(&true), "dropped: {is_dropped}");
+    }
 }
 
 #[test]

@@ -4,3 +4,4 @@ mod history;
 mod lease_model;
 mod model;
 mod protocol;
+mod walks;

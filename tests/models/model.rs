@@ -12,7 +12,7 @@ use zk_rwlock::Mode;
 use crate::protocol::{Action, Asking, Protocol, Role, Signals};
 
 /// Every company of so many contenders, in one order: the search tries all orders of arrival.
-fn companies(size: usize, roles: &[Role]) -> Vec<Vec<Role>> {
+pub(super) fn companies(size: usize, roles: &[Role]) -> Vec<Vec<Role>> {
     if size == 0 {
         return vec![Vec::new()];
     }
@@ -23,11 +23,11 @@ fn companies(size: usize, roles: &[Role]) -> Vec<Vec<Role>> {
     (0..roles.len()).flat_map(begins).collect()
 }
 
-const PLAIN: [Role; 2] = [(Mode::Read, false), (Mode::Write, false)];
-const ALL: [Role; 4] = [(Mode::Read, false), (Mode::Write, false), (Mode::Read, true), (Mode::Write, true)];
+pub(super) const PLAIN: [Role; 2] = [(Mode::Read, false), (Mode::Write, false)];
+pub(super) const ALL: [Role; 4] = [(Mode::Read, false), (Mode::Write, false), (Mode::Read, true), (Mode::Write, true)];
 
 /// The right protocol, with every fault.
-fn of(companies: Vec<Vec<Role>>) -> Protocol {
+pub(super) fn of(companies: Vec<Vec<Role>>) -> Protocol {
     let expiries = usize::MAX;
     let (signals, asking) = (Signals::HoldingWriters, Asking::Right);
     Protocol { companies, signals, asking, loses_answers: true, expiries, operators: 0 }

@@ -49,32 +49,32 @@ const AGAIN: u8 = 1;
 pub(super) struct State {
     next_sequence: u32,
     /// The version of the directory's data.
-    version: u8,
+    pub(super) version: u8,
     operators: u8,
     expired: usize,
     /// What is in the directory, as the quorum knows it.
-    nodes: Vec<Node>,
-    members: Vec<Member>,
+    pub(super) nodes: Vec<Node>,
+    pub(super) members: Vec<Member>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Node {
+pub(super) struct Node {
     owner: usize,
-    mode: Mode,
-    sequence: u32,
+    pub(super) mode: Mode,
+    pub(super) sequence: u32,
     keeps: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Member {
+pub(super) struct Member {
     mode: Mode,
-    step: Step,
+    pub(super) step: Step,
     /// Decides what it does, from its node on until it holds.
     waiter: Option<Waiter<Contender>>,
     /// The server has given its session up; it does not know yet.
     expired: bool,
     /// Events that the server has sent and the member has not seen, in their order, with the node they are about.
-    events: Vec<(Node, Event)>,
+    pub(super) events: Vec<(Node, Event)>,
     /// It keeps its node between uses.
     keeps: bool,
     again: u8,
@@ -96,7 +96,7 @@ enum Watching {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Step {
+pub(super) enum Step {
     Outside,
     /// The answer to its create was lost; it does not know whether there is a node.
     Unsure,
@@ -111,7 +111,7 @@ enum Step {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Event {
+pub(super) enum Event {
     Changed,
     Deleted,
 }
@@ -143,7 +143,7 @@ pub(super) enum Action {
 
 impl Action {
     /// Whether it happens in the end, whatever else does.
-    fn is_due(self) -> bool {
+    pub(super) fn is_due(self) -> bool {
         let free =
             matches!(self, Action::UseAgain(_) | Action::GiveUp(_) | Action::Downgrade(_) | Action::OperatorAsks);
         !free && !matches!(self, Action::Cancel(_) | Action::Expire(_))
@@ -181,7 +181,7 @@ impl Member {
 }
 
 impl Node {
-    fn contender(self) -> Contender {
+    pub(super) fn contender(self) -> Contender {
         let mode = if self.mode == Mode::Read { "READ" } else { "WRITE" };
         let keep = if self.keeps { "~keep" } else { "" };
         let name = format!("h~{}{keep}-{mode}-{:010}", self.owner, self.sequence);

@@ -339,5 +339,6 @@ fn no_garbled_frame_hangs_a_call_leaves_a_node_or_makes_two_holders() {
     println!("{} events replayed: {:?}", run.events.len(), verdict.seen);
     assert_eq!(verdict.faults, Vec::<String>::new(), "FUZZ_SEED={seed}");
     assert!(updates > 0 || ended == cases, "no update was done");
+    assert!(verdict.seen.contains_key("Release") || ended == cases, "nothing to replay: {:?}", verdict.seen);
     assert!(ended < cases || cases <= 4 * AT_ONCE, "no case was seen to its end");
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use zk_rwlock::{Mode, Permit, ReadGuard, WriteGuard};
+use zk_rwlock::{Mode, OnceGuard, Permit, ReadGuard, Term, WriteGuard};
 
 use super::trace;
 
@@ -73,6 +73,8 @@ macro_rules! guard {
 
 guard!(ReadGuard, Mode::Read);
 guard!(WriteGuard, Mode::Write);
+guard!(OnceGuard, Mode::Write);
+guard!(Term, Mode::Write);
 // Holders of permits hold together, as readers do. How many, `overdrawn` counts.
 guard!(Permit, Mode::Read);
 

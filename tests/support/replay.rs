@@ -21,6 +21,10 @@ pub const MILLISECOND: Duration = Duration::from_millis(1);
 /// What a server says to a create of what is there.
 const NODE_EXISTS: i32 = -110;
 
+/// How long after the end of its session a holder may give back what it was not told to have lost: it may be about to hear of
+/// it, and the machine may be busy.
+const ABOUT_TO_HEAR: Duration = Duration::from_secs(2);
+
 /// What is known of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
@@ -168,6 +172,10 @@ struct Queue {
     next: i64,
     /// The sessions that may ask, until one does: an ask whose answer was lost is sent again, also when its contender has left.
     may_ask: HashSet<i64>,
+    /// The nodes whose contenders might ask at some time. Each does once at most, and which one it was is not written.
+    might_ask: HashSet<usize>,
+    /// The sessions that have asked, as often as they did.
+    asked: Vec<i64>,
 }
 
 #[derive(Debug, Default)]
@@ -189,6 +197,8 @@ struct Replay<'r> {
     guards: HashMap<String, String>,
     /// When the contender with a node of this token was first told that it holds.
     told: HashMap<i64, Duration>,
+    /// The nodes whose holders were told of their loss.
+    lost: HashSet<&'r str>,
     verdict: Verdict,
 }
 
@@ -203,6 +213,7 @@ pub fn judge(run: &Run) -> Verdict {
         semaphores: HashMap::new(),
         guards: HashMap::new(),
         told: HashMap::new(),
+        lost: run.events.iter().filter(|it| it.what == What::Lost).map(|it| &*it.path).collect(),
         verdict: Verdict::default(),
     };
     for event in run.events.iter().filter(|event| matches!(event.what, What::Granted | What::Got)) {
@@ -389,6 +400,7 @@ impl Replay<'_> {
                 queue.live.iter().map(|other| &self.nodes[*other]).filter(|it| it.name.is_before(&me.name));
             if before.clone().any(|it| it.name.keeps) {
                 queue.may_ask.insert(me.session);
+                queue.might_ask.insert(*at);
             }
             if me.turn.is_none() && before.next().is_none() {
                 self.nodes[*at].turn = Some((txn.zxid, txn.time, left));
@@ -480,12 +492,15 @@ impl Replay<'_> {
                 self.refuse(txn, "Set", node.shown(), "nobody writes to a node that stays");
             }
         } else if let Some(queue) = self.queues.get_mut(path) {
-            let may = queue.may_ask.contains(&txn.session);
+            let contenders = queue.might_ask.iter().filter(|at| self.nodes[**at].session == txn.session).count();
+            let asked = queue.asked.iter().filter(|session| **session == txn.session).count();
+            let may = queue.may_ask.contains(&txn.session) && asked < contenders;
             queue.may_ask.clear();
+            queue.asked.push(txn.session);
             self.look(txn, path, None);
             self.saw(if may { "Ask" } else { "OperatorAsks" });
             if !may && !self.run.operators.contains(path) {
-                self.refuse(txn, "Ask", path, "only a contender behind a kept node asks");
+                self.refuse(txn, "Ask", path, "only a contender behind a kept node asks, and each once");
             }
         } else if let Some(number) = number(data) {
             self.semaphores.entry(path.to_owned()).or_default().number = Some(number);
@@ -555,6 +570,7 @@ impl Replay<'_> {
 
     fn judge_events(&mut self) {
         let mut open: BTreeMap<u64, &Event> = BTreeMap::new();
+        let mut held: BTreeMap<u64, &Event> = BTreeMap::new();
         let mut used: HashSet<i64> = HashSet::new();
         for event in &self.run.events {
             match (event.what, &*event.how) {
@@ -564,7 +580,14 @@ impl Replay<'_> {
                         *asked = event;
                     }
                 }
-                (What::Ended, _) => _ = open.remove(&event.who),
+                // Of a process that was killed, this ends all.
+                (What::Ended, _) => _ = (open.remove(&event.who), held.remove(&event.who)),
+                (What::Holds, _) => _ = held.insert(event.who, event),
+                (What::Released, _) => {
+                    if let Some(begun) = held.remove(&event.who) {
+                        self.judge_end(begun, event.at);
+                    }
+                }
                 (What::Granted, how) => {
                     self.saw("List");
                     if how != "at once" {
@@ -591,6 +614,9 @@ impl Replay<'_> {
                 (What::GivenUp, "idle" | "closed" | "replaced") => self.saw("GiveUp"),
                 (What::GivenUp | What::Lost, _) => {}
             }
+        }
+        for begun in held.into_values() {
+            self.judge_end(begun, Duration::MAX);
         }
         for event in open.into_values() {
             let last = self.run.log.last().map_or(0, |txn| txn.zxid);
@@ -635,6 +661,38 @@ impl Replay<'_> {
             },
         };
         self.verdict.faults.extend(fault);
+    }
+
+    /// A hold ends before its node leaves, unless its owner is told of the loss.
+    fn judge_end(&mut self, begun: &Event, until: Duration) {
+        let Event { path, mode, sequence, token, .. } = begun;
+        let nodes = self.of_token(path, *token);
+        let is_it = |node: &&&Node| {
+            let is_of_mode = (node.name.mode == Mode::Write) == (mode == "WRITE");
+            permit(&node.path).is_some() || (node.name.sequence == *sequence && is_of_mode)
+        };
+        let Some((node, (zxid, time, how))) = nodes.iter().rfind(is_it).and_then(|node| Some((node, node.left?)))
+        else {
+            return;
+        };
+        let ends = |txn: &&Txn| txn.session == node.session && txn.ops == [Op::End];
+        let is_late = match how {
+            // The answer comes later, and the hold goes on by the other node.
+            Left::Downgraded => false,
+            Left::Expired | Left::Evicted => {
+                let ended = self.run.log.iter().find(ends);
+                ended.is_some_and(|txn| until > self.latest(txn.time) + ABOUT_TO_HEAR)
+            }
+            Left::Signalled | Left::Deleted | Left::Exchanged => until > self.latest(time),
+        };
+        if is_late && !nodes.iter().any(|node| self.lost.contains(&*node.path)) {
+            let fault = format!(
+                "Hold of {path} {mode} number {sequence}, token and zxid {token:#x}, {}: its owner gave it back at {until:?} and was \
+                 told of no loss, but its node had left at zxid {zxid:#x}, proposed at {time:?}, {how:?}",
+                node.shown()
+            );
+            self.verdict.faults.push(fault);
+        }
     }
 
     /// Whom a contender stayed behind that was granted nevertheless.

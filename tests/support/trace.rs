@@ -30,6 +30,10 @@ pub enum What {
     Got,
     /// The acquisition has ended: by its grant, or without.
     Ended,
+    /// A hold begins, by the node of this token.
+    Holds,
+    /// It has ended: its owner gave it back.
+    Released,
     /// The holder was told that it has lost the lock. The path is the node's.
     Lost,
     /// The answer to a create was lost, and the node found.
@@ -40,12 +44,14 @@ pub enum What {
     GivenUp,
 }
 
-const ALL: [What; 9] = [
+const ALL: [What; 11] = [
     What::Asked,
     What::Created,
     What::Granted,
     What::Got,
     What::Ended,
+    What::Holds,
+    What::Released,
     What::Lost,
     What::Found,
     What::Missed,
@@ -56,7 +62,7 @@ const ALL: [What; 9] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub at: Duration,
-    /// One number for all events of an acquisition.
+    /// One number for all events of an acquisition, and one for both of a hold.
     pub who: u64,
     pub what: What,
     pub path: String,
@@ -185,7 +191,8 @@ pub fn recorded(paths: &[&str]) -> Vec<Event> {
 
 /// How many acquisitions are under way on the paths that begin so.
 pub fn waits(paths: &[&str]) -> usize {
-    let is_wanted = |open: &&Open| paths.iter().any(|path| open.event.path.starts_with(path));
+    let is_wanted =
+        |open: &&Open| open.event.what == What::Asked && paths.iter().any(|path| open.event.path.starts_with(path));
     book().spans.values().filter(is_wanted).count()
 }
 
@@ -251,11 +258,13 @@ fn event(what: What, who: u64) -> Event {
 
 impl Subscriber for Recorder {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("zk_rwlock") && (metadata.is_event() || metadata.name() == "acquire")
+        metadata.target().starts_with("zk_rwlock")
+            && (metadata.is_event() || matches!(metadata.name(), "acquire" | "hold"))
     }
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {
-        let mut fields = Fields(event(What::Asked, 0));
+        let what = if span.metadata().name() == "hold" { What::Holds } else { What::Asked };
+        let mut fields = Fields(event(what, 0));
         span.record(&mut fields);
         let mut book = book();
         book.next += 1;
@@ -306,7 +315,8 @@ impl Subscriber for Recorder {
             return false;
         }
         if let Some(open) = book.spans.remove(&who) {
-            book.note(Event { at, what: What::Ended, ..open.event });
+            let what = if open.event.what == What::Holds { What::Released } else { What::Ended };
+            book.note(Event { at, what, ..open.event });
         }
         true
     }
