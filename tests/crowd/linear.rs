@@ -493,7 +493,7 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     eventually("all waits end", async || trace::waits(&TRACED) == 0).await;
     let mut run = Run::of(&TRACED, world.site.transactions(), Vec::new(), HashSet::new());
     run.guarded = GUARDED.map(str::to_owned).to_vec();
-    replayed(&run, &["Enter", "List", "See", "Release", "UseAgain", "Commit"], &replay);
+    replayed(&run, &["Enter", "List", "See", "Release", "Commit"], &replay);
     for client in &world.clients {
         client.zk.close().await;
     }

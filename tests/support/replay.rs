@@ -197,8 +197,8 @@ struct Replay<'r> {
     guards: HashMap<String, String>,
     /// When the contender with a node of this token was first told that it holds.
     told: HashMap<i64, Duration>,
-    /// The nodes whose holders were told of their loss.
-    lost: HashSet<&'r str>,
+    /// When the holders of these nodes were first told of their loss.
+    lost: HashMap<&'r str, Duration>,
     verdict: Verdict,
 }
 
@@ -213,11 +213,15 @@ pub fn judge(run: &Run) -> Verdict {
         semaphores: HashMap::new(),
         guards: HashMap::new(),
         told: HashMap::new(),
-        lost: run.events.iter().filter(|it| it.what == What::Lost).map(|it| &*it.path).collect(),
+        lost: HashMap::new(),
         verdict: Verdict::default(),
     };
     for event in run.events.iter().filter(|event| matches!(event.what, What::Granted | What::Got)) {
         let first = replay.told.entry(event.token).or_insert(event.at);
+        *first = event.at.min(*first);
+    }
+    for event in run.events.iter().filter(|event| event.what == What::Lost) {
+        let first = replay.lost.entry(&event.path).or_insert(event.at);
         *first = event.at.min(*first);
     }
     for txn in run.judged() {
@@ -571,7 +575,7 @@ impl Replay<'_> {
     fn judge_events(&mut self) {
         let mut open: BTreeMap<u64, &Event> = BTreeMap::new();
         let mut held: BTreeMap<u64, &Event> = BTreeMap::new();
-        let mut used: HashSet<i64> = HashSet::new();
+        let mut used: HashSet<(i64, &str)> = HashSet::new();
         for event in &self.run.events {
             match (event.what, &*event.how) {
                 (What::Asked, _) => _ = open.insert(event.who, event),
@@ -582,7 +586,13 @@ impl Replay<'_> {
                 }
                 // Of a process that was killed, this ends all.
                 (What::Ended, _) => _ = (open.remove(&event.who), held.remove(&event.who)),
-                (What::Holds, _) => _ = held.insert(event.who, event),
+                (What::Holds, _) => {
+                    // A downgrade is another hold, and no other use.
+                    if !used.insert((event.token, &*event.mode)) {
+                        self.saw("UseAgain");
+                    }
+                    held.insert(event.who, event);
+                }
                 (What::Released, _) => {
                     if let Some(begun) = held.remove(&event.who) {
                         self.judge_end(begun, event.at);
@@ -596,12 +606,7 @@ impl Replay<'_> {
                     }
                     self.judge_grant(event);
                 }
-                (What::Got, _) => {
-                    if !used.insert(event.token) {
-                        self.saw("UseAgain");
-                    }
-                    self.judge_grant(event);
-                }
+                (What::Got, _) => self.judge_grant(event),
                 (What::Found, _) => {
                     self.saw("EnterAnswerLost");
                     self.saw("Recover");
@@ -615,8 +620,9 @@ impl Replay<'_> {
                 (What::GivenUp | What::Lost, _) => {}
             }
         }
+        let end = self.run.events.iter().map(|event| event.at).max().unwrap_or_default();
         for begun in held.into_values() {
-            self.judge_end(begun, Duration::MAX);
+            self.judge_end(begun, end);
         }
         for event in open.into_values() {
             let last = self.run.log.last().map_or(0, |txn| txn.zxid);
@@ -663,32 +669,24 @@ impl Replay<'_> {
         self.verdict.faults.extend(fault);
     }
 
-    /// A hold ends before its node leaves, unless its owner is told of the loss.
+    /// A hold ends before its node leaves, unless its owner is told of the loss. When an operator has deleted the node, nobody can
+    /// say how soon it hears of that.
     fn judge_end(&mut self, begun: &Event, until: Duration) {
         let Event { path, mode, sequence, token, .. } = begun;
         let nodes = self.of_token(path, *token);
-        let is_it = |node: &&&Node| {
-            let is_of_mode = (node.name.mode == Mode::Write) == (mode == "WRITE");
-            permit(&node.path).is_some() || (node.name.sequence == *sequence && is_of_mode)
+        // After a downgrade, the last one.
+        let last = nodes.iter().rfind(|node| permit(&node.path).is_some() || node.name.sequence == *sequence);
+        let Some((node, (zxid, time, how))) = last.and_then(|node| Some((node, node.left?))) else { return };
+        let (is_late, told_by) = match how {
+            Left::Evicted => (false, until),
+            Left::Expired => (until > self.latest(time) + ABOUT_TO_HEAR, until),
+            _ => (until > self.latest(time), Duration::MAX),
         };
-        let Some((node, (zxid, time, how))) = nodes.iter().rfind(is_it).and_then(|node| Some((node, node.left?)))
-        else {
-            return;
-        };
-        let ends = |txn: &&Txn| txn.session == node.session && txn.ops == [Op::End];
-        let is_late = match how {
-            // The answer comes later, and the hold goes on by the other node.
-            Left::Downgraded => false,
-            Left::Expired | Left::Evicted => {
-                let ended = self.run.log.iter().find(ends);
-                ended.is_some_and(|txn| until > self.latest(txn.time) + ABOUT_TO_HEAR)
-            }
-            Left::Signalled | Left::Deleted | Left::Exchanged => until > self.latest(time),
-        };
-        if is_late && !nodes.iter().any(|node| self.lost.contains(&*node.path)) {
+        let is_told = |node: &&Node| self.lost.get(&*node.path).is_some_and(|told| *told <= told_by);
+        if is_late && !nodes.iter().any(is_told) {
             let fault = format!(
-                "Hold of {path} {mode} number {sequence}, token and zxid {token:#x}, {}: its owner gave it back at {until:?} and was \
-                 told of no loss, but its node had left at zxid {zxid:#x}, proposed at {time:?}, {how:?}",
+                "Hold of {path} {mode} number {sequence}, token and zxid {token:#x}, {}: it lasted until {until:?} and was not told of a \
+                 loss, but its node had left at zxid {zxid:#x}, proposed at {time:?}, {how:?}",
                 node.shown()
             );
             self.verdict.faults.push(fault);

@@ -32,7 +32,7 @@ pub enum What {
     Ended,
     /// A hold begins, by the node of this token.
     Holds,
-    /// It has ended: its owner gave it back.
+    /// It has ended: its owner gave it back, or it goes on in another mode.
     Released,
     /// The holder was told that it has lost the lock. The path is the node's.
     Lost,
