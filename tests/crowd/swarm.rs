@@ -329,7 +329,10 @@ async fn do_once(world: &World, client: &Client, mut dice: Seeded, end: Instant)
 
 /// Leads, and writes down each term.
 async fn lead(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
-    let leadership = Leadership::builder(&client.zk, LED).lock(|lock| lock.host(&client.name)).build().expect("valid");
+    // By default, a candidate rests after so short terms.
+    let leadership =
+        Leadership::builder(&client.zk, LED).pause(Duration::from_millis(1)).lock(|lock| lock.host(&client.name));
+    let leadership = leadership.build().expect("valid");
     while Instant::now() < end {
         let leads = Duration::from_millis(dice.below(50));
         let work = |term: Term| async move {
