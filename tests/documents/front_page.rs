@@ -20,7 +20,7 @@ fn the_front_page_says_when_a_holder_knows_as_the_guide_does_and_no_more_faults_
     let known =
         format!("With a session timeout of 10 s, a holder that is cut off says \"lost\" after {} at most.", row[4]);
     assert!(page.contains(&known), "{known}");
-    assert!(page.contains("Nobody else is granted the lock before 10 s."));
+    assert!(page.contains("Nobody else is granted the lock before that."));
     let faults = read(&root().join("tests/FAULTS.md"));
     let faults =
         faults.lines().filter(|line| line.starts_with("| ") && line[2..].starts_with(|c: char| c.is_ascii_digit()));
