@@ -73,7 +73,7 @@ impl Acquisition {
                 answer = &mut granted => return answer,
                 cut_off = &mut late => {
                     // While cut off, the last listing is the best answer.
-                    let blockers = found.unwrap_or_else(|| waiting.seen_in_the_way());
+                    let blockers = found.flatten().unwrap_or_else(|| waiting.seen_in_the_way());
                     return Err(Error::Timeout { waited: timeout, blockers, cut_off });
                 }
                 blockers = &mut looking, if found.is_none() => found = Some(blockers),
@@ -81,16 +81,14 @@ impl Acquisition {
         }
     }
 
-    /// The contenders in the way of a waiter, as far as that can be read now.
-    pub(crate) async fn in_the_way(&self, waiting: &Waiting) -> Blockers {
+    /// The contenders in the way of a waiter, as far as that can be read now. `None` if it has not listed any yet.
+    async fn in_the_way(&self, waiting: &Waiting) -> Option<Blockers> {
         let waits = waiting.waits().clone();
-        let Some(Waits { session, me, seen, .. }) = waits else {
-            return Blockers::default();
-        };
-        match session.children(&self.handle.path).await {
+        let Waits { session, me, seen, .. } = waits?;
+        Some(match session.children(&self.handle.path).await {
             Ok(names) => self.handle.site.blockers(&session, &names, &me).await,
             Err(_) => seen.blockers,
-        }
+        })
     }
 }
 

@@ -27,13 +27,18 @@ impl Tenure {
     }
 
     async fn somebody_waits(&self) -> Result<Contender, Error> {
+        let (mut before, mut pause) = (None, LOOK_PAUSE);
         loop {
             let first = self.somebody_kept_out().await?;
             if !self.has_left_the_queue() || self.finds_too_few(&first).await? {
                 return Ok(first);
             }
-            // It is about to take permits that are free.
-            self.ticket().session().sleep(LOOK_PAUSE).await;
+            // It is about to take permits that are free, unless its process stands still.
+            let session = self.ticket().session();
+            let first = Some(first.name().to_owned());
+            pause = if before == first { (2 * pause).min(session.timeout()) } else { LOOK_PAUSE };
+            before = first;
+            session.sleep(pause).await;
         }
     }
 
@@ -85,7 +90,11 @@ impl Tenure {
         let read = || async {
             // All are on their way before one is answered.
             let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
-            Ok((node.await.map(|(data, _)| metadata::read(&data).permits), number.await?.0, names.await?))
+            let wanted = match node.await {
+                Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
+                answer => answer.map(|(data, _)| metadata::read(&data).permits),
+            };
+            Ok((wanted, number.await?.0, names.await?))
         };
         let (wanted, number, names) =
             retry::until_known(session, read).await.map_err(|failure| self.lost_by(failure, "read"))?;

@@ -57,6 +57,9 @@ pub(crate) enum End {
     Unhealthy,
 }
 
+/// A longer pause lasts so long.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
 impl Candidate {
     pub(crate) fn new(lock: RwLock, health: Option<(Duration, Check)>, pause: Duration) -> Candidate {
         let (status, rest) = (watch::Sender::default(), Mutex::new((Pauses::new(pause), None)));
@@ -106,7 +109,7 @@ impl Candidate {
         }
         let mut rest = self.rest.lock();
         let longest = rest.0.after(lasted, ended.is_ok());
-        rest.1 = longest.and_then(|longest| Instant::now().checked_add(pause::drawn(longest, random())));
+        rest.1 = longest.map(|longest| Instant::now() + pause::drawn(longest.min(FOR_EVER), random()));
     }
 
     /// Waits until a health check says so.

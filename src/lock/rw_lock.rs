@@ -92,6 +92,13 @@ impl RwLock {
         &self.lock.handle
     }
 
+    /// Gives a node up that is only kept.
+    pub(crate) fn let_go(&self) {
+        if let Some(keeper) = &self.lock.keeper {
+            keeper.let_go();
+        }
+    }
+
     /// The lock's directory.
     pub fn path(&self) -> &str {
         &self.handle().path

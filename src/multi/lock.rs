@@ -163,6 +163,8 @@ impl MultiLock {
     }
 
     async fn attempt(&self) -> Result<MultiGuard, Error> {
+        // No kept node is joined, and one of our own would be in the way.
+        self.locks.iter().for_each(|(lock, _)| lock.let_go());
         let looks = self.locks.iter().map(|(lock, mode)| look(lock, *mode));
         let mut limit = Duration::MAX;
         for ((lock, mode), look) in self.locks.iter().zip(join_all(looks).await) {

@@ -160,8 +160,9 @@ impl ZooKeeperSession {
 
     /// A session slot, if the session has room.
     pub(super) fn session_slot(self: &Arc<Self>, watched_bytes: usize) -> Option<SessionSlot> {
-        // The server counts the paths with the root before them. Each slot watches two paths.
-        let bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 2 * self.root_bytes };
+        // The server counts the paths with the root before them. Each slot watches three paths at most: who waits
+        // behind a kept node the directory, too, and the head of a semaphore's queue the number and the permits.
+        let bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 3 * self.root_bytes };
         let room = Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(bytes).ok()?);
         let session: Arc<dyn Session> = self.clone();
         Some(SessionSlot::with_reservation(session, room.ok()?))

@@ -4,10 +4,12 @@
 use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use support::hindered::{Asked, Count, Hindered, refused_at};
 use support::polled::now;
+use support::slow::Slow;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
 use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, SessionSlot, Upkeep};
@@ -34,6 +36,26 @@ async fn answered_with(failure: Failure) -> (usize, Error) {
     let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("it was never created");
     assert_eq!(zk.memory.watches(), 0);
     (count.now(), error)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_names_whom_a_listing_showed_that_came_shortly_before_it() {
+    let zk = Memory::new();
+    let _held = now(RwLock::new(&zk, PATH).expect("valid").write()).expect("free");
+    let lock = RwLock::new(&Slow(zk.connect()), PATH).expect("valid");
+    let mut waits = task::spawn(lock.write().timeout(Duration::from_secs(1)).into_future());
+    assert_pending!(waits.poll());
+    // No listing has come yet when the error's is about to be sent.
+    for passes in [900, 200] {
+        tokio::time::advance(Duration::from_millis(passes)).await;
+        for _ in 0..20 {
+            if let Poll::Ready(ended) = waits.poll() {
+                let error = ended.expect_err("it is taken").to_string();
+                return assert!(error.contains("held by WRITE"), "{error}");
+            }
+        }
+    }
+    panic!("it is late");
 }
 
 #[tokio::test(start_paused = true)]

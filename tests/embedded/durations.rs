@@ -97,6 +97,9 @@ async fn options_of_any_length_are_refused_or_obeyed() {
                 Ok::<(), Error>(())
             });
             timeout(LONG, terms).await.expect("one term").expect("granted");
+            // The pause comes after the first term, if that was no longer.
+            let next = timeout(2 * LONG, leader.lead(|_| async {})).await;
+            assert_eq!(next.is_err(), one > LONG, "{one:?}");
         }
     }
 }

@@ -8,9 +8,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use support::hindered::{Asked, Count, Hindered};
 use support::polled::{Acquiring, FAULTS, lose, now, poll_up_to};
 use support::slow::Slow;
 use support::wired::Wired;
+use tokio::time::timeout;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{
@@ -660,6 +662,48 @@ fn a_holder_is_told_only_of_who_finds_too_few_permits() {
         drop(contended);
         drop(taken);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_of_a_permit_looks_ever_more_seldom_at_one_that_does_not_take_its_own() {
+    let (zk, ..) = two(2);
+    let looks = Count::default();
+    let line = Hindered::new(&zk.connect(), {
+        let looks = looks.clone();
+        move |asked| {
+            if let Asked::WatchChildren(QUEUE) = asked {
+                looks.one_more();
+            }
+            None
+        }
+    });
+    let held = acquire(&open(&line, 2));
+    let mut stands_still = acquiring(&open(&Slow(zk.connect()), 2), 1);
+    while zk.children(QUEUE).is_empty() {
+        assert_pending!(stands_still.poll());
+    }
+    let before = looks.now();
+    assert!(timeout(Duration::from_secs(600), held.contended()).await.is_err(), "there are enough for both");
+    // Twice as seldom each time, up to one in a session timeout of 10 s.
+    assert!((60..=75).contains(&(looks.now() - before)), "{} looks", looks.now() - before);
+}
+
+#[test]
+fn a_lost_answer_tells_no_holder_of_a_permit_of_one_that_finds_enough() {
+    let (zk, ..) = two(2);
+    let is_lost = AtomicBool::new(false);
+    let line = Hindered::new(&zk.connect(), move |asked| match asked {
+        Asked::Data(path) if path.starts_with(QUEUE) && !is_lost.swap(true, Ordering::Relaxed) => {
+            Some(Failure::Unknown("lost".to_owned()))
+        }
+        _ => None,
+    });
+    let held = acquire(&open(&line, 2));
+    let mut stands_still = acquiring(&open(&Slow(zk.connect()), 2), 1);
+    while zk.children(QUEUE).is_empty() {
+        assert_pending!(stands_still.poll());
+    }
+    assert!(task::spawn(held.contended()).poll().is_pending());
 }
 
 #[test]

@@ -422,6 +422,20 @@ fn a_try_that_finds_one_taken_writes_nothing_and_says_which() {
 }
 
 #[test]
+fn a_try_is_in_the_way_of_no_node_that_its_own_handle_only_keeps() {
+    let zk = Memory::new();
+    let keeps = RwLock::builder(&zk, "/a").keep(Duration::MAX).build().expect("valid");
+    let both = MultiLock::new([(keeps.clone(), Write), (RwLock::new(&zk, "/b").expect("valid"), Read)]).expect("two");
+    for _ in 0..2 {
+        now(now(keeps.write()).expect("free").release()).expect("held");
+        assert_eq!(queued(&zk, ["/a"]), [1], "it is kept");
+        now(now(both.try_lock()).expect("it is only kept").release()).expect("held");
+    }
+    let _used = now(keeps.read()).expect("free");
+    assert!(now(both.try_lock()).expect_err("it is used").is_would_block());
+}
+
+#[test]
 fn a_try_that_is_beaten_to_a_later_lock_gives_back_the_earlier_ones() {
     let zk = Memory::new();
     let locks = multi(&Slow(zk.connect()), &[("/a", Write), ("/b", Write)]);

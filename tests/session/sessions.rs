@@ -45,6 +45,32 @@ async fn waiters_below_a_long_chroot_survive_a_reconnect_in_their_order() {
     becomes_empty(&zk, "/lock").await;
 }
 
+/// The head of a queue watches three paths: its place, the permits, and their number.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_of_queues_for_permits_below_a_long_chroot_survive_a_reconnect() {
+    const QUEUES: usize = 30;
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    let proxy = Proxy::start(server.address());
+    let chroot = format!("/{}", "long".repeat(500));
+    let holder = connect(&format!("{}{chroot}", server.address())).await;
+    let zk = connect(&format!("{}{chroot}", proxy.address())).await;
+    let (mut held, mut heads) = (Vec::new(), Vec::new());
+    for number in 0..QUEUES {
+        let [first, second] =
+            [&holder, &zk].map(|zk| Semaphore::new(zk, format!("/limit-{number}"), 1).expect("valid"));
+        held.push(first.acquire().await.expect("free"));
+        heads.push(tokio::spawn(second.acquire().into_future()));
+    }
+    eventually("each watches three", || async { server.watches() >= 3 * QUEUES as u64 }).await;
+    let before = proxy.connections();
+    proxy.rst();
+    eventually("the sessions are back", || async { proxy.connections() >= 2 * before }).await;
+    for (held, head) in held.into_iter().zip(heads) {
+        held.release().await.expect("held");
+        granted(head).await.release().await.expect("held");
+    }
+}
+
 #[tokio::test]
 async fn what_is_no_connect_string_is_refused_before_anything_is_sent() {
     let proxy = Proxy::start(shared_server().address());
