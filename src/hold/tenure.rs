@@ -147,10 +147,7 @@ impl Tenure {
 
     pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
         validation::check(path)?;
-        if let Some(loss) = self.loss() {
-            return Err(Error::Lost(loss));
-        }
-        match retry::data(self.ticket.session(), path, false).await {
+        match self.run(retry::data(self.ticket.session(), path, false)).await? {
             Ok(node) => Ok(node.map(NodeData::of)),
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),

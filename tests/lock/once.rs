@@ -68,6 +68,7 @@ async fn a_look_at_the_record_is_one_read_more_than_the_lock_and_a_success_one_w
     assert_eq!(requests(), [Op::Create2, Op::Multi]);
     tapped.proxy.reset();
     assert!(due(&lock).await.is_none());
+    eventually("it is given back", || async { requests().len() > 2 }).await;
     assert_eq!(requests(), [Op::Create2, Op::GetData, Op::Multi]);
 
     let guard = due_again(&lock).await;

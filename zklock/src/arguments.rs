@@ -68,7 +68,7 @@ Exit codes:
    75   the lock was lost while the command ran, whatever the command
         itself returned (--lost-exit-code sets another); with --once-in
         also if it was lost before the success was recorded
-   76   the place in the queue was lost, and nothing was run
+   76   the place in the queue, or the lock, was lost; nothing was run
    77   ZooKeeper denies the permission, or does not accept the
         credentials, also if it refuses them only later, while zklock
         waits or the command runs; with --once-in also if the command has
@@ -124,8 +124,9 @@ At most so many:
   which. The options and exit codes are the same for both.
 
 When the lock is lost:
-  The command's process group gets TERM, after --grace KILL, and zklock
-  exits with 75. The grace is cut short so that KILL comes before
+  The command's process group gets TERM. What is left of it gets KILL
+  when the command itself has ended, or after --grace; zklock exits with
+  75. The grace is cut short so that KILL comes before
   ZooKeeper lets anybody else in: TERM when a quarter of the session
   timeout is left until then. A network that is gone for 0.4 of the
   session timeout does not cost the lock, if --tick-time is given and is
@@ -548,8 +549,11 @@ pub(crate) struct Check {
 
 /// A number of seconds, as in flock(1), or a time with units.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let numbers = || text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let time = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+        // humantime panics over some sums of more than 2^64 s.
+        Err(_) if text.len() > 64 || (numbers().count() > 1 && numbers().any(|digits| digits.len() > 9)) => None,
         Err(_) => humantime::parse_duration(text).ok(),
     };
     time.ok_or_else(|| "expected a number of seconds, or a time like 1m30s".to_owned())

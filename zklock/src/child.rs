@@ -1,7 +1,6 @@
 //! The command: a process group that is signalled as a whole; knows no locks.
 
 use std::ffi::OsString;
-use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child as Process;
 use std::thread;
@@ -9,7 +8,7 @@ use std::thread;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, kill_process_group, waitid};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
-use crate::exit;
+use crate::exit::{self, Exit};
 use crate::terminal::{Terminal, our_group};
 use crate::tie;
 
@@ -58,8 +57,8 @@ pub(crate) struct Child {
 impl Child {
     /// Starts the command, in a process group of its own, with these variables added to ours and those left out. It is
     /// killed if this thread ends: call it on the main one.
-    pub(crate) fn spawn(words: &[OsString], environment: &[(&str, String)], without: &[&str]) -> io::Result<Child> {
-        let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    pub(crate) fn spawn(words: &[OsString], environment: &[(&str, String)], without: &[&str]) -> Result<Child, Exit> {
+        let (program, arguments) = words.split_first().ok_or_else(|| Exit::usage("no command"))?;
         let terminal = Terminal::open();
         let lends = Terminal::is_talked_to() && terminal.as_ref().is_some_and(Terminal::is_ours);
         let mut command = tie::command(program, arguments);
@@ -70,16 +69,21 @@ impl Child {
             command.env_remove(name);
         }
         command.envs(environment.iter().map(|(name, value)| (name, value)));
-        let process = command.spawn()?;
-        let group = Pid::from_child(&process);
+        // Before there is a process that may have to be ended again.
+        let (started, starts) = std::sync::mpsc::channel();
         let (sender, events) = mpsc::unbounded_channel();
-        thread::spawn(move || {
+        let listens = thread::Builder::new().spawn(move || {
+            let Ok(group) = starts.recv() else { return };
             while let Some(event) = next_event(group) {
                 if sender.send(event).is_err() || event == ChildEvent::Ended {
                     return;
                 }
             }
         });
+        listens.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to the command: {error}")))?;
+        let process = command.spawn().map_err(|error| tie::cannot_run(program, &error))?;
+        let group = Pid::from_child(&process);
+        let _ = started.send(group);
         if let Some(terminal) = terminal.as_ref().filter(|_| lends) {
             // A command that has asked already was stopped, which is reported as an event. Continuing it here would
             // undo a Ctrl-Z that was typed just now.

@@ -20,7 +20,7 @@ use crate::guard::Grip;
 use crate::output::{say, say_in_passing, shorten, tame};
 use crate::place::Place;
 use crate::signals::Signals;
-use crate::{credentials, tie, waiting};
+use crate::{credentials, waiting};
 
 /// The longest label that is made from a command line.
 const LABEL_MADE: usize = 60;
@@ -283,7 +283,7 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
     };
     let code = match &error {
         Error::Timeout { .. } | Error::WouldBlock { .. } => run.conflict_exit_code,
-        Error::Lost(why) => exit::of_loss(*why, run.lost_exit_code),
+        Error::Lost(why) => exit::of_loss(*why, exit::PLACE_LOST),
         _ => exit.code(),
     };
     // As in flock(1), for cron: the exit code says enough.
@@ -312,11 +312,10 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
         ("ZKLOCK_TOKEN", guard.token().to_string()),
     ];
     if !guard.is_held() {
-        return lost(guard.lost().await, run, zk, "nothing was run").await;
+        return lost(guard.lost().await, exit::PLACE_LOST, zk, "nothing was run").await;
     }
     let without = if run.keep_credentials { &[][..] } else { &credentials::VARIABLES };
-    let mut child = Child::spawn(&order.command, &environment, without)
-        .map_err(|error| tie::cannot_run(&order.command[0], &error))?;
+    let mut child = Child::spawn(&order.command, &environment, without)?;
     let mut changes = guard.changes();
     let mut suspect = false;
     loop {
@@ -338,7 +337,7 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                     say_in_passing(passing(guard), &format!("the lock is lost: {why}; the command is ended"));
                     let how = stop(guard, run, &mut child).await;
                     child.reap();
-                    return lost(why, run, zk, how).await;
+                    return lost(why, run.lost_exit_code, zk, how).await;
                 }
                 Some(_) => {}
                 None => std::future::pending().await,
@@ -350,7 +349,7 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                     let held = guard.is_held();
                     let reaped = child.reap();
                     if !held {
-                        return lost(guard.lost().await, run, zk, "the command has ended").await;
+                        return lost(guard.lost().await, run.lost_exit_code, zk, "the command has ended").await;
                     }
                     record(guard, run, reaped, signals).await?;
                     return Ok(reaped);
@@ -389,14 +388,18 @@ async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) 
     let is_known = !matches!(error, Error::OutcomeUnknown { .. });
     let what = if is_known { "that is not recorded in" } else { "it is not known whether that is recorded in" };
     let exit = Exit::from(error.clone());
-    let code = if guard.is_held() { exit.code() } else { run.lost_exit_code };
+    let code = match error {
+        Error::Lost(why) => exit::of_loss(why, run.lost_exit_code),
+        _ if guard.is_held() => exit.code(),
+        _ => run.lost_exit_code,
+    };
     let problem = format!("the command has succeeded, but {what} {}", once.record());
     Err(Exit::new(code, format!("{problem}: {}; unless it is, the command is run again", exit.message())))
 }
 
-async fn lost(why: Loss, run: &Run, zk: &ZooKeeper, how: &str) -> Result<Reaped, Exit> {
+async fn lost(why: Loss, code: u8, zk: &ZooKeeper, how: &str) -> Result<Reaped, Exit> {
     let problem = format!("the lock was lost: {why}{}; {how}", cut_off(why, zk).await);
-    Err(Exit::new(exit::of_loss(why, run.lost_exit_code), problem))
+    Err(Exit::new(exit::of_loss(why, code), problem))
 }
 
 /// How long the holder waits for its own words to be printed: not at all where KILL is due.
