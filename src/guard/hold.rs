@@ -154,8 +154,8 @@ impl Hold {
     ///
     /// It costs nothing unless it is called. A call costs a listing with a watch on the lock's directory. A
     /// writer's guard lists once more when a contender came. A reader's guard lists once more whenever a reader
-    /// comes or goes, at most 50 times a second: so let one reader of many call it. Both look after a long silence, too. Dropping the future ends
-    /// the watch.
+    /// comes or goes, at most 50 times a second: so let one reader of many call it. Both look after a long silence,
+    /// too. Dropping the future ends the watch.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.

@@ -266,8 +266,9 @@ impl Leadership {
 
     /// Who leads, and each change of that, beginning with the present leader.
     ///
-    /// Costs three requests for each change, and between them a check after a session timeout of silence, then ever more seldom. It wakes no candidate: it watches the leader's node, or, when
-    /// nobody leads, the directory until the first candidate comes.
+    /// Costs three requests for each change, and between them a check after a session timeout of silence, then ever more
+    /// seldom. It wakes no candidate: it watches the leader's node, or, when nobody leads, the directory until the first
+    /// candidate comes.
     ///
     /// # Examples
     ///

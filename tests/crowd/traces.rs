@@ -210,6 +210,11 @@ fn downgrades(txn: &Txn) -> bool {
     left(txn, PATH).is_some() && txn.ops.iter().any(|op| matches!(op, Write::Create { ephemeral: true, .. }))
 }
 
+/// The transactions that ask for what is only kept.
+fn asks(txn: &Txn) -> bool {
+    matches!(&txn.ops[..], [Write::Set { path, .. }] if path == PATH)
+}
+
 /// The transactions that let a contender take permits.
 fn takes_permits(txn: &Txn) -> bool {
     left(txn, &format!("{LIMIT}/queue")).is_some()
@@ -383,8 +388,7 @@ fn an_ask_by_one_who_is_behind_no_kept_node_is_found() {
     is_found(|run| {
         run.operators.remove(PATH);
         // The operator's own is the last.
-        let asks = |txn: &&Txn| matches!(&txn.ops[..], [Write::Set { path, .. }] if path == PATH);
-        let asks: Vec<i64> = run.log.iter().filter(asks).map(|txn| txn.zxid).collect();
+        let asks: Vec<i64> = run.log.iter().filter(|txn| asks(txn)).map(|txn| txn.zxid).collect();
         assert_eq!(asks.len(), 2, "a contender and an operator asked");
         words(["Ask", PATH, &format!("{:#x}", asks[1]), "only a contender behind a kept node"])
     });
@@ -394,7 +398,6 @@ fn an_ask_by_one_who_is_behind_no_kept_node_is_found() {
 fn a_second_ask_of_one_contender_is_found() {
     is_found(|run| {
         run.operators.remove(PATH);
-        let asks = |txn: &Txn| matches!(&txn.ops[..], [Write::Set { path, .. }] if path == PATH);
         let first = find(run, asks).clone();
         then(run, &first, first.ops.clone());
         words(["Ask", PATH, &at_zxid(&first), "each once"])
@@ -577,6 +580,12 @@ fn hold<'r>(run: &'r mut Run, host: &str, mode: Mode) -> &'r mut Hold {
     run.holds.iter_mut().find(|hold| hold.host == host && hold.mode == mode).expect("it held")
 }
 
+/// The zxid at which the session ended whose node has this token.
+fn session_end(run: &mut Run, token: i64) -> String {
+    let session = find(run, |txn| txn.zxid == token).session;
+    at_zxid(find(run, |txn| txn.session == session && txn.ops == [Write::End]))
+}
+
 /// The event by which the hold of this token ended.
 fn released(run: &mut Run, token: i64) -> &mut Event {
     let is_it = |event: &&mut Event| event.what == What::Released && event.token == token;
@@ -589,8 +598,7 @@ fn a_loss_that_no_event_tells_of_is_found() {
         let Hold { node, token, .. } = hold(run, "lost", Mode::Write).clone();
         run.events.retain(|event| event.what != What::Lost || event.path != node);
         released(run, token).at += SHORT;
-        let session = find(run, |txn| txn.zxid == token).session;
-        let ended = at_zxid(find(run, |txn| txn.session == session && txn.ops == [Write::End]));
+        let ended = session_end(run, token);
         words(["Hold", &node, "not told of a loss", &format!("had left at zxid {ended}"), "Expired"])
     });
 }
@@ -634,8 +642,7 @@ fn a_guard_that_says_held_after_its_loss_is_found() {
         assert!(lost.lost);
         (lost.until, lost.lost) = (end + Duration::from_secs(1), false);
         let (node, token) = (lost.node.clone(), lost.token);
-        let session = find(run, |txn| txn.zxid == token).session;
-        let ended = at_zxid(find(run, |txn| txn.session == session && txn.ops == [Write::End]));
+        let ended = session_end(run, token);
         words(["Hold", &node, &format!("had left at zxid {ended}, Expired")])
     });
 }

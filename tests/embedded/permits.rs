@@ -664,6 +664,15 @@ fn a_holder_is_told_only_of_who_finds_too_few_permits() {
     }
 }
 
+/// One that could take a permit of two.
+fn queued_and_polled_no_more(zk: &Memory) -> Acquiring<Permit> {
+    let mut stands_still = acquiring(&open(&Slow(zk.connect()), 2), 1);
+    while zk.children(QUEUE).is_empty() {
+        assert_pending!(stands_still.poll());
+    }
+    stands_still
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_holder_of_a_permit_looks_ever_more_seldom_at_one_that_does_not_take_its_own() {
     let (zk, ..) = two(2);
@@ -678,10 +687,7 @@ async fn a_holder_of_a_permit_looks_ever_more_seldom_at_one_that_does_not_take_i
         }
     });
     let held = acquire(&open(&line, 2));
-    let mut stands_still = acquiring(&open(&Slow(zk.connect()), 2), 1);
-    while zk.children(QUEUE).is_empty() {
-        assert_pending!(stands_still.poll());
-    }
+    let _stands_still = queued_and_polled_no_more(&zk);
     let before = looks.now();
     assert!(timeout(Duration::from_secs(600), held.contended()).await.is_err(), "there are enough for both");
     // Twice as seldom each time, up to one in a session timeout of 10 s.
@@ -699,10 +705,7 @@ fn a_lost_answer_tells_no_holder_of_a_permit_of_one_that_finds_enough() {
         _ => None,
     });
     let held = acquire(&open(&line, 2));
-    let mut stands_still = acquiring(&open(&Slow(zk.connect()), 2), 1);
-    while zk.children(QUEUE).is_empty() {
-        assert_pending!(stands_still.poll());
-    }
+    let _stands_still = queued_and_polled_no_more(&zk);
     assert!(task::spawn(held.contended()).poll().is_pending());
 }
 

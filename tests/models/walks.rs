@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use stateright::Model;
-use support::replay::{OF_THE_MODEL, Run, judge};
+use support::replay::{MILLISECOND, OF_THE_MODEL, Run, judge};
 use support::scene::Seeded;
 use support::trace::{Event, What};
 use support::txn_log::{Op, Txn};
@@ -18,7 +18,6 @@ use crate::protocol::{self, Action, Asking, Node, Protocol, Signals, State, Step
 const PATH: &str = "/model/lock";
 /// Between two steps: no loss is told late.
 const PAUSE: Duration = Duration::from_secs(3);
-const MILLISECOND: Duration = Duration::from_millis(1);
 /// An operator's session. Those of contenders have lower numbers.
 const OPERATOR: i64 = 99;
 /// So many paths of each protocol.

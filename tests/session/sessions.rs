@@ -17,6 +17,13 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
 use zk_rwlock::error::Ending;
 use zk_rwlock::{ConnectionState, Error, Granting, ReadGuard, RwLock, Semaphore, ZooKeeper};
 
+/// Each connection is broken, and made anew.
+async fn all_reconnect(proxy: &Proxy) {
+    let before = proxy.connections();
+    proxy.rst();
+    eventually("the sessions are back", || async { proxy.connections() >= 2 * before }).await;
+}
+
 /// The client cannot reconnect with more than 128 KiB of watched paths on one session, and each path counts with the
 /// chroot that the connect string ends with.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -34,9 +41,7 @@ async fn waiters_below_a_long_chroot_survive_a_reconnect_in_their_order() {
     }
     assert!(WAITERS * chroot.len() * 2 > 128 * 1024, "too few to prove anything");
     assert!(proxy.connections() > 1, "all of them are on one session");
-    let before = proxy.connections();
-    proxy.rst();
-    eventually("the sessions are back", || async { proxy.connections() >= 2 * before }).await;
+    all_reconnect(&proxy).await;
     assert!(first.is_held());
     first.release().await.expect("held");
     for waiter in waiters {
@@ -62,9 +67,7 @@ async fn heads_of_queues_for_permits_below_a_long_chroot_survive_a_reconnect() {
         heads.push(tokio::spawn(second.acquire().into_future()));
     }
     eventually("each watches three", || async { server.watches() >= 3 * QUEUES as u64 }).await;
-    let before = proxy.connections();
-    proxy.rst();
-    eventually("the sessions are back", || async { proxy.connections() >= 2 * before }).await;
+    all_reconnect(&proxy).await;
     for (held, head) in held.into_iter().zip(heads) {
         held.release().await.expect("held");
         granted(head).await.release().await.expect("held");

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
+use std::hash::Hash;
 use std::time::Duration;
 
 use zk_rwlock::Mode;
@@ -212,24 +213,26 @@ pub fn judge(run: &Run) -> Verdict {
         queues: HashMap::new(),
         semaphores: HashMap::new(),
         guards: HashMap::new(),
-        told: HashMap::new(),
-        lost: HashMap::new(),
+        told: firsts(run, &[What::Granted, What::Got], |event| event.token),
+        lost: firsts(run, &[What::Lost], |event| &*event.path),
         verdict: Verdict::default(),
     };
-    for event in run.events.iter().filter(|event| matches!(event.what, What::Granted | What::Got)) {
-        let first = replay.told.entry(event.token).or_insert(event.at);
-        *first = event.at.min(*first);
-    }
-    for event in run.events.iter().filter(|event| event.what == What::Lost) {
-        let first = replay.lost.entry(&event.path).or_insert(event.at);
-        *first = event.at.min(*first);
-    }
     for txn in run.judged() {
         replay.step(&txn);
     }
     replay.judge_events();
     replay.judge_holds();
     replay.verdict
+}
+
+/// When such events were first told, by this part of them.
+fn firsts<'r, K: Eq + Hash>(run: &'r Run, told: &[What], part: impl Fn(&'r Event) -> K) -> HashMap<K, Duration> {
+    let mut firsts = HashMap::new();
+    for event in run.events.iter().filter(|event| told.contains(&event.what)) {
+        let first = firsts.entry(part(event)).or_insert(event.at);
+        *first = event.at.min(*first);
+    }
+    firsts
 }
 
 fn parent(path: &str) -> &str {
@@ -572,6 +575,13 @@ impl Replay<'_> {
         nodes.filter(|node| node.path.starts_with(path)).collect()
     }
 
+    /// The nodes by which what this event tells of was held: one after the other, if it was downgraded.
+    fn held_by(&self, event: &Event) -> Vec<&Node> {
+        let mut nodes = self.of_token(&event.path, event.token);
+        nodes.retain(|node| permit(&node.path).is_some() || node.name.sequence == event.sequence);
+        nodes
+    }
+
     fn judge_events(&mut self) {
         let mut open: BTreeMap<u64, &Event> = BTreeMap::new();
         let mut held: BTreeMap<u64, &Event> = BTreeMap::new();
@@ -636,9 +646,8 @@ impl Replay<'_> {
     fn judge_grant(&mut self, event: &Event) {
         let Event { at, path, mode, token, sequence, .. } = event;
         let what = format!("Grant of {path} {mode} number {sequence} at {at:?}, token and zxid {token:#x}");
-        let nodes = self.of_token(path, *token);
-        let is_it = |node: &&&Node| permit(&node.path).is_some() || node.name.sequence == *sequence;
-        let fault = match nodes.iter().find(is_it) {
+        let nodes = self.held_by(event);
+        let fault = match nodes.first() {
             None => Some(format!("{what}: that transaction has created no such node")),
             Some(node) => match node.turn {
                 None => {
@@ -653,7 +662,7 @@ impl Replay<'_> {
                 {
                     Some(format!("{what}, {}: by a hand-off, and zxid {zxid:#x} is none", node.shown()))
                 }
-                Some(_) => match nodes.iter().rfind(is_it).and_then(|last| last.left) {
+                Some(_) => match nodes.last().and_then(|last| last.left) {
                     Some((zxid, time, left @ (Left::Signalled | Left::Deleted | Left::Exchanged | Left::Expired)))
                         if *at > self.latest(time) =>
                     {
@@ -673,10 +682,9 @@ impl Replay<'_> {
     /// say how soon it hears of that.
     fn judge_end(&mut self, begun: &Event, until: Duration) {
         let Event { path, mode, sequence, token, .. } = begun;
-        let nodes = self.of_token(path, *token);
-        // After a downgrade, the last one.
-        let last = nodes.iter().rfind(|node| permit(&node.path).is_some() || node.name.sequence == *sequence);
-        let Some((node, (zxid, time, how))) = last.and_then(|node| Some((node, node.left?))) else { return };
+        let nodes = self.held_by(begun);
+        let last = nodes.last().and_then(|node| Some((node, node.left?)));
+        let Some((node, (zxid, time, how))) = last else { return };
         let (is_late, told_by) = match how {
             Left::Evicted => (false, until),
             Left::Expired => (until > self.latest(time) + ABOUT_TO_HEAR, until),
