@@ -60,3 +60,24 @@ fn a_figure_without_a_marker_is_found() {
     assert_eq!(unmarked("- **Fast.** 2.5 times as fast, (289 ns)."), ["2.5 times", "289 ns"]);
     assert_eq!(unmarked("all hold <!-- value: a b -->32<!-- end --> ms after 10 s"), Vec::<String>::new());
 }
+
+/// What `make versions` runs, as `tests/versions.sh` has it.
+#[test]
+fn the_front_page_names_the_servers_the_chapters_and_the_exceptions_that_make_versions_has() {
+    let page = read(&root().join("README.md"));
+    let script = read(&root().join("tests/versions.sh"));
+    let between = |begin: &str, end: &str| {
+        script.split_once(begin).and_then(|(_, rest)| rest.split_once(end)).expect("it is there").0
+    };
+    let table =
+        page.split("| server | tested by |").nth(1).and_then(|rest| rest.split("\n\n").next()).expect("a table");
+    let said = table.replace([',', '|'], " ");
+    let mut servers: Vec<&str> = said.split_whitespace().filter(|word| word.starts_with("3.")).collect();
+    servers.push("keeper");
+    assert_eq!(servers, between("    set -- ", "\n").split(' ').collect::<Vec<_>>());
+    let number = |count| ["none", "one", "two", "three", "four", "five", "six", "seven"][count];
+    let chapters = between("chapters=(", ")").matches("--test ").count();
+    assert!(table.contains(&format!("[{} chapters]", number(chapters))), "{chapters}");
+    let exceptions = between("for test in ", "; do").split_whitespace().filter(|word| word.contains("::")).count();
+    assert!(table.contains(&format!("[{} checks]", number(exceptions))), "{exceptions}");
+}
