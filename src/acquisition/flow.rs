@@ -256,8 +256,9 @@ impl Acquisition {
             permits: self.goal.as_ref().map(|goal| goal.count()),
         }
         .encode();
-        // Each waiter watches two nodes: its own, and its predecessor's.
-        let mut watched = 2 * (handle.path.len() + owner.len() + "/READ-lock-0000000000".len());
+        // Each waiter watches two nodes: its own, and its predecessor's, whose host may be longer.
+        let mut watched = 2 * (handle.path.len() + "/READ-lock-0000000000".len());
+        watched += owner.len() + handle.dialect.longest_owner(owner.len());
         if self.sharing.is_some() {
             watched += handle.path.len();
         }

@@ -165,7 +165,10 @@ impl<'guard> Transaction<'guard> {
             }
             Err(Failure::Operation { index, failure }) => match locks.get(index) {
                 Some(lock) if *failure == Failure::NoNode => {
-                    lock.own_node().lose(Loss::Removed);
+                    // Unless it was given back meanwhile.
+                    if !lock.own_node().has_left() {
+                        lock.own_node().lose(Loss::Removed);
+                    }
                     Err(lost(lock, lock.loss().unwrap_or(Loss::Removed)))
                 }
                 _ => {

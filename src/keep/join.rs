@@ -183,8 +183,13 @@ async fn wait_for_others(
         on_wait.tell_at_once(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
     }
     let Some(left) = left else { return waits.granted().await };
-    let late = || Err(Error::Timeout { waited: left, blockers: kept.as_blockers(), cut_off: None });
-    call::unless(acquisition.handle.coordinator.sleep(left), waits.granted()).await.unwrap_or_else(late)
+    tokio::select! {
+        biased;
+        granted = waits.granted() => granted,
+        cut_off = call::late(&acquisition.handle.coordinator, left) => {
+            Err(Error::Timeout { waited: left, blockers: kept.as_blockers(), cut_off })
+        }
+    }
 }
 
 /// Reports how far the shared acquisition has come, whenever that changes.

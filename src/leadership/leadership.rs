@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 ///
 /// # Pauses
 /// After a term that was lost, and after a campaign that failed, the candidate waits before it campaigns again: for
-/// [a second](LeadershipBuilder::pause). If tries fail, or terms are no longer than the pause before them, the pause is
+/// [a second](LeadershipBuilder::pause). If tries fail, or terms are no longer than the next pause would be, the pause is
 /// doubled each time, up to 32 seconds. The time is drawn at random between half of that and all of it, because several
 /// candidates may have lost at once. After a long term whose end was wanted, and after [`resign`](Self::resign), there is no
 /// pause. It is the same for a program that calls [`lead`](Self::lead) again.

@@ -127,10 +127,10 @@ impl Memory {
 
     /// The current session, or a fresh one if the current session is over.
     pub(super) fn open(&self) -> Option<Arc<MemorySession>> {
+        let mut current = self.client.session.lock();
         if self.client.closed.load(Ordering::Acquire) {
             return None;
         }
-        let mut current = self.client.session.lock();
         if let Some(session) = current.as_ref().filter(|session| session.lease().over().is_none()) {
             return Some(Arc::clone(session));
         }

@@ -296,9 +296,10 @@ impl MultiGuard {
             (None, Some(last)) => {
                 // The last lock's node was created last. So its session shows what was written before any of the locks
                 // was granted.
-                last.data(path.as_ref()).await.map_err(|error| match error {
-                    lost @ Error::Lost(_) => lost.of_one(last.directory()),
-                    error => error,
+                self.run(last.data(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
+                    (Error::Lost(_), Some(first)) => lost_error(first),
+                    (lost @ Error::Lost(_), None) => lost.of_one(last.directory()),
+                    (error, _) => error,
                 })
             }
             (Some(loss), _) => Err(lost_error(loss)),

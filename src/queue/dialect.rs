@@ -157,6 +157,11 @@ impl Dialect {
         format!("{PROTECTED}{:08x}-{:04x}-{:04x}-{:04x}-{:012x}-", groups.0, groups.1, groups.2, groups.3, groups.4)
     }
 
+    /// How long the owner of another contender may be, beside one of ours with so many bytes.
+    pub(crate) fn longest_owner(self, ours: usize) -> usize {
+        if self == Dialect::Native { ours.max(native::OWNER_BYTES) } else { ours }
+    }
+
     /// Whether a writer signals its release to waiters by a write to its node. Only in a dialect in which nothing else
     /// writes to nodes.
     pub(crate) fn hands_off(self) -> bool {

@@ -15,6 +15,11 @@ use crate::queue::mode::{Mode, Slot};
 /// It is in the name, and not in the node's data, so that a waiter can ask as soon as it has listed the queue.
 pub(crate) const KEEP: &str = "~keep";
 
+const HOST_BYTES: usize = 64;
+
+/// The longest owner that a library of ours makes, `host~id~keep`.
+pub(crate) const OWNER_BYTES: usize = HOST_BYTES + "~k3v9x2ma".len() + KEEP.len();
+
 /// Whether a name looks as if it were kept. Quick, because only the end of the name is read.
 pub(crate) fn may_keep(name: &str) -> bool {
     let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
@@ -58,7 +63,7 @@ pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
 pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
     if host.is_empty() {
         Some("is empty")
-    } else if host.len() > 64 {
+    } else if host.len() > HOST_BYTES {
         Some("is longer than 64 bytes")
     } else if !host.bytes().all(is_host_byte) {
         Some("may only contain letters, digits, '.', '_' and '-'")
@@ -71,7 +76,7 @@ pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
 pub(crate) fn machine() -> String {
     let name = rustix::system::uname();
     let fit = |byte| if is_host_byte(byte) { char::from(byte) } else { '_' };
-    let fit: String = name.nodename().to_string_lossy().bytes().take(64).map(fit).collect();
+    let fit: String = name.nodename().to_string_lossy().bytes().take(HOST_BYTES).map(fit).collect();
     if fit.is_empty() { "localhost".to_owned() } else { fit }
 }
 

@@ -11,7 +11,7 @@ use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
 use crate::session::nodes::OwnNodes;
 use crate::session::request::Failure;
-use crate::session::retry::until_known_at_last;
+use crate::session::retry::{before_next_try, until_known_at_last};
 use crate::session::second_look::check;
 use crate::session::upkeep::Upkeep;
 use crate::telemetry::{meter, names};
@@ -64,20 +64,28 @@ async fn watch_nodes(session: &Weak<dyn Session>, own_nodes: &OwnNodes, grace: D
 }
 
 /// Arms the watches on own nodes on behalf of their owners: of thousands, a few at a time.
-async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<OwnNode>>) {
-    for some in unwatched.chunks(ARMED_AT_ONCE) {
-        let asked: Vec<_> = some.iter().map(|own_node| (own_node, own_node.ask_to_watch(&session))).collect();
-        for (own_node, asked) in asked {
-            let Some(asked) = asked else { continue };
-            match own_node.watched(asked).await {
-                Ok(()) | Err(Failure::Over(_)) => {}
-                Err(Failure::Unknown(_)) => {
-                    if session.connected().await.is_ok() {
-                        session.upkeep().nodes().unwatched.add(own_node);
-                    }
+async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) {
+    let mut tries = 0;
+    while !unwatched.is_empty() {
+        let mut unknown = Vec::new();
+        for some in unwatched.chunks(ARMED_AT_ONCE) {
+            let asked: Vec<_> = some.iter().map(|own_node| (own_node, own_node.ask_to_watch(&session))).collect();
+            for (own_node, asked) in asked {
+                let Some(asked) = asked else { continue };
+                match own_node.watched(asked).await {
+                    Ok(()) | Err(Failure::Over(_)) => {}
+                    Err(Failure::Unknown(_)) => unknown.push(Arc::clone(own_node)),
+                    Err(failure) => cannot_watch(own_node, &failure),
                 }
-                Err(failure) => cannot_watch(own_node, &failure),
             }
+        }
+        unwatched = unknown;
+        // A connection that breaks again and again is no server that errs.
+        if !session.lease().is_connected() {
+            tries = 0;
+        }
+        if !unwatched.is_empty() && before_next_try(&session, &mut tries).await.is_err() {
+            return;
         }
     }
 }

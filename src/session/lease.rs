@@ -40,6 +40,9 @@ const LEAST_SLACK: Duration = Duration::from_millis(100);
 
 const LEAST_MARGIN: Duration = Duration::from_millis(300);
 
+/// How many heartbeats are sent within one session timeout, at most.
+const MOST_HEARTBEATS: u32 = 20;
+
 /// How many touches that do not count yet are kept apart within one session timeout.
 const TOUCHES: u32 = 64;
 
@@ -96,7 +99,7 @@ struct Touch {
 }
 
 impl Lease {
-    /// A lease for a session with this timeout, on a clock that also runs while the machine is suspended.
+    /// A lease for a session with this timeout, on a clock that (on Linux) also runs while the machine is suspended.
     ///
     /// It counts as run out until [`Upkeep::began`](crate::coordinator::Upkeep::began).
     pub fn new(timeout: Duration) -> Lease {
@@ -286,7 +289,7 @@ impl Lease {
     /// before the lease ends.
     pub(crate) fn heartbeat_period(&self) -> Duration {
         let usual = (self.timeout / 5).saturating_sub(self.margin.saturating_sub(default_margin(self.timeout)));
-        usual.min(self.spare() / 2).max(self.timeout / 20)
+        usual.min(self.spare() / 2).max(self.timeout / MOST_HEARTBEATS)
     }
 
     /// How far apart touches may be, at most, so that each counts before the lease ends that the previous touch gave.
@@ -303,9 +306,9 @@ impl Lease {
         self.is_steady() || self.spare() >= self.timeout / 4 || self.counts_since(entered)
     }
 
-    /// Whether a touch can count before the lease ends that it gives.
+    /// Whether the next touch can count before the lease ends, at the most heartbeats.
     pub(crate) fn is_renewable(&self) -> bool {
-        self.settling < self.term()
+        self.settling + self.timeout / MOST_HEARTBEATS < self.term()
     }
 
     /// How long after a touch's answer the operation is sent by which the touch counts.

@@ -11,7 +11,7 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -45,16 +45,20 @@ impl BackgroundThread {
     }
 
     fn start() -> io::Result<BackgroundThread> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let (tenants, mut all_gone) = mpsc::channel::<()>(1);
+        // It gets its runtime once there is a thread: a runtime must not be dropped where the caller may be async.
+        let (give, given) = std::sync::mpsc::channel::<Runtime>();
         let thread = thread::Builder::new().name("zk-rwlock".to_owned()).spawn(move || {
+            let Ok(runtime) = given.recv() else { return };
             runtime.block_on(async {
                 let _dropped = stopped.await;
                 let _or_late = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
             });
         })?;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let _it_waits_for_it = give.send(runtime);
         Ok(BackgroundThread { handle, thread: thread.thread().id(), _stop: stop, tenants, sessions: Mutex::default() })
     }
 

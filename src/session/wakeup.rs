@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::session::contract::Session;
 use crate::session::loss::Loss;
 use crate::session::node::{Asked, OwnNode};
+use crate::session::retry::slept;
 
 impl OwnNode {
     /// Waits until the hold is over, and says why.
@@ -34,10 +35,13 @@ impl OwnNode {
                 Some(left) if self.is_holding() && left < Duration::MAX => {
                     // In slices, because timers stand still while the machine is suspended and the lease does not.
                     let slice = left.min(session.timeout() / 20);
-                    tokio::select! {
+                    let is_awake = tokio::select! {
                         biased;
-                        () = changed => {}
-                        () = session.sleep(slice) => {}
+                        () = changed.as_mut() => true,
+                        is_awake = slept(session, slice) => is_awake,
+                    };
+                    if !is_awake {
+                        changed.await;
                     }
                 }
                 _ => changed.await,

@@ -8,9 +8,11 @@ use crate::validation::REQUEST_LIMIT;
 use crate::value::envelope::Envelope;
 use crate::value::format::{Format, FormatError};
 
-/// What servers take in one request by default, less what is sent with the value: two paths, an ACL, and the frames of the
-/// transaction.
-const SIZE_LIMIT: usize = REQUEST_LIMIT - 4096;
+/// What is sent with a value: two paths, an ACL, and the frames of the transaction.
+pub(crate) const ROOM: usize = 4096;
+
+/// What servers take in one request by default, less that.
+const SIZE_LIMIT: usize = REQUEST_LIMIT - ROOM;
 
 /// A value, with its writer and the time of writing. Derefs to the value.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use crate::session::loss::Loss;
 use crate::session::request::{Failure, Outcome};
 use crate::session::retry;
 use crate::session::second_look::PAUSE_MAX;
-use crate::value::codec::Form;
+use crate::value::codec::{Form, ROOM};
 use crate::value::envelope::{self, Envelope, Mark};
 
 /// Where a value is kept, and in which form.
@@ -77,7 +77,9 @@ impl ValueNode {
             return Err(self.fault(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.form.size_limit) }));
         }
         let (coordinator, path) = (self.coordinator(), &self.path);
-        let version = Commit { held, coordinator, path, bytes: &bytes, mark, base }.put().await?;
+        let version = Commit { held, coordinator, path, bytes: &bytes, size_limit: self.form.size_limit, mark, base }
+            .put()
+            .await?;
         Ok(NewValue { bytes, czxid: base.czxid, version, written: envelope.written })
     }
 
@@ -187,6 +189,8 @@ pub(crate) struct Commit<'a> {
     pub(crate) coordinator: &'a Arc<dyn Coordinator>,
     pub(crate) path: &'a str,
     pub(crate) bytes: &'a [u8],
+    /// What the user has allowed for the bytes.
+    pub(crate) size_limit: usize,
     pub(crate) mark: Mark,
     pub(crate) base: Base,
 }
@@ -225,7 +229,7 @@ impl Commit<'_> {
     }
 
     fn transaction(&self) -> Transaction<'_> {
-        let transaction = Transaction::under(self.held);
+        let transaction = Transaction::under(self.held).size_limit(self.size_limit.saturating_add(ROOM));
         match self.base.version {
             None => transaction.create(self.path, self.bytes),
             Some(version) => transaction.set_version(self.path, self.bytes, version),

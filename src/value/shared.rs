@@ -54,7 +54,8 @@ use crate::value::store::Store;
 /// `/billing/database` would be another lock, and exclude no user of the value.
 ///
 /// A client that writes the node without the lock is noticed. A commit names the version that it replaces, and is
-/// refused.
+/// refused. Only a node that such a client deletes and makes anew, and writes as often as it had been written, is taken for
+/// the old one.
 ///
 /// # How large it may be
 /// With those lines, 1,044,479 bytes: see [`size_limit`](SharedBuilder::size_limit).

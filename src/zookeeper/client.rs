@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::error::error::Error;
@@ -16,7 +17,6 @@ use crate::session::connection::ConnectionState;
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
-use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, watch};
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::connect::{Comeback, new_session};
@@ -61,7 +61,7 @@ struct Sessions {
     /// The attempt under way to open a session. All callers wait for it, so that a crowd opens one session, and not one
     /// each.
     opening: Mutex<Option<Opening>>,
-    closed: AtomicBool,
+    closed: watch::Sender<bool>,
     outage: Arc<Outage>,
 }
 
@@ -150,7 +150,7 @@ impl ZooKeeperBuilder {
             sessions: Mutex::new(Vec::new()),
             abilities: Arc::default(),
             opening: Mutex::new(None),
-            closed: AtomicBool::new(false),
+            closed: watch::Sender::new(false),
             outage: Arc::default(),
         };
         let opened = ensemble.connect().await.and_then(|session| ensemble.install(session, 0));
@@ -166,7 +166,7 @@ impl ZooKeeperBuilder {
 impl Coordinator for ZooKeeper {
     async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
         loop {
-            if self.ensemble.closed.load(Ordering::Acquire) {
+            if *self.ensemble.closed.borrow() {
                 return Err(Failure::Over(Ending::Closed));
             }
             let session_slot = match self.ensemble.slot_or_opening(watched_bytes) {
@@ -177,26 +177,31 @@ impl Coordinator for ZooKeeper {
                 },
             };
             // A session that ends while we wait is not chosen again.
-            if session_slot.session().connected().await.is_ok() {
-                return Ok(session_slot);
+            tokio::select! {
+                biased;
+                () = self.ensemble.closed() => {}
+                connected = session_slot.session().connected() => if connected.is_ok() {
+                    return Ok(session_slot);
+                },
             }
         }
     }
 
     async fn close(&self) {
-        self.ensemble.closed.store(true, Ordering::Release);
+        self.ensemble.closed.send_replace(true);
         let sessions = std::mem::take(&mut *self.ensemble.sessions.lock());
         for session in &sessions {
             session.close();
         }
-        for session in sessions {
+        let confirmed = sessions.iter().map(|session| async move {
             tokio::select! {
                 biased;
                 _ = session.over() => {}
                 () = session.sleep(session.timeout()) => {}
             }
             session.ended(Ending::Closed);
-        }
+        });
+        join_all(confirmed).await;
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -266,7 +271,7 @@ impl Sessions {
 
     /// The state of the session that the next acquisition will use.
     fn state(self: &Arc<Self>) -> ConnectionState {
-        if self.closed.load(Ordering::Acquire) {
+        if *self.closed.borrow() {
             return ConnectionState::Closed;
         }
         let sessions = self.sessions.lock();
@@ -301,10 +306,13 @@ impl Sessions {
         }
         let (end, opened) = watch::channel(None);
         *opening = Some(opened.clone());
-        let (connecting, ensemble) = (self.connect(), Arc::downgrade(self));
+        let (connecting, ensemble, closed) = (self.connect(), Arc::downgrade(self), self.closed());
         self.background.handle().spawn(async move {
-            let connected = connecting.await;
-            // If the ensemble has no user left, the session is closed again.
+            let connected = tokio::select! {
+                biased;
+                () = closed => Err(Failure::Over(Ending::Closed)),
+                connected = connecting => connected,
+            };
             let Some(ensemble) = ensemble.upgrade() else { return };
             let outcome = connected.and_then(|session| ensemble.install(session, watched_bytes)).map(drop);
             if let Err(failure) = &outcome {
@@ -314,6 +322,13 @@ impl Sessions {
             end.send_replace(Some(outcome));
         });
         Err(opened)
+    }
+
+    /// Waits until the ensemble is closed, or has no user left. It does not keep the ensemble.
+    fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut closed = self.closed.subscribe();
+        // What it gives locks the value.
+        async move { drop(closed.wait_for(|closed| *closed).await) }
     }
 
     /// Connects on the background thread, because the client's task is spawned onto the runtime that connects.
@@ -338,7 +353,7 @@ impl Sessions {
         let no_room = || Failure::Refused(format!("{watched_bytes} bytes of watched paths are too many for a session"));
         let session_slot = session.session_slot(watched_bytes).ok_or_else(no_room)?;
         let mut sessions = self.sessions.lock();
-        if self.closed.load(Ordering::Acquire) {
+        if *self.closed.borrow() {
             drop(sessions);
             session.ended(Ending::Closed);
             return Err(Failure::Over(Ending::Closed));

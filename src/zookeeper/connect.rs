@@ -119,7 +119,10 @@ pub(super) async fn new_session(
         }
     };
     if client.session_timeout() < SHORTEST_TIMEOUT {
-        return Err(Failure::Unreachable(format!("{servers} grants sessions no time to live")));
+        let (granted, least) = (client.session_timeout(), SHORTEST_TIMEOUT);
+        return Err(Failure::Unreachable(format!(
+            "{servers} grants a session timeout of {granted:?}: it must be from {least:?}"
+        )));
     }
     let session = ZooKeeperSession::new(client, &background, &options, asked, abilities, servers.clone())?;
     let late =

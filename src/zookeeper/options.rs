@@ -16,9 +16,9 @@ use crate::zookeeper::tls::Tls;
 /// Long enough for a garbage collection and a leader election, short enough to take over from a dead holder.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// No session is asked for with less. A server that grants less, such as zero, does not mean to keep the session: the
-/// client crate would make 8 ms of zero.
-pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
+/// No session is asked for with less: a lease could not be renewed in 222 ms. A server that grants less, such as zero, does not
+/// mean to keep the session: the client crate would make 8 ms of zero.
+pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
@@ -55,7 +55,7 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// How long the ensemble keeps a session that it does not hear from. Default: 10 s.
+    /// How long the ensemble keeps a session that it does not hear from. Default: 10 s. At least 250 ms.
     ///
     /// After a holder crashes, its lock is free after this long. A holder that is cut off reports the loss [before
     /// that](Self::stop_margin).
@@ -89,7 +89,8 @@ impl ZooKeeperBuilder {
 
     /// The time between the moment at which a holder that is cut off reports the loss, and the moment at which the
     /// ensemble may give the lock to another contender. In this time work can stop. It also covers clocks that differ.
-    /// Default: a sixth of the session timeout, but at least 300 ms (and at most a quarter). No less than a hundredth is taken.
+    /// Default: a sixth of the session timeout, but at least 300 ms (and at most a quarter). No less than a hundredth is
+    /// taken, and no margin that leaves no time to renew the lease.
     ///
     /// It is shorter in proportion where the servers grant a shorter timeout. With a longer margin than the default,
     /// heartbeats are sent more often, up to 20 in a session timeout. So the margin shortens the breaks that a hold
@@ -183,8 +184,11 @@ impl ZooKeeperBuilder {
             (_, Some(margin)) if margin >= self.session_timeout => {
                 Err(format!("a stop margin of {margin:?} leaves nothing of a session timeout of {timeout:?}"))
             }
-            (Some(tick), _) if !self.lease(timeout).is_renewable() => {
+            (Some(tick), _) if !Lease::new(timeout).with_tick_time(tick).is_renewable() => {
                 Err(format!("a tick time of {tick:?} is too long for a session timeout of {timeout:?}"))
+            }
+            (_, Some(margin)) if !self.lease(timeout).is_renewable() => {
+                Err(format!("a stop margin of {margin:?} leaves no time to renew a session timeout of {timeout:?}"))
             }
             _ => Ok(()),
         }
@@ -287,12 +291,20 @@ mod tests {
         for (options, problem) in [
             (
                 new().session_timeout(SHORTEST_TIMEOUT - just_more),
-                "a session timeout of 19.999999ms: it must be from 20ms",
+                "a session timeout of 249.999999ms: it must be from 250ms",
             ),
             (new().session_timeout(longest + just_more), "a session timeout of 2147483.647000001s"),
             (new().session_timeout(Duration::MAX), "a session timeout of "),
             (new().connect_timeout(Duration::ZERO), "a connect timeout of zero"),
             (new().acl(Acl::nobody()), "an ACL without permissions"),
+            (
+                new().session_timeout(SECOND).stop_margin(600 * SECOND / 1000),
+                "a stop margin of 600ms leaves no time to renew a session timeout of 1s",
+            ),
+            (
+                new().session_timeout(SECOND).stop_margin(800 * SECOND / 1000).tick_time(SECOND / 10),
+                "a stop margin of 800ms leaves no time to renew a session timeout of 1s",
+            ),
             (new().digest("a:b", "c"), "digest user"),
             #[cfg(feature = "sasl-digest-md5")]
             (new().digest("a", "b").sasl(Sasl::digest_md5("a", "b")), "digest beside SASL"),
@@ -305,7 +317,8 @@ mod tests {
             new().session_timeout(SHORTEST_TIMEOUT),
             new().session_timeout(longest),
             new().connect_timeout(just_more),
-            new().session_timeout(SECOND).stop_margin(SECOND - just_more),
+            new().session_timeout(SECOND).stop_margin(599 * SECOND / 1000),
+            new().session_timeout(SECOND).stop_margin(799 * SECOND / 1000).tick_time(SECOND / 10),
             new().digest("a", "b:c").acl(Acl::creator()),
         ] {
             options.check().expect("a session can have them");

@@ -125,9 +125,12 @@ pub(super) fn created(path: String, stat: &zk::Stat) -> Created {
     Created { path, czxid: stat.czxid, ctime: time(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
 }
 
+/// The last second of the year 9999, since 1970: later times cannot be printed.
+const LAST_SHOWN: Duration = Duration::from_secs(253_402_300_799);
+
 /// A moment on the ensemble's clock, which counts milliseconds.
 pub(super) fn time(milliseconds: i64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs())
+    UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs()).min(LAST_SHOWN)
 }
 
 /// What follows from an error on the way to a session.
@@ -154,6 +157,13 @@ pub(super) async fn event(watcher: impl Future<Output = zk::WatchedEvent>) -> Ev
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_moment_of_any_server_can_be_printed() {
+        for milliseconds in [0, 1, -1, i64::MAX, i64::MIN] {
+            assert!(!humantime::format_rfc3339_millis(time(milliseconds)).to_string().is_empty());
+        }
+    }
 
     #[test]
     fn only_a_clear_refusal_says_that_a_request_was_not_carried_out() {

@@ -53,6 +53,20 @@ fn a_round_of_ours_that_holds_on_is_told_late_or_loses_for_nobody_is_refused() {
         assert!(is_refused(fault, &|round| round.lost = Some(1.0)));
         assert!(is_refused(fault, &|round| round.denied_from = Some(1.0)));
     }
+    assert!(is_refused(results::BREAK, &|round| (round.lost, round.granted) = (Some(1.0), Some(2.0))));
+}
+
+/// What the page names as better in the others.
+#[test]
+fn the_page_says_how_long_before_the_other_is_granted_ours_is_given_up() {
+    let away = [results::BLACK_HOLE, results::ANSWERS_LOST, results::REQUESTS_LOST, results::CUT_ALONE];
+    let rounds = rounds();
+    let of_ours = rounds.iter().filter(|it| it.library == results::OURS && away.contains(&&*it.fault));
+    let early = Vec::from_iter(of_ours.filter_map(Round::given_up_before));
+    let (least, most) = (early.iter().copied().fold(f64::MAX, f64::min), early.iter().copied().fold(0.0, f64::max));
+    let page = read(&root().join("docs/comparison.md"));
+    assert_eq!(early.len(), away.len() * ROUNDS);
+    assert!(page.contains(&format!("**{least:.1} to {most:.1} T** before")), "{least:.1} to {most:.1}");
 }
 
 fn round(granted: Option<f64>, denied_from: Option<f64>, signal: Option<f64>) -> Round {

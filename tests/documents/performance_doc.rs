@@ -2,6 +2,11 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use support::hindered::{Asked, Hindered};
+use zk_rwlock::{Memory, RwLock};
 
 use crate::report::results::{Results, of_one_run};
 use crate::report::{self, plots, scale, tables};
@@ -113,11 +118,18 @@ fn a_marker_that_means_nothing_is_an_error() {
 /// The arithmetic on names is about the names that are made.
 #[tokio::test]
 async fn a_waiter_takes_the_watched_bytes_that_the_page_says() {
-    let zk = zk_rwlock::Memory::new();
-    let lock = zk_rwlock::RwLock::builder(&zk, "/locks/config").host("web-1").build().expect("valid");
-    let guard = lock.write().await.expect("free");
-    let twice = 2.0 * guard.path().len() as f64;
-    assert_eq!(twice, scale::watched_bytes("/locks/config".len(), "web-1".len()), "{}", guard.path());
+    let reserved = Arc::new(AtomicUsize::new(0));
+    let noted = Arc::clone(&reserved);
+    let zk = Hindered::new(&Memory::new(), move |asked| {
+        if let Asked::Slot(watched_bytes) = asked {
+            noted.store(watched_bytes, Ordering::Relaxed);
+        }
+        None
+    });
+    let lock = RwLock::builder(&zk, "/locks/config").host("web-1").build().expect("valid");
+    let _held = lock.write().await.expect("free");
+    let reserved = reserved.load(Ordering::Relaxed);
+    assert_eq!(reserved, scale::watched_bytes("/locks/config".len(), "web-1".len()));
 }
 
 /// A ratio of two days, or of two machines, says nothing.

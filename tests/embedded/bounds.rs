@@ -289,6 +289,12 @@ fn noting() -> (Hindered, Arc<AtomicUsize>) {
     (zk, most)
 }
 
+/// The length of the longest path that a predecessor in this directory may have. A contender does not know it when it reserves.
+fn predecessors(directory: &str) -> usize {
+    let lock = RwLock::builder(&Memory::new(), directory).host("h".repeat(64)).keep(Duration::from_secs(1));
+    now(lock.build().expect("valid").write()).expect("free").path().len()
+}
+
 /// The length of the path of the longest node in this directory.
 fn longest(zk: &Hindered, directory: &str) -> usize {
     let names = zk.memory.children(directory);
@@ -305,11 +311,11 @@ fn assert_enough(reserved: &AtomicUsize, needed: usize) {
 #[test]
 fn a_contender_has_room_for_its_own_node_and_its_predecessors() {
     let (zk, reserved) = noting();
-    let lock = RwLock::new(&zk, PATH).expect("valid");
+    let lock = RwLock::builder(&zk, PATH).host("short").build().expect("valid");
     let _held = now(lock.write()).expect("free");
     let mut waits = task::spawn(lock.write().into_future());
     assert_pending!(waits.poll());
-    assert_enough(&reserved, 2 * longest(&zk, PATH));
+    assert_enough(&reserved, longest(&zk, PATH) + predecessors(PATH));
 }
 
 #[test]
@@ -317,7 +323,7 @@ fn a_contender_that_keeps_its_node_has_room_for_the_directory_too() {
     let (zk, reserved) = noting();
     let lock = RwLock::builder(&zk, PATH).keep(Duration::from_secs(1)).build().expect("valid");
     let _held = now(lock.write()).expect("free");
-    assert_enough(&reserved, 2 * longest(&zk, PATH) + PATH.len());
+    assert_enough(&reserved, longest(&zk, PATH) + predecessors(PATH) + PATH.len());
 }
 
 #[test]
@@ -328,7 +334,7 @@ fn a_waiter_for_permits_has_room_for_the_number_and_the_permits() {
     let mut waits = task::spawn(limit.acquire().into_future());
     assert_pending!(waits.poll());
     let (queue, permits) = (format!("{PATH}/queue"), format!("{PATH}/permits"));
-    assert_enough(&reserved, 2 * longest(&zk, &queue) + PATH.len() + permits.len());
+    assert_enough(&reserved, longest(&zk, &queue) + predecessors(&queue) + PATH.len() + permits.len());
 }
 
 #[test]

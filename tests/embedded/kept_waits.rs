@@ -67,6 +67,20 @@ async fn a_timeout_says_how_long_a_use_has_waited_in_all() {
     asks.await.unwrap().unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_timeout_behind_a_use_of_this_process_says_that_the_client_is_cut_off() {
+    let (zk, kept, _other) = two();
+    let mine = kept.write().await.unwrap();
+    let clone = kept.clone();
+    let late = tokio::spawn(async move { clone.write().timeout(SOON * 5).await.map(drop) });
+    tokio::time::sleep(SOON).await;
+    zk.faults().cut();
+    let error = late.await.unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Timeout { cut_off: Some(_), .. }), "{error}");
+    zk.faults().heal();
+    drop(mine);
+}
+
 fn granted_after_a_wait() -> (Memory, RwLock, zk_rwlock::WriteGuard) {
     let (zk, kept, other) = two();
     let holder = now(other.write().label("left long ago")).unwrap();
@@ -249,6 +263,25 @@ fn a_runtime_may_end_while_a_node_is_kept() {
         let lock = keeping(&Memory::new());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async { drop(lock.read().await.unwrap()) });
+        drop(runtime);
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(10)).expect("the end of the runtime hangs");
+}
+
+/// Its timers are all over at once then.
+#[test]
+fn a_runtime_may_end_while_a_node_is_kept_and_the_client_is_cut_off() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let zk = Memory::new();
+        let lock = keeping(&zk);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            drop(lock.read().await.unwrap());
+            zk.faults().cut();
+            spin().await;
+        });
         drop(runtime);
         done.send(()).unwrap();
     });

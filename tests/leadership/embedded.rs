@@ -2,8 +2,8 @@
 
 use std::future::pending;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use zk_rwlock::coordinator::{Coordinator, Failure, SessionSlot};
 use zk_rwlock::{Error, Leadership, Loss, Memory, RwLock, Term};
 
 use support::candidate::{Candidate, News, endless};
+use support::hindered::{Asked, Hindered};
 use support::polled::{now, poll_up_to, write, writing};
 use support::scene::soon;
 use support::slow::Slow;
@@ -485,6 +486,29 @@ fn a_transaction_of_a_term_that_was_given_up_is_refused_without_being_sent() {
     assert!(matches!(refused, Error::Lost(Loss::GivenBack)), "{refused}");
     assert_eq!(zk.requests(), before);
     assert!(zk.children("/").iter().all(|name| name != "late"));
+}
+
+/// The campaign ends in another thread in that moment.
+#[test]
+fn a_transaction_that_comes_behind_the_end_of_its_term_is_told_that_the_term_was_given_back() {
+    let memory = Memory::new();
+    let ends: Arc<Mutex<Option<Box<dyn Send>>>> = Arc::default();
+    let end = Arc::clone(&ends);
+    let zk = Hindered::new(&memory, move |asked| {
+        if matches!(asked, Asked::Transact(operations) if operations.iter().any(|it| it.path() == "/late")) {
+            drop(end.lock().unwrap().take());
+        }
+        None
+    });
+    let candidate = Leadership::new(&zk, "/leaders").expect("valid");
+    let (tell, mut news) = mpsc::unbounded_channel();
+    let mut campaign = spawn(async move { candidate.lead(endless(tell)).await });
+    assert_pending!(campaign.poll());
+    let Ok(News::Leads(term)) = news.try_recv() else { panic!("it leads") };
+    *ends.lock().unwrap() = Some(Box::new(campaign));
+    let refused = now(term.transaction().create("/late", "").commit()).unwrap_err();
+    assert!(matches!(refused, Error::Lost(Loss::GivenBack)), "{refused}");
+    assert_eq!(now(term.lost()), Loss::GivenBack);
 }
 
 /// It might see what the next leader writes, and take it for what leaders before have written.

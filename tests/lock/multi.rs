@@ -752,6 +752,22 @@ fn locks_of_two_sessions_share_a_transaction_and_are_lost_with_either() {
     }
 }
 
+/// The read is on the session of the last lock, which lives on.
+#[test]
+fn a_read_under_several_locks_ends_when_any_of_them_is_lost() {
+    let zk = Memory::new();
+    let clients = [zk.connect(), zk.connect()];
+    let guard = lock(&multi(&TwoSessions::alternately(&clients), &[("/a", Write), ("/b", Write)]));
+    clients[1].faults().cut();
+    let mut read = tokio_test::task::spawn(guard.data("/x"));
+    assert!(read.poll().is_pending());
+    clients[0].faults().expire();
+    clients[1].faults().heal();
+    let std::task::Poll::Ready(refused) = read.poll() else { panic!("it waits on") };
+    let refused = refused.unwrap_err();
+    assert!(matches!(of_one(&refused), ("/a", Error::Lost(_))), "{refused}");
+}
+
 #[test]
 fn a_guard_of_two_sessions_is_as_doubtful_as_the_worse_of_them() {
     for cut in 0..2 {

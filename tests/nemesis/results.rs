@@ -24,6 +24,9 @@ const CALLS: [&str; 3] = [
     "`is_acquired`, `SUSPENDED`, `LOST`",
 ];
 
+/// The session timeout of the rounds.
+const TIMEOUT_MS: f64 = 4_000.0;
+
 /// For how many milliseconds ours may hold beside another, by any of its calls, after an operator has deleted its node: the
 /// servers tell both. And for how many its signals may come late, once it was let run again: each wakes a task. To whoever asks,
 /// the first answer is `lost` all the same.
@@ -82,6 +85,11 @@ impl Round {
         [self.denied_from, self.signal, self.lost].into_iter().flatten().any(|time| time < 0.0)
     }
 
+    /// How long before the other was granted the loss was reported, in session timeouts.
+    pub(crate) fn given_up_before(&self) -> Option<f64> {
+        Some((self.granted? - self.lost?) / TIMEOUT_MS)
+    }
+
     fn beside(&self, until: Option<f64>) -> Option<f64> {
         let Some(granted) = self.granted else { return Some(0.0) };
         // Who is stopped says nothing.
@@ -122,7 +130,8 @@ pub(crate) fn judge(rounds: &[Round], number: usize) {
                 ] {
                     assert!(beside.is_some_and(|beside| beside <= most), "two hold, or one is told late: {round:?}");
                 }
-                assert!(round.granted.is_some() || round.is_kept(), "lost, and nobody was granted it: {round:?}");
+                let may_be_lost = round.granted.is_some() && fault != BREAK;
+                assert!(may_be_lost || round.is_kept(), "lost, and for nobody or in a short break: {round:?}");
             }
         }
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use support::frames::Op;
 use support::port::Port;
 use support::rules::{Frames, Rule};
@@ -113,7 +114,7 @@ async fn what_the_client_itself_refuses_does_not_renew_the_lease() {
 async fn a_session_that_is_being_opened_does_not_outlive_its_closed_handle() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
-    let zk = ZooKeeper::builder().session_timeout(Duration::from_secs(2)).connect_timeout(SOON);
+    let zk = ZooKeeper::builder().session_timeout(Duration::from_secs(2)).connect_timeout(10 * SOON);
     let zk = zk.connect(&proxy.address()).await.expect("the server can be reached");
     let lock = lock_at(&zk, "/locks/closing");
     let first = session(&zk).await;
@@ -125,10 +126,45 @@ async fn a_session_that_is_being_opened_does_not_outlive_its_closed_handle() {
     let next = writer(&lock);
     eventually("a session is being opened", || async { proxy.connections() > connections }).await;
     soon("closed", zk.close()).await;
-    server.resume();
+    // At once, and not when the time to connect is over.
     let error = refused(next).await;
     assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+    server.resume();
+    // What the server was asked for it may make, and gives it up again.
     eventually("no session is left", || async { server.counter("zk_global_sessions") == 0 }).await;
+}
+
+/// Also when nobody waits until the handle is closed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_the_connection_hears_at_once_that_the_handle_is_closed() {
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), 3 * SOON).await;
+    let lock = lock_at(&zk, "/sessions/closed-while-cut-off");
+    proxy.cut();
+    eventually("it is cut off", || async { !zk.state().is_connected() }).await;
+    let waits = writer(&lock);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!waits.is_finished());
+    assert!(zk.close().now_or_never().is_none(), "the server has not confirmed it");
+    let error = refused(waits).await;
+    assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+}
+
+/// Their servers may be away, and whoever stops a program does not wait for one after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_that_no_server_confirms_are_given_up_together() {
+    const TIMEOUT: Duration = Duration::from_secs(4);
+    let server = Server::start();
+    let zk = connect_with(&format!("{}/{}", server.address(), "long".repeat(1500)), TIMEOUT).await;
+    let lock = lock_at(&zk, "/lock");
+    let mut waiters = Vec::new();
+    while server.counter("zk_global_sessions") < 5 {
+        waiters.push(writer(&lock));
+        eventually("it is queued", || async { children(&zk, "/lock").await.len() == waiters.len() }).await;
+    }
+    server.pause();
+    within(3 * TIMEOUT, "closed", zk.close()).await;
+    server.resume();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -395,7 +431,7 @@ async fn a_lease_that_cannot_be_is_refused_with_what_was_wrong() {
         (builder().stop_margin(Duration::ZERO), "a stop margin of 0ns"),
         (builder().stop_margin(second / 26), "it must be at least a hundredth of the session timeout of 4s"),
         (builder().stop_margin(4 * second), "a stop margin of 4s leaves nothing of a session timeout of 4s"),
-        (builder().session_timeout(second / 1000), "a session timeout of 1ms: it must be from 20ms to"),
+        (builder().session_timeout(second / 1000), "a session timeout of 1ms: it must be from 250ms to"),
     ] {
         let error = builder.connect("127.0.0.1:1").await.expect_err("it cannot be");
         assert!(matches!(&error, Error::InvalidInput { .. }) && error.to_string().contains(problem), "{error}");

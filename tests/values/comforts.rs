@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::task::{JoinSet, block_in_place};
 use zk_rwlock::coordinator::{Coordinator, Kind};
 use zk_rwlock::error::ValueError;
-use zk_rwlock::format::{Format, FormatError};
+use zk_rwlock::format::{Format, FormatError, Raw};
 use zk_rwlock::{CopyState, Error, Loss, Memory, RwLock, Shared};
 
 use crate::checks::{bytes, counter, next, next_error, put, session, value_error, write};
@@ -462,4 +462,18 @@ pub(crate) async fn a_format_is_asked_on_the_callers_threads_alone_and_under_no_
     *format.copy.lock().unwrap() = None;
     let threads = format.threads.lock().unwrap();
     assert!(threads.contains(&caller) && threads.iter().all(|it| [caller, opener].contains(it)), "{threads:?}");
+}
+
+#[tokio::test]
+async fn where_servers_take_more_a_value_may_be_as_large_as_its_limit_is_set() {
+    const ALLOWED: usize = 3 << 20;
+    let zk = Memory::new();
+    let large: Shared<Vec<u8>> =
+        Shared::with_format(&zk, "/comforts/large", Raw).size_limit(ALLOWED).initial(Vec::new).build().expect("valid");
+    write(&large, vec![7; 2 << 20]).await;
+    assert_eq!(large.read().await.expect("there is a value").len(), 2 << 20);
+    let mut guard = large.write().await.expect("free");
+    guard.resize(ALLOWED, 7);
+    let error = guard.commit().await.expect_err("it is larger, with its lines");
+    assert!(matches!(error.value_error(), Some(ValueError::TooLarge { limit: Some(ALLOWED), .. })), "{error}");
 }

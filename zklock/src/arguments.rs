@@ -50,8 +50,8 @@ Examples:
 
 Exit codes:
   of the command; 128 + N if signal N ended it, or zklock while it
-  waited. After a Ctrl-C that only the command received, zklock ends by
-  that signal too, so that a shell's loop around it ends: $? is 130
+  waited. After a Ctrl-C zklock ends by that signal itself, so that a
+  shell's loop around it ends: $? is 130
     0   with --once-in, also if the command was not run, because it was
         done already (--skipped-exit-code sets another)
     1   -n or -w did not get the lock (-E sets another);

@@ -5,10 +5,15 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child as Process;
 use std::thread;
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, kill_process_group, waitid};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, getpgid, getpid, getppid, kill_current_process_group, kill_process,
+    kill_process_group, waitid,
+};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use crate::exit::{self, Exit};
+use crate::output;
 use crate::terminal::{Terminal, our_group};
 use crate::tie;
 
@@ -27,19 +32,37 @@ pub(crate) struct Reaped {
     /// The signal that ended it, if it was typed (Ctrl-C) while the command had the terminal. No other process has
     /// received it.
     typed: Option<Signal>,
+    /// A Ctrl-C that came to us, and that we passed on, has ended it.
+    is_interrupted: bool,
 }
 
 impl Reaped {
     /// Passes a typed signal on to the script or `make` that started us, as if the terminal had been its own. After
-    /// Ctrl-C we do not return, but end by the signal, as the command did: after a mere exit code a shell's loop goes
-    /// on. The first process of a container cannot end by a signal of its own: there the code has to do.
+    /// Ctrl-C we do not return, but end by the signal, as the command did.
     pub(crate) fn pass_on(self) {
-        let Some((signal, ours)) = self.typed.zip(our_group()) else { return };
-        let _ = kill_process_group(ours, signal);
-        if signal == Signal::INT && !getpid().is_init() {
-            let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+        if let Some(signal) = self.typed {
+            // Not by the group's number: in a container that may be 1, and the system takes -1 for every process.
+            let _ = kill_current_process_group(signal);
+        }
+        if self.is_interrupted || self.typed == Some(Signal::INT) {
+            end_by(Signal::INT);
         }
     }
+}
+
+/// Ends by Ctrl-C: after a mere exit code the loop of a shell around us goes on. Returns after other signals, and in the first
+/// process of a container, which cannot end by a signal of its own: there the code has to do.
+pub(crate) fn end_by(signal: Signal) {
+    if signal == Signal::INT && !getpid().is_init() {
+        output::finish();
+        let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+    }
+}
+
+/// Whether nobody in this container could continue us: we are its first process, or in the group of that.
+fn is_left_alone() -> bool {
+    let is_init_in_our_group = |parent: Pid| parent.is_init() && getpgid(Some(parent)).ok() == our_group();
+    getpid().is_init() || getppid().is_some_and(is_init_in_our_group)
 }
 
 /// A command that runs. Only [`Child::reap`] reaps it. Its process id stays its own until then, so no signal can hit
@@ -52,6 +75,8 @@ pub(crate) struct Child {
     terminal: Option<Terminal>,
     /// Whether it had the terminal when it was stopped together with us.
     was_foreground: bool,
+    /// Whether a Ctrl-C was passed on to it.
+    was_interrupted: bool,
 }
 
 impl Child {
@@ -89,19 +114,24 @@ impl Child {
             // undo a Ctrl-Z that was typed just now.
             terminal.lend(group);
         }
-        Ok(Child { process, group, events, terminal, was_foreground: false })
+        Ok(Child { process, group, events, terminal, was_foreground: false, was_interrupted: false })
     }
 
     pub(crate) async fn next_event(&mut self) -> ChildEvent {
         self.events.recv().await.unwrap_or(ChildEvent::Ended)
     }
 
-    /// Signals the whole process group.
-    pub(crate) fn signal(&self, signal: Signal) {
+    /// Signals the whole process group. Returns whether we may.
+    pub(crate) fn signal(&self, signal: Signal) -> bool {
         // An error means that the group is empty, or that we may not signal it; or that the command has not begun its session.
-        if kill_process_group(self.group, signal).is_err() {
-            let _ = kill_process(self.group, signal);
-        }
+        let signalled = kill_process_group(self.group, signal).or_else(|_| kill_process(self.group, signal));
+        signalled != Err(Errno::PERM)
+    }
+
+    /// Passes on a signal that came to us.
+    pub(crate) fn pass_on(&mut self, signal: Signal) {
+        self.was_interrupted |= signal == Signal::INT;
+        self.signal(signal);
     }
 
     /// Continues the command, if it was stopped. If it had the terminal before, it gets the terminal again.
@@ -125,12 +155,14 @@ impl Child {
             self.signal(Signal::CONT);
         } else if asks && terminal.is_ours() {
             self.lend_terminal();
+        } else if lent && is_left_alone() {
+            self.signal(Signal::CONT);
         } else if lent {
             terminal.take_back(self.group);
             self.was_foreground = true;
             // The command alone was stopped. The processes that started us, such as a script or another zklock, have to
             // stop with it.
-            let _ = kill_process_group(terminal.ours(), Signal::STOP);
+            let _ = kill_current_process_group(Signal::STOP);
         } else if asks || by == Signal::TSTP {
             let _ = kill_process(getpid(), Signal::STOP);
         }
@@ -156,7 +188,8 @@ impl Child {
             (None, Ok(status)) => status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX),
             (None, Err(_)) => u8::MAX,
         };
-        Reaped { code, typed }
+        let is_interrupted = self.was_interrupted && signal == Some(Signal::INT.as_raw());
+        Reaped { code, typed, is_interrupted }
     }
 
     /// Lends the command the terminal, and continues it.
@@ -181,7 +214,7 @@ fn next_event(process: Pid) -> Option<ChildEvent> {
                 }
             }
             Ok(Some(_)) => return Some(ChildEvent::Ended),
-            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Ok(None) | Err(Errno::INTR) => {}
             Err(_) => return None,
         }
     }

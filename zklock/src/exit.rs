@@ -61,6 +61,7 @@ impl From<Error> for Exit {
             Error::PermissionDenied { .. } | Error::Closed(_) | Error::InvalidAcl { .. } => NO_PERMISSION,
             Error::Lost(why) => of_loss(*why, LOST),
             Error::Evicted(why) => of_loss(*why, PLACE_LOST),
+            Error::Refused { operation: "start the thread for", .. } => SYSTEM,
             Error::Unreachable(_) | Error::OutcomeUnknown { .. } => UNAVAILABLE,
             _ => IN_THE_WAY,
         };

@@ -157,9 +157,9 @@ fn answer(looked: Result<Queue, Error>) -> Result<Option<Queue>, Exit> {
 }
 
 /// The part of a queue whose change is worth another line. How long the queue has lasted is not part of it.
-fn gist(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>) {
+fn gist(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>, Option<u32>) {
     let members = queue.members.iter().map(|member| (member.node.clone(), member.state == MemberState::Holds));
-    (members.collect(), queue.done.as_ref().map(|done| done.at))
+    (members.collect(), queue.done.as_ref().map(|done| done.at), queue.permits)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use zk_rwlock::{
 };
 
 use crate::arguments::{Arguments, Connection, Run};
-use crate::child::{Child, ChildEvent, Reaped};
+use crate::child::{Child, ChildEvent, Reaped, end_by};
 use crate::connect::{connect_within, told};
 use crate::exit::{self, Exit};
 use crate::guard::Grip;
@@ -53,7 +53,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let mut signals = Signals::listen()?;
     let zk = tokio::select! {
         biased;
-        signal = signals.next() => return Ok(exit::by_signal(signal.as_raw())),
+        signal = signals.next() => return Ok(ended_by(signal)),
         zk = connect_within(patience(run, connection), connection) => zk?,
     };
     let place = open(&zk, run, &order, connection.dialect)?;
@@ -62,7 +62,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         signal = signals.next() => {
             // The acquisition was dropped above. The end of the session removes its node from the queue.
             leave(&zk, &mut signals).await;
-            return Ok(exit::by_signal(signal.as_raw()));
+            return Ok(ended_by(signal));
         }
         guard = acquire(&place, run, connection.verbose) => guard,
     };
@@ -84,6 +84,12 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let reaped = outcome?;
     reaped.pass_on();
     Ok(reaped.code)
+}
+
+/// The exit code after a signal that ends us. After Ctrl-C we end by it.
+fn ended_by(signal: Signal) -> u8 {
+    end_by(signal);
+    exit::by_signal(signal.as_raw())
 }
 
 /// How long to try to reach a server: for no longer than the user would wait for the lock.
@@ -359,7 +365,7 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                 // If we were stopped for too long, the command must not go on. The loss is reported next.
                 Signal::CONT if !guard.is_held() => {}
                 Signal::CONT => child.resume(),
-                signal => child.signal(signal),
+                signal => child.pass_on(signal),
             },
         }
     }
@@ -378,6 +384,11 @@ async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) 
         biased;
         // Also after a loss: the answer may still come, and the command does not run any more.
         recorded = once.done() => recorded,
+        why = async {
+            let why = guard.lost().await;
+            tokio::time::sleep(FAREWELL).await;
+            why
+        } => Err(Error::OutcomeUnknown { operation: "record", reason: why.to_string() }),
         signal = signals.next_ending() => {
             let unknown = "a signal came before it was known whether that is recorded in";
             let problem = format!("the command has succeeded, and {unknown} {}; unless it is, the command is run again", once.record());
@@ -439,9 +450,13 @@ async fn stop(guard: &Grip, run: &Run, child: &mut Child) -> &'static str {
             }
         }
     }
-    child.signal(Signal::KILL);
+    if child.signal(Signal::KILL) {
+        while child.next_event().await != ChildEvent::Ended {}
+        return "the command was killed";
+    }
+    say("the command belongs to another user, and cannot be ended: it runs on without the lock");
     while child.next_event().await != ChildEvent::Ended {}
-    "the command was killed"
+    "the command could not be ended, and has ended by itself"
 }
 
 /// Releases the lock and ends the session, in one round trip: the release goes first, so the next contender knows it for

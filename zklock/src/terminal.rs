@@ -34,11 +34,6 @@ impl Terminal {
         Some(Terminal { tty, ours, settings: OnceCell::new() })
     }
 
-    /// Our own process group.
-    pub(crate) fn ours(&self) -> Pid {
-        self.ours
-    }
-
     /// Whether a command gets the terminal without asking.
     pub(crate) fn is_talked_to() -> bool {
         io::stdin().is_terminal() && io::stdout().is_terminal()

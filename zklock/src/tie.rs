@@ -72,6 +72,8 @@ pub(crate) fn stage() -> Option<Exit> {
 pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
     let code = match error.kind() {
         io::ErrorKind::NotFound => exit::NO_SUCH_COMMAND,
+        // No process, or no memory for it.
+        io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => exit::SYSTEM,
         _ => exit::NOT_EXECUTABLE,
     };
     Exit::new(code, format!("cannot run {program:?}: {error}"))

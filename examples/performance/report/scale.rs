@@ -12,6 +12,8 @@ const LISTING_BYTES_MAX: f64 = 1_048_575.0;
 /// How long the random id is that follows a host.
 pub(crate) const ID_BYTES: usize = 8;
 
+const LONGEST_HOST: usize = 64;
+
 /// A create and a delete, or a create and the transaction that hands the lock on.
 const WRITES_A_PAIR: f64 = 2.0;
 
@@ -28,9 +30,11 @@ fn planned(results: &Results) -> Outcome<f64> {
     Ok((committed(results)? * PLANNED_SHARE / 100.0).round() * 100.0)
 }
 
-/// The watched bytes that one waiter reserves: two paths of `DIRECTORY/HOST~ID-WRITE-SEQUENCE`.
-pub(crate) fn watched_bytes(directory: usize, host: usize) -> f64 {
-    2.0 * (directory + host + "~".len() + ID_BYTES + "/-WRITE-0000000000".len()) as f64
+/// The watched bytes that one waiter reserves: for its path, `DIRECTORY/HOST~ID`, a mark and a number, and for the longest that may be
+/// before it, `DIRECTORY/HOST~ID~keep`, a mark and a number.
+pub(crate) fn watched_bytes(directory: usize, host: usize) -> usize {
+    let path = |host: usize| directory + host + "~".len() + ID_BYTES + "/READ-lock-0000000000".len();
+    path(host) + path(LONGEST_HOST) + "~keep".len()
 }
 
 /// The bytes of one name in a listing, with its length before it.
@@ -57,7 +61,7 @@ pub(crate) fn value(results: &Results, name: &str) -> Outcome<String> {
         ["planned"] => whole(planned(results)?),
         ["pairs"] => whole(planned(results)? / WRITES_A_PAIR),
         ["waiters", directory, host] => {
-            whole((WATCHED_BYTES_MAX / watched_bytes(directory.parse()?, host.parse()?)).floor())
+            whole((WATCHED_BYTES_MAX / watched_bytes(directory.parse()?, host.parse()?) as f64).floor())
         }
         ["listed", host] => whole((LISTING_BYTES_MAX / listed_bytes(host.parse()?)).floor()),
         [what, case, peer, "/", other] => number(median(what, case, peer)? / median(what, case, other)?),

@@ -229,7 +229,22 @@ async fn a_watch_whose_answer_is_lost_is_asked_for_again() {
     let (session, _task) = Noted::kept_alive();
     session.holder("/a/1");
     *session.is_cut_off.lock().unwrap() = true;
-    assert_eq!(session.after(250).await, notes([(200, "watch /a/1")]));
+    let asked = (200, "watch /a/1");
+    assert_eq!(session.after(250).await, notes([asked; 4]));
     *session.is_cut_off.lock().unwrap() = false;
-    assert_eq!(session.after(1_000).await, notes([(400, "watch /a/1")]));
+    assert_eq!(session.after(1_000).await, notes([(320, "watch /a/1")]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_errs_is_asked_for_a_watch_less_and_less_often_and_not_for_a_node_that_has_left() {
+    let (session, _task) = Noted::kept_alive();
+    let own_node = session.holder("/a/1");
+    *session.is_cut_off.lock().unwrap() = true;
+    let mut watches = session.after(60_000).await;
+    watches.retain(|(_, what)| what == "watch /a/1");
+    // From the twelfth pause on, each has 1,440 ms.
+    assert_eq!(watches.len(), 4 + 12 + (60_000 - 200 - 120 * 78) / 1_440, "{watches:?}");
+    own_node.left();
+    session.after(62_000).await;
+    assert!(session.after(70_000).await.iter().all(|(_, what)| what != "watch /a/1"));
 }

@@ -5,11 +5,15 @@ use super::*;
 /// `zklock` as the first process of a namespace, with the terminal as `docker run -it` gives it (`setsid -c`), or as a plain
 /// `unshare` leaves it.
 fn first_process(begins_session: bool, arguments: &[&str]) -> (&'static str, Vec<String>) {
+    first_process_is(begins_session, &[&[binary()], arguments].concat())
+}
+
+fn first_process_is(begins_session: bool, command: &[&str]) -> (&'static str, Vec<String>) {
     let mut words = vec!["--pid", "--fork", "--mount-proc", "--kill-child"];
     if begins_session {
         words.extend(["setsid", "-c"]);
     }
-    words.extend([binary()].iter().chain(arguments));
+    words.extend(command);
     let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
     if rustix::process::geteuid().is_root() {
         return ("unshare", words);
@@ -53,5 +57,35 @@ async fn ctrl_c_ends_the_command_and_the_first_process_with_130() {
         assert_eq!(code, Some(130), "{begins_session}: {rest}");
         assert!(!rest.contains("panicked"), "{begins_session}: {rest}");
         line_becomes(&lock, "").await;
+    }
+}
+
+/// The number of the group of a container's first process is 1, and a signal to "group -1" would reach every process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ctrl_c_spares_the_other_processes_of_a_container() {
+    let script = "trap : INT; setsid env --default-signal=INT sleep 100 & other=$!
+        \"$0\" /zklock/first/others -c 'echo began; read line'; kill -0 $other && echo spared";
+    let (program, words) = first_process_is(true, &["sh", "-c", script, binary()]);
+    let mut terminal = OnTerminal::start_program(program, &words.iter().map(String::as_str).collect::<Vec<_>>());
+    terminal.shows("began");
+    terminal.press("\x03");
+    terminal.shows("spared");
+    terminal.rest().await;
+}
+
+/// There is no shell that could continue them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ctrl_z_stops_nothing_for_ever_in_a_container_without_a_shell_for_jobs() {
+    let command = "echo began; read line; echo read $line";
+    let script = format!("\"$0\" /zklock/first/ctrl-z -c '{command}'; true");
+    let path = "/zklock/first/ctrl-z-first";
+    for first in [&[binary(), path, "-c", command][..], &["sh", "-c", &script, binary()]] {
+        let (program, words) = first_process_is(true, first);
+        let mut terminal = OnTerminal::start_program(program, &words.iter().map(String::as_str).collect::<Vec<_>>());
+        terminal.shows("began");
+        terminal.press("\x1a");
+        terminal.press("a line\n");
+        terminal.shows("read a line");
+        terminal.rest().await;
     }
 }

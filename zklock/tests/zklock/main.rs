@@ -411,6 +411,11 @@ async fn the_command_is_told_of_its_lock_and_gets_our_input() {
     assert!(tokens[0] < tokens[1], "{tokens:?}");
 }
 
+/// Ctrl-C ends zklock by itself, and then there is no code; a shell says 130.
+fn ended_by(signal: Signal) -> Option<i32> {
+    (signal != Signal::INT).then_some(128 + signal.as_raw())
+}
+
 #[tokio::test]
 async fn signals_reach_the_whole_group_of_the_command() {
     let path = "/zklock/signals";
@@ -429,7 +434,7 @@ async fn signals_reach_the_whole_group_of_the_command() {
         let script = "sh -c 'echo ready; exec sleep 100'; sleep 100";
         let running = Running::start(zklock(&[path, "-c", script])).ready().await;
         running.signal(signal);
-        assert_eq!(running.ends().await.code, Some(128 + signal.as_raw()));
+        assert_eq!(running.ends().await.code, ended_by(signal));
     }
 }
 
@@ -517,7 +522,7 @@ async fn a_signal_while_waiting_leaves_the_queue_at_once() {
         line_becomes(&lock, "W+ W-").await;
         waiting.signal(signal);
         let run = waiting.ends().await;
-        assert_eq!((run.code, &run.stdout[..]), (Some(128 + signal.as_raw()), ""));
+        assert_eq!((run.code, &run.stdout[..]), (ended_by(signal), ""));
         // Its node is gone when it has ended, long before its session would time out.
         assert_eq!(line(&lock).await, "W+");
     }
@@ -537,7 +542,7 @@ async fn whoever_gives_up_on_a_cut_network_does_not_wait_for_it() {
     proxy.black_hole();
     interrupted.signal(Signal::INT);
     // The session would last three times as long as anything here may take.
-    assert_eq!((interrupted.ends().await.code, impatient.ends().await.code), (Some(130), Some(1)));
+    assert_eq!((interrupted.ends().await.code, impatient.ends().await.code), (ended_by(Signal::INT), Some(1)));
     held.release().await.unwrap();
 }
 
@@ -1328,6 +1333,24 @@ async fn ctrl_c_ends_the_script_around_us_too() {
     assert_eq!(terminal.ends().await, Some(9));
 
     let script = "for i in 1 2; do \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo code $?; done";
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary()]);
+    terminal.shows("ready");
+    terminal.press("\x03");
+    assert_eq!(terminal.ends().await, None);
+    assert!(!terminal.seen.contains("code"), "{:?}", terminal.seen);
+
+    // Also while it waits, and if the command has not the terminal.
+    let (_zk, lock) = server_lock("/zklock/tty/taken").await;
+    let held = lock.write().await.unwrap();
+    let script = "for i in 1 2; do \"$0\" /zklock/tty/taken true; echo code $?; done";
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary()]);
+    line_becomes(&lock, "W+ W-").await;
+    terminal.press("\x03");
+    assert_eq!(terminal.ends().await, None);
+    assert!(!terminal.seen.contains("code"), "{:?}", terminal.seen);
+    held.release().await.unwrap();
+    let script = "for i in 1 2; do \"$0\" /zklock/tty/script -c 'echo ready >/dev/tty; exec sleep 100' >/dev/null
+        echo code $?; done";
     let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary()]);
     terminal.shows("ready");
     terminal.press("\x03");

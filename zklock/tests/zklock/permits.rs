@@ -14,7 +14,8 @@ use zk_rwlock::coordinator::Kind;
 use zk_rwlock::{Semaphore, ZooKeeper};
 
 use crate::{
-    Running, SHORT, ended, ended_within_minutes, immortal, last_stamp, run, scratch, server_lock, zklock, zklock_on,
+    Running, SHORT, ended, ended_by, ended_within_minutes, immortal, last_stamp, run, scratch, server_lock, zklock,
+    zklock_on,
 };
 
 async fn semaphore(path: &str, permits: u32) -> (ZooKeeper, Semaphore) {
@@ -124,7 +125,7 @@ async fn whoever_waits_for_a_permit_says_so_and_leaves_at_a_signal() {
         let words = format!("waiting for a permit of {}: place 1, held by PERMIT here pid ", semaphore.path());
         assert!(said.contains(&words) && said.contains("\"slow\""), "{said}");
         waits.signal(signal);
-        assert_eq!(waits.ends().await.code, Some(128 + signal.as_raw()));
+        assert_eq!(waits.ends().await.code, ended_by(signal));
         becomes(&semaphore, 1, 0).await;
     }
     held.release().await.unwrap();
@@ -216,6 +217,8 @@ async fn watch_tells_each_change_of_a_semaphore_also_of_its_first_use() {
     }
     held.release().await.unwrap();
     assert_eq!(seen(watch.says().await), (Some(2), 0));
+    assert_eq!(run(&["permits", semaphore.path(), "3"]).await.code, Some(0));
+    assert_eq!(seen(watch.says().await), (Some(3), 0));
 }
 
 #[tokio::test]

@@ -298,3 +298,12 @@ async fn a_server_whose_name_gets_another_address_is_found_there() {
     assert!(!run.stderr.contains("the lock was lost"), "{run:#?}");
     drop(passed_on.await);
 }
+
+/// As under a limit of processes: for a stack as large no thread is started.
+#[tokio::test]
+async fn a_system_that_gives_no_thread_has_a_code_of_its_own() {
+    let mut command = zklock(&["/zklock/no-thread", "true"]);
+    command.env("RUST_MIN_STACK", (1_u64 << 60).to_string());
+    let run = ended(command).await;
+    assert!(run.code == Some(71) && run.stderr.contains("start the thread for"), "{run:#?}");
+}

@@ -100,7 +100,7 @@ async fn a_time_that_leaves_no_time_to_connect_is_told_as_what_it_is() {
     for (option, value, problem) in [
         ("--connect-timeout", "0", "'--connect-timeout <TIME>': it must be more than zero"),
         ("--session-timeout", "0s", "'--session-timeout <TIME>': it must be more than zero"),
-        ("--session-timeout", "1ms", "a session timeout of 1ms: it must be from 20ms to"),
+        ("--session-timeout", "1ms", "a session timeout of 1ms: it must be from 250ms to"),
     ] {
         let run = refusal(zklock_on("127.0.0.1:1", &[] as &[&str]), option, value, true).await;
         assert!(run.code == Some(64) && run.stderr.contains(problem), "{run:?}");
