@@ -155,16 +155,16 @@ async fn who_waits_for_the_connection_hears_at_once_that_the_handle_is_closed() 
 async fn sessions_that_no_server_confirms_are_given_up_together() {
     const TIMEOUT: Duration = Duration::from_secs(4);
     let server = Server::start();
-    let zk = connect_with(&format!("{}/{}", server.address(), "long".repeat(1500)), TIMEOUT).await;
+    let proxy = Proxy::start(server.address());
+    let zk = connect_with(&format!("{}/{}", proxy.address(), "long".repeat(1500)), TIMEOUT).await;
     let lock = lock_at(&zk, "/lock");
     let mut waiters = Vec::new();
     while server.counter("zk_global_sessions") < 5 {
         waiters.push(writer(&lock));
         eventually("it is queued", || async { children(&zk, "/lock").await.len() == waiters.len() }).await;
     }
-    server.pause();
+    proxy.answer_only_pings();
     within(3 * TIMEOUT, "closed", zk.close()).await;
-    server.resume();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
