@@ -9,6 +9,9 @@ use crate::snippets::{WRITE, read, root};
 const BEGIN: &str = "<!-- table: nemesis -->\n";
 const END: &str = "<!-- end -->";
 
+/// The session timeout of the rounds.
+const TIMEOUT_MS: f64 = 4_000.0;
+
 /// As many as `make nemesis` has unless told otherwise.
 const ROUNDS: usize = 20;
 
@@ -62,7 +65,7 @@ fn the_page_says_how_long_before_the_other_is_granted_ours_is_given_up() {
     let away = [results::BLACK_HOLE, results::ANSWERS_LOST, results::REQUESTS_LOST, results::CUT_ALONE];
     let rounds = rounds();
     let of_ours = rounds.iter().filter(|it| it.library == results::OURS && away.contains(&&*it.fault));
-    let early = Vec::from_iter(of_ours.filter_map(Round::given_up_before));
+    let early = Vec::from_iter(of_ours.filter_map(|it| Some((it.granted? - it.lost?) / TIMEOUT_MS)));
     let (least, most) = (early.iter().copied().fold(f64::MAX, f64::min), early.iter().copied().fold(0.0, f64::max));
     let page = read(&root().join("docs/comparison.md"));
     assert_eq!(early.len(), away.len() * ROUNDS);

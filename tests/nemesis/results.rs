@@ -24,9 +24,6 @@ const CALLS: [&str; 3] = [
     "`is_acquired`, `SUSPENDED`, `LOST`",
 ];
 
-/// The session timeout of the rounds.
-const TIMEOUT_MS: f64 = 4_000.0;
-
 /// For how many milliseconds ours may hold beside another, by any of its calls, after an operator has deleted its node: the
 /// servers tell both. And for how many its signals may come late, once it was let run again: each wakes a task. To whoever asks,
 /// the first answer is `lost` all the same.
@@ -83,11 +80,6 @@ impl Round {
     /// Whether the API of the holder said before the fault that something is wrong. On a busy machine this happens.
     pub(crate) fn is_void(&self) -> bool {
         [self.denied_from, self.signal, self.lost].into_iter().flatten().any(|time| time < 0.0)
-    }
-
-    /// How long before the other was granted the loss was reported, in session timeouts.
-    pub(crate) fn given_up_before(&self) -> Option<f64> {
-        Some((self.granted? - self.lost?) / TIMEOUT_MS)
     }
 
     fn beside(&self, until: Option<f64>) -> Option<f64> {
