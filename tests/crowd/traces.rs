@@ -675,6 +675,7 @@ fn a_wait_without_an_end_is_found() {
         let who = run.events.iter().find(|event| event.what == What::Created && is_it(event)).expect("it waited").who;
         run.events.retain(|event| event.who != who || event.what != What::Ended);
         let last = run.log.last().map_or(by.zxid, |txn| txn.zxid);
-        words(["Wait", PATH, &format!("number {sequence}"), &format!("{last:#x}"), "every wait ends"])
+        let number = format!("number {sequence}");
+        words(["Wait", PATH, &number, "of session", "created at zxid", &format!("{last:#x}"), "every wait ends"])
     });
 }

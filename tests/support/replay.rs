@@ -637,8 +637,13 @@ impl Replay<'_> {
         for event in open.into_values() {
             let last = self.run.log.last().map_or(0, |txn| txn.zxid);
             let Event { path, mode, sequence, at, .. } = event;
+            let is_its = |it: &&Node| parent(&it.path) == path && it.name.sequence == *sequence;
+            let node = self.nodes.iter().rev().find(is_its).map(|node| {
+                format!(", {}, created at zxid {:#x} and gone at {:?}", node.shown(), node.token, node.left)
+            });
             self.verdict.faults.push(format!(
-                "Wait of {path} {mode} number {sequence} since {at:?}, up to zxid {last:#x}: every wait ends"
+                "Wait of {path} {mode} number {sequence} since {at:?}{}, up to zxid {last:#x}: every wait ends",
+                node.unwrap_or_default()
             ));
         }
     }

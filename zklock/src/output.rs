@@ -63,7 +63,7 @@ pub(crate) fn finish() {
 }
 
 /// As [`to_people`], and waits for that.
-fn wait_for(limit: Duration, text: String) {
+pub(crate) fn wait_for(limit: Duration, text: String) {
     let (tells, printed) = mpsc::channel();
     enqueue((text, Some(tells)));
     // Nothing is ever sent. This returns when the sender is gone.

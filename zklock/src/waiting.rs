@@ -54,6 +54,9 @@ const BRIEFER: [Detail; 9] = [
 /// What a terminal adds to the line when Ctrl-C or Ctrl-Z is typed: `^C`.
 const TYPED: usize = 2;
 
+/// How long we wait until the live line is taken back. A terminal that is stopped (Ctrl-S) takes nothing.
+const TAKEN_BACK: Duration = Duration::from_millis(200);
+
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Shows the contenders in the way, for as long as this future is polled. `places` gives our place in the queue when
@@ -181,7 +184,8 @@ impl Drop for StatusLine {
     fn drop(&mut self) {
         // In the background, that line has gone up and another is there, such as a prompt.
         if self.is_drawn && is_live() {
-            output::to_people("\r\x1b[K".to_owned());
+            // Before the command writes behind it.
+            output::wait_for(TAKEN_BACK, "\r\x1b[K".to_owned());
         }
     }
 }
