@@ -292,19 +292,13 @@ impl MultiGuard {
     /// ```
     pub async fn data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
         validation::check(path.as_ref())?;
-        match (self.loss(), self.locks.last()) {
-            (None, Some(last)) => {
-                // The last lock's node was created last. So its session shows what was written before any of the locks
-                // was granted.
-                self.run(last.data(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
-                    (Error::Lost(_), Some(first)) => lost_error(first),
-                    (lost @ Error::Lost(_), None) => lost.of_one(last.directory()),
-                    (error, _) => error,
-                })
-            }
-            (Some(loss), _) => Err(lost_error(loss)),
-            (None, None) => Ok(None),
-        }
+        let Some(last) = self.locks.last() else { return Ok(None) };
+        // The last lock's node was created last. So its session shows what was written before any of the locks was granted.
+        self.run(last.data(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
+            (Error::Lost(_), Some(first)) => lost_error(first),
+            (lost @ Error::Lost(_), None) => lost.of_one(last.directory()),
+            (error, _) => error,
+        })
     }
 
     /// Starts a transaction that is committed only if all the locks are still held then. See [`Transaction`].

@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-use support::hindered::{Asked, Hindered};
+use support::hindered::Hindered;
 use zk_rwlock::{Memory, RwLock};
 
 use crate::report::results::{Results, of_one_run};
@@ -118,14 +117,7 @@ fn a_marker_that_means_nothing_is_an_error() {
 /// The arithmetic on names is about the names that are made.
 #[tokio::test]
 async fn a_waiter_takes_the_watched_bytes_that_the_page_says() {
-    let reserved = Arc::new(AtomicUsize::new(0));
-    let noted = Arc::clone(&reserved);
-    let zk = Hindered::new(&Memory::new(), move |asked| {
-        if let Asked::Slot(watched_bytes) = asked {
-            noted.store(watched_bytes, Ordering::Relaxed);
-        }
-        None
-    });
+    let (zk, reserved) = Hindered::noting(&Memory::new());
     let lock = RwLock::builder(&zk, "/locks/config").host("web-1").build().expect("valid");
     let _held = lock.write().await.expect("free");
     let reserved = reserved.load(Ordering::Relaxed);

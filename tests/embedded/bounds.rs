@@ -276,19 +276,6 @@ async fn who_finds_its_node_gone_when_its_lease_is_renewed_is_evicted() {
     assert_eq!(tries, 1);
 }
 
-/// A client that notes how many bytes its session slots are asked for: the most, because a semaphore's number is read, too.
-fn noting() -> (Hindered, Arc<AtomicUsize>) {
-    let most = Arc::new(AtomicUsize::new(0));
-    let noted = Arc::clone(&most);
-    let zk = Hindered::new(&Memory::new(), move |asked| {
-        if let Asked::Slot(watched_bytes) = asked {
-            noted.fetch_max(watched_bytes, Ordering::Relaxed);
-        }
-        None
-    });
-    (zk, most)
-}
-
 /// The length of the longest path that a predecessor in this directory may have. A contender does not know it when it reserves.
 fn predecessors(directory: &str) -> usize {
     let lock = RwLock::builder(&Memory::new(), directory).host("h".repeat(64)).keep(Duration::from_secs(1));
@@ -310,7 +297,7 @@ fn assert_enough(reserved: &AtomicUsize, needed: usize) {
 
 #[test]
 fn a_contender_has_room_for_its_own_node_and_its_predecessors() {
-    let (zk, reserved) = noting();
+    let (zk, reserved) = Hindered::noting(&Memory::new());
     let lock = RwLock::builder(&zk, PATH).host("short").build().expect("valid");
     let _held = now(lock.write()).expect("free");
     let mut waits = task::spawn(lock.write().into_future());
@@ -320,7 +307,7 @@ fn a_contender_has_room_for_its_own_node_and_its_predecessors() {
 
 #[test]
 fn a_contender_that_keeps_its_node_has_room_for_the_directory_too() {
-    let (zk, reserved) = noting();
+    let (zk, reserved) = Hindered::noting(&Memory::new());
     let lock = RwLock::builder(&zk, PATH).keep(Duration::from_secs(1)).build().expect("valid");
     let _held = now(lock.write()).expect("free");
     assert_enough(&reserved, longest(&zk, PATH) + predecessors(PATH) + PATH.len());
@@ -328,7 +315,7 @@ fn a_contender_that_keeps_its_node_has_room_for_the_directory_too() {
 
 #[test]
 fn a_waiter_for_permits_has_room_for_the_number_and_the_permits() {
-    let (zk, reserved) = noting();
+    let (zk, reserved) = Hindered::noting(&Memory::new());
     let limit = Semaphore::new(&zk, PATH, 1).expect("valid");
     let _held = now(limit.acquire()).expect("free");
     let mut waits = task::spawn(limit.acquire().into_future());
@@ -339,7 +326,7 @@ fn a_waiter_for_permits_has_room_for_the_number_and_the_permits() {
 
 #[test]
 fn a_copy_of_the_value_has_room_for_the_values_node() {
-    let (zk, reserved) = noting();
+    let (zk, reserved) = Hindered::noting(&Memory::new());
     let shared = Shared::<u64>::builder(&zk, PATH).initial(|| 0).build().expect("valid");
     drop(now(shared.read()).expect("free"));
     reserved.store(0, Ordering::Relaxed);
@@ -358,11 +345,11 @@ fn whatever_is_held_has_reserved_twice_the_path_of_its_ephemeral_node() {
         assert!(2 * longest(zk, directory) <= reserved, "{directory}: {reserved} bytes are reserved");
         assert_eq!(zk.memory.children(directory).len(), 1);
     };
-    let (zk, reserved) = noting();
+    let (zk, reserved) = Hindered::noting(&Memory::new());
     let kept = RwLock::builder(&zk, PATH).keep(Duration::from_secs(1)).build().expect("valid");
     drop(now(kept.read()).expect("free"));
     is_within(&zk, &reserved, PATH);
-    let (zk, reserved) = noting();
+    let (zk, reserved) = Hindered::noting(&Memory::new());
     let _held = now(Semaphore::new(&zk, PATH, 1000).expect("valid").acquire_many(1000)).expect("free");
     is_within(&zk, &reserved, &format!("{PATH}/permits"));
 }

@@ -57,6 +57,20 @@ impl Hindered {
         (line, count)
     }
 
+    /// Hinders nothing, and notes how many bytes its session slots are asked for: the most, because a semaphore's number is
+    /// read, too.
+    pub fn noting(memory: &Memory) -> (Hindered, Arc<AtomicUsize>) {
+        let most = Arc::new(AtomicUsize::new(0));
+        let noted = Arc::clone(&most);
+        let line = Hindered::new(memory, move |asked| {
+            if let Asked::Slot(watched_bytes) = asked {
+                noted.fetch_max(watched_bytes, Ordering::Relaxed);
+            }
+            None
+        });
+        (line, most)
+    }
+
     /// Its session has this upkeep, which hears nothing of what happens to the session.
     pub fn with_upkeep(self, upkeep: &Arc<Upkeep>) -> Hindered {
         Hindered { upkeep: Some(Arc::clone(upkeep)), ..self }

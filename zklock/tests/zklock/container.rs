@@ -2,13 +2,9 @@
 
 use super::*;
 
-/// `zklock` as the first process of a namespace, with the terminal as `docker run -it` gives it (`setsid -c`), or as a plain
+/// A command as the first process of a namespace, with the terminal as `docker run -it` gives it (`setsid -c`), or as a plain
 /// `unshare` leaves it.
-fn first_process(begins_session: bool, arguments: &[&str]) -> (&'static str, Vec<String>) {
-    first_process_is(begins_session, &[&[binary()], arguments].concat())
-}
-
-fn first_process_is(begins_session: bool, command: &[&str]) -> (&'static str, Vec<String>) {
+fn first_process(begins_session: bool, command: &[&str]) -> (&'static str, Vec<String>) {
     let mut words = vec!["--pid", "--fork", "--mount-proc", "--kill-child"];
     if begins_session {
         words.extend(["setsid", "-c"]);
@@ -22,15 +18,15 @@ fn first_process_is(begins_session: bool, command: &[&str]) -> (&'static str, Ve
     ("sudo", words)
 }
 
-fn on_terminal(begins_session: bool, arguments: &[&str]) -> OnTerminal {
-    let (program, words) = first_process(begins_session, arguments);
+fn on_terminal(begins_session: bool, command: &[&str]) -> OnTerminal {
+    let (program, words) = first_process(begins_session, command);
     OnTerminal::start_program(program, &words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 #[tokio::test]
 async fn as_the_first_process_it_gives_codes_and_signals_as_ever() {
     for (script, code) in [("exit 6", 6), ("kill -TERM $$", 143), ("test $PPID = 1", 0)] {
-        let (program, words) = first_process(false, &["/zklock/first/codes", "-c", script]);
+        let (program, words) = first_process(false, &[binary(), "/zklock/first/codes", "-c", script]);
         let mut command = Command::new(program);
         prepare(&mut command, &shared_server().address());
         let run = ended({
@@ -48,7 +44,7 @@ async fn ctrl_c_ends_the_command_and_the_first_process_with_130() {
         let path = format!("/zklock/first/ctrl-c-{begins_session}");
         let (_zk, lock) = server_lock(&path).await;
         let mut terminal =
-            on_terminal(begins_session, &[&path, "-c", "echo began; read line; echo read $line; read more"]);
+            on_terminal(begins_session, &[binary(), &path, "-c", "echo began; read line; echo read $line; read more"]);
         terminal.shows("began");
         terminal.press("a line\n");
         terminal.shows("read a line");
@@ -65,8 +61,7 @@ async fn ctrl_c_ends_the_command_and_the_first_process_with_130() {
 async fn ctrl_c_spares_the_other_processes_of_a_container() {
     let script = "trap : INT; setsid env --default-signal=INT sleep 100 & other=$!
         \"$0\" /zklock/first/others -c 'echo began; read line'; kill -0 $other && echo spared";
-    let (program, words) = first_process_is(true, &["sh", "-c", script, binary()]);
-    let mut terminal = OnTerminal::start_program(program, &words.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut terminal = on_terminal(true, &["sh", "-c", script, binary()]);
     terminal.shows("began");
     terminal.press("\x03");
     terminal.shows("spared");
@@ -80,8 +75,7 @@ async fn ctrl_z_stops_nothing_for_ever_in_a_container_without_a_shell_for_jobs()
     let script = format!("\"$0\" /zklock/first/ctrl-z -c '{command}'; true");
     let path = "/zklock/first/ctrl-z-first";
     for first in [&[binary(), path, "-c", command][..], &["sh", "-c", &script, binary()]] {
-        let (program, words) = first_process_is(true, first);
-        let mut terminal = OnTerminal::start_program(program, &words.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut terminal = on_terminal(true, first);
         terminal.shows("began");
         terminal.press("\x1a");
         terminal.press("a line\n");
