@@ -102,18 +102,14 @@
 mod acquisition;
 mod call;
 pub mod error;
-mod guard;
 mod hold;
 mod keep;
-mod leadership;
 mod lock;
 pub mod memory;
-mod multi;
-mod once;
-mod permits;
+mod observe;
 mod queue;
+mod recipes;
 mod session;
-mod snapshot;
 #[cfg_attr(shuttle, path = "../threads/sync.rs")]
 mod sync;
 mod telemetry;
@@ -121,47 +117,46 @@ mod telemetry;
 mod tests;
 mod ticket;
 mod validation;
-mod value;
 mod zookeeper;
 
 pub use crate::call::{Blocking, Call};
 pub use crate::error::error::Error;
 pub use crate::error::value::Written;
-pub use crate::guard::acquire::{Acquire, Granting, Guard};
-pub use crate::guard::hold::{Hold, ReadGuard, WriteGuard};
 pub use crate::hold::changes::Changes;
 pub use crate::hold::tenure::NodeData;
 pub use crate::hold::transaction::Transaction;
-pub use crate::leadership::leader::Leader;
-pub use crate::leadership::leadership::{Leadership, LeadershipBuilder};
-pub use crate::leadership::observe::LeaderChanges;
-pub use crate::leadership::term::Term;
+pub use crate::lock::acquire::{Acquire, Granting, Guard};
+pub use crate::lock::hold::{Hold, ReadGuard, WriteGuard};
 pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 pub use crate::memory::client::Memory;
-pub use crate::multi::guard::MultiGuard;
-pub use crate::multi::lock::MultiLock;
-pub use crate::once::guard::OnceGuard;
-pub use crate::permits::permit::Permit;
-pub use crate::permits::semaphore::{Semaphore, SemaphoreBuilder};
+pub use crate::observe::progress::Progress;
+pub use crate::observe::survey::Survey;
 pub use crate::queue::contender::Contender;
 pub use crate::queue::dialect::Dialect;
 pub use crate::queue::done::Done;
 pub use crate::queue::member::{Blockers, Member, MemberState, Queue};
 pub use crate::queue::mode::Mode;
+pub use crate::recipes::leadership::leader::Leader;
+pub use crate::recipes::leadership::leadership::{Leadership, LeadershipBuilder};
+pub use crate::recipes::leadership::observe::LeaderChanges;
+pub use crate::recipes::leadership::term::Term;
+pub use crate::recipes::multi::guard::MultiGuard;
+pub use crate::recipes::multi::lock::MultiLock;
+pub use crate::recipes::once::guard::OnceGuard;
+pub use crate::recipes::semaphore::permit::Permit;
+pub use crate::recipes::semaphore::semaphore::{Semaphore, SemaphoreBuilder};
+pub use crate::recipes::shared::changes::ValueChanges;
+pub use crate::recipes::shared::codec::Stored;
+pub use crate::recipes::shared::guard::{SharedReadGuard, SharedWriteGuard};
+pub use crate::recipes::shared::known::CopyState;
+pub use crate::recipes::shared::live::Live;
+pub use crate::recipes::shared::shared::{Shared, SharedBuilder};
+pub use crate::recipes::shared::update::Updated;
 pub use crate::session::connection::ConnectionState;
 pub use crate::session::loss::{HoldState, Loss};
 pub use crate::session::request::Outcome;
-pub use crate::snapshot::progress::Progress;
-pub use crate::snapshot::survey::Survey;
 #[cfg(feature = "metrics")]
 pub use crate::telemetry::metrics;
-pub use crate::value::changes::ValueChanges;
-pub use crate::value::codec::Stored;
-pub use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
-pub use crate::value::known::CopyState;
-pub use crate::value::live::Live;
-pub use crate::value::shared::{Shared, SharedBuilder};
-pub use crate::value::update::Updated;
 pub use crate::zookeeper::client::ZooKeeper;
 pub use crate::zookeeper::options::ZooKeeperBuilder;
 
@@ -183,15 +178,15 @@ pub mod coordinator {
     pub use crate::queue::permits::permits_of;
     pub use crate::queue::turn::{Turn, turn};
     pub use crate::queue::waiter::{Departure, News, Predecessor, Step, Take, Waiter};
-    pub use crate::session::comeback::comeback;
     pub use crate::session::contract::{Coordinator, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};
-    pub use crate::session::patience::Patience;
     pub use crate::session::request::{
         Contents, Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
     };
     pub use crate::session::upkeep::Upkeep;
+    pub use crate::zookeeper::comeback::comeback;
+    pub use crate::zookeeper::patience::Patience;
     pub use crate::zookeeper::probe::four_letter_word;
     pub use crate::zookeeper::servers::each_server;
 }
@@ -199,8 +194,8 @@ pub mod coordinator {
 /// How the value of a [`Shared`] becomes bytes.
 pub mod format {
     #[cfg(feature = "json")]
-    pub use crate::value::format::Json;
-    pub use crate::value::format::{Format, FormatError, Raw};
+    pub use crate::recipes::shared::format::Json;
+    pub use crate::recipes::shared::format::{Format, FormatError, Raw};
 }
 
 /// How to use one lock well, task by task.

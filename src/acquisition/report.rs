@@ -10,7 +10,7 @@ use crate::acquisition::request::{Acquisition, Handle, Waiting, WaitingContender
 use crate::call;
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
-use crate::hold::trace::Holding;
+use crate::observe::trace::Holding;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};

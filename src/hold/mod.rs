@@ -3,5 +3,4 @@
 pub(crate) mod changes;
 mod contended;
 pub(crate) mod tenure;
-pub(crate) mod trace;
 pub(crate) mod transaction;

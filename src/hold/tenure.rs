@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::error::Error;
 use crate::hold::changes::OneHold;
-use crate::hold::trace::Holding;
+use crate::observe::trace::Holding;
 use crate::queue::contender::Contender;
 use crate::session::contract::Coordinator;
 use crate::session::lease::Moment;

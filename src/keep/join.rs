@@ -13,14 +13,14 @@ use crate::acquisition::flow::GrantKind;
 use crate::acquisition::request::{Acquisition, Handle, IfTaken, Options, Waiting, looked_since};
 use crate::call;
 use crate::error::error::Error;
-use crate::hold::trace::{self, Acquiring};
 use crate::keep::held::Held;
 use crate::keep::keeper::{Keeper, WaitingEntry, Work};
 use crate::keep::kept::{Kept, KeptUse};
 use crate::keep::uses::Joined;
+use crate::observe::on_wait::OnWait;
+use crate::observe::progress::Progress;
+use crate::observe::trace::{self, Acquiring};
 use crate::queue::mode::Mode;
-use crate::snapshot::on_wait::OnWait;
-use crate::snapshot::progress::Progress;
 
 /// A lock's handle, with the nodes that it keeps.
 #[derive(Debug)]

@@ -7,10 +7,10 @@ use crate::acquisition::request::Handle;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
+use crate::observe::record::{self, Record};
 use crate::queue::done::{self, Done};
 use crate::queue::member::{Member, Queue};
 use crate::session::request::{Failure, Operation};
-use crate::snapshot::record::{self, Record};
 use crate::sync::OnceLock;
 use crate::ticket::ask;
 

@@ -6,15 +6,15 @@ use std::time::Duration;
 use crate::acquisition::request::{Handle, WARN_AFTER, Waiters};
 use crate::call::Call;
 use crate::error::error::Error;
-use crate::guard::acquire::Acquire;
-use crate::guard::hold::{ReadGuard, WriteGuard};
 use crate::keep::join::Lock;
 use crate::keep::keeper::Keeper;
+use crate::lock::acquire::Acquire;
+use crate::lock::hold::{ReadGuard, WriteGuard};
+use crate::observe::site::Site;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::queue::native;
 use crate::session::contract::Coordinator;
-use crate::snapshot::site::Site;
 use crate::validation;
 
 /// One read/write lock, shared by all processes that open the same path of the same ensemble.

@@ -1,6 +1,5 @@
 //! One session: its requests, its lease, our nodes on it and how they are kept alive; knows no lock.
 
-pub(crate) mod comeback;
 pub(crate) mod connection;
 pub(crate) mod contract;
 pub(crate) mod errand;
@@ -12,7 +11,6 @@ pub(crate) mod listings;
 pub(crate) mod loss;
 pub(crate) mod node;
 pub(crate) mod nodes;
-pub(crate) mod patience;
 pub(crate) mod position;
 pub(crate) mod request;
 pub(crate) mod retry;

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use zookeeper_client as zk;
 
-use crate::session::comeback::comeback;
 use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment, since_boot};
-use crate::session::patience::Patience;
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
 use crate::sync::random;
 use crate::zookeeper::abilities::Abilities;
+use crate::zookeeper::comeback::comeback;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
+use crate::zookeeper::patience::Patience;
 use crate::zookeeper::probe::reason;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;

@@ -33,10 +33,12 @@ pub(crate) mod security;
 pub(crate) mod tls;
 
 mod abilities;
+pub(crate) mod comeback;
 mod connect;
 mod line;
 mod no_delay;
 mod outage;
+pub(crate) mod patience;
 mod pipeline;
 pub(crate) mod probe;
 pub(crate) mod servers;

@@ -1,0 +1,253 @@
+//! How a caller asks for a lock: the builder that is awaited, for every kind of guard; knows no queue.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use crate::acquisition::request::{Acquisition, Options};
+use crate::call::{self, Late};
+use crate::error::error::Error;
+use crate::keep::held::Held;
+use crate::keep::join::{self, Lock};
+use crate::keep::uses::Joined;
+use crate::lock::hold::{ReadGuard, WriteGuard};
+use crate::observe::on_wait::Listener;
+use crate::observe::progress::Progress;
+use crate::observe::trace::Acquiring;
+use crate::queue::mode::Mode;
+
+/// An acquisition that has not started. Await it, or set options first.
+///
+/// Made by [`RwLock::read`](crate::RwLock::read) and [`write`](crate::RwLock::write), by
+/// [`MultiLock::lock`](crate::MultiLock::lock), and by [`Shared::read`](crate::Shared::read) and
+/// [`write`](crate::Shared::write). `G` is the guard that it gives. [`Shared::update`](crate::Shared::update) makes one that
+/// gives the guard back by itself: there, `G` is [what was done](crate::Updated). Nothing is sent before the first poll.
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::Duration;
+/// # use zk_rwlock::{Error, Memory, RwLock};
+/// # tokio_test::block_on(async {
+/// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+/// let guard = lock.write().timeout(Duration::from_secs(5)).label("rotate keys").await?;
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[must_use = "nothing is acquired before this is awaited"]
+pub struct Acquire<G: Guard> {
+    pub(crate) source: G::Source,
+    pub(crate) options: Options,
+}
+
+/// What an [`Acquire`] gives: a guard, or what was done under one. Only types of this library implement it.
+pub trait Guard: Sized + 'static {
+    /// What the guard is acquired from.
+    #[doc(hidden)]
+    type Source;
+
+    #[doc(hidden)]
+    fn acquire(source: Self::Source, options: Options) -> Granting<Self>;
+}
+
+/// The future of an acquisition that has started; an [`Acquire`] turns into it.
+///
+/// # Cancel safety
+/// Dropping it leaves the queue.
+#[must_use = "nothing is acquired before this is awaited"]
+pub struct Granting<G>(Stage<G>);
+
+enum Stage<G> {
+    /// Most acquisitions of a lock whose node is kept only join that node. They need nothing on the heap.
+    Joining {
+        lock: Arc<Lock>,
+        acquisition: Acquisition,
+        guard: fn(Held) -> G,
+    },
+    Working(Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>),
+    Over,
+}
+
+impl<G> Granting<G> {
+    pub(crate) fn by(work: impl Future<Output = Result<G, Error>> + Send + 'static) -> Granting<G> {
+        Granting(Stage::Working(Box::pin(work)))
+    }
+}
+
+impl<G: 'static> Future for Granting<G> {
+    type Output = Result<G, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Stage::Joining { lock, acquisition, guard } = &mut self.0 {
+            ready!(join::proceeds(context));
+            let guard = *guard;
+            let (joined, timeout) = match lock.join(acquisition) {
+                Ok((Joined::Runs(used), _)) => {
+                    let held = Held::Kept(join::begin_use(acquisition, used));
+                    self.0 = Stage::Over;
+                    return Poll::Ready(Ok(guard(held)));
+                }
+                Ok(others) => others,
+                Err(error) => {
+                    self.0 = Stage::Over;
+                    return Poll::Ready(Err(error));
+                }
+            };
+            if let Stage::Joining { lock, mut acquisition, .. } = std::mem::replace(&mut self.0, Stage::Over) {
+                let work = async move { lock.acquire(&mut acquisition, joined, timeout).await.map(guard) };
+                self.0 = Stage::Working(Box::pin(work));
+            }
+        }
+        match &mut self.0 {
+            Stage::Working(work) => work.as_mut().poll(context),
+            _ => Poll::Pending,
+        }
+    }
+}
+
+impl<G> fmt::Debug for Granting<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Granting").finish_non_exhaustive()
+    }
+}
+
+impl<G: Guard> Acquire<G> {
+    pub(crate) fn new(source: G::Source) -> Acquire<G> {
+        Acquire { source, options: Options::default() }
+    }
+
+    /// Gives up, and leaves the queue, if the guard is not granted within `timeout`.
+    ///
+    /// The timeout begins with the first poll. It covers everything that the guard needs: each of several locks, and
+    /// the reading of a value. The error comes in time, also while disconnected. Zero is refused: the `try_` methods do
+    /// not wait.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.options.timeout = Some(timeout);
+        self
+    }
+
+    /// What this acquisition is for, in words for people. [`RwLock::queue`](crate::RwLock::queue) and the errors of
+    /// waiters show the label, and a committed value keeps it. At most 256 bytes, without control characters.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.options.label = Some(label.into());
+        self
+    }
+
+    /// Calls `tell` with the place in the queue and the contenders in the way, if the lock is not granted at once.
+    /// Calls it again whenever the acquisition finds that these have changed.
+    ///
+    /// The acquisition finds out when it lists the queue anyway: at first, and when its predecessor has left but it has
+    /// to go on waiting. It also lists the queue on purpose: after each second, or after as many milliseconds as its
+    /// place times the length of the queue, if that is more. So all waiters that listen read fewer than 10,000 names a
+    /// second together, however many they are. Each call of `tell` also costs one read for each contender that it names
+    /// (at most 8).
+    ///
+    /// While `tell` runs, the acquisition waits for it. If `tell` panics, the place in the queue is given up. With
+    /// several locks, [`Progress::path`] says which lock is waited for.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.write().on_wait(|progress| eprintln!("waiting at {progress}")).await?;
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn on_wait(mut self, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
+        self.options.on_wait = Some(Listener::boxed(tell));
+        self
+    }
+
+    /// Blocks the thread until the guard is granted. Needs no runtime.
+    ///
+    /// # Errors
+    /// As when awaited.
+    pub fn blocking(self) -> Result<G, Error> {
+        pollster::block_on(self.into_future())
+    }
+}
+
+impl<G: Guard> IntoFuture for Acquire<G> {
+    type Output = Result<G, Error>;
+    type IntoFuture = Granting<G>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        G::acquire(self.source, self.options)
+    }
+}
+
+impl<G: Guard> fmt::Debug for Acquire<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acquire").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Guard for WriteGuard {
+    type Source = Arc<Lock>;
+
+    fn acquire(lock: Arc<Lock>, options: Options) -> Granting<WriteGuard> {
+        acquire(lock, Mode::Write, options, WriteGuard::new)
+    }
+}
+
+impl Guard for ReadGuard {
+    type Source = Arc<Lock>;
+
+    fn acquire(lock: Arc<Lock>, options: Options) -> Granting<ReadGuard> {
+        acquire(lock, Mode::Read, options, ReadGuard::new)
+    }
+}
+
+/// Acquires the lock, by a node of its own or by one that this process keeps.
+fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(Held) -> G) -> Granting<G> {
+    let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, options);
+    let span = acquisition.begin();
+    if lock.keeper.is_some() {
+        let joining = Granting(Stage::Joining { lock, acquisition, guard });
+        return if span.is_disabled() { joining } else { Granting::by(joining.instrument(span)) };
+    }
+    let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::alone(hold))) });
+    Granting(Stage::Working(Acquiring::around(span, work)))
+}
+
+/// Acquires the lock, and does in the time that is left what else a guard needs.
+pub(crate) async fn acquire_and<L, G, F>(
+    lock: Arc<Lock>,
+    options: Options,
+    rest: impl FnOnce(L) -> F,
+) -> Result<G, Error>
+where
+    L: Guard<Source = Arc<Lock>>,
+    F: Future<Output = Result<G, Error>>,
+{
+    // The acquisition reports what is wrong with the options.
+    let late = late(&lock, options.timeout().unwrap_or_default());
+    let guard = Acquire::<L> { source: lock, options }.await?;
+    call::in_time_for(late, rest(guard)).await
+}
+
+/// As [`acquire_and`], without waiting for any contender.
+pub(crate) async fn attempt<L, G, F>(
+    lock: Arc<Lock>,
+    mode: Mode,
+    timeout: Option<Duration>,
+    guard: fn(Held) -> L,
+    rest: impl FnOnce(L) -> F,
+) -> Result<G, Error>
+where
+    F: Future<Output = Result<G, Error>>,
+{
+    let late = late(&lock, timeout);
+    let held = lock.attempt(mode, timeout).await?;
+    let limit = held.ticket().session().timeout();
+    call::in_time_for(late, call::bounded(&lock.handle.coordinator, limit, rest(guard(held)))).await
+}
+
+fn late(lock: &Lock, timeout: Option<Duration>) -> Late {
+    timeout.map(|timeout| (timeout, call::late(&lock.handle.coordinator, timeout)))
+}

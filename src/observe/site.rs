@@ -1,0 +1,179 @@
+//! Where those are who hold and wait: in a queue, and for a semaphore also among the holders of permits. Reads them, and
+//! decides nothing.
+
+use std::sync::Arc;
+
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
+use crate::call;
+use crate::observe::progress::Progress;
+use crate::observe::read;
+use crate::queue::contender::Contender;
+use crate::queue::dialect::Dialect;
+use crate::queue::member::{Blockers, Member, MemberState, Queue};
+use crate::queue::mode::Mode;
+use crate::queue::permits::{PERMITS, QUEUE};
+use crate::queue::turn::{self, Turn};
+use crate::session::contract::Session;
+use crate::session::request::Failure;
+
+/// How many of the contenders in the way are read for an error: the error must come in time.
+const BLOCKERS_NAMED: usize = 8;
+
+/// How many nodes are read with one request for a snapshot of the queue.
+pub(super) const NODES_A_REQUEST: usize = 256;
+
+/// How many of these requests are under way at once.
+const REQUESTS_IN_FLIGHT: usize = 4;
+
+/// The directories of a lock or of a semaphore.
+#[derive(Clone, Debug)]
+pub(crate) struct Site {
+    /// The path that the user gave.
+    pub(crate) path: Arc<str>,
+    /// The queue's directory.
+    pub(crate) queue: Arc<str>,
+    /// The directory of the permits that are taken, if it is a semaphore.
+    pub(crate) permits: Option<Arc<str>>,
+}
+
+impl Site {
+    pub(crate) fn of_lock(path: Arc<str>) -> Site {
+        Site { queue: Arc::clone(&path), path, permits: None }
+    }
+
+    pub(crate) fn of_semaphore(path: Arc<str>) -> Site {
+        let (queue, permits) = (format!("{path}/{QUEUE}").into(), format!("{path}/{PERMITS}").into());
+        Site { path, queue, permits: Some(permits) }
+    }
+
+    /// The path of a member's node.
+    pub(crate) fn node(&self, member: &Member) -> String {
+        let holders = self.permits.as_ref().filter(|_| member.state == MemberState::Holds);
+        format!("{}/{}", holders.unwrap_or(&self.queue), member.node)
+    }
+
+    /// The names of the permits that are taken, and of those in the queue; none of a directory that is not there.
+    pub(crate) async fn names(
+        &self,
+        session: &Arc<dyn Session>,
+        is_synced: bool,
+    ) -> Result<(Vec<String>, Vec<String>), Failure> {
+        let taken = async {
+            match &self.permits {
+                Some(permits) => call::names(session, permits, is_synced).await,
+                None => Ok(Vec::new()),
+            }
+        };
+        tokio::try_join!(taken, call::names(session, &self.queue, is_synced))
+    }
+
+    /// Reads the nodes of these members, all at once.
+    async fn read(
+        &self,
+        session: &Arc<dyn Session>,
+        dialect: Dialect,
+        members: &[Member],
+    ) -> Result<Vec<Member>, Failure> {
+        let paths: Vec<String> = members.iter().map(|member| self.node(member)).collect();
+        let nodes = session.data_of_each(&paths).await?;
+        // All were in the listing, which shows one moment. Of one that has left since, or may not be read, the name remains:
+        // without it a lock that is held would show waiters, and no holder.
+        let members = members.iter().zip(nodes).map(|(member, node)| match node {
+            Some(node) => read::with_node(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
+            None => member.clone(),
+        });
+        Ok(members.collect())
+    }
+
+    /// Reads the queue that these names form, whose members are read together. `taken` are the names of a semaphore's permits,
+    /// and `permits` is their number.
+    pub(crate) async fn read_queue(
+        &self,
+        session: &Arc<dyn Session>,
+        dialect: Dialect,
+        (taken, queued): (&[String], &[String]),
+        permits: Option<u32>,
+    ) -> Result<Queue, Failure> {
+        let turns = turn::turns(dialect, queued);
+        let named: Vec<Member> = holders(taken).chain(turns.iter().map(|(it, turn)| self.queued(it, turn))).collect();
+        let read = |some| call::answered(session, move || self.read(session, dialect, some));
+        let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
+        let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
+        // The holders of permits come in the order in which they took them.
+        members[..holders(taken).count()].sort_by_key(|member| member.token);
+        Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })
+    }
+
+    /// A member of the queue by its name. Whoever has the lock of a semaphore's queue is the next to take permits.
+    fn queued(&self, contender: &Contender, turn: &Turn) -> Member {
+        let member = read::contender(contender, turn);
+        match self.permits.is_some() && member.state == MemberState::Holds {
+            true => Member { state: MemberState::Waits { behind: PERMITS.to_owned() }, ..member },
+            false => member,
+        }
+    }
+
+    /// Those in the way, without a request: the holders of these permits, and then the contenders `ahead`, who are in the
+    /// queue of these names.
+    fn in_the_way(&self, dialect: Dialect, taken: &[String], ahead: &[&str], names: &[String]) -> Blockers {
+        let ahead_of_us = ahead.iter().filter_map(|name| Contender::parse_as(name, dialect));
+        let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
+        let first = holders(taken).chain(waiters).take(BLOCKERS_NAMED).collect();
+        Blockers { ahead: taken.len() + ahead.len(), first }
+    }
+
+    /// Those in the way of `me`, as far as they can be read. The names are those in the queue.
+    pub(crate) async fn blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Blockers {
+        let seen = self.progress(session, names, me).await.blockers;
+        self.read_in_time(session, me.dialect(), seen).await
+    }
+
+    /// Those in the way of a newcomer of this dialect and mode, as far as they can be read.
+    pub(crate) async fn blockers_of_newcomer(
+        &self,
+        session: &Arc<dyn Session>,
+        names: &[String],
+        (dialect, mode): (Dialect, Mode),
+    ) -> Blockers {
+        let ahead = turn::ahead_of_newcomer(dialect, mode, names);
+        let seen = self.in_the_way(dialect, &self.taken(session).await, &ahead, names);
+        self.read_in_time(session, dialect, seen).await
+    }
+
+    /// The progress of `me` by the names of those in the way. The names given are those in the queue.
+    pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Progress {
+        self.progress_beside(&self.taken(session).await, names, me)
+    }
+
+    /// As [`Site::progress`], beside these holders of permits, and without a request.
+    pub(crate) fn progress_beside(&self, taken: &[String], names: &[String], me: &Contender) -> Progress {
+        let (place, length) = turn::place_of(me, names);
+        let blockers = self.in_the_way(me.dialect(), taken, &turn::ahead_of(me, names), names);
+        Progress { path: Arc::clone(&self.path), place, length, blockers }
+    }
+
+    /// Those who were seen by name, with the data of their nodes.
+    pub(crate) async fn read_again(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: &Blockers) -> Blockers {
+        let first = self.read(session, dialect, &seen.first).await.unwrap_or_else(|_| seen.first.clone());
+        Blockers { ahead: seen.ahead, first }
+    }
+
+    async fn read_in_time(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: Blockers) -> Blockers {
+        let read = self.read_again(session, dialect, &seen);
+        // Their names alone still show the hosts.
+        call::unless(session.sleep(session.timeout()), read).await.unwrap_or(seen)
+    }
+
+    /// The names of the permits that are taken, none if they cannot be listed soon.
+    async fn taken(&self, session: &Arc<dyn Session>) -> Vec<String> {
+        let Some(permits) = &self.permits else { return Vec::new() };
+        let names = call::unless(session.sleep(session.timeout()), session.children(permits)).await;
+        names.and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+/// The holders of permits by the names of their nodes. Names that are no permit's are left out.
+fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
+    taken.iter().filter_map(|name| read::holder(name))
+}

@@ -1,0 +1,178 @@
+//! The queues of many locks at once; knows no concrete backend.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::call::{self, Call};
+use crate::observe::site::{NODES_A_REQUEST, Site};
+use crate::queue::dialect::Dialect;
+use crate::queue::done::{self, Done};
+use crate::queue::member::Queue;
+use crate::queue::permits::{self, PERMITS, QUEUE};
+use crate::session::contract::{Coordinator, Session};
+use crate::session::request::{Failure, shown};
+use crate::validation;
+
+/// How many directories are listed at once.
+const LISTINGS_IN_FLIGHT: usize = 256;
+
+/// The queues of all locks and semaphores below a prefix that have contenders, or under which a job was once done.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Survey {
+    /// The queues, in the order of their paths. A queue without members is that of a lock under which a job was once
+    /// [done](Queue::done). Queues of different locks are not of the same moment.
+    pub queues: Vec<Queue>,
+    /// The nodes whose children this client may not list. There may be locks below them.
+    pub unreadable: Vec<String>,
+}
+
+impl Survey {
+    /// Looks at every node at and below `prefix`, and reads the queue of each node that has contenders. A
+    /// [`Semaphore`](crate::Semaphore) is one queue, with its [permits](Queue::permits). The
+    /// [record](crate::Queue::done) of a job that was done under a lock is read, too. A lock that has one and no contender
+    /// has an empty queue here.
+    ///
+    /// Costs a listing for each node that is not a contender itself, a request for each 256 members of a queue, and one for
+    /// each 256 records. Each queue is seen in its own [dialect](Dialect); a directory with contenders of several dialects has a
+    /// queue for each.
+    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout for each step, and as a whole with
+    /// [`timeout`](Call::timeout).
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput) if `prefix` is not an absolute path; otherwise see [`Error`](crate::Error).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock, Survey};
+    /// # tokio_test::block_on(async {
+    /// let zk = Memory::new();
+    /// let (one, two) = (RwLock::new(&zk, "/locks/a")?.write().await?, RwLock::new(&zk, "/locks/deep/b")?.read().await?);
+    /// let survey = Survey::below(&zk, "/locks").await?;
+    /// assert_eq!(survey.queues.iter().map(|queue| &queue.path[..]).collect::<Vec<_>>(), ["/locks/a", "/locks/deep/b"]);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn below<C: Coordinator + Clone>(coordinator: &C, prefix: impl AsRef<str>) -> Call<Survey> {
+        let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
+        let prefix = prefix.as_ref().to_owned();
+        Call::in_time(&Arc::clone(&coordinator), async move {
+            validation::check(&prefix)?;
+            let operation = ("list the locks below", &*prefix);
+            call::on_a_session(&coordinator, operation, |session| Survey::walk(session, &prefix)).await
+        })
+    }
+
+    async fn walk(session: Arc<dyn Session>, prefix: &str) -> Result<Survey, Failure> {
+        let mut survey = Survey { queues: Vec::new(), unreadable: Vec::new() };
+        let mut level = vec![prefix.to_owned()];
+        let mut records = Vec::from_iter((prefix != "/").then(|| done::path_of(prefix)));
+        while !level.is_empty() {
+            let mut below = Vec::new();
+            for some in level.chunks(LISTINGS_IN_FLIGHT) {
+                let listings = call::answered(&session, || list(&session, some)).await?;
+                for (node, children) in some.iter().zip(listings) {
+                    match children {
+                        Some(children) => survey.look(&session, node, children, &mut below).await?,
+                        None => survey.unreadable.push(node.clone()),
+                    }
+                }
+            }
+            records.extend(below.iter().filter(|path| done::lock_of(path).is_some()).cloned());
+            level = below;
+        }
+        survey.look_at_records(&session, &records).await?;
+        survey.queues.sort_by(|one, other| one.path.cmp(&other.path));
+        survey.unreadable.sort();
+        Ok(survey)
+    }
+
+    async fn look(
+        &mut self,
+        session: &Arc<dyn Session>,
+        node: &str,
+        children: Vec<String>,
+        below: &mut Vec<String>,
+    ) -> Result<(), Failure> {
+        let (contenders, mut others): (Vec<_>, Vec<_>) =
+            children.into_iter().partition(|name| Dialect::of(name).is_some());
+        // The directory of the queue is reaped.
+        if others.iter().any(|name| name == PERMITS)
+            && let Some(queue) = semaphore(session, node).await?
+        {
+            self.queues.extend(Some(queue).filter(|queue| !queue.members.is_empty()));
+            others.retain(|name| name != QUEUE && name != PERMITS);
+        }
+        let parent = if node == "/" { "" } else { node };
+        // The servers' own tree holds no locks.
+        below.extend(others.iter().map(|name| format!("{parent}/{name}")).filter(|path| path != "/zookeeper"));
+        for dialect in Dialect::ALL {
+            if contenders.iter().any(|name| Dialect::of(name) == Some(dialect)) {
+                let site = Site::of_lock(node.into());
+                self.queues.push(site.read_queue(session, dialect, (&[], &contenders), None).await?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the records at these paths to the queues of their locks.
+    async fn look_at_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
+        let mut records = BTreeMap::new();
+        for some in paths.chunks(NODES_A_REQUEST) {
+            let read = call::answered(session, || records_at(session, some)).await?;
+            let locks = some.iter().filter_map(|path| done::lock_of(path));
+            records.extend(locks.zip(read).filter_map(|(lock, done)| Some((lock, done?))));
+        }
+        for queue in &mut self.queues {
+            queue.done = records.get(&queue.path[..]).cloned();
+        }
+        let listed: BTreeSet<_> = self.queues.iter().map(|queue| queue.path.clone()).collect();
+        let free = records.into_iter().filter(|(lock, _)| !listed.contains(*lock));
+        let dialect = Dialect::Native;
+        self.queues.extend(free.map(|(lock, done)| {
+            let (path, members) = (lock.to_owned(), Vec::new());
+            Queue { path, dialect, members, done: Some(done), permits: None }
+        }));
+        Ok(())
+    }
+}
+
+/// What is at each of these paths, all asked for at once. A record that we may not read is left out.
+async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<Option<Done>>, Failure> {
+    let nodes = session.data_of_each(paths).await?.into_iter();
+    Ok(nodes.map(|node| node.and_then(|(data, stat)| done::read(&data, stat.mtime))).collect())
+}
+
+/// The queue of the semaphore at this node; `None` if it is no semaphore.
+async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
+    let site = Site::of_semaphore(node.into());
+    let read = call::answered(session, || session.data(node)).await;
+    let Some((data, _)) = shown(read)? else { return Ok(None) };
+    // That we may not list one of the two is said of it.
+    let Some((taken, queued)) = shown(site.names(session, false).await)? else { return Ok(None) };
+    let number = match permits::decode(&data) {
+        Ok(Some(number)) => number,
+        Ok(None) if taken.iter().all(|name| permits::parse(name).is_none()) => return Ok(None),
+        _ => 0,
+    };
+    let queue = site.read_queue(session, Dialect::Native, (&taken, &queued), Some(number)).await?;
+    Ok((number > 0 || !queue.members.is_empty()).then_some(queue))
+}
+
+/// The children of each of these nodes, all asked for at once; `None` if we may not list them.
+async fn list(session: &Arc<dyn Session>, nodes: &[String]) -> Result<Vec<Option<Vec<String>>>, Failure> {
+    let replies: Vec<_> = nodes.iter().map(|node| session.children(node)).collect();
+    let mut listings = Vec::with_capacity(nodes.len());
+    for reply in replies {
+        listings.push(match reply.await {
+            Ok(children) => Some(children),
+            Err(Failure::NoNode) => Some(Vec::new()),
+            Err(Failure::NoAuth(_)) => None,
+            Err(failure) => return Err(failure),
+        });
+    }
+    Ok(listings)
+}

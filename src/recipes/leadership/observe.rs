@@ -1,0 +1,200 @@
+//! Looking who leads, once or for good, without disturbing a candidate; knows no campaign.
+//!
+//! An observer watches the leader's node, as the first candidate behind it does, and no other. When there is no leader it
+//! watches the children of the directory, until the first candidate comes. So candidates that come and go in the queue
+//! wake no observer, and an observer wakes no candidate.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::task::Poll;
+
+use futures_util::stream::poll_fn;
+
+use crate::acquisition::request::Handle;
+use crate::call::{self, Call};
+use crate::error::error::Error;
+use crate::hold::changes::Changes;
+use crate::queue::contender::Contender;
+use crate::recipes::leadership::leader::{Leader, leading};
+use crate::session::contract::{Coordinator, Session};
+use crate::session::follow::{self, Followed, PAUSE, follow};
+use crate::session::request::Failure;
+use crate::session::retry;
+use crate::session::second_look::{self, SecondLook, check, unless_over};
+use crate::sync::Mutex;
+
+/// The operation that a refusal names.
+const READ: &str = "read the leader of";
+
+/// How many bytes a node's name has at most.
+const NAME_BYTES: usize = 128;
+
+/// Who leads now.
+pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
+    let lock = Arc::clone(handle);
+    Call::in_time(&handle.coordinator, async move {
+        let (path, dialect) = (&lock.path, lock.dialect);
+        let seen = call::on_a_session(&lock.coordinator, (READ, path), |session| async move {
+            loop {
+                let names = call::names(&session, path, false).await?;
+                let Some(first) = leading(dialect, &names) else { return Ok((names, None)) };
+                let node = format!("{path}/{}", first.name());
+                match call::answered(&session, || session.data(&node)).await {
+                    Ok((data, stat)) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
+                    // It has left just now.
+                    Err(Failure::NoNode) => {}
+                    Err(failure) => return Err(failure),
+                }
+            }
+        });
+        let (names, leader) = seen.await?;
+        lock.check_for_foreign(&names)?;
+        Ok(leader)
+    })
+}
+
+/// The leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
+///
+/// The first call of [`next`](Changes::next) gives the present leader. `None` in it says that nobody leads. A lost
+/// connection, or the end of this client's session, is no news: what was missed is told when the connection is back. An
+/// error says, once, that the directory cannot be watched just now. It ends once the coordinator was closed.
+///
+/// The watch is taken back when this is dropped. Nothing is sent while nobody polls it.
+pub type LeaderChanges = Changes<LeaderNews>;
+
+type LeaderNews = Result<Option<Leader>, Error>;
+
+pub(crate) fn changes(handle: &Arc<Handle>) -> LeaderChanges {
+    let observer = Arc::new(Observer { handle: Arc::clone(handle), seen: Mutex::default() });
+    let its_own = Arc::clone(&observer);
+    let mut observing = Box::pin(async move { follow(&*its_own, None).await });
+    Changes::of(poll_fn(move |context| match observing.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => observer.news().map_or(Poll::Pending, |news| Poll::Ready(Some(news))),
+    }))
+}
+
+struct Observer {
+    handle: Arc<Handle>,
+    seen: Mutex<SeenLeaders>,
+}
+
+#[derive(Default)]
+struct SeenLeaders {
+    news: Option<LeaderNews>,
+    /// What was told last: not the term alone, whose number an ensemble that came back as it was before gives out once
+    /// more. Of an error its text.
+    told: Option<Result<Option<Leader>, String>>,
+    /// The names of candidates that have left, and that the server still shows.
+    ghosts: Vec<String>,
+}
+
+impl Followed for Observer {
+    fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
+        Some(Arc::clone(&self.handle.coordinator))
+    }
+
+    fn watched_bytes(&self) -> usize {
+        self.handle.path.len() + NAME_BYTES
+    }
+
+    fn refused(&self, failure: Failure) {
+        self.sees(Err(Error::from_failure(failure, READ, &self.handle.path)));
+    }
+
+    async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
+        let path = &self.handle.path;
+        // Another server may lag behind what the last one has shown us.
+        if self.seen.lock().told.is_some() {
+            retry::until_known(session, || session.sync(path)).await?;
+        }
+        loop {
+            let names = match retry::until_known(session, || session.children(path)).await {
+                Ok(names) => names,
+                Err(Failure::NoNode) => {
+                    self.sees(Ok(None));
+                    follow::possible(session, path).await?;
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            if let Err(error) = self.handle.check_for_foreign(&names) {
+                self.sees(Err(error));
+                session.sleep(PAUSE).await;
+                continue;
+            }
+            self.seen.lock().ghosts.retain(|ghost| names.contains(ghost));
+            let waited = match self.leading_but_ghosts(&names) {
+                Some(first) => self.watch_leader(session, &first).await,
+                None => self.watch_directory(session).await,
+            };
+            match waited {
+                // It has left, or one has come, just now.
+                Ok(()) | Err(Failure::NoNode) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+}
+
+impl Observer {
+    fn sees(&self, news: LeaderNews) {
+        self.seen.lock().news = Some(news);
+    }
+
+    /// What was seen since the last call, unless it is what was told then.
+    fn news(&self) -> Option<LeaderNews> {
+        let mut seen = self.seen.lock();
+        let news = seen.news.take()?;
+        let told = news.clone().map_err(|error| error.to_string());
+        (seen.told.replace(told.clone()) != Some(told)).then_some(news)
+    }
+
+    /// The leader among these names, but for those that have left.
+    fn leading_but_ghosts(&self, names: &[String]) -> Option<Contender> {
+        let seen = self.seen.lock();
+        let there: Vec<String> = names.iter().filter(|name| !seen.ghosts.contains(name)).cloned().collect();
+        leading(self.handle.dialect, &there)
+    }
+
+    /// Waits until a candidate has come, also if no event tells of it.
+    async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
+        let path = &self.handle.path;
+        let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
+        if self.leading_but_ghosts(&names).is_some() {
+            return Ok(());
+        }
+        self.sees(Ok(None));
+        let mut look = SecondLook::new(session);
+        loop {
+            if look.hears(&mut change).await? {
+                return Ok(());
+            }
+            let names = session.children(path).await;
+            if !names.is_ok_and(|names| self.leading_but_ghosts(&names).is_none()) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until the candidate that leads has left, also if no event tells of it.
+    async fn watch_leader(&self, session: &Arc<dyn Session>, first: &Contender) -> Result<(), Failure> {
+        let node = format!("{}/{}", self.handle.path, first.name());
+        let looked = retry::until_known(session, || {
+            let (change, data) = (session.watch(&node), session.data(&node));
+            Box::pin(async move { Ok((change.await?, data.await?)) })
+        });
+        let (change, (data, stat)) = looked.await?;
+        self.sees(Ok(Some(Leader::of(first, &data, stat))));
+        let mut look = SecondLook::new(session);
+        tokio::select! {
+            biased;
+            event = change => return unless_over(session, event).await,
+            _ = look.finds(|| vec![check(node.clone(), None)]) => {}
+        }
+        second_look::report(session, node, None);
+        self.seen.lock().ghosts.push(first.name().to_owned());
+        Ok(())
+    }
+}

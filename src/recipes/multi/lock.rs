@@ -1,0 +1,236 @@
+//! Several locks at once: all or none; knows no queue and no backend.
+
+use std::borrow::Borrow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::acquisition::request::{Acquisition, Options};
+use crate::call::Call;
+use crate::error::error::Error;
+use crate::hold::tenure::Tenure;
+use crate::lock::acquire::{Acquire, Granting, Guard};
+use crate::lock::rw_lock::RwLock;
+use crate::observe::trace;
+use crate::queue::mode::{Aim, Mode};
+use crate::recipes::multi::guard::MultiGuard;
+use crate::session::contract::Coordinator;
+
+/// Several read/write locks that are taken together: all or none.
+///
+/// Each path is an ordinary [`RwLock`]. A task that takes one of the locks alone queues with the tasks that take
+/// several. A handle is cheap to clone, and holds nothing by itself.
+///
+/// # Order
+/// The locks are taken one after the other, in the order of their paths, whatever the order in which they were given.
+/// So two tasks that take the same locks never wait for each other in a circle. The first locks are held while the next
+/// are waited for. If one lock cannot be had, or one is lost meanwhile, the locks taken so far are given back, the last
+/// one first.
+///
+/// The order protects only the tasks that keep it. A task that holds a lock, or a [`MultiGuard`], must not wait for a
+/// lock with an earlier path, nor for a lock that it holds already. See also [fairness](RwLock#fairness).
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
+/// # tokio_test::block_on(async {
+/// let zk = Memory::new(); // or: ZooKeeper::connect("127.0.0.1:2181").await?
+/// let [from, to] = [RwLock::new(&zk, "/locks/accounts/7")?, RwLock::new(&zk, "/locks/accounts/3")?];
+/// let rates = RwLock::new(&zk, "/locks/rates")?;
+/// let transfer = MultiLock::new([(&from, Mode::Write), (&to, Mode::Write), (&rates, Mode::Read)])?;
+///
+/// let guard = transfer.lock().label("transfer").timeout(Duration::from_secs(30)).await?;
+/// guard.transaction().create("/transfer", "7 to 3").commit().await?; // only if all three are held
+/// guard.release().await?;
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct MultiLock {
+    /// In the order in which the locks are taken, which is the order of their paths.
+    locks: Arc<[(RwLock, Mode)]>,
+    coordinator: Arc<dyn Coordinator>,
+}
+
+impl MultiLock {
+    /// Takes these locks together, each in its mode. Nothing is sent. All of them are of one ensemble; each has its own options.
+    /// A lock that is [kept](crate::RwLockBuilder::keep) is taken by a node of its own here.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if there are no locks, or if a path comes twice.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
+    /// let zk = Memory::new();
+    /// let (accounts, rates) = (RwLock::new(&zk, "/locks/b")?, RwLock::new(&zk, "/locks/a")?);
+    /// let locks = MultiLock::new([(&accounts, Mode::Write), (&rates, Mode::Read)])?;
+    /// assert_eq!(locks.paths().collect::<Vec<_>>(), ["/locks/a", "/locks/b"]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn new<L: Borrow<RwLock>>(locks: impl IntoIterator<Item = (L, Mode)>) -> Result<MultiLock, Error> {
+        let mut locks: Vec<_> = locks.into_iter().map(|(lock, mode)| (lock.borrow().clone(), mode)).collect();
+        locks.sort_by(|(one, _), (other, _)| one.path().cmp(other.path()));
+        // A node has only one valid path, so no other spelling is taken for another lock.
+        if let Some(twice) = locks.windows(2).find(|pair| pair[0].0.path() == pair[1].0.path()) {
+            let path = twice[0].0.path();
+            return Err(Error::invalid(format!("path {path:?} comes twice; a lock can be held in one mode only")));
+        }
+        let Some((first, _)) = locks.first() else {
+            return Err(Error::invalid("no lock; a MultiLock needs at least one"));
+        };
+        let coordinator = Arc::clone(&first.handle().coordinator);
+        Ok(MultiLock { locks: locks.into(), coordinator })
+    }
+
+    /// The locks' directories, in the order in which they are taken.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.locks.iter().map(|(lock, _)| lock.path())
+    }
+
+    /// Acquires all the locks.
+    ///
+    /// Await the returned builder, with or without options. Waits for one lock after the other, in their
+    /// [order](MultiLock#order).
+    ///
+    /// # Cancel safety
+    /// Dropping the future at any point gives back the locks taken so far, and the place in the queue of the next one.
+    /// It leaves neither node nor watch behind, as soon as the server can be reached.
+    ///
+    /// # Errors
+    /// [`Error::OneOfMany`] says which lock failed, and how. [`Error::Timeout`] only if a [`timeout`](Acquire::timeout)
+    /// was given. [`Error::Evicted`] may concern a lock that had been taken already.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # tokio::time::pause();
+    /// # let zk = Memory::new();
+    /// let held = RwLock::new(&zk, "/locks/b")?.write().label("migrate v42").await?;
+    /// let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
+    /// let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Write)])?;
+    /// let late = both.lock().timeout(Duration::from_millis(10)).await.unwrap_err();
+    /// assert!(late.is_timeout() && late.to_string().starts_with("/locks/b: not granted within 10ms"), "{late}");
+    /// assert!(late.to_string().contains("migrate v42"));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn lock(&self) -> Acquire<MultiGuard> {
+        Acquire::new(self.clone())
+    }
+
+    /// Acquires all the locks if none of them is taken. Does not wait. Writes nothing to the ensemble if one is taken.
+    ///
+    /// Looks at all the locks at once, and then enters their queues one after the other. If another contender is faster
+    /// to one of them after that look, the call gives back the locks it has taken. See [`RwLock::try_write`] for the
+    /// rest.
+    ///
+    /// # Cancel safety
+    /// As for [`MultiLock::lock`].
+    ///
+    /// # Errors
+    /// [`Error::OneOfMany`] with the first lock that is taken and [`Error::WouldBlock`], which names the contenders in
+    /// the way. Otherwise as for [`MultiLock::lock`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// # let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
+    /// # let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Read)])?;
+    /// let reader = RwLock::new(&zk, "/locks/a")?.read().await?;
+    /// match both.try_lock().await {
+    ///     Ok(guard) => { /* work on both */ }
+    ///     Err(error) if error.is_would_block() => { /* "/locks/a: would block: held by ..." */ }
+    ///     Err(error) => return Err(error),
+    /// }
+    /// reader.release().await?;
+    /// assert!(both.try_lock().await.is_ok());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn try_lock(&self) -> Call<MultiGuard> {
+        let this = self.clone();
+        Call::in_time(&self.coordinator, async move { this.attempt().await })
+    }
+
+    async fn attempt(&self) -> Result<MultiGuard, Error> {
+        // No kept node is joined, and one of our own would be in the way.
+        self.locks.iter().for_each(|(lock, _)| lock.let_go());
+        let looks = self.locks.iter().map(|(lock, mode)| look(lock, *mode));
+        let mut limit = Duration::MAX;
+        for ((lock, mode), look) in self.locks.iter().zip(join_all(looks).await) {
+            limit = look.map_err(|error| refused(lock, *mode, error).of_one(lock.path()))?;
+        }
+        let mut taken = MultiGuard::of_none();
+        for (lock, mode) in &*self.locks {
+            taken.add(lock, take_now(lock, *mode, limit)).await?;
+        }
+        taken.complete()
+    }
+
+    async fn acquire(&self, options: Options) -> Result<MultiGuard, Error> {
+        let timeout = options.timeout().map_err(|error| match &*self.locks {
+            [(lock, mode), ..] => refused(lock, *mode, error),
+            [] => error,
+        })?;
+        let begun = Instant::now();
+        let mut taken = MultiGuard::of_none();
+        for (lock, mode) in &*self.locks {
+            let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+            let granted = async {
+                let answer = match left {
+                    Some(Duration::ZERO) => Err(refused(lock, *mode, Error::late(Duration::ZERO, None))),
+                    timeout => take(lock, *mode, Options { timeout, ..options.clone() }).await,
+                };
+                // The time counts for all the locks together.
+                answer.map_err(|error| error.of_the_whole(timeout))
+            };
+            taken.add(lock, granted).await?;
+        }
+        taken.complete()
+    }
+}
+
+impl Guard for MultiGuard {
+    type Source = MultiLock;
+
+    fn acquire(locks: MultiLock, options: Options) -> Granting<MultiGuard> {
+        Granting::by(async move { locks.acquire(options).await })
+    }
+}
+
+/// Waits for one of the locks.
+async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Tenure>, Error> {
+    let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, options);
+    let span = acquisition.begin();
+    acquisition.acquire().instrument(span).await
+}
+
+/// Takes one of the locks after a look, without waiting for any contender, and waits for the servers no longer than
+/// `limit`.
+async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Tenure>, Error> {
+    let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, Options::default());
+    let span = acquisition.begin();
+    let take = async { acquisition.reported(acquisition.take_now(limit).await) };
+    take.instrument(span).await
+}
+
+/// Fails if the lock is taken. Writes nothing. Returns the session timeout.
+async fn look(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
+    Acquisition::new(Arc::clone(lock.handle()), mode, Options::default()).look().await
+}
+
+/// Reports why one of the locks was not granted. Then none was.
+fn refused(lock: &RwLock, mode: Mode, error: Error) -> Error {
+    trace::not_granted(lock.path(), Aim::Lock(mode), &error);
+    error
+}

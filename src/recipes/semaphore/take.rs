@@ -1,0 +1,558 @@
+//! How an acquisition at the head of a semaphore's queue takes its permits; knows nothing of how it came to be there.
+//!
+//! Only the head of the queue takes permits. So from the moment when a contender is the head, permits can only be given
+//! back, and what it then counts as taken is the most that there can be. Two rules keep that so:
+//! - It looks at the permits once it is the head, and on the connection by which it knows so. Another server might not
+//!   show yet what its predecessor took. After a reconnect it therefore looks after a sync. The look of a newcomer goes
+//!   out with its create, behind the listing; it counts if that listing shows the newcomer as the head, also after a
+//!   reconnect: no read of a session is older than the read before it.
+//! - It takes them in one transaction with its place, which the ensemble refuses to whoever has lost that place, and to
+//!   whoever goes by an old number of permits.
+
+use std::future::pending;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::future::OptionFuture;
+
+use crate::acquisition::flow::{Grant, GrantKind};
+use crate::acquisition::request::{Acquisition, Goal, Handle, IfTaken, Wait};
+use crate::call;
+use crate::error::error::Error;
+use crate::error::permits::PermitsError;
+use crate::hold::tenure::Tenure;
+use crate::queue::contender::Contender;
+use crate::queue::metadata;
+use crate::queue::permits::{self, Room};
+use crate::queue::waiter::Take;
+use crate::recipes::semaphore::limit::{self, PermitLimit, too_few};
+use crate::session::contract::Session;
+use crate::session::keep_alive;
+use crate::session::nodes::HandOff;
+use crate::session::request::{Event, Failure, Kind, Operation, Reply, Stat, Watch};
+use crate::session::retry;
+use crate::session::second_look::{self, SecondLook, check};
+use crate::sync::Mutex;
+use crate::ticket::exchange::{Exchange, NotExchanged};
+use crate::ticket::ticket::Ticket;
+
+/// The operation that a refusal names.
+const TAKE: &str = "take a permit of";
+
+/// A semaphore as all clones of its handle know it.
+#[derive(Debug)]
+pub struct Stock {
+    pub(crate) handle: Arc<Handle>,
+    pub(crate) limit: PermitLimit,
+    /// The directory of the permits that are taken.
+    pub(crate) taken: Arc<str>,
+}
+
+/// What an acquisition of permits is after.
+pub(crate) struct Wanted {
+    stock: Arc<Stock>,
+    count: u32,
+    look: Mutex<Look>,
+}
+
+/// The look at the permits that goes out together with the create of the node in the queue.
+#[derive(Default)]
+enum Look {
+    #[default]
+    Nothing,
+    Asked {
+        names: Reply<Vec<String>>,
+        number: Reply<(Vec<u8>, Stat)>,
+    },
+    Seen(SeenPermits),
+}
+
+/// A semaphore at one moment.
+struct SeenPermits {
+    number: u32,
+    /// The version of the semaphore's node, whose data are the number.
+    version: i32,
+    /// The nodes of those who hold permits.
+    names: Vec<String>,
+}
+
+impl Wanted {
+    pub(crate) fn new(stock: Arc<Stock>, count: u32) -> Wanted {
+        Wanted { stock, count, look: Mutex::default() }
+    }
+
+    /// Fails if there are never so many permits.
+    fn enough(&self, number: u32) -> Result<(), Error> {
+        match self.count > number {
+            true => Err(too_few(self.stock.handle.shown(), self.count, number)),
+            false => Ok(()),
+        }
+    }
+
+    /// Stores this look, and returns the last one.
+    fn replace(&self, look: Look) -> Look {
+        std::mem::replace(&mut *self.look.lock(), look)
+    }
+
+    /// What the newcomer's look has shown, if it was the head by then.
+    fn seen_as_head(&self, grant: &Grant) -> Option<SeenPermits> {
+        match self.replace(Look::Nothing) {
+            Look::Seen(seen) if !grant.has_waited => Some(seen),
+            _ => None,
+        }
+    }
+
+    /// Exchanges our place for the permits. `false` if we have to look again. `refused` is the version of the number that the
+    /// leader did not have the last time.
+    async fn try_exchange(
+        &self,
+        held: &Tenure,
+        version: i32,
+        refused: &mut Option<i32>,
+        rounds: &mut u32,
+        patience: IfTaken,
+    ) -> Result<bool, Error> {
+        let Stock { handle, taken, .. } = &*self.stock;
+        let name = permits::name(&held.ticket().owner().to_string(), self.count);
+        let to = format!("{taken}/{name}");
+        let exchange = Exchange { to, data: held.note(), unchanged: (handle.shown(), version) };
+        match held.exchange(&exchange).await {
+            Ok(()) => Ok(true),
+            Err(NotExchanged::Changed) => {
+                if refused.replace(version) == Some(version) {
+                    if patience == IfTaken::GiveUp {
+                        let what = "its number has changed, and the server does not show it yet";
+                        return Err(self.stock.doubtful(what.to_owned()));
+                    }
+                    let session = held.ticket().session();
+                    second_look::report(session, handle.shown().to_string(), *refused);
+                    SecondLook::new(session).pause().await;
+                }
+                Ok(false)
+            }
+            Err(NotExchanged::NoDirectory) => {
+                make_directory(held.ticket().session(), taken, rounds)
+                    .await
+                    .map_err(|failure| self.stock.no_permit(failure))?;
+                Ok(false)
+            }
+            Err(NotExchanged::Evicted) => Err(self.stock.no_permit(Failure::NoNode)),
+            Err(NotExchanged::Failed(failure)) => Err(self.stock.no_permit(failure)),
+        }
+    }
+}
+
+#[async_trait]
+impl Goal for Wanted {
+    fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The semaphore's number, and its permits.
+    fn watched_bytes(&self) -> usize {
+        self.stock.handle.shown().len() + self.stock.taken.len()
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.stock.limit.check(self.stock.handle.shown(), self.count).map(drop)
+    }
+
+    async fn check_first(&self) -> Result<(), Error> {
+        let path = self.stock.handle.shown();
+        if !self.stock.limit.check(path, self.count)? {
+            return Ok(());
+        }
+        let read = call::on_a_session(&self.stock.handle.coordinator, (TAKE, path), |session| async move {
+            let node = call::answered(&session, || retry::data(&session, path, false)).await?;
+            Ok((session, node))
+        });
+        match read.await? {
+            (session, Some(node)) => self.enough(self.stock.agree(&session, node).await?.0),
+            // It is made with the queue.
+            (_, None) => Ok(()),
+        }
+    }
+
+    /// If the listing is sent only later, the look could be newer than what the listing shows: then none is sent.
+    fn look_along(&self, ticket: &Ticket, is_listed: bool) {
+        let (session, path) = (ticket.session(), self.stock.handle.shown());
+        let asked = || Look::Asked { names: session.children(&self.stock.taken), number: session.data(path) };
+        drop(self.replace(if is_listed { asked() } else { Look::Nothing }));
+    }
+
+    fn forget_look(&self) {
+        drop(self.replace(Look::Nothing));
+    }
+
+    async fn looked(&self, held: &Tenure) -> Result<(), Error> {
+        let Look::Asked { names, number } = self.replace(Look::Nothing) else { return Ok(()) };
+        let ticket = held.ticket();
+        let (names, number) = (names.await, number.await);
+        let node = match number {
+            Ok(node) => node,
+            // The head looks again.
+            Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(()),
+            Err(failure) => return Err(self.stock.no_permit(failure)),
+        };
+        let (number, version) = self.stock.agree(ticket.session(), node).await?;
+        self.enough(number)?;
+        if let Ok(names) = names {
+            drop(self.replace(Look::Seen(SeenPermits { number, version, names })));
+        }
+        Ok(())
+    }
+
+    async fn is_there(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
+        let (names, number) = (session.children(&self.stock.taken), session.data(self.stock.handle.shown()));
+        let names = names.await.or_else(retry::none_without_directory);
+        let number = match number.await {
+            Ok((data, _)) => permits::decode(&data).ok(),
+            Err(Failure::NoNode) => return Ok(Some(true)),
+            Err(_) => None,
+        };
+        if let Some(Some(number)) = number {
+            self.stock.limit.sees(self.stock.handle.shown(), number)?;
+            self.enough(number)?;
+        }
+        let (Ok(names), Some(number)) = (names, number) else { return Ok(None) };
+        Ok(Some(match number {
+            Some(number) => permits::room(number, &names, self.count) == Ok(Room::Enough),
+            None => names.is_empty(),
+        }))
+    }
+
+    async fn exchange(
+        &self,
+        acquisition: &Acquisition,
+        held: &Tenure,
+        turn: Take,
+        wait: &mut Wait<'_>,
+    ) -> Result<(), Error> {
+        let mut grant = Grant::by(turn, held);
+        let mut view = View::new(&self.stock, held, &mut grant);
+        let mut refused = None;
+        let mut seen = self.seen_as_head(&grant);
+        loop {
+            let now = match seen.take() {
+                Some(now) => now,
+                None => view.look().await?,
+            };
+            match permits::room(now.number, &now.names, self.count) {
+                Err(name) => return Err(self.stock.doubtful(format!("{name:?} is no permit"))),
+                Ok(Room::Never) => return Err(too_few(self.stock.handle.shown(), self.count, now.number)),
+                Ok(Room::Enough) => {
+                    if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.patience).await? {
+                        break;
+                    }
+                    // The number may have changed without a word from the watch yet.
+                    view.number = None;
+                }
+                Ok(Room::Short) => {
+                    grant.kind = GrantKind::Look;
+                    self.stock.report_short(held, &now, wait).await?;
+                    view.wait_for_change(&now, wait).await?;
+                }
+            }
+        }
+        // The transaction has just confirmed our place, so there is no need to ask for it.
+        match acquisition.granted(held, &grant) {
+            Some(answer) => answer,
+            None => acquisition.grant_once_confirmed(held, grant).await,
+        }
+    }
+}
+
+impl Stock {
+    /// The number of permits that the semaphore's node gives, and the node's version. Writes the number if nobody has
+    /// yet.
+    async fn agree(
+        &self,
+        session: &Arc<dyn Session>,
+        (mut data, mut stat): (Vec<u8>, Stat),
+    ) -> Result<(u32, i32), Error> {
+        let (path, mut rounds) = (self.handle.shown(), 0);
+        loop {
+            if let Some(number) = self.number(&data)? {
+                self.limit.sees(path, number)?;
+                return Ok((number, stat.version));
+            }
+            let Some(number) = self.limit.known() else {
+                return Err(self.doubt(PermitsError::Unset));
+            };
+            let set =
+                [Operation::Set { path: path.to_string(), data: permits::encode(number), version: Some(stat.version) }];
+            match retry::until_known(session, || session.transact(&set)).await {
+                Ok(_) => {
+                    self.limit.is_set(number);
+                    return Ok((number, stat.version.wrapping_add(1)));
+                }
+                // Another contender came first, or an earlier try of ours.
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::BadVersion => {
+                    before_next_round(session, path, Some(stat.version), &mut rounds).await;
+                }
+                Err(failure) => return Err(self.no_permit(failure)),
+            }
+            (data, stat) =
+                retry::until_known(session, || session.data(path)).await.map_err(|failure| self.no_permit(failure))?;
+        }
+    }
+
+    /// There are too few permits. Reports who has them, or gives up.
+    async fn report_short(&self, held: &Tenure, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
+        let (session, site, me) = (held.ticket().session(), &self.handle.site, held.contender());
+        let alone = [me.name().to_owned()];
+        if wait.patience == IfTaken::GiveUp {
+            return Err(Error::WouldBlock { blockers: site.blockers(session, &alone, me).await });
+        }
+        if let Some(on_wait) = &mut wait.on_wait {
+            let names = session.children(&self.handle.path).await;
+            let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| alone.to_vec());
+            on_wait.tell(session, site, me.dialect(), site.progress_beside(&now.names, &names, me)).await;
+        }
+        if let Some(waiting) = wait.waiting {
+            waiting.sees(session, me, site.progress_beside(&now.names, &alone, me));
+        }
+        Ok(())
+    }
+
+    /// The number that the data of the semaphore's node give; `None` if they give none yet.
+    pub(super) fn number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
+        let doubtful = |what: String| self.doubtful(format!("its data are {what:?}, and not a number of permits"));
+        permits::decode(data).map_err(doubtful)
+    }
+
+    pub(super) fn doubtful(&self, what: String) -> Error {
+        self.doubt(PermitsError::Doubtful(what))
+    }
+
+    pub(super) fn doubt(&self, reason: PermitsError) -> Error {
+        limit::of(self.handle.shown(), reason)
+    }
+
+    fn no_permit(&self, failure: Failure) -> Error {
+        match failure {
+            Failure::NoNode | Failure::Over(_) => self.handle.stop(failure),
+            failure => Error::from_failure(failure, TAKE, self.handle.shown()),
+        }
+    }
+}
+
+/// What the head of the queue sees of the semaphore, and watches.
+struct View<'a> {
+    stock: &'a Stock,
+    held: &'a Tenure,
+    /// The connection by which we know that we are the head, or on which we have looked after a sync.
+    connection: u64,
+    /// The number of permits and the version of the node that gives it, with the watch on that node.
+    number: Option<(u32, i32, Watch)>,
+    /// The watch on the nodes of those who hold.
+    names: Option<Watch>,
+    /// The signal by which we know that we are the head. Another client can have forged it, as long as nobody has looked.
+    signal: Option<Arc<HandOff>>,
+    /// Those who have left the queue although our server shows them there, or has shown them.
+    ghosts: Vec<Arc<str>>,
+    /// How many of them it has shown the last time.
+    shown_ghosts: usize,
+    /// The nodes of those who held, and of whose end no watch has told. Their names never come again.
+    gone: Vec<String>,
+    /// How often the directory of the permits was missing, and there when it was to be made.
+    rounds: u32,
+}
+
+impl<'a> View<'a> {
+    fn new(stock: &'a Stock, held: &'a Tenure, grant: &mut Grant) -> View<'a> {
+        let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
+        let (connection, ghosts) = (held.ticket().connection(), std::mem::take(&mut grant.ghosts));
+        let (shown_ghosts, gone) = (ghosts.len(), Vec::new());
+        View { stock, held, connection, number: None, names: None, signal, ghosts, shown_ghosts, gone, rounds: 0 }
+    }
+
+    fn fault(&self, failure: Failure) -> Error {
+        match self.held.loss() {
+            Some(loss) => self.stock.handle.evicted(loss),
+            None => self.stock.no_permit(failure),
+        }
+    }
+
+    /// Looks at the semaphore, and watches its permits.
+    async fn look(&mut self) -> Result<SeenPermits, Error> {
+        let session = Arc::clone(self.held.ticket().session());
+        let mut tries = 0;
+        loop {
+            match self.try_to_look(&session).await {
+                Ok(Some((mut names, node))) => {
+                    names.retain(|name| !self.gone.contains(name));
+                    let is_whole = self.add_unseen(&mut names).await.map_err(|failure| self.fault(failure))?;
+                    // Another server may have said that there is no ghost, or this one may have learnt so since: only a listing
+                    // from after that has the ghost's permits.
+                    if !is_whole || session.upkeep().connection() != self.connection {
+                        continue;
+                    }
+                    let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
+                    let (number, version) = match (known, node) {
+                        (Some(known), _) => known,
+                        (None, Some(node)) => self.stock.agree(&session, node).await?,
+                        (None, None) => continue,
+                    };
+                    return Ok(SeenPermits { number, version, names });
+                }
+                Ok(None) => {}
+                Err(Failure::Unknown(_)) if tries < retry::UNKNOWN_TRIES => {
+                    let connected = retry::before_next_try(&session, &mut tries).await;
+                    connected.map_err(|failure| self.fault(failure))?;
+                }
+                Err(failure) => return Err(self.fault(failure)),
+            }
+        }
+    }
+
+    /// The nodes of those who hold, and the semaphore's own node unless it is watched. `None` if the connection was lost on
+    /// the way: then the answers may come from a server that lags behind.
+    async fn try_to_look(
+        &mut self,
+        session: &Arc<dyn Session>,
+    ) -> Result<Option<(Vec<String>, Option<(Vec<u8>, Stat)>)>, Failure> {
+        let (path, upkeep) = (self.stock.handle.shown(), session.upkeep());
+        let directory = &self.stock.taken;
+        let connection = upkeep.connection();
+        // All requests are on their way before one is answered.
+        let synced = (connection != self.connection).then(|| session.sync(path));
+        let lists = self.signal.is_some() && self.names.is_some();
+        let queue = lists.then(|| session.children(self.held.ticket().directory()));
+        let watched = session.watch_children(directory);
+        let node = self.number.is_none().then(|| session.data(path));
+        if let Some(synced) = synced {
+            synced.await?;
+        }
+        let queue = OptionFuture::from(queue).await.transpose()?;
+        let watched = watched.await;
+        let node = OptionFuture::from(node).await.transpose()?;
+        if upkeep.connection() != connection {
+            return Ok(None);
+        }
+        self.connection = connection;
+        match watched {
+            Ok((names, watch)) => {
+                self.names = Some(watch);
+                Ok(self.shows_the_last(&names, queue).await?.then_some((names, node)))
+            }
+            Err(Failure::NoNode) => {
+                make_directory(session, directory, &mut self.rounds).await?;
+                Ok(None)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Whether the signal was true. The one before us is among those who hold, by these `names`: so it was the head. Otherwise it
+    /// has given its permits back, or a stranger wrote to its place: the `queue`, listed before, says which.
+    async fn shows_the_last(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
+        let Some(signal) = self.signal.clone() else { return Ok(true) };
+        let before_us = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
+        let has_taken = before_us.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.owner())));
+        let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
+        let shown = keep_alive::up_to(&queue, &signal.path);
+        if let Some(left) = keep_alive::left_of(self.held.ticket().session(), &shown).await? {
+            keep_alive::interfered(&signal.path, &left, [self.held.own_node()]);
+            return Err(Failure::NoNode);
+        }
+        self.ghosts.extend(shown.iter().filter_map(|path| path.rsplit('/').next()).map(Arc::from));
+        self.shown_ghosts += shown.len();
+        signal.confirm();
+        self.signal = None;
+        Ok(true)
+    }
+
+    /// Adds the permits of those whom our server shows in the queue although they have left it: it may lack their permits, too.
+    /// `false` if the server shows fewer of them than before: it may have learnt of their permits after it listed `names`.
+    async fn add_unseen(&mut self, names: &mut Vec<String>) -> Result<bool, Failure> {
+        let (ticket, session, mut shown) = (self.held.ticket(), self.held.ticket().session(), 0);
+        for ghost in self.ghosts.iter().filter_map(|name| Contender::parse(name)) {
+            let data = match retry::until_known(session, || session.data(&ticket.child(ghost.name()))).await {
+                Ok((data, _)) => data,
+                Err(Failure::NoNode) => continue,
+                Err(failure) => return Err(failure),
+            };
+            shown += 1;
+            let name = permits::name(ghost.owner(), metadata::read(&data).permits.unwrap_or(1));
+            let path = format!("{}/{name}", self.stock.taken);
+            if !names.contains(&name) && second_look::is_there(session, path, None).await != Some(false) {
+                names.push(name);
+            }
+        }
+        Ok(shown >= std::mem::replace(&mut self.shown_ghosts, shown))
+    }
+
+    /// Watches the number of permits, unless it has changed since `now`.
+    async fn watch_number(&mut self, now: &SeenPermits) -> Result<(), Error> {
+        let (session, path) = (self.held.ticket().session(), self.stock.handle.shown());
+        let (watch, node) = (session.watch(path), session.data(path));
+        match (watch.await, node.await) {
+            (Ok(watch), Ok((_, stat))) if stat.version == now.version => {
+                self.number = Some((now.number, stat.version, watch));
+                Ok(())
+            }
+            // It has changed, or the next look finds out why it cannot be read.
+            (Ok(_), Ok(_)) | (Err(Failure::Unknown(_)), _) | (_, Err(Failure::Unknown(_))) => Ok(()),
+            (Err(failure), _) | (_, Err(failure)) => Err(self.stock.no_permit(failure)),
+        }
+    }
+
+    /// Waits until a permit may have been given back, or the number of permits may have changed, since `now`.
+    async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
+        if self.number.is_none() {
+            self.watch_number(now).await?;
+        }
+        let (Some((_, _, number)), Some(names)) = (&mut self.number, &mut self.names) else { return Ok(()) };
+        let (session, path) = (self.held.ticket().session(), self.stock.handle.shown());
+        let node = |name: &str| format!("{}/{name}", self.stock.taken);
+        let checks = || {
+            let holders = now.names.iter().map(|name| check(node(name), None));
+            std::iter::once(check(path.to_string(), Some(now.version))).chain(holders).collect()
+        };
+        let mut look = SecondLook::after(session, !self.gone.is_empty());
+        let (site, me) = (&self.stock.handle.site, self.held.contender());
+        let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, site, me));
+        tokio::select! {
+            biased;
+            // The session is over, and the acquisition is told so by the loss of its node.
+            event = number => if event == Event::Over { pending().await } else { self.number = None },
+            event = names => if event == Event::Over { pending().await } else { self.names = None },
+            missed = self.held.misses(&mut look, checks) => match missed {
+                Err(loss) => return Err(self.stock.handle.evicted(loss)),
+                Ok(0) => {
+                    second_look::report(session, path.to_string(), Some(now.version));
+                    self.number = None;
+                }
+                Ok(index) => {
+                    let gone = now.names.get(index - 1).cloned().unwrap_or_default();
+                    second_look::report(session, node(&gone), None);
+                    self.gone.push(gone);
+                }
+            },
+            Some(()) = OptionFuture::from(looking) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Makes the directory of the permits. It stays, as the semaphore's own node does.
+async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mut u32) -> Result<(), Failure> {
+    match retry::until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
+        Ok(_) => Ok(()),
+        Err(Failure::NodeExists) => {
+            before_next_round(session, directory, None, rounds).await;
+            Ok(())
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// The leader has this node otherwise than our server has shown it. Once, that may be a change just now.
+async fn before_next_round(session: &Arc<dyn Session>, path: &str, version: Option<i32>, rounds: &mut u32) {
+    *rounds += 1;
+    if *rounds > 1 {
+        second_look::report(session, path.to_owned(), version);
+        SecondLook::new(session).pause().await;
+    }
+}

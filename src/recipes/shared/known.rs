@@ -1,0 +1,247 @@
+//! What is known of a value's node, as reads and commits come: which is the newest, and what is news; asks for nothing.
+
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+
+use crate::error::error::Error;
+use crate::error::value::ValueError;
+use crate::recipes::shared::codec::Stored;
+use crate::session::lease::Lease;
+use crate::sync::{Mutex, OnceLock};
+
+/// How fresh the copy is. Given by [`Live::state`](crate::Live::state).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum CopyState {
+    /// Nothing has come from the ensemble yet.
+    Fetching,
+    /// The connection is up, and the node is watched. A change arrives as soon as the server knows it.
+    Current,
+    /// The connection is lost. A change since then arrives when the connection is back.
+    Disconnected,
+    /// The node now holds no value, or cannot be read, or this client's server was found to have missed what the ensemble
+    /// has: repair that server. [`Live::get`](crate::Live::get) goes on giving the last value.
+    Behind(Error),
+    /// The coordinator was closed. Nothing more will come.
+    Over(Error),
+}
+
+/// What is known of the node.
+pub(crate) struct Known<T> {
+    /// The newest bytes that looked like a value.
+    pub(crate) newest: Option<Arc<Seen<T>>>,
+    /// Why the node's present content is no value.
+    pub(super) trouble: Option<(u64, Error)>,
+    /// The news of the newest value if the node was seen without it since; 0 if there is none.
+    pub(super) gone: u64,
+    /// Counts the news.
+    pub(super) news: u64,
+    /// The news of a commit of our own that no read has shown yet; 0 if there is none.
+    own: u64,
+    /// The lease of the session that has read the node and watches it.
+    pub(super) lease: Option<Arc<Lease>>,
+    pub(super) over: Option<Error>,
+}
+
+/// A value, or what went wrong, with its number.
+pub(crate) type ValueNews<T> = (u64, Result<Arc<Seen<T>>, Error>);
+
+/// What the node held at one time.
+pub(crate) struct Seen<T> {
+    pub(crate) news: u64,
+    czxid: i64,
+    pub(super) version: i32,
+    digest: u64,
+    /// Given up when a value is made of the bytes.
+    pub(super) bytes: Mutex<Arc<Vec<u8>>>,
+    pub(super) made: OnceLock<Result<Arc<Stored<T>>, Error>>,
+}
+
+impl<T> Default for Known<T> {
+    fn default() -> Self {
+        Known { newest: None, trouble: None, gone: 0, news: 0, own: 0, lease: None, over: None }
+    }
+}
+
+impl<T> Known<T> {
+    pub(super) fn state(&self) -> CopyState {
+        match (&self.over, &self.trouble, &self.lease) {
+            (Some(error), ..) => CopyState::Over(error.clone()),
+            (_, Some((_, error)), _) => CopyState::Behind(error.clone()),
+            (.., Some(lease)) if self.newest.is_some() => match lease.is_connected() && lease.over().is_none() {
+                true => CopyState::Current,
+                false => CopyState::Disconnected,
+            },
+            _ => CopyState::Fetching,
+        }
+    }
+
+    /// The news after `seen`, with its number: the newest value first, then what went wrong.
+    pub(crate) fn news_after(&self, seen: u64) -> Option<ValueNews<T>> {
+        let value = self.newest.iter().map(|newest| (newest.news, Ok(Arc::clone(newest))));
+        let trouble = self.trouble.iter().map(|(news, error)| (*news, Err(error.clone())));
+        value.chain(trouble).find(|(news, _)| *news > seen)
+    }
+
+    /// Whether there is no value, and none has come after these news.
+    pub(super) fn is_unset_since(&self, before: u64) -> bool {
+        let is_unset = |(_, error): &(u64, Error)| error.value_error() == Some(&ValueError::Unset);
+        self.newest.as_ref().is_none_or(|newest| newest.news <= before) && self.trouble.as_ref().is_some_and(is_unset)
+    }
+
+    pub(super) fn troubled(&mut self, error: Error) -> bool {
+        // The same error as before is no news.
+        if self.trouble.as_ref().is_some_and(|(_, before)| before.to_string() == error.to_string()) {
+            return false;
+        }
+        if error.value_error().is_some() {
+            self.gone = self.newest.as_ref().map_or(0, |newest| newest.news);
+        }
+        self.news += 1;
+        self.trouble = Some((self.news, error));
+        true
+    }
+
+    /// A value was read, from a server that was brought up to date when `synced` news were known.
+    ///
+    /// The reads of one session never go back, and the first one comes after a sync. So a value that is older than the last
+    /// one is what there is now: the ensemble came back as it was before. Only a commit of our own may be newer than what a
+    /// server that lags shows.
+    pub(super) fn read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
+        let cleared = self.trouble.take().is_some();
+        self.gone = 0;
+        if let Some(newest) = &self.newest {
+            let since = version.wrapping_sub(newest.version);
+            let is_older = czxid < newest.czxid || (czxid == newest.czxid && since < 0);
+            if is_older && self.own > synced {
+                return cleared;
+            }
+            self.own = 0;
+            // A value that could not be read for a while is news when it can be read again.
+            if !cleared && (czxid, version, digest(&bytes)) == (newest.czxid, newest.version, newest.digest) {
+                return false;
+            }
+        }
+        self.valued(bytes, czxid, version);
+        true
+    }
+
+    /// We have committed a value. `czxid` is known unless the same holder made the node. In another node than the newest value's a
+    /// commit says nothing: the ensemble may have come back as it was before, so its node may be an older one.
+    pub(super) fn committed(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
+        let is_before = |newest: &Seen<T>| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
+        let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };
+        self.trouble = None;
+        self.valued(bytes.to_vec(), czxid, version);
+        self.own = self.news;
+        true
+    }
+
+    fn valued(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) {
+        self.news += 1;
+        let (digest, bytes, made) = (digest(&bytes), Mutex::new(Arc::new(bytes)), OnceLock::new());
+        self.newest = Some(Arc::new(Seen { news: self.news, czxid, version, digest, bytes, made }));
+    }
+}
+
+/// Tells one content from another. The `mzxid` would not: a commit does not tell its own.
+fn digest(bytes: &[u8]) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn trouble(reason: &str) -> Error {
+        Error::Unreachable(reason.to_owned())
+    }
+
+    /// What is known after a value was read from a server that was up to date before.
+    fn read(czxid: i64, version: i32) -> Known<u8> {
+        let mut known = Known::default();
+        assert!(known.read(b"a".to_vec(), czxid, version, 0));
+        known
+    }
+
+    fn newest(known: &Known<u8>) -> (i64, i32) {
+        known.newest.as_ref().map(|newest| (newest.czxid, newest.version)).expect("a value was read")
+    }
+
+    #[test]
+    fn whatever_is_read_is_what_there_is_now_also_after_the_ensemble_came_back_as_it_was_before() {
+        let mut known = read(10, 3);
+        assert!(known.newest.is_some() && known.over.is_none());
+        for (bytes, czxid, version, is_news) in [
+            (b"a", 10, 3, false),
+            (b"b", 10, 4, true),
+            (b"c", 10, 4, true),
+            (b"c", 10, 4, false),
+            (b"c", 10, 2, true),
+            (b"d", 9, 7, true),
+            (b"d", 11, 0, true),
+            (b"d", 12, i32::MAX, true),
+            (b"e", 12, i32::MIN, true),
+        ] {
+            assert_eq!(known.read(bytes.to_vec(), czxid, version, 0), is_news, "{czxid}, {version}");
+            assert_eq!(newest(&known), (czxid, version));
+        }
+    }
+
+    #[test]
+    fn a_commit_of_ones_own_stays_until_it_was_read_or_was_not_although_the_server_was_up_to_date() {
+        for (czxid, version) in [(10, 3), (9, 8)] {
+            let mut known = read(10, 3);
+            let before = known.news;
+            let ours = Some(10);
+            assert!(
+                !known.committed(b"a", ours, 3) && known.committed(b"b", ours, 5) && !known.committed(b"a", ours, 4)
+            );
+            assert!(!known.read(b"a".to_vec(), czxid, version, before), "this server lags");
+            assert_eq!(newest(&known), (10, 5));
+            let after = known.news;
+            assert!(known.read(b"a".to_vec(), czxid, version, after), "it is gone");
+            assert_eq!(newest(&known), (czxid, version));
+
+            let mut known = read(10, 3);
+            assert!(known.committed(b"b", Some(10), 5) && !known.read(b"b".to_vec(), 10, 5, before), "it was known");
+            assert!(known.read(b"a".to_vec(), czxid, version, before), "this session has shown it before");
+        }
+        let mut known = read(10, 3);
+        assert!(known.committed(b"b", Some(10), 5) && known.read(b"c".to_vec(), 10, 6, 1), "another came after it");
+        assert!(known.committed(b"d", Some(10), 7) && known.read(b"e".to_vec(), 11, 0, 1), "it was made anew");
+    }
+
+    #[test]
+    fn a_commit_to_another_node_is_known_once_it_is_read_also_if_the_ensemble_came_back_as_it_was_before() {
+        let mut known = read(10, 3);
+        assert!(known.troubled(trouble("a")) && !known.committed(b"b", Some(5), 4));
+        assert!(known.read(b"c".to_vec(), 5, 5, 0));
+        assert_eq!(newest(&known), (5, 5));
+        assert!(known.committed(b"d", Some(5), 6) && !known.committed(b"e", None, 7));
+    }
+
+    #[test]
+    fn a_copy_that_is_watched_and_has_no_value_yet_is_still_being_fetched() {
+        let lease = Some(Arc::new(Lease::new(Duration::from_secs(6))));
+        let mut known = Known::<u8> { lease, ..Known::default() };
+        assert!(matches!(known.state(), CopyState::Fetching));
+        assert!(known.read(Vec::new(), 10, 3, 0));
+        assert!(!matches!(known.state(), CopyState::Fetching));
+    }
+
+    #[test]
+    fn the_same_trouble_is_told_once_and_a_value_that_can_be_read_again_is_told_again() {
+        let mut known = read(10, 3);
+        assert!(known.committed(b"b", Some(10), 4));
+        assert!(known.troubled(trouble("a")) && !known.troubled(trouble("a")) && known.troubled(trouble("b")));
+        let seen = known.news;
+        assert!(matches!(known.news_after(seen - 1), Some((news, Err(_))) if news == seen));
+        // A value from before our own commit ends the trouble, and is no news.
+        assert!(known.read(b"a".to_vec(), 10, 3, 1) && known.news_after(seen).is_none());
+        assert!(known.troubled(trouble("b")) && known.read(b"b".to_vec(), 10, 4, 1));
+        assert!(matches!(known.news_after(known.news - 1), Some((_, Ok(value))) if value.version == 4));
+    }
+}

@@ -1,0 +1,362 @@
+//! The value's node, read and written under the lock, and how the outcome is found if the answer is lost; knows no types.
+
+use std::sync::Arc;
+
+use crate::error::error::Error;
+use crate::error::value::{ValueError, Written};
+use crate::hold::tenure::{NodeData, Tenure};
+use crate::hold::transaction::Transaction;
+use crate::lock::rw_lock::RwLock;
+use crate::recipes::shared::codec::{Form, ROOM};
+use crate::recipes::shared::envelope::{self, Envelope, Mark};
+use crate::session::contract::{Coordinator, Session};
+use crate::session::follow::PAUSE;
+use crate::session::loss::Loss;
+use crate::session::request::{Failure, Outcome};
+use crate::session::retry;
+use crate::session::second_look::PAUSE_MAX;
+
+/// Where a value is kept, and in which form.
+pub(crate) struct ValueNode {
+    pub(crate) lock: RwLock,
+    pub(crate) path: String,
+    pub(crate) form: Form,
+}
+
+/// What a commit has written.
+pub(crate) struct NewValue {
+    pub(crate) bytes: Vec<u8>,
+    /// `None` if this holder has made the node.
+    pub(crate) czxid: Option<i64>,
+    pub(crate) version: i32,
+    pub(crate) written: Written,
+}
+
+impl ValueNode {
+    pub(crate) fn coordinator(&self) -> &Arc<dyn Coordinator> {
+        &self.lock.handle().coordinator
+    }
+
+    pub(crate) fn label(&self) -> &Option<String> {
+        &self.lock.handle().label
+    }
+
+    pub(crate) fn fault(&self, error: ValueError) -> Error {
+        Error::Value { path: self.path.clone(), error }
+    }
+
+    /// What the node holds, which is nothing if there is no node.
+    pub(crate) async fn read(&self, held: &Tenure) -> Result<(Vec<u8>, Base), Error> {
+        let node = held.data(&self.path).await?;
+        let base = Base::of(node.as_ref());
+        Ok((node.map(|node| node.data).unwrap_or_default(), base))
+    }
+
+    /// Writes a value, with what is kept beside it.
+    pub(crate) async fn write(
+        &self,
+        held: &Tenure,
+        payload: &[u8],
+        label: &Option<String>,
+        base: Base,
+    ) -> Result<NewValue, Error> {
+        let (own_node, handle) = (held.own_node(), self.lock.handle());
+        let written = Written {
+            host: handle.host.clone(),
+            label: label.clone(),
+            token: held.position().czxid,
+            commit: own_node.next_commit(),
+            at: envelope::now(),
+            schema: self.form.schema,
+        };
+        let mark = Mark::of(&written);
+        let envelope = Envelope { format: self.form.name.clone(), written, after: base.mark };
+        let bytes = envelope.seal(payload);
+        if bytes.len() > self.form.size_limit {
+            own_node.commit_not_sent(mark.commit);
+            return Err(self.fault(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.form.size_limit) }));
+        }
+        let (coordinator, path) = (self.coordinator(), &self.path);
+        let version = Commit { held, coordinator, path, bytes: &bytes, size_limit: self.form.size_limit, mark, base }
+            .put()
+            .await?;
+        Ok(NewValue { bytes, czxid: base.czxid, version, written: envelope.written })
+    }
+
+    /// Writes the first value; `None` if another reader was faster, or an operator's empty node has gone.
+    pub(crate) async fn begin(&self, held: &Tenure, payload: &[u8], base: Base) -> Result<Option<NewValue>, Error> {
+        match self.write(held, payload, self.label(), base).await {
+            Err(Error::TransactionRefused {
+                reason: Failure::NodeExists | Failure::BadVersion | Failure::NoNode,
+                ..
+            }) => Ok(None),
+            answer => answer.map(Some),
+        }
+    }
+
+    /// Writes the first value under the lock, as a reader does that finds none; and again, should it be gone before the
+    /// caller has seen it and dropped this. A server may have missed it, so it is looked for ever more seldom. Returns only
+    /// what ends that.
+    pub(crate) async fn begin_until_seen(&self, payload: &[u8]) -> Error {
+        let mut pause = PAUSE;
+        loop {
+            let attempt = async {
+                let guard = self.lock.read().await?;
+                let (bytes, base) = self.read(guard.held()).await?;
+                match bytes.is_empty() {
+                    true => self.begin(guard.held(), payload, base).await.map(drop),
+                    false => Ok(()),
+                }
+            };
+            match attempt.await {
+                Ok(()) => {
+                    self.coordinator().sleep(pause).await;
+                    pause = PAUSE_MAX.min(2 * pause);
+                }
+                Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. } | Error::Lost(_) | Error::Evicted(_)) => {
+                    self.coordinator().sleep(PAUSE).await;
+                }
+                Err(error) => return error,
+            }
+        }
+    }
+
+    /// What our next commit may replace, after a commit of ours with an unknown outcome: the node's content, if we
+    /// wrote it. It must not replace what an earlier holder, or a client without the lock, has written.
+    pub(crate) async fn base(&self, held: &Tenure, before: Base) -> Result<Base, Error> {
+        if let Some(loss) = held.loss() {
+            return Err(Error::Lost(loss));
+        }
+        let node = match look(held.ticket().session(), &self.path).await {
+            Ok(node) => node,
+            Err(Failure::Over(ending)) => return Err(Error::Lost(Loss::SessionOver(ending))),
+            Err(failure) => return Err(Error::from_failure(failure, "read", &self.path)),
+        };
+        let now = Base::of(node.as_ref());
+        if now.mark.is_some_and(|mark| mark.token == held.position().czxid) {
+            return Ok(now);
+        }
+        if now.czxid.is_some_and(|czxid| before.is_replaced(czxid)) {
+            let path = self.path.clone();
+            return Err(Error::TransactionRefused { index: 0, path, reason: Failure::BadVersion });
+        }
+        Ok(before)
+    }
+}
+
+/// So many answers in a row are lost, while smaller requests pass, before the size must be the reason.
+const TRIES: u32 = 4;
+
+/// What the node holds before a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Base {
+    /// `None` if there is no node.
+    pub(crate) version: Option<i32>,
+    /// `None` if there is no node, and for a node that this holder has made: a transaction does not tell it.
+    pub(crate) czxid: Option<i64>,
+    /// `None` if the node's content is not ours.
+    pub(crate) mark: Option<Mark>,
+}
+
+impl Base {
+    pub(crate) fn of(node: Option<&NodeData>) -> Base {
+        let envelope = node.and_then(|node| Envelope::open(&node.data).ok());
+        Base {
+            version: node.map(|node| node.version),
+            czxid: node.map(|node| node.czxid),
+            mark: envelope.map(|(envelope, _)| Mark::of(&envelope.written)),
+        }
+    }
+
+    /// Whether a node that is there now is another one, which was made after this one was deleted. Versions do not tell.
+    pub(crate) fn is_replaced(&self, czxid: i64) -> bool {
+        self.czxid.is_some_and(|before| before != czxid)
+    }
+}
+
+/// The outcome of a commit whose answer was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Done(i32),
+    /// Not done, and it cannot happen any more.
+    Undone,
+    Unknown,
+}
+
+/// One commit.
+pub(crate) struct Commit<'a> {
+    pub(crate) held: &'a Tenure,
+    pub(crate) coordinator: &'a Arc<dyn Coordinator>,
+    pub(crate) path: &'a str,
+    pub(crate) bytes: &'a [u8],
+    /// What the user has allowed for the bytes.
+    pub(crate) size_limit: usize,
+    pub(crate) mark: Mark,
+    pub(crate) base: Base,
+}
+
+impl Commit<'_> {
+    /// Writes the bytes if the lock is held and the node is unchanged. Returns the version that this made.
+    pub(crate) async fn put(self) -> Result<i32, Error> {
+        let mut tries = 0;
+        loop {
+            let error = match self.transaction().commit().await {
+                Ok(outcomes) => return Ok(version_of(&outcomes)),
+                Err(error) => error,
+            };
+            let is_unknown = matches!(error, Error::OutcomeUnknown { .. });
+            if tries == 0 && !is_unknown {
+                return Err(error);
+            }
+            tries += 1;
+            match self.fate().await {
+                Fate::Done(version) => return Ok(version),
+                Fate::Unknown if !is_unknown => {
+                    return Err(Error::OutcomeUnknown { operation: "commit a value", reason: error.to_string() });
+                }
+                Fate::Undone if is_unknown => {
+                    if let Some(loss) = self.held.loss() {
+                        return Err(Error::Lost(loss));
+                    }
+                }
+                Fate::Unknown | Fate::Undone => return Err(error),
+            }
+            if tries == TRIES {
+                let error = ValueError::TooLarge { bytes: self.bytes.len(), limit: None };
+                return Err(Error::Value { path: self.path.to_owned(), error });
+            }
+        }
+    }
+
+    fn transaction(&self) -> Transaction<'_> {
+        let transaction = Transaction::under(self.held).size_limit(self.size_limit.saturating_add(ROOM));
+        match self.base.version {
+            None => transaction.create(self.path, self.bytes),
+            Some(version) => transaction.set_version(self.path, self.bytes, version),
+        }
+    }
+
+    /// Finds the outcome of the commit. After a reconnect, the next request on the same session comes after all earlier
+    /// ones, or these are never carried out: servers refuse what a session sent to another server before.
+    async fn fate(&self) -> Fate {
+        let session = self.held.ticket().session();
+        let look = async {
+            session.connected().await.map_err(Failure::Over)?;
+            look(session, self.path).await
+        };
+        let seen = match look.await {
+            Err(Failure::Over(_)) => self.look_after_the_session().await,
+            seen => seen.ok(),
+        };
+        seen.map_or(Fate::Unknown, |node| shown_by(node.as_ref(), self.base, self.mark))
+    }
+
+    /// The session is over, at least for us. Once our own node is gone, the transaction is refused, however late it
+    /// comes. `None` if that cannot be brought about.
+    async fn look_after_the_session(&self) -> Option<Option<NodeData>> {
+        let session_slot = self.coordinator.session_slot(0).await.ok()?;
+        let (session, node) = (session_slot.session(), self.held.own_node().path());
+        match retry::until_known(session, || session.delete(&node)).await {
+            Ok(()) | Err(Failure::NoNode) => self.held.own_node().lose(Loss::Removed),
+            Err(_) => return None,
+        }
+        look(session, self.path).await.ok()
+    }
+}
+
+/// What became of the commit `mark` on `base`, as the node shows it.
+fn shown_by(node: Option<&NodeData>, base: Base, mark: Mark) -> Fate {
+    let Some(NodeData { data, version, czxid }) = node else {
+        // The node was there before: another client deleted it, before the commit or after.
+        return if base.version.is_none() { Fate::Undone } else { Fate::Unknown };
+    };
+    let envelope = Envelope::open(data).ok().map(|(envelope, _)| envelope);
+    let (last, after) = (envelope.as_ref().map(|it| Mark::of(&it.written)), envelope.as_ref().and_then(|it| it.after));
+    if last == Some(mark) || after == Some(mark) {
+        return Fate::Done(*version);
+    }
+    if base.is_replaced(*czxid) {
+        return Fate::Unknown;
+    }
+    // How often the node was written since. Making it counts.
+    let since = version.wrapping_sub(base.version.unwrap_or(-1));
+    match since {
+        // The node is as it was, or another client has written first: then the version that our commit asks for is
+        // gone.
+        0 | 1 => Fate::Undone,
+        // The last write but one was another client's, and it was the first since.
+        2 if after.is_some() => Fate::Undone,
+        _ => Fate::Unknown,
+    }
+}
+
+fn version_of(outcomes: &[Outcome]) -> i32 {
+    match outcomes.first() {
+        Some(Outcome::Set { version }) => *version,
+        _ => 0,
+    }
+}
+
+/// What the node holds, no older than this call. A read whose answer is lost is repeated.
+pub(crate) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
+    Ok(retry::data(session, path, true).await?.map(NodeData::of))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+    use crate::error::value::Written;
+
+    const OURS: Mark = Mark { token: 7, commit: 1 };
+    const OTHERS: Mark = Mark { token: 8, commit: 1 };
+
+    /// A value that this commit wrote, after that one.
+    fn value(by: Mark, after: Option<Mark>) -> Vec<u8> {
+        let Mark { token, commit } = by;
+        let written = Written { host: "h".to_owned(), label: None, token, commit, at: UNIX_EPOCH, schema: 1 };
+        Envelope { format: "raw".to_owned(), written, after }.seal(b"x")
+    }
+
+    #[test]
+    fn a_commit_is_done_only_if_the_node_has_its_mark_and_undone_only_if_it_cannot_be_done_any_more() {
+        let (ours, others) = (value(OURS, None), value(OTHERS, None));
+        let (after_ours, after_others) = (value(OTHERS, Some(OURS)), value(OURS, Some(OTHERS)));
+        let after_another = value(OTHERS, Some(OTHERS));
+        for (base, node, fate) in [
+            (None, None, Fate::Undone),
+            (Some(3), None, Fate::Unknown),
+            (Some(3), Some((&ours, 4)), Fate::Done(4)),
+            (Some(3), Some((&after_others, 4)), Fate::Done(4)),
+            (Some(3), Some((&after_ours, 5)), Fate::Done(5)),
+            (Some(3), Some((&others, 3)), Fate::Undone),
+            (Some(3), Some((&others, 4)), Fate::Undone),
+            (Some(3), Some((&others, 5)), Fate::Unknown),
+            (Some(3), Some((&after_another, 5)), Fate::Undone),
+            (Some(3), Some((&after_another, 6)), Fate::Unknown),
+            (None, Some((&others, 0)), Fate::Undone),
+            (None, Some((&others, 1)), Fate::Unknown),
+            (None, Some((&after_another, 1)), Fate::Undone),
+            (None, Some((&b"rubbish".to_vec(), 1)), Fate::Unknown),
+            (Some(i32::MAX), Some((&others, i32::MIN)), Fate::Undone),
+        ] {
+            let base = Base { version: base, czxid: base.map(|_| 1), mark: None };
+            let node = node.map(|(data, version)| NodeData { data: data.clone(), version, czxid: 1 });
+            let fates = shown_by(node.as_ref(), base, OURS);
+            assert_eq!(fates, fate, "{base:?}, then version {:?}", node.map(|it| it.version));
+        }
+    }
+
+    #[test]
+    fn a_node_that_was_made_anew_tells_only_that_a_commit_was_done() {
+        let (ours, others) = (value(OURS, None), value(OTHERS, None));
+        let base = Base { version: Some(3), czxid: Some(1), mark: None };
+        for (data, version, fate) in
+            [(&others, 3, Fate::Unknown), (&others, 4, Fate::Unknown), (&ours, 0, Fate::Done(0))]
+        {
+            let node = NodeData { data: data.clone(), version, czxid: 2 };
+            assert_eq!(shown_by(Some(&node), base, OURS), fate, "{version}");
+        }
+    }
+}

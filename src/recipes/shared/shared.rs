@@ -1,0 +1,293 @@
+//! A value in a znode, behind the lock; knows no concrete backend, and of the lock only its public interface.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::error::Error;
+use crate::lock::rw_lock::{RwLock, RwLockBuilder};
+use crate::recipes::shared::changes::{self, ValueChanges};
+use crate::recipes::shared::codec::{Form, Terms};
+#[cfg(feature = "json")]
+use crate::recipes::shared::format::Json;
+use crate::recipes::shared::format::{Format, FormatError};
+use crate::recipes::shared::node::ValueNode;
+use crate::recipes::shared::store::Store;
+use crate::session::contract::Coordinator;
+use crate::validation;
+
+/// A value that many machines share behind a read/write lock, as many tasks share a `tokio::sync::RwLock<T>`.
+///
+/// [`read`](Self::read) gives a guard that derefs to the value, fresh under the lock. [`write`](Self::write) gives a
+/// guard whose changes are written by [`commit`](crate::SharedWriteGuard::commit), in a transaction that checks that
+/// the lock is held. Without it they are discarded. [`update`](Self::update) does all of that in one call.
+///
+/// [`live`](Self::live) gives a copy in this process, kept fresh by a watch, for hot paths. [`changes`](Self::changes) gives the values in the order in which
+/// they come, and [`wait_for`](Self::wait_for) waits for one of them. A handle is cheap to clone, and clones share the
+/// copy.
+///
+/// The value is written as [`Json`](crate::format::Json), by serde, or in a [`Format`] of your own.
+///
+/// # Where it is kept
+/// Below `path` are two nodes: `lock`, the directory of the lock, and `value`, an ordinary node. The value node begins
+/// with a few lines of text: the format, the [schema](SharedBuilder::schema), and its last writer. Then come an empty
+/// line, and the value as the format writes it:
+///
+/// ```text
+/// [zk: localhost:2181(CONNECTED) 0] get /billing/database/value
+/// zk-rwlock value 1
+/// format=json
+/// schema=1
+/// host=web-1
+/// label=rotate password
+/// token=4294967301
+/// commit=1
+/// at=2026-11-21T09:30:00.125Z
+///
+/// {"endpoint":"db-1","password":"secret"}
+/// ```
+///
+/// These lines tell our values from foreign bytes. Foreign bytes are an [error](crate::error::ValueError::Foreign), and stay
+/// as they are. An empty node counts as one that was never written, so that an operator can make it beforehand, with an
+/// ACL of its own.
+///
+/// Other programs that take part in the lock, such as `zklock`, use the path `/billing/database/lock`. A lock at
+/// `/billing/database` would be another lock, and exclude no user of the value.
+///
+/// A client that writes the node without the lock is noticed. A commit names the version that it replaces, and is
+/// refused. Only a node that such a client deletes and makes anew, and writes as often as it had been written, is taken for
+/// the old one.
+///
+/// # How large it may be
+/// With those lines, 1,044,479 bytes: see [`size_limit`](SharedBuilder::size_limit).
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(feature = "json")]
+/// # tokio_test::block_on(async {
+/// use serde::{Deserialize, Serialize};
+/// use zk_rwlock::{Error, Memory, Shared};
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct Database {
+///     endpoint: String,
+///     password: String,
+/// }
+///
+/// let zk = Memory::new(); // or: ZooKeeper::connect("zk1:2181,zk2:2181,zk3:2181").await?
+/// let database: Shared<Database> = Shared::new(&zk, "/billing/database")?;
+///
+/// let first = Database { endpoint: "db-1".to_owned(), password: "secret".to_owned() };
+/// database.write().replacing(first).await?.commit().await?;
+///
+/// let mut value = database.write().label("rotate password").await?;
+/// value.password = "more secret".to_owned();
+/// value.commit().await?;
+/// value.release().await?;
+///
+/// assert_eq!(database.read().await?.password, "more secret");
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+pub struct Shared<T> {
+    pub(crate) store: Arc<Store<T>>,
+}
+
+#[cfg(feature = "json")]
+impl<T> Shared<T>
+where
+    T: serde::Serialize + serde::de::DeserializeOwned + Send + Sync + 'static,
+{
+    /// Opens the value that is kept at `path`, as JSON. Nothing is sent. Missing nodes are made when needed.
+    ///
+    /// Until a value is [written](crate::Acquire::replacing), reading gives
+    /// [`ValueError::Unset`](crate::error::ValueError::Unset). [`SharedBuilder::initial`] prevents that.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`.
+    #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
+    pub fn new<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> Result<Shared<T>, Error> {
+        Shared::builder(coordinator, path).build()
+    }
+
+    /// As [`Shared::new`], with options.
+    #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
+    pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> SharedBuilder<T> {
+        Shared::with_format(coordinator, path, Json)
+    }
+}
+
+impl<T: Send + Sync + 'static> Shared<T> {
+    /// As [`Shared::builder`], in a format of your choice, for any type that this format can express. See [`Format`].
+    pub fn with_format<C: Coordinator + Clone>(
+        coordinator: &C,
+        path: impl AsRef<str>,
+        format: impl Format<T>,
+    ) -> SharedBuilder<T> {
+        let path = path.as_ref().to_owned();
+        let (lock, form) = (RwLock::builder(coordinator, format!("{path}/lock")), Form::new(format.name()));
+        let terms = Terms { format: Box::new(format), initial: None, migrate: None };
+        SharedBuilder { lock, path, form, terms }
+    }
+
+    /// The values, in the order in which they come, beginning with the present one, or with the
+    /// [initial](SharedBuilder::initial) one, which is then written first. See [`ValueChanges`].
+    pub fn changes(&self) -> ValueChanges<T> {
+        changes::changes(&self.store)
+    }
+}
+
+impl<T> Shared<T> {
+    /// The lock, for its queue, and for callers that need no value.
+    pub fn lock(&self) -> &RwLock {
+        &self.store.node.lock
+    }
+
+    /// The path of the node that holds the value.
+    pub fn value_path(&self) -> &str {
+        &self.store.node.path
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Shared { store: Arc::clone(&self.store) }
+    }
+}
+
+impl<T> fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("path", &self.store.node.path)
+            .field("schema", &self.store.node.form.schema)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Options of a [`Shared`]. Made by [`Shared::builder`] and [`Shared::with_format`].
+#[must_use = "nothing is opened before `build`"]
+pub struct SharedBuilder<T> {
+    lock: RwLockBuilder,
+    path: String,
+    form: Form,
+    terms: Terms<T>,
+}
+
+impl<T: Send + Sync + 'static> SharedBuilder<T> {
+    /// The value to begin with. Whoever finds no value writes it: once, under the lock. That is the first reader, or the
+    /// first caller of [`live`](Shared::live), [`changes`](Shared::changes) or
+    /// [`wait_for`](Shared::wait_for), who waits for a writer that holds the lock. A write that finds no value begins with
+    /// it. A value that is deleted later is written again by a reader, or by whoever begins to follow then, and not by
+    /// whoever has followed it before. Default: none.
+    pub fn initial(mut self, initial: impl Fn() -> T + Send + Sync + 'static) -> Self {
+        self.terms.initial = Some(Box::new(initial));
+        self
+    }
+
+    /// Options of the lock: host, label, warnings, and whether it is [kept](RwLockBuilder::keep) between uses.
+    ///
+    /// Under a kept READ node the value is read once. Until the node is asked for, [`read`](Shared::read) then gives the
+    /// newest committed value, exactly, without a request and without a wait. What it costs is that each writer asks
+    /// this process, and waits until it has given the lock up. [`live`](Shared::live) holds up no writer, and may be
+    /// older.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "json")]
+    /// # tokio_test::block_on(async {
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, Shared};
+    /// # let zk = Memory::new();
+    /// let limit: Shared<u32> = Shared::builder(&zk, "/limits/requests")
+    ///     .initial(|| 100)
+    ///     .lock(|lock| lock.host("web-1").keep(Duration::from_secs(60)))
+    ///     .build()?;
+    /// assert_eq!(*limit.read().await?, 100);
+    /// let before = zk.requests();
+    /// assert_eq!(*limit.read().await?, 100);
+    /// assert_eq!(zk.requests(), before);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn lock(mut self, options: impl FnOnce(RwLockBuilder) -> RwLockBuilder) -> Self {
+        self.lock = options(self.lock);
+        self
+    }
+
+    /// The version of the type, which is kept beside the value. Raise it when programs that know only the last version
+    /// must not touch what newer programs have written. Default: 1.
+    ///
+    /// A value of a newer schema is [`ValueError::NewerSchema`](crate::error::ValueError::NewerSchema), and stays as it is. A
+    /// value of an older schema goes through [`migrate`](Self::migrate).
+    pub fn schema(mut self, schema: u32) -> Self {
+        self.form.schema = schema;
+        self
+    }
+
+    /// Makes a value of ours from one that was written with an older schema. The function gets that schema, and the
+    /// bytes as the format wrote them. Without it such a value is
+    /// [`ValueError::OlderSchema`](crate::error::ValueError::OlderSchema).
+    ///
+    /// Reading such a value changes nothing in the ensemble. The next commit writes it in our schema, which older
+    /// programs cannot read.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "json")]
+    /// # tokio_test::block_on(async {
+    /// # use serde::{Deserialize, Serialize};
+    /// # use zk_rwlock::{Error, Memory, Shared};
+    /// # let zk = Memory::new();
+    /// # let old: Shared<u64> = Shared::new(&zk, "/limits/timeout")?;
+    /// # old.write().replacing(5).await?.commit().await?;
+    /// #[derive(Serialize, Deserialize)]
+    /// struct Timeout {
+    ///     milliseconds: u64,
+    /// }
+    ///
+    /// let timeout: Shared<Timeout> = Shared::builder(&zk, "/limits/timeout")
+    ///     .schema(2)
+    ///     .migrate(|schema, bytes| match schema {
+    ///         1 => Ok(Timeout { milliseconds: 1000 * serde_json::from_slice::<u64>(bytes)? }),
+    ///         _ => Err("there was no such schema".into()),
+    ///     })
+    ///     .build()?;
+    /// assert_eq!(timeout.read().await?.milliseconds, 5000);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn migrate(mut self, migrate: impl Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync + 'static) -> Self {
+        self.terms.migrate = Some(Box::new(migrate));
+        self
+    }
+
+    /// How many bytes a value may take, with the lines beside it. A larger value is
+    /// [`ValueError::TooLarge`](crate::error::ValueError::TooLarge), and nothing is sent. Default: 1,044,479, which fits into
+    /// what servers take by default. Lower it if the servers' `jute.maxbuffer` is lower. Raise it only if
+    /// `jute.maxbuffer` is higher everywhere, also on all clients that may read the node.
+    pub fn size_limit(mut self, bytes: usize) -> Self {
+        self.form.size_limit = bytes;
+        self
+    }
+
+    /// Opens the value. Nothing is sent.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] says which option was wrong, and how.
+    pub fn build(self) -> Result<Shared<T>, Error> {
+        validation::check_directory(&self.path)?;
+        let path = format!("{}/value", self.path);
+        validation::check(&path)?;
+        self.form.check_name()?;
+        let node = ValueNode { lock: self.lock.build()?, path, form: self.form };
+        Ok(Shared { store: Store::new(node, self.terms) })
+    }
+}
+
+impl<T> fmt::Debug for SharedBuilder<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedBuilder")
+            .field("lock", &self.lock)
+            .field("schema", &self.form.schema)
+            .finish_non_exhaustive()
+    }
+}

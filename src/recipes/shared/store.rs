@@ -1,0 +1,395 @@
+//! A value as this process has it: read under the lock, and a copy that a watch keeps fresh; knows the lock only by its
+//! guards.
+//!
+//! The copy's bytes are kept as they come from the ensemble. The first caller that asks for the value decodes them. So the
+//! thread that keeps the sessions alive runs no user code.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Weak};
+
+use tokio::sync::oneshot;
+
+use crate::error::error::Error;
+use crate::error::value::{ValueError, Written};
+use crate::hold::tenure::Tenure;
+use crate::keep::join::Lock;
+use crate::lock::hold::ReadGuard;
+use crate::recipes::shared::background;
+use crate::recipes::shared::codec::{Stored, Terms};
+use crate::recipes::shared::envelope::Envelope;
+use crate::recipes::shared::known::{CopyState, Known, Seen};
+use crate::recipes::shared::node::{Base, NewValue, ValueNode};
+use crate::session::contract::{Coordinator, Session};
+use crate::session::follow::{self, Followed, follow};
+use crate::session::lease::Lease;
+use crate::session::node::OwnNode;
+use crate::session::request::{Ending, Failure, Stat};
+use crate::session::retry;
+use crate::session::second_look::{self, SecondLook};
+use crate::sync::{Mutex, OnceLock, watch};
+
+/// The operation that an error names.
+const WATCH: &str = "watch";
+
+/// What the clones of a [`Shared`](crate::Shared) have in common.
+pub(crate) struct Store<T> {
+    /// Ends the watch that keeps the copy fresh. Dropped first, so that the watch and its session slot are given up before
+    /// the coordinator is.
+    following: OnceLock<oneshot::Sender<()>>,
+    known: watch::Sender<Known<T>>,
+    last_good: Mutex<LastGood<T>>,
+    found: Mutex<Option<Found<T>>>,
+    pub(crate) terms: Terms<T>,
+    pub(crate) node: Arc<ValueNode>,
+}
+
+/// The newest value of the copy, and the number of its news.
+type LastGood<T> = Option<(u64, Arc<Stored<T>>)>;
+
+/// The value that the last read found that had to ask for it, under a kept node.
+struct Found<T> {
+    value: Arc<Stored<T>>,
+    /// Not its token: an ensemble that is restored from a backup gives out lower tokens, and the same once more.
+    under: Weak<OwnNode>,
+    /// How many transactions had been sent by then.
+    writes: usize,
+}
+
+/// The value that a write begins with.
+pub(crate) struct Loaded<T> {
+    pub(crate) value: T,
+    pub(crate) written: Option<Written>,
+    pub(crate) base: Base,
+}
+
+impl<T> Store<T> {
+    pub(crate) fn new(node: ValueNode, terms: Terms<T>) -> Arc<Store<T>> {
+        let (following, known) = (OnceLock::new(), watch::Sender::new(Known::default()));
+        let (last_good, found) = (Mutex::new(None), Mutex::new(None));
+        Arc::new(Store { following, known, last_good, found, terms, node: Arc::new(node) })
+    }
+
+    pub(crate) fn lock(&self) -> Arc<Lock> {
+        Arc::clone(&self.node.lock.lock)
+    }
+
+    /// The value that an earlier read has found under the same kept node. It cannot have changed since: a writer would
+    /// need the lock, and a transaction of this process would have been counted.
+    fn kept(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
+        let own_node = guard.held().own_node();
+        let writes = own_node.settled_writes().filter(|_| guard.is_kept())?;
+        let found = self.found.lock();
+        let known = found.as_ref().filter(|found| found.under.as_ptr() == Arc::as_ptr(own_node));
+        known.filter(|found| found.writes == writes).map(|found| Arc::clone(&found.value))
+    }
+
+    fn keep(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
+        if let Some(writes) = writes.filter(|_| guard.is_kept()) {
+            let found = Found { value: Arc::clone(value), under: Arc::downgrade(guard.held().own_node()), writes };
+            let before = self.found.lock().replace(found);
+            // Not under the lock: a value may do anything when it is dropped.
+            drop(before);
+        }
+    }
+}
+
+impl<T: Send + Sync + 'static> Store<T> {
+    /// The value, read under the lock. Under a kept node only the first read asks for it.
+    pub(crate) async fn read_under(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
+        if let Some(value) = self.kept(guard) {
+            return Ok(value);
+        }
+        let (held, Store { node, terms, .. }) = (guard.held(), self);
+        let mut tries = 0;
+        loop {
+            let writes = held.own_node().settled_writes();
+            let (bytes, base) = node.read(held).await?;
+            match (terms.open(&node.form, &bytes), &terms.initial) {
+                (Err(ValueError::Unset), Some(initial)) if tries < retry::UNKNOWN_TRIES => {
+                    tries += 1;
+                    let payload = self.payload(&initial())?;
+                    if let Some(committed) = node.begin(held, &payload, base).await? {
+                        self.committed(held.ticket().session().lease(), &committed);
+                    }
+                }
+                (Ok(value), _) => {
+                    let value = Arc::new(value);
+                    self.keep(guard, writes, &value);
+                    return Ok(value);
+                }
+                (Err(error), _) => return Err(node.fault(error)),
+            }
+        }
+    }
+
+    /// What a write begins with: this value, whatever the node holds; or else the present value, or the initial one, which is
+    /// not in the node yet.
+    pub(crate) async fn load(&self, held: &Tenure, instead: Option<T>) -> Result<Loaded<T>, Error> {
+        let Store { node, terms, .. } = self;
+        let (bytes, base) = node.read(held).await?;
+        if let Some(value) = instead {
+            let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
+            return Ok(Loaded { value, written, base });
+        }
+        match (terms.open(&node.form, &bytes), &terms.initial) {
+            (Ok(Stored { value, written }), _) => Ok(Loaded { value, written: Some(written), base }),
+            (Err(ValueError::Unset), Some(initial)) => Ok(Loaded { value: initial(), written: None, base }),
+            (Err(error), _) => Err(node.fault(error)),
+        }
+    }
+
+    /// The bytes of a value. Fails if they could not be read again.
+    pub(crate) fn payload(&self, value: &T) -> Result<Vec<u8>, Error> {
+        self.terms.payload(value).map_err(|error| self.node.fault(error))
+    }
+
+    /// The newest value that has come from the ensemble.
+    pub(crate) fn latest(self: &Arc<Self>) -> Option<Arc<Stored<T>>> {
+        self.follow();
+        let newest = self.known.borrow().newest.clone()?;
+        match self.made(&newest) {
+            Ok(value) => Some(value),
+            Err(_) => self.last_good.lock().clone().map(|(_, value)| value),
+        }
+    }
+
+    /// How fresh the newest value is.
+    pub(crate) fn state(self: &Arc<Self>) -> CopyState {
+        self.follow();
+        let (state, newest) = {
+            let known = self.known.borrow();
+            (known.state(), known.newest.clone())
+        };
+        match (state, newest) {
+            (state @ (CopyState::Current | CopyState::Disconnected), Some(newest)) => {
+                self.made(&newest).map_or_else(CopyState::Behind, |_| state)
+            }
+            (state, _) => state,
+        }
+    }
+
+    /// What is known, and its changes.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Known<T>> {
+        self.known.subscribe()
+    }
+
+    /// Starts the watch, once.
+    pub(crate) fn follow(self: &Arc<Self>) {
+        self.following.get_or_init(|| {
+            let (stop, stopped) = oneshot::channel::<()>();
+            let follower = Follower { store: Arc::downgrade(self), path: self.node.path.clone() };
+            let follow = |session_slot| async move {
+                tokio::select! {
+                    biased;
+                    _ = stopped => {}
+                    () = follow(&follower, session_slot) => {}
+                }
+            };
+            let started = background::start(self.node.coordinator(), self.node.path.len(), |it| Box::pin(follow(it)));
+            started.unwrap_or_else(|error| self.over(error));
+            stop
+        });
+    }
+
+    /// The value of the bytes that were seen. The first caller that asks decodes them.
+    ///
+    /// A format is the user's code: it may take long, panic, or look at this copy. So no lock is held meanwhile, and another
+    /// caller does not wait for the first one, but decodes, too.
+    pub(crate) fn made(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
+        if let Some(made) = seen.made.get() {
+            return made.clone();
+        }
+        let bytes = Arc::clone(&seen.bytes.lock());
+        let made = self.terms.open(&self.node.form, &bytes).map(Arc::new).map_err(|error| self.node.fault(error));
+        let made = seen.made.get_or_init(|| made).clone();
+        *seen.bytes.lock() = Arc::default();
+        // The value that all share: it is kept on, and so is not dropped where it is replaced, on the session's thread.
+        if let Ok(value) = &made {
+            self.is_good(seen.news, value);
+        }
+        made
+    }
+
+    fn is_good(&self, news: u64, value: &Arc<Stored<T>>) {
+        let mut last = self.last_good.lock();
+        let is_newer = last.as_ref().is_none_or(|(before, _)| *before < news);
+        let before = is_newer.then(|| last.replace((news, Arc::clone(value))));
+        drop(last);
+        // Not under the lock: a value may do anything when it is dropped.
+        drop(before);
+    }
+
+    /// A commit of our own, on the session with this lease, is known before a watch reports it.
+    pub(crate) fn committed(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
+        if self.following.get().is_none() {
+            return;
+        }
+        // After the end of its session the ensemble may have come back without it.
+        self.known.send_if_modified(|known| lease.over().is_none() && known.committed(bytes, *czxid, *version));
+    }
+
+    fn came(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
+        if bytes.is_empty() {
+            // An operator has made an empty node for a value to come.
+            return self.unset();
+        }
+        self.known.send_if_modified(|known| {
+            known.lease = Some(Arc::clone(lease));
+            match self.node.form.open(&bytes) {
+                Ok(_) => known.read(bytes, stat.czxid, stat.version, synced),
+                Err(error) => known.troubled(self.node.fault(error)),
+            }
+        });
+    }
+
+    /// There is no value.
+    fn unset(&self) {
+        self.troubled(self.node.fault(ValueError::Unset));
+    }
+
+    fn troubled(&self, error: Error) {
+        self.known.send_if_modified(|known| known.troubled(error));
+    }
+
+    /// Why nothing more comes.
+    pub(crate) fn why_over(&self) -> Error {
+        self.known.borrow().over.clone().unwrap_or(Error::Closed(Ending::Closed))
+    }
+
+    pub(crate) fn over(&self, error: Error) {
+        self.known.send_modify(|known| known.over = Some(error));
+    }
+}
+
+/// Watches the node for as long as a handle exists, without keeping the handle alive.
+struct Follower<T> {
+    store: Weak<Store<T>>,
+    path: String,
+}
+
+impl<T: Send + Sync + 'static> Followed for Follower<T> {
+    fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
+        Some(Arc::clone(self.store.upgrade()?.node.coordinator()))
+    }
+
+    fn watched_bytes(&self) -> usize {
+        self.path.len()
+    }
+
+    fn refused(&self, failure: Failure) {
+        let Some(store) = self.store.upgrade() else { return };
+        let is_over = matches!(failure, Failure::Over(_));
+        let error = Error::from_failure(failure, WATCH, &self.path);
+        if is_over { store.over(error) } else { store.troubled(error) }
+    }
+
+    async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
+        let mut look = SecondLook::new(session);
+        // What was known when the server was last brought up to date: it may lag behind what another one has shown us.
+        let mut synced = self.news()?;
+        retry::until_known(session, || session.sync(&self.path)).await?;
+        // What it has shown, and the leader did not have any more.
+        let mut outdated = None;
+        loop {
+            let looked = retry::until_known(session, || {
+                // The watch is sent first: a change between the two requests is in the data, and is reported too.
+                let (change, node) = (session.watch(&self.path), session.data(&self.path));
+                Box::pin(async move { Ok((change.await?, node.await?)) })
+            });
+            let (mut change, (bytes, stat)) = match looked.await {
+                Ok(looked) => looked,
+                Err(Failure::NoNode) => {
+                    self.store()?.unset();
+                    follow::possible(session, &self.path).await?;
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            match outdated == Some(stat) {
+                true => {
+                    let (path, reason) = (self.path.clone(), second_look::diverged(session, &self.path));
+                    self.store()?.troubled(Error::Refused { operation: WATCH, path, reason });
+                }
+                false => self.store()?.came(bytes, stat, session.lease(), synced),
+            }
+            if look.hears(&mut change).await? {
+                continue;
+            }
+            // Read in any case: what a server has lost may have come again with the same version. The leader's answer brings
+            // it up to date.
+            let known = self.news()?;
+            let is_there = second_look::is_there(session, self.path.clone(), Some(stat.version)).await;
+            if let Some(is_there) = is_there {
+                (synced, outdated) = (known, (!is_there).then_some(stat));
+            }
+        }
+    }
+}
+
+impl<T> Follower<T> {
+    /// The store, unless its last handle is gone.
+    fn store(&self) -> Result<Arc<Store<T>>, Failure> {
+        self.store.upgrade().ok_or(Failure::Over(Ending::Closed))
+    }
+
+    fn news(&self) -> Result<u64, Failure> {
+        Ok(self.store()?.known.borrow().news)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::value::Written;
+    use crate::lock::rw_lock::RwLock;
+    use crate::memory::client::Memory;
+    use crate::recipes::shared::codec::Form;
+    use crate::recipes::shared::format::Raw;
+
+    fn trouble(reason: &str) -> Error {
+        Error::Unreachable(reason.to_owned())
+    }
+
+    /// A copy that follows nothing by itself.
+    fn copy() -> Arc<Store<String>> {
+        let lock = RwLock::new(&Memory::new(), "/lock").expect("valid");
+        let node = ValueNode { lock, path: "/value".to_owned(), form: Form::new("raw") };
+        let copy = Store::new(node, Terms { format: Box::new(Raw), initial: None, migrate: None });
+        let (stop, _) = oneshot::channel();
+        copy.following.set(stop).expect("it does not follow yet");
+        copy
+    }
+
+    fn committed(czxid: Option<i64>, version: i32) -> NewValue {
+        let (host, at) = ("h".to_owned(), std::time::UNIX_EPOCH);
+        let written = Written { host, label: None, token: 7, commit: 1, at, schema: 1 };
+        NewValue { bytes: b"x".to_vec(), czxid, version, written }
+    }
+
+    #[test]
+    fn a_commit_is_in_the_copy_at_once_unless_it_made_the_node() {
+        let copy = copy();
+        let version = |copy: &Store<String>| copy.known.borrow().newest.as_ref().map(|newest| newest.version);
+        let lease = Lease::new(Duration::from_secs(6));
+        copy.committed(&lease, &committed(Some(10), 1));
+        assert_eq!(version(&copy), None, "nothing is known of the node");
+        copy.known.send_modify(|known| assert!(known.read(Vec::new(), 10, -5, 0)));
+        for (czxid, number, known) in [(None, 0, -5), (Some(10), 1, 1), (Some(10), 2, 2), (Some(9), 3, 2)] {
+            copy.committed(&lease, &committed(czxid, number));
+            assert_eq!(version(&copy), Some(known), "version {number} was committed");
+        }
+        lease.end(Ending::Expired);
+        copy.committed(&lease, &committed(Some(10), 3));
+        assert_eq!(version(&copy), Some(2), "the ensemble may have come back without it");
+    }
+
+    #[test]
+    fn a_copy_that_cannot_follow_says_why() {
+        let copy = copy();
+        assert!(matches!(copy.state(), CopyState::Fetching));
+        copy.troubled(trouble("a"));
+        assert!(matches!(copy.state(), CopyState::Behind(Error::Unreachable(reason)) if reason == "a"));
+    }
+}

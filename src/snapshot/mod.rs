@@ -1,9 +1,0 @@
-//! The queue as people see it; decides nothing.
-
-pub(crate) mod display;
-pub(crate) mod on_wait;
-pub(crate) mod progress;
-pub(crate) mod read;
-pub(crate) mod record;
-pub(crate) mod site;
-pub(crate) mod survey;
