@@ -19,11 +19,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 impl Tenure {
     /// Waits until a contender waits that this hold keeps out, and gives the first one.
     pub(crate) async fn contended(&self) -> Result<Contender, Error> {
-        tokio::select! {
-            biased;
-            loss = self.lost() => Err(Error::Lost(loss)),
-            first = self.somebody_waits() => first,
-        }
+        self.run(self.somebody_waits()).await?
     }
 
     async fn somebody_waits(&self) -> Result<Contender, Error> {

@@ -1,7 +1,9 @@
 //! One hold, from its ticket to its end: what can be done with it, and how it is lost. It knows nothing of acquiring.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::error::error::Error;
@@ -138,11 +140,7 @@ impl Tenure {
     }
 
     pub(crate) async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        tokio::select! {
-            biased;
-            loss = self.lost() => Err(Error::Lost(loss)),
-            output = work => Ok(output),
-        }
+        while_held(|| self.loss(), self.lost(), work).await.map_err(Error::Lost)
     }
 
     pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
@@ -207,6 +205,28 @@ impl Tenure {
             failure => Error::from_failure(failure, operation, &self.directory),
         }
     }
+}
+
+/// Polls `work` only while `loss` finds none, and gives its output only if there is none by then. `lost` wakes the caller.
+///
+/// A wake-up says nothing of the time that has passed: a process that was stopped may find an answer for its work before its
+/// timers are due. So the clock is read before each poll of the work, and once more after its last.
+pub(crate) async fn while_held<L, F: Future>(
+    loss: impl Fn() -> Option<L>,
+    lost: impl Future<Output = L>,
+    work: F,
+) -> Result<F::Output, L> {
+    let (mut lost, mut work) = (pin!(lost), pin!(work));
+    let until_lost = poll_fn(|context| {
+        if let Some(loss) = loss() {
+            return Poll::Ready(Err(loss));
+        }
+        if let Poll::Ready(loss) = lost.as_mut().poll(context) {
+            return Poll::Ready(Err(loss));
+        }
+        work.as_mut().poll(context).map(|output| loss().map_or(Ok(output), Err))
+    });
+    until_lost.await
 }
 
 /// What a node holds, as [`Hold::data`](crate::Hold::data) reads it.

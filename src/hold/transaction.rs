@@ -108,6 +108,9 @@ impl<'guard> Transaction<'guard> {
     ///
     /// Without operations it asks the ensemble whether the lock is still held, and changes nothing.
     ///
+    /// An answer is given also if the lock was lost while it was on its way: the ensemble has done the operations while the
+    /// lock was held.
+    ///
     /// # Cancel safety
     /// The transaction is sent at the first poll. Dropping the future after that does not take it back.
     ///

@@ -192,14 +192,19 @@ impl Hold {
 
     /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.
     ///
-    /// Dropping takes effect at the work's next await point. Requests that the work has sent to other systems
-    /// go on there, hence the [fencing token](Self::fencing_token).
+    /// The clock is read before each poll of the work, and once more when the work is done. So a process that was stopped
+    /// never goes on with it, nor gives its output, although an answer that the work waited for has come meanwhile.
+    ///
+    /// By then the work has done all that stands before its next await point, also if it was stopped or blocked on the
+    /// way there. Requests that it has sent to other systems go on there, hence the
+    /// [fencing token](Self::fencing_token). After [`Error::Lost`] each of its [transactions](Self::transaction) was
+    /// done entirely or not at all, and none is done once the next contender is granted.
     ///
     /// # Cancel safety
     /// Dropping the future drops `work`.
     ///
     /// # Errors
-    /// [`Error::Lost`], also if the work was done but the lock had been lost by then.
+    /// [`Error::Lost`], also if the work was done but the lock had been lost by then. Its output is dropped.
     ///
     /// # Examples
     ///

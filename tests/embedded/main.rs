@@ -11,6 +11,7 @@ mod kept;
 mod kept_waits;
 mod memory;
 mod once;
+mod pauses;
 mod permits;
 mod refusals;
 mod seeing;

@@ -19,3 +19,4 @@ mod reasons;
 mod security;
 mod sessions;
 mod silence;
+mod stops;

@@ -208,7 +208,7 @@ impl CampaignTurn<'_> {
         }
     }
 
-    /// Whether the work was done in the term, and not after it.
+    /// Whether the term is over without our doing.
     pub(crate) fn is_lost(&self) -> bool {
         self.term.guard.held().loss().is_some()
     }

@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
 use crate::error::error::Error;
+use crate::hold::tenure::while_held;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
-use crate::recipes::leadership::campaign::{Candidate, Check};
+use crate::recipes::leadership::campaign::{Candidate, Check, End};
 use crate::recipes::leadership::leader::Leader;
 use crate::recipes::leadership::observe::{self, LeaderChanges};
 use crate::recipes::leadership::term::Term;
@@ -85,7 +85,8 @@ impl Leadership {
     /// soon as the term ends before it: because leadership was lost, because this candidate [resigned](Self::resign) or was
     /// stopped, or because it is [not healthy](LeadershipBuilder::health) any more. Then the campaign goes on, behind the
     /// candidates that wait by now. If leadership was lost by the time that the work ended, what it gives is dropped, and
-    /// the campaign goes on, too: so an error of the work that is due to the loss does not end it.
+    /// the campaign goes on, too: so an error of the work that is due to the loss does not end it. The clock is read before
+    /// each poll of the work: see [`Hold::run`](crate::Hold::run), also for what may have been done by then.
     ///
     /// When the work ends by itself, with whatever result, this candidate hands over and stands no more. To go on, call
     /// `lead` again, in a loop. The next candidate leads when this returns, if there is one.
@@ -133,20 +134,13 @@ impl Leadership {
         let campaign = self.candidate.begin()?;
         while let Some(turn) = campaign.next().await? {
             // The work is dropped before the lock is given back.
-            let done = {
-                let mut work = pin!(work(turn.term()));
-                tokio::select! {
-                    biased;
-                    end = turn.ends() => Err(end),
-                    output = &mut work => Ok(output),
-                }
-            };
-            match done {
-                Ok(output) if !turn.is_lost() => {
+            let is_lost = || turn.is_lost().then_some(End::Lost);
+            match while_held(is_lost, turn.ends(), async { work(turn.term()).await }).await {
+                Ok(output) => {
                     turn.end(None).await?;
                     return Ok(Some(output));
                 }
-                done => turn.end(done.err()).await?,
+                Err(end) => turn.end(Some(end)).await?,
             }
         }
         Ok(None)

@@ -9,7 +9,7 @@ use futures_util::future::{join_all, select_all};
 
 use crate::error::error::Error;
 use crate::hold::changes::{Changes, GuardLife, states_of, worst_of};
-use crate::hold::tenure::{NodeData, Tenure};
+use crate::hold::tenure::{NodeData, Tenure, while_held};
 use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::contender::Contender;
@@ -231,15 +231,11 @@ impl MultiGuard {
             let first = held.contended().await.map_err(|error| error.of_one(held.directory()))?;
             Ok((held.directory(), first))
         });
-        tokio::select! {
-            biased;
-            loss = self.lost() => Err(lost_error(loss)),
-            first = first_of(each) => first,
-        }
+        self.run(first_of(each)).await?
     }
 
     /// Runs `work` while all the locks are held, and drops it as soon as one is lost. See
-    /// [`Hold::run`](crate::Hold::run).
+    /// [`Hold::run`](crate::Hold::run), also for what may have been done by then.
     ///
     /// # Cancel safety
     /// Dropping the future drops `work`.
@@ -260,11 +256,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        tokio::select! {
-            biased;
-            loss = self.lost() => Err(lost_error(loss)),
-            output = work => Ok(output),
-        }
+        while_held(|| self.loss(), self.lost(), work).await.map_err(lost_error)
     }
 
     /// Reads any node; `None` if it does not exist.

@@ -754,6 +754,25 @@ async fn one_that_was_stopped_past_its_lease_kills_the_command_when_it_goes_on()
     assert_eq!((last_stamp(&stamps), fs::metadata(&stamps).unwrap().len()), (ended, length));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_ends_while_zklock_is_stopped_past_its_lease_does_not_count_as_done() {
+    let path = "/zklock/ended-meanwhile";
+    let (_zk, lock) = server_lock(path).await;
+    let ends = "echo ready; read end; exit 0";
+    let mut command = zklock(&["--session-timeout", "2s", path, "-c", ends]);
+    command.stdin(Stdio::piped());
+    let mut holder = Running::start(command).ready().await;
+    let next = writer(&lock);
+    line_becomes(&lock, "W+ W-").await;
+    holder.signal(Signal::STOP);
+    let next = granted(next).await;
+    holder.child.stdin.take().unwrap().write_all(b"end\n").await.unwrap();
+    holder.signal(Signal::CONT);
+    let run = holder.ends().await;
+    assert_eq!(run.code, Some(75), "{run:#?}");
+    next.release().await.unwrap();
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Seeing and mending
 

@@ -1,0 +1,152 @@
+//! A process that was stopped: its clock has gone on, and an answer for its work has come, before any timer is due.
+
+use std::fmt::Debug;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use support::polled::{now, write};
+use support::slow::Slow;
+use tokio_test::task::{self, Spawn};
+use tokio_test::{assert_pending, assert_ready};
+use zk_rwlock::{Error, Leadership, Loss, Memory, Mode, MultiLock, RwLock, Semaphore};
+
+const PATH: &str = "/lock";
+
+/// Longer than any lease.
+const STOP: Duration = Duration::from_secs(60);
+
+/// The process stands still, and goes on. The clock shows that, and no timer has heard of it.
+fn is_stopped() {
+    assert_pending!(task::spawn(tokio::time::advance(STOP)).poll());
+}
+
+/// When the process is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stopped {
+    /// While the work waits for the answer that has come when the process goes on.
+    BetweenPolls,
+    /// While the work is polled for the last time.
+    InTheLastPoll,
+}
+
+type Work = Pin<Box<dyn Future<Output = &'static str>>>;
+
+/// Work that is done at its third poll, and how often it was polled.
+fn work(stopped: Stopped) -> (Work, Arc<AtomicUsize>) {
+    let polls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&polls);
+    let work = poll_fn(move |_| {
+        if counted.fetch_add(1, Ordering::SeqCst) < 2 {
+            return Poll::Pending;
+        }
+        if stopped == Stopped::InTheLastPoll {
+            is_stopped();
+        }
+        Poll::Ready("done")
+    });
+    (Box::pin(work), polls)
+}
+
+/// Polls the work twice. The second time all is known of the client's being cut off, and then the process is stopped.
+fn until_it_is_stopped<F: Future>(zk: &Memory, runs: &mut Spawn<F>, stopped: Stopped) -> Poll<F::Output> {
+    assert!(runs.poll().is_pending());
+    zk.faults().cut();
+    assert!(runs.poll().is_pending());
+    if stopped == Stopped::BetweenPolls {
+        is_stopped();
+    }
+    runs.poll()
+}
+
+fn is_lost<T: Debug>(answer: Result<T, Error>) {
+    let lost = answer.expect_err("the lock was lost");
+    let lost = if let Error::OneOfMany { error, .. } = lost { *error } else { lost };
+    assert!(matches!(lost, Error::Lost(Loss::LeaseRanOut)), "{lost}");
+}
+
+/// Runs work under a hold that `take` takes.
+fn is_neither_polled_nor_done<H>(
+    take: impl Fn(&Memory) -> H,
+    run: impl AsyncFn(&H, Work) -> Result<&'static str, Error>,
+) {
+    for stopped in [Stopped::BetweenPolls, Stopped::InTheLastPoll] {
+        let zk = Memory::new();
+        let (hold, (work, polls)) = (take(&zk), work(stopped));
+        let mut runs = task::spawn(run(&hold, work));
+        is_lost(assert_ready!(until_it_is_stopped(&zk, &mut runs, stopped)));
+        let before = usize::from(stopped == Stopped::InTheLastPoll);
+        assert_eq!(polls.load(Ordering::SeqCst), 2 + before, "{stopped:?}");
+    }
+}
+
+fn lock(zk: &Memory) -> RwLock {
+    RwLock::new(zk, PATH).expect("valid")
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_under_a_guard_is_neither_polled_nor_done_once_a_stop_has_cost_the_lock() {
+    is_neither_polled_nor_done(|zk| write(&lock(zk)), async |guard, work| guard.run(work).await);
+    let kept = |zk: &Memory| RwLock::builder(zk, PATH).keep(STOP).build().expect("valid");
+    is_neither_polled_nor_done(|zk| write(&kept(zk)), async |guard, work| guard.run(work).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_under_several_locks_is_neither_polled_nor_done_once_a_stop_has_cost_one() {
+    let both = |zk: &Memory| {
+        let other = RwLock::new(&zk.connect(), "/other").expect("valid");
+        let both = MultiLock::new([(&lock(zk), Mode::Write), (&other, Mode::Read)]).expect("valid");
+        now(both.lock()).expect("free")
+    };
+    is_neither_polled_nor_done(both, async |guard, work| guard.run(work).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_under_a_permit_is_neither_polled_nor_done_once_a_stop_has_cost_it() {
+    let take = |zk: &Memory| now(Semaphore::new(zk, PATH, 1).expect("valid").acquire()).expect("free");
+    is_neither_polled_nor_done(take, async |permit, work| permit.run(work).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_work_of_a_term_is_neither_polled_nor_done_once_a_stop_has_cost_the_term() {
+    for stopped in [Stopped::BetweenPolls, Stopped::InTheLastPoll] {
+        let zk = Memory::new();
+        let leadership = Leadership::new(&zk, PATH).expect("valid");
+        let (work, polls) = work(stopped);
+        let mut work = Some(work);
+        let mut leads = task::spawn(leadership.lead(|_| work.take().expect("one term")));
+        assert_pending!(until_it_is_stopped(&zk, &mut leads, stopped), "what the work gave was given");
+        let before = usize::from(stopped == Stopped::InTheLastPoll);
+        assert_eq!((polls.load(Ordering::SeqCst), leadership.is_leader()), (2 + before, false), "{stopped:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_read_or_told_of_a_lock_that_a_stop_has_cost() {
+    let zk = Memory::new();
+    let guard = RwLock::new(&Slow(zk.clone()), PATH).expect("valid").write().await.expect("free");
+    let other = lock(&zk.connect());
+    let (mut read, mut contended) = (task::spawn(guard.data("/config")), task::spawn(guard.contended()));
+    assert_pending!(read.poll());
+    assert_pending!(contended.poll());
+    let _waits = task::spawn(async move { other.write().await }).poll();
+    zk.faults().cut();
+    is_stopped();
+    is_lost(assert_ready!(read.poll()));
+    is_lost(assert_ready!(contended.poll()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_was_answered_is_told_although_a_stop_has_cost_the_lock_meanwhile() {
+    let zk = Memory::new();
+    let guard = RwLock::new(&Slow(zk.clone()), PATH).expect("valid").write().await.expect("free");
+    let mut commits = task::spawn(guard.transaction().create("/config", "v1").commit());
+    assert_pending!(commits.poll());
+    zk.faults().cut();
+    is_stopped();
+    assert_ready!(commits.poll()).expect("it was done");
+    is_lost(guard.transaction().set("/config", "v2").commit().await);
+}

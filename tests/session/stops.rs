@@ -1,0 +1,142 @@
+//! A process that is stopped while the answer comes that its work waits for, and goes on when another holds the lock.
+//!
+//! The children are this test binary itself: see [`support::process`].
+
+use std::future::poll_fn;
+use std::io::Write;
+use std::net::TcpListener;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use support::process::{Process, role, say};
+use support::scene::*;
+use support::server::shared_server;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use zk_rwlock::{Leadership, Mode, MultiLock, Semaphore, ZooKeeper};
+
+/// The least that a session with a lease of some length takes.
+const SHORT: Duration = Duration::from_secs(1);
+
+const ROUNDS: usize = 10;
+
+/// Nanoseconds on the one clock of all processes of this machine.
+fn clock() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+/// Waits for the parent's answer, and notes when it was polled last.
+async fn answer(parent: String, polled: &AtomicU64) {
+    let work = async {
+        let mut parent = TcpStream::connect(parent).await.expect("the parent listens");
+        say("works");
+        parent.read_u8().await.expect("the parent answers");
+    };
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        polled.store(clock(), Ordering::SeqCst);
+        work.as_mut().poll(context)
+    })
+    .await;
+}
+
+/// Works once under what this role takes. Returns whether the work counts as done.
+async fn works(role: &str, zk: &ZooKeeper, path: &str, work: impl Future<Output = ()>) -> bool {
+    match role {
+        "guard" => lock_at(zk, path).write().await.expect("free").run(work).await.is_ok(),
+        "several" => {
+            let second = lock_at(zk, &format!("{path}-and-another"));
+            let both = MultiLock::new([(&lock_at(zk, path), Mode::Write), (&second, Mode::Read)]).expect("two locks");
+            both.lock().await.expect("free").run(work).await.is_ok()
+        }
+        "permit" => {
+            let semaphore = Semaphore::new(zk, path, 1).expect("valid");
+            semaphore.acquire().await.expect("free").run(work).await.is_ok()
+        }
+        _ => {
+            let mut work = Some(work);
+            let in_a_term = |_| {
+                let work = work.take();
+                async {
+                    let is_first = work.is_some();
+                    if let Some(work) = work {
+                        work.await;
+                    }
+                    is_first
+                }
+            };
+            let leadership = Leadership::new(zk, path).expect("valid");
+            leadership.lead(in_a_term).await.expect("it leads again").expect("it was not stopped")
+        }
+    }
+}
+
+#[test]
+fn the_life_of_a_child() {
+    let Some(role) = role() else { return };
+    let mut words = role.split(' ');
+    let mut word = || words.next().expect("a role, a server, a path and the parent's address").to_owned();
+    let (role, server, path, parent) = (word(), word(), word(), word());
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    runtime.block_on(async {
+        let zk = connect_with(&server, SHORT).await;
+        for _ in 0..ROUNDS {
+            let polled = AtomicU64::new(0);
+            let is_done = works(&role, &zk, &path, answer(parent.clone(), &polled)).await;
+            say(&format!("{is_done} {}", polled.into_inner()));
+        }
+    });
+}
+
+/// Stops the child of this role in its work, again and again. `next` is granted when the ensemble has given it up.
+async fn is_stopped_at_work<G>(role: &str, path: &str, next: impl AsyncFn() -> G) {
+    let parent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = parent.local_addr().expect("bound");
+    let mut child = Process::start(module_path!(), &format!("{role} {} {path} {address}", shared_server().address()));
+    for round in 0..ROUNDS {
+        assert_eq!(child.says(), "works", "round {round}");
+        let (mut answer, _) = parent.accept().expect("the child has connected");
+        child.signal("STOP");
+        let next = soon("the next grant", next()).await;
+        answer.write_all(b"x").expect("the child reads it later");
+        let continued = clock();
+        child.signal("CONT");
+        drop(next);
+        let said = child.says();
+        let (is_done, polled) = said.split_once(' ').expect("two words");
+        let polled: u64 = polled.parse().expect("a moment");
+        assert_eq!(is_done, "false", "round {round}: the output was given");
+        assert!(polled < continued, "round {round}: polled {} ns after the next grant", polled - continued);
+    }
+}
+
+#[tokio::test]
+async fn a_stopped_process_neither_goes_on_with_its_work_under_a_guard_nor_gives_its_output() {
+    let zk = connect(&shared_server().address()).await;
+    let lock = lock_at(&zk, "/stops/guard");
+    is_stopped_at_work("guard", "/stops/guard", async || lock.write().await.expect("free in time")).await;
+}
+
+#[tokio::test]
+async fn a_stopped_process_neither_goes_on_with_its_work_under_several_locks_nor_gives_its_output() {
+    let zk = connect(&shared_server().address()).await;
+    let lock = lock_at(&zk, "/stops/several");
+    is_stopped_at_work("several", "/stops/several", async || lock.write().await.expect("free in time")).await;
+}
+
+#[tokio::test]
+async fn a_stopped_process_neither_goes_on_with_its_work_under_a_permit_nor_gives_its_output() {
+    let zk = connect(&shared_server().address()).await;
+    let semaphore = Semaphore::new(&zk, "/stops/permit", 1).expect("valid");
+    is_stopped_at_work("permit", "/stops/permit", async || semaphore.acquire().await.expect("free in time")).await;
+}
+
+#[tokio::test]
+async fn a_stopped_process_neither_goes_on_with_the_work_of_its_term_nor_gives_its_output() {
+    let zk = connect(&shared_server().address()).await;
+    let lock = lock_at(&zk, "/stops/term");
+    is_stopped_at_work("term", "/stops/term", async || lock.write().await.expect("free in time")).await;
+}
