@@ -2,8 +2,9 @@
 //! there. Whatever goes wrong, it says nothing: somebody is typing.
 //!
 //! The words come by standard input, each ended by a zero byte, and not as arguments: a password among them would show
-//! in the list of processes. The first line of the answer is `words`, `file` or `command N`, where N counts the words
-//! before the command. After `words` there is a line for each word, and behind a tab what it means.
+//! in the list of processes. bash gives one more: what it replaces at the end of the last. The first line of the answer is `words`, `file` or `command N`, where N counts the words
+//! before the command. After `words` there is a line for each word, and behind a tab what it means. For bash the words are
+//! quoted, and only what it has to put there; zsh and fish quote by themselves.
 //!
 //! `clap_complete` has an engine of its own. It does not do here: its completer of a value sees only the word at the cursor,
 //! and not the servers and the login that stand elsewhere on the line; its scripts give the words as arguments; and it is
@@ -24,7 +25,8 @@ use crate::arguments::{Arguments, Connection};
 use crate::connect::connect_within;
 use crate::cursor::{self, Completion, WantedWord};
 use crate::exit::Exit;
-use crate::output;
+use crate::output::{self, tame};
+use crate::quotes::{self, TypedWord};
 
 /// How long somebody who presses a key waits at most, where the ensemble is away.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -43,18 +45,18 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     // A line that is no text is completed by nothing.
     let read = io::stdin().lock().read_to_end(&mut line).is_ok();
     let Some(line) = String::from_utf8(line).ok().filter(|_| read) else { return Ok(0) };
-    let words = words(shell, &line);
+    let Line { words, typed } = Line::read(shell, &line);
     let mut program = Arguments::command();
     program.build();
     let answer = match (cursor::wanted(&program, &words), words.last()) {
-        (WantedWord::Words(words), _) => told(&words),
+        (WantedWord::Words(words), _) => told(&words, typed.as_ref()),
         (WantedWord::Path { mut words, options }, Some(current)) => {
             let line = [OsString::from("zklock")].into_iter().chain(options).chain(["ls".into(), "/".into()]);
             if let Ok(arguments) = Arguments::try_parse_from(line) {
                 let paths = tokio::time::timeout(PATIENCE, paths(current, &arguments.connection)).await;
                 words.extend(paths.unwrap_or_default());
             }
-            told(&words)
+            told(&words, typed.as_ref())
         }
         (WantedWord::File, _) => "file\n".to_owned(),
         (WantedWord::Command(at), _) => format!("command {at}\n"),
@@ -64,25 +66,37 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// The words of a line, without the quotes that the shell has left. Each ends with a zero byte, which the last may lack.
-fn words(shell: Shell, line: &str) -> Vec<String> {
-    let typed: Vec<&str> = line.strip_suffix('\0').unwrap_or(line).split('\0').collect();
-    let last = typed.len() - 1;
-    let word = |(at, word): (usize, &&str)| match shell {
-        // bash gives all words as they were typed, and fish the one at the cursor.
-        Shell::Bash => unquoted(word),
-        Shell::Fish if at == last => unquoted(word),
-        _ => (*word).to_owned(),
-    };
-    typed.iter().enumerate().map(word).collect()
+/// A line up to the cursor, as a shell gives it.
+struct Line {
+    /// Without the quotes that the shell has left.
+    words: Vec<String>,
+    /// The last word, in bash.
+    typed: Option<TypedWord>,
 }
 
-fn told(words: &[Completion]) -> String {
-    let line = |Completion { word, meaning }: &Completion| match meaning.is_empty() {
-        true => format!("{word}\n"),
-        false => format!("{word}\t{meaning}\n"),
+impl Line {
+    /// Each word ends with a zero byte, which the last may lack.
+    fn read(shell: Shell, line: &str) -> Line {
+        let mut typed: Vec<&str> = line.strip_suffix('\0').unwrap_or(line).split('\0').collect();
+        let replaced = if shell == Shell::Bash && typed.len() > 1 { typed.pop() } else { None };
+        let last = typed.len() - 1;
+        let word = |(at, word): (usize, &&str)| match shell {
+            // bash gives all words as they were typed, and fish the one at the cursor.
+            Shell::Bash => quotes::unquoted(word),
+            Shell::Fish if at == last => quotes::unquoted_in_fish(word),
+            _ => (*word).to_owned(),
+        };
+        let words = typed.iter().enumerate().map(word).collect();
+        Line { words, typed: replaced.map(|replaced| TypedWord::new(typed[last], replaced)) }
+    }
+}
+
+fn told(words: &[Completion], typed: Option<&TypedWord>) -> String {
+    let line = |Completion { word, meaning }: &Completion| {
+        let word = typed.map_or_else(|| Some(word.clone()), |typed| typed.completed(word))?;
+        Some(if meaning.is_empty() { format!("{word}\n") } else { format!("{word}\t{meaning}\n") })
     };
-    words.iter().fold("words\n".to_owned(), |text, word| text + &line(word))
+    words.iter().filter_map(line).fold("words\n".to_owned(), |text, line| text + &line)
 }
 
 /// The paths of the ensemble that begin like this one. Those that go on end with a slash.
@@ -120,7 +134,9 @@ fn names(children: &[String]) -> impl Iterator<Item = &str> {
     let is_part = move |name: &&str| is_semaphore && OF_A_SEMAPHORE.contains(name);
     let is_contender =
         |name: &&str| Contender::parse_as(name, Dialect::Native).is_some() || Dialect::Native.foreign(name).is_some();
-    let names = children.iter().map(String::as_str).filter(move |name| !is_part(name) && !is_contender(name));
+    // A name that could make a terminal show something else than what stands there is nothing to choose from.
+    let names = children.iter().map(String::as_str).filter(|name| tame(name) == *name);
+    let names = names.filter(move |name| !is_part(name) && !is_contender(name));
     // A lock whose directory is gone while nobody holds it is known by its record.
     names.map(|name| name.strip_suffix(RECORD).filter(|lock| !lock.is_empty()).unwrap_or(name))
 }
@@ -135,29 +151,16 @@ async fn mark_those_that_go_on(session: &Arc<dyn Session>, paths: &mut [String])
     }
 }
 
-/// A word of a shell's line without its quotes. What only a shell can find out, such as a variable, stays as it is.
-fn unquoted(word: &str) -> String {
-    let (mut text, mut quote) = (String::new(), None);
-    let mut characters = word.chars();
-    while let Some(character) = characters.next() {
-        match (character, quote) {
-            ('\\', Some('"') | None) => text.extend(characters.next()),
-            ('\'' | '"', None) => quote = Some(character),
-            (end, Some(begin)) if end == begin => quote = None,
-            (other, _) => text.push(other),
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_quotes_that_a_shell_leaves_are_taken_off() {
+        let words = |shell, line| Line::read(shell, line).words;
         let line = "zklock\0'-w'\0'/a b'\0";
-        assert_eq!(words(Shell::Bash, line), ["zklock", "-w", "/a b"], "bash gives all words as they were typed");
+        let in_bash = format!("{line}/a b'\0");
+        assert_eq!(words(Shell::Bash, &in_bash), ["zklock", "-w", "/a b"], "bash gives all words as they were typed");
         assert_eq!(words(Shell::Fish, line), ["zklock", "'-w'", "/a b"], "fish only the last");
         assert_eq!(words(Shell::Zsh, line), ["zklock", "'-w'", "'/a b'"]);
         assert_eq!(words(Shell::Zsh, "zklock\0"), ["zklock"]);
@@ -180,18 +183,9 @@ mod tests {
     }
 
     #[test]
-    fn quotes_are_taken_off_as_a_shell_does() {
-        for (typed, meant) in [
-            ("/a", "/a"),
-            ("'/a b'", "/a b"),
-            ("\"/a 'b'\"", "/a 'b'"),
-            ("/a\\ b", "/a b"),
-            ("'/a\\b'", "/a\\b"),
-            ("\"/a", "/a"),
-            ("--zk=\"$HOSTS\"", "--zk=$HOSTS"),
-            ("/a\\", "/a"),
-        ] {
-            assert_eq!(unquoted(typed), meant, "{typed}");
+    fn a_name_with_characters_that_a_terminal_obeys_is_not_offered() {
+        for name in ["a\tb", "a\nb", "\x1b[2J", "\x7f", "\u{9b}", "\u{202e}gnp", "a\u{200f}", "a\u{61c}b", "\u{2028}"] {
+            assert_eq!(names(&[name.to_owned(), "plain".to_owned()]).collect::<Vec<_>>(), ["plain"], "{name:?}");
         }
     }
 }

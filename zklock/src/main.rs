@@ -23,6 +23,7 @@ mod log;
 mod output;
 mod permits;
 mod place;
+mod quotes;
 mod run;
 mod servers;
 mod settings;

@@ -119,18 +119,24 @@ pub(crate) fn is_read() -> bool {
     poll(&mut polled, Some(&at_once)).is_err() || !polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
-/// Makes foreign text safe for a terminal. Control characters, and characters that turn the direction of the text, are
-/// shown and not obeyed.
+/// Makes foreign text safe for a terminal. Control characters, and characters that turn the direction of the text or end
+/// a line, are shown and not obeyed.
 pub(crate) fn tame(text: &str) -> String {
     let mut tamed = String::with_capacity(text.len());
     for character in text.chars() {
-        let turns = matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        match character.is_control() || turns {
+        match is_obeyed(character) {
             true => tamed.extend(character.escape_default()),
             false => tamed.push(character),
         }
     }
     tamed
+}
+
+/// Whether a terminal obeys the character instead of showing it.
+pub(crate) fn is_obeyed(character: char) -> bool {
+    let turns =
+        matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    character.is_control() || turns || matches!(character, '\u{2028}' | '\u{2029}')
 }
 
 /// How many columns of a terminal the text takes.
@@ -247,6 +253,7 @@ mod tests {
         assert_eq!(tame("plain 日本 é"), "plain 日本 é");
         assert_eq!(tame("\x1b[2J"), "\\u{1b}[2J");
         assert_eq!(tame("a\u{202e}b\u{2066}c"), "a\\u{202e}b\\u{2066}c", "it turns the direction of the text");
+        assert_eq!(tame("a\u{200f}b\u{2028}c\u{9b}d"), "a\\u{200f}b\\u{2028}c\\u{9b}d");
         assert_eq!(tame("a\nb"), "a\\nb");
     }
 

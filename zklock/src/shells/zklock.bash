@@ -20,33 +20,24 @@ _zklock() {
         rest=${rest#"$word"}
     done
 
-    # The words go by standard input: as arguments, a password among them would show in the list of processes.
+    # The words go by standard input: as arguments, a password among them would show in the list of processes. The last is
+    # what bash replaces at the end of the word. The candidates come quoted, for the quotes that are open there.
+    local line
     local -a answer=()
-    mapfile -t answer < <(printf '%s\0' "${words[@]}" | zklock complete bash 2>/dev/null)
+    mapfile -t answer < <(printf '%s\0' "${words[@]}" "$2" | command zklock complete bash 2>/dev/null)
     COMPREPLY=()
     case ${answer[0]-} in
-    words) _zklock_words ;;
+    words)
+        for line in "${answer[@]:1}"; do
+            COMPREPLY+=("${line%%$'\t'*}")
+        done
+        if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == */ ]]; then
+            compopt -o nospace
+        fi
+        ;;
     file) compopt -o default ;;
     command\ *) _zklock_command "${answer[0]#command }" ;;
     esac
-}
-
-# The candidates, without what stands before the word of bash that they replace.
-_zklock_words() {
-    local current=${words[-1]} before='' line value
-    if ((starts[-1] < COMP_CWORD)); then
-        before=${current%"${current##*[:=]}"}
-    fi
-    for line in "${answer[@]:1}"; do
-        value=${line%%$'\t'*}
-        if [[ $current != [\"\']* ]]; then
-            printf -v value %q "$value"
-        fi
-        COMPREPLY+=("${value#"$before"}")
-    done
-    if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == */ ]]; then
-        compopt -o nospace
-    fi
 }
 
 # Completes the command that is this word of zklock, the first being 0.

@@ -3,19 +3,25 @@
 # behind the lock is completed as it would be alone.
 
 _zklock() {
-    local line value
-    local -a answer ends goes_on
+    local line
+    local -a answer meant ends goes_on expl
     # The words go by standard input: as arguments, a password among them would show in the list of processes.
     answer=("${(@f)$(printf '%s\0' "${(@Q)words[1,CURRENT-1]}" "${(Q)PREFIX}" | command zklock complete zsh 2>/dev/null)}")
     case $answer[1] in
     words)
         for line in "${(@)answer[2,-1]}"; do
-            value=${${line%%$'\t'*}//:/\\:}
-            [[ $line == *$'\t'* ]] && value+=:${line#*$'\t'}
-            if [[ $value == */ ]]; then goes_on+=("$value"); else ends+=("$value"); fi
+            if [[ $line == *$'\t'* ]]; then
+                meant+=("${${line%%$'\t'*}//:/\\:}:${line#*$'\t'}")
+            elif [[ $line == */ ]]; then
+                goes_on+=("$line")
+            else
+                ends+=("$line")
+            fi
         done
-        (( $#ends )) && _describe -t words 'zklock' ends
-        (( $#goes_on )) && _describe -t paths 'path in the ensemble' goes_on -S ''
+        (( $#meant )) && _describe -t words 'zklock' meant
+        # Names are taken as they are: for _describe a backslash would mean something.
+        (( $#ends )) && _wanted paths expl 'path in the ensemble' compadd -a ends
+        (( $#goes_on )) && _wanted paths expl 'path in the ensemble' compadd -S '' -a goes_on
         ;;
     file)
         compset -P '--*='

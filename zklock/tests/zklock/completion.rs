@@ -28,7 +28,9 @@ async fn answer_once(shell: &str, server: &str, words: &[&str]) -> String {
     let mut command = zklock_on(server, &["complete", shell]);
     command.stdin(Stdio::piped());
     let mut child = command.spawn().expect("it can be run");
-    let line: String = ["zklock"].iter().chain(words).map(|word| format!("{word}\0")).collect();
+    // bash also says what it replaces: here the whole last word.
+    let replaced = words.last().filter(|_| shell == "bash");
+    let line: String = ["zklock"].iter().chain(words).chain(replaced).map(|word| format!("{word}\0")).collect();
     child.stdin.take().unwrap().write_all(line.as_bytes()).await.unwrap();
     let output = soon("the answer", child.wait_with_output()).await.unwrap();
     let told = String::from_utf8(output.stderr).unwrap();
@@ -134,7 +136,8 @@ fn has(shell: &str) -> bool {
     found
 }
 
-/// What bash completes at the end of a line: a driver does what readline does, and prints each candidate in a line.
+/// What bash completes at the end of a line: a driver does what readline does where no quotes are open, and prints each
+/// candidate in a line.
 async fn in_bash(commands: &tempfile::TempDir, before: &str, words: &[&str]) -> String {
     let script = r#"
         compopt() { echo "compopt $*"; }
@@ -144,7 +147,9 @@ async fn in_bash(commands: &tempfile::TempDir, before: &str, words: &[&str]) -> 
         COMP_LINE=$1 COMP_POINT=${#1}
         shift
         COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-        _zklock zklock "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        word=${COMP_WORDS[COMP_CWORD]#[=:]}
+        while [[ $COMP_LINE != *"$word" ]]; do word=${word%?}; done
+        _zklock zklock "$word" "${COMP_WORDS[COMP_CWORD - 1]}"
         printf '%s\n' "${COMPREPLY[@]}"
     "#;
     let mut bash = Command::new("bash");
@@ -197,6 +202,9 @@ async fn no_word_of_the_line_is_an_argument_of_what_a_shell_starts() {
         fs::write(commands.path().join("zklock"), stand_in).unwrap();
         fs::set_permissions(commands.path().join("zklock"), fs::Permissions::from_mode(0o755)).unwrap();
         let text = || fs::read_to_string(&told).unwrap_or_default();
+        // bash also says what it replaces.
+        let replaced = if shell == "bash" { "/l " } else { "" };
+        let whole = format!("[complete][{shell}]zklock --auth me:hunter2 /l {replaced}");
         // A process that another test starts at this moment may have the stand-in open, and then it is not run.
         for _ in 0..20 {
             let mut zsh = None;
@@ -205,21 +213,20 @@ async fn no_word_of_the_line_is_an_argument_of_what_a_shell_starts() {
                     let words = ["zklock", "--auth", "me", ":", "hunter2", "/l"];
                     in_bash(&commands, "zklock --auth me:hunter2 /l", &words).await;
                 }
-                "zsh" => zsh.insert(InZsh::start(&commands)).terminal.press("zklock --auth me:hunter2 /l\t"),
+                "zsh" => zsh.insert(OnKeys::start("zsh", &commands)).terminal.press("zklock --auth me:hunter2 /l\t"),
                 _ => drop(in_fish(&commands, "zklock --auth me:hunter2 /l").await),
             }
-            // What is written last is the blank behind the last word.
             for _ in 0..200 {
-                if text().ends_with("/l ") {
+                if text().ends_with(&whole) {
                     break;
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            if text().ends_with("/l ") {
+            if text().ends_with(&whole) {
                 break;
             }
         }
-        assert_eq!(text(), format!("[complete][{shell}]zklock --auth me:hunter2 /l "));
+        assert_eq!(text(), whole);
     }
 }
 
@@ -260,30 +267,63 @@ async fn fish_completes_paths_options_files_and_the_command() {
     assert!(name.lines().any(|line| line.starts_with("tool")), "{name}");
 }
 
-/// zsh on a terminal, where Tab completes and Ctrl-T writes the line into a file.
-struct InZsh {
+/// A shell on a terminal, where Tab completes and Ctrl-T writes the line into a file. What it would run as `zklock`, it writes
+/// into another.
+struct OnKeys {
     terminal: OnTerminal,
     lines: PathBuf,
+    ran: PathBuf,
     count: usize,
 }
 
-impl InZsh {
-    fn start(commands: &tempfile::TempDir) -> InZsh {
+impl OnKeys {
+    fn start(shell: &str, commands: &tempfile::TempDir) -> OnKeys {
         let directory = commands.path().display().to_string();
         let path = format!("{directory}:{}", std::env::var("PATH").unwrap_or_default());
-        let environment = [("PATH", &path[..]), ("HOME", &directory), ("TERM", "dumb")];
-        let set_up = format!(
-            "PS1='> '; autoload -U compinit; compinit -u -D; source {directory}/script; \
-             _tool() {{ compadd asked-$CURRENT }}; compdef _tool tool; \
-             show() {{ print -r -- \"$BUFFER|\" >>{directory}/lines; BUFFER= }}; zle -N show; bindkey '^T' show; \
-             echo rea''dy\n"
+        let environment = [
+            ("PATH", &path[..]),
+            ("HOME", &directory),
+            ("TERM", "dumb"),
+            ("XDG_CONFIG_HOME", &directory),
+            ("LC_ALL", "C.UTF-8"),
+        ];
+        let stand_in = format!(
+            "zklock() {{ if [[ $1 = complete ]]; then command zklock \"$@\"; else printf '%s|' \"$@\" >>{directory}/ran; fi; }}"
         );
-        let mut terminal = OnTerminal::start_with(&shared_server().address(), &environment, "zsh", &["-f", "-i"]);
+        let (options, set_up): (&[&str], _) = match shell {
+            "bash" => (
+                &["--norc", "--noprofile", "-i"],
+                format!(
+                    "PS1='> '; cd {directory}; source {directory}/script; \
+                     show() {{ printf '%s|\\n' \"$READLINE_LINE\" >>{directory}/lines; READLINE_LINE= READLINE_POINT=0; }}; \
+                     bind -x '\"\\C-t\": show'; bind 'set enable-bracketed-paste off'; \
+                     {stand_in}; echo rea''dy\n"
+                ),
+            ),
+            "fish" => (
+                &["--no-config", "-i"],
+                format!(
+                    "function fish_prompt; echo '> '; end; cd {directory}; source {directory}/script; \
+                     function show; printf '%s|\\n' (commandline) >>{directory}/lines; commandline ''; end; bind \\ct show; \
+                     function zklock; printf '%s|' $argv >>{directory}/ran; end; echo rea''dy\n"
+                ),
+            ),
+            _ => (
+                &["-f", "-i"],
+                format!(
+                    "PS1='> '; autoload -U compinit; compinit -u -D; cd {directory}; source {directory}/script; \
+                     _tool() {{ compadd asked-$CURRENT }}; compdef _tool tool; \
+                     show() {{ print -r -- \"$BUFFER|\" >>{directory}/lines; BUFFER= }}; zle -N show; bindkey '^T' show; \
+                     {stand_in}; echo rea''dy\n"
+                ),
+            ),
+        };
+        let mut terminal = OnTerminal::start_with(&shared_server().address(), &environment, shell, options);
         terminal.press(&set_up);
         terminal.shows("ready");
-        // From now on the keys are zsh's, and not the terminal's.
+        // From now on the keys are the shell's, and not the terminal's.
         terminal.shows("> ");
-        InZsh { terminal, lines: commands.path().join("lines"), count: 0 }
+        OnKeys { terminal, lines: commands.path().join("lines"), ran: commands.path().join("ran"), count: 0 }
     }
 
     /// The line once Tab was pressed at its end, and where it ends.
@@ -293,6 +333,15 @@ impl InZsh {
         let lines = || fs::read_to_string(&self.lines).unwrap_or_default();
         eventually("the line", || async { lines().lines().count() == self.count }).await;
         lines().lines().last().unwrap().to_owned()
+    }
+
+    /// The words that `zklock` is given, each with a bar behind it, once Tab was pressed at the end of a line, and Enter.
+    async fn ran(&mut self, line: &str) -> String {
+        let _ = fs::remove_file(&self.ran);
+        self.terminal.press(&format!("{line}\t\n"));
+        let ran = || fs::read_to_string(&self.ran).unwrap_or_default();
+        eventually("the run", || async { ran().ends_with('|') }).await;
+        ran()
     }
 }
 
@@ -304,7 +353,7 @@ async fn zsh_completes_paths_options_files_and_the_command() {
     let prefix = "/completed-zsh";
     let _there = locks(prefix).await;
     let commands = prepared("zsh");
-    let mut zsh = InZsh::start(&commands);
+    let mut zsh = OnKeys::start("zsh", &commands);
     let server = shared_server().address();
     for (typed, completed) in [
         (format!("zklock ls {prefix}/he"), format!("zklock ls {prefix}/he|")),
@@ -328,5 +377,53 @@ async fn zsh_completes_paths_options_files_and_the_command() {
         ("zklock /l too".to_owned(), "zklock /l tool |".to_owned()),
     ] {
         assert_eq!(zsh.completed(&typed).await, completed);
+    }
+}
+
+/// Names that a shell would obey if they were not quoted, alone or once they end the quotes that they stand in.
+const MALICIOUS: [&str; 16] = [
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    "\";touch PWNED;\"",
+    "';touch PWNED;'",
+    "it's $(touch PWNED)",
+    "ends it'",
+    "ends it\"",
+    "ends it\\",
+    "a\\\\b\\c",
+    "!!",
+    "a!touch",
+    "${HOME}~$HOME",
+    "{a,b}*?[c]",
+    "<PWNED>PWNED&|#",
+    "a:b=c@d%e",
+    "日本 é",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_shell_runs_what_a_name_says_whatever_quotes_are_open() {
+    let prefix = "/completed-names";
+    let zk = connect(&shared_server().address()).await;
+    let mut held = Vec::new();
+    for (at, name) in MALICIOUS.iter().enumerate() {
+        held.push(lock_at(&zk, &format!("{prefix}/{at}/{name}")).write().await.unwrap());
+    }
+    for shell in SHELLS.into_iter().filter(|shell| has(shell)) {
+        let commands = prepared(shell);
+        let mut keys = OnKeys::start(shell, &commands);
+        let quotes: &[&str] = if shell == "fish" { &["", "'", "\""] } else { &["", "'", "\"", "$'", "/\"", "/'"] };
+        for (at, name) in MALICIOUS.iter().enumerate() {
+            for quote in quotes {
+                // In zsh a word that only goes on in quotes is not completed.
+                let typed = match quote.strip_prefix('/') {
+                    Some(_) if shell == "zsh" => continue,
+                    Some(quote) => format!("{prefix}/{quote}{at}/"),
+                    None => format!("{quote}{prefix}/{at}/"),
+                };
+                let ran = keys.ran(&format!("zklock ls {typed}")).await;
+                assert_eq!(ran, format!("ls|{prefix}/{at}/{name}|"), "{shell}: {typed}");
+            }
+        }
+        assert!(!commands.path().join("PWNED").exists(), "{shell}");
     }
 }

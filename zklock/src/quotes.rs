@@ -1,0 +1,182 @@
+//! How bash and fish quote words: what a word that is being typed means, and how bash has to read the rest of it.
+
+/// The quotes that a word has open at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Quote {
+    None,
+    Single,
+    Double,
+    /// `$'..'`, in which a backslash escapes.
+    Ansi,
+}
+
+/// A word of bash's line up to the cursor, at which some of its end is replaced by what is chosen.
+#[derive(Debug)]
+pub(crate) struct TypedWord {
+    /// What stands before the part that is replaced, without its quotes.
+    before: String,
+    quote: Quote,
+}
+
+impl TypedWord {
+    /// `replaced` is what bash says that it replaces, which is a part of the word's end.
+    pub(crate) fn new(word: &str, replaced: &str) -> TypedWord {
+        let (_, quote, quoted_from) = read(word);
+        let kept = word.strip_suffix(replaced).map_or(0, str::len);
+        // Nothing that stands before the quotes is replaced.
+        let kept = if quote == Quote::None { kept } else { kept.max(quoted_from) };
+        TypedWord { before: read(&word[..kept]).0, quote }
+    }
+
+    /// What bash has to put there so that the word becomes this one and is nothing but a word: no name is a command, and
+    /// none ends the quotes that it stands in. `None` if the word goes on in another way.
+    pub(crate) fn completed(&self, word: &str) -> Option<String> {
+        let rest = word.strip_prefix(&self.before)?;
+        let mut escaped = String::with_capacity(rest.len());
+        for character in rest.chars() {
+            match (self.quote, character) {
+                // `!` stands for an earlier line, also between these quotes, and no backslash takes that away there.
+                (Quote::Double, '!') => escaped.push_str("\"\\!\""),
+                (Quote::Double, '\\' | '"' | '$' | '`') => escaped.extend(['\\', character]),
+                (Quote::Single, '\'') => escaped.push_str("'\\''"),
+                (Quote::Ansi, '\\' | '\'' | '!') => escaped.push_str(&format!("\\x{:02x}", u32::from(character))),
+                (Quote::None, _) if !is_plain(character) => escaped.extend(['\\', character]),
+                _ => escaped.push(character),
+            }
+        }
+        // bash takes such an end for that of the quotes, and does not close them.
+        let end = match self.quote {
+            Quote::Single => escaped.ends_with('\'').then_some('\''),
+            Quote::Double => escaped.ends_with('"').then_some('"'),
+            Quote::None | Quote::Ansi => None,
+        };
+        escaped.extend(end);
+        Some(escaped)
+    }
+}
+
+/// Whether bash takes it for itself outside of quotes, also where a word goes on after `:` or `=`.
+fn is_plain(character: char) -> bool {
+    character.is_alphanumeric() || "/._-+,:=@%".contains(character)
+}
+
+/// A word of bash's line without its quotes. What only a shell can find out, such as a variable, stays as it is.
+pub(crate) fn unquoted(word: &str) -> String {
+    read(word).0
+}
+
+/// The word without its quotes, those that are open at its end, and where in the word what they quote begins.
+fn read(word: &str) -> (String, Quote, usize) {
+    let (mut text, mut quote, mut quoted_from) = (String::new(), Quote::None, 0);
+    let mut rest = word;
+    while let Some(character) = rest.chars().next() {
+        let after = &rest[character.len_utf8()..];
+        let next = after.chars().next();
+        let (meant, taken, now) = match (quote, character) {
+            (Quote::None, '$') if next == Some('\'') => (None, 2, Quote::Ansi),
+            (Quote::None, '$') if next == Some('"') => (None, 2, Quote::Double),
+            (Quote::None, '\'') => (None, 1, Quote::Single),
+            (Quote::None, '"') => (None, 1, Quote::Double),
+            (Quote::Single | Quote::Ansi, '\'') | (Quote::Double, '"') => (None, 1, Quote::None),
+            (Quote::Ansi, '\\') => {
+                let (meant, taken) = escape(after);
+                (meant, 1 + taken, quote)
+            }
+            (Quote::Double, '\\') if !matches!(next, None | Some('\\' | '"' | '$' | '`')) => (Some('\\'), 1, quote),
+            (Quote::None | Quote::Double, '\\') => (next, 1 + next.map_or(0, char::len_utf8), quote),
+            _ => (Some(character), character.len_utf8(), quote),
+        };
+        text.extend(meant);
+        rest = &rest[taken..];
+        if quote == Quote::None && now != Quote::None {
+            quoted_from = word.len() - rest.len();
+        }
+        quote = now;
+    }
+    (text, quote, quoted_from)
+}
+
+/// What follows a backslash in `$'..'` stands for, and how long it is: itself, or two hexadecimal digits as we write them.
+fn escape(after: &str) -> (Option<char>, usize) {
+    let code = after.strip_prefix('x').and_then(|digits| digits.get(..2));
+    match code.and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(u8::is_ascii) {
+        Some(code) => (Some(code.into()), 3),
+        None => (after.chars().next(), after.chars().next().map_or(0, char::len_utf8)),
+    }
+}
+
+/// A word of fish's line without its quotes: between single ones, too, a backslash escapes the quote and itself.
+pub(crate) fn unquoted_in_fish(word: &str) -> String {
+    let (mut text, mut quote) = (String::new(), None);
+    let mut characters = word.chars().peekable();
+    while let Some(character) = characters.next() {
+        match (character, quote) {
+            ('\\', None) => text.extend(characters.next()),
+            ('\\', Some(quote)) => {
+                let escapes = |next: &char| *next == '\\' || *next == quote || (quote == '"' && *next == '$');
+                text.push(characters.next_if(escapes).unwrap_or('\\'));
+            }
+            ('\'' | '"', None) => quote = Some(character),
+            (end, Some(begin)) if end == begin => quote = None,
+            (other, _) => text.push(other),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotes_are_taken_off_as_a_shell_does() {
+        for (typed, meant) in [
+            ("/a", "/a"),
+            ("'/a b'", "/a b"),
+            ("\"/a 'b'\"", "/a 'b'"),
+            ("/a\\ b", "/a b"),
+            ("'/a\\b'", "/a\\b"),
+            ("\"/a", "/a"),
+            ("--zk=\"$HOSTS\"", "--zk=$HOSTS"),
+            ("/a\\", "/a"),
+        ] {
+            assert_eq!((&unquoted(typed)[..], &unquoted_in_fish(typed)[..]), (meant, meant), "{typed}");
+        }
+        for (typed, meant) in [
+            ("'/it'\\''s", "/it's"),
+            ("\"/a\\$b\\x", "/a$b\\x"),
+            ("$'/it\\x27s\\\\", "/it's\\"),
+            ("$'/it\\'s", "/it's"),
+            ("$\"/a", "/a"),
+            ("$'/a\\x2", "/ax2"),
+            ("$'/a\\", "/a"),
+        ] {
+            assert_eq!(unquoted(typed), meant, "{typed}");
+        }
+        assert_eq!(unquoted_in_fish("'/it\\'s \\$"), "/it's \\$");
+    }
+
+    #[test]
+    fn a_name_is_escaped_for_the_quotes_that_are_open() {
+        let name = "/c/$(x) '\"`\\!é";
+        for (typed, replaced, put) in [
+            ("/c/", "/c/", r#"/c/\$\(x\)\ \'\"\`\\\!é"#),
+            ("\"/c/", "/c/", r#"/c/\$(x) '\"\`\\"\!"é"#),
+            ("'/c/", "/c/", r#"/c/$(x) '\''"`\!é"#),
+            ("$'/c/", "/c/", r#"/c/$(x) \x27"`\x5c\x21é"#),
+            ("/c/\"$(", "$(", r#"\$(x) '\"\`\\"\!"é"#),
+            ("\"/c/\"", "\"/c/\"", r#"/c/\$\(x\)\ \'\"\`\\\!é"#),
+            // Some that complete for others say that bash replaces the quotes, too.
+            ("'/c/", "'/c/", r#"/c/$(x) '\''"`\!é"#),
+            ("nothing/c/", "another", r#"/c/\$\(x\)\ \'\"\`\\\!é"#),
+        ] {
+            assert_eq!(TypedWord::new(typed, replaced).completed(name).as_deref(), Some(put), "{typed}");
+        }
+        assert_eq!(TypedWord::new("--zk=a", "a").completed("--zk=ab").as_deref(), Some("ab"));
+        assert_eq!(TypedWord::new("/a", "").completed("/b"), None);
+        // Its quotes are closed, though bash does not do it.
+        assert_eq!(TypedWord::new("'/", "/").completed("/it'").as_deref(), Some(r"/it'\'''"));
+        assert_eq!(TypedWord::new("\"/", "/").completed("/it\"").as_deref(), Some(r#"/it\"""#));
+        assert_eq!(TypedWord::new("\"/", "/").completed("/it!").as_deref(), Some(r#"/it"\!"""#));
+    }
+}
