@@ -16,7 +16,7 @@ macro_rules! conformance {
             $(mod $module {
                 use support::harness::*;
                 $(
-                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                    #[support::judged(flavor = "multi_thread", worker_threads = 2)]
                     async fn $name() {
                         crate::$module::$name(&<$harness>::start().await).await;
                     }
@@ -39,7 +39,7 @@ macro_rules! dialects {
         mod $backend {
             use support::harness::{Harness, $harness, Speaking};
             $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                #[support::judged(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
                     crate::lock::$name(&Speaking(super::DIALECT, $harness::start().await)).await;
                 }
@@ -60,7 +60,7 @@ macro_rules! keeping {
         mod $backend {
             use support::harness::{Harness, $harness, Keeping};
             $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                #[support::judged(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
                     crate::lock::$name(&Keeping::<$harness>::start().await).await;
                 }

@@ -187,7 +187,7 @@ async fn swarm_phase(world: &Arc<World>, dice: &mut Seeded, lasts: Duration) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[support::judged(flavor = "multi_thread", worker_threads = 4)]
 async fn a_random_swarm_never_holds_more_permits_than_there_are() {
     let (seed, seconds, servers, replay) = settings();
     trace::record(&[PATH]);
@@ -303,7 +303,7 @@ fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)>
     changes
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[support::judged(flavor = "multi_thread", worker_threads = 4)]
 async fn processes_that_are_killed_never_hold_more_permits_than_there_are() {
     let (seed, seconds, servers, _) = settings();
     let site = Site::start(servers).await;

@@ -24,7 +24,7 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 
 /// The client cannot re-register more than 128 KiB of watched paths on one session: so many waiters are spread over
 /// several sessions, or none of them would survive the first lost connection.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_waiters_survive_a_reconnect_in_their_order() {
     let count = waiters();
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");

@@ -63,7 +63,7 @@ fn use_lock(lock: &RwLock, holders: &Holders, mut dice: Seeded, is_over: &Atomic
     }
 }
 
-#[test]
+#[support::judged]
 fn threads_that_share_a_kept_node_hold_as_others_do_and_none_hangs() {
     let seconds = std::env::var("KEPT_SECONDS").ok().map_or(2, |it| it.parse().expect("a number"));
     let zk = Memory::new();

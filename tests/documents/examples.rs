@@ -172,14 +172,14 @@ async fn kept_reads(on: On) {
 macro_rules! on_both {
     ($($check:ident)*) => {
         mod embedded {
-            $(#[tokio::test]
+            $(#[support::judged]
             async fn $check() {
                 super::$check(super::On::Embedded).await;
             })*
         }
 
         mod server {
-            $(#[tokio::test]
+            $(#[support::judged]
             async fn $check() {
                 super::$check(super::On::Server).await;
             })*
@@ -278,7 +278,7 @@ mod with_metrics {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn two_processes_share_a_batch() {
     let mut arguments = On::Server.arguments("two_processes_share_a_batch");
     arguments.extend(["--batch", "shared", "--workers", "1"].map(str::to_owned));
@@ -292,7 +292,7 @@ async fn two_processes_share_a_batch() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_batch_worker_that_is_asked_to_stop_frees_its_partitions_at_once() {
     for (signal, path) in [("TERM", "stop_by_term"), ("INT", "stop_by_int")] {
         let arguments = On::Server.arguments(path);
@@ -334,7 +334,7 @@ async fn a_batch_worker_that_is_asked_to_stop_frees_its_partitions_at_once() {
 }
 
 /// What one release costs the server: in the naive ways more with each waiter, in ours always the same.
-#[tokio::test]
+#[support::judged]
 async fn a_release_wakes_the_whole_herd_unless_each_watches_the_one_before() {
     // A server of its own: it counts the requests of all its clients together.
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
@@ -400,7 +400,7 @@ fn is_well_formed(svg: &str) {
 }
 
 /// What `benches/compare.py` reads of it. Without orders it goes on at once.
-#[tokio::test]
+#[support::judged]
 async fn the_driver_runs_every_workload_and_sees_no_errors() {
     let server = tokio::task::spawn_blocking(|| shared_server().address()).await.expect("the server starts");
     for (peer, kind, acquisitions, times) in [
@@ -429,14 +429,14 @@ async fn the_driver_runs_every_workload_and_sees_no_errors() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_herd_needs_a_server() {
     let run = run("herd", &[]).await;
     assert_eq!(run.code, Some(64), "{run:#?}");
     assert!(run.stderr.contains("--zookeeper <HOST:PORT>") && run.stderr.contains("Usage: herd"), "{run:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_wrong_command_line_ends_with_64_and_the_usage() {
     for example in ALL {
         for wrong in [&["--no-such-option"][..], &["--zookeeper"], &["--zookeeper", "nowhere"], &["argument"]] {
@@ -449,14 +449,14 @@ async fn a_wrong_command_line_ends_with_64_and_the_usage() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn help_is_no_error() {
     for example in ALL {
         run(example, &["--help".to_owned()]).await.succeeded().says("--zookeeper <HOST:PORT>");
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_is_not_there_is_told_in_one_line() {
     let port = Port::reserve();
     let address = port.address();

@@ -146,7 +146,7 @@ async fn ended(pod: Child) -> (Option<i32>, String) {
     (status.code(), String::from_utf8(stderr).expect("text"))
 }
 
-#[tokio::test]
+#[support::judged]
 async fn of_three_pods_one_migrates_and_a_later_one_does_not() {
     // Sessions of two seconds at most, so that the lock of a pod that was killed is soon free.
     let server = tokio::task::spawn_blocking(|| Server::start_with(&["maxSessionTimeout=2000"], &[])).await.unwrap();
@@ -213,7 +213,7 @@ fn with_user(password: &str) -> Server {
     Server::start_with_files(&[("jaas.conf", &users)], &lines, &options)
 }
 
-#[tokio::test]
+#[support::judged]
 async fn of_three_clusters_one_does_the_job_and_if_it_fails_another() {
     let server = tokio::task::spawn_blocking(|| with_user("PASSWORD")).await.unwrap();
     let cluster = Cluster::new("cronjob.yaml", &server);
@@ -238,7 +238,7 @@ async fn of_three_clusters_one_does_the_job_and_if_it_fails_another() {
     assert_eq!(cluster.log(), ["--hourly", "--hourly", "done"]);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_job_fails_for_good_where_another_try_would_be_of_no_use() {
     let server = tokio::task::spawn_blocking(|| with_user("another")).await.unwrap();
     let cluster = Cluster::new("cronjob.yaml", &server);

@@ -411,7 +411,7 @@ async fn what_others_have_begun_is_waited_for_and_nothing_begins_later(on: On) {
 }
 
 /// Neither a migration nor an instance begins while what it relies on may still change.
-#[tokio::test]
+#[support::judged]
 async fn an_earlier_holder_cannot_commit_what_he_had_begun() {
     for (name, role) in [("before_a_job", &["up"][..]), ("before_an_instance", &["serve", "--for", "0"])] {
         let world = World::new(On::Postgres, name).await;
@@ -457,7 +457,7 @@ async fn an_instance_that_serves_keeps_out_earlier_holders(on: On) {
 }
 
 /// The rest of its transaction is on the way while the next one migrates.
-#[tokio::test]
+#[support::judged]
 async fn statements_that_arrive_late_change_nothing() {
     let world = World::new(On::Postgres, "late").await;
     let (zookeeper, postgres) =
@@ -484,7 +484,7 @@ async fn statements_that_arrive_late_change_nothing() {
 }
 
 /// Its session lives on: without an end of its patience it would hold the lock for as long as the network is away.
-#[tokio::test]
+#[support::judged]
 async fn cut_off_from_the_database_it_gives_the_lock_back() {
     let world = World::new(On::Postgres, "silent").await;
     let postgres = Proxy::start_opaque(shared_postgres().address());
@@ -658,7 +658,7 @@ async fn who_is_not_let_in_is_told_by_whom(on: On) {
 }
 
 /// The database is busy for another program, such as a report that runs for hours and knows nothing of a fence.
-#[tokio::test]
+#[support::judged]
 async fn a_table_that_somebody_uses_is_waited_for_no_longer_than_allowed() {
     let world = World::new(On::Postgres, "in_use").await;
     world.up(&world.up_to(1)).await.with(DONE);
@@ -674,7 +674,7 @@ async fn a_table_that_somebody_uses_is_waited_for_no_longer_than_allowed() {
 }
 
 /// Each would otherwise be a deploy that says it is done and has done nothing, or half.
-#[tokio::test]
+#[support::judged]
 async fn a_wrong_command_line_or_directory_is_refused_before_anything_is_done() {
     let world = World::new(On::Sqlite, "not_meant").await;
     let zookeeper = shared_server().address();
@@ -704,14 +704,14 @@ async fn a_wrong_command_line_or_directory_is_refused_before_anything_is_done() 
 macro_rules! on_both {
     ($($check:ident)*) => {
         mod postgres {
-            $(#[tokio::test]
+            $(#[support::judged]
             async fn $check() {
                 super::$check(super::On::Postgres).await;
             })*
         }
 
         mod sqlite {
-            $(#[tokio::test]
+            $(#[support::judged]
             async fn $check() {
                 super::$check(super::On::Sqlite).await;
             })*

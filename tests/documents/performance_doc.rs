@@ -115,7 +115,7 @@ fn a_marker_that_means_nothing_is_an_error() {
 }
 
 /// The arithmetic on names is about the names that are made.
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_takes_the_watched_bytes_that_the_page_says() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
     let lock = RwLock::builder(&zk, "/locks/config").host("web-1").build().expect("valid");

@@ -56,7 +56,7 @@ async fn answer(address: String, method: &str, path: &str, body: &str) -> (u16, 
     (status.expect("a status"), text.to_owned())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_service_is_ready_while_its_session_lives_and_gives_its_locks_back() {
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     server.kill();

@@ -196,7 +196,7 @@ impl Drop for Room {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_slot_gives_its_room_back_once_and_a_shared_client_closes_all() {
     let given_back = Count::default();
     let slot = {

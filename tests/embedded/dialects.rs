@@ -223,7 +223,7 @@ fn foreign_name(dialect: Dialect, mode: Mode, number: usize) -> String {
     Kind { library, mode }.name(dialect, mode, number)
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_contender_of_another_dialect_is_refused_by_name_and_nothing_is_left() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
@@ -251,7 +251,7 @@ async fn a_contender_of_another_dialect_is_refused_by_name_and_nothing_is_left()
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_is_refused_for_a_foreign_contender_when_it_lists_again() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
@@ -271,7 +271,7 @@ async fn a_waiter_is_refused_for_a_foreign_contender_when_it_lists_again() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_hand_off_ignores_a_foreign_contender_that_the_next_acquisition_finds() {
     let s = Scene::set(Dialect::Native).await;
     let first = s.lock.write().await.unwrap();
@@ -288,7 +288,7 @@ async fn a_hand_off_ignores_a_foreign_contender_that_the_next_acquisition_finds(
     assert_eq!(s.zk.children(PATH), [stranger]);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn nodes_of_the_same_dialect_are_waited_for_and_seen() {
     for dialect in FOREIGN {
         let s = Scene::set(dialect).await;
@@ -309,7 +309,7 @@ async fn nodes_of_the_same_dialect_are_waited_for_and_seen() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn writes_to_the_nodes_of_a_foreign_dialect_grant_and_lose_nothing() {
     for dialect in FOREIGN {
         let s = Scene::set(dialect).await;
@@ -337,7 +337,7 @@ async fn writes_to_the_nodes_of_a_foreign_dialect_grant_and_lose_nothing() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn only_in_the_native_dialect_a_release_writes_before_it_deletes() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
@@ -349,7 +349,7 @@ async fn only_in_the_native_dialect_a_release_writes_before_it_deletes() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_thread_of_curator_that_reads_under_its_write_lock_is_one_holder() {
     let s = Scene::set(Dialect::Curator).await;
     let write = foreign_name(Dialect::Curator, Mode::Write, 0);
@@ -372,7 +372,7 @@ async fn a_thread_of_curator_that_reads_under_its_write_lock_is_one_holder() {
     granted(writes).await.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_number_of_ours_that_somebody_else_has_too_is_not_granted() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
@@ -383,7 +383,7 @@ async fn a_number_of_ours_that_somebody_else_has_too_is_not_granted() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_create_whose_answer_was_lost_is_found_by_its_uuid() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
@@ -397,7 +397,7 @@ async fn a_create_whose_answer_was_lost_is_found_by_its_uuid() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_pair_of_a_lock_that_is_used_alone_is_three_requests_and_a_watch_in_every_dialect() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
@@ -413,7 +413,7 @@ async fn a_pair_of_a_lock_that_is_used_alone_is_three_requests_and_a_watch_in_ev
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_directory_that_kazoo_takes_for_granted_stays() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
@@ -424,7 +424,7 @@ async fn a_directory_that_kazoo_takes_for_granted_stays() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn old_and_used_up_numbers_are_restarted_except_under_kazoo() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
@@ -449,7 +449,7 @@ async fn old_and_used_up_numbers_are_restarted_except_under_kazoo() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn several_locks_are_taken_together_in_the_dialect_of_all() {
     for dialect in FOREIGN {
         let s = Scene::set(dialect).await;
@@ -465,7 +465,7 @@ async fn several_locks_are_taken_together_in_the_dialect_of_all() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_survey_sees_each_queue_in_its_own_dialect() {
     let s = Scene::set(Dialect::Native).await;
     for dialect in Dialect::ALL {

@@ -153,7 +153,7 @@ async fn a_period_of_any_length_and_any_step_of_the_clock_counts_as_it_is() {
 }
 
 /// Nothing listens at the port.
-#[tokio::test]
+#[support::judged]
 async fn options_of_a_connection_of_any_length_are_refused_or_obeyed() {
     for length in LENGTHS {
         let new = || ZooKeeper::builder().connect_timeout(Duration::from_millis(50));

@@ -611,7 +611,7 @@ fn a_clone_on_another_thread_joins_too() {
 }
 
 /// Tokio lets a task take 128 steps at a time, and each fourth use is one. So it pauses after some five hundred.
-#[tokio::test]
+#[support::judged]
 async fn a_task_that_only_joins_lets_others_run_now_and_then() {
     let (_zk, kept, _) = two();
     drop(kept.read().await.expect("free"));

@@ -439,7 +439,7 @@ async fn listening_waiters_together_read_under_ten_thousand_names_a_second() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_whose_listener_panics_leaves_the_queue() {
     let (zk, _other, a, b) = two();
     let held = write(&a);
@@ -1081,7 +1081,7 @@ async fn a_machine_that_was_suspended_has_lost_its_locks_before_any_timer_ran() 
     assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_machine_that_was_suspended_is_let_in_by_no_node_that_it_kept() {
     for writes in [false, true] {
         let clock = Arc::new(AtomicU64::new(1_000));
@@ -1549,7 +1549,7 @@ fn the_changes_of_a_guard_are_a_stream() {
 
 /// Tokio makes a future that has run for long yield: outside its worker threads it wakes the future at once. The
 /// ensemble's background work, which runs on the same thread, must not be made to yield as well.
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+#[support::judged(flavor = "multi_thread", worker_threads = 1)]
 async fn the_ensembles_background_work_ends_beside_a_task_that_never_pauses() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, "/locks/busy").expect("a valid path");

@@ -488,7 +488,7 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
 }
 
 /// What takes so long that the limit has passed before the wait begins says nothing by itself.
-#[tokio::test]
+#[support::judged]
 async fn a_wait_is_warned_of_also_if_the_caller_looked_on_for_longer_than_the_limit() {
     let (zk, limit) = (Memory::new(), Duration::from_millis(50));
     let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(limit).build().expect("valid");

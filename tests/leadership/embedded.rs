@@ -529,7 +529,7 @@ fn a_read_of_a_term_that_was_given_up_is_refused_without_being_sent() {
 }
 
 /// A leader in one thread and its handle in others: the answers never contradict the term that is shown.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn at_most_one_of_many_candidates_says_that_it_leads_at_any_time() {
     let zk = Memory::new();
     let leaders = Arc::new(AtomicUsize::new(0));

@@ -93,7 +93,7 @@ fn leads(words: &str) -> i64 {
     term.parse().expect("the number of a term")
 }
 
-#[tokio::test]
+#[support::judged]
 async fn when_a_leading_process_is_killed_another_one_leads() {
     const PATH: &str = "/leaders/killed";
     let zk = connect(&shared_server().address()).await;
@@ -113,7 +113,7 @@ async fn when_a_leading_process_is_killed_another_one_leads() {
     becomes_empty(&zk, PATH).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_leading_process_that_ends_in_order_is_followed_without_waiting_for_its_session() {
     const PATH: &str = "/leaders/ended";
     let zk = connect(&shared_server().address()).await;
@@ -130,7 +130,7 @@ async fn a_leading_process_that_ends_in_order_is_followed_without_waiting_for_it
     becomes_empty(&zk, PATH).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_leading_process_that_stood_still_is_told_no_at_once_and_campaigns_again() {
     const PATH: &str = "/leaders/stopped";
     let zk = connect(&shared_server().address()).await;

@@ -26,7 +26,7 @@ fn requests(wire: &Proxy, own: &str) -> Vec<Op> {
     sent.filter(|(op, path)| *op != Op::GetData || !path.contains(own)).map(|(op, _)| op).collect()
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_observer_costs_three_requests_a_change_and_wakes_no_candidate() {
     const PATH: &str = "/leaders/observed";
     let server = shared_server();
@@ -81,7 +81,7 @@ async fn an_observer_costs_three_requests_a_change_and_wakes_no_candidate() {
     soon("the stop", b.leadership.stop()).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_observer_goes_on_whose_next_session_is_over_before_its_first_answer() {
     let (server, proxy) = (shared_server(), Proxy::start(shared_server().address()));
     let mut leads = Candidate::campaigns(leadership(&connect(&server.address()).await, "/leaders-of/sessions"));
@@ -105,7 +105,7 @@ async fn an_observer_goes_on_whose_next_session_is_over_before_its_first_answer(
     assert_eq!(told.await.expect("it goes on"), None);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn observers_take_their_watches_with_them() {
     let server = Server::start();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -129,7 +129,7 @@ async fn observers_take_their_watches_with_them() {
     eventually("no watch is left", || async { watches().await == 0 }).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_leader_in_a_black_hole_says_no_before_the_next_one_leads() {
     const PATH: &str = "/leaders/black-hole";
     let (wire, there) = (Proxy::start(shared_server().address()), connect(&shared_server().address()).await);
@@ -153,7 +153,7 @@ async fn a_leader_in_a_black_hole_says_no_before_the_next_one_leads() {
     becomes_empty(&there, PATH).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_candidate_whose_requests_or_answers_are_lost_leads_once_and_leaves_nothing() {
     let (wire, there) = (Proxy::start(shared_server().address()), connect(&shared_server().address()).await);
     let here = connect_with(&wire.address(), SHORT).await;
@@ -181,7 +181,7 @@ async fn a_candidate_whose_requests_or_answers_are_lost_leads_once_and_leaves_no
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_crashes_and_comes_back_has_one_leader_again() {
     let server = Server::start();
     let (one, two) = (connect_with(&server.address(), SHORT).await, connect_with(&server.address(), SHORT).await);
@@ -205,7 +205,7 @@ async fn a_server_that_crashes_and_comes_back_has_one_leader_again() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_candidate_that_resigned_leads_on_a_server_that_came_back_empty() {
     let server = Server::start();
     let zk = connect_with(&server.address(), SHORT).await;

@@ -78,7 +78,7 @@ async fn ended(calls: Vec<(&'static str, Outcome)>) -> Vec<(&'static str, Result
     ends
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_answers_only_pings_holds_up_no_call() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/pings").await;
@@ -96,7 +96,7 @@ async fn a_server_that_answers_only_pings_holds_up_no_call() {
 }
 
 /// It answers the listing of the queue, and nothing after that.
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_answers_only_pings_after_the_listing_holds_up_no_try_for_a_permit() {
     let limit_of = |zk: &ZooKeeper| Semaphore::new(zk, "/calls/limit", 1).unwrap();
     let operator = connect(&shared_server().address()).await;
@@ -111,7 +111,7 @@ async fn a_server_that_answers_only_pings_after_the_listing_holds_up_no_try_for_
     assert!(silence.has_struck() && proxy.connections() == 1, "the session lived on");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_call_with_a_timeout_is_over_in_time() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/timeouts").await;
@@ -124,7 +124,7 @@ async fn a_call_with_a_timeout_is_over_in_time() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_call_with_a_timeout_is_over_in_time_while_disconnected() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/cut").await;
@@ -138,7 +138,7 @@ async fn a_call_with_a_timeout_is_over_in_time_while_disconnected() {
     }
 }
 
-#[test]
+#[support::judged]
 fn a_call_needs_no_runtime_to_be_over_in_time() {
     let proxy = Proxy::start(shared_server().address());
     let builder = ZooKeeper::builder().session_timeout(SHORT);
@@ -151,7 +151,7 @@ fn a_call_needs_no_runtime_to_be_over_in_time() {
     assert!(matches!(lock.try_write().blocking(), Err(Error::Unreachable(_))));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_timeout_of_zero_is_refused_and_nothing_is_sent() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/zero").await;
@@ -162,7 +162,7 @@ async fn a_timeout_of_zero_is_refused_and_nothing_is_sent() {
     assert_eq!(proxy.requests(), []);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_connection_below_a_path_is_given_up_in_time() {
     let proxy = Proxy::start(shared_server().address());
     proxy.answer_only_pings();
@@ -172,7 +172,7 @@ async fn a_connection_below_a_path_is_given_up_in_time() {
 }
 
 /// Fault 114.
-#[tokio::test]
+#[support::judged]
 async fn a_connection_below_a_path_outlives_a_break_while_the_path_is_looked_for_or_made() {
     let faults = [Frames::requests(Op::Exists), Frames::requests(Op::Create2), Frames::replies(Op::Create2)];
     for (round, frames) in faults.into_iter().enumerate() {
@@ -186,7 +186,7 @@ async fn a_connection_below_a_path_outlives_a_break_while_the_path_is_looked_for
 }
 
 /// The server has made the node, but its answer does not come.
-#[tokio::test]
+#[support::judged]
 async fn a_try_that_is_given_up_leaves_nothing_behind() {
     for timeout in [None, Some(PROMPT)] {
         let proxy = Proxy::start(shared_server().address());
@@ -207,7 +207,7 @@ async fn a_try_that_is_given_up_leaves_nothing_behind() {
 }
 
 /// The lock is granted, and the value cannot be read.
-#[tokio::test]
+#[support::judged]
 async fn a_try_whose_value_does_not_come_gives_the_lock_back() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/value").await;
@@ -220,7 +220,7 @@ async fn a_try_whose_value_does_not_come_gives_the_lock_back() {
     becomes_empty(&operator, "/calls/value/value/lock").await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_eviction_that_is_not_answered_says_so() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/eviction").await;
@@ -232,7 +232,7 @@ async fn an_eviction_that_is_not_answered_says_so() {
     assert!(held.is_held());
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_eviction_whose_answer_is_lost_says_who_was_removed() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/lost-eviction").await;
@@ -245,7 +245,7 @@ async fn an_eviction_whose_answer_is_lost_says_who_was_removed() {
 }
 
 /// The session has no node of ours, so a fresh one serves as well.
-#[tokio::test]
+#[support::judged]
 async fn a_call_on_a_session_that_ended_unnoticed_is_answered_on_a_fresh_one() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/ended").await;
@@ -259,7 +259,7 @@ async fn a_call_on_a_session_that_ended_unnoticed_is_answered_on_a_fresh_one() {
 }
 
 /// None of them is about a place in a queue.
-#[tokio::test]
+#[support::judged]
 async fn each_failure_to_read_a_queue_is_told_as_what_it_is() {
     const NO_NODE: i32 = -101;
     const NO_AUTH: i32 = -102;
@@ -304,7 +304,7 @@ async fn each_failure_to_read_a_queue_is_told_as_what_it_is() {
     assert!(matches!(handles.lock.queue().await, Err(Error::Closed(Ending::Closed))));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_contender_is_of_this_process_whichever_client_has_it() {
     let address = shared_server().address();
     let (one, other) = (connect(&address).await, connect(&address).await);
@@ -329,7 +329,7 @@ async fn a_contender_is_of_this_process_whichever_client_has_it() {
     assert_eq!(own(lock.queue().await.unwrap()), [false]);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_call_is_a_future_that_can_be_joined() {
     let lock = RwLock::new(&Memory::new(), "/lock").unwrap();
     let (guard, queue) = tokio::join!(lock.try_write(), lock.queue());
@@ -337,7 +337,7 @@ async fn a_call_is_a_future_that_can_be_joined() {
     assert_eq!(queue.unwrap().members.len(), 1);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_write_that_is_unanswered_when_its_client_is_closed_is_not_told_as_undone() {
     let (server, operator) = (shared_server(), connect(&shared_server().address()).await);
     let written = async |path: String| session(&operator).await.data(&path).await.map(drop);

@@ -46,23 +46,23 @@ async fn round(directory: &str) -> Result<(), Error> {
     Ok(())
 }
 
-#[test]
+#[support::judged]
 fn under_tokio_with_many_threads() {
     tokio::runtime::Builder::new_multi_thread().build().unwrap().block_on(round("/executors/many")).unwrap();
 }
 
 /// The lock needs neither tokio's timers nor its network.
-#[test]
+#[support::judged]
 fn under_tokio_with_one_thread_and_nothing_enabled() {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(round("/executors/one")).unwrap();
 }
 
-#[test]
+#[support::judged]
 fn under_smol() {
     smol::block_on(async { smol::spawn(round("/executors/smol")).await }).unwrap();
 }
 
-#[test]
+#[support::judged]
 fn under_the_executor_of_futures() {
     futures::executor::block_on(round("/executors/futures")).unwrap();
 }

@@ -75,7 +75,7 @@ impl Stage {
 // ---------------------------------------------------------------------------------------------------------------
 // Creates and listings
 
-#[tokio::test]
+#[support::judged]
 async fn a_create_whose_answer_is_lost_in_silence_made_the_one_node() {
     let stage = Stage::set("/faults/silence", SHORT).await;
     let answer = stage.proxy.hold_reply(Op::Create2);
@@ -89,7 +89,7 @@ async fn a_create_whose_answer_is_lost_in_silence_made_the_one_node() {
 }
 
 /// The length of the create's frame is found on the way: from there on the first create takes effect.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_cut_at_any_byte_makes_one_node() {
     const SESSIONS: usize = 4;
     let all: Vec<_> = (0..SESSIONS)
@@ -123,7 +123,7 @@ async fn a_create_cut_at_any_byte_makes_one_node() {
 }
 
 /// As CURATOR-644 and CURATOR-696, where a storm of creates and deletes made millions of nodes.
-#[tokio::test]
+#[support::judged]
 async fn each_lost_create_costs_at_most_one_more() {
     let stage = Stage::set("/faults/storm", CALM).await;
     for nth in 1..=5 {
@@ -138,7 +138,7 @@ async fn each_lost_create_costs_at_most_one_more() {
 }
 
 /// The release and the create that follows it are one transaction or two requests, depending on the moment.
-#[tokio::test]
+#[support::judged]
 async fn a_cut_between_a_drop_and_the_next_acquisition_leaves_one_node() {
     let stage = Stage::set("/faults/again", CALM).await;
     let mut guard = soon("a free lock", stage.lock.write()).await.unwrap();
@@ -163,7 +163,7 @@ async fn a_cut_between_a_drop_and_the_next_acquisition_leaves_one_node() {
     assert_eq!(stage.children().await, [""; 0]);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_acquisition_dropped_while_cut_off_leaves_nothing_after_the_heal() {
     let stage = Stage::set("/faults/dropped", CALM).await;
     // One acquisition has sent its create before the cut, and the other begins after it.
@@ -187,7 +187,7 @@ async fn an_acquisition_dropped_while_cut_off_leaves_nothing_after_the_heal() {
     drop(soon("the next", stage.lock.write()).await.unwrap());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_timeouts_in_an_outage_send_nothing_when_it_is_over() {
     const WAVES: usize = 50;
     const CROWD: usize = 20;
@@ -223,7 +223,7 @@ async fn a_thousand_timeouts_in_an_outage_send_nothing_when_it_is_over() {
     assert_eq!(stage.children().await, [""; 0]);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_whose_listing_is_lost_keeps_its_node_and_its_place() {
     let stage = Stage::set("/faults/place", CALM).await;
     let holder = stage.here.write().await.unwrap();
@@ -247,7 +247,7 @@ async fn a_waiter_whose_listing_is_lost_keeps_its_node_and_its_place() {
 }
 
 /// As CURATOR-604, where the node of the old session was found by its name, taken for the new one's, and then deleted.
-#[tokio::test]
+#[support::judged]
 async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     let stage = Stage::set("/faults/adopted", SHORT).await;
     // The server has created the node; the client believes that its session is over, opens another, and has to look
@@ -269,7 +269,7 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
 // Waiters
 
 /// As in helix and in Go's client, which slept for ever or asked without pause.
-#[tokio::test]
+#[support::judged]
 async fn a_predecessor_that_leaves_between_listing_and_watch_is_noticed() {
     for released in [true, false] {
         let stage = Stage::set(&format!("/faults/between-{released}"), CALM).await;
@@ -291,7 +291,7 @@ async fn a_predecessor_that_leaves_between_listing_and_watch_is_noticed() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_whose_whole_queue_was_deleted_and_made_anew_is_evicted() {
     let stage = Stage::set("/faults/anew", CALM).await;
     let holder = stage.here.write().await.unwrap();
@@ -317,7 +317,7 @@ async fn a_waiter_whose_whole_queue_was_deleted_and_made_anew_is_evicted() {
     anew.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn waiters_whose_credentials_are_refused_all_end_at_once_and_so_do_guards() {
     let stage = Stage::set("/faults/auth", SHORT).await;
     let guard = stage.lock.write().await.unwrap();
@@ -342,7 +342,7 @@ async fn waiters_whose_credentials_are_refused_all_end_at_once_and_so_do_guards(
     stage.becomes_empty().await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn waiters_and_handles_that_are_dropped_together_leave_nothing() {
     let stage = Stage::set("/faults/abandoned", CALM).await;
     let holder = stage.here.write().await.unwrap();
@@ -363,7 +363,7 @@ async fn waiters_and_handles_that_are_dropped_together_leave_nothing() {
 // ---------------------------------------------------------------------------------------------------------------
 // Releases
 
-#[tokio::test]
+#[support::judged]
 async fn a_release_as_the_session_expires_says_lost_and_deletes_no_other_node() {
     let stage = Stage::set("/faults/instant", CALM).await;
     let guard = stage.lock.write().await.unwrap();
@@ -386,7 +386,7 @@ async fn a_release_as_the_session_expires_says_lost_and_deletes_no_other_node() 
     soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_late_delete_spares_the_node_of_another_in_a_directory_made_anew() {
     let stage = Stage::set("/faults/late-delete", CALM).await;
     let late = RwLock::builder(&stage.zk, stage.here.path()).host("same").build().unwrap();
@@ -421,7 +421,7 @@ async fn a_late_delete_spares_the_node_of_another_in_a_directory_made_anew() {
 // ---------------------------------------------------------------------------------------------------------------
 // Sessions that are not what they were
 
-#[tokio::test]
+#[support::judged]
 async fn a_reconnect_answered_with_another_session_loses_the_lock_at_once() {
     // Longer than the test may wait for the loss, so that the loss cannot come from the lease.
     let stage = Stage::set("/faults/replaced", SHORT * 3).await;
@@ -446,7 +446,7 @@ async fn a_reconnect_answered_with_another_session_loses_the_lock_at_once() {
     stage.becomes_empty().await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_session_that_is_only_called_by_another_number_is_known_by_its_nodes() {
     let stage = Stage::set("/faults/renamed", SHORT * 3).await;
     let guard = stage.lock.write().await.unwrap();
@@ -460,7 +460,7 @@ async fn a_session_that_is_only_called_by_another_number_is_known_by_its_nodes()
     assert_eq!(stage.children().await, [""; 0]);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_grants_less_than_was_asked_for_shortens_the_lease() {
     let proxy = Proxy::start(shared_server().address());
     let operator = connect(&shared_server().address()).await;
@@ -490,7 +490,7 @@ async fn a_server_that_grants_less_than_was_asked_for_shortens_the_lease() {
 }
 
 /// The proxy itself answers the pings: a connection from which nothing comes is given up.
-#[tokio::test]
+#[support::judged]
 async fn a_holder_whose_pings_reach_no_server_is_kept_alive_by_its_heartbeats() {
     let is_kept_alive = async |seconds| {
         let timeout = Duration::from_secs(seconds);
@@ -518,7 +518,7 @@ async fn a_holder_whose_pings_reach_no_server_is_kept_alive_by_its_heartbeats() 
 }
 
 /// From a timeout of 3 s on, a connection counts as silent before the next heartbeat is due.
-#[tokio::test]
+#[support::judged]
 async fn a_lost_ping_costs_a_long_session_its_connection_and_not_its_lock() {
     let stage = Stage::set("/faults/ping", SHORT * 3).await;
     let guard = stage.lock.write().await.unwrap();
@@ -529,7 +529,7 @@ async fn a_lost_ping_costs_a_long_session_its_connection_and_not_its_lock() {
     guard.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_read_only_server_is_no_server_to_hold_a_lock_by() {
     let stage = Stage::set("/faults/read-only", SHORT).await;
     let guard = stage.lock.write().await.unwrap();
@@ -555,7 +555,7 @@ async fn a_read_only_server_is_no_server_to_hold_a_lock_by() {
     soon("a server that writes", stage.lock.write()).await.unwrap().release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_slow_servers_answers_count_from_when_they_were_asked_for() {
     // From the sending of a touch until it counts two answers come late, so a longer tick would leave nothing.
     let builder = ZooKeeper::builder().session_timeout(SLOW).tick_time(TICK).connect_timeout(SOON);
@@ -606,7 +606,7 @@ async fn a_slow_servers_answers_count_from_when_they_were_asked_for() {
 }
 
 /// Fault 108. The proxy stands for a server that keeps a node which the ensemble no longer has.
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_whose_server_hides_that_its_predecessor_has_left_is_granted_at_its_first_look() {
     for is_ghost in [false, true] {
         let stage = Stage::set(&format!("/faults/unheard-{is_ghost}"), SHORT).await;

@@ -51,7 +51,7 @@ impl Halves {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn fifty_tasks_in_ten_sessions_lose_no_update_and_see_none_half_done() {
     const TASKS: u64 = 50;
     const ROUNDS: u64 = 20;
@@ -106,7 +106,7 @@ async fn fifty_tasks_in_ten_sessions_lose_no_update_and_see_none_half_done() {
 // ---------------------------------------------------------------------------------------------------------------
 // Order
 
-#[tokio::test]
+#[support::judged]
 async fn a_reader_never_overtakes_an_earlier_writer() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -127,7 +127,7 @@ async fn a_reader_never_overtakes_an_earlier_writer() {
     granted(third).await.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn readers_between_two_writers_hold_together() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -155,7 +155,7 @@ async fn readers_between_two_writers_hold_together() {
     granted(last).await.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn two_writers_behind_a_reader_follow_one_after_the_other() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -177,7 +177,7 @@ async fn two_writers_behind_a_reader_follow_one_after_the_other() {
     third.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_downgrade_lets_in_the_readers_behind_it_and_no_writer() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -206,7 +206,7 @@ async fn a_downgrade_lets_in_the_readers_behind_it_and_no_writer() {
     granted(fourth).await.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_writer_that_gives_up_does_not_let_the_next_in_too_early() {
     let server = shared_server();
     let zk = connect(&server.address()).await;
@@ -231,7 +231,7 @@ async fn a_writer_that_gives_up_does_not_let_the_next_in_too_early() {
 // ---------------------------------------------------------------------------------------------------------------
 // Operators
 
-#[tokio::test]
+#[support::judged]
 async fn a_holder_whose_node_an_operator_deletes_is_told() {
     let server = shared_server();
     let zk = connect(&server.address()).await;
@@ -253,7 +253,7 @@ async fn a_holder_whose_node_an_operator_deletes_is_told() {
     lock.write().await.unwrap().release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_ensemble_itself_refuses_a_transaction_under_a_deleted_node() {
     let server = shared_server();
     let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -269,7 +269,7 @@ async fn the_ensemble_itself_refuses_a_transaction_under_a_deleted_node() {
     assert_eq!(session(&operator).await.data("/guarded").await.unwrap().0, b"1");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_whose_node_is_deleted_is_evicted_and_only_the_next_follows() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -335,7 +335,7 @@ fn all_watches(server: &Server) -> u64 {
     count.and_then(|count| count.trim().parse().ok()).expect("the server counts its watches")
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_that_does_not_wait_to_be_contended_any_more_leaves_no_watch() {
     const DIRECTORY: &str = "/locks/contended";
     let server = Server::start();
@@ -354,7 +354,7 @@ async fn a_holder_that_does_not_wait_to_be_contended_any_more_leaves_no_watch() 
     nothing_is_left(&server, &zk, DIRECTORY).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_cancelled_acquisitions_leave_no_node_and_no_watch() {
     const DIRECTORY: &str = "/locks/cancelled";
     let server = Server::start();
@@ -404,7 +404,7 @@ async fn a_thousand_cancelled_acquisitions_leave_no_node_and_no_watch() {
     soon("the lock", in_the_way.write()).await.unwrap().release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn acquisitions_dropped_at_each_poll_in_turn_leave_nothing() {
     const DIRECTORY: &str = "/locks/each-poll";
     let server = Server::start();
@@ -426,7 +426,7 @@ async fn acquisitions_dropped_at_each_poll_in_turn_leave_nothing() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn keepers_and_those_who_ask_dropped_at_each_poll_in_turn_leave_nothing() {
     const DIRECTORY: &str = "/locks/each-poll-of-keepers";
     let server = Server::start();
@@ -462,7 +462,7 @@ fn idle<F: IntoFuture>(begin: impl Fn() -> F) -> Vec<Spawn<F::IntoFuture>> {
     idle
 }
 
-#[tokio::test]
+#[support::judged]
 async fn futures_that_are_not_polled_hold_up_nobody_of_their_session() {
     let address = shared_server().address();
     let (zk, other) = (connect(&address).await, connect(&address).await);
@@ -481,7 +481,7 @@ async fn futures_that_are_not_polled_hold_up_nobody_of_their_session() {
     drop(soon("the head of the queue", head).await.unwrap());
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_that_leaves_takes_no_watch_of_its_neighbour_with_it() {
     let server = shared_server();
     let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -513,7 +513,7 @@ fn watchers_of(server: &Server, node: &str) -> usize {
 // ---------------------------------------------------------------------------------------------------------------
 // Guards
 
-#[test]
+#[support::judged]
 fn a_guard_may_be_dropped_where_there_is_no_runtime() {
     let server = shared_server();
     let runtime = Runtime::new().unwrap();
@@ -528,7 +528,7 @@ fn a_guard_may_be_dropped_where_there_is_no_runtime() {
     drop(lock.write().timeout(SOON).blocking().unwrap());
 }
 
-#[test]
+#[support::judged]
 fn a_panic_gives_the_lock_back() {
     let server = shared_server();
     let runtime = Runtime::new().unwrap();
@@ -543,7 +543,7 @@ fn a_panic_gives_the_lock_back() {
     drop(lock.write().timeout(SOON).blocking().unwrap());
 }
 
-#[test]
+#[support::judged]
 fn a_guard_outlives_the_runtime_it_was_acquired_on() {
     let server = shared_server();
     let runtime = Runtime::new().unwrap();
@@ -557,7 +557,7 @@ fn a_guard_outlives_the_runtime_it_was_acquired_on() {
     drop(lock.write().timeout(SOON).blocking().unwrap());
 }
 
-#[test]
+#[support::judged]
 fn a_runtime_that_shuts_down_gives_back_the_locks_of_its_tasks() {
     let server = shared_server();
     let runtime = Runtime::new().unwrap();
@@ -579,7 +579,7 @@ fn a_runtime_that_shuts_down_gives_back_the_locks_of_its_tasks() {
     drop(lock.write().timeout(SOON).blocking().unwrap());
 }
 
-#[tokio::test]
+#[support::judged]
 async fn whichever_goes_last_of_guard_and_handle_frees_the_lock_at_once() {
     let server = shared_server();
     let other = connect(&server.address()).await;
@@ -604,7 +604,7 @@ async fn whichever_goes_last_of_guard_and_handle_frees_the_lock_at_once() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_loses_the_guards_before_anybody_else_is_granted() {
     let server = shared_server();
     let other = connect(&server.address()).await;
@@ -639,7 +639,7 @@ async fn closing_loses_the_guards_before_anybody_else_is_granted() {
 // ---------------------------------------------------------------------------------------------------------------
 // Timeouts and refusals
 
-#[tokio::test]
+#[support::judged]
 async fn a_timeout_names_who_is_in_the_way() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -675,7 +675,7 @@ async fn a_timeout_names_who_is_in_the_way() {
     line_becomes(&here, "W+ W-").await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -710,7 +710,7 @@ async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() 
     becomes_empty(&other, "/locks/silence").await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_is_not_there_is_unreachable_within_the_connect_timeout() {
     let closed = Port::reserve();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -722,7 +722,7 @@ async fn a_server_that_is_not_there_is_unreachable_within_the_connect_timeout() 
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_lock_whose_server_is_gone_is_unreachable_within_the_connect_timeout() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -740,7 +740,7 @@ async fn a_lock_whose_server_is_gone_is_unreachable_within_the_connect_timeout()
     drop(soon("the lock", lock.write()).await.unwrap());
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_stranger_is_kept_out_of_the_lock_of_an_authenticated_user() {
     let server = shared_server();
     let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret");
@@ -771,7 +771,7 @@ async fn a_stranger_is_kept_out_of_the_lock_of_an_authenticated_user() {
     drop(granted(waiter).await);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn one_who_may_only_look_is_told_so_and_can_still_see_the_queue() {
     let server = shared_server();
     let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
@@ -792,7 +792,7 @@ async fn one_who_may_only_look_is_told_so_and_can_still_see_the_queue() {
     assert!(children(&owner, "/private-2/lock").await.is_empty());
 }
 
-#[tokio::test]
+#[support::judged]
 async fn what_may_not_be_read_is_shown_as_that_and_counted() {
     let (visitor, server) = (connect(&shared_server().address()).await, shared_server());
     let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret").acl(Acl::creator());
@@ -811,7 +811,7 @@ async fn what_may_not_be_read_is_shown_as_that_and_counted() {
     permit.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_directory_below_an_ephemeral_node_is_refused() {
     let server = shared_server();
     let zk = connect(&server.address()).await;
@@ -822,7 +822,7 @@ async fn a_directory_below_an_ephemeral_node_is_refused() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn what_the_connect_string_leads_to_is_named_when_it_is_gone() {
     let address = shared_server().address();
     let below = connect(&format!("{address}/vanishing")).await;
@@ -834,7 +834,7 @@ async fn what_the_connect_string_leads_to_is_named_when_it_is_gone() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_chroot_that_a_client_makes_belongs_to_that_client() {
     let address = shared_server().address();
     let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret");
@@ -854,7 +854,7 @@ async fn a_chroot_that_a_client_makes_belongs_to_that_client() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_chroot_is_made_and_everything_is_kept_below_it() {
     let server = shared_server();
     let zk = connect(&format!("{}/apps/billing", server.address())).await;
@@ -886,7 +886,7 @@ async fn a_chroot_is_made_and_everything_is_kept_below_it() {
 // ---------------------------------------------------------------------------------------------------------------
 // What people see
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn no_look_at_a_lock_that_is_held_briefly_shows_waiters_and_no_holder() {
     let path = "/locks/brief";
     let mut busy = JoinSet::new();
@@ -909,7 +909,7 @@ async fn no_look_at_a_lock_that_is_held_briefly_shows_waiters_and_no_holder() {
     assert!(busy.try_join_next().is_none(), "they work");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_node_tells_people_who_is_there_and_since_when() {
     let server = shared_server();
     let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -936,7 +936,7 @@ async fn a_node_tells_people_who_is_there_and_since_when() {
     assert_eq!(stat.version, 0);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_queue_shows_holders_and_waiters_with_their_sessions() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -987,7 +987,7 @@ fn timed_writer(lock: &RwLock) -> JoinHandle<Result<(WriteGuard, Instant), Error
     tokio::spawn(async move { acquisition.await.map(|guard| (guard, Instant::now())) })
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_holder_that_is_cut_off_knows_before_the_next_is_granted() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -1018,7 +1018,7 @@ async fn a_holder_that_is_cut_off_knows_before_the_next_is_granted() {
     again.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_whose_session_expires_is_evicted_and_its_handle_serves_again() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -1039,7 +1039,7 @@ async fn a_waiter_whose_session_expires_is_evicted_and_its_handle_serves_again()
     granted(again).await.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_lock_is_kept_alive_while_it_is_held_and_costs_a_few_reads_when_not() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -1078,7 +1078,7 @@ async fn a_lock_is_kept_alive_while_it_is_held_and_costs_a_few_reads_when_not() 
     assert!(proxy.count(Op::Ping) > 0, "the session is still alive");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_blip_loses_neither_the_lock_nor_a_place_in_the_queue() {
     let server = shared_server();
     let (first, second) = (Proxy::start(server.address()), Proxy::start(server.address()));
@@ -1110,7 +1110,7 @@ async fn a_blip_loses_neither_the_lock_nor_a_place_in_the_queue() {
     granted(last).await.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_guard_is_suspect_while_disconnected_and_held_after_the_reconnect() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -1127,7 +1127,7 @@ async fn a_guard_is_suspect_while_disconnected_and_held_after_the_reconnect() {
     guard.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_crashes_and_comes_back_loses_nothing() {
     let server = Server::start();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -1195,7 +1195,7 @@ async fn fragile(server: &Server, directory: &str) -> (Proxy, RwLock, ZooKeeper)
     (proxy, lock_at(&zk, directory), operator)
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_acquisition_whose_create_or_listing_is_lost_has_one_node_and_holds() {
     for op in [Op::Create2, Op::GetChildren2] {
         for mishap in MISHAPS {
@@ -1217,7 +1217,7 @@ async fn an_acquisition_whose_create_or_listing_is_lost_has_one_node_and_holds()
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_acquisition_that_is_dropped_while_its_create_is_lost_leaves_no_node() {
     for mishap in MISHAPS {
         let directory = format!("/locks/dropped-{mishap:?}");
@@ -1235,7 +1235,7 @@ async fn an_acquisition_that_is_dropped_while_its_create_is_lost_leaves_no_node(
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_release_that_is_lost_leaves_no_node() {
     for (mode, op) in [(Mode::Write, Op::Multi), (Mode::Read, Op::Delete)] {
         for mishap in MISHAPS {
@@ -1262,7 +1262,7 @@ async fn a_release_that_is_lost_leaves_no_node() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_dropped_guard_whose_delete_is_lost_leaves_no_node() {
     for mishap in MISHAPS {
         let directory = format!("/locks/undeleted-{mishap:?}");
@@ -1279,7 +1279,7 @@ async fn a_dropped_guard_whose_delete_is_lost_leaves_no_node() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_downgrade_that_is_lost_is_done_once() {
     for mishap in MISHAPS {
         let directory = format!("/locks/undowngraded-{mishap:?}");
@@ -1293,7 +1293,7 @@ async fn a_downgrade_that_is_lost_is_done_once() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_whose_watch_is_not_armed_at_first_is_granted() {
     for mishap in MISHAPS {
         let directory = format!("/locks/unarmed-{mishap:?}");
@@ -1313,7 +1313,7 @@ async fn a_waiter_whose_watch_is_not_armed_at_first_is_granted() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_that_misses_the_event_is_granted_after_the_reconnect() {
     for reader_waits in [false, true] {
         let directory = format!("/locks/missed-{reader_waits}");
@@ -1343,7 +1343,7 @@ async fn a_waiter_that_misses_the_event_is_granted_after_the_reconnect() {
 }
 
 /// Otherwise each acquisition would try by itself, after all before it have failed.
-#[tokio::test]
+#[support::judged]
 async fn a_crowd_without_a_server_fails_together() {
     let server = Server::start();
     let builder = ZooKeeper::builder().session_timeout(Duration::from_secs(1)).connect_timeout(Duration::from_secs(1));

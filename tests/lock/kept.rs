@@ -76,7 +76,7 @@ async fn keeper(directory: &str, writes: bool) -> (Tapped, RwLock) {
 // ---------------------------------------------------------------------------------------------------------------
 // What it costs
 
-#[tokio::test]
+#[support::judged]
 async fn a_kept_node_costs_one_read_more_and_its_uses_cost_nothing() {
     let tapped = Tapped::new(shared_server()).await;
     for (path, writes) in [("/kept/read", false), ("/kept/write", true)] {
@@ -112,7 +112,7 @@ async fn a_kept_node_costs_one_read_more_and_its_uses_cost_nothing() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn steady_uses_of_kept_nodes_send_only_the_heartbeat() {
     let (server, path) = (shared_server(), "/kept/steady");
     let proxy = support::wire::Proxy::start(server.address());
@@ -145,7 +145,7 @@ async fn steady_uses_of_kept_nodes_send_only_the_heartbeat() {
 }
 
 /// The cost of a writer among processes that keep reads: one change, which each of them hears of, and their removals.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_behind_eight_kept_readers_asks_once_and_wakes_nobody_else() {
     const KEEPERS: usize = 8;
     let path = "/kept/eight";
@@ -195,7 +195,7 @@ async fn a_writer_behind_eight_kept_readers_asks_once_and_wakes_nobody_else() {
     granted(waits).await.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn many_who_wait_for_a_kept_node_in_use_change_the_directory_once() {
     let path = "/kept/many-ask";
     let operator = connect(&shared_server().address()).await;
@@ -219,7 +219,7 @@ async fn many_who_wait_for_a_kept_node_in_use_change_the_directory_once() {
     assert_eq!(version(&operator, path).await, 1);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_of_the_same_session_asks_like_any_other() {
     let path = "/kept/same-session";
     let operator = connect(&shared_server().address()).await;
@@ -274,7 +274,7 @@ async fn owner(address: &str) -> ZooKeeper {
 }
 
 /// Fault 67. A contender without WRITE on the directory waits until the node was idle for long, and logs that once.
-#[tokio::test]
+#[support::judged]
 async fn an_ask_that_an_acl_refuses_is_logged_once_and_the_idle_time_waited_for() {
     let path = "/kept-acl/lock";
     // The only one in this chapter.
@@ -300,7 +300,7 @@ async fn an_ask_that_an_acl_refuses_is_logged_once_and_the_idle_time_waited_for(
 }
 
 /// Fault 109. It takes half a minute: a node in use lists its queue no more often.
-#[tokio::test]
+#[support::judged]
 async fn a_kept_node_in_continuous_use_is_given_up_to_one_who_may_not_ask() {
     let path = "/kept-acl/busy";
     let proxy = Proxy::start(shared_server().address());
@@ -331,7 +331,7 @@ async fn a_kept_node_in_continuous_use_is_given_up_to_one_who_may_not_ask() {
 }
 
 /// Fault 68. The directory is changed after the keeper has armed its watch, and before its node is there.
-#[tokio::test]
+#[support::judged]
 async fn a_node_that_is_asked_for_while_arming_serves_those_who_wait_and_goes() {
     let path = "/kept/arming";
     let operator = connect(&shared_server().address()).await;
@@ -356,7 +356,7 @@ async fn a_node_that_is_asked_for_while_arming_serves_those_who_wait_and_goes() 
 }
 
 /// Fault 69. The ask comes while the keeper itself still waits.
-#[tokio::test]
+#[support::judged]
 async fn a_node_that_is_asked_for_before_its_grant_is_used_once_and_goes() {
     let path = "/kept/before-grant";
     let operator = connect(&shared_server().address()).await;
@@ -382,7 +382,7 @@ async fn a_node_that_is_asked_for_before_its_grant_is_used_once_and_goes() {
 }
 
 /// Fault 70. The ask is made, and its answer is lost with the connection; or it is lost before the server has it.
-#[tokio::test]
+#[support::judged]
 async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
     for (path, answers) in [("/kept/lost-answer", true), ("/kept/lost-request", false)] {
         for close in [Close::Fin, Close::Rst] {
@@ -404,7 +404,7 @@ async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
 }
 
 /// Fault 71. The keeper is disconnected when it is asked, and the event comes after the reconnect.
-#[tokio::test]
+#[support::judged]
 async fn a_keeper_that_is_disconnected_when_asked_hears_of_it_afterwards() {
     let path = "/kept/disconnected";
     let operator = connect(&shared_server().address()).await;
@@ -420,7 +420,7 @@ async fn a_keeper_that_is_disconnected_when_asked_hears_of_it_afterwards() {
 }
 
 /// Fault 73. An operator deletes the node that is kept, and the directory, too.
-#[tokio::test]
+#[support::judged]
 async fn a_directory_deleted_under_a_kept_node_ends_it() {
     let path = "/kept/deleted";
     let operator = connect(&shared_server().address()).await;

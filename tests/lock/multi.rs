@@ -849,7 +849,7 @@ fn guards_and_futures_can_go_to_other_threads() {
 // ---------------------------------------------------------------------------------------------------------------
 // On a server
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn transfers_that_name_their_accounts_in_any_order_lose_nothing() {
     const ACCOUNTS: u64 = 4;
     const EACH: i64 = 100;
@@ -893,7 +893,7 @@ async fn transfers_that_name_their_accounts_in_any_order_lose_nothing() {
     assert_eq!(total, EACH * ACCOUNTS as i64);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_guard_is_lost_and_commits_nothing_once_an_operator_breaks_one_lock() {
     let server = shared_server();
     let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -912,7 +912,7 @@ async fn a_guard_is_lost_and_commits_nothing_once_an_operator_breaks_one_lock() 
     assert_eq!(children(&operator, "/locks/broken/a").await.len(), 0);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn on_a_server_a_timeout_and_a_dropped_future_give_back_what_was_taken() {
     let server = shared_server();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -940,7 +940,7 @@ async fn on_a_server_a_timeout_and_a_dropped_future_give_back_what_was_taken() {
     assert_eq!((line(&a).await, line(&b).await), (String::new(), String::new()));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn on_a_server_all_are_kept_in_one_session_and_go_with_it() {
     let server = shared_server();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);

@@ -45,7 +45,7 @@ async fn is_recorded(zk: &ZooKeeper, directory: &str) -> bool {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_look_at_the_record_is_one_read_more_than_the_lock_and_a_success_one_write() {
     let tapped = Tapped::new(shared_server()).await;
     let lock = lock_at(&tapped.zk, "/lock/once/cost");
@@ -80,7 +80,7 @@ async fn a_look_at_the_record_is_one_read_more_than_the_lock_and_a_success_one_w
     assert!(check.starts_with("Check /lock/once/cost/") && set == "SetData /lock/once/cost.done", "{parts}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_contender_that_waits_reads_the_record_once_it_is_granted() {
     let tapped = Tapped::new(shared_server()).await;
     let (holder, path) = (connect(&shared_server().address()).await, "/lock/once/waits");
@@ -97,7 +97,7 @@ async fn a_contender_that_waits_reads_the_record_once_it_is_granted() {
     assert_eq!(reads(), 1);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_record_whose_request_or_answer_is_lost_is_written() {
     for (name, is_there) in [("new", false), ("old", true)] {
         for is_reply in [true, false] {
@@ -121,7 +121,7 @@ async fn a_record_whose_request_or_answer_is_lost_is_written() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_holder_that_is_cut_off_while_it_works_records_nothing_and_the_next_works() {
     let (tapped, zk) = (Tapped::new(shared_server()).await, connect(&shared_server().address()).await);
     let short = ZooKeeper::builder().session_timeout(Duration::from_secs(2)).connect_timeout(SOON);
@@ -153,7 +153,7 @@ async fn guarded(path: &str) -> (ZooKeeper, ZooKeeper, RwLock) {
     (owner, anybody, lock)
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_record_that_may_not_be_written_is_an_error_and_the_work_stays_due() {
     let path = "/lock/once/denied";
     let (_owner, anybody, lock) = guarded(path).await;
@@ -171,7 +171,7 @@ async fn a_record_that_may_not_be_written_is_an_error_and_the_work_stays_due() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_record_that_may_not_be_made_or_read_is_an_error() {
     let acl = Acl::creator();
     let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(acl);

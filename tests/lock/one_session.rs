@@ -147,7 +147,7 @@ async fn stays_as_it_is(observer: &RwLock) {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_that_cannot_watch_its_own_node_watches_the_predecessor() {
     let t = Tapped::new(shared_server()).await;
     let held = t.lock.write().await.unwrap();
@@ -162,7 +162,7 @@ async fn a_waiter_that_cannot_watch_its_own_node_watches_the_predecessor() {
 }
 
 /// What the next holder writes on the same session comes after it.
-#[tokio::test]
+#[support::judged]
 async fn an_unanswered_transaction_keeps_the_next_out_until_our_node_is_gone() {
     let t = Tapped::new(shared_server()).await;
     let value = format!("/value-{}", t.proxy.address().replace([':', '.'], "-"));
@@ -185,7 +185,7 @@ async fn an_unanswered_transaction_keeps_the_next_out_until_our_node_is_gone() {
 }
 
 /// A check that the holder's node exists, and is still on its way at the release, must not succeed beside the next holder.
-#[tokio::test]
+#[support::judged]
 async fn a_node_that_others_were_told_of_is_gone_before_the_next_is_let_in() {
     let t = Tapped::new(shared_server()).await;
     let held = t.lock.write().await.unwrap();
@@ -219,7 +219,7 @@ impl Coordinator for InTurn {
 }
 
 /// A transaction under several locks goes through one of their sessions, and has no order with requests of the others.
-#[tokio::test]
+#[support::judged]
 async fn a_transaction_through_another_session_keeps_the_next_one_out() {
     let t = Tapped::new(shared_server()).await;
     let other = connect(&shared_server().address()).await;
@@ -242,7 +242,7 @@ async fn a_transaction_through_another_session_keeps_the_next_one_out() {
 }
 
 /// Correct comes before fast: a waiter watches its own node before its predecessor can let it in.
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_whose_node_is_removed_at_once_is_never_granted() {
     let t = Tapped::new(shared_server()).await;
     let operator = session(&t.operator).await;
@@ -258,7 +258,7 @@ async fn a_waiter_whose_node_is_removed_at_once_is_never_granted() {
 }
 
 /// A write to the waiter's node uses its watch up.
-#[tokio::test]
+#[support::judged]
 async fn an_evicted_waiter_whose_watch_was_used_up_is_never_granted() {
     let t = Tapped::new(shared_server()).await;
     let operator = session(&t.operator).await;
@@ -278,7 +278,7 @@ async fn an_evicted_waiter_whose_watch_was_used_up_is_never_granted() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_asks_for_its_own_watch_before_that_on_its_predecessor() {
     let t = Tapped::new(shared_server()).await;
     let held = t.observer.write().await.unwrap();

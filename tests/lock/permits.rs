@@ -62,7 +62,7 @@ fn but_for_the_own_watch(ops: Vec<Op>) -> Vec<Op> {
 // ---------------------------------------------------------------------------------------------------------------
 // What it costs
 
-#[tokio::test]
+#[support::judged]
 async fn a_free_permit_costs_two_round_trips() {
     let tapped = Tapped::new(shared_server()).await;
     let semaphore = used(&tapped.zk, "/permits/round-trips", 3).await;
@@ -94,7 +94,7 @@ async fn a_free_permit_costs_two_round_trips() {
     assert_eq!(but_for_the_own_watch(whole)[6..], [Op::Delete]);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_permit_is_taken_with_its_place_in_one_transaction() {
     let tapped = Tapped::new(shared_server()).await;
     let path = "/permits/one-transaction";
@@ -154,7 +154,7 @@ impl Line {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_permit_that_is_given_back_wakes_one_of_forty() {
     let Line { server, from, mut held, mut waiting } = Line::of(40, 3).await;
     let (head, task) = waiting.remove(0);
@@ -188,7 +188,7 @@ async fn a_permit_that_is_given_back_wakes_one_of_forty() {
     assert!(from.proxy.count(Op::GetChildren) == 0 && held.iter().all(|permit| permit.is_held()));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_head_whose_predecessor_has_given_its_permit_back_by_then_lists_the_queue_once() {
     let Line { server: _server, from: _from, mut held, mut waiting } = Line::of(2, 1).await;
     let ((_head, first), (next, second)) = (waiting.remove(0), waiting.remove(0));
@@ -214,7 +214,7 @@ fn but_for_the_settling(tapped: &Tapped) -> Vec<Op> {
 }
 
 /// The cost of a whole queue of contenders, each of which takes a permit and gives it back.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_contenders_of_one_session_drain_and_leave_no_watch() {
     const CONTENDERS: usize = 100;
     let server = Server::start();
@@ -240,7 +240,7 @@ async fn a_hundred_contenders_of_one_session_drain_and_leave_no_watch() {
 // What the network does
 
 /// Also beyond its last byte: then the transaction takes effect, and only its answer is lost.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_taking_cut_at_any_byte_takes_one_permit() {
     const SESSIONS: usize = 4;
     let all: Vec<_> = (0..SESSIONS)
@@ -280,7 +280,7 @@ async fn a_taking_cut_at_any_byte_takes_one_permit() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn each_answer_and_event_that_is_lost_on_the_way_to_a_permit_costs_none() {
     let path = "/permits/lost-answers";
     let operator = connect(&shared_server().address()).await;
@@ -320,7 +320,7 @@ async fn each_answer_and_event_that_is_lost_on_the_way_to_a_permit_costs_none() 
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn acquisitions_of_permits_dropped_at_any_moment_leave_nothing() {
     let path = "/permits/cancelled";
     let server = Server::start();
@@ -345,7 +345,7 @@ async fn acquisitions_of_permits_dropped_at_any_moment_leave_nothing() {
     assert_eq!(soon("free permits", here.acquire_many(2)).await.unwrap().count(), 2);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_holder_of_a_permit_in_a_black_hole_says_lost_before_the_next_is_granted() {
     let path = "/permits/black-hole";
     let proxy = support::wire::Proxy::start(shared_server().address());
@@ -371,7 +371,7 @@ async fn a_holder_of_a_permit_in_a_black_hole_says_lost_before_the_next_is_grant
 // ---------------------------------------------------------------------------------------------------------------
 // What operators and ACLs do
 
-#[tokio::test]
+#[support::judged]
 async fn an_operator_who_deletes_the_nodes_of_a_semaphore_costs_its_users_what_they_had() {
     let path = "/permits/deleted";
     let operator = connect(&shared_server().address()).await;
@@ -396,7 +396,7 @@ async fn an_operator_who_deletes_the_nodes_of_a_semaphore_costs_its_users_what_t
 }
 
 /// A node that its owner may not write: the taking cannot signal, and the next in line finds out by itself.
-#[tokio::test]
+#[support::judged]
 async fn who_may_not_write_its_own_place_takes_permits_all_the_same() {
     let path = "/permits/unwritable";
     let operator = connect(&shared_server().address()).await;
@@ -421,7 +421,7 @@ async fn who_may_not_write_its_own_place_takes_permits_all_the_same() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_semaphore_that_may_not_be_written_is_an_error_that_says_so() {
     let path = "/permits/forbidden";
     let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret");
@@ -454,7 +454,7 @@ fn the_life_of_a_child() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_permit_of_a_killed_process_is_free_when_its_session_times_out() {
     let path = "/permits/killed";
     let zk = connect(&shared_server().address()).await;

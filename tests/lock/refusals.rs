@@ -244,24 +244,24 @@ const ENDS: [(Request, Truth, [End; 9]); 10] = [
     (Request::Delete, Truth::Done, [Expired, Well, Well, Well, Well, Denied, Refused, Well, Well]),
 ];
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_that_was_refused() {
     each_code(Request::Create, Truth::Refused).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_that_was_done_and_is_said_to_have_been_refused() {
     each_code(Request::Create, Truth::Done).await;
 }
 
 /// The directory is there, and so is the node. A second one would wait behind it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_that_was_done_and_is_said_to_lack_its_directory() {
     let case = Case::set(Request::Create, NO_NODE, Truth::Done).await;
     assert_eq!(case.acquire(Request::Create, NO_NODE, Truth::Done, false).await, Well);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_create_that_is_said_to_lack_its_directory_leaves_nothing_once_its_acquisition_was_dropped() {
     let path = "/refusals/dropped";
     let (proxy, operator) = (Proxy::start(shared_server().address()), connect(&shared_server().address()).await);
@@ -278,42 +278,42 @@ async fn a_create_that_is_said_to_lack_its_directory_leaves_nothing_once_its_acq
     becomes_empty(&operator, path).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_that_failed() {
     each_code(Request::List, Truth::Done).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_that_was_refused() {
     each_code(Request::Watch, Truth::Refused).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_that_was_armed_and_is_said_to_have_been_refused() {
     each_code(Request::Watch, Truth::Done).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sync_that_was_refused() {
     each_code(Request::Sync, Truth::Refused).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_off_that_was_refused() {
     each_code(Request::HandOff, Truth::Refused).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_off_that_was_done_and_is_said_to_have_been_refused() {
     each_code(Request::HandOff, Truth::Done).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delete_that_was_refused() {
     each_code(Request::Delete, Truth::Refused).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delete_that_was_done_and_is_said_to_have_been_refused() {
     each_code(Request::Delete, Truth::Done).await;
 }

@@ -55,7 +55,7 @@ async fn join(session: &Arc<dyn Session>, prefix: &str) -> Result<String, Failur
     Ok(created.path.rsplit('/').next().unwrap_or_default().to_owned())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn from_two_to_the_thirty_on_the_last_one_out_restarts_the_numbers() {
     let server = server_at(RESTART_FROM - 1, false).await;
     let (zk, a, _other, b) = two(&server).await;
@@ -78,7 +78,7 @@ async fn from_two_to_the_thirty_on_the_last_one_out_restarts_the_numbers() {
     fresh.release().await.expect("held");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn near_the_end_waiters_are_served_in_order_and_newcomers_are_refused() {
     let server = server_at(REFUSED_FROM - 3, false).await;
     let (zk, a, _other, b) = two(&server).await;
@@ -103,7 +103,7 @@ async fn near_the_end_waiters_are_served_in_order_and_newcomers_are_refused() {
     fresh.release().await.expect("held");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn where_several_get_the_last_number_nobody_is_granted() {
     let server = server_at(i32::MAX - 1, true).await;
     let (zk, a, other, b) = two(&server).await;
@@ -146,7 +146,7 @@ async fn where_several_get_the_last_number_nobody_is_granted() {
     fresh.release().await.expect("held");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_empty_directory_with_used_up_numbers_serves_the_first_who_comes() {
     let server = server_at(REFUSED_FROM, false).await;
     for (again, next) in [(false, REFUSED_FROM), (true, i32::MAX), (true, -1), (true, i32::MIN)] {
@@ -163,7 +163,7 @@ async fn an_empty_directory_with_used_up_numbers_serves_the_first_who_comes() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn many_who_come_at_once_to_used_up_numbers_are_served_one_after_another() {
     let server = server_at(i32::MAX, false).await;
     let (zk, a, _other, b) = two(&server).await;
@@ -176,7 +176,7 @@ async fn many_who_come_at_once_to_used_up_numbers_are_served_one_after_another()
     becomes_empty(&zk, DIRECTORY).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_near_the_end_is_lost_when_an_operator_deletes_the_directory() {
     let server = server_at(REFUSED_FROM - 1, false).await;
     let (zk, a, _other, b) = two(&server).await;

@@ -56,7 +56,7 @@ async fn size_of(transaction: Transaction<'_>) -> usize {
     size.and_then(|size| size.parse().ok()).unwrap_or_else(|| panic!("{error}"))
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_is_as_large_as_it_is_reckoned_and_a_server_takes_the_largest() {
     let proxy = Proxy::start(shared_server().address());
     let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(SOON).digest("user", "password");
@@ -101,7 +101,7 @@ fn least(mut all: Vec<Vec<Op>>) -> Vec<Op> {
     all.swap_remove(0)
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_pair_costs_three_requests_whoever_used_the_lock_before() {
     let server = shared_server();
     let (tapped, stranger) = (Tapped::new(server).await, Tapped::new(server).await);
@@ -117,7 +117,7 @@ async fn a_pair_costs_three_requests_whoever_used_the_lock_before() {
 }
 
 /// Each request of a waiter takes time of the server from the contender that is to be granted.
-#[tokio::test]
+#[support::judged]
 async fn a_pair_that_waited_costs_five_requests() {
     let (server, mut waits) = (shared_server(), Vec::new());
     let (from, to) = (Tapped::new(server).await, Tapped::new(server).await);
@@ -135,7 +135,7 @@ async fn a_pair_that_waited_costs_five_requests() {
     assert_eq!(least(waits), [Op::Create2, Op::GetChildren2, Op::GetData, Op::GetData, Op::Multi]);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn create_and_listing_are_both_sent_before_either_is_answered() {
     let tapped = Tapped::new(shared_server()).await;
     let lock = directory(&tapped.zk, "/wire/round-trip").await;
@@ -158,7 +158,7 @@ async fn create_and_listing_are_both_sent_before_either_is_answered() {
     assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren2, Op::Multi]);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn after_a_dropped_guard_the_next_create_goes_out_behind_the_delete() {
     let server = Server::start();
     let tapped = Tapped::new(&server).await;
@@ -179,7 +179,7 @@ async fn after_a_dropped_guard_the_next_create_goes_out_behind_the_delete() {
     drop(granted(next).await);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
     let server = Server::start();
     let (from, to) = (Tapped::new(&server).await, Tapped::new(&server).await);
@@ -242,7 +242,7 @@ impl Line {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
     let Line { server, from, to, holder, mut waiters } = Line::of_writers(200).await;
     let rest = waiters.split_off(1);
@@ -269,7 +269,7 @@ async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
 }
 
 /// The cost of a whole queue of writers, each of which holds and releases.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_writers_drain_with_one_notification_each_and_no_listing() {
     const WRITERS: usize = 500;
     let server = Server::start();
@@ -298,7 +298,7 @@ async fn five_hundred_writers_drain_with_one_notification_each_and_no_listing() 
 }
 
 /// Each contender lists the directory once it is queued; those that come while listings are under way share the next.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_who_arrive_together_share_a_few_listings() {
     const CROWD: u64 = 200;
     let server = Server::start();
@@ -329,7 +329,7 @@ async fn two_hundred_who_arrive_together_share_a_few_listings() {
 }
 
 /// A contender that waits for a listing which others asked for goes on when those others give up.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_whose_first_contenders_give_up_while_they_list_is_still_served() {
     let server = Server::start();
     let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);
@@ -358,7 +358,7 @@ async fn a_crowd_whose_first_contenders_give_up_while_they_list_is_still_served(
 }
 
 /// Another program keeps twenty thousand files in the lock's directory.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowded_directory_is_listed_once_per_acquisition_and_departed_waiter() {
     const FILES: usize = 20_000;
     let server = Server::start();
@@ -394,7 +394,7 @@ async fn a_crowded_directory_is_listed_once_per_acquisition_and_departed_waiter(
     assert_eq!(two.proxy.count(Op::GetChildren2), 1);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_off_costs_as_much_with_two_hundred_waiters_as_with_ten() {
     let mut costs = Vec::new();
     for count in [10, 200] {
@@ -420,7 +420,7 @@ async fn a_hand_off_costs_as_much_with_two_hundred_waiters_as_with_ten() {
     assert_eq!(costs[0], costs[1]);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_readers_behind_one_writer_are_let_in_without_a_request() {
     const SESSIONS: usize = 4;
     const READERS: usize = 1_000;
@@ -471,7 +471,7 @@ async fn a_thousand_readers_behind_one_writer_are_let_in_without_a_request() {
     assert!(guards.iter().all(|guard| guard.is_held()));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_reader_that_leaves_wakes_none_but_the_writer_right_behind_it() {
     let server = Server::start();
     let (one, two, three) = (Tapped::new(&server).await, Tapped::new(&server).await, Tapped::new(&server).await);
@@ -496,7 +496,7 @@ async fn a_reader_that_leaves_wakes_none_but_the_writer_right_behind_it() {
     assert_eq!((three.proxy.count(Op::GetChildren2), three.proxy.count(Op::Create2)), (1, 0));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn trying_a_taken_lock_writes_nothing() {
     let server = shared_server();
     let tapped = Tapped::new(server).await;
@@ -516,7 +516,7 @@ async fn trying_a_taken_lock_writes_nothing() {
     drop((reader, guard));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waiter_that_gives_up_leaves_no_watch() {
     let server = Server::start();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -539,7 +539,7 @@ async fn a_waiter_that_gives_up_leaves_no_watch() {
     eventually("no watch", || async { server.watches() == 0 }).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_is_read_with_a_request_for_each_256_members() {
     let [fleet, looker] = [(); 2].map(|()| Tapped::new(shared_server()));
     let (fleet, looker) = (fleet.await, looker.await);

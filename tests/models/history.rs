@@ -149,7 +149,7 @@ fn a_fence_that_errs_either_way_is_found() {
 }
 
 /// The recorder itself, on a lock that is lost without its holder's knowledge.
-#[tokio::test]
+#[support::judged]
 async fn the_witness_ends_an_interval_where_the_guard_says_lost() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, "/l").expect("a valid path");

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use support::ensemble::Ensemble;
+use support::rounds::shared;
 use support::scene::*;
 use support::wire::Proxy;
 use support::witness::Witness;
@@ -32,7 +33,7 @@ const A_MOMENT: Duration = Duration::from_millis(50);
 /// One ensemble for both tests, one at a time.
 async fn ensemble() -> MutexGuard<'static, Ensemble> {
     static SHARED: OnceLock<Mutex<Ensemble>> = OnceLock::new();
-    let start = || SHARED.get_or_init(|| Mutex::new(Ensemble::start_patient(SYNC_LIMIT, &[])));
+    let start = || shared(&SHARED, || Mutex::new(Ensemble::start_patient(SYNC_LIMIT, &[])));
     let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts").lock().await;
     // A failed test may have left a leader alone.
     becomes_whole(&ensemble).await;
@@ -52,7 +53,7 @@ fn others(ensemble: &Ensemble) -> String {
 
 /// Found by `models::lease_model`: the leader answers a handshake by itself. It took the session for one
 /// that lives on, and so did the lease, while the new leader let it end.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handshake_with_a_leader_that_was_deposed_prolongs_no_lock() {
     let limit = std::env::var("ALONE_TIMEOUT").ok().map_or(3, |value| value.parse().expect("a number"));
     let session_timeout = Duration::from_secs(limit);
@@ -91,7 +92,7 @@ async fn a_handshake_with_a_leader_that_was_deposed_prolongs_no_lock() {
     becomes_whole(&ensemble).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_alone_grants_nothing_and_shows_no_holder_old_data() {
     const REGISTER: &str = "/alone-register";
     let ensemble = ensemble().await;

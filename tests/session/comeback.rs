@@ -48,7 +48,7 @@ fn are_spread_out(mut comebacks: Vec<Duration>) {
     assert!(!comebacks.windows(many).any(is_crowd), "{comebacks:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_find_their_sessions_over_pause_before_they_ask_for_others() {
     let (proxies, coming) = cut_off("/comeback/found", CALM).await;
     proxies.iter().for_each(|proxy| shared_server().end_session(&proxy.granted().expect("it has a session")));
@@ -59,7 +59,7 @@ async fn clients_that_find_their_sessions_over_pause_before_they_ask_for_others(
     are_spread_out(handshakes.map(|all| *all.last().expect("it is back") - all[0]).collect());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_whose_sessions_end_in_an_outage_pause_between_their_tries() {
     // They know for long that their sessions are over, and look for others.
     let (proxies, coming) = cut_off("/comeback/outage", AWAY / 3).await;

@@ -15,7 +15,7 @@ use zk_rwlock::{Error, Loss, Semaphore, ZooKeeper};
 /// Longer than any of these tests may wait for a loss, so that the loss cannot come from the lease.
 const LONG: Duration = Duration::from_secs(30);
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_the_server_changes_is_seen_by_a_node_of_its_own() {
     let keeper = clickhouse_keeper(shared_server().address());
     let zk = connect_with(&keeper.address(), LONG).await;
@@ -46,7 +46,7 @@ async fn a_session_that_the_server_changes_is_seen_by_a_node_of_its_own() {
 }
 
 /// The first may cost the session, because Keeper closes the connection over it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_closes_the_connection_becomes_a_persistent_node() {
     let keeper = converted_keeper(shared_server().address());
     let zk = connect_with(&keeper.address(), LONG).await;
@@ -59,7 +59,7 @@ async fn a_container_that_closes_the_connection_becomes_a_persistent_node() {
 }
 
 /// Keeper would end the session over a container, and over a list of its nodes.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_on_keeper_that_makes_directories_and_reads_queues_keeps_its_locks() {
     let keeper = clickhouse_keeper(shared_server().address());
     let zk = connect_with(&keeper.address(), LONG).await;
@@ -79,7 +79,7 @@ async fn a_holder_on_keeper_that_makes_directories_and_reads_queues_keeps_its_lo
     assert_eq!((keeper.count(Op::CreateContainer), keeper.count(READ_SEVERAL), keeper.connections()), (0, 1, 1));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn where_several_nodes_cannot_be_read_at_once_each_is_read() {
     let operator = connect(&shared_server().address()).await;
     let lock = lock_at(&operator, "/keeper-reads");
@@ -97,7 +97,7 @@ async fn where_several_nodes_cannot_be_read_at_once_each_is_read() {
     drop(held);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn where_nobody_can_list_its_nodes_a_session_shows_itself_and_goes_on() {
     let old = zookeeper_3_5(shared_server().address());
     let zk = connect_with(&old.address(), Duration::from_secs(6)).await;
@@ -118,7 +118,7 @@ async fn where_nobody_can_list_its_nodes_a_session_shows_itself_and_goes_on() {
     becomes_empty(&operator, "/keeper-old").await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_holds_a_permit_and_shows_itself_stops_nobody() {
     let old = zookeeper_3_5(shared_server().address());
     let zk = connect_with(&old.address(), Duration::from_secs(3)).await;
@@ -141,7 +141,7 @@ async fn a_session_that_holds_a_permit_and_shows_itself_stops_nobody() {
     becomes_empty(&operator, "/keeper-permits/permits").await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn where_no_node_can_be_made_an_acquisition_ends_with_an_error() {
     let keeper = clickhouse_keeper(shared_server().address());
     let zk = connect_with(&keeper.address(), Duration::from_secs(4)).await;
@@ -151,7 +151,7 @@ async fn where_no_node_can_be_made_an_acquisition_ends_with_an_error() {
 }
 
 /// Reads and pings that a follower of Keeper answers keep no session alive there. An idle client of ZooKeeper writes nothing.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_without_nodes_is_kept_by_writes_only_where_reads_do_not_keep_it() {
     const TIMEOUT: Duration = Duration::from_secs(2);
     let server = || shared_server().address();

@@ -130,13 +130,13 @@ async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
 }
 
 /// Fault 74, by a black hole.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_node_in_a_black_hole_lets_nobody_in_from_before_the_next_grant() {
     rounds_of("black-hole", Proxy::black_hole).await;
 }
 
 /// Fault 74, where events still come: but the ask does not save a use after the lease.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_node_whose_requests_are_lost_lets_nobody_in_after_the_next_grant() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -155,7 +155,7 @@ async fn an_idle_node_whose_requests_are_lost_lets_nobody_in_after_the_next_gran
 }
 
 /// Fault 74, by a cut between the keeper's server and the leader.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_node_whose_server_lost_its_leader_lets_nobody_in_after_the_grant() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
@@ -167,7 +167,7 @@ async fn an_idle_node_whose_server_lost_its_leader_lets_nobody_in_after_the_gran
 }
 
 /// Fault 72. The keeper's server lags: the ask reaches the keeper late, and until then its uses go on.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keeper_on_a_server_that_lags_is_asked_when_the_server_has_caught_up() {
     let ensemble = shared_ensemble().await;
     let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
@@ -225,7 +225,7 @@ fn the_life_of_a_child() {
 }
 
 /// Fault 75: the ask comes while the process stands still, and its session ends meanwhile.
-#[tokio::test]
+#[support::judged]
 async fn a_process_that_was_stopped_is_not_let_in_by_the_node_that_it_kept() {
     let (server, path) = (shared_server().address(), "/kept-lease/stopped");
     let zk = connect(&server).await;

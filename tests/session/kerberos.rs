@@ -36,7 +36,7 @@ fn as_service(service: &str, host: Option<&str>) -> ZooKeeperBuilder {
     ZooKeeper::builder().session_timeout(CALM).sasl(Sasl::gssapi(service, host))
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_kerberos_users_lock_is_shared_by_that_user_and_closed_to_strangers() {
     let (server, directory) = (start(), "/of-alice/lock");
     let alice = soon("the login", as_service("zookeeper", None).connect(&named(&server))).await.unwrap();
@@ -55,7 +55,7 @@ async fn a_kerberos_users_lock_is_shared_by_that_user_and_closed_to_strangers() 
     becomes_empty(&alice, directory).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_principal_that_the_realm_does_not_know_is_refused_in_time() {
     let server = start();
     for (service, host) in [("nobody", None), ("zookeeper", Some("elsewhere.test"))] {

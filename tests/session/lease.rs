@@ -80,17 +80,17 @@ async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_in_a_black_hole_says_lost_before_the_next_is_granted() {
     rounds_of("black-hole", Proxy::black_hole).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_whose_requests_are_lost_says_lost_before_the_next_is_granted() {
     rounds_of("to-server", Proxy::black_hole_to_server).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_that_hears_nothing_says_lost_in_time_though_its_session_lives() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -108,7 +108,7 @@ async fn a_holder_that_hears_nothing_says_lost_in_time_though_its_session_lives(
     assert!(!guard.is_held());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_whose_server_lost_its_leader_says_lost_before_the_next_grant() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
@@ -118,7 +118,7 @@ async fn a_holder_whose_server_lost_its_leader_says_lost_before_the_next_grant()
     round(&holder, &other, "/lease/quorum".to_owned(), offset, || ensemble.cut_from_leader(follower)).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_of_leader_inside_the_lease_loses_nothing() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let timeout = Duration::from_secs(10);
@@ -144,7 +144,7 @@ async fn a_change_of_leader_inside_the_lease_loses_nothing() {
     guard.release().await.expect("still held");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_blip_is_suspect_and_then_held_again() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -162,7 +162,7 @@ async fn a_blip_is_suspect_and_then_held_again() {
     guard.release().await.expect("a blip loses nothing");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stands_still_for_longer_than_the_lease_costs_the_lock() {
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let zk = connect(&server.address()).await;
@@ -177,7 +177,7 @@ async fn a_server_that_stands_still_for_longer_than_the_lease_costs_the_lock() {
     again.expect("the old node is gone").release().await.expect("held");
 }
 
-#[test]
+#[support::judged]
 fn a_blocked_runtime_keeps_the_lock_since_its_session_has_its_own_thread() {
     let server = shared_server();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

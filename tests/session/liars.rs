@@ -110,7 +110,7 @@ const ENDS: [(Lie, End); 24] = [
     (Lie::FalseDeparture, End::Error),
 ];
 
-#[test]
+#[support::judged]
 fn no_lie_of_a_server_is_taken_for_a_grant() {
     for some in ENDS.chunks(8) {
         thread::scope(|scope| {
@@ -124,7 +124,7 @@ fn no_lie_of_a_server_is_taken_for_a_grant() {
 }
 
 /// The answer may come while its request is still being sent: rarely, so there are many rounds, side by side.
-#[test]
+#[support::judged]
 fn an_answer_that_shows_another_session_hangs_no_client_however_fast_it_comes() {
     let rounds = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -40,7 +40,7 @@ async fn until_it_is_set_on_the_one_connection_to(server: SocketAddr) {
     eventually("it is set", || async { is_set_on_connections_to(server) == [true] }).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_container_that_refuses_to_duplicate_sockets_holds_no_small_request_back() {
     let server = Server::start();
     let address = server.address().parse().expect("an address");

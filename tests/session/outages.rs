@@ -55,7 +55,7 @@ fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandl
 // One way only
 
 /// The client hears its server all the time, and so believes that it is connected until the server closes its session.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_that_only_hears_events_says_lost_before_the_next_is_granted() {
     const NODES: usize = 200;
     let server = shared_server();
@@ -196,7 +196,7 @@ fn flap(proxy: &Proxy, mut dice: Seeded, end: Instant) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards() {
     const CLIENTS: u64 = 4;
     let seconds = std::env::var("FLAP_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(6);
@@ -256,7 +256,7 @@ async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards(
 
 /// The server's numbers begin anew, and the next one may follow that of our last grant: that does not prove that no
 /// contender came between.
-#[tokio::test]
+#[support::judged]
 async fn on_a_server_that_lost_everything_a_lock_used_alone_lists_the_queue() {
     const PATH: &str = "/outages/anew";
     let server = Server::start();
@@ -290,7 +290,7 @@ async fn on_a_server_that_lost_everything_a_lock_used_alone_lists_the_queue() {
 
 /// The server has forgotten the holder, which has not heard of that yet: only a fence keeps the two holders apart, and
 /// the tokens have begun anew.
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_comes_back_empty_grants_beside_a_suspect_holder() {
     const PATH: &str = "/outages/empty";
     let server = Server::start();

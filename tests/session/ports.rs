@@ -20,7 +20,7 @@ fn the_life_of_a_child() {
     }
 }
 
-#[test]
+#[support::judged]
 fn the_port_of_a_killed_server_is_given_to_nobody_else() {
     let server = Server::start();
     server.kill();
@@ -47,7 +47,7 @@ fn the_port_of_a_killed_server_is_given_to_nobody_else() {
     claimed_by_another_process("mine");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_proxy_in_front_of_itself_refuses() {
     let port = Port::reserve();
     let address = port.address();
@@ -57,7 +57,7 @@ async fn a_proxy_in_front_of_itself_refuses() {
     assert_eq!(proxy.connections(), 0);
 }
 
-#[test]
+#[support::judged]
 fn the_runner_of_the_long_tests_says_how_many_descriptors_were_open() {
     let mut runner = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/descriptors.sh"));
     let output = runner

@@ -108,7 +108,7 @@ fn start(role: &str, path: &str, session_timeout: Duration) -> Process {
     )
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_killed_holder_is_followed_when_its_session_times_out() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/locks/killed");
@@ -127,7 +127,7 @@ async fn a_killed_holder_is_followed_when_its_session_times_out() {
     next.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_holder_that_ends_right_after_letting_go_is_followed_at_once() {
     let zk = connect(&shared_server().address()).await;
     for role in ["drop-and-return", "keep-drop-and-return", "release-and-exit", "return-with-guard"] {
@@ -143,7 +143,7 @@ async fn a_holder_that_ends_right_after_letting_go_is_followed_at_once() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_holder_that_was_stopped_says_no_in_its_first_answer_after_that() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/locks/stopped");
@@ -172,7 +172,7 @@ async fn a_holder_that_was_stopped_says_no_in_its_first_answer_after_that() {
     next.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_holder_that_was_stopped_for_less_than_its_lease_still_holds() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/locks/paused");

@@ -66,19 +66,19 @@ impl Drop for Stranger {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_port_without_a_server_is_told_in_the_words_of_the_system() {
     let port = Port::reserve();
     let address = port.address().to_string();
     tells(&address, |why| why == format!("{address}: Connection refused (os error 111)")).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_host_that_no_name_service_knows_is_told_as_that() {
     tells("nowhere.invalid:2181", |why| why.starts_with("nowhere.invalid:2181: the host is not known: ")).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn each_server_of_a_list_has_its_own_reason() {
     let (one, silent) = (Port::reserve(), Stranger::start(|stream| async { drop((stream, pending::<()>().await)) }));
     let (one, other) = (one.address().to_string(), &silent.address);
@@ -87,7 +87,7 @@ async fn each_server_of_a_list_has_its_own_reason() {
     tells(&format!("{one},{other}"), |why| why == expected).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_stands_still_takes_connections_and_answers_nothing() {
     let server = Server::start();
     server.pause();
@@ -96,7 +96,7 @@ async fn a_server_that_stands_still_takes_connections_and_answers_nothing() {
     server.resume();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_speaks_http_is_told_by_its_answer() {
     let web = Stranger::start(|stream| async {
         let mut stream = BufReader::new(stream);
@@ -108,7 +108,7 @@ async fn a_server_that_speaks_http_is_told_by_its_answer() {
     tells(&web.address, |why| why == expected).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_speaks_first_is_told_by_its_banner() {
     let ssh = Stranger::start(|mut stream| async move {
         let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").await;
@@ -119,7 +119,7 @@ async fn a_server_that_speaks_first_is_told_by_its_banner() {
 }
 
 /// Both kinds of connections that a server may be configured for.
-#[tokio::test]
+#[support::judged]
 async fn a_full_server_is_told_by_the_option_that_limits_it() {
     let netty = "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory";
     for lines in [&["maxClientCnxns=1"][..], &["maxClientCnxns=1", netty]] {
@@ -133,7 +133,7 @@ async fn a_full_server_is_told_by_the_option_that_limits_it() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_port_for_tls_is_told_to_a_client_in_clear_text() {
     let tls = Stranger::start(|mut stream| async move {
         // The alert `unexpected_message` of TLS 1.2, as OpenSSL answers it.
@@ -142,7 +142,7 @@ async fn a_port_for_tls_is_told_to_a_client_in_clear_text() {
     tells(&tls.address, |why| why.ends_with("its port is one for TLS, which this client does not speak")).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_server_without_a_majority_says_so_itself() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let left = ensemble.server(0);
@@ -153,7 +153,7 @@ async fn a_server_without_a_majority_says_so_itself() {
     tells(&left.address(), |why| why.contains(expected)).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_read_only_server_is_told_as_that() {
     let start = || Ensemble::start_with(&["-Dreadonlymode.enabled=true"]);
     let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts");
@@ -175,7 +175,7 @@ fn cut_off(error: &Error, limit: Duration) -> String {
     without.unwrap_or(text)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_timeout_while_disconnected_says_since_when_and_why() {
     with_time_enough(Duration::from_secs(2), async |limit| {
         let server = Server::start();
@@ -212,7 +212,7 @@ async fn timeouts_while_disconnected(server: &Server, limit: Duration) -> [Strin
 }
 
 /// The path at the end of a connect string is made, so a wrong one is no reason.
-#[tokio::test]
+#[support::judged]
 async fn a_path_that_is_not_there_is_made_and_no_reason() {
     let zk = connect(&format!("{}/reasons/no/such/path", shared_server().address())).await;
     assert!(zk.state().is_connected());

@@ -71,7 +71,7 @@ fn set(path: &str) -> Operation {
 // ---------------------------------------------------------------------------------------------------------------
 // Who can steal a lock
 
-#[tokio::test]
+#[support::judged]
 async fn a_stranger_can_neither_see_nor_steal_the_lock_of_a_digest_user() {
     let address = shared_server().address();
     let owner = user(&address, "owner").await;
@@ -87,7 +87,7 @@ async fn a_stranger_can_neither_see_nor_steal_the_lock_of_a_digest_user() {
     guard.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn anyone_can_steal_a_lock_that_is_open_to_anyone() {
     let address = shared_server().address();
     let owner = options().digest("owner", "secret").acl(Acl::anyone()).connect(&address).await.unwrap();
@@ -102,7 +102,7 @@ async fn anyone_can_steal_a_lock_that_is_open_to_anyone() {
     drop(granted(waiter).await);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn whoever_may_queue_can_steal_even_though_every_node_is_closed_to_them() {
     // What counts are the permissions on the directory, not those on the holder's node.
     let directory = "/queueing/lock";
@@ -117,7 +117,7 @@ async fn whoever_may_queue_can_steal_even_though_every_node_is_closed_to_them() 
     becomes_empty(&owner, directory).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_directory_that_a_stranger_made_first_stays_the_strangers() {
     let address = shared_server().address();
     let stranger = connect(&address).await;
@@ -130,7 +130,7 @@ async fn a_directory_that_a_stranger_made_first_stays_the_strangers() {
     assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_user_name_that_the_server_would_misread_is_refused_before_connecting() {
     let proxy = Proxy::start_opaque(shared_server().address());
     for name in ["", "a:b"] {
@@ -143,7 +143,7 @@ async fn a_user_name_that_the_server_would_misread_is_refused_before_connecting(
 // ---------------------------------------------------------------------------------------------------------------
 // Some permissions, and not all that it takes: what is left behind
 
-#[tokio::test]
+#[support::judged]
 async fn a_guest_who_may_not_list_is_refused_and_leaves_no_node() {
     let directory = "/partly-1/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE | Permissions::DELETE).await;
@@ -157,7 +157,7 @@ async fn a_guest_who_may_not_list_is_refused_and_leaves_no_node() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_guest_who_may_not_create_is_refused_and_leaves_no_node() {
     let directory = "/partly-2/lock";
     let owner = directory_for_guests("owner", directory, Permissions::READ | Permissions::DELETE).await;
@@ -170,7 +170,7 @@ async fn a_guest_who_may_not_create_is_refused_and_leaves_no_node() {
     assert_eq!(children(&owner, directory).await, Vec::<String>::new());
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_guest_who_may_not_write_the_directory_is_refused_to_ask() {
     let directory = "/partly-6/lock";
     let owner = directory_for_guests("owner", directory, Permissions::READ).await;
@@ -181,7 +181,7 @@ async fn a_guest_who_may_not_write_the_directory_is_refused_to_ask() {
     lock_at(&owner, directory).ask().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_guest_who_may_not_delete_hears_that_the_node_stays_with_the_session() {
     let directory = "/partly-3/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE | Permissions::READ).await;
@@ -203,7 +203,7 @@ async fn a_guest_who_may_not_delete_hears_that_the_node_stays_with_the_session()
     becomes_empty(&owner, directory).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_guest_who_may_only_create_hears_that_the_node_stays_with_the_session() {
     let directory = "/partly-4/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE).await;
@@ -216,7 +216,7 @@ async fn a_guest_who_may_only_create_hears_that_the_node_stays_with_the_session(
     becomes_empty(&owner, directory).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_guest_who_may_not_watch_the_holder_is_refused_and_leaves_no_node() {
     let directory = "/partly-5/lock";
     let all = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
@@ -234,7 +234,7 @@ async fn a_guest_who_may_not_watch_the_holder_is_refused_and_leaves_no_node() {
     becomes_empty(&owner, directory).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn one_who_may_not_write_its_own_node_still_hands_off() {
     // Without WRITE the transaction that signals the release is refused, and a plain delete serves.
     let acl = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::DELETE);
@@ -252,7 +252,7 @@ async fn one_who_may_not_write_its_own_node_still_hands_off() {
 }
 
 /// The removal is on its way when the next create is refused.
-#[tokio::test]
+#[support::judged]
 async fn a_client_that_may_not_create_again_still_leaves() {
     let (address, directory) = (shared_server().address(), "/left/lock");
     let (zk, other) = (connect(&address).await, connect(&address).await);
@@ -276,7 +276,7 @@ async fn a_client_that_may_not_create_again_still_leaves() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn one_who_may_not_write_its_own_node_is_refused_the_signal_once() {
     let proxy = Proxy::start(shared_server().address());
     let acl = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::DELETE);
@@ -292,7 +292,7 @@ async fn one_who_may_not_write_its_own_node_is_refused_the_signal_once() {
 }
 
 /// A delete that one directory refuses says nothing about the signals in others.
-#[tokio::test]
+#[support::judged]
 async fn a_directory_without_delete_leaves_the_signals_of_others() {
     let address = shared_server().address();
     let keep = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::WRITE);
@@ -309,7 +309,7 @@ async fn a_directory_without_delete_leaves_the_signals_of_others() {
     assert_eq!((proxy.count(Op::Multi), proxy.count(Op::Delete)), (1, 0), "it signals, and deletes in one transaction");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn what_a_wrong_acl_shuts_its_own_maker_out_of_is_left_to_nobody() {
     let address = shared_server().address();
     let operator = connect(&address).await;
@@ -336,7 +336,7 @@ async fn what_a_wrong_acl_shuts_its_own_maker_out_of_is_left_to_nobody() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn below_closed_nodes_an_old_directory_serves_and_a_new_one_is_denied() {
     let address = shared_server().address();
     let owner = directory_for_guests("owner", "/closed/above/lock", Permissions::READ).await;
@@ -353,7 +353,7 @@ async fn below_closed_nodes_an_old_directory_serves_and_a_new_one_is_denied() {
     drop(soon("the lock", lock_at(&guest, "/closed/above/open").write()).await.unwrap());
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_transaction_on_a_forbidden_node_is_refused_and_the_lock_is_kept() {
     let address = shared_server().address();
     let owner = user(&address, "owner").await;
@@ -372,7 +372,7 @@ async fn a_transaction_on_a_forbidden_node_is_refused_and_the_lock_is_kept() {
     guard.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn each_refusal_names_the_right_that_is_missing_the_node_and_the_user() {
     let (above, directory, closed) = ("/partly-7", "/partly-7/lock", "/partly-7/closed");
     let address = shared_server().address();
@@ -429,6 +429,7 @@ mod tls {
     use super::*;
     use support::port::Port;
     use support::program::program;
+    use support::rounds::{Ends, shared};
     use support::server::Server;
 
     /// How long the client keeps trying to connect before it reports a refusal, at first.
@@ -507,6 +508,12 @@ mod tls {
         identity: Identity,
     }
 
+    impl Ends for Secured {
+        fn end(&self) {
+            self.server.end();
+        }
+    }
+
     impl Secured {
         /// `client_auth` is `none` or `need`.
         fn start(client_auth: &str) -> Secured {
@@ -546,13 +553,13 @@ mod tls {
     /// One that asks no client for a certificate.
     fn open() -> &'static Secured {
         static SHARED: OnceLock<Secured> = OnceLock::new();
-        SHARED.get_or_init(|| Secured::start("none"))
+        shared(&SHARED, || Secured::start("none"))
     }
 
     /// One that asks every client for a certificate.
     fn mutual() -> &'static Secured {
         static SHARED: OnceLock<Secured> = OnceLock::new();
-        SHARED.get_or_init(|| Secured::start("need"))
+        shared(&SHARED, || Secured::start("need"))
     }
 
     async fn connect_with(tls: Tls, address: &str) -> ZooKeeper {
@@ -567,7 +574,7 @@ mod tls {
         assert!(proxy.bytes_to_client() > 0, "no server was reached");
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_lock_over_tls_is_handed_off_and_survives_a_reconnect() {
         let (secured, directory) = (open(), "/tls/handed-off");
         let proxy = Proxy::start_opaque(&secured.address);
@@ -596,7 +603,7 @@ mod tls {
         eventually("no watch is left", || async { secured.server.watches() == 0 }).await;
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_holder_over_tls_that_is_cut_off_says_lost_before_the_next_is_granted() {
         let (secured, directory) = (open(), "/tls/cut-off");
         let proxy = Proxy::start_opaque(&secured.address);
@@ -620,7 +627,7 @@ mod tls {
         next.release().await.unwrap();
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_wire_with_tls_gives_away_neither_password_nor_path_nor_user() {
         let secured = open();
         let secrets = ["eavesdropper", "open sesame", "whispered", "the-label"];
@@ -642,7 +649,7 @@ mod tls {
         }
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn digest_over_tls_keeps_strangers_out() {
         let secured = open();
         let builder = options().digest("owner", "secret").tls(secured.tls());
@@ -654,7 +661,7 @@ mod tls {
         guard.release().await.unwrap();
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_client_with_tls_says_nothing_readable_to_a_port_that_is_plain() {
         let proxy = Proxy::start_opaque(shared_server().address());
         let options = || ZooKeeper::builder().digest("eavesdropper", "open sesame").tls(open().tls());
@@ -664,13 +671,13 @@ mod tls {
         assert!(!proxy.overheard("eavesdropper") && !proxy.overheard("open sesame") && !proxy.overheard("/apps"));
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_client_without_tls_is_refused_by_a_port_that_is_encrypted() {
         let reason = "closes them without an answer: the port may be one for TLS";
         assert_unreachable(ZooKeeper::builder, &open().address, reason).await;
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_connect_string_against_the_options_is_refused_before_connecting() {
         let (clear, encrypted) = (Proxy::start_opaque(shared_server().address()), Proxy::start_opaque(&open().address));
         let (a, b) = (encrypted.address(), clear.address());
@@ -692,7 +699,7 @@ mod tls {
         drop(connect_with(open().tls(), &format!("tcp+tls://{a}/apps")).await);
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_server_of_another_authority_is_refused() {
         let stranger = Tls::from_ca_pem(&Authority::new().pem).unwrap();
         assert_refused(stranger, "127.0.0.1", open(), "TLS: its certificate is not accepted: invalid peer certificate")
@@ -702,12 +709,12 @@ mod tls {
         drop(connect_with(Tls::from_ca_pem(&both).unwrap(), &open().address).await);
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_server_certified_for_another_host_is_refused() {
         assert_refused(open().tls(), "localhost", open(), "not valid for name \"localhost\"").await;
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_server_whose_certificate_was_revoked_is_refused() {
         let secured = open();
         let revoked = format!("{}{}", secured.authority.pem, secured.authority.revocation_list(&secured.identity));
@@ -715,7 +722,7 @@ mod tls {
     }
 
     /// The command, which takes its certificates from files.
-    #[tokio::test]
+    #[support::judged]
     async fn zklock_trusts_the_authority_it_is_given_and_shows_its_own_certificate() {
         let files = tempfile::tempdir().unwrap();
         let identity = mutual().authority.issue("web-1", "127.0.0.1");
@@ -735,19 +742,19 @@ mod tls {
         }
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_client_without_a_certificate_that_is_asked_for_one_is_refused() {
         assert_refused(mutual().tls(), "127.0.0.1", mutual(), "TLS: it does not accept this client").await;
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_client_with_a_certificate_of_another_authority_is_refused() {
         let foreign = Authority::new().issue("web-1", "127.0.0.1");
         let tls = mutual().tls().identity_pem(&foreign.certificate, &foreign.key).unwrap();
         assert_refused(tls, "127.0.0.1", mutual(), "TLS: it does not accept this client").await;
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn machines_with_certificates_share_a_lock_unless_its_acl_names_only_one() {
         let address = &mutual().address;
         let one = connect_with(mutual().tls_as("web-1"), address).await;
@@ -764,7 +771,7 @@ mod tls {
         session(&one).await.delete(&guard.path()).await.expect("a client with the same name in its certificate may");
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_renewed_certificate_serves_the_next_connection() {
         let foreign = Authority::new().issue("web-1", "127.0.0.1");
         let ours = mutual().authority.issue("web-1", "127.0.0.1");
@@ -841,6 +848,7 @@ mod sasl {
     use zk_rwlock::security::Sasl;
 
     use super::*;
+    use support::rounds::shared;
     use support::server::Server;
 
     #[test]
@@ -864,7 +872,7 @@ mod sasl {
 
     fn server() -> &'static Server {
         static SHARED: OnceLock<Server> = OnceLock::new();
-        SHARED.get_or_init(|| start(&[]))
+        shared(&SHARED, || start(&[]))
     }
 
     fn as_user(name: &str) -> ZooKeeperBuilder {
@@ -920,7 +928,7 @@ mod sasl {
         entries
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn what_a_sasl_user_makes_belongs_to_that_user() {
         let address = server().address();
         // The node is readable by all, so that its ACL is too.
@@ -933,7 +941,7 @@ mod sasl {
         guard.release().await.unwrap();
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_stranger_can_neither_see_nor_steal_the_lock_of_a_sasl_user() {
         let address = server().address();
         let (alice, colleague) = (sasl_user("alice", &address).await, sasl_user("alice", &address).await);
@@ -953,7 +961,7 @@ mod sasl {
         becomes_empty(&alice, "/of-alice/lock").await;
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_stranger_can_steal_what_a_sasl_user_leaves_open_to_anyone() {
         let address = server().address();
         let alice = login(as_user("alice").acl(Acl::anyone()), &address).await.unwrap();
@@ -962,7 +970,7 @@ mod sasl {
         assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_wrong_password_is_refused_at_once() {
         let wrong = [("alice", "guessed"), ("alice", ""), ("nobody", "guessed")];
         for (name, password) in wrong {
@@ -973,7 +981,7 @@ mod sasl {
         }
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_user_name_that_the_client_would_garble_is_refused_before_connecting() {
         let proxy = Proxy::start_opaque(server().address());
         for name in ["", "a\"b", "a\\b", "a\nb"] {
@@ -983,7 +991,7 @@ mod sasl {
         assert_eq!(proxy.connections(), 0);
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn many_logins_in_a_row_succeed() {
         // Each draws other random numbers; one in 16 is shorter than the rest.
         for _ in 0..60 {
@@ -991,7 +999,7 @@ mod sasl {
         }
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_password_is_not_readable_on_the_wire_even_without_tls() {
         let proxy = Proxy::start_opaque(server().address());
         let alice = sasl_user("alice", &proxy.address()).await;
@@ -1000,7 +1008,7 @@ mod sasl {
         assert!(proxy.overheard("alice") && proxy.overheard("/listened-to/lock"), "this test listens well");
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_server_that_insists_on_sasl_refuses_a_client_without_it_at_once() {
         let server = start(&["sessionRequireClientSASLAuth=true"]);
         let error = soon("the refusal", options().connect(&server.address())).await.unwrap_err();
@@ -1009,7 +1017,7 @@ mod sasl {
         drop(lock_at(&alice, "/locks/insisting").write().await.unwrap());
     }
 
-    #[tokio::test]
+    #[support::judged]
     async fn a_client_with_sasl_does_not_lock_on_a_server_that_does_not_know_it() {
         let (address, directory) = (shared_server().address(), "/unauthenticated/lock");
         // Open to all, so that nothing but the login is missing.
@@ -1023,7 +1031,7 @@ mod sasl {
         assert_eq!(children(&nobody, directory).await, Vec::<String>::new());
     }
 
-    #[tokio::test(flavor = "multi_thread")]
+    #[support::judged(flavor = "multi_thread")]
     async fn waiters_and_holders_whose_credentials_are_withdrawn_are_told_at_once() {
         let server = start(&[]);
         let directory = "/withdrawn/lock";

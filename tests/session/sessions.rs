@@ -27,7 +27,7 @@ async fn all_reconnect(proxy: &Proxy) {
 
 /// The client cannot reconnect with more than 128 KiB of watched paths on one session, and each path counts with the
 /// chroot that the connect string ends with.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_below_a_long_chroot_survive_a_reconnect_in_their_order() {
     const WAITERS: usize = 60;
     let proxy = Proxy::start(shared_server().address());
@@ -52,7 +52,7 @@ async fn waiters_below_a_long_chroot_survive_a_reconnect_in_their_order() {
 }
 
 /// The head of a queue watches three paths: its place, the permits, and their number.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn heads_of_queues_for_permits_below_a_long_chroot_survive_a_reconnect() {
     const QUEUES: usize = 30;
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
@@ -75,7 +75,7 @@ async fn heads_of_queues_for_permits_below_a_long_chroot_survive_a_reconnect() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn what_is_no_connect_string_is_refused_before_anything_is_sent() {
     let proxy = Proxy::start(shared_server().address());
     let good = proxy.address();
@@ -91,7 +91,7 @@ async fn what_is_no_connect_string_is_refused_before_anything_is_sent() {
     drop(connect(&format!("tcp://{good}/apps")).await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_client_itself_refuses_does_not_renew_the_lease() {
     let zk = connect(&shared_server().address()).await;
     let session = session(&zk).await;
@@ -110,7 +110,7 @@ async fn what_the_client_itself_refuses_does_not_renew_the_lease() {
 }
 
 /// Otherwise the handle's present session would be closed, and the one being opened would come to life afterwards.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_is_being_opened_does_not_outlive_its_closed_handle() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
@@ -135,7 +135,7 @@ async fn a_session_that_is_being_opened_does_not_outlive_its_closed_handle() {
 }
 
 /// Also when nobody waits until the handle is closed.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_the_connection_hears_at_once_that_the_handle_is_closed() {
     let proxy = Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), 3 * SOON).await;
@@ -151,7 +151,7 @@ async fn who_waits_for_the_connection_hears_at_once_that_the_handle_is_closed() 
 }
 
 /// Their servers may be away, and whoever stops a program does not wait for one after the other.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_that_no_server_confirms_are_given_up_together() {
     const TIMEOUT: Duration = Duration::from_secs(4);
     let server = Server::start();
@@ -167,7 +167,7 @@ async fn sessions_that_no_server_confirms_are_given_up_together() {
     within(3 * TIMEOUT, "closed", zk.close()).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_further_session_is_given_up_and_the_first_one_kept() {
     let server = Server::start();
     let zk = connect(&format!("{}/{}", server.address(), "long".repeat(500))).await;
@@ -202,7 +202,7 @@ async fn reason(zk: &ZooKeeper) -> (Instant, String) {
     told().expect("the server is away")
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_probe_reads_since_when_and_why_a_server_is_away_and_when_it_is_back() {
     let server = Server::start();
     let zk = connect_with(&server.address(), Duration::from_secs(4)).await;
@@ -223,7 +223,7 @@ async fn a_probe_reads_since_when_and_why_a_server_is_away_and_when_it_is_back()
     assert_eq!(zk.state(), ConnectionState::Closed);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_probe_alone_brings_a_client_back_whose_session_has_expired() {
     let (proxy, zk) = without_a_session().await;
     let (since, why) = reason(&zk).await;
@@ -234,7 +234,7 @@ async fn a_probe_alone_brings_a_client_back_whose_session_has_expired() {
     eventually("there is a fresh session", || async { zk.state().is_connected() }).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_probe_is_told_of_a_server_that_takes_connections_and_is_silent() {
     let proxy = Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), Duration::from_secs(4)).await;
@@ -243,7 +243,7 @@ async fn a_probe_is_told_of_a_server_that_takes_connections_and_is_silent() {
     assert!(why.contains(&proxy.address()) && why.contains("takes connections"), "{why}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_probe_of_a_connected_client_sends_nothing() {
     let proxy = Proxy::start(shared_server().address());
     let zk = connect(&proxy.address()).await;
@@ -273,7 +273,7 @@ fn parked(acquisition: impl IntoFuture<IntoFuture = Acquiring>) -> (Acquiring, P
 
 type Acquiring = Granting<ReadGuard>;
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquisition_not_polled_while_a_session_is_opened_holds_up_no_other() {
     let (proxy, zk) = without_a_session().await;
     proxy.heal();
@@ -285,7 +285,7 @@ async fn an_acquisition_not_polled_while_a_session_is_opened_holds_up_no_other()
     guard.release().await.expect("held");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn acquisitions_that_give_up_while_a_session_is_opened_share_the_opening() {
     const TRIES: usize = 30;
     let (proxy, zk) = without_a_session().await;
@@ -302,7 +302,7 @@ async fn acquisitions_that_give_up_while_a_session_is_opened_share_the_opening()
 }
 
 /// Otherwise one request whose answer is never polled would keep the session, and all its nodes, alive.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_leaves_nothing_behind_even_if_an_acquisition_is_not_polled() {
     let server = shared_server();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -318,7 +318,7 @@ async fn closing_leaves_nothing_behind_even_if_an_acquisition_is_not_polled() {
 }
 
 /// Pings are answered, so the server would keep such a session for as long as the process lives.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_ends_though_one_request_of_it_is_never_answered() {
     const TIMEOUT: Duration = Duration::from_secs(2);
     let server = shared_server();
@@ -343,7 +343,7 @@ async fn a_session_ends_though_one_request_of_it_is_never_answered() {
 }
 
 /// Another task looks at the sessions meanwhile, and finds one that no acquisition uses yet.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_further_session_is_not_given_up_before_it_was_used() {
     const SESSIONS: usize = 8;
     let proxy = Proxy::start(shared_server().address());
@@ -368,7 +368,7 @@ async fn a_further_session_is_not_given_up_before_it_was_used() {
 }
 
 /// A program that ends gives the server a moment to hear that its locks are free, and no more than that.
-#[tokio::test]
+#[support::judged]
 async fn dropping_the_last_handle_waits_only_a_moment_for_a_silent_server() {
     const DIRECTORY: &str = "/locks/good-bye";
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
@@ -384,7 +384,7 @@ async fn dropping_the_last_handle_waits_only_a_moment_for_a_silent_server() {
     becomes_empty(&other, DIRECTORY).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_server_that_keeps_sessions_for_longer_prolongs_no_lease() {
     let server = Server::start_with(&["minSessionTimeout=20000"], &[]);
     let zk = connect_with(&server.address(), Duration::from_secs(4)).await;
@@ -393,13 +393,13 @@ async fn a_server_that_keeps_sessions_for_longer_prolongs_no_lease() {
     assert!(guard.session_left() <= Duration::from_secs(4), "{:?}", guard.session_left());
 }
 
-#[tokio::test]
+#[support::judged]
 async fn unless_it_is_told_otherwise_a_session_is_kept_for_ten_seconds() {
     let zk = ZooKeeper::connect(&shared_server().address()).await.expect("the server can be reached");
     assert_eq!(session(&zk).await.timeout(), Duration::from_secs(10));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn all_locks_and_handles_of_a_process_share_one_thread() {
     let server = shared_server();
     let (one, other) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -420,7 +420,7 @@ async fn all_locks_and_handles_of_a_process_share_one_thread() {
 }
 
 /// The refusal comes before anything is sent: nothing listens at the address.
-#[tokio::test]
+#[support::judged]
 async fn a_lease_that_cannot_be_is_refused_with_what_was_wrong() {
     let second = Duration::from_secs(1);
     let builder = || ZooKeeper::builder().session_timeout(4 * second);
@@ -439,7 +439,7 @@ async fn a_lease_that_cannot_be_is_refused_with_what_was_wrong() {
 }
 
 /// Long paths, in each way in which a node of ours is held.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn no_session_is_given_more_ephemeral_nodes_than_the_transaction_that_ends_it_can_list() {
     const EACH: usize = 30;
     let server = shared_server();
@@ -465,7 +465,7 @@ async fn no_session_is_given_more_ephemeral_nodes_than_the_transaction_that_ends
 }
 
 /// ZooKeeper 3.10 sheds connections while it has too many: it closes them as soon as it has taken them.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_sheds_connections_is_passed_over_and_not_overrun() {
     let (proxy, port) = (Proxy::start(shared_server().address()), Port::reserve());
     let (listener, shed) = (port.listen(), Arc::new(AtomicUsize::new(0)));
@@ -491,7 +491,7 @@ async fn a_server_that_sheds_connections_is_passed_over_and_not_overrun() {
     soon("the release", guard.release()).await.expect("held");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_client_may_try_for_ever_to_reach_a_server() {
     let zk = ZooKeeper::builder().connect_timeout(Duration::MAX).connect(shared_server().address()).await;
     drop(soon("free", lock_at(&zk.expect("it is up"), "/tries/for-ever").write()).await.expect("free"));

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::port::Port;
+use super::rounds::{Ends, shared};
 use super::server::Server;
 use super::txn_log::{self, Txn};
 
@@ -20,7 +21,7 @@ const ELECTION_LIMIT: Duration = Duration::from_secs(30);
 /// The ensemble that tests of this process share, one at a time: leave it whole. It dies with the process.
 pub async fn shared_ensemble() -> tokio::sync::MutexGuard<'static, Ensemble> {
     static SHARED: OnceLock<tokio::sync::Mutex<Ensemble>> = OnceLock::new();
-    let start = || SHARED.get_or_init(|| tokio::sync::Mutex::new(Ensemble::start()));
+    let start = || shared(&SHARED, || tokio::sync::Mutex::new(Ensemble::start()));
     let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts").lock().await;
     // A failed test may have left links silent.
     ensemble.heal_links();
@@ -171,6 +172,15 @@ impl Ensemble {
 
     fn link_to_leader(&self, follower: usize) -> &Link {
         &self.links[follower][self.leader()]
+    }
+}
+
+impl Ends for tokio::sync::Mutex<Ensemble> {
+    fn end(&self) {
+        // Nobody has it any more.
+        if let Ok(ensemble) = self.try_lock() {
+            ensemble.servers.iter().for_each(Ends::end);
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::port::Port;
+use super::rounds::{Ends, shared};
 use super::server::{Home, Process, Verdict};
 
 const STARTUP_LIMIT: Duration = Duration::from_secs(30);
@@ -21,7 +22,7 @@ const NOBODY: &str = "nobody";
 /// The server that all tests of this process share; it dies with the process.
 pub fn shared_postgres() -> &'static Postgres {
     static SHARED: OnceLock<Postgres> = OnceLock::new();
-    SHARED.get_or_init(Postgres::start)
+    shared(&SHARED, Postgres::start)
 }
 
 /// One server with a cluster of its own; dropping it stops it and removes its directory.
@@ -77,6 +78,12 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Ends for Postgres {
+    fn end(&self) {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).stop(Verdict::Remove);
     }
 }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use super::clock::Clock;
 use super::frames::{Hello, framed};
 use super::port::Port;
+use super::rounds::{Ends, shared};
 use super::snapshot;
 use super::txn_log::{self, Txn};
 
@@ -60,7 +61,7 @@ const WATCHDOG: &str = r#"
 /// The server that all tests of this process share; it dies with the process.
 pub fn shared_server() -> &'static Server {
     static SHARED: OnceLock<Server> = OnceLock::new();
-    SHARED.get_or_init(Server::start)
+    shared(&SHARED, Server::start)
 }
 
 /// One standalone ZooKeeper server with a data directory of its own; dropping it stops it and
@@ -294,6 +295,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Ends for Server {
+    fn end(&self) {
         self.process().stop(Verdict::Remove);
     }
 }

@@ -321,7 +321,7 @@ fn an_update_dropped_at_any_poll_leaves_nothing_and_is_done_once_or_not() {
 }
 
 /// The work is done in the background, on a thread of its own, so the moments are not those of polls.
-#[tokio::test]
+#[support::judged]
 async fn a_live_value_or_a_wait_dropped_at_any_moment_leaves_nothing() {
     let mut done = [0; 2];
     for moment in 0..200 {
@@ -464,7 +464,7 @@ pub(crate) async fn a_format_is_asked_on_the_callers_threads_alone_and_under_no_
     assert!(threads.contains(&caller) && threads.iter().all(|it| [caller, opener].contains(it)), "{threads:?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn where_servers_take_more_a_value_may_be_as_large_as_its_limit_is_set() {
     const ALLOWED: usize = 3 << 20;
     let zk = Memory::new();

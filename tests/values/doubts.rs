@@ -14,7 +14,7 @@ use support::hindered::{Asked, Hindered};
 use support::polled::{Lost, lose, now};
 use support::scene::soon;
 
-#[tokio::test]
+#[support::judged]
 async fn a_commit_whose_answers_and_requests_are_lost_is_done_once_or_counts_as_too_large() {
     use Lost::{Reply, Request};
     for faults in
@@ -77,13 +77,13 @@ async fn disturbed(at: usize, writes: usize) -> Error {
     error
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_commit_in_doubt_that_another_write_has_forestalled_is_refused_and_says_so() {
     let error = disturbed(0, 1).await;
     assert!(matches!(error, Error::TransactionRefused { reason: Failure::BadVersion, .. }), "{error}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_commit_whose_node_was_written_too_often_to_tell_has_an_unknown_outcome() {
     // The other client comes before the first request, or before the one that is sent again and so refused.
     let refused = "operation 0 on /doubts/value failed, and nothing was changed: the node has another version";
@@ -93,7 +93,7 @@ async fn a_commit_whose_node_was_written_too_often_to_tell_has_an_unknown_outcom
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_commit_in_doubt_when_its_session_expires_is_settled_on_another_session() {
     for is_done in [true, false] {
         let (zk, path) = (Memory::new(), "/doubts");
@@ -128,7 +128,7 @@ async fn a_commit_in_doubt_when_its_session_expires_is_settled_on_another_sessio
 }
 
 /// So a commit in doubt is found although another one has replaced it: see [`Error::OutcomeUnknown`].
-#[tokio::test]
+#[support::judged]
 async fn each_value_names_the_commit_before_it() {
     let (zk, path) = (Memory::new(), "/doubts");
     let mut guard = soon("the lock", counter(&zk, path).write()).await.unwrap();
@@ -210,7 +210,7 @@ async fn an_initial_value_is_not_written_beside_foreign_bytes_and_is_once_they_a
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_operators_empty_node_that_goes_just_before_the_initial_value_is_written_costs_nobody_an_error() {
     let (zk, path) = (Memory::new(), "/doubts");
     put(&zk, path, b"").await;

@@ -24,7 +24,7 @@ fn plain(client: &ZooKeeper, path: &str) -> Shared<u64> {
     Shared::builder(client, path).initial(|| 0).build().expect("a valid path")
 }
 
-#[tokio::test]
+#[support::judged]
 async fn kept_reads_cost_nothing_and_always_give_the_newest_value() {
     let wire = Proxy::start(shared_server().address());
     let (here, there) = (connect(&wire.address()).await, connect(&shared_server().address()).await);
@@ -51,7 +51,7 @@ async fn kept_reads_cost_nothing_and_always_give_the_newest_value() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn commits_of_several_uses_of_one_node_are_told_apart_when_an_answer_is_lost() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
@@ -74,7 +74,7 @@ async fn commits_of_several_uses_of_one_node_are_told_apart_when_an_answer_is_lo
     assert!(tokens.is_sorted() && tokens[2].0 < tokens[3].0, "{tokens:?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_read_after_a_write_of_the_same_process_gives_what_was_written() {
     let zk = Memory::new();
     let shared: Shared<u64> =
@@ -92,7 +92,7 @@ async fn a_read_after_a_write_of_the_same_process_gives_what_was_written() {
     assert_eq!((*reader, *shared.read().await.unwrap()), (10, 10));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_transaction_on_the_value_by_hand_is_seen_by_the_next_kept_read() {
     let zk = Memory::new();
     let shared: Shared<String> = Shared::builder(&zk, "/kept/by-hand")
@@ -109,7 +109,7 @@ async fn a_transaction_on_the_value_by_hand_is_seen_by_the_next_kept_read() {
 }
 
 /// At every moment of the read: its answer may show the value from before the write, and come after the write's.
-#[tokio::test]
+#[support::judged]
 async fn a_value_that_was_read_while_it_was_written_by_hand_is_not_kept() {
     let mut was_between = false;
     for polls in 0..40 {
@@ -138,7 +138,7 @@ async fn a_value_that_was_read_while_it_was_written_by_hand_is_not_kept() {
     assert!(was_between);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn after_a_restore_no_read_gives_a_value_that_was_kept_before() {
     let zk = Memory::new();
     let shared = Shared::builder(&zk, "/kept/restored").initial(|| 0_u64).lock(|lock| lock.keep(IDLE)).build().unwrap();
@@ -151,7 +151,7 @@ async fn after_a_restore_no_read_gives_a_value_that_was_kept_before() {
     assert_eq!(*shared.read().await.unwrap(), 1);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn after_a_restore_kept_reads_cost_nothing_again() {
     let zk = Memory::new();
     let shared = Shared::builder(&zk, "/kept/cheap").initial(|| 0_u64).lock(|lock| lock.keep(IDLE)).build().unwrap();

@@ -13,7 +13,7 @@ macro_rules! on_both {
         mod memory {
             use support::harness::{Harness, OnMemory};
             $($(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                #[support::judged(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
                     crate::$file::$name(&OnMemory::start().await).await;
                 }
@@ -22,7 +22,7 @@ macro_rules! on_both {
         mod zookeeper {
             use support::harness::{Harness, OnZooKeeper};
             $($(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                #[support::judged(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
                     crate::$file::$name(&OnZooKeeper::start().await).await;
                 }

@@ -19,7 +19,7 @@ const SHORT: Duration = Duration::from_secs(2);
 /// The timeout of sessions whose second looks a test waits for.
 const LOOKS: Duration = Duration::from_secs(10);
 
-#[tokio::test]
+#[support::judged]
 async fn a_copy_goes_back_with_an_ensemble_that_is_restored() {
     for is_made_anew in [false, true] {
         let (zk, path) = (Memory::new(), "/restored");
@@ -48,7 +48,7 @@ async fn a_copy_goes_back_with_an_ensemble_that_is_restored() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_copy_goes_back_from_a_commit_of_its_own_that_it_has_never_read() {
     let (zk, path) = (Memory::new(), "/restored");
     let is_lost = Arc::new(AtomicBool::new(false));
@@ -71,7 +71,7 @@ async fn a_copy_goes_back_from_a_commit_of_its_own_that_it_has_never_read() {
     eventually("it goes back", || async { **live.get() == 20 }).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_copy_is_current_only_once_it_was_read_on_the_present_session() {
     let (zk, path) = (Memory::new(), "/current");
     write(&counter(&zk.connect(), path), 1).await;
@@ -90,7 +90,7 @@ async fn a_copy_is_current_only_once_it_was_read_on_the_present_session() {
     eventually("it was read", || async { matches!(live.state(), CopyState::Current) }).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_copy_goes_back_with_a_server_that_is_restored() {
     let server = Server::start();
     let here = counter(&connect_with(&server.address(), SHORT).await, "/restored/server");
@@ -110,7 +110,7 @@ async fn a_copy_goes_back_with_a_server_that_is_restored() {
 
 /// The copy is cut off meanwhile, and its session goes on. No event tells of the commit if its transaction has a number that
 /// the copy has seen of the lost ones.
-#[tokio::test]
+#[support::judged]
 async fn a_copy_follows_a_server_that_lost_a_commit_to_the_next_one_which_has_its_version() {
     tokio::join!(follows_a_server_that_lost_a_commit(false), follows_a_server_that_lost_a_commit(true));
 }

@@ -55,7 +55,7 @@ async fn usual(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, Vec<Op>) {
     panic!("{costs:?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_read_costs_one_request_beside_the_lock_a_commit_one_the_copy_none() {
     let server = shared_server();
     let wire = Proxy::start(server.address());
@@ -99,7 +99,7 @@ async fn a_read_costs_one_request_beside_the_lock_a_commit_one_the_copy_none() {
     assert_eq!(wire.notifications(), 1);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_last_handle_takes_the_watch_with_it() {
     let server = Server::start();
     let zk = connect(&server.address()).await;
@@ -116,7 +116,7 @@ async fn the_last_handle_takes_the_watch_with_it() {
     support::scene::eventually("no watch is left", || async { server.watches() == 0 }).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
     let wire = Proxy::start(shared_server().address());
     let (zk, operator) = (connect(&wire.address()).await, connect(&shared_server().address()).await);
@@ -144,7 +144,7 @@ async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
 }
 
 /// The one that was made anew has the version of the one before.
-#[tokio::test]
+#[support::judged]
 async fn a_node_that_a_stranger_made_anew_while_a_commit_was_in_doubt_is_not_overwritten() {
     let (zk, path) = (Memory::new(), "/shared/anew");
     let stranger = session(&zk.connect()).await;
@@ -169,7 +169,7 @@ async fn a_node_that_a_stranger_made_anew_while_a_commit_was_in_doubt_is_not_ove
     assert_eq!(session(&zk).await.data(&node).await.unwrap().0, b"a stranger's");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_commit_that_is_cut_at_any_byte_is_done_once() {
     let wire = Proxy::start(shared_server().address());
     let (zk, operator) = (connect(&wire.address()).await, connect(&shared_server().address()).await);
@@ -192,7 +192,7 @@ async fn a_commit_that_is_cut_at_any_byte_is_done_once() {
 
 /// A caller that is cut off for longer than its session lives, and comes back after others have committed, still learns
 /// what became of its commit.
-#[tokio::test]
+#[support::judged]
 async fn a_commit_in_doubt_at_the_sessions_end_is_settled_after_later_commits() {
     let operator = connect(&shared_server().address()).await;
     for (is_done, path) in [(true, "/shared/doubt-done"), (false, "/shared/doubt-undone")] {
@@ -226,7 +226,7 @@ async fn a_commit_in_doubt_at_the_sessions_end_is_settled_after_later_commits() 
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_value_too_large_for_the_servers_is_refused_and_the_old_one_stays() {
     let server = Server::start_with(&[], &["-Djute.maxbuffer=20000"]);
     let zk = connect_with(&server.address(), CALM).await;
@@ -251,7 +251,7 @@ async fn a_value_too_large_for_the_servers_is_refused_and_the_old_one_stays() {
     guard.commit().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_timeout_ends_in_time_also_when_the_connection_breaks_after_the_grant() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
@@ -273,7 +273,7 @@ async fn a_timeout_ends_in_time_also_when_the_connection_breaks_after_the_grant(
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_first_value_an_update_and_a_live_copy_cost_what_is_promised() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
@@ -302,7 +302,7 @@ async fn a_first_value_an_update_and_a_live_copy_cost_what_is_promised() {
     assert_eq!((**value, wire.requests(), wire.notifications()), (newest, vec![], 0));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_update_on_a_lock_that_is_kept_costs_a_read_and_a_commit() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
@@ -316,7 +316,7 @@ async fn an_update_on_a_lock_that_is_kept_costs_a_read_and_a_commit() {
     assert_eq!(usual(&wire, update).await, (vec![Op::GetData, Op::Multi], vec![]));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_first_value_survives_a_lost_connection_and_the_end_of_its_session() {
     let wire = Proxy::start(shared_server().address());
     let (zk, other) = (connect_with(&wire.address(), SHORT).await, connect(&shared_server().address()).await);
@@ -346,7 +346,7 @@ async fn the_first_value_survives_a_lost_connection_and_the_end_of_its_session()
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_first_value_that_may_not_be_written_is_an_error_of_the_changes() {
     let all_but_create = Permissions::READ | Permissions::WRITE | Permissions::DELETE;
     let acl = Acl::nobody().allow("world", "anyone", all_but_create);

@@ -20,7 +20,7 @@ async fn json(servers: &str, path: &str) -> Value {
     serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {run:#?}"))
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_foreign_node_where_the_record_would_lie_is_odd() {
     let path = "/zklock/check/recorded";
     assert_eq!(run(&["--once-in", "1h", path, "true"]).await.code, Some(0));
@@ -36,7 +36,7 @@ async fn a_foreign_node_where_the_record_would_lie_is_odd() {
     assert_eq!(json(&shared_server().address(), path).await["odd"][0]["kind"], "record");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_semaphore_whose_number_is_no_number_is_not_said_to_be_free() {
     let path = "/zklock/check/uncounted";
     let (zk, _lock) = server_lock(path).await;
@@ -71,7 +71,7 @@ async fn a_semaphore_whose_number_is_no_number_is_not_said_to_be_free() {
     assert!(held.is_held());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_that_show_other_nodes_are_told_apart() {
     let path = "/zklock/check/differs";
     // Two ensembles of one server stand for an ensemble whose servers have diverged.
@@ -95,7 +95,7 @@ async fn servers_that_show_other_nodes_are_told_apart() {
     assert!(held.is_held());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn each_server_of_an_ensemble_is_asked_and_one_that_is_away_is_named() {
     let path = "/zklock/check/ensemble";
     let ensemble = Ensemble::start();
@@ -122,7 +122,7 @@ async fn each_server_of_an_ensemble_is_asked_and_one_that_is_away_is_named() {
     assert!(held.is_held());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_are_asked_below_the_path_at_the_end_of_the_connect_string() {
     let (path, server) = ("/zklock/check/below", shared_server().address());
     let below = format!("{server}/zklock/root");
@@ -150,7 +150,7 @@ async fn servers_are_asked_below_the_path_at_the_end_of_the_connect_string() {
 }
 
 /// Where the loopback interface has no address of IPv6, there is nothing to check.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_asked_at_an_address_of_ipv6() {
     let (path, server) = ("/zklock/check/ipv6", shared_server().address());
     let (zk, lock) = server_lock(path).await;
@@ -200,7 +200,7 @@ fn forwarded(listener: TcpListener, server: String, hidden: Option<i64>) -> Stri
     address
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_whose_session_is_over_is_told_as_one_to_break() {
     let path = "/zklock/check/ghost";
     let (zk, lock) = server_lock(path).await;

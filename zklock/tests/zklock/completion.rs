@@ -56,7 +56,7 @@ async fn locks(prefix: &str) -> Vec<Box<dyn std::any::Any>> {
     ]
 }
 
-#[tokio::test]
+#[support::judged]
 async fn paths_are_those_of_the_ensemble_without_what_is_inside_a_lock() {
     let prefix = "/paths-completed";
     let _there = locks(prefix).await;
@@ -82,7 +82,7 @@ async fn paths_are_those_of_the_ensemble_without_what_is_inside_a_lock() {
     assert!(first.starts_with("words\nls\tShow who holds") && first.contains("\n/paths-completed/\n"), "{first}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_options_on_the_line_lead_to_the_ensemble() {
     let prefix = "/completed-elsewhere";
     let _there = locks(prefix).await;
@@ -101,7 +101,7 @@ async fn silence(server: &str, words: &[&str]) {
     assert_eq!(answer_once("fish", server, words).await, NOTHING, "{words:?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn where_the_ensemble_is_away_or_refuses_nothing_is_said() {
     let port = Port::reserve();
     let dead = port.address().to_string();
@@ -161,7 +161,7 @@ async fn in_bash(commands: &tempfile::TempDir, before: &str, words: &[&str]) -> 
     run.stdout
 }
 
-#[tokio::test]
+#[support::judged]
 async fn bash_completes_paths_options_files_and_the_command() {
     let prefix = "/completed-bash";
     let _there = locks(prefix).await;
@@ -191,7 +191,7 @@ async fn bash_completes_paths_options_files_and_the_command() {
     assert!(name.lines().any(|line| line == "tool"), "{name}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn no_word_of_the_line_is_an_argument_of_what_a_shell_starts() {
     for shell in SHELLS.into_iter().filter(|shell| has(shell)) {
         let commands = prepared(shell);
@@ -244,7 +244,7 @@ async fn in_fish(commands: &tempfile::TempDir, line: &str) -> String {
     run.stdout
 }
 
-#[tokio::test]
+#[support::judged]
 async fn fish_completes_paths_options_files_and_the_command() {
     if !has("fish") {
         return;
@@ -345,7 +345,7 @@ impl OnKeys {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn zsh_completes_paths_options_files_and_the_command() {
     if !has("zsh") {
         return;

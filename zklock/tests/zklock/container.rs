@@ -23,7 +23,7 @@ fn on_terminal(begins_session: bool, command: &[&str]) -> OnTerminal {
     OnTerminal::start_program(program, &words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn as_the_first_process_it_gives_codes_and_signals_as_ever() {
     for (script, code) in [("exit 6", 6), ("kill -TERM $$", 143), ("test $PPID = 1", 0)] {
         let (program, words) = first_process(false, &[binary(), "/zklock/first/codes", "-c", script]);
@@ -38,7 +38,7 @@ async fn as_the_first_process_it_gives_codes_and_signals_as_ever() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_c_ends_the_command_and_the_first_process_with_130() {
     for begins_session in [true, false] {
         let path = format!("/zklock/first/ctrl-c-{begins_session}");
@@ -57,7 +57,7 @@ async fn ctrl_c_ends_the_command_and_the_first_process_with_130() {
 }
 
 /// The number of the group of a container's first process is 1, and a signal to "group -1" would reach every process.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_c_spares_the_other_processes_of_a_container() {
     let script = "trap : INT; setsid env --default-signal=INT sleep 100 & other=$!
         \"$0\" /zklock/first/others -c 'echo began; read line'; kill -0 $other && echo spared";
@@ -69,7 +69,7 @@ async fn ctrl_c_spares_the_other_processes_of_a_container() {
 }
 
 /// There is no shell that could continue them.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_z_stops_nothing_for_ever_in_a_container_without_a_shell_for_jobs() {
     let command = "echo began; read line; echo read $line";
     let script = format!("\"$0\" /zklock/first/ctrl-z -c '{command}'; true");

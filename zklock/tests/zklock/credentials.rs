@@ -9,7 +9,7 @@ fn file(files: &tempfile::TempDir, name: &str, text: &str) -> String {
     file.display().to_string()
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_command_does_not_get_the_credentials_unless_it_is_to_keep_them() {
     let files = scratch();
     let mine = file(&files, "mine", "owner:hunter2\n");
@@ -39,7 +39,7 @@ async fn the_command_does_not_get_the_credentials_unless_it_is_to_keep_them() {
     assert_eq!(names(&ended(by_file).await), ["ZK_HOSTS", "ZK_TICK_TIME"]);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn credentials_are_read_from_a_file_of_one_line() {
     let (files, path) = (scratch(), "/zklock/by-file");
     let mut owner = zklock(&[path, "true"]);
@@ -56,7 +56,7 @@ async fn credentials_are_read_from_a_file_of_one_line() {
     assert_eq!(other.code, Some(77), "{other:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_file_of_credentials_that_cannot_be_right_is_refused_and_not_shown() {
     let files = scratch();
     let trials = [

@@ -194,7 +194,7 @@ fn scratch() -> tempfile::TempDir {
 // ---------------------------------------------------------------------------------------------------------------
 // Exit codes
 
-#[tokio::test]
+#[support::judged]
 async fn each_way_to_end_has_its_exit_code() {
     let (_zk, taken) = server_lock("/zklock/codes/taken").await;
     let held = taken.write().label("in the way").await.unwrap();
@@ -284,7 +284,7 @@ async fn each_way_to_end_has_its_exit_code() {
     held.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_answer_that_could_not_be_written_is_not_a_success() {
     let path = "/zklock/full";
     for arguments in [&["ls", path][..], &["check", path], &["watch", path], &["man"], &["--help"]] {
@@ -300,7 +300,7 @@ async fn an_answer_that_could_not_be_written_is_not_a_success() {
     assert_eq!(ended(command).await.code, Some(3));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn one_who_may_not_is_told_so() {
     let path = "/zklock/allowed";
     let mut theirs = zklock(&[path, "true"]);
@@ -323,7 +323,7 @@ async fn one_who_may_not_is_told_so() {
     assert!(!help.await.stdout.contains("hunter2"));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_sasl_user_is_known_by_the_servers() {
     let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
     let users = format!("Server {{ {module} required user_alice=\"of: alice\"; }};\n");
@@ -344,7 +344,7 @@ async fn a_sasl_user_is_known_by_the_servers() {
     assert_eq!(wrong.code, Some(77), "{wrong:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn files_say_whom_to_trust_and_who_we_are() {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
@@ -386,7 +386,7 @@ async fn files_say_whom_to_trust_and_who_we_are() {
 // ---------------------------------------------------------------------------------------------------------------
 // The command
 
-#[tokio::test]
+#[support::judged]
 async fn the_command_is_told_of_its_lock_and_gets_our_input() {
     let path = "/zklock/environment";
     let script = "echo $ZKLOCK_PATH $ZKLOCK_MODE $ZKLOCK_TOKEN; cat";
@@ -416,7 +416,7 @@ fn ended_by(signal: Signal) -> Option<i32> {
     (signal != Signal::INT).then_some(128 + signal.as_raw())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn signals_reach_the_whole_group_of_the_command() {
     let path = "/zklock/signals";
     for signal in PASSED_ON.into_iter().chain([Signal::WINCH, Signal::CONT]) {
@@ -447,7 +447,7 @@ fn ignoring(arguments: &[&str]) -> Command {
     command
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_signal_that_was_ignored_is_ignored_by_zklock_and_by_its_command() {
     let path = "/zklock/nohup";
     let (_zk, lock) = server_lock(path).await;
@@ -468,7 +468,7 @@ async fn a_signal_that_was_ignored_is_ignored_by_zklock_and_by_its_command() {
     assert_eq!(run.code, Some(128 + Signal::PIPE.as_raw()), "the help names this one as the exception");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_tests_of_signals_pass_where_those_are_ignored() {
     let tests = ["each_way_to_end_has_its_exit_code", "a_signal_while_waiting_leaves_the_queue_at_once"];
     let mut command = Command::new("sh");
@@ -478,7 +478,7 @@ async fn the_tests_of_signals_pass_where_those_are_ignored() {
     assert!(run.code == Some(0) && run.stdout.contains("2 passed"), "{run:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_exit_code_is_passed_on_also_where_sigchld_is_ignored() {
     let mut command = Command::new("bash");
     prepare(&mut command, &shared_server().address());
@@ -491,7 +491,7 @@ async fn an_exit_code_is_passed_on_also_where_sigchld_is_ignored() {
 // ---------------------------------------------------------------------------------------------------------------
 // Waiting
 
-#[tokio::test]
+#[support::judged]
 async fn readers_run_together_and_a_writer_after_them() {
     let path = "/zklock/together";
     let (_zk, lock) = server_lock(path).await;
@@ -512,7 +512,7 @@ async fn readers_run_together_and_a_writer_after_them() {
     assert_eq!((one.ends().await.code, two.ends().await.code), (Some(0), Some(0)));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_signal_while_waiting_leaves_the_queue_at_once() {
     let path = "/zklock/impatient";
     let (_zk, lock) = server_lock(path).await;
@@ -529,7 +529,7 @@ async fn a_signal_while_waiting_leaves_the_queue_at_once() {
     held.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_gives_up_on_a_cut_network_does_not_wait_for_it() {
     let path = "/zklock/unheard";
     let (_zk, lock) = server_lock(path).await;
@@ -546,7 +546,7 @@ async fn whoever_gives_up_on_a_cut_network_does_not_wait_for_it() {
     held.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn whoever_waits_off_a_terminal_says_so_in_a_line_when_it_changes() {
     let path = "/zklock/lines";
     let (_zk, lock) = server_lock(path).await;
@@ -584,7 +584,7 @@ fn last_stamp(file: &Path) -> u64 {
     whole.lines().map(|line| line.parse::<u64>().expect("a number of nanoseconds")).max().expect("it ran")
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_cut_network_the_command_is_dead_before_the_next_one_starts() {
     for (round, cut) in [Proxy::cut as fn(&Proxy), Proxy::black_hole].into_iter().enumerate() {
         let path = format!("/zklock/cut-{round}");
@@ -607,7 +607,7 @@ async fn on_a_cut_network_the_command_is_dead_before_the_next_one_starts() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn where_nobody_reads_what_zklock_says_the_command_is_dead_before_the_next_one_starts() {
     for (round, more) in [&[][..], &["-v"]].into_iter().enumerate() {
         let path = &format!("/zklock/unread-{round}")[..];
@@ -638,7 +638,7 @@ async fn where_nobody_reads_what_zklock_says_the_command_is_dead_before_the_next
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn zklock_ends_also_where_nobody_reads_why() {
     let (_zk, lock) = server_lock("/zklock/unread-end").await;
     let held = lock.write().await.expect("free");
@@ -651,7 +651,7 @@ async fn zklock_ends_also_where_nobody_reads_why() {
     drop(unread);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_heeds_term_has_its_grace_and_the_loss_outranks_its_code() {
     let path = "/zklock/heeds";
     for (options, code) in [(&[][..], 75), (&["--lost-exit-code", "99"], 99)] {
@@ -667,7 +667,7 @@ async fn a_command_that_heeds_term_has_its_grace_and_the_loss_outranks_its_code(
 }
 
 /// The session goes on, so there is no other limit.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_does_not_heed_term_is_killed_after_its_grace() {
     let path = "/zklock/deaf";
     let (zk, _lock) = server_lock(path).await;
@@ -683,7 +683,7 @@ async fn a_command_that_does_not_heed_term_is_killed_after_its_grace() {
     assert!(run.stderr.contains("the command was killed"), "{run:#?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_answers_only_pings_holds_up_no_command() {
     let proxy = Proxy::start(shared_server().address());
     proxy.answer_only_pings();
@@ -713,7 +713,7 @@ async fn a_server_that_answers_only_pings_holds_up_no_command() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_blip_loses_nothing() {
     let proxy = Proxy::start(shared_server().address());
     let options = ["--session-timeout", "60s", "/zklock/blip", "-c", "echo ready; read line; exit 8"];
@@ -732,7 +732,7 @@ async fn a_blip_loses_nothing() {
     assert_eq!(holder.ends().await.code, Some(8));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_was_stopped_past_its_lease_kills_the_command_when_it_goes_on() {
     let path = "/zklock/stopped";
     let (_zk, lock) = server_lock(path).await;
@@ -776,7 +776,7 @@ async fn a_command_that_ends_while_zklock_is_stopped_past_its_lease_does_not_cou
 // ---------------------------------------------------------------------------------------------------------------
 // Seeing and mending
 
-#[tokio::test]
+#[support::judged]
 async fn ls_shows_the_queue_as_a_table_and_as_json() {
     let path = "/zklock/seen";
     let (_zk, lock) = server_lock(path).await;
@@ -816,7 +816,7 @@ async fn ls_shows_the_queue_as_a_table_and_as_json() {
     granted(waits).await.release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn ls_of_a_directory_of_locks_does_not_only_say_that_it_is_free() {
     let (_zk, lock) = server_lock("/zklock-above/one").await;
     let held = lock.write().await.unwrap();
@@ -828,7 +828,7 @@ async fn ls_of_a_directory_of_locks_does_not_only_say_that_it_is_free() {
     assert_eq!(free.stderr, "");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_table_is_straight_also_where_characters_are_wide() {
     let path = "/zklock/wide";
     let (_zk, lock) = server_lock(path).await;
@@ -844,7 +844,7 @@ async fn a_table_is_straight_also_where_characters_are_wide() {
     assert_eq!(after_label(lines[2], "plain"), (after_label(lines[1], "日本語").0, 3), "{}", table.stdout);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn ls_tree_shows_all_locks_below_a_path() {
     let (zk, one) = server_lock("/zklock-tree/one").await;
     let two = lock_at(&zk, "/zklock-tree/deep/two");
@@ -862,7 +862,7 @@ async fn ls_tree_shows_all_locks_below_a_path() {
     assert_eq!((none.code, none.stdout.lines().count()), (Some(0), 1));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn ls_tree_marks_processes_that_wait_for_each_other_in_a_circle() {
     let (zk, _lock) = server_lock("/zklock-circle/a").await;
     let of =
@@ -899,7 +899,7 @@ async fn ls_tree_marks_processes_that_wait_for_each_other_in_a_circle() {
     drop((ants, bees, crows));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn watch_tells_each_change_of_the_queue() {
     let path = "/zklock/watched";
     let (_zk, lock) = server_lock(path).await;
@@ -914,7 +914,7 @@ async fn watch_tells_each_change_of_the_queue() {
     assert_eq!(watch.ends().await.code, None, "it is ended by the signal itself");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn watch_ends_when_nobody_reads_it_any_more() {
     let mut command = Command::new("bash");
     prepare(&mut command, &shared_server().address());
@@ -924,7 +924,7 @@ async fn watch_ends_when_nobody_reads_it_any_more() {
     assert_eq!(run.stdout, "/zklock/unread: free\n0\n", "{run:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn break_removes_the_one_with_the_token_and_refuses_a_stale_one() {
     let path = "/zklock/broken";
     let (_zk, lock) = server_lock(path).await;
@@ -967,7 +967,7 @@ async fn keeping(path: &str) -> (ZooKeeper, RwLock) {
     (zk, lock)
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_kept_lock_that_is_idle_is_free_after_ask() {
     let path = "/zklock/asked/idle";
     let (_zk, lock) = keeping(path).await;
@@ -980,7 +980,7 @@ async fn a_kept_lock_that_is_idle_is_free_after_ask() {
     eventually("it is free", || async { run(&["-n", path, "true"]).await.code == Some(0) }).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_kept_lock_that_is_used_is_free_after_its_use_once_it_was_asked_for() {
     let path = "/zklock/asked/used";
     let (_zk, lock) = keeping(path).await;
@@ -991,7 +991,7 @@ async fn a_kept_lock_that_is_used_is_free_after_its_use_once_it_was_asked_for() 
     assert_eq!(run(&["-n", path, "true"]).await.code, Some(0));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn ls_and_a_waiting_zklock_tell_kept_from_held() {
     let path = "/zklock/asked/seen";
     let (_zk, kept) = keeping(path).await;
@@ -1020,7 +1020,7 @@ async fn ls_and_a_waiting_zklock_tell_kept_from_held() {
     assert_eq!(waiting.says().await, "ran");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn ask_leaves_a_holder_that_keeps_nothing_and_a_path_that_is_not_there_alone() {
     let path = "/zklock/asked/held";
     let (zk, lock) = server_lock(path).await;
@@ -1032,7 +1032,7 @@ async fn ask_leaves_a_holder_that_keeps_nothing_and_a_path_that_is_not_there_alo
     assert_eq!(session(&zk).await.data("/zklock/asked/nothing").await.unwrap_err(), Failure::NoNode);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn ask_says_what_it_may_not_do_and_where_no_lock_is_kept() {
     let path = "/zklock/asked/refused";
     let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
@@ -1050,7 +1050,7 @@ async fn ask_says_what_it_may_not_do_and_where_no_lock_is_kept() {
     assert!(elsewhere.stderr.contains("to ask in the dialect curator, in which no node is kept"), "{elsewhere:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn check_finds_what_is_odd() {
     let path = "/zklock/checked";
     let (zk, lock) = server_lock(path).await;
@@ -1093,7 +1093,7 @@ async fn check_finds_what_is_odd() {
 }
 
 /// A directory is a semaphore only with both parts of one.
-#[tokio::test]
+#[support::judged]
 async fn a_directory_with_half_of_a_semaphore_is_checked_as_a_lock() {
     let (zk, lock) = server_lock("/zklock/half").await;
     drop(lock.write().await.unwrap());
@@ -1108,7 +1108,7 @@ async fn a_directory_with_half_of_a_semaphore_is_checked_as_a_lock() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn ls_of_a_taken_lock_or_of_free_permits_says_nothing_of_other_nodes() {
     let (zk, lock) = server_lock("/zklock/directory").await;
     let _held = lock.write().await.unwrap();
@@ -1120,7 +1120,7 @@ async fn ls_of_a_taken_lock_or_of_free_permits_says_nothing_of_other_nodes() {
     assert!(free.stdout.contains("2 of 2 permits free") && free.stderr.is_empty(), "{free:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_dialect_is_spoken_where_it_is_asked_for_and_named_where_it_is_not() {
     let path = "/zklock/spoken";
     let (zk, _lock) = server_lock(path).await;
@@ -1155,7 +1155,7 @@ async fn a_dialect_is_spoken_where_it_is_asked_for_and_named_where_it_is_not() {
     assert!(unknown.code == Some(64) && unknown.stderr.contains("curator-mutex"), "{unknown:#?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_that_is_used_up_is_odd() {
     let path = "/zklock/old";
     let server = Server::start_with(&[], &WITHOUT_DIGESTS);
@@ -1169,7 +1169,7 @@ async fn a_directory_that_is_used_up_is_odd() {
     assert_eq!(holder.ends().await.code, Some(143));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn completions_and_manual_pages_know_the_subcommands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let run = run(&["completions", shell]).await;
@@ -1307,7 +1307,7 @@ fn state(pid: Pid) -> char {
     stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_command_on_a_terminal_reads_what_is_typed() {
     let mut terminal = OnTerminal::start(&["/zklock/tty/read", "--", "sh", "-c", "echo ready; cat; exit 6"]);
     terminal.shows("ready");
@@ -1318,7 +1318,7 @@ async fn a_command_on_a_terminal_reads_what_is_typed() {
     assert_eq!(terminal.ends().await, Some(6));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn ctrl_c_reaches_a_command_on_a_terminal_once() {
     // It has the terminal once it has read from it. While it sleeps a trap is never overlooked, as it may be by a `read`
     // that is about to begin.
@@ -1341,7 +1341,7 @@ async fn ctrl_c_reaches_a_command_on_a_terminal_once() {
     assert_eq!(terminal.ends().await, None);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn ctrl_c_ends_the_script_around_us_too() {
     let script =
         "trap 'echo script too; exit 9' INT; \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo on";
@@ -1395,7 +1395,7 @@ async fn goes_on(mut terminal: OnTerminal) {
     assert_eq!(terminal.ends().await, Some(0));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn one_zklock_in_another_stops_and_goes_on_as_one() {
     let zklock = binary();
     let mut terminal =
@@ -1406,7 +1406,7 @@ async fn one_zklock_in_another_stops_and_goes_on_as_one() {
     goes_on(terminal).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_z_stops_the_command_and_us_until_we_are_continued() {
     let mut terminal = OnTerminal::start(&["/zklock/tty/stop", "--", "sh", "-c", "echo pid $$; exec cat"]);
     terminal.shows("pid ");
@@ -1420,7 +1420,7 @@ async fn ctrl_z_stops_the_command_and_us_until_we_are_continued() {
     goes_on(terminal).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_command_does_not_go_on_without_the_lock() {
     let path = "/zklock/tty/asleep";
     let (_zk, lock) = server_lock(path).await;
@@ -1440,7 +1440,7 @@ async fn a_stopped_command_does_not_go_on_without_the_lock() {
     next.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_terminal_one_live_line_says_who_is_in_the_way() {
     let path = "/zklock/tty/live";
     let (_zk, lock) = server_lock(path).await;
@@ -1457,7 +1457,7 @@ async fn on_a_terminal_one_live_line_says_who_is_in_the_way() {
     assert!(!terminal.seen.contains('\n'));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn break_asks_on_a_terminal() {
     let path = "/zklock/tty/break";
     let (_zk, lock) = server_lock(path).await;
@@ -1474,7 +1474,7 @@ async fn break_asks_on_a_terminal() {
     soon("the loss", held.lost()).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn colours_are_for_terminals_whose_users_want_them() {
     let path = "/zklock/tty/colour";
     let (_zk, lock) = server_lock(path).await;
@@ -1498,7 +1498,7 @@ async fn colours_are_for_terminals_whose_users_want_them() {
     terminal.shows("\x1b[32m1      holds");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_keeps_to_its_screen() {
     let path = "/zklock/tty/watched";
     let (_zk, lock) = server_lock(path).await;
@@ -1527,7 +1527,7 @@ async fn watch_keeps_to_its_screen() {
     assert_eq!(terminal.ends().await, None, "it is ended by the signal itself");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_says_that_nobody_answers_and_goes_on_when_somebody_does() {
     let path = "/zklock/tty/silent";
     let (_zk, lock) = server_lock(path).await;
@@ -1552,7 +1552,7 @@ async fn watch_says_that_nobody_answers_and_goes_on_when_somebody_does() {
     lines.signal(Signal::INT);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_command_that_is_killed_leaves_the_terminal_as_it_found_it() {
     let script = "\"$0\" /zklock/tty/killed -c 'stty -echo; echo ready; kill -9 $$'
         echo end: $(stty -a | tr ' ;' '\\n\\n' | grep -x -e echo -e -echo)";
@@ -1562,7 +1562,7 @@ async fn a_command_that_is_killed_leaves_the_terminal_as_it_found_it() {
     assert_eq!(terminal.ends().await, Some(0));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn settings_that_others_made_on_the_terminal_are_left_alone() {
     let files = scratch();
     let script = "cd \"$1\"; mkfifo up go; stty -echo
@@ -1598,7 +1598,7 @@ fn typed(line: &str, commands: &tempfile::TempDir) -> Command {
     command
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_pages_can_be_followed_word_for_word() {
     let commands = commands(&["sqlx", "psql", "import"]);
     let pages = [include_str!("../../../docs/guide.md"), include_str!("../../../docs/operating.md")];
@@ -1665,7 +1665,7 @@ async fn the_pages_can_be_followed_word_for_word() {
 }
 
 /// Each row is typed on both sides: with a file and util-linux's `flock`, and with a lock of ours.
-#[tokio::test]
+#[support::judged]
 async fn whoever_comes_from_flock_finds_its_exit_codes_and_output() {
     let commands = commands(&[]);
     let page = include_str!("../../../docs/coming-from.md");
@@ -1712,7 +1712,7 @@ async fn whoever_comes_from_flock_finds_its_exit_codes_and_output() {
     assert_eq!(listed.await.stdout, "/zklock/flock: free\n");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_line_is_run_by_the_users_shell_or_else_by_sh() {
     for (shell, printed, code) in [("/bin/echo", "-c exit 3\n", 0), ("", "", 3)] {
         let mut command = zklock(&["/zklock/shell", "-c", "exit 3"]);
@@ -1723,7 +1723,7 @@ async fn a_line_is_run_by_the_users_shell_or_else_by_sh() {
 }
 
 /// Nothing listens at the address, so a command that tried to connect would try for ten seconds and end with 69.
-#[tokio::test]
+#[support::judged]
 async fn a_path_that_no_lock_can_have_is_refused_before_anything_is_sent() {
     let nowhere = "127.0.0.1:1";
     for path in ["relative", "/a//b", "/a/../b", "/zookeeper", "/\u{1d11e}"] {

@@ -46,7 +46,7 @@ fn assert_skipped(run: &Run, path: &str, by: &str) {
     assert!(run.stderr.ends_with(" \"report\", less than 50m ago\n"), "{run:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn of_hosts_that_start_within_a_second_exactly_one_runs_the_job() {
     let (_zk, lock) = server_lock("/zklock/once/together").await;
     let directory = scratch();
@@ -67,7 +67,7 @@ async fn of_hosts_that_start_within_a_second_exactly_one_runs_the_job() {
     line_becomes(&lock, "").await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_job_that_was_done_is_skipped_with_words_or_quietly_and_with_another_code() {
     let (zk, lock) = server_lock("/zklock/once/skipped").await;
     let path = lock.path();
@@ -87,7 +87,7 @@ async fn a_job_that_was_done_is_skipped_with_words_or_quietly_and_with_another_c
     assert_eq!((due.code, &due.stdout[..]), (Some(0), "ran\n"), "{due:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_job_that_fails_or_is_killed_is_run_by_the_next_host() {
     let (zk, lock) = server_lock("/zklock/once/fails").await;
     let path = lock.path();
@@ -103,7 +103,7 @@ async fn a_job_that_fails_or_is_killed_is_run_by_the_next_host() {
     assert_skipped(&ended(host("web-1", path, "echo done")).await, path, "web-3");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_run_that_is_killed_half_way_with_its_command_is_done_by_a_host_that_waits() {
     let (zk, lock) = server_lock("/zklock/once/killed").await;
     let timeout = SHORT.as_secs().to_string();
@@ -121,7 +121,7 @@ async fn a_run_that_is_killed_half_way_with_its_command_is_done_by_a_host_that_w
     assert!(recorded(&zk, lock.path()).await.expect("recorded").contains("\nhost=web-2\n"));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_run_whose_lock_is_lost_records_nothing_even_if_its_command_then_succeeds() {
     let (zk, lock) = server_lock("/zklock/once/lost").await;
     let job = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done";
@@ -135,7 +135,7 @@ async fn a_run_whose_lock_is_lost_records_nothing_even_if_its_command_then_succe
     assert_eq!((second.code, &second.stdout[..]), (Some(0), "done\n"), "{second:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_success_that_may_not_be_recorded_is_no_success() {
     let path = "/zklock/once/denied";
     let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
@@ -154,7 +154,7 @@ async fn a_success_that_may_not_be_recorded_is_no_success() {
     line_becomes(&lock, "").await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_signal_that_ends_nobody_does_not_end_the_wait_for_the_record_of_a_success() {
     let proxy = Proxy::start(shared_server().address());
     let (zk, lock) = server_lock("/zklock/once/resized").await;
@@ -174,7 +174,7 @@ async fn a_signal_that_ends_nobody_does_not_end_the_wait_for_the_record_of_a_suc
     assert_eq!(first.ends().await.code, Some(0));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_success_whose_record_is_not_confirmed_before_the_lock_is_lost_is_not_claimed() {
     for (name, arrives) in [("request", false), ("answer", true), ("all-but-pings", false)] {
         let proxy = Proxy::start(shared_server().address());
@@ -201,7 +201,7 @@ async fn a_success_whose_record_is_not_confirmed_before_the_lock_is_lost_is_not_
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_taken_lock_is_a_conflict_for_a_host_that_does_not_wait() {
     let (_zk, lock) = server_lock("/zklock/once/taken").await;
     let held = lock.write().await.unwrap();
@@ -212,7 +212,7 @@ async fn a_taken_lock_is_a_conflict_for_a_host_that_does_not_wait() {
     drop(held);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn wrong_options_are_refused_before_anything_is_sent() {
     for (arguments, problem) in [
         (&["--once-in", "0", "/zklock/once/wrong", "true"][..], "--once-in needs a time that is not zero"),
@@ -225,7 +225,7 @@ async fn wrong_options_are_refused_before_anything_is_sent() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn ls_shows_who_did_it_last_and_forget_makes_it_due() {
     let (_zk, lock) = server_lock("/zklock/once/shown/report").await;
     let path = lock.path();
@@ -267,7 +267,7 @@ async fn ls_shows_who_did_it_last_and_forget_makes_it_due() {
 // ---------------------------------------------------------------------------------------------------------------
 // Clocks
 
-#[tokio::test]
+#[support::judged]
 async fn two_hosts_whose_clocks_differ_by_an_hour_agree_on_what_was_done() {
     let (zk, lock) = server_lock("/zklock/once/clocks").await;
     let path = lock.path();
@@ -307,7 +307,7 @@ async fn two_hosts_whose_clocks_differ_by_an_hour_agree_on_what_was_done() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_clock_of_the_ensemble_decides_also_when_it_is_set() {
     let hour = 3_600;
     let clock = Clock::ahead_by(24 * hour);
@@ -339,7 +339,7 @@ async fn the_clock_of_the_ensemble_decides_also_when_it_is_set() {
 // ---------------------------------------------------------------------------------------------------------------
 // The guide's chapter on cron
 
-#[tokio::test]
+#[support::judged]
 async fn the_guides_crontab_runs_the_job_once_however_many_hosts_have_it() {
     let table = page::blocks(include_str!("../../../docs/guide.md"), "crontab");
     let [table] = table[..] else { panic!("{table:?}") };
@@ -367,7 +367,7 @@ async fn the_guides_crontab_runs_the_job_once_however_many_hosts_have_it() {
     assert!(ls.stdout.contains("last done at "), "{ls:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn without_the_ensemble_nothing_is_run_and_cron_has_something_to_mail() {
     let away = ended(zklock_on("127.0.0.1:1", &["-q", "--once-in", "50m", "/cron/report", "-c", "echo ran"])).await;
     assert_eq!((away.code, &away.stdout[..]), (Some(69), ""), "{away:#?}");

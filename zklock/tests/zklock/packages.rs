@@ -28,7 +28,7 @@ fn files(system: &Path) -> Vec<String> {
     files
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_package_is_installed_runs_and_is_removed() {
     let place = scratch();
     let (out, system) = (place.path().join("out"), place.path().join("system"));

@@ -38,7 +38,7 @@ async fn becomes(semaphore: &Semaphore, holders: usize, waiters: usize) {
     eventually(&what, || async { counts(semaphore).await == (holders, waiters) }).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn each_end_under_a_permit_has_its_exit_code() {
     let (_zk, taken) = semaphore("/zklock/permits/taken", 2).await;
     let held = taken.acquire_many(2).await.unwrap();
@@ -84,7 +84,7 @@ async fn each_end_under_a_permit_has_its_exit_code() {
     assert!(held.is_held());
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_command_is_told_of_its_permit() {
     let path = "/zklock/permits/told";
     let script = "echo $ZKLOCK_PATH $ZKLOCK_MODE; test $ZKLOCK_TOKEN -gt 0";
@@ -93,7 +93,7 @@ async fn the_command_is_told_of_its_permit() {
     assert!(told.stderr.contains("granted /zklock/permits/told after ") && told.stderr.contains("token "), "{told:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn of_many_commands_no_more_run_at_once_than_there_are_permits() {
     let (_zk, semaphore) = semaphore("/zklock/permits/many", 3).await;
     let files = scratch();
@@ -114,7 +114,7 @@ async fn of_many_commands_no_more_run_at_once_than_there_are_permits() {
     becomes(&semaphore, 0, 0).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn whoever_waits_for_a_permit_says_so_and_leaves_at_a_signal() {
     let (_zk, semaphore) = semaphore("/zklock/permits/waits", 1).await;
     let held = semaphore.acquire().label("slow").await.unwrap();
@@ -131,7 +131,7 @@ async fn whoever_waits_for_a_permit_says_so_and_leaves_at_a_signal() {
     held.release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_cut_network_a_command_is_dead_before_its_permit_is_given_on() {
     for (round, cut) in [Proxy::cut as fn(&Proxy), Proxy::black_hole].into_iter().enumerate() {
         let (_zk, semaphore) = semaphore(&format!("/zklock/permits/cut-{round}"), 1).await;
@@ -154,7 +154,7 @@ async fn on_a_cut_network_a_command_is_dead_before_its_permit_is_given_on() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn ls_shows_a_semaphore_as_a_table_and_as_json() {
     let (_zk, semaphore) = semaphore("/zklock/permits/shown", 3).await;
     let free = run(&["ls", semaphore.path()]).await;
@@ -201,7 +201,7 @@ async fn ls_shows_a_semaphore_as_a_table_and_as_json() {
     assert_eq!((&json["permits"]["free"], &json["members"]), (&Value::from(3), &Value::Array(vec![])));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_tells_each_change_of_a_semaphore_also_of_its_first_use() {
     let (_zk, semaphore) = semaphore("/zklock/permits/watched", 2).await;
     let mut watch = Running::start(zklock(&["watch", "--json", "--interval", "10ms", semaphore.path()]));
@@ -221,7 +221,7 @@ async fn watch_tells_each_change_of_a_semaphore_also_of_its_first_use() {
     assert_eq!(seen(watch.says().await), (Some(3), 0));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn without_a_number_what_was_set_counts_and_permits_sets_it() {
     let path = "/zklock/permits/set";
     let unset = run(&["-j", path, "true"]).await;
@@ -246,7 +246,7 @@ async fn without_a_number_what_was_set_counts_and_permits_sets_it() {
     assert!(held.is_held());
 }
 
-#[tokio::test]
+#[support::judged]
 async fn break_takes_a_permit_away_and_refuses_a_stale_token() {
     let (_zk, semaphore) = semaphore("/zklock/permits/broken", 1).await;
     let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
@@ -266,7 +266,7 @@ async fn break_takes_a_permit_away_and_refuses_a_stale_token() {
     assert!(next.is_held());
 }
 
-#[tokio::test]
+#[support::judged]
 async fn check_finds_what_is_odd_about_a_semaphore() {
     let (zk, semaphore) = semaphore("/zklock/permits/odd", 2).await;
     let held = semaphore.acquire_many(2).await.unwrap();

@@ -19,7 +19,7 @@ fn seconds(limit: Duration) -> String {
 
 /// Within how long a dead port is told is the limit that the message names: what the library was given. The clock says
 /// nothing here, since a busy machine may be late.
-#[tokio::test]
+#[support::judged]
 async fn a_dead_port_is_told_in_time_and_in_the_words_of_the_system() {
     let port = Port::reserve();
     let address = port.address().to_string();
@@ -58,7 +58,7 @@ fn is_so(so: bool, run: &Run) -> Result<(), String> {
     if so { Ok(()) } else { Err(format!("{run:#?}")) }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_unknown_host_and_a_full_server_are_told_apart() {
     let server = Server::start_with(&["maxClientCnxns=1"], &[]);
     let _only = connect(&server.address()).await;
@@ -75,7 +75,7 @@ async fn an_unknown_host_and_a_full_server_are_told_apart() {
     .await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn who_waits_while_cut_off_is_told_since_when_and_why() {
     with_time_enough(Duration::from_secs(4), async |limit| {
         let quiet = cut_off_while_it_waits(limit, &["-q", "-E", "9"]).await.0;
@@ -107,7 +107,7 @@ async fn cut_off_while_it_waits(limit: Duration, options: &[&str]) -> (Run, Stri
     (waiting.ends_within(Duration::from_secs(120)).await, server.address())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn credentials_without_a_colon_are_named_as_they_were_given_and_not_shown() {
     for (variable, option) in [("ZK_AUTH", "--auth"), ("ZK_SASL", "--sasl")] {
         for (secret, what) in [("hunter2", "it has no colon"), (":hunter2", "it has no user before the colon")] {
@@ -122,7 +122,7 @@ async fn credentials_without_a_colon_are_named_as_they_were_given_and_not_shown(
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn sasl_at_servers_without_it_is_told_as_what_was_set() {
     let mut command = zklock(&["/reasons/sasl", "true"]);
     command.env("ZK_SASL", "alice:hunter2");
@@ -139,7 +139,7 @@ fn jaas(password: &str) -> String {
     format!("Server {{ {module} required user_alice=\"{password}\"; }};\n")
 }
 
-#[tokio::test]
+#[support::judged]
 async fn credentials_that_are_refused_later_end_with_the_code_for_that() {
     let server = Server::start_with_files(
         &[("jaas.conf", &jaas("first"))],
@@ -174,7 +174,7 @@ async fn credentials_that_are_refused_later_end_with_the_code_for_that() {
     assert!(waits.stderr.ends_with("in ZK_SASL\n") && waits.stderr.contains("refuse"), "{waits:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_lock_and_a_place_lost_by_an_outage_say_since_when_and_why() {
     let server = Server::start();
     let on = |command| zklock_on(&server.address(), &["--session-timeout", "4", "/reasons", "-c", command]);
@@ -198,7 +198,7 @@ async fn a_lock_and_a_place_lost_by_an_outage_say_since_when_and_why() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn verbose_shows_the_log_with_the_reason_and_the_grant() {
     let granted = run(&["-v", "/reasons/verbose", "true"]).await;
     assert_eq!(granted.code, Some(0), "{granted:#?}");
@@ -219,7 +219,7 @@ async fn verbose_shows_the_log_with_the_reason_and_the_grant() {
     assert_eq!(both.code, Some(64), "{both:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_help_and_the_pages_name_each_exit_code_that_the_source_defines() {
     let source = include_str!("../../src/exit.rs");
     let defined = source.lines().filter_map(|line| line.strip_prefix("pub(crate) const ")?.split_once(": u8 = "));
@@ -268,7 +268,7 @@ int getaddrinfo(const char *name, const char *port, const struct addrinfo *hints
 "#;
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-#[tokio::test]
+#[support::judged]
 async fn a_server_whose_name_gets_another_address_is_found_there() {
     let scratch = scratch();
     let at = |name: &str| scratch.path().join(name).display().to_string();
@@ -300,7 +300,7 @@ async fn a_server_whose_name_gets_another_address_is_found_there() {
 }
 
 /// As under a limit of processes: for a stack as large no thread is started.
-#[tokio::test]
+#[support::judged]
 async fn a_system_that_gives_no_thread_has_a_code_of_its_own() {
     let mut command = zklock(&["/zklock/no-thread", "true"]);
     command.env("RUST_MIN_STACK", (1_u64 << 60).to_string());

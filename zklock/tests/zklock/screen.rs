@@ -67,7 +67,7 @@ async fn crowd(path: &str) -> (Vec<i64>, Vec<Box<dyn std::any::Any>>) {
     (tokens, stay)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ls_fits_its_terminal_and_shows_every_token() {
     let path = "/zklock-screen/ls/a-path-of-some-length";
     let (tokens, _stay) = crowd(path).await;
@@ -89,7 +89,7 @@ async fn ls_fits_its_terminal_and_shows_every_token() {
     assert!(whole.lines().next().unwrap().contains("  SESSION  "), "{whole}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn trees_permits_and_other_dialects_fit_as_well() {
     let prefix = "/zklock-screen/tree";
     let zk = connect(&shared_server().address()).await;
@@ -118,7 +118,7 @@ async fn trees_permits_and_other_dialects_fit_as_well() {
     waits.abort();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_fits_its_terminal_and_follows_its_size() {
     let path = "/zklock-screen/watch/a-path-of-some-length/that-a-narrow-terminal-has-no-room-for";
     let (tokens, _stay) = crowd(path).await;
@@ -146,7 +146,7 @@ async fn looks(proxy: &Proxy, more: u64) {
     eventually("it looks", || async { proxy.count(Op::GetChildren) >= before + more }).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_draws_nothing_in_the_background_and_again_in_the_foreground() {
     let path = "/zklock-screen/background";
     let (_zk, lock) = server_lock(path).await;
@@ -178,7 +178,7 @@ async fn watch_draws_nothing_in_the_background_and_again_in_the_foreground() {
     terminal.ends().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_in_the_background_ends_with_its_terminal() {
     let path = "/zklock-screen/gone";
     let proxy = Proxy::start(shared_server().address());
@@ -196,7 +196,7 @@ async fn a_watch_in_the_background_ends_with_its_terminal() {
     eventually("it has ended", || async { ended() }).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_says_that_nobody_answers_only_if_somebody_was_asked() {
     let path = "/zklock-screen/slow";
     let mut terminal = OnTerminal::start(&["watch", "--interval", "1h", path]);
@@ -211,7 +211,7 @@ async fn watch_says_that_nobody_answers_only_if_somebody_was_asked() {
     terminal.ends().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn the_line_of_a_wait_names_the_holder_and_since_when_in_80_columns() {
     let path = "/zklock-screen/wait/a-path-of-some-length";
     let (zk, _lock) = server_lock(path).await;

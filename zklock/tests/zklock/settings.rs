@@ -29,14 +29,14 @@ async fn refusal(mut command: Command, option: &str, value: &str, by_option: boo
     ended(command).await
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_subcommand_that_is_misspelt_is_told_as_it_is_spelt() {
     let run = ended(zklock_on("127.0.0.1:1", &["lss"])).await;
     assert_eq!(run.code, Some(64), "{run:#?}");
     assert!(run.stderr.ends_with("nor a subcommand; did you mean ls?\n"), "{run:#?}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_wrong_setting_is_told_by_the_name_by_which_it_was_given() {
     for (option, variable, value, problem) in WRONG {
         for by_option in [true, false] {
@@ -54,7 +54,7 @@ async fn a_wrong_setting_is_told_by_the_name_by_which_it_was_given() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_variable_that_is_no_text_is_told_and_not_shown() {
     use std::os::unix::ffi::OsStrExt;
     for variable in ["ZK_HOSTS", "ZK_TICK_TIME", "ZK_AUTH", "ZK_SASL"] {
@@ -66,7 +66,7 @@ async fn a_variable_that_is_no_text_is_told_and_not_shown() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_empty_variable_counts_as_none_and_none_is_in_the_way_of_the_help() {
     let names = WRONG.map(|(_, variable, ..)| variable);
     let mut command = zklock(&["/zklock/settings", "true"]);
@@ -85,7 +85,7 @@ async fn an_empty_variable_counts_as_none_and_none_is_in_the_way_of_the_help() {
 }
 
 /// Whoever reads the options learns the variables, too.
-#[tokio::test]
+#[support::judged]
 async fn the_help_names_the_variable_of_each_setting() {
     let help = run(&["--help"]).await.stdout;
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -95,7 +95,7 @@ async fn the_help_names_the_variable_of_each_setting() {
 }
 
 /// These have no variable. A session of a millisecond would blame a server that is well.
-#[tokio::test]
+#[support::judged]
 async fn a_time_that_leaves_no_time_to_connect_is_told_as_what_it_is() {
     for (option, value, problem) in [
         ("--connect-timeout", "0", "'--connect-timeout <TIME>': it must be more than zero"),
@@ -107,7 +107,7 @@ async fn a_time_that_leaves_no_time_to_connect_is_told_as_what_it_is() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_time_of_any_length_is_refused_or_obeyed() {
     for time in ["0", "1ns", "500years", "18446744073709551615s", "18446744073709551615s 1000ms", "1e20"] {
         for option in ["-w", "--once-in", "--grace", "--session-timeout", "--connect-timeout", "--tick-time"] {

@@ -12,7 +12,7 @@ async fn pid_said(running: &mut Running) -> Pid {
     Pid::from_raw(running.says().await.parse().expect("a number")).expect("a pid")
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_zklock_that_is_killed_takes_its_command_along() {
     let script = "trap '' HUP INT TERM; echo $$; while :; do :; done";
     let mut running = Running::start(zklock(&["/zklock/tied", "-c", script]));
@@ -23,7 +23,7 @@ async fn a_zklock_that_is_killed_takes_its_command_along() {
     eventually("the command is gone", || async { !lives(command) }).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn whenever_zklock_is_killed_while_it_starts_no_command_stays() {
     let files = scratch();
     // The command is its own witness: it says its number, and then never ends.
@@ -56,7 +56,7 @@ async fn whenever_zklock_is_killed_while_it_starts_no_command_stays() {
     .await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_command_whose_zklock_is_gone_already_is_not_begun() {
     let mut stage = Command::new(binary());
     // The first process is nobody's idea of a zklock.
@@ -70,7 +70,7 @@ async fn a_command_whose_zklock_is_gone_already_is_not_begun() {
     assert_eq!((run.code, &run.stdout[..]), (Some(0), "ran\n"));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_command_is_the_leader_of_its_group_and_has_no_file_of_ours_open() {
     let group = run(&["/zklock/tied-group", "-c", "cut -d ' ' -f 1,5 /proc/$$/stat"]).await;
     let (pid, of) = group.stdout.trim().split_once(' ').unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 use support::wire::Op;
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn from_start_to_end_alone_a_run_is_five_round_trips() {
     let path = "/zklock/trips";
     assert_eq!(run(&[path, "true"]).await.code, Some(0), "the directory is there now");

@@ -2,7 +2,7 @@
 
 use super::*;
 
-#[tokio::test]
+#[support::judged]
 async fn a_wait_of_less_than_a_second_off_a_terminal_says_nothing() {
     let path = "/zklock/short-wait";
     let (_zk, lock) = server_lock(path).await;
@@ -33,7 +33,7 @@ fn in_background(path: &str, then: &str) -> OnTerminal {
     OnTerminal::start_program("bash", &["-c", &script, binary()])
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn in_the_background_nothing_is_drawn_over_a_prompt() {
     let path = "/zklock/tty/background";
     let (_zk, lock) = server_lock(path).await;
@@ -49,7 +49,7 @@ async fn in_the_background_nothing_is_drawn_over_a_prompt() {
     assert!(!rest.contains('\x1b'), "{rest:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn brought_to_the_foreground_the_line_is_live() {
     let path = "/zklock/tty/foreground";
     let (_zk, lock) = server_lock(path).await;
@@ -74,7 +74,7 @@ async fn stopped_while_it_waits(lock: &RwLock, path: &str) -> OnTerminal {
     terminal
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_for_a_moment_a_waiter_keeps_its_place() {
     let path = "/zklock/tty/paused";
     let (_zk, lock) = server_lock(path).await;
@@ -87,7 +87,7 @@ async fn stopped_for_a_moment_a_waiter_keeps_its_place() {
     terminal.shows("code 0");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_past_its_session_a_waiter_blocks_nobody_and_ends_when_it_goes_on() {
     let path = "/zklock/tty/forgotten";
     let (_zk, lock) = server_lock(path).await;

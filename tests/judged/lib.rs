@@ -1,0 +1,50 @@
+//! The attribute of a test that is judged only by rounds in which the machine went on.
+
+use proc_macro::{Delimiter, Group, TokenStream, TokenTree};
+
+/// In place of `#[test]` or `#[tokio::test]`, with the arguments of the latter: hands the test to `support::rounds::judge`.
+///
+/// `limit_ms = 50` states how long the machine may have stood still in a round whose failure counts.
+#[proc_macro_attribute]
+pub fn judged(arguments: TokenStream, test: TokenStream) -> TokenStream {
+    let tokens: Vec<TokenTree> = test.into_iter().collect();
+    // Attributes are `#` and brackets; the test begins behind them.
+    let attributes = tokens.chunks(2).take_while(|pair| pair[0].to_string() == "#").count() * 2;
+    let (attributes, inner) = tokens.split_at(attributes);
+    let is_async = inner.iter().any(|token| token.to_string() == "async");
+    let name = inner.iter().skip_while(|token| token.to_string() != "fn").nth(1).expect("a test has a name").clone();
+    let parameters = inner.iter().position(|token| is_group(token, Delimiter::Parenthesis)).expect("a function");
+    let answer = &inner[parameters + 1..inner.len() - 1];
+
+    let how = format!("::support::rounds::How {{ {} ..::support::rounds::HOW }}", fields(arguments));
+    let call = if is_async { "judge" } else { "judge_plain" };
+    let judge = parsed(&format!("::support::rounds::{call}({how}, {name})"));
+    let body = inner.iter().cloned().chain(judge).collect();
+    let mut out = parsed("#[::core::prelude::v1::test]");
+    out.extend(attributes.iter().cloned());
+    out.extend([parsed("fn"), name.into(), parsed("()")]);
+    out.extend(answer.iter().cloned());
+    out.extend([TokenTree::Group(Group::new(Delimiter::Brace, body))]);
+    out
+}
+
+fn parsed(code: &str) -> TokenStream {
+    code.parse().expect("Rust")
+}
+
+fn is_group(token: &TokenTree, delimiter: Delimiter) -> bool {
+    matches!(token, TokenTree::Group(group) if group.delimiter() == delimiter)
+}
+
+/// The arguments as fields of `How`.
+fn fields(arguments: TokenStream) -> String {
+    let arguments = arguments.to_string();
+    let arguments = arguments.split(',').map(str::trim).filter(|argument| !argument.is_empty());
+    let field = |argument: &str| match argument.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
+        Some(("flavor", "\"multi_thread\"")) => "has_threads: true,".to_owned(),
+        Some(("worker_threads", number)) => format!("worker_threads: Some({number}),"),
+        Some(("limit_ms", number)) => format!("limit: ::core::time::Duration::from_millis({number}),"),
+        _ => panic!("no argument of a judged test: {argument}"),
+    };
+    arguments.map(field).collect()
+}

@@ -1,0 +1,97 @@
+//! How long the machine stood still: a clock beside the tests, which asks again and again whether it was woken in time.
+//!
+//! A machine that is stopped, suspended or so busy that threads wait for a core wakes it too late. It knows no tests.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// How long the clock sleeps at a time.
+const TICK: Duration = Duration::from_millis(10);
+
+/// What was lost is added up over so long: on a busy machine a request waits for a core at every step of its way.
+const SPAN: Duration = Duration::from_secs(1);
+
+/// Less is not noted.
+const NOTED: Duration = Duration::from_millis(20);
+
+/// A moment of the clock: the time since the machine was started, in which it also counts for how long it was suspended.
+pub type Moment = Duration;
+
+pub fn now() -> Moment {
+    let time = clock_gettime(ClockId::Boottime);
+    Duration::try_from(time).expect("after the start")
+}
+
+/// What the clock has seen.
+#[derive(Debug, Default)]
+pub struct Record {
+    last: Option<Moment>,
+    /// By how much it was woken too late within the last [`SPAN`], and when.
+    late: VecDeque<(Moment, Duration)>,
+    /// By how much in all of a span, and the moment at which that span ended: the worst of each span.
+    lost: Vec<(Moment, Duration)>,
+}
+
+impl Record {
+    /// The clock was woken at this moment.
+    pub fn tick(&mut self, now: Moment) {
+        let Some(last) = self.last.replace(now) else { return };
+        self.late.push_back((now, now.saturating_sub(last + TICK)));
+        // What was lost at once is lost within one span, however long it took.
+        while self.late.front().is_some_and(|(then, _)| *then + SPAN < now) {
+            self.late.pop_front();
+        }
+        let lost = self.late.iter().map(|(_, late)| *late).sum();
+        match self.lost.last_mut() {
+            _ if lost < NOTED => {}
+            Some((then, most)) if *then + SPAN >= now => {
+                (*then, *most) = if lost > *most { (now, lost) } else { (*then, *most) }
+            }
+            _ => self.lost.push((now, lost)),
+        }
+    }
+
+    /// The most that was lost within one span that ended since then.
+    pub fn most_lost_since(&self, then: Moment) -> Duration {
+        let since = self.lost.iter().rev().take_while(|(ended, _)| *ended >= then);
+        since.map(|(_, lost)| *lost).max().unwrap_or_default()
+    }
+}
+
+fn record() -> MutexGuard<'static, Record> {
+    static RECORD: OnceLock<Mutex<Record>> = OnceLock::new();
+    let start = || {
+        let run = || {
+            loop {
+                record().tick(now());
+                thread::sleep(TICK);
+            }
+        };
+        thread::Builder::new().name("standstill".to_owned()).spawn(run).expect("a thread");
+        Mutex::default()
+    };
+    RECORD.get_or_init(start).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has the clock run from now on.
+pub fn watch() {
+    drop(record());
+}
+
+/// The most that the machine lost within one second that ended since then.
+pub fn most_lost_since(then: Moment) -> Duration {
+    let asked = now();
+    loop {
+        let record = record();
+        // What came just before is known only when the clock was woken after it.
+        if record.last.is_some_and(|last| last > asked) {
+            return record.most_lost_since(then);
+        }
+        drop(record);
+        thread::sleep(TICK);
+    }
+}
