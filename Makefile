@@ -5,30 +5,24 @@ SHELL := /bin/bash
 # One shell for a whole recipe, which stops at the first failure, also inside a pipe.
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
+# What is built needs what is installed before it.
+.NOTPARALLEL:
 
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 # Every package with every feature. What is built for one of these commands is built for all of them.
 WHOLE := --workspace --all-features
-SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak mutants interop nemesis versions growth scale performance figures shells kerberos databases pages upstream msrv deny semver package \
+.PHONY: test plan programs lint soak mutants interop nemesis versions growth scale performance figures shells kerberos databases pages upstream msrv deny semver package \
 	filled-in binary deb zookeeper servers
 
-# The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
-# proved nothing about ZooKeeper, so it fails however green the tests look.
-test: servers programs
-	mkdir -p '$(dir $(SERVER_LOG))'
-	rm -f '$(SERVER_LOG)'
-	# Most tests wait most of the time, for a lease to end or a server to start: so more of them at once than there are cores.
-	export RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((4 * $$(nproc)))}
-	ZK_RWLOCK_SERVERS='$(SERVER_LOG)' cargo test $(WHOLE)
-	if [[ ! -s '$(SERVER_LOG)' ]]; then
-		echo 'make test: FAILED: no test started a ZooKeeper server ($(SERVER_LOG) is empty)' >&2
-		exit 1
-	fi
-	echo 'make test: real Curator and kazoo are not part of it: make interop'
-	awk '{ servers[$$NF]++ } END { for (v in servers) print "make test: started ZooKeeper " v ": " servers[v] " times" }' \
-		'$(SERVER_LOG)' | sort
+# Says what it will do, installs what is missing, builds, and runs every chapter to its end: tests/chapters.sh. The tests start their own
+# ZooKeeper servers, and a run that started none fails however green the tests look.
+test: plan servers programs
+	@tests/chapters.sh run $(WHOLE)
+
+plan:
+	@$(SERVER_PACKAGES)
+	tests/chapters.sh plan "$${packages[@]}"
 
 # What the tests run as a user would: `zklock` and the examples. The tests refuse one that is older than its sources.
 programs:
@@ -86,7 +80,7 @@ interop: zookeeper
 	INTEROP_SECONDS=$(INTEROP_SECONDS) cargo test $(WHOLE) --test interop -- --nocapture
 
 # Says in each line of a file in which run it was measured.
-STAMP = sed "s/^{/{\"run\":\"$$(date -u +%FT%TZ)\",\"commit\":\"$$(git describe --always --dirty)\",\"machine\":\"$$(nproc) cores, Linux $$(uname -r)\",/" $(1).part >$(1); rm $(1).part
+STAMP = sed "s/^{/{\"run\":\"$$(date -u +%FT%TZ)\",\"commit\":\"$$(git describe --always --dirty)\",\"machine\":\"$$(nproc) cores, Linux $$(uname -r)\",/" '$(1).part' >'$(1)'; rm '$(1).part'
 
 # One holder, one waiting writer and one fault after the other, the same for us, Curator and kazoo, so many rounds of each. Some
 # minutes, of which it mostly sleeps. `cp target/nemesis.jsonl docs/ && make pages` has docs/comparison.md show what was seen.
@@ -294,10 +288,7 @@ if ! command -v $(1) >/dev/null; then
 fi
 endef
 
-# Has a command run by root.
-AS_ROOT := as_root=(); if [[ $$(id -u) -ne 0 ]]; then as_root=(sudo); fi
-
-# Installs Debian's `packages`, if there are any.
+# Installs Debian's `packages`, if there are any. Two runs at once install one after the other, and wait for whoever else installs something.
 define INSTALL
 if [[ $${#packages[@]} -eq 0 ]]; then
 	exit 0
@@ -308,20 +299,35 @@ if ! command -v apt-get >/dev/null; then
 		'PostgreSQL: put the directory of initdb and postgres into PATH' >&2
 	exit 1
 fi
-$(AS_ROOT)
+as_root=()
+if [[ $$(id -u) -ne 0 ]]; then
+	as_root=(sudo)
+	if ! command -v sudo >/dev/null || ! sudo true; then
+		echo "make test: packages are missing, and only root can install them. Have this run as root, and then run make test again:" >&2
+		echo "    apt-get update && apt-get install -y --no-install-recommends $${packages[*]}" >&2
+		exit 1
+	fi
+fi
 echo "make test: installing $${packages[*]}"
-"$${as_root[@]}" apt-get update
-"$${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-	apt-get install -y --no-install-recommends "$${packages[@]}"
+# The tests start a PostgreSQL of their own; the package would make and start one that nobody asked for.
+"$${as_root[@]}" flock /var/lib/dpkg bash -euc '
+	if [[ " $$* " == *" postgresql "* && ! -e /etc/postgresql-common/createcluster.conf ]]; then
+		mkdir -p /etc/postgresql-common
+		echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf
+	fi
+	# It does not wait for another one by itself.
+	for _ in {1..20}; do apt-get update && break || sleep 5; done
+	DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y --no-install-recommends "$$@"' bash "$${packages[@]}"
 endef
 
 # A release of ZooKeeper to test on, fetched into target/zookeeper: `make test ZOOKEEPER_VERSION=3.9.5`.
 ZOOKEEPER_ARCHIVES := https://archive.apache.org/dist/zookeeper
 ifdef ZOOKEEPER_VERSION
-ZOOKEEPER_RELEASE := $(CURDIR)/target/zookeeper/apache-zookeeper-$(ZOOKEEPER_VERSION)-bin
-export ZOOKEEPER_CLASSPATH := $(ZOOKEEPER_RELEASE)/lib/*
+# Without the path to here, which may have a space: make has no word for such a file.
+ZOOKEEPER_RELEASE := target/zookeeper/apache-zookeeper-$(ZOOKEEPER_VERSION)-bin
+export ZOOKEEPER_CLASSPATH := $(CURDIR)/$(ZOOKEEPER_RELEASE)/lib/*
 
-zookeeper: | $(ZOOKEEPER_RELEASE)
+zookeeper servers: | $(ZOOKEEPER_RELEASE)
 
 # The checksum comes from the same place: it tells of a broken download, and TLS of a false one.
 $(ZOOKEEPER_RELEASE):
@@ -335,33 +341,34 @@ $(ZOOKEEPER_RELEASE):
 	rm -rf unpacked
 	mkdir unpacked
 	tar -xzf "$$archive" -C unpacked
-	mv 'unpacked/$(@F)' '$@'
+	mv 'unpacked/$(@F)' .
 	rm -r unpacked "$$archive" "$$archive.sha512"
 endif
 
-# Provides a ZooKeeper for the tests: the release that ZOOKEEPER_VERSION says, the one that ZOOKEEPER_CLASSPATH names, or
+# What is missing of a ZooKeeper for the tests: the release that ZOOKEEPER_VERSION says, the one that ZOOKEEPER_CLASSPATH names, or
 # else Debian's.
+define ZOOKEEPER_PACKAGES
+packages=()
+if [[ -z "$${ZOOKEEPER_CLASSPATH:-}" && ! -e $(DEBIAN_JAR) ]]; then
+	packages+=(zookeeper)
+fi
+if ! command -v java >/dev/null; then
+	packages+=(default-jre-headless)
+fi
+endef
+
+# What is missing of all that `make test` needs beside Rust: for the migrations also a PostgreSQL.
+define SERVER_PACKAGES
+$(ZOOKEEPER_PACKAGES)
+if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
+	packages+=(postgresql)
+fi
+endef
+
 zookeeper:
-	@packages=()
-	if [[ -z "$${ZOOKEEPER_CLASSPATH:-}" && ! -e $(DEBIAN_JAR) ]]; then
-		packages+=(zookeeper)
-	fi
-	if ! command -v java >/dev/null; then
-		packages+=(default-jre-headless)
-	fi
+	@$(ZOOKEEPER_PACKAGES)
 	$(INSTALL)
 
-# What `make test` needs beside Rust: a ZooKeeper, and for the migrations a PostgreSQL.
-servers: zookeeper
-	@packages=()
-	if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
-		packages+=(postgresql)
-		# The tests start a cluster of their own; the package would make and start one that nobody asked for.
-		configuration=/etc/postgresql-common/createcluster.conf
-		if command -v apt-get >/dev/null && [[ ! -e $$configuration ]]; then
-			$(AS_ROOT)
-			"$${as_root[@]}" mkdir -p /etc/postgresql-common
-			"$${as_root[@]}" tee $$configuration <<<'create_main_cluster = false' >/dev/null
-		fi
-	fi
+servers:
+	@$(SERVER_PACKAGES)
 	$(INSTALL)

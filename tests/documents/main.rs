@@ -1,6 +1,7 @@
 //! What the pages say, and the programs that they show.
 
 mod architecture;
+mod chapters;
 mod examples;
 mod fault_table;
 mod front_page;

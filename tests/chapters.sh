@@ -1,0 +1,194 @@
+#!/usr/bin/env bash
+# What `make test` does beside installing: says what is coming, builds the tests, runs each chapter to its end, whatever became of the
+# one before, and ends with a list of what was red. A chapter is a test program, or the examples in the documentation of items.
+#
+#   chapters.sh plan [PACKAGE ...]      says what a run will do, with the packages that it installs
+#   chapters.sh run CARGO_OPTION ...    builds what these options of `cargo test` choose, and runs it
+#
+# What a chapter prints is in target/test-logs, in a file for each. Here it is shown only of a test that was red.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+logs=$PWD/target/test-logs
+servers=$PWD/target/zookeeper-servers.log
+# A chapter that takes longer than this hangs: it is ended, and red.
+limit=${CHAPTER_SECONDS:-1800}
+# Chapters that mostly wait, for a lease to end or a server to start: two of them run at a time, each with half of the threads. The
+# others keep every core busy, which is no neighbour for what looks at a clock: each of them runs alone.
+waiting=' session lock zklock conformance values leadership documents metrics embedded pages '
+
+say() { echo "make test: $*"; }
+
+in_words() { echo "$((($1 < 60)) || echo "$(($1 / 60)) min ")$(($1 % 60)) s"; }
+
+plan() {
+    local chapters server='the ZooKeeper of Debian'
+    # Targets with tests, and the documentation.
+    chapters=$(cargo metadata --no-deps --format-version 1 | grep -o '"test":true' | wc -l)
+    if [[ -n ${ZOOKEEPER_CLASSPATH-} ]]; then
+        server="the ZooKeeper in $ZOOKEEPER_CLASSPATH"
+    fi
+    say "builds all tests and runs $((chapters + 1)) chapters, on $server, with $(nproc) cores"
+    say "installs first: ${*:-nothing, it is all here}"
+    mkdir -p "$logs"
+    if [[ -s $logs/last ]]; then
+        say "the last run took $(in_words "$(<"$logs/last")")"
+    fi
+    date +%s >"$logs/began"
+}
+
+declare -A folder=() program=() pids=() started=()
+chapters=() red=()
+passed=0 finished=0
+
+# Builds the tests, and notes what there is to run.
+build() {
+    local name where file
+    say 'builds the tests'
+    cargo test "$@" --no-run --message-format=json-render-diagnostics >"$logs/built.json"
+    while IFS=$'\t' read -r name where file; do
+        folder[$name]=${where%/*}
+        program[$name]=$file
+        chapters+=("$name")
+        "$file" --list --format terse >"$logs/$name.names" </dev/null
+    done < <(awk '
+        function after(key,   at, rest) {
+            at = index($0, key "\"")
+            rest = substr($0, at + length(key) + 1)
+            return at ? substr(rest, 1, index(rest, "\"") - 1) : ""
+        }
+        /"profile":[{][^}]*"test":true/ && /"executable":"/ {
+            # The unit tests of a program have the name of the program, as its other tests may.
+            print (after("\"kind\":[") == "test" ? "" : "unit-") after("\"name\":"), after("\"manifest_path\":"), after("\"executable\":")
+        }' OFS='\t' "$logs/built.json")
+    folder[doc]=$PWD
+    program[doc]=
+    chapters+=(doc)
+    : >"$logs/doc.names"
+}
+
+# Starts a chapter, in a session of its own: so its end can be the end of all that it has started.
+start() {
+    local name=$1 threads=$2 command=("${program[$1]}")
+    if [[ $name == doc ]]; then
+        command=(cargo test "${options[@]}" --doc)
+    fi
+    (
+        cd "${folder[$name]}"
+        export RUST_TEST_THREADS=$threads CARGO_MANIFEST_DIR=$PWD CARGO_TERM_COLOR=never ZK_RWLOCK_SERVERS=$servers
+        exec setsid timeout --foreground --kill-after=10 "$limit" "${command[@]}" </dev/null >"$logs/$name.log" 2>&1
+    ) &
+    pids[$!]=$name
+    started[$name]=$SECONDS
+}
+
+# Ends what a chapter has left behind; a moment is for the watchdogs of its servers.
+sweep() {
+    for _ in {1..50}; do
+        kill -0 -- "-$1" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    kill -KILL -- "-$1" 2>/dev/null || true
+}
+
+# Waits for a chapter, and says what became of it.
+finish() {
+    local pid code=0 name took late= kind test message tests=0 reds=0 unjudged=0
+    wait -n -p pid "${!pids[@]}" || code=$?
+    name=${pids[$pid]}
+    unset "pids[$pid]"
+    sweep "$pid"
+    took=$((SECONDS - started[$name]))
+    if ((took >= limit)); then
+        late=$(in_words "$limit")
+    fi
+    finished=$((finished + 1))
+    awk -v names="$logs/$name.names" -v code="$code" -v late="$late" -f tests/chapters.awk "$logs/$name.log" >"$logs/$name.outcome"
+    while IFS=$'\t' read -r kind test message; do
+        case $kind in
+            passed) tests=$test ;;
+            unjudged)
+                unjudged=$((unjudged + 1))
+                red+=("$name: a test could not be judged: the machine stood still; target/test-logs/$name.log")
+                ;;
+            red)
+                reds=$((reds + 1))
+                red+=("$name: $test: $message; target/test-logs/$name.log")
+                ;;
+        esac
+    done <"$logs/$name.outcome"
+    passed=$((passed + tests))
+    say "$finished of ${#chapters[@]}: $name: $tests passed$( ((reds == 0)) || echo ", $reds FAILED")$(
+        ((unjudged == 0)) || echo ", $unjudged not judged"), $(in_words "$took")"
+    # What the red tests have printed.
+    sed -n 's/^|/    /p; s/^red\t\([^\t]*\).*/  -- \1/p' "$logs/$name.outcome"
+}
+
+# Runs these chapters, so many at a time.
+run() {
+    local at_a_time=$1 name
+    shift
+    for name; do
+        ((${#pids[@]} < at_a_time)) || finish
+        start "$name" $(((threads + at_a_time - 1) / at_a_time))
+    done
+    while ((${#pids[@]} > 0)); do
+        finish
+    done
+}
+
+stop() {
+    trap - INT TERM EXIT
+    local pid
+    for pid in "${!pids[@]}"; do
+        kill -TERM -- "-$pid" 2>/dev/null || true
+        sweep "$pid"
+    done
+    exit "$1"
+}
+
+main() {
+    local began alone=() together=() name threads
+    began=$(($(date +%s) - $(cat "$logs/began" 2>/dev/null || date +%s)))
+    mkdir -p "$logs"
+    rm -f "$servers" "$logs"/*.{log,names,outcome} "$logs/began"
+    # Most tests wait most of the time: so more of them at once than there are cores, and no more than a thousand descriptors are enough for.
+    threads=$((4 * $(nproc)))
+    threads=${RUST_TEST_THREADS:-$((threads > 32 ? 32 : threads))}
+    trap 'stop 130' INT
+    trap 'stop 143' TERM
+    trap 'stop $?' EXIT
+    build "$@"
+    for name in "${chapters[@]}"; do
+        if [[ $waiting == *" $name "* ]]; then
+            together+=("$name")
+        else
+            alone+=("$name")
+        fi
+    done
+    say "$(cat "$logs"/*.names | grep -c ': test$') tests, and those of the documentation; what they print is in target/test-logs"
+    run 1 "${alone[@]}"
+    run 2 "${together[@]}"
+    echo $((began + SECONDS)) >"$logs/last"
+    # A run that started no server has proved nothing about ZooKeeper, however green its tests look.
+    if [[ ! -s $servers ]]; then
+        red+=("no test started a ZooKeeper server: $servers is empty")
+    else
+        awk '{ servers[$NF]++ } END { for (v in servers) print "make test: started ZooKeeper " v ": " servers[v] " times" }' "$servers" | sort
+    fi
+    say 'real Curator and kazoo are not part of it: make interop'
+    say "$passed tests passed in ${#chapters[@]} chapters, $(in_words $((began + SECONDS)))"
+    if ((${#red[@]} > 0)); then
+        say "FAILED: ${#red[@]}" >&2
+        printf '  %s\n' "${red[@]}" >&2
+        exit 1
+    fi
+}
+
+case $1 in
+    plan) plan "${@:2}" ;;
+    run)
+        options=("${@:2}")
+        main "${options[@]}"
+        ;;
+esac

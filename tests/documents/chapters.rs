@@ -1,0 +1,257 @@
+//! What `make test` makes of chapters that are red, that hang and that prove nothing: `tests/chapters.sh`, with small programs in the place
+//! of the chapters.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::snippets::root;
+
+/// A chapter that does what every run must: it starts a server.
+const SERVER: (&str, &str) = (
+    "lock",
+    r#"#[test]
+    fn starts_a_server() {
+        println!("chatter of a green test");
+        std::fs::write(std::env::var("ZK_RWLOCK_SERVERS").unwrap(), "lock-1 1 127.0.0.1:1 3.8.0\n").unwrap();
+    }"#,
+);
+
+/// A repository of chapters, in a path with a space.
+struct Chapters {
+    _home: TempDir,
+    root: PathBuf,
+}
+
+fn executable(file: &Path, text: &str) {
+    fs::write(file, text).unwrap();
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+impl Chapters {
+    /// Programs of these names, with these tests in them. The documentation has two tests, which pass.
+    fn new(programs: &[(&str, &str)]) -> Chapters {
+        let home = TempDir::new().unwrap();
+        let root = home.path().join("a b");
+        for folder in ["bin", "tests"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        for file in ["chapters.sh", "chapters.awk"] {
+            fs::copy(self::root().join("tests").join(file), root.join("tests").join(file)).unwrap();
+        }
+        let built = programs.iter().map(|(name, source)| {
+            let [source_file, program] = ["rs", "program"].map(|end| root.join(format!("{name}.{end}")));
+            fs::write(&source_file, source).unwrap();
+            let mut compiler = Command::new("rustc");
+            compiler.args(["--test", "--edition=2024", "-o"]).args([&program, &source_file]);
+            assert!(compiler.status().expect("the compiler can be run").success());
+            let [manifest, program] = [root.join("Cargo.toml"), program].map(|file| file.display().to_string());
+            format!(
+                r#"{{"manifest_path":"{manifest}","target":{{"kind":["test"],"name":"{name}"}},"profile":{{"test":true}},"executable":"{program}"}}"#
+            )
+        });
+        let built: Vec<String> = built.collect();
+        fs::write(root.join("built"), built.join("\n") + "\n").unwrap();
+        let chapters = Chapters { _home: home, root };
+        chapters.cargo("cat built");
+        chapters
+    }
+
+    /// Has cargo do this to build the tests.
+    fn cargo(&self, build: &str) {
+        let documentation =
+            "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s";
+        let cargo = format!(
+            "#!/bin/bash\ncase $* in\nmetadata*) cat metadata ;;\n*--no-run*) {build} ;;\n*--doc*) echo '{documentation}' ;;\nesac\n"
+        );
+        executable(&self.root.join("bin/cargo"), &cargo);
+    }
+
+    /// All that a run says, line by line, and what it ends with.
+    fn run(&self, words: &[&str]) -> (Vec<String>, Option<i32>) {
+        let path = format!("{}:{}", self.root.join("bin").display(), std::env::var("PATH").unwrap());
+        let mut run = Command::new("bash");
+        run.arg("-c").arg("exec 2>&1; exec tests/chapters.sh \"$@\"").arg("bash").args(words);
+        run.current_dir(&self.root).env("PATH", path).env("CHAPTER_SECONDS", "5").stdin(Stdio::null());
+        let output = run.output().unwrap();
+        (String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect(), output.status.code())
+    }
+
+    fn log(&self, chapter: &str) -> String {
+        fs::read_to_string(self.root.join(format!("target/test-logs/{chapter}.log"))).unwrap()
+    }
+}
+
+/// The list at the end.
+fn red(lines: &[String]) -> Vec<&str> {
+    let list = lines.iter().skip_while(|line| !line.starts_with("make test: FAILED")).skip(1);
+    list.map(|line| line.trim()).collect()
+}
+
+#[test]
+fn a_run_whose_chapters_are_green_says_what_they_were_and_nothing_of_what_they_print() {
+    let chapters = Chapters::new(&[SERVER]);
+    fs::write(chapters.root.join("metadata"), r#"{"test":true},{"test":false}"#).unwrap();
+    let (plan, code) = chapters.run(&["plan", "zookeeper", "postgresql"]);
+    assert_eq!(code, Some(0), "{plan:#?}");
+    assert!(plan[0].contains("runs 2 chapters, on the ZooKeeper of Debian"), "{plan:#?}");
+    assert!(plan[1].contains("installs first: zookeeper postgresql"), "{plan:#?}");
+    let (lines, code) = chapters.run(&["run"]);
+    assert_eq!((code, red(&lines)), (Some(0), vec![]), "{lines:#?}");
+    for said in
+        ["1 of 2: doc: 2 passed", "2 of 2: lock: 1 passed", "started ZooKeeper 3.8.0: 1 times", "3 tests passed"]
+    {
+        assert!(lines.iter().any(|line| line.contains(said)), "{said}: {lines:#?}");
+    }
+    assert!(!lines.iter().any(|line| line.contains("chatter")), "{lines:#?}");
+    let (plan, _) = chapters.run(&["plan"]);
+    assert!(plan[1].contains("nothing") && plan[2].contains("the last run took "), "{plan:#?}");
+}
+
+#[test]
+fn a_red_chapter_does_not_end_the_run_whose_list_has_chapter_test_message_and_log() {
+    let failing = r#"
+        mod leases {
+            #[test]
+            fn are_equal() {
+                println!("what the test printed\n    leases::are_well\nfailures:\nmore");
+                assert_eq!(1, 2, "they differ");
+            }
+            #[test]
+            fn are_well() {
+                println!("chatter");
+                eprintln!("test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 9 filtered out");
+            }
+            #[test]
+            fn end() -> Result<(), String> {
+                let _ = std::thread::spawn(|| panic!("of another thread")).join();
+                Err("it goes on".into())
+            }
+            #[test]
+            #[should_panic]
+            fn are_refused() {}
+        }"#;
+    let chapters = Chapters::new(&[("alone", failing), SERVER]);
+    let (lines, code) = chapters.run(&["run"]);
+    let log = "target/test-logs/alone.log";
+    let expected = [
+        &format!("alone: leases::are_equal: assertion `left == right` failed: they differ; {log}"),
+        &format!("alone: leases::are_refused: note: test did not panic as expected at alone.rs:20:16; {log}"),
+        &format!("alone: leases::end: \"it goes on\"; {log}"),
+    ];
+    let here = format!("{}/", chapters.root.display());
+    let seen: Vec<String> = red(&lines).iter().map(|line| line.replace(&here, "")).collect();
+    assert_eq!((code, seen.iter().collect::<Vec<_>>()), (Some(1), expected.to_vec()), "{lines:#?}");
+    assert!(chapters.log("alone").contains("they differ"));
+    for said in ["alone: 1 passed, 3 FAILED", "lock: 1 passed", "what the test printed"] {
+        assert!(lines.iter().any(|line| line.contains(said)), "{said}: {lines:#?}");
+    }
+    assert!(!lines.iter().any(|line| line.contains("chatter")), "{lines:#?}");
+}
+
+#[test]
+fn a_test_that_could_not_be_judged_is_listed_without_its_name_and_one_that_was_with_it() {
+    let failing = r#"
+        #[test]
+        fn a_pause_makes_two_holders() {
+            let ran = std::thread::spawn(|| panic!("the machine stood still for 3 s")).join();
+            assert!(ran.is_err());
+            panic!("the machine stood still for 3 s");
+        }
+        #[test]
+        fn a_break_makes_two_holders() {
+            panic!("two hold it, although the machine stood still for no moment");
+        }"#;
+    let chapters = Chapters::new(&[("crowd", failing), SERVER]);
+    let (lines, code) = chapters.run(&["run"]);
+    let log = "target/test-logs/crowd.log";
+    let expected = [
+        format!("crowd: a_break_makes_two_holders: two hold it, although the machine stood still for no moment; {log}"),
+        format!("crowd: a test could not be judged: the machine stood still; {log}"),
+    ];
+    assert_eq!((code, red(&lines)), (Some(1), expected.iter().map(String::as_str).collect()), "{lines:#?}");
+    assert!(lines.iter().any(|line| line.contains("crowd: 0 passed, 1 FAILED, 1 not judged")), "{lines:#?}");
+    assert!(!lines.iter().any(|line| line.contains("a_pause_makes_two_holders")), "{lines:#?}");
+    assert!(chapters.log("crowd").contains("a_pause_makes_two_holders"));
+}
+
+#[test]
+fn a_chapter_that_is_killed_hangs_or_gives_no_result_is_red_and_leaves_nothing_behind() {
+    let killed = r#"
+        #[test]
+        fn good() {}
+        #[test]
+        fn dies() {
+            std::thread::sleep(std::time::Duration::from_secs(1));
+            std::process::abort();
+        }"#;
+    let hangs = r#"
+        #[test]
+        fn good() {}
+        #[test]
+        fn hangs() {
+            let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+            std::fs::write("child", child.id().to_string()).unwrap();
+            child.wait().unwrap();
+        }"#;
+    let silent = "#[test] fn leaves() { std::process::exit(0) }";
+    let chapters = Chapters::new(&[("killed", killed), ("hangs", hangs), ("silent", silent), SERVER]);
+    let (lines, code) = chapters.run(&["run"]);
+    let mut seen = red(&lines);
+    seen.sort_unstable();
+    let expected = [
+        "hangs: (the program): it was ended, because it had not ended by itself after 5 s, without a result; not ended: hangs; target/test-logs/hangs.log",
+        "killed: (the program): it ended with code 134 (signal 6), without a result; not ended: dies; target/test-logs/killed.log",
+        "silent: (the program): it ended with code 0, without a result; not ended: leaves; target/test-logs/silent.log",
+    ];
+    assert_eq!((code, &seen[..]), (Some(1), &expected[..]), "{lines:#?}");
+    assert!(lines.iter().any(|line| line.contains("lock: 1 passed")), "{lines:#?}");
+    let child = Path::new("/proc").join(fs::read_to_string(chapters.root.join("child")).unwrap());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while child.exists() {
+        assert!(Instant::now() < deadline, "the child of a chapter that was ended lives on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_run_that_started_no_server_is_red() {
+    let (lines, code) = Chapters::new(&[("pages", "#[test] fn good() {}")]).run(&["run"]);
+    assert_eq!(code, Some(1), "{lines:#?}");
+    let [line] = red(&lines)[..] else { panic!("{lines:#?}") };
+    assert!(line.starts_with("no test started a ZooKeeper server: "), "{line}");
+}
+
+#[test]
+fn a_compile_error_ends_the_run_at_once_with_what_the_compiler_says() {
+    let chapters = Chapters::new(&[SERVER]);
+    chapters.cargo("cat built; echo 'error[E0425]: cannot find value' >&2; exit 101");
+    let (lines, code) = chapters.run(&["run"]);
+    assert_eq!((code, &lines[1..]), (Some(101), &["error[E0425]: cannot find value".to_owned()][..]), "{lines:#?}");
+}
+
+/// `id` says that this is no root, and `sudo` that it has no rights.
+#[test]
+fn without_root_what_is_to_be_installed_is_said_with_the_command_and_nothing_is_built() {
+    let bin = TempDir::new().unwrap();
+    executable(&bin.path().join("id"), "#!/bin/sh\necho 1000\n");
+    executable(&bin.path().join("sudo"), "#!/bin/sh\nexit 1\n");
+    for program in ["apt-get", "cargo"] {
+        executable(&bin.path().join(program), "#!/bin/sh\n: >\"$0.was-run\"\n");
+    }
+    let mut make = Command::new("make");
+    make.args(["--no-print-directory", "DEBIAN_JAR=/nowhere", "servers", "programs"]).current_dir(root());
+    make.env_remove("ZOOKEEPER_CLASSPATH").env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
+    make.env("PATH", format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap()));
+    let output = make.stdin(Stdio::null()).output().expect("make can be run");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("only root can install them"), "{said}");
+    assert!(said.contains("\n    apt-get update && apt-get install -y --no-install-recommends zookeeper"), "{said}");
+    for program in ["apt-get.was-run", "cargo.was-run"] {
+        assert!(!bin.path().join(program).exists(), "{program}");
+    }
+}
