@@ -123,8 +123,8 @@ impl Behind<'_> {
         let session = ticket.session();
         // On the session's thread: a second look may end this wait before the answer has come.
         let own = own_node.ask_to_watch(session).map(|asked| {
-            let own_node = Arc::clone(own_node);
-            errand(session, Box::pin(async move { own_node.watched(asked).await }), drop)
+            let (live, own_node) = (Arc::clone(session), Arc::clone(own_node));
+            errand(session, Box::pin(async move { keep_alive::watched(&live, &own_node, asked).await }), drop)
         });
         let watch = session.watch(&ticket.child(&self.predecessor.name));
         if self.asks && !is_asked.swap(true, Ordering::Relaxed) {

@@ -1,5 +1,6 @@
 //! Keeps one session alive and watches the own nodes on it, until the session is over; knows no turns.
 
+use std::future::ready;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -8,11 +9,11 @@ use crate::session::contract::Session;
 use crate::session::lease::Moment;
 use crate::session::listing;
 use crate::session::loss::Loss;
-use crate::session::node::OwnNode;
+use crate::session::node::{Asked, OwnNode};
 use crate::session::nodes::OwnNodes;
 use crate::session::request::Failure;
 use crate::session::retry::{before_next_try, until_known_at_last};
-use crate::session::second_look::check;
+use crate::session::second_look::{check, diverged, is_there};
 use crate::session::upkeep::Upkeep;
 use crate::telemetry::{meter, names};
 
@@ -72,7 +73,7 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
             let asked: Vec<_> = some.iter().map(|own_node| (own_node, own_node.ask_to_watch(&session))).collect();
             for (own_node, asked) in asked {
                 let Some(asked) = asked else { continue };
-                match own_node.watched(asked).await {
+                match watched(&session, own_node, asked).await {
                     Ok(()) | Err(Failure::Over(_)) => {}
                     Err(Failure::Unknown(_)) => unknown.push(Arc::clone(own_node)),
                     Err(failure) => cannot_watch(own_node, &failure),
@@ -88,6 +89,18 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
             return;
         }
     }
+}
+
+/// Keeps the watch that was asked for. A server that denies a node which the leader has does not end its hold, nor its wait.
+pub(crate) async fn watched(session: &Arc<dyn Session>, own_node: &Arc<OwnNode>, asked: Asked) -> Result<(), Failure> {
+    let Asked { path, watch } = asked;
+    let answer = match watch.await {
+        Err(Failure::NoNode) if is_there(session, path.clone(), None).await == Some(true) => {
+            Err(Failure::Refused(diverged(session, &path)))
+        }
+        answer => answer,
+    };
+    own_node.watched(Asked { path, watch: Box::pin(ready(answer)) }).await
 }
 
 pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {

@@ -10,6 +10,7 @@ use crate::session::loss::Loss;
 use crate::session::position::Position;
 use crate::session::request::{Failure, Kind, Operation, Stat};
 use crate::session::retry::{UNKNOWN_TRIES, before_next_try};
+use crate::session::second_look::{diverged, is_there};
 use crate::ticket::ticket::Ticket;
 
 /// What a place is exchanged for.
@@ -33,6 +34,9 @@ pub(crate) enum NotExchanged {
     Failed(Failure),
 }
 
+/// How often a server may deny a node that the leader has.
+const DENIALS: u32 = 3;
+
 /// The operations of the transaction, by their index.
 const OWN_PLACE: usize = 0;
 const UNCHANGED: usize = 1;
@@ -42,6 +46,11 @@ const SIGNAL: usize = 3;
 /// What one try of the transaction has shown.
 enum Tried {
     Done(Stat),
+    /// Our place is gone, and the server denies the new node. It is there if this try was carried out, or an earlier one
+    /// whose answer was lost.
+    Unseen {
+        is_done: bool,
+    },
     /// There is no new node, and none will be.
     NotDone(NotExchanged),
     /// There may be a new node.
@@ -63,12 +72,24 @@ impl Ticket {
         let from = own_node.path();
         self.doubts(Some(exchange.to.clone()));
         own_node.moving();
-        let mut tries = 0;
+        let (mut tries, mut may_be_done) = (0, false);
         let answer = loop {
             match self.try_to_exchange(&position, exchange).await {
                 Tried::Done(stat) => break Ok(stat),
                 Tried::NotDone(why) => break Err(why),
+                // What the ensemble has committed, no server can deny: the leader is asked.
+                Tried::Unseen { is_done } => {
+                    may_be_done |= is_done;
+                    if !may_be_done || is_there(session, exchange.to.clone(), None).await == Some(false) {
+                        break Err(NotExchanged::Evicted);
+                    }
+                    if tries >= DENIALS {
+                        return Err(NotExchanged::Failed(Failure::Refused(diverged(session, &exchange.to))));
+                    }
+                    before_next_try(session, &mut tries).await.map_err(NotExchanged::Failed)?;
+                }
                 Tried::Failed(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => {
+                    may_be_done = true;
                     before_next_try(session, &mut tries).await.map_err(NotExchanged::Failed)?;
                 }
                 Tried::Failed(failure) => return Err(NotExchanged::Failed(failure)),
@@ -117,10 +138,9 @@ impl Ticket {
         let (answer, seen) = (session.transact(&operations), session.data(&to));
         match (answer.await, seen.await) {
             (_, Ok((_, stat))) => Tried::Done(stat),
-            // Somebody has removed the new node already.
-            (Ok(_), Err(Failure::NoNode)) => Tried::NotDone(NotExchanged::Evicted),
+            (Ok(_), Err(Failure::NoNode)) => Tried::Unseen { is_done: true },
             (Err(Failure::Operation { index, failure }), Err(Failure::NoNode)) => match (index, *failure) {
-                (OWN_PLACE, Failure::NoNode) => Tried::NotDone(NotExchanged::Evicted),
+                (OWN_PLACE, Failure::NoNode) => Tried::Unseen { is_done: false },
                 (UNCHANGED, Failure::BadVersion) => Tried::NotDone(NotExchanged::Changed),
                 (NEW_NODE, Failure::NoNode) => Tried::NotDone(NotExchanged::NoDirectory),
                 (SIGNAL, Failure::NoAuth(_) | Failure::Refused(_)) if signals => Tried::WithoutSignal,

@@ -32,6 +32,7 @@ use crate::session::loss::Loss;
 use crate::session::position::{Birth, Position};
 use crate::session::request::{Created, Failure, Kind, Operation, Reply, Watch};
 use crate::session::retry::{UNKNOWN_TRIES, before_next_try, none_without_directory, synced, until_known};
+use crate::session::second_look::is_there;
 use crate::sync::Mutex;
 use crate::telemetry::meter::{self, Present};
 use crate::telemetry::names;
@@ -288,6 +289,13 @@ impl Ticket {
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => {
                     match until_known(session, || session.data(&to)).await {
                         Ok((_, stat)) if stat.ephemeral_owner == session.id() => break,
+                        // A server that denies the new node, or may not show it, does not overrule the leader, which has
+                        // no old one any more.
+                        Err(Failure::NoNode | Failure::NoAuth(_))
+                            if is_there(session, from.clone(), None).await == Some(false) =>
+                        {
+                            break;
+                        }
                         Err(Failure::NoNode) if tries < UNKNOWN_TRIES => {
                             before_next_try(session, &mut tries).await?;
                             continue;

@@ -2,6 +2,7 @@
 
 mod asking;
 mod bounds;
+mod denials;
 mod dialects;
 mod durations;
 mod face;

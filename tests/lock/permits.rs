@@ -477,3 +477,26 @@ async fn a_permit_of_a_killed_process_is_free_when_its_session_times_out() {
     assert!(session(&zk).await.transact(&check).await.is_ok());
     assert_eq!(session(&zk).await.data(&format!("{path}/permits/x")).await, Err(Failure::NoNode));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_permit_stays_whose_server_denies_it() {
+    const PATH: &str = "/permits/denied";
+    const NO_NODE: i32 = -101;
+    let Tapped { proxy, zk } = Tapped::new(shared_server()).await;
+    let well = connect(&shared_server().address()).await;
+    let others = used(&well, PATH, 3).await;
+    let semaphore = open(&zk, PATH, 3);
+    let replies = Frames::replies(Op::GetData).about("/denied/permits/");
+    // Once, and the permit is taken.
+    proxy.apply(Rule::on(replies.clone()).claim_error(NO_NODE));
+    let permit = free(&semaphore).await;
+    assert!(permit.is_held());
+    permit.release().await.unwrap();
+    proxy.apply(Rule::on(replies).and_all_later().claim_error(NO_NODE));
+    for _ in 0..3 {
+        let error = soon("an error", semaphore.acquire()).await.expect_err("the server denies it");
+        assert!(matches!(error, Error::Refused { .. }), "{error}");
+    }
+    nothing_is_left(&well, PATH).await;
+    soon("all three", others.acquire_many(3)).await.unwrap().release().await.unwrap();
+}

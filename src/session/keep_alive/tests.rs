@@ -248,3 +248,16 @@ async fn a_server_that_errs_is_asked_for_a_watch_less_and_less_often_and_not_for
     session.after(62_000).await;
     assert!(session.after(70_000).await.iter().all(|(_, what)| what != "watch /a/1"));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_denied_ends_a_hold_only_if_the_leader_has_no_node_either() {
+    let (noted, _task) = Noted::kept_alive();
+    let session: Arc<dyn Session> = Arc::clone(&noted) as _;
+    let holder = noted.holder("/lock/node");
+    let denied = || Asked { path: "/lock/node".to_owned(), watch: Box::pin(ready(Err(Failure::NoNode))) };
+    assert!(matches!(watched(&session, &holder, denied()).await, Err(Failure::Refused(_))));
+    assert_eq!(holder.loss(), None);
+    noted.wrong.lock().unwrap().push(("/lock/node".to_owned(), Failure::NoNode));
+    assert_eq!(watched(&session, &holder, denied()).await, Ok(()));
+    assert_eq!(holder.loss(), Some(Loss::Removed));
+}

@@ -1,0 +1,75 @@
+//! A server that denies what the ensemble has committed: a read never overrules the answer to a commit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use support::hindered::{Asked, Hindered};
+use support::polled::{Lost, lose, now, write};
+use zk_rwlock::coordinator::Failure;
+use zk_rwlock::{Error, Memory, RwLock, Semaphore};
+
+const SEMAPHORE: &str = "/limit";
+const LOCK: &str = "/lock";
+
+/// A client whose server denies so many reads, in this way, of nodes with this in their paths.
+fn denying(memory: &Memory, of: &'static str, failure: Failure, reads: usize) -> (Hindered, Arc<AtomicUsize>) {
+    let left = Arc::new(AtomicUsize::new(reads));
+    let counted = Arc::clone(&left);
+    let line = Hindered::new(memory, move |asked| match asked {
+        Asked::Data(path) | Asked::Watch(path) if path.contains(of) => {
+            let denies = |left: usize| left.checked_sub(1);
+            counted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, denies).is_ok().then(|| failure.clone())
+        }
+        _ => None,
+    });
+    (line, left)
+}
+
+#[test]
+fn a_permit_that_a_server_denies_at_first_is_taken() {
+    for lost in [&[][..], &[Lost::Reply], &[Lost::Reply, Lost::Reply]] {
+        let memory = Memory::new();
+        drop(now(Semaphore::new(&memory, SEMAPHORE, 3).expect("valid").acquire()).expect("free"));
+        let (zk, left) = denying(&memory, "/permits/", Failure::NoNode, 2);
+        let semaphore = Semaphore::new(&zk, SEMAPHORE, 3).expect("valid");
+        lose(&memory, lost);
+        let permit = now(semaphore.acquire()).expect("free");
+        assert!(permit.is_held());
+        assert_eq!((left.load(Ordering::SeqCst), memory.children("/limit/permits").len()), (0, 1));
+        now(permit.release()).expect("held");
+        assert_eq!(memory.children("/limit/permits"), [""; 0]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_permit_stays_that_a_server_denies_or_does_not_show_for_good() {
+    for failure in [Failure::NoNode, Failure::NoAuth(Box::default()), Failure::Unknown("cut".to_owned())] {
+        let memory = Memory::new();
+        let well = Semaphore::new(&memory.connect(), SEMAPHORE, 3).expect("valid");
+        drop(well.acquire_many(3).await.expect("free"));
+        let (zk, _) = denying(&memory, "/permits/", failure.clone(), usize::MAX);
+        let semaphore = Semaphore::new(&zk, SEMAPHORE, 3).expect("valid");
+        for _ in 0..3 {
+            let error = semaphore.acquire().await.expect_err("it is not shown");
+            assert!(!error.is_lost() && !matches!(error, Error::Evicted(_)), "{failure}: {error}");
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let left = (memory.children("/limit/queue"), memory.children("/limit/permits"));
+        assert_eq!(left, (vec![], vec![]), "{failure}");
+        drop(well.acquire_many(3).await.expect("free"));
+    }
+}
+
+#[test]
+fn a_downgrade_whose_answer_was_lost_is_done_whatever_a_server_says_of_its_node() {
+    for failure in [Failure::NoNode, Failure::NoAuth(Box::default())] {
+        let memory = Memory::new();
+        let (zk, _) = denying(&memory, "-READ-", failure, usize::MAX);
+        let guard = write(&RwLock::new(&zk, LOCK).expect("valid"));
+        memory.faults().lose_next_reply();
+        let guard = now(guard.downgrade()).expect("it was done");
+        let nodes = memory.children(LOCK);
+        assert!(guard.is_held() && nodes.len() == 1 && nodes[0].contains("-READ-"), "{nodes:?}");
+    }
+}
