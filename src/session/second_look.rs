@@ -153,11 +153,13 @@ pub(crate) fn report(session: &Arc<dyn Session>, path: String, version: Option<i
 }
 
 /// The server goes on showing this node as the leader does not have it. Logs an error, and says the same in words.
+///
+/// It cannot tell which of the two is wrong: the leader itself may be the one server that has lost the node.
 pub(crate) fn diverged(session: &Arc<dyn Session>, path: &str) -> String {
-    const CURE: &str = "stop that server, delete its data, and start it again";
+    const NEXT: &str = "zklock check asks all servers, and says what to do";
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
-    tracing::error!(node = path, server, "a server does not show a node as the ensemble has it: {CURE}");
-    format!("the server (address: {server}) does not show it as the ensemble has it: {CURE}")
+    tracing::error!(node = path, server, "a server and the leader do not agree about a node: {NEXT}");
+    format!("the server (address: {server}) and the leader do not agree about it: {NEXT}")
 }
 
 /// Fails if a watch has told of the end of its session.

@@ -1,26 +1,24 @@
-//! How a connection is kept from holding small requests back (Nagle's algorithm); knows no session and no request.
+//! Sets `TCP_NODELAY` on the connections to the servers, and finds out which server a connection leads to.
 //!
-//! Without `TCP_NODELAY` a small request that follows another one waits until the other is acknowledged, which takes a
-//! round trip. So requests that are sent together would cost two. The client crate neither sets the option nor shows
-//! its sockets. So we look through the sockets of this process for those that lead to the servers: also those of another
-//! client in this process, which then sends its small requests at once, too. Where the system does not allow that, or has no
-//! `/proc`, requests only take longer.
+//! Without the option a small request that follows another one waits until the other is acknowledged (Nagle's algorithm), which
+//! takes a round trip. So requests that are sent together would cost two. The client crate neither sets the option nor shows
+//! its sockets. So this module looks through the sockets of this process for those that lead to a server's port: also those of
+//! another client in this process, which then sends its small requests at once, too. Where the system does not allow that, or
+//! has no `/proc`, requests only take longer.
+//!
+//! No name is looked up for this: a look-up can take many seconds, and by then the connection may lead to another server.
 
 use std::io;
 use std::net::SocketAddr;
 
 use crate::zookeeper::servers::Servers;
 
-/// Sets the option on the connections of this process to these servers. Returns the server of the one that there is, if there
-/// is no other: a session that has just connected knows its server by that.
+/// Sets the option on the connections of this process to the ports of these servers. Returns the server of a session that is
+/// connected all the while, or `None` if another connection leads to one of these ports: nothing shows whose is which.
 pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAddr> {
-    let mut addresses = Vec::new();
-    for server in servers.each() {
-        // A name that cannot be looked up now leads nowhere.
-        addresses.extend(tokio::net::lookup_host(server.address()).await.into_iter().flatten());
-    }
+    let ports: Vec<u16> = servers.each().map(|server| server.port()).collect();
     // A process may have a hundred thousand files open, and heartbeats must not wait for the look at them.
-    let set = tokio::task::spawn_blocking(move || set(&addresses)).await;
+    let set = tokio::task::spawn_blocking(move || set(&ports)).await;
     match set.unwrap_or_else(|gone| Err(io::Error::other(gone))) {
         Ok(peers) => {
             tracing::trace!(%servers, connections = peers.len(), "small requests are sent at once");
@@ -38,19 +36,17 @@ pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAdd
 /// It takes the sockets by their numbers, for which the older `nix` has safe calls. To duplicate a socket of one's own, as
 /// `pidfd_getfd` does, is refused in containers by default (seccomp, without CAP_SYS_PTRACE).
 #[cfg(target_os = "linux")]
-fn set(servers: &[SocketAddr]) -> io::Result<Vec<SocketAddr>> {
+fn set(ports: &[u16]) -> io::Result<Vec<SocketAddr>> {
     use nix::sys::socket::setsockopt;
     use nix::sys::socket::sockopt::TcpNoDelay;
 
-    // A server may be told of as a mapped address of IPv6.
-    let address = |it: &SocketAddr| (it.ip().to_canonical(), it.port());
     let mut peers = Vec::new();
     for open in std::fs::read_dir("/proc/self/fd")? {
         let Some(number) = open?.file_name().to_str().and_then(|number| number.parse().ok()) else { continue };
         let Some(peer) = peer_of(number) else { continue };
         // The number may stand for another socket by now. Then that one sends small requests at once, or is no connection of
         // TCP, and the call fails.
-        if servers.iter().any(|it| address(it) == address(&peer)) && setsockopt(number, TcpNoDelay, &true).is_ok() {
+        if ports.contains(&peer.port()) && setsockopt(number, TcpNoDelay, &true).is_ok() {
             peers.push(peer);
         }
     }
@@ -69,7 +65,7 @@ fn peer_of(number: std::os::fd::RawFd) -> Option<SocketAddr> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn set(_servers: &[SocketAddr]) -> io::Result<Vec<SocketAddr>> {
+fn set(_ports: &[u16]) -> io::Result<Vec<SocketAddr>> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
@@ -87,19 +83,24 @@ mod tests {
         let address = server.local_addr().unwrap();
         no_tcp.connect(address).unwrap();
         let (accepted, _) = server.accept().unwrap();
-        assert_eq!(set(&[address]).unwrap(), [address]);
+        assert_eq!(set(&[address.port()]).unwrap(), [address]);
         assert!(to_server.nodelay().unwrap());
         assert!(!to_other.nodelay().unwrap() && !accepted.nodelay().unwrap());
-        assert_eq!(set(&[address]).unwrap(), [address], "it is set already");
+        assert_eq!(set(&[address.port()]).unwrap(), [address], "it is set already");
     }
 
-    #[test]
-    fn a_server_is_known_by_its_mapped_address_too() {
-        let listening = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = listening.local_addr().unwrap();
-        let to_server = TcpStream::connect(server).unwrap();
-        let mapped = SocketAddr::new("::ffff:127.0.0.1".parse().unwrap(), server.port());
-        assert_eq!(set(&[mapped]).unwrap(), [server]);
-        assert!(to_server.nodelay().unwrap());
+    #[tokio::test]
+    async fn a_server_is_known_only_if_no_other_connection_leads_to_a_port_of_the_servers() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        // The name has no address, as one whose look-up takes for ever.
+        let servers = Servers::parse(&format!("name.invalid:{}", address.port())).unwrap();
+        let _ours = TcpStream::connect(address).unwrap();
+        assert_eq!(set_on_connections_to(&servers).await, Some(address));
+        let other = TcpListener::bind(("127.0.0.2", address.port())).unwrap();
+        let another = TcpStream::connect(other.local_addr().unwrap()).unwrap();
+        assert_eq!(set_on_connections_to(&servers).await, None);
+        drop(another);
+        assert_eq!(set_on_connections_to(&servers).await, Some(address));
     }
 }

@@ -85,9 +85,12 @@ impl<'a> Server<'a> {
 
     /// The host and the port, as the operating system takes them.
     pub(super) fn address(&self) -> String {
-        let (host, port) = self.host_and_port().unwrap_or((self.without_scheme(), None));
-        let port = port.unwrap_or(PORT);
+        let (host, port) = (self.host(), self.port());
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.host_and_port().ok().and_then(|(_host, port)| port).unwrap_or(PORT)
     }
 
     /// The name or address, without the brackets of IPv6.

@@ -53,8 +53,8 @@ pub(super) struct ZooKeeperSession {
     follower: OnceLock<AbortHandle>,
     background: Arc<BackgroundThread>,
     servers: Servers,
-    /// The address of the server that it is connected to, if that is known.
-    server: Arc<Mutex<Option<SocketAddr>>>,
+    /// The address of the server that it is connected to, if that is certain.
+    server: Mutex<Option<SocketAddr>>,
     /// The bytes of watched paths that there is room for.
     room: Arc<Semaphore>,
     /// The acquisition that it was opened for has not taken its slot yet.
@@ -129,7 +129,7 @@ impl ZooKeeperSession {
                 follower: OnceLock::new(),
                 background: Arc::clone(background),
                 servers,
-                server: Arc::default(),
+                server: Mutex::default(),
                 room: Arc::new(Semaphore::new(WATCHED_BYTES_MAX)),
                 is_fresh: AtomicBool::new(true),
                 root_bytes,
@@ -151,10 +151,13 @@ impl ZooKeeperSession {
 
     /// A connection was made, the first one or another.
     fn has_a_connection(&self) {
-        let (servers, server) = (self.servers.clone(), Arc::clone(&self.server));
+        let (servers, connection, this) = (self.servers.clone(), self.upkeep.connection(), Weak::clone(&self.this));
         self.background.handle().spawn(async move {
             let found = no_delay::set_on_connections_to(&servers).await;
-            *server.lock() = found;
+            // Only of a connection that was up all the while.
+            if let Some(session) = this.upgrade().filter(|it| it.is_up() && it.upkeep.connection() == connection) {
+                *session.server.lock() = found;
+            }
         });
     }
 
@@ -288,7 +291,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn server(&self) -> Option<String> {
-        let found = *self.server.lock();
+        let found = self.server.lock().filter(|_| self.is_up());
         Some(found.map_or_else(|| format!("one of {}", self.servers.list()), |server| server.to_string()))
     }
 
@@ -485,6 +488,7 @@ async fn follow_state(
             // Answers arrive on this thread too, and the next connection's answers arrive after the news of it. So the
             // lease hears that the old connection is lost before it hears of any of them.
             session.upkeep.connected(now == SessionLink::Up);
+            *session.server.lock() = None;
             if now == SessionLink::Up {
                 session.has_a_connection();
                 session.pipeline.identity.ask();

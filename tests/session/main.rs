@@ -11,6 +11,8 @@ mod kerberos;
 mod lease;
 mod liars;
 #[cfg(target_os = "linux")]
+mod named;
+#[cfg(target_os = "linux")]
 mod no_delay;
 mod outages;
 mod ports;

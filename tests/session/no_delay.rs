@@ -28,7 +28,7 @@ fn as_in_a_container() {
 }
 
 /// Of each connection of this process to the server, whether it sends small requests at once.
-fn is_set_on_connections_to(server: SocketAddr) -> Vec<bool> {
+pub(crate) fn is_set_on_connections_to(server: SocketAddr) -> Vec<bool> {
     let open = std::fs::read_dir("/proc/self/fd").expect("it is mounted");
     let numbers = open.filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok());
     let leads_there =

@@ -1,0 +1,72 @@
+//! The server that a session is connected to is named only if it is certain: advice to an operator must not name another one.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use support::port::Port;
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::Proxy;
+use zk_rwlock::ZooKeeper;
+use zk_rwlock::coordinator::Session;
+
+use crate::no_delay::is_set_on_connections_to;
+
+fn named(session: &Arc<dyn Session>) -> String {
+    session.server().expect("the backend knows its servers")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_is_named_while_the_session_is_connected_to_it_and_no_longer() {
+    let proxies = [(); 2].map(|()| Proxy::start(shared_server().address()));
+    let servers = format!("{},{}", proxies[0].address(), proxies[1].address());
+    let zk = ZooKeeper::builder().session_timeout(SOON).connect(&servers).await.expect("reachable");
+    let session = session(&zk).await;
+    let one_of = format!("one of {servers}");
+    for _ in 0..3 {
+        let is_one = |name: String| proxies.iter().position(|proxy| proxy.address() == name);
+        eventually("the server is known", || async { is_one(named(&session)).is_some() }).await;
+        let connected = is_one(named(&session)).expect("it is known");
+        proxies[connected].cut();
+        eventually("the other one is named", || async { named(&session) == proxies[1 - connected].address() }).await;
+        proxies[connected].heal();
+    }
+    proxies.iter().for_each(Proxy::cut);
+    eventually("none is named", || async { named(&session) == one_of }).await;
+}
+
+/// Forwards every connection to the server.
+fn forward(listener: TcpListener, server: String) {
+    thread::spawn(move || {
+        for near in listener.incoming().flatten() {
+            let Ok(far) = TcpStream::connect(&server) else { continue };
+            for (from, to) in [(&near, &far), (&far, &near)] {
+                let [mut from, mut to] = [from, to].map(|stream| stream.try_clone().expect("a descriptor"));
+                thread::spawn(move || io::copy(&mut from, &mut to));
+            }
+        }
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_server_is_named_while_two_clients_are_connected_to_one_port_at_two_addresses() {
+    let port = Port::reserve();
+    let addresses = ["127.0.0.1", "127.0.0.2"].map(|host| format!("{host}:{}", port.number()));
+    for address in &addresses {
+        forward(TcpListener::bind(address).expect("the port is ours"), shared_server().address());
+    }
+    let first = connect(&addresses[0]).await;
+    let first = session(&first).await;
+    eventually("it is alone", || async { named(&first) == addresses[0] }).await;
+    let second = connect(&addresses[1]).await;
+    let second = session(&second).await;
+    eventually("it was looked for", || async { is_set_on_connections_to(addresses[1].parse().unwrap()) == [true] })
+        .await;
+    for _ in 0..50 {
+        assert_eq!(named(&second), format!("one of {}", addresses[1]));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
