@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,9 @@ use rustix::time::{ClockId, clock_gettime};
 use support::history::{History, overdrawn};
 use support::process::{Process, role, say};
 use support::replay::Run;
+use support::safe;
 use support::scene::{CALM, Seeded, becomes_empty, children, connect, connect_with, eventually, session, soon};
+use support::standstill::Stint;
 use support::trace;
 use support::wire::Proxy;
 use tokio::task::JoinSet;
@@ -215,22 +218,24 @@ async fn a_random_swarm_never_holds_more_permits_than_there_are() {
         surprises: Mutex::default(),
         grants: AtomicU64::new(0),
     });
+    let stint = Stint::begin(Duration::from_secs(seconds));
     // Some seeds leave next to no time without a fault, and less on a busy machine.
-    for _ in 0..5 {
+    loop {
         swarm_phase(&world, &mut dice, Duration::from_secs(seconds)).await;
-        if world.grants.load(Ordering::Relaxed) > 2 * CLIENTS {
+        liveness_phase(&world).await;
+        let grants = world.grants.load(Ordering::Relaxed);
+        if stint.is_over(grants > 2 * CLIENTS, || format!("only {grants} grants")) {
             break;
         }
     }
-    liveness_phase(&world).await;
 
     let holds = world.history.holds();
     let mut faults = world.history.faults();
     faults.extend(overdrawn(&holds, PERMITS.into()));
-    faults.extend(world.surprises.lock().unwrap_or_else(PoisonError::into_inner).clone());
     println!("{} grants: {:?}", holds.len(), world.seen.lock().unwrap_or_else(PoisonError::into_inner));
-    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults[..faults.len().min(10)].join("\n"));
-    assert!(world.grants.load(Ordering::Relaxed) > 2 * CLIENTS, "too few grants prove little");
+    safe!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults[..faults.len().min(10)].join("\n"));
+    let surprises = world.surprises.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    assert!(surprises.is_empty(), "{surprises:#?}");
     for part in ["queue", "permits"] {
         becomes_empty(&world.operator, &format!("{PATH}/{part}")).await;
     }
@@ -252,7 +257,7 @@ fn clock() -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Takes permits and gives them back, and says when, until it is killed.
+/// Takes permits and gives them back until it is killed, and says from when until when it surely held how many.
 #[test]
 fn the_life_of_a_child() {
     let Some(role) = role() else { return };
@@ -260,7 +265,7 @@ fn the_life_of_a_child() {
     let mut word = || words.next().expect("a server, a path and a seed");
     let (server, path, seed) = (word(), word().to_owned(), word().parse::<u64>().expect("a number"));
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let zk = runtime.block_on(connect_with(server, Duration::from_secs(1)));
+    let zk = runtime.block_on(connect_with(server, Duration::from_secs(2)));
     runtime.block_on(async {
         let mut tasks = JoinSet::new();
         for task in 0..3 {
@@ -269,12 +274,13 @@ fn the_life_of_a_child() {
             tasks.spawn(async move {
                 loop {
                     let count = 1 + dice.below(2) as u32;
-                    let permit = semaphore.acquire_many(count).await.expect("nothing is lost");
-                    say(&format!("takes {} {count}", clock()));
-                    sleep(Duration::from_millis(dice.below(5))).await;
-                    assert!(permit.is_held());
-                    say(&format!("gives {} {count}", clock()));
-                    permit.release().await.expect("held");
+                    match take(&semaphore, count, &mut dice).await {
+                        // A session of two seconds ends on a machine that stands still for longer.
+                        Err(error) if !(error.is_lost() || matches!(error, Error::OutcomeUnknown { .. })) => {
+                            say(&format!("fails {error}"));
+                        }
+                        _ => {}
+                    }
                 }
             });
         }
@@ -282,56 +288,82 @@ fn the_life_of_a_child() {
     });
 }
 
+/// Takes so many permits, and holds them for a moment.
+async fn take(semaphore: &Semaphore, count: u32, dice: &mut Seeded) -> Result<(), Error> {
+    let permit = semaphore.acquire_many(count).await?;
+    let from = clock();
+    let mut until = None;
+    // What is said to be held now was held at every moment since the grant.
+    let mut look = || {
+        let asked = clock();
+        if permit.is_held() {
+            until = Some(asked);
+        }
+    };
+    look();
+    sleep(Duration::from_millis(dice.below(5))).await;
+    look();
+    if let Some(until) = until {
+        say(&format!("held {from} {until} {count}"));
+    }
+    permit.release().await
+}
+
 /// A process from its start until it was killed: when it took and gave how many permits.
 fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)> {
     let mut process = Process::start(module_path!(), &format!("{server} {path} {seed}"));
     std::thread::sleep(lasts);
-    let killed = clock();
     process.signal("KILL");
-    let mut held = 0;
     let mut changes = Vec::new();
     for line in process.said() {
         let words: Vec<&str> = line.split(' ').collect();
+        assert!(words[0] != "fails", "{line}");
         // The last line may be cut short.
-        let [what, at, count] = words[..] else { continue };
-        let (Ok(at), Ok(count)) = (at.parse::<u64>(), count.parse::<i64>()) else { continue };
-        let count = if what == "takes" { count } else { -count };
-        held += count;
-        changes.push((at, count));
+        let ["held", from, until, count] = words[..] else { continue };
+        let (Ok(from), Ok(until), Ok(count)) = (from.parse::<u64>(), until.parse::<u64>(), count.parse::<i64>()) else {
+            continue;
+        };
+        changes.extend([(from, count), (until.max(from + 1), -count)]);
     }
-    changes.push((killed, -held));
     changes
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 4)]
 async fn processes_that_are_killed_never_hold_more_permits_than_there_are() {
+    /// So many takings are enough for a judgement.
+    const ENOUGH: usize = 50;
     let (seed, seconds, servers, _) = settings();
     let site = Site::start(servers).await;
     let (server, path) = (site.addresses().join(","), "/swarm/killed");
-    let end = Instant::now() + Duration::from_secs(seconds);
+    let (stint, takings) = (Arc::new(Stint::begin(Duration::from_secs(seconds))), Arc::new(AtomicUsize::new(0)));
     let mut lives = JoinSet::new();
     for number in 0..4 {
         let (server, mut dice) = (server.clone(), Seeded(seed + number));
+        let (stint, takings) = (Arc::clone(&stint), Arc::clone(&takings));
         lives.spawn_blocking(move || {
+            let so_far = || takings.load(Ordering::Relaxed);
             let mut changes = Vec::new();
-            while Instant::now() < end {
+            while !stint.is_over(so_far() > ENOUGH, || format!("only {} takings", so_far())) {
                 let lasts = Duration::from_millis(1_000 + dice.below(4_000));
-                changes.extend(life(&server, path, dice.below(1 << 40), lasts));
+                let life = life(&server, path, dice.below(1 << 40), lasts);
+                takings.fetch_add(life.len() / 2, Ordering::Relaxed);
+                changes.extend(life);
             }
             changes
         });
     }
-    let mut changes = lives.join_all().await.concat();
-    let takings = changes.iter().filter(|(_, count)| *count > 0).count();
+    let mut changes = Vec::new();
+    while let Some(life) = lives.join_next().await {
+        changes.extend(life.unwrap_or_else(|failed| resume_unwind(failed.into_panic())));
+    }
     // What was given back at the same moment counts first.
     changes.sort_unstable();
     let mut held = 0;
     for (at, count) in changes {
         held += count;
-        assert!(held <= i64::from(PERMITS), "{held} of {PERMITS} permits at {at}");
+        safe!(held <= i64::from(PERMITS), "{held} of {PERMITS} permits at {at}");
     }
-    println!("{takings} takings");
-    assert!(takings > 50, "{takings} takings prove little");
+    println!("{} takings", takings.load(Ordering::Relaxed));
     let zk = connect(&server).await;
     let all = Semaphore::new(&zk, path, PERMITS).expect("valid");
     assert_eq!(soon("all permits", all.acquire_many(PERMITS)).await.expect("free").count(), PERMITS);

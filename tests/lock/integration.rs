@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use support::port::Port;
+use support::safe;
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::{Op, Proxy};
@@ -1004,9 +1005,9 @@ async fn a_holder_that_is_cut_off_knows_before_the_next_is_granted() {
     let (guard, last_yes) = watching.join().unwrap();
 
     let last_yes = last_yes.expect("it was held at first");
-    assert!(last_yes < granted_at, "held {:?} after the next grant", last_yes - granted_at);
+    safe!(last_yes < granted_at, "held {:?} after the next grant", last_yes - granted_at);
     assert_eq!(guard.state(), HoldState::Lost { why: guard.lost().await });
-    assert!(first_token < next.fencing_token());
+    safe!(first_token < next.fencing_token(), "{first_token} before {}", next.fencing_token());
     proxy.heal();
     // Late news of the lost one takes nothing away from its successor.
     assert!(matches!(soon("release", guard.release()).await, Err(Error::Lost(_))));

@@ -4,4 +4,5 @@ mod history;
 mod lease_model;
 mod model;
 mod protocol;
+mod rounds;
 mod walks;

@@ -18,10 +18,13 @@ use std::time::{Duration, Instant};
 
 use support::garble::{Garbler, Garbling};
 use support::process::test_in;
-use support::replay::{Run, judge};
+use support::replay::{Run, Verdict, judge};
+use support::rounds::VIOLATED;
 use support::scene::children;
 use support::server::shared_server;
+use support::standstill::Stint;
 use support::trace;
+use tempfile::NamedTempFile;
 use tokio::task::JoinSet;
 use zk_rwlock::{Error, Mode, ReadGuard, RwLock, Shared, WriteGuard, ZooKeeper};
 
@@ -126,7 +129,7 @@ impl Case {
             let are_two = held.len() > 1 && held.iter().any(|guard| guard.writes());
             // By other bytes a server can say that a node is gone, or was never there.
             if are_two && self.garbling == Garbling::Shape {
-                return Err("two hold the lock".to_owned());
+                return Err(format!("{VIOLATED}two hold the lock"));
             }
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -223,7 +226,9 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
         let value = *value.map_err(|error| format!("the value cannot be read: {error}"))?;
         let (done, unknown) = *case.updates.lock().expect("nothing panics here");
         if !(done..=done + unknown).contains(&value) {
-            return Err(format!("the value is {value}; {done} updates were done, and of {unknown} it is not known"));
+            return Err(format!(
+                "{VIOLATED}the value is {value}; {done} updates were done, and of {unknown} it is not known"
+            ));
         }
         checked = done;
     }
@@ -297,10 +302,10 @@ fn child(server: &str, first: u64, cases: u64, traces: &Path) -> Option<String> 
 #[support::judged]
 fn no_garbled_frame_hangs_a_call_leaves_a_node_or_makes_two_holders() {
     let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().expect("a whole number"));
-    let (begun, limit) = (Instant::now(), Duration::from_secs(number("FUZZ_SECONDS").unwrap_or(0)));
-    let seed = number("FUZZ_SEED").unwrap_or_else(|| RandomState::new().hash_one(begun));
+    let stint = Stint::begin(Duration::from_secs(number("FUZZ_SECONDS").unwrap_or(0)));
+    let seed = number("FUZZ_SEED").unwrap_or_else(|| RandomState::new().hash_one(Instant::now()));
     let server = shared_server().address();
-    let traces = tempfile::NamedTempFile::new().expect("a file");
+    let traces = NamedTempFile::new().expect("a file");
     let (mut cases, mut ended, mut updates) = (0, 0, 0);
     loop {
         let first = seed.wrapping_add(cases);
@@ -324,7 +329,8 @@ fn no_garbled_frame_hangs_a_call_leaves_a_node_or_makes_two_holders() {
             }
         }
         cases += 2 * AT_ONCE;
-        if begun.elapsed() >= limit {
+        let told = || format!("of {cases} cases {ended} were ended, and only {updates} updates were done");
+        if stint.is_over(ended < cases && updates > 0 && has_released(&traces), told) {
             break;
         }
     }
@@ -332,13 +338,19 @@ fn no_garbled_frame_hangs_a_call_leaves_a_node_or_makes_two_holders() {
         "{cases} cases from seed {seed} on, with {updates} updates; {ended} of them with one that claimed more memory than there is"
     );
     // Every child has ended by now, in whatever it did, and it has judged by itself whether a wait ended.
+    let verdict = replayed(&traces);
+    println!("{:?}", verdict.seen);
+    assert_eq!(verdict.faults, Vec::<String>::new(), "FUZZ_SEED={seed}");
+}
+
+/// What the children have traced so far, by the server's log.
+fn replayed(traces: &NamedTempFile) -> Verdict {
     let mut run = Run::of(&[TRACED], shared_server().transactions(), Vec::new(), HashSet::new());
     run.events = trace::read(traces.path(), |_| true);
     (run.guarded, run.lied_to) = (vec![TRACED.to_owned()], Some(LIED_TO.to_owned()));
-    let verdict = judge(&run);
-    println!("{} events replayed: {:?}", run.events.len(), verdict.seen);
-    assert_eq!(verdict.faults, Vec::<String>::new(), "FUZZ_SEED={seed}");
-    assert!(updates > 0 || ended == cases, "no update was done");
-    assert!(verdict.seen.contains_key("Release") || ended == cases, "nothing to replay: {:?}", verdict.seen);
-    assert!(ended < cases || cases <= 4 * AT_ONCE, "no case was seen to its end");
+    judge(&run)
+}
+
+fn has_released(traces: &NamedTempFile) -> bool {
+    replayed(traces).seen.contains_key("Release")
 }

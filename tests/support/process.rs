@@ -4,7 +4,8 @@
 //! parent in lines by [`say`], and does nothing in an ordinary run.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::thread;
 
 const ROLE: &str = "ZK_RWLOCK_CHILD";
 
@@ -28,6 +29,14 @@ pub fn test_in(module: &str, name: &str) -> String {
     module.split_once("::").map_or(name.to_owned(), |(_, module)| format!("{module}::{name}"))
 }
 
+/// Tells what a child complains of as the test that reads it tells: the harness shows it if the test fails.
+pub fn tell_if_red(complaints: ChildStderr) {
+    // The thread ends with the process.
+    thread::spawn(move || {
+        BufReader::new(complaints).lines().map_while(Result::ok).for_each(|line| eprintln!("{line}"))
+    });
+}
+
 pub struct Process {
     pub child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
@@ -41,8 +50,10 @@ impl Process {
             .env(ROLE, role)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        tell_if_red(child.stderr.take().unwrap());
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Process { child, lines }
     }

@@ -1,7 +1,7 @@
 //! Tests that are judged only by rounds in which the machine went on: what `#[support::judged]` calls.
 //!
 //! A round that succeeds is a success. A round that fails is a failure, unless the machine stood still in it: then another
-//! round follows. Lost safety is a failure in any round, so [`violated!`](crate::violated) says that it is lost.
+//! round follows. Lost safety is a failure in any round: [`safe!`](crate::safe) and [`violated!`](crate::violated) say so.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 use super::process;
-use super::standstill::{most_lost_since, now, watch};
+use super::standstill::{STANDSTILL, STOOD_STILL, most_lost_since, now, watch};
 
 /// So many rounds in a row may be spoilt by the machine.
 const ROUNDS: usize = 10;
@@ -59,7 +59,7 @@ pub struct How {
 }
 
 /// As most tests are.
-pub const HOW: How = How { has_threads: false, worker_threads: None, limit: Duration::from_millis(100) };
+pub const HOW: How = How { has_threads: false, worker_threads: None, limit: STANDSTILL };
 
 /// What a test returns.
 pub trait Outcome {
@@ -98,12 +98,13 @@ pub fn judge_rounds(stood_still: &dyn Fn(Duration) -> bool, run: &dyn Fn(Round))
         let round = Round { number, ..Round::default() };
         let Err(failure) = catch_unwind(AssertUnwindSafe(|| run(round))) else { return };
         said = words(&*failure);
-        if said.contains(VIOLATED) || !stood_still(began.saturating_sub(SHORTLY)) {
+        let is_final = said.contains(VIOLATED) || said.starts_with(STOOD_STILL);
+        if is_final || !stood_still(began.saturating_sub(SHORTLY)) {
             resume_unwind(failure);
         }
-        eprintln!("the machine stood still: this round is not judged");
+        eprintln!("{STOOD_STILL}: this round is not judged");
     }
-    panic!("the machine stood still: {ROUNDS} rounds in a row could not be judged; the last one said: {said}");
+    panic!("{STOOD_STILL}: {ROUNDS} rounds in a row could not be judged; the last one said: {said}");
 }
 
 fn words(failure: &(dyn Any + Send)) -> String {

@@ -4,11 +4,14 @@
 use std::fmt::Debug;
 use std::future::{Future, IntoFuture};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
 use zk_rwlock::coordinator::{Coordinator, Failure, Session};
 use zk_rwlock::{Error, MemberState, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+
+use super::standstill::Patience;
 
 /// Long enough for anything that must happen at all; nothing is measured by it.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -38,9 +41,13 @@ pub async fn soon<F: IntoFuture>(what: &str, future: F) -> F::Output {
 }
 
 pub async fn within<F: IntoFuture>(limit: Duration, what: &str, future: F) -> F::Output {
-    match tokio::time::timeout(limit, future.into_future()).await {
-        Ok(output) => output,
-        Err(_) => panic!("{what}: not within {limit:?}"),
+    let mut future = std::pin::pin!(future.into_future());
+    let mut patience = Patience::new(limit);
+    loop {
+        match timeout(Patience::LOOK, &mut future).await {
+            Ok(output) => return output,
+            Err(_) => assert!(!patience.is_over(Instant::now().into_std()), "{what}: not within {limit:?}"),
+        }
     }
 }
 
@@ -72,13 +79,13 @@ where
 
 /// Looks until that is as it should be.
 async fn becomes<T: Debug, F: Future<Output = T>>(what: &str, look: impl Fn() -> F, is_right: impl Fn(&T) -> bool) {
-    let deadline = Instant::now() + SOON;
+    let mut patience = Patience::new(SOON);
     loop {
         let seen = look().await;
         if is_right(&seen) {
             return;
         }
-        assert!(Instant::now() < deadline, "{what}: not within {SOON:?}, it is {seen:?}");
+        assert!(!patience.is_over(Instant::now().into_std()), "{what}: not within {SOON:?}, it is {seen:?}");
         tokio::time::sleep(INTERVAL).await;
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -93,5 +93,66 @@ pub fn most_lost_since(then: Moment) -> Duration {
         }
         drop(record);
         thread::sleep(TICK);
+    }
+}
+
+/// What a failure begins with of which the machine is to blame: it is not judged.
+pub const STOOD_STILL: &str = "the machine stood still";
+
+/// Less is no standstill.
+pub const STANDSTILL: Duration = Duration::from_millis(100);
+
+/// Ends a test in which too little was done in minutes, since then. It says whether the machine stood still.
+pub fn too_little(since: Moment, what: &str) -> ! {
+    let lost = most_lost_since(since);
+    assert!(lost < STANDSTILL, "{STOOD_STILL}, for {lost:?} within a second: {what}");
+    panic!("{what}");
+}
+
+/// For how long something is waited for: a time in which the machine stood still counts for little.
+#[derive(Debug)]
+pub struct Patience {
+    left: Duration,
+    looked: Option<Instant>,
+}
+
+impl Patience {
+    /// How often whoever waits should look.
+    pub const LOOK: Duration = Duration::from_millis(20);
+
+    pub fn new(limit: Duration) -> Patience {
+        Patience { left: limit, looked: None }
+    }
+
+    /// Whether it is at its end, at this moment of a look.
+    pub fn is_over(&mut self, now: Instant) -> bool {
+        let since = self.looked.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        self.left = self.left.saturating_sub(since.min(5 * Patience::LOOK));
+        self.left.is_zero()
+    }
+}
+
+/// Work that goes on for a time, and then until enough is done.
+#[derive(Debug)]
+pub struct Stint {
+    began: Moment,
+    lasts: Duration,
+}
+
+impl Stint {
+    /// What could not be done in such a time is not going to be.
+    const MOST: Duration = Duration::from_secs(300);
+
+    pub fn begin(lasts: Duration) -> Stint {
+        Stint { began: now(), lasts }
+    }
+
+    /// Whether the work may end, of which enough is done or not. If that takes minutes, it fails with these words.
+    pub fn is_over(&self, enough: bool, what: impl FnOnce() -> String) -> bool {
+        let took = now() - self.began;
+        if took >= self.lasts && !enough && took >= self.lasts + Self::MOST {
+            too_little(self.began, &what());
+        }
+        took >= self.lasts && enough
     }
 }

@@ -1,11 +1,14 @@
 //! A witness, which asks a guard all the time whether it holds.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use zk_rwlock::WriteGuard;
+
+use crate::safe;
 
 /// Asks a guard without pause whether it holds, from a thread that no runtime can block.
 #[derive(Debug)]
@@ -25,7 +28,7 @@ impl Witness {
                 // Taken before asking: the guard said so at this moment or later.
                 let asked = Instant::now();
                 let held = guard.is_held();
-                assert!(!(held && was_lost), "a lost guard became valid again");
+                safe!(!(held && was_lost), "a lost guard became valid again");
                 if held {
                     last_held = asked;
                 } else {
@@ -40,6 +43,6 @@ impl Witness {
 
     pub fn last_held(self) -> Instant {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("the witness saw no contradiction")
+        self.thread.join().unwrap_or_else(|contradiction| resume_unwind(contradiction))
     }
 }

@@ -1,0 +1,166 @@
+//! The instrument itself, `tests/support/rounds.rs`: it excuses no fault, and accuses no machine that went on.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::Duration;
+
+use support::process::{Process, role, say};
+use support::rounds::{VIOLATED, judge_rounds};
+use support::standstill::{Patience, Record, STANDSTILL, STOOD_STILL, Stint, most_lost_since, now, watch};
+use support::{safe, violated};
+
+const TICK: Duration = Duration::from_millis(10);
+
+/// Judges rounds that do this, by their number; returns how many were run, and what was said if it failed.
+fn judged(stands_still: bool, round: impl Fn(usize)) -> (usize, Option<String>) {
+    let rounds = Cell::new(0);
+    let run = || {
+        judge_rounds(&|_| stands_still, &|_| {
+            rounds.set(rounds.get() + 1);
+            round(rounds.get());
+        });
+    };
+    let failure = catch_unwind(AssertUnwindSafe(run)).err();
+    (rounds.get(), failure.map(|failure| words(&*failure)))
+}
+
+fn words(failure: &(dyn Any + Send)) -> String {
+    let words = failure.downcast_ref::<String>().cloned();
+    words.or_else(|| failure.downcast_ref::<&str>().map(ToString::to_string)).expect("words")
+}
+
+#[test]
+fn a_round_that_succeeds_is_the_last_whatever_the_machine_does() {
+    for stands_still in [false, true] {
+        assert_eq!(judged(stands_still, |_| ()), (1, None));
+    }
+}
+
+#[test]
+fn a_fault_while_the_machine_goes_on_is_told_at_once_and_in_its_own_words() {
+    assert_eq!(judged(false, |_| panic!("a planted fault")), (1, Some("a planted fault".to_owned())));
+}
+
+#[test]
+fn a_fault_in_every_round_is_told_though_the_machine_stands_still_in_each() {
+    let (rounds, said) = judged(true, |round| panic!("planted, round {round}"));
+    let said = said.expect("it fails");
+    assert_eq!(rounds, 10);
+    assert!(said.starts_with(STOOD_STILL) && said.ends_with("planted, round 10"), "{said}");
+}
+
+#[test]
+fn a_round_that_the_machine_spoilt_is_followed_by_another() {
+    assert_eq!(judged(true, |round| assert!(round == 3, "spoilt")), (3, None));
+}
+
+#[test]
+fn lost_safety_is_told_at_once_though_the_machine_stands_still() {
+    let planted: [&dyn Fn(usize); 4] = [
+        &|_| violated!("two hold the lock"),
+        &|_| safe!(1 + 1 == 3, "two hold the lock"),
+        // As a child's or a task's failure is told.
+        &|_| panic!("a child says: {VIOLATED}two hold the lock"),
+        &|_| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            let task = async { tokio::spawn(async { violated!("two hold the lock") }).await };
+            runtime.block_on(task).expect("the task ends well")
+        },
+    ];
+    for fault in planted {
+        let (rounds, said) = judged(true, fault);
+        assert_eq!(rounds, 1);
+        assert!(said.is_some_and(|said| said.contains("safety is lost: two hold the lock")));
+    }
+}
+
+/// What a clock has seen that was woken after these pauses.
+fn record(pauses: impl IntoIterator<Item = Duration>) -> (Record, Duration) {
+    let (mut record, mut now) = (Record::default(), Duration::from_secs(1_000));
+    record.tick(now);
+    for pause in pauses {
+        now += pause;
+        record.tick(now);
+    }
+    (record, now)
+}
+
+#[test]
+fn a_machine_that_goes_on_is_not_accused() {
+    // As much too late as a timer of this kernel is: some sixty microseconds, and now and then a millisecond.
+    let pauses = (0..6_000).map(|tick| TICK + Duration::from_micros(if tick % 100 == 0 { 1_000 } else { 60 }));
+    assert!(record(pauses).0.most_lost_since(Duration::ZERO) < STANDSTILL / 2);
+}
+
+#[test]
+fn a_machine_that_stood_still_is_found_out_by_one_long_pause_and_by_many_short_ones() {
+    let calm = || std::iter::repeat_n(TICK, 200);
+    let stop = Duration::from_secs(3);
+    let (stopped, end) = record(calm().chain([stop]).chain(calm()));
+    assert_eq!(stopped.most_lost_since(Duration::ZERO), stop - TICK);
+    let (busy, _) = record(calm().chain([2 * TICK; 20]).chain(calm()));
+    assert_eq!(busy.most_lost_since(Duration::ZERO), 20 * TICK);
+    // What was over before does not count.
+    assert!(stopped.most_lost_since(end - 100 * TICK) < STANDSTILL);
+}
+
+/// A test whose runtime is blocked by what is tested has a machine that goes on.
+#[support::judged]
+async fn a_runtime_that_is_blocked_by_the_code_under_test_is_no_standstill() {
+    watch();
+    let blocked = Duration::from_secs(2);
+    let began = now();
+    thread::sleep(blocked);
+    let lost = most_lost_since(began);
+    assert!(lost < blocked / 2, "{lost:?} of {blocked:?}");
+}
+
+/// Waits, and says how much it lost.
+#[test]
+fn the_life_of_a_child() {
+    if role().is_none() {
+        return;
+    }
+    watch();
+    let began = now();
+    say("goes on");
+    while most_lost_since(began) < Duration::from_secs(1) {}
+    say("stood still");
+}
+
+#[test]
+fn a_process_that_is_stopped_knows_that_it_stood_still() {
+    let mut child = Process::start(module_path!(), "be stopped");
+    assert_eq!(child.says(), "goes on");
+    child.signal("STOP");
+    thread::sleep(Duration::from_millis(1_100));
+    child.signal("CONT");
+    assert_eq!(child.says(), "stood still");
+}
+
+#[test]
+fn a_wait_is_over_when_so_much_time_was_looked_at_and_a_standstill_counts_for_one_look() {
+    let looks = |pauses: &[Duration]| {
+        let (mut patience, mut now) = (Patience::new(Duration::from_secs(1)), std::time::Instant::now());
+        assert!(!patience.is_over(now));
+        let mut is_over = pauses.iter().map(|pause| {
+            now += *pause;
+            patience.is_over(now)
+        });
+        is_over.position(|is_over| is_over)
+    };
+    let (look, stop) = (Patience::LOOK, Duration::from_secs(30));
+    assert_eq!(looks(&[look; 50]), Some(49));
+    assert_eq!(looks(&[&[stop][..], &[look; 44]].concat()), None);
+    assert_eq!(looks(&[&[stop][..], &[look; 45]].concat()), Some(45));
+}
+
+#[test]
+fn work_that_is_not_enough_goes_on_and_work_that_is_goes_on_for_its_time() {
+    let (short, long) = (Stint::begin(Duration::ZERO), Stint::begin(Duration::from_secs(3_600)));
+    let nothing = || unreachable!("it has minutes");
+    assert!(short.is_over(true, nothing) && !short.is_over(false, nothing));
+    assert!(!long.is_over(true, nothing) && !long.is_over(false, nothing));
+}
