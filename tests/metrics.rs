@@ -398,7 +398,7 @@ fn a_recorder_that_comes_late_is_told_of_what_is_held_and_of_counters_that_have_
         assert_eq!(late.at(DIRECTORY, "write"), [0.0, 0.0], "nothing has changed");
         zk_rwlock::metrics::describe();
         assert_eq!(late.at(DIRECTORY, "write"), [0.0, 1.0]);
-        for cause in ["session-over", "lease-ran-out", "removed", "interfered"] {
+        for cause in ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"] {
             let series = format!("zk_rwlock_losses_total{{cause=\"{cause}\"}} 0");
             assert!(late.0.render().contains(&series), "{series}");
         }

@@ -391,12 +391,16 @@ impl Acquisition {
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
-    /// Records the hold for tracing, and for the warning that it lasts long.
+    /// Records the hold for its limit, for tracing, and for the warning that it lasts long.
     pub(crate) fn begin_hold(&self, held: &Tenure) {
+        if let Some(longest) = self.handle.max_hold {
+            held.limit(longest);
+        }
         // Of a node that is shared, each use is traced.
         if self.sharing.is_some() {
             return self.trace.record("token", held.position().czxid);
         }
+        held.hold_begins();
         held.granted(self.holding(held));
     }
 }

@@ -49,6 +49,7 @@ pub(crate) struct Handle {
     pub(crate) dialect: Dialect,
     pub(crate) warn_waiting: Option<Duration>,
     pub(crate) warn_holding: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
     pub(crate) asking: Arc<Asking>,
     pub(crate) waiters: Waiters,
 }

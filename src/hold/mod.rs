@@ -2,5 +2,6 @@
 
 pub(crate) mod changes;
 mod contended;
+pub(crate) mod limit;
 pub(crate) mod tenure;
 pub(crate) mod transaction;

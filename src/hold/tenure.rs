@@ -112,10 +112,13 @@ impl Tenure {
         self.own_node().hold_state()
     }
 
-    /// For how long the ensemble surely keeps the hold's session.
+    /// For how long the ensemble surely keeps the hold's session, and its node.
     pub(crate) fn session_left(&self) -> Duration {
         match self.own_node().has_left() {
-            false => self.ticket.session().lease().session_left(),
+            false => {
+                let session_left = self.ticket.session().lease().session_left();
+                self.own_node().given_up_in().map_or(session_left, |left| left.min(session_left))
+            }
             true => Duration::ZERO,
         }
     }

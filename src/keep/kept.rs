@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::acquisition::request::Handle;
 use crate::error::error::Error;
+use crate::hold::limit::LimitedUse;
 use crate::hold::tenure::Tenure;
 use crate::keep::uses::{Joined, Uses};
 use crate::observe::read;
@@ -374,6 +375,8 @@ pub(crate) struct KeptUse {
     number: u64,
     /// What is told of the use when it ends, if anything is.
     told: Option<Arc<Holding>>,
+    /// Until when it may last, if it may not for ever.
+    limit: Option<Arc<LimitedUse>>,
     /// A downgrade is under way, so the node may be either.
     is_changing: bool,
     is_over: bool,
@@ -381,7 +384,7 @@ pub(crate) struct KeptUse {
 
 impl KeptUse {
     fn new(granted: Arc<Granted>, number: u64) -> KeptUse {
-        KeptUse { granted, number, told: None, is_changing: false, is_over: false }
+        KeptUse { granted, number, told: None, limit: None, is_changing: false, is_over: false }
     }
 
     pub(crate) fn hold(&self) -> &Arc<Tenure> {
@@ -413,6 +416,7 @@ impl KeptUse {
 
     /// The lock was granted to this use. `holding` ends with it.
     pub(crate) fn granted(&mut self, holding: Holding) {
+        self.limit = self.hold().limited_use().map(Arc::new);
         self.told = holding.is_recorded().then(|| Arc::new(holding));
     }
 
@@ -421,12 +425,14 @@ impl KeptUse {
         self.kept().state.lock().uses.share(self.number);
         let mut share = KeptUse::new(Arc::clone(&self.granted), self.number);
         share.told = self.told.clone();
+        share.limit = self.limit.clone();
         share
     }
 
     /// Ends the use. Gives the hold, if the node goes with it.
     fn end(&mut self, now: impl FnOnce(&Tenure) -> Moment) -> Option<Arc<Tenure>> {
         self.told = None;
+        self.limit = None;
         if std::mem::replace(&mut self.is_over, true) {
             return None;
         }

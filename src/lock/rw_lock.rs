@@ -84,6 +84,7 @@ impl RwLock {
             dialect: Dialect::default(),
             warn_waiting: Some(WARN_AFTER),
             warn_holding: None,
+            max_hold: None,
             idle: None,
         }
     }
@@ -232,6 +233,7 @@ pub struct RwLockBuilder {
     dialect: Dialect,
     warn_waiting: Option<Duration>,
     warn_holding: Option<Duration>,
+    max_hold: Option<Duration>,
     idle: Option<Duration>,
 }
 
@@ -289,6 +291,47 @@ impl RwLockBuilder {
     /// A downgrade does not end a hold.
     pub fn warn_after_holding(mut self, limit: Duration) -> Self {
         self.warn_holding = Some(limit);
+        self
+    }
+
+    /// Nobody holds the lock by this handle for longer: a guard that is held for `limit` is [lost](crate::Hold::lost), with
+    /// [`Loss::HeldTooLong`](crate::Loss::HeldTooLong), and the next contender is granted. For a holder that hangs. Default:
+    /// a guard holds until it goes.
+    ///
+    /// It is a loss like that of the [lease](crate::Hold::is_held): from `limit` on, [`is_held`](crate::Hold::is_held) says
+    /// no, [`lost`](crate::Hold::lost) answers, [`run`](crate::Hold::run) drops its work, and no
+    /// [transaction](crate::Hold::transaction) is sent. The node goes with the guard, and at the latest after the
+    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin), by a thread of the library's own. So the next contender is
+    /// granted after the holder was told, and never before. Requests to other systems may still be under way, hence
+    /// the [fencing token](crate::Hold::fencing_token).
+    ///
+    /// - It counts from the grant. A [downgrade](WriteGuard::downgrade) and a [share](ReadGuard::share) go on with the same
+    ///   time.
+    /// - In a [`MultiLock`](crate::MultiLock) it counts for each lock from its own grant, also while the next lock is waited for.
+    /// - Of a [kept](Self::keep) node it counts for each use. With the first use that lasts too long, the node is lost, and so
+    ///   are all its uses.
+    /// - A leader whose [term](crate::Term) lasts so long hands over, and campaigns again after a pause.
+    /// - It holds for this handle and its clones. Other clients have their own.
+    ///
+    /// Zero is refused.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Loss, Memory, RwLock};
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    /// # runtime.block_on(async {
+    /// # let zk = Memory::new();
+    /// let lock = RwLock::builder(&zk, "/locks/config").max_hold(Duration::from_secs(600)).build()?;
+    /// let hangs = lock.write().await?;
+    /// let next = lock.write().await?; // ten minutes later
+    /// assert_eq!(hangs.lost().await, Loss::HeldTooLong);
+    /// # drop(next);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn max_hold(mut self, limit: Duration) -> Self {
+        self.max_hold = Some(limit);
         self
     }
 
@@ -379,6 +422,9 @@ impl RwLockBuilder {
             validation::check_host(host)?;
         }
         validation::check_label(self.label.as_deref())?;
+        if self.max_hold == Some(Duration::ZERO) {
+            return Err(Error::invalid("a max_hold of zero; nobody could hold"));
+        }
         let site = site(self.path.into());
         Ok(Handle {
             coordinator: self.coordinator,
@@ -389,6 +435,7 @@ impl RwLockBuilder {
             dialect: self.dialect,
             warn_waiting: self.warn_waiting,
             warn_holding: self.warn_holding,
+            max_hold: self.max_hold,
             asking: Arc::default(),
             waiters: Waiters::default(),
         })

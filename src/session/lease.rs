@@ -137,6 +137,11 @@ impl Lease {
         self
     }
 
+    /// How long the lease ends before the ensemble may give the session up.
+    pub(crate) fn margin(&self) -> Duration {
+        self.margin
+    }
+
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -387,7 +392,7 @@ fn default_margin(timeout: Duration) -> Duration {
 }
 
 /// More than 500 years are as good as for ever.
-fn nanos(moment: Moment) -> u64 {
+pub(super) fn nanos(moment: Moment) -> u64 {
     u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX)
 }
 

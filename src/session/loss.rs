@@ -17,6 +17,9 @@ pub enum Loss {
     /// since the servers surely heard of the session.
     #[error("the lease on the session ran out before a quorum renewed it")]
     LeaseRanOut,
+    /// It was held for longer than the holder's own [limit](crate::RwLockBuilder::max_hold) allows.
+    #[error("it was held for longer than its limit allows")]
+    HeldTooLong,
     /// Another client deleted the lock's node.
     #[error("the lock's node was removed by somebody else")]
     Removed,
@@ -39,6 +42,7 @@ impl Loss {
         match self {
             Loss::SessionOver(_) => "session-over",
             Loss::LeaseRanOut => "lease-ran-out",
+            Loss::HeldTooLong => "held-too-long",
             Loss::Removed => "removed",
             Loss::GivenBack => "given-back",
             Loss::Interfered => "interfered",

@@ -6,6 +6,7 @@ pub(crate) mod errand;
 pub(crate) mod follow;
 pub(crate) mod keep_alive;
 pub(crate) mod lease;
+pub(crate) mod limits;
 pub(crate) mod listing;
 pub(crate) mod listings;
 pub(crate) mod loss;

@@ -15,8 +15,8 @@
 //! ```
 //!
 //! Beside its phase, a node has the reason of its loss. The reason is set once, and never taken back. It is one of
-//! four: the session is over; the lease had a gap since the grant (for a waiter: since the lease was first valid); the
-//! node was removed; its grant was forged by a stranger. The owner of a lost node still leaves it, and deletes the node
+//! five: the session is over; the lease had a gap since the grant (for a waiter: since the lease was first valid); it was
+//! held for longer than it may be; the node was removed; its grant was forged by a stranger. The owner of a lost node still leaves it, and deletes the node
 //! in case it is there.
 
 use std::sync::{Arc, Weak};
@@ -24,6 +24,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::session::lease::{Lease, Moment};
+use crate::session::limits::Limits;
 use crate::session::loss::{HoldState, Loss};
 use crate::session::request::{Event, Failure, Reply, Watch};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -97,6 +98,7 @@ pub(crate) struct OwnNode {
     /// Its owner has asked for every node in the directory that is only kept, and so for this one.
     has_asked: AtomicBool,
     lease: Arc<Lease>,
+    limits: Limits,
     /// Where it is entered when a stranger's write has used up the watch on it.
     unwatched: Weak<Unwatched>,
     /// When the library learnt of the node.
@@ -144,6 +146,7 @@ impl OwnNode {
             held_in: AtomicU64::new(0),
             has_asked: AtomicBool::new(false),
             lease: Arc::clone(lease),
+            limits: Limits::default(),
             unwatched: Arc::downgrade(unwatched),
             entered: lease.now(),
         })
@@ -292,7 +295,11 @@ impl OwnNode {
                 Phase::Left => None,
             };
             let ran_out = since.is_some_and(|epoch| !lease.covers(epoch)).then_some(Loss::LeaseRanOut);
-            state.loss = lease.over().map(Loss::SessionOver).or(ran_out);
+            let too_long = !self.limits.allows(lease.now());
+            state.loss = lease.over().map(Loss::SessionOver).or(ran_out).or(too_long.then_some(Loss::HeldTooLong));
+            if state.loss == Some(Loss::HeldTooLong) {
+                self.limits.exceeded(lease.now(), lease.margin());
+            }
         }
         let told = state.look();
         self.publish(&state);
@@ -306,7 +313,29 @@ impl OwnNode {
 
     /// The present moment, if the node is held, and was not found lost so far. `None` if only [`OwnNode::loss`] can tell.
     pub(crate) fn held_at(&self) -> Option<Moment> {
-        self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)
+        let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
+        self.limits.allows(now).then_some(now)
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// How long it is surely held, as far as time alone can end that. `None` when that is not known any more.
+    pub(crate) fn remaining(&self) -> Option<Duration> {
+        let left = self.lease.remaining()?.min(self.limits.left(self.lease.now()));
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// How long it is until the node is given up, if it may be held only for so long.
+    pub(crate) fn given_up_in(&self) -> Option<Duration> {
+        self.limits.given_up_in(self.lease.now(), self.lease.margin())
+    }
+
+    /// Whether it holds, and was not found lost so far: a lost node that is gone would hide others from a check of all.
+    pub(super) fn is_held(&self) -> bool {
+        let state = self.state.lock();
+        state.is_holding() && state.loss.is_none()
     }
 
     fn publish(&self, state: &NodeState) {
@@ -331,7 +360,7 @@ impl OwnNode {
 
     /// How sure it is that the lock is held.
     pub(crate) fn hold_state(self: &Arc<Self>) -> HoldState {
-        match (self.loss(), self.lease.remaining()) {
+        match (self.loss(), self.remaining()) {
             (Some(why), _) => HoldState::Lost { why },
             (None, Some(left)) if !self.lease.is_connected() => {
                 Instant::now().checked_add(left).map_or(HoldState::Held, |until| HoldState::Suspect { until })
@@ -340,7 +369,7 @@ impl OwnNode {
         }
     }
 
-    pub(super) fn is_standing_at(&self, path: &str) -> bool {
+    pub(crate) fn is_standing_at(&self, path: &str) -> bool {
         let state = self.state.lock();
         state.path == path && !matches!(state.phase, Phase::Left | Phase::Moving(_))
     }

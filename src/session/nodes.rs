@@ -191,7 +191,7 @@ impl OwnNodes {
     pub(crate) fn to_check(&self) -> Vec<(Arc<OwnNode>, String)> {
         let members = self.members.lock();
         let position = || members.all.values().filter(|own_node| own_node.is_standing_at(&own_node.path()));
-        let holding = position().filter(|own_node| own_node.is_holding());
+        let holding = position().filter(|own_node| own_node.is_held());
         let mut chosen: Vec<_> = holding.map(|own_node| (Arc::clone(own_node), own_node.path())).collect();
         if chosen.is_empty() {
             chosen.extend(position().next().map(|own_node| (Arc::clone(own_node), own_node.path())));

@@ -29,8 +29,8 @@ impl OwnNode {
             if let Some(found) = look() {
                 return found;
             }
-            match session.lease().remaining() {
-                // The lease ran out since `look` was called.
+            match self.remaining() {
+                // The lease ran out, or the limit was reached, since `look` was called.
                 None if self.is_holding() => {}
                 Some(left) if self.is_holding() && left < Duration::MAX => {
                     // In slices, because timers stand still while the machine is suspended and the lease does not.

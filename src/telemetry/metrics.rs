@@ -10,7 +10,7 @@
 //! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `at once` by the first listing, `look` by a later listing, `hand-off` by the predecessor's signal; and `kept`: uses of [kept](crate::RwLockBuilder::keep) nodes. A kept node is counted by how it was granted, and each of its uses as `kept`, the first one too |
 //! | `zk_rwlock_would_block_total` | counter | | `mode` | `try_*` that found the lock taken; of several locks, for the lock that the error names |
 //! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions whose time was over first; of several locks, for the lock that the error names |
-//! | `zk_rwlock_losses_total` | counter | | `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `removed`, `interfered` |
+//! | `zk_rwlock_losses_total` | counter | | `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `held-too-long`, `removed`, `interfered` |
 //! | `zk_rwlock_kept_nodes` | gauge | nodes | | nodes that are [kept](crate::RwLockBuilder::keep) now, idle or in use. A node is kept from its grant on, unless it was asked for before |
 //! | `zk_rwlock_kept_given_up_total` | counter | | `cause` | kept nodes that were given up: `asked` for by another contender, `idle` for long, `lost`, `closed` with the handle or the client, `replaced` by a node of the other mode, `unsure` because a write of a use may yet be carried out |
 //! | `zk_rwlock_recoveries_total` | counter | | | creates whose answer was lost and whose node was found |
@@ -48,7 +48,7 @@ pub fn describe() {
     describe_counter!(HEARTBEATS, Unit::Count, "Heartbeats sent to renew a lease");
     describe_gauge!(REMOVALS_PENDING, "Nodes whose removal is not confirmed yet");
     // A counter that begins at one hides its first step from whoever asks for an increase.
-    let causes = ["session-over", "lease-ran-out", "removed", "interfered"];
+    let causes = ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"];
     recorder::begin(causes.map(|cause| Key::from_parts(LOSSES, &[("cause", cause)])));
 }
 

@@ -107,7 +107,7 @@ pub(super) async fn remove(
     Ok(())
 }
 
-pub(super) async fn removed_in_background(session: Arc<dyn Session>, path: String, reply: Reply<()>) {
+pub(crate) async fn removed_in_background(session: Arc<dyn Session>, path: String, reply: Reply<()>) {
     let _pending = Present::new(names::REMOVALS_PENDING, None);
     match remove(session, path.clone(), reply, false, None).await {
         Ok(()) | Err(Failure::NoNode | Failure::Over(_)) => {}

@@ -2,6 +2,7 @@
 
 mod contract;
 mod leadership;
+mod limits;
 mod lock;
 mod once;
 mod semaphore;
@@ -70,6 +71,11 @@ macro_rules! keeping {
 }
 
 conformance! {
+    limits: [
+        a_holder_hears_that_its_time_is_over_before_the_next_is_granted,
+        permits_are_given_up_once_their_holder_has_heard_that_its_time_is_over,
+        a_kept_node_goes_when_one_of_its_uses_has_lasted_too_long,
+    ],
     contract: [
         a_request_is_sent_at_the_call_even_if_its_reply_is_dropped,
         a_request_can_be_sent_from_a_plain_thread,

@@ -10,6 +10,7 @@ mod idle;
 mod inline;
 mod kept;
 mod kept_waits;
+mod limits;
 mod memory;
 mod once;
 mod pauses;

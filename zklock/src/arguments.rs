@@ -133,6 +133,8 @@ When the lock is lost:
   at most a fifth of it; docs/guide.md says what is left otherwise.
   After `zklock break` the next contender may start at once, while the
   command still has its grace.
+  With --max-hold 1h a command that hangs loses the lock: after an hour
+  it gets TERM, and then KILL, as above, before the next one starts.
 
 What zklock cannot do for you:
   - Killed with -9 it takes the process of the command along (Linux), and
@@ -236,6 +238,11 @@ pub(crate) struct Run {
     /// before another contender can be let in.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) grace: Duration,
+
+    /// Hold for so long at most, in seconds (or like 1h): then the lock is lost, the command is ended as after any loss,
+    /// and the next contender is let in [default: for as long as the command runs].
+    #[arg(long, value_name = "TIME", value_parser = positive)]
+    pub(crate) max_hold: Option<Duration>,
 
     /// The exit code when the lock was lost.
     #[arg(long, value_name = "CODE", value_parser = exit_code, default_value_t = exit::LOST)]

@@ -177,11 +177,17 @@ fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Diale
         if let Some(host) = &run.host {
             builder = builder.lock(|lock| lock.host(host));
         }
+        if let Some(limit) = run.max_hold {
+            builder = builder.max_hold(limit);
+        }
         return Ok(Place::Semaphore(builder.build()?));
     }
     let mut builder = RwLock::builder(zk, &order.path).dialect(dialect).label(&order.label);
     if let Some(host) = &run.host {
         builder = builder.host(host);
+    }
+    if let Some(limit) = run.max_hold {
+        builder = builder.max_hold(limit);
     }
     Ok(Place::Lock(builder.build()?))
 }

@@ -1,6 +1,7 @@
 //! The semaphore, and its options; knows neither how permits are taken nor any concrete backend.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::Instrument;
 
@@ -238,6 +239,12 @@ impl SemaphoreBuilder {
     /// refused.
     pub fn permits(mut self, permits: u32) -> Self {
         self.permits = Some(permits);
+        self
+    }
+
+    /// Nobody holds permits by this handle for longer: see [`RwLockBuilder::max_hold`]. Default: a permit holds until it goes.
+    pub fn max_hold(mut self, limit: Duration) -> Self {
+        self.lock = self.lock.max_hold(limit);
         self
     }
 

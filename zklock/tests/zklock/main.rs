@@ -41,6 +41,7 @@ mod check;
 mod completion;
 mod container;
 mod credentials;
+mod limits;
 mod once;
 mod packages;
 mod permits;

@@ -1,0 +1,64 @@
+//! Holders that may hold only for so long, on whatever backend the harness gives: told first, and then followed.
+
+// The macro that makes tests of these functions names them from outside.
+#![allow(unreachable_pub)]
+
+use std::time::{Duration, Instant};
+
+use zk_rwlock::{Loss, RwLock, Semaphore};
+
+use support::harness::Harness;
+use support::scene::{eventually, soon, writer};
+
+const LIMIT: Duration = Duration::from_millis(200);
+
+pub async fn a_holder_hears_that_its_time_is_over_before_the_next_is_granted<H: Harness>(h: &H) {
+    let (mine, theirs, directory) = (h.client().await, h.client().await, h.directory());
+    let lock = RwLock::builder(&mine, &directory).max_hold(LIMIT).build().expect("valid");
+    let next = RwLock::new(&theirs, &directory).expect("valid");
+    for keeps_its_guard in [true, false] {
+        let began = Instant::now();
+        let guard = soon("a free lock", lock.write()).await.expect("free");
+        let waits = tokio::spawn({
+            let next = next.clone();
+            async move { (writer(&next).await.expect("no panic").expect("it is given up"), Instant::now()) }
+        });
+        let why = soon("the end of its time", guard.lost()).await;
+        let told = Instant::now();
+        assert_eq!((why, guard.is_held()), (Loss::HeldTooLong, false));
+        assert!(told - began >= LIMIT);
+        let guard = keeps_its_guard.then_some(guard);
+        let (granted, at) = soon("the next grant", waits).await.expect("no panic");
+        assert!(told < at, "granted {:?} before the holder was told", told - at);
+        granted.release().await.expect("held");
+        drop(guard);
+    }
+}
+
+pub async fn permits_are_given_up_once_their_holder_has_heard_that_its_time_is_over<H: Harness>(h: &H) {
+    let (mine, theirs, directory) = (h.client().await, h.client().await, h.directory());
+    let limited = Semaphore::builder(&mine, &directory).permits(1).max_hold(LIMIT).build().expect("valid");
+    let permit = soon("a free permit", limited.acquire()).await.expect("free");
+    let next = Semaphore::new(&theirs, &directory, 1).expect("valid");
+    let waits = tokio::spawn(async move { (next.acquire().await.expect("it is given up"), Instant::now()) });
+    assert_eq!(soon("the end of its time", permit.lost()).await, Loss::HeldTooLong);
+    let told = Instant::now();
+    let (granted, at) = soon("the next grant", waits).await.expect("no panic");
+    assert!(told < at && !permit.is_held());
+    granted.release().await.expect("held");
+}
+
+pub async fn a_kept_node_goes_when_one_of_its_uses_has_lasted_too_long<H: Harness>(h: &H) {
+    let (mine, theirs, directory) = (h.client().await, h.client().await, h.directory());
+    let lock =
+        RwLock::builder(&mine, &directory).keep(Duration::from_secs(600)).max_hold(LIMIT).build().expect("valid");
+    let next = RwLock::new(&theirs, &directory).expect("valid");
+    for _ in 0..3 {
+        soon("a free lock", lock.read()).await.expect("kept").release().await.expect("held");
+    }
+    let hangs = soon("a free lock", lock.read()).await.expect("kept");
+    assert_eq!(soon("the end of its time", hangs.lost()).await, Loss::HeldTooLong);
+    eventually("the node is given up", || async { next.queue().await.is_ok_and(|queue| queue.members.is_empty()) })
+        .await;
+    assert!(soon("a free lock", next.write()).await.expect("free").is_held());
+}

@@ -1,0 +1,210 @@
+//! Holders that may hold only for so long: who is told what, and when the next is granted; in virtual time.
+
+use std::future::{IntoFuture, pending};
+use std::sync::Arc;
+use std::time::Duration;
+
+use support::polled::{now, reading, writing};
+use tokio::time::{Instant, advance, sleep};
+use tokio_test::assert_pending;
+use tokio_test::task;
+use zk_rwlock::{
+    Error, HoldState, Leadership, Loss, Memory, Mode, MultiLock, RwLock, RwLockBuilder, Semaphore, Shared,
+};
+
+const PATH: &str = "/lock";
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A sixth of the session timeout, rounded up to what a timer can do.
+const MARGIN: Duration = Duration::from_millis(1_667);
+
+/// As long as a timer may be late.
+const TICK: Duration = Duration::from_millis(2);
+
+fn limited(zk: &Memory) -> RwLockBuilder {
+    RwLock::builder(zk, PATH).max_hold(LIMIT)
+}
+
+fn lock(zk: &Memory) -> RwLock {
+    limited(zk).build().expect("valid")
+}
+
+fn other(zk: &Memory) -> RwLock {
+    RwLock::new(&zk.connect(), PATH).expect("valid")
+}
+
+fn is_too_long<T: std::fmt::Debug>(answer: Result<T, Error>) {
+    let error = answer.expect_err("it was held for too long");
+    let error = if let Error::OneOfMany { error, .. } = error { *error } else { error };
+    assert!(matches!(error, Error::Lost(Loss::HeldTooLong)), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_is_told_at_its_limit_and_the_next_is_granted_a_margin_later() {
+    let zk = Memory::new();
+    let guard = Arc::new(lock(&zk).write().await.expect("free"));
+    let began = Instant::now();
+    let told = tokio::spawn({
+        let guard = Arc::clone(&guard);
+        async move { (guard.lost().await, began.elapsed(), guard.state()) }
+    });
+    let dropped = tokio::spawn({
+        let guard = Arc::clone(&guard);
+        async move { (guard.run(pending::<()>()).await, began.elapsed()) }
+    });
+    let waits = tokio::spawn(other(&zk).write().into_future());
+    sleep(LIMIT - TICK).await;
+    assert!(guard.is_held() && guard.session_left() > MARGIN && guard.session_left() <= MARGIN + TICK);
+    let next = waits.await.expect("no panic").expect("it is given up");
+    let granted = began.elapsed();
+    let (why, told, state) = told.await.expect("no panic");
+    assert_eq!((why, state), (Loss::HeldTooLong, HoldState::Lost { why }));
+    let (work, stopped) = dropped.await.expect("no panic");
+    is_too_long(work);
+    assert!(
+        LIMIT <= told && told <= LIMIT + TICK && LIMIT <= stopped && stopped <= LIMIT + TICK,
+        "{told:?} {stopped:?}"
+    );
+    assert!(told + MARGIN - 2 * TICK <= granted && granted <= LIMIT + MARGIN + 2 * TICK, "{granted:?}");
+    assert_eq!(guard.session_left(), Duration::ZERO);
+    is_too_long(guard.transaction().create("/late", "").commit().await);
+    is_too_long(guard.data("/late").await);
+    is_too_long(Arc::into_inner(guard).expect("alone").release().await);
+    assert!(next.is_held());
+    sleep(10 * LIMIT).await;
+    assert!(next.is_held(), "it has no limit");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_nobody_polls_knows_at_its_limit_and_who_drops_it_makes_way_at_once() {
+    let zk = Memory::new();
+    let guard = now(lock(&zk).read()).expect("free");
+    let share = guard.share();
+    let mut waits = writing(&other(&zk));
+    assert_pending!(waits.poll());
+    advance(LIMIT - TICK).await;
+    assert!(guard.is_held() && share.is_held());
+    advance(TICK).await;
+    assert!(!guard.is_held() && !share.is_held());
+    drop((guard, share));
+    let _next = now(waits.into_inner()).expect("free");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_downgrade_does_not_begin_the_time_anew() {
+    let zk = Memory::new();
+    let guard = now(lock(&zk).write()).expect("free");
+    advance(LIMIT / 2).await;
+    let guard = guard.downgrade().await.expect("held");
+    advance(LIMIT / 2).await;
+    assert_eq!((guard.is_held(), guard.lost().await), (false, Loss::HeldTooLong));
+    drop(now(other(&zk).read()).expect("beside a reader"));
+    let _next = other(&zk).write().await.expect("it is given up");
+}
+
+#[tokio::test(start_paused = true)]
+async fn permits_are_given_up_at_their_limit() {
+    let zk = Memory::new();
+    let limited = Semaphore::builder(&zk, PATH).permits(2).max_hold(LIMIT).build().expect("valid");
+    let held = limited.acquire_many(2).await.expect("free");
+    let began = Instant::now();
+    let others = Semaphore::new(&zk.connect(), PATH, 2).expect("valid");
+    let next = others.acquire().await.expect("they are given up");
+    assert!(began.elapsed() >= LIMIT + MARGIN - TICK && !held.is_held());
+    assert_eq!(held.lost().await, Loss::HeldTooLong);
+    assert_eq!(zk.children("/lock/permits").len(), 1);
+    is_too_long(held.release().await);
+    drop(next);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_several_locks_each_counts_from_its_own_grant() {
+    let zk = Memory::new();
+    let second = RwLock::new(&zk, "/second").expect("valid");
+    let both = MultiLock::new([(&lock(&zk), Mode::Write), (&second, Mode::Write)]).expect("valid");
+    let held = both.lock().await.expect("free");
+    is_too_long(held.run(pending::<()>()).await);
+    assert_eq!(held.lost().await, (PATH, Loss::HeldTooLong));
+    drop(held);
+    let in_the_way = second.write().await.expect("free");
+    let error = both.lock().await.expect_err("the second is taken");
+    assert!(error.to_string().contains("held for longer"), "{error}");
+    drop(in_the_way);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_term_that_lasts_too_long_ends_and_another_candidate_leads() {
+    let zk = Memory::new();
+    let hangs = Leadership::builder(&zk, PATH).lock(|lock| lock.max_hold(LIMIT)).build().expect("valid");
+    let began = Instant::now();
+    let mut terms = 0;
+    let mut leads = task::spawn(hangs.lead(|_| {
+        terms += 1;
+        pending::<()>()
+    }));
+    assert_pending!(leads.poll());
+    let next = Leadership::new(&zk.connect(), PATH).expect("valid");
+    let led = next.lead(async |_| began.elapsed());
+    let elapsed = tokio::select! {
+        _ = leads => panic!("its work never ends"),
+        elapsed = led => elapsed.expect("it leads").expect("it was not stopped"),
+    };
+    assert!(elapsed >= LIMIT && elapsed <= LIMIT + TICK, "the work was dropped and the lock given back: {elapsed:?}");
+    assert_eq!(terms, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_use_of_a_kept_node_has_the_time_for_itself() {
+    let zk = Memory::new();
+    let lock = limited(&zk).keep(100 * LIMIT).build().expect("valid");
+    for _ in 0..5 {
+        let guard = lock.read().await.expect("free");
+        sleep(LIMIT / 2).await;
+        assert!(guard.is_held());
+    }
+    let before = zk.children(PATH);
+    sleep(3 * LIMIT).await;
+    let (short, long) = (lock.read().await.expect("kept"), lock.read().await.expect("kept"));
+    assert_eq!(zk.children(PATH), before, "an idle node is not held");
+    let shared = long.share();
+    drop(short);
+    drop(long);
+    sleep(LIMIT - TICK).await;
+    assert!(shared.is_held());
+    let late = lock.read().await.expect("kept");
+    sleep(TICK).await;
+    assert_eq!((shared.is_held(), late.is_held()), (false, false), "they have one node");
+    let next = other(&zk).write().await.expect("it is given up");
+    assert_eq!(shared.lost().await, Loss::HeldTooLong);
+    drop((next, shared, late));
+    assert!(lock.read().await.expect("free").is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_and_work_that_is_done_once_have_the_limit_of_their_lock() {
+    let zk = Memory::new();
+    let value: Shared<u32> =
+        Shared::builder(&zk, "/value").initial(|| 1).lock(|lock| lock.max_hold(LIMIT)).build().expect("valid");
+    let mut held = value.write().await.expect("free");
+    *held = 2;
+    sleep(LIMIT).await;
+    is_too_long(held.commit().await);
+    drop(held);
+    assert_eq!(*value.read().await.expect("free"), 1);
+
+    let once = lock(&zk).write().once_in(LIMIT).await.expect("free").expect("due");
+    sleep(LIMIT).await;
+    is_too_long(once.done().await);
+}
+
+#[test]
+fn a_limit_of_zero_is_refused_and_none_is_needed() {
+    let zk = Memory::new();
+    let refused = RwLock::builder(&zk, PATH).max_hold(Duration::ZERO).build().expect_err("nobody could hold");
+    assert!(matches!(refused, Error::InvalidInput(_)), "{refused}");
+    assert!(Semaphore::builder(&zk, PATH).max_hold(Duration::ZERO).build().is_err());
+    let lock = RwLock::builder(&zk, PATH).max_hold(Duration::MAX).build().expect("valid");
+    assert!(now(lock.write()).expect("free").is_held());
+    let mut waits = reading(&lock);
+    drop(waits.poll());
+}

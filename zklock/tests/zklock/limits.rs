@@ -1,0 +1,55 @@
+//! `zklock --max-hold`: a command that hangs loses the lock before the next one starts.
+
+use support::scene::*;
+use support::server::shared_server;
+use tokio::time::Instant;
+use zk_rwlock::Semaphore;
+
+use crate::{Running, immortal, last_stamp, run, scratch, server_lock, zklock};
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const LIMIT: Duration = Duration::from_secs(1);
+
+fn now() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos()
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_hangs_is_killed_at_the_end_of_its_time_before_the_next_one_starts() {
+    let path = "/zklock/limited";
+    let (_zk, lock) = server_lock(path).await;
+    let files = scratch();
+    let stamps = files.path().join("stamps");
+    let began = Instant::now();
+    let hangs = ["--session-timeout", "4s", "--max-hold", "1s", path, "-c", &immortal(&stamps)];
+    let holder = Running::start(zklock(&hangs)).ready().await;
+    let next = granted(writer(&lock)).await;
+    let granted_at = now();
+    assert!(began.elapsed() >= LIMIT);
+    let run = holder.ends().await;
+    assert_eq!(run.code, Some(75), "{run:#?}");
+    assert!(
+        run.stderr.contains("held for longer than its limit allows") && run.stderr.contains("was killed"),
+        "{run:#?}"
+    );
+    assert!(u128::from(last_stamp(&stamps)) < granted_at, "it worked beside the next one");
+    next.release().await.unwrap();
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_obeys_ends_on_term_and_a_permit_has_a_limit_too() {
+    let zk = connect(&shared_server().address()).await;
+    let semaphore = Semaphore::new(&zk, "/zklock/limited-permits", 1).unwrap();
+    let command = ["--max-hold", "300ms", "-j", "1", "/zklock/limited-permits", "sleep", "600"];
+    let run = run(&command).await;
+    assert_eq!(run.code, Some(75), "{run:#?}");
+    assert!(run.stderr.contains("ended on TERM"), "{run:#?}");
+    soon("a free permit", semaphore.acquire()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn no_time_at_all_is_refused_and_time_enough_changes_nothing() {
+    assert_eq!(run(&["--max-hold", "0", "/zklock/unlimited", "true"]).await.code, Some(64));
+    assert_eq!(run(&["--max-hold", "1h", "/zklock/unlimited", "-c", "exit 3"]).await.code, Some(3));
+}
