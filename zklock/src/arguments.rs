@@ -99,11 +99,14 @@ Environment:
   --keep-credentials: a zklock within the command needs it.
 
 Signals:
-  HUP, INT, QUIT, TERM, USR1 and USR2 end zklock while it waits; after
-  that, the command's process group gets them. What was ignored when
-  zklock started (by nohup; INT and QUIT by a script's &) stays ignored
-  by zklock and by the command, as with flock(1) and env(1); PIPE does
-  not.
+  Each signal that ends a process, real-time ones too, ends zklock while
+  it waits; after that, the command's process group gets it, as it gets
+  CONT, TSTP, TTIN, TTOU, URG and WINCH. If that ends the command, the
+  lock is given back when the whole group has ended: what does not heed
+  the signal gets KILL after --grace, or at the next signal. Nobody can
+  catch KILL and STOP. What was ignored when zklock started (by nohup;
+  INT and QUIT by a script's &) stays ignored by zklock and by the
+  command, as with flock(1) and env(1); PIPE does not.
 
 Once in a while:
   With --once-in 50m the command is run only if it has not succeeded
@@ -148,7 +151,8 @@ What zklock cannot do for you:
     if the lock is gone. While zklock waits, Ctrl-Z costs the place in
     the queue after that time, and it ends with 76 when it goes on; it
     holds up nobody meanwhile. `bg` instead: it waits in the background.
-  - What the command leaves in the background runs on without the lock.
+  - What a command that ends by itself leaves in the background runs on
+    without the lock.
   - Processes that leave the command's process group (setsid) get none of
     these signals.";
 

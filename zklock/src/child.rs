@@ -1,6 +1,9 @@
 //! The command: a process group that is signalled as a whole; knows no locks.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
+use std::fs;
+use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child as Process;
 use std::thread;
@@ -8,7 +11,7 @@ use std::thread;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, getpgid, getpid, getppid, kill_current_process_group, kill_process,
-    kill_process_group, waitid,
+    kill_process_group, test_kill_process_group, waitid,
 };
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
@@ -34,6 +37,8 @@ pub(crate) struct Reaped {
     typed: Option<Signal>,
     /// A Ctrl-C that came to us, and that we passed on, has ended it.
     is_interrupted: bool,
+    /// Its group, if a signal that we passed on has ended the command, and so is meant for all of that.
+    pub(crate) cut_short: Option<Pid>,
 }
 
 impl Reaped {
@@ -75,8 +80,8 @@ pub(crate) struct Child {
     terminal: Option<Terminal>,
     /// Whether it had the terminal when it was stopped together with us.
     was_foreground: bool,
-    /// Whether a Ctrl-C was passed on to it.
-    was_interrupted: bool,
+    /// The signals that were passed on to it.
+    passed_on: HashSet<i32>,
 }
 
 impl Child {
@@ -114,7 +119,7 @@ impl Child {
             // undo a Ctrl-Z that was typed just now.
             terminal.lend(group);
         }
-        Ok(Child { process, group, events, terminal, was_foreground: false, was_interrupted: false })
+        Ok(Child { process, group, events, terminal, was_foreground: false, passed_on: HashSet::new() })
     }
 
     pub(crate) async fn next_event(&mut self) -> ChildEvent {
@@ -130,7 +135,7 @@ impl Child {
 
     /// Passes on a signal that came to us.
     pub(crate) fn pass_on(&mut self, signal: Signal) {
-        self.was_interrupted |= signal == Signal::INT;
+        self.passed_on.insert(signal.as_raw());
         self.signal(signal);
     }
 
@@ -188,8 +193,11 @@ impl Child {
             (None, Ok(status)) => status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX),
             (None, Err(_)) => u8::MAX,
         };
-        let is_interrupted = self.was_interrupted && signal == Some(Signal::INT.as_raw());
-        Reaped { code, typed, is_interrupted }
+        let ended_by_ours = signal.filter(|signal| self.passed_on.contains(signal));
+        // A command that heeds TERM has no signal as its end.
+        let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
+        let is_interrupted = ended_by_ours == Some(Signal::INT.as_raw());
+        Reaped { code, typed, is_interrupted, cut_short: is_cut_short.then_some(self.group) }
     }
 
     /// Lends the command the terminal, and continues it.
@@ -199,6 +207,25 @@ impl Child {
         }
         self.signal(Signal::CONT);
     }
+}
+
+/// Kills what is left of a group.
+pub(crate) fn kill_rest(group: Pid) {
+    // An error means that nothing is left, or that it belongs to another user.
+    let _ = kill_process_group(group, Signal::KILL);
+}
+
+/// Whether a process of the group has not ended. One that has, and that nobody has reaped, does not count.
+pub(crate) fn lives(group: Pid) -> bool {
+    let of_group = |stat: String| {
+        let (_, rest) = stat.rsplit_once(") ")?;
+        let mut fields = rest.split(' ');
+        let state = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(group.as_raw_nonzero().get()) && !["Z", "X"].contains(&state)).then_some(())
+    };
+    let stat = |process: io::Result<fs::DirEntry>| fs::read_to_string(process.ok()?.path().join("stat")).ok();
+    test_kill_process_group(group) != Err(Errno::SRCH)
+        && fs::read_dir("/proc").is_ok_and(|all| all.filter_map(stat).any(|stat| of_group(stat).is_some()))
 }
 
 /// Blocks until something has happened to the process. A process that has ended is left to be reaped.

@@ -20,6 +20,7 @@ mod layout;
 mod list;
 mod live;
 mod log;
+mod order;
 mod output;
 mod permits;
 mod place;

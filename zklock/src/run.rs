@@ -1,29 +1,25 @@
 //! Runs a command under the lock: acquires, watches over both, and releases; knows no other subcommand.
 
 use std::convert::Infallible;
-use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use clap::CommandFactory;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{
     Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memory, Progress, RwLock, Semaphore, ZooKeeper,
 };
 
-use crate::arguments::{Arguments, Connection, Run};
-use crate::child::{Child, ChildEvent, Reaped, end_by};
+use crate::arguments::{Connection, Run};
+use crate::child::{self, Child, ChildEvent, Reaped, end_by};
 use crate::connect::{connect_within, told};
 use crate::exit::{self, Exit};
 use crate::guard::Grip;
-use crate::output::{say, say_in_passing, shorten, tame};
+use crate::order::Order;
+use crate::output::{say, say_in_passing, tame};
 use crate::place::Place;
 use crate::signals::Signals;
 use crate::{credentials, waiting};
-
-/// The longest label that is made from a command line.
-const LABEL_MADE: usize = 60;
 
 /// How long -n tries to reach a server, if nothing else was said.
 const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
@@ -100,72 +96,6 @@ fn patience(run: &Run, connection: &Connection) -> Duration {
         _ if run.does_not_wait() && connection.connect_timeout.is_none() => wanted.min(CONNECT_AT_ONCE),
         _ => wanted,
     }
-}
-
-/// The order that the words of the command line give.
-#[derive(Debug)]
-struct Order {
-    path: String,
-    command: Vec<OsString>,
-    label: String,
-}
-
-/// The subcommand that this word is most like. Clap measures likeness so, too.
-fn meant(word: &str) -> Option<String> {
-    let program = Arguments::command();
-    let names = program.get_subcommands().filter(|task| !task.is_hide_set()).map(|task| task.get_name());
-    let like = names.map(|name| (strsim::jaro(word, name), name)).filter(|(likeness, _)| *likeness > 0.7);
-    like.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name.to_owned())
-}
-
-impl Order {
-    fn read(run: &Run) -> Result<Order, Exit> {
-        let mut words = run.words.iter().cloned();
-        let path = words.next().ok_or_else(|| Exit::usage("which lock, and what to run? See zklock --help"))?;
-        let path = path.into_string().map_err(|path| Exit::usage(format!("{path:?} is no path in ZooKeeper")))?;
-        if !path.starts_with('/') {
-            let meant = meant(&path).map(|task| format!("; did you mean {task}?")).unwrap_or_default();
-            let problem = format!("{path:?} is neither a lock, which starts with a slash, nor a subcommand{meant}");
-            return Err(Exit::usage(problem));
-        }
-        let mut command: Vec<OsString> = words.collect();
-        let mut shell = run.shell.clone();
-        match command.first().and_then(|word| word.to_str()) {
-            Some("--") => drop(command.remove(0)),
-            // flock(1) takes these words here, too.
-            Some("-c" | "--command") if shell.is_none() && command.len() == 2 => {
-                shell = command.pop();
-                command.clear();
-            }
-            Some(word) if word.starts_with('-') => {
-                return Err(Exit::usage(format!("{word}: options go before the lock's path, the command after it")));
-            }
-            _ => {}
-        }
-        let label = run.label.clone().unwrap_or_else(|| match &shell {
-            Some(line) => label(std::slice::from_ref(line)),
-            None => label(&command),
-        });
-        let command = match (shell, command.is_empty()) {
-            (Some(_), false) => return Err(Exit::usage("-c or a command, and not both")),
-            (None, true) => return Err(Exit::usage("there is no command to run under the lock")),
-            (None, false) => command,
-            (Some(line), true) => {
-                let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
-                vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-c".into(), line]
-            }
-        };
-        Ok(Order { path, command, label })
-    }
-}
-
-/// The beginning of a command line, made fit to be a label.
-fn label(words: &[OsString]) -> String {
-    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-    // Limited in characters, too: some take no column, but the library counts them all.
-    let line = words.join(" ").chars().take(LABEL_MADE + 1).collect::<String>();
-    let fit: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    shorten(&fit, LABEL_MADE)
 }
 
 fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Dialect) -> Result<Place, Exit> {
@@ -358,8 +288,12 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                 ChildEvent::Stopped(by) => child.was_stopped(by),
                 ChildEvent::Ended => {
                     // If the lock was lost in that very moment, it was lost while the command ran.
-                    let held = guard.is_held();
+                    let mut held = guard.is_held();
                     let reaped = child.reap();
+                    if let Some(group) = reaped.cut_short.filter(|_| held) {
+                        end_rest(group, guard, run, signals).await;
+                        held = guard.is_held();
+                    }
                     if !held {
                         return lost(guard.lost().await, run.lost_exit_code, zk, "the command has ended").await;
                     }
@@ -465,6 +399,27 @@ async fn stop(guard: &Grip, run: &Run, child: &mut Child) -> &'static str {
     "the command could not be ended, and has ended by itself"
 }
 
+/// Waits for what else a signal ends that has ended the command, and kills what does not heed it: after the grace, or at
+/// once if the lock is lost or another signal comes.
+async fn end_rest(group: Pid, guard: &Grip, run: &Run, signals: &mut Signals) {
+    let ended = async || {
+        let mut pause = TICK;
+        while child::lives(group) {
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(FAREWELL / 10);
+        }
+    };
+    tokio::select! {
+        biased;
+        () = ended() => return,
+        _ = guard.lost() => {}
+        _ = signals.next_ending() => {}
+        () = tokio::time::sleep(run.grace) => {}
+    }
+    child::kill_rest(group);
+    let _ = tokio::time::timeout(FAREWELL, ended()).await;
+}
+
 /// Releases the lock and ends the session, in one round trip: the release goes first, so the next contender knows it for
 /// one, and the session would take the node along. Waits for that, but no longer than the lock could block other
 /// contenders.
@@ -493,21 +448,10 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::arguments::Arguments;
 
     fn read(words: &[&str]) -> Arguments {
         Arguments::try_parse_from(["zklock"].iter().chain(words)).expect("these are arguments")
-    }
-
-    #[test]
-    fn a_word_that_is_almost_a_subcommand_is_answered_with_that_subcommand() {
-        for (word, task) in [("lss", "ls"), ("wach", "watch"), ("brake", "break"), ("chekc", "check")] {
-            assert_eq!(meant(word).as_deref(), Some(task));
-        }
-        assert_eq!(["migrate", "true", "web-1"].map(meant), [None, None, None]);
-    }
-
-    fn order(words: &[&str]) -> Order {
-        Order::read(&read(words).run).expect("a command and a lock")
     }
 
     #[test]
@@ -534,34 +478,6 @@ mod tests {
         let does_not_wait = |words: &[&str]| read(&[words, &["/l", "true"]].concat()).run.does_not_wait();
         assert!(does_not_wait(&["-n"]) && does_not_wait(&["-w", "0"]) && !does_not_wait(&["-w", "0.1"]));
         assert!(!does_not_wait(&[]));
-    }
-
-    #[test]
-    fn a_command_may_stand_behind_the_lock_in_each_way_that_flock_takes() {
-        assert_eq!(order(&["/l", "make", "-j"]).command, ["make", "-j"]);
-        assert_eq!(order(&["/l", "--", "-c"]).command, ["-c"]);
-        for words in [&["-c", "make all", "/l"], &["/l", "-c", "make all"], &["/l", "--command", "make all"]] {
-            let Order { command, label, .. } = order(words);
-            assert_eq!((&command[1..], &*label), (&["-c".into(), "make all".into()][..], "make all"), "{words:?}");
-        }
-        for words in [&["/l", "-x"][..], &["/l", "-c", "make", "all"], &["-c", "make", "/l", "-c", "test"]] {
-            let refused = Order::read(&read(words).run).expect_err("no order");
-            assert!(
-                refused.message().contains("options go before the lock's path"),
-                "{words:?}: {}",
-                refused.message()
-            );
-        }
-    }
-
-    #[test]
-    fn a_label_is_the_beginning_of_the_command_line() {
-        let labelled = |word: &str| label(&["echo".into(), word.into()]);
-        let just_fits = "a".repeat(LABEL_MADE - "echo ".len());
-        assert_eq!(labelled(&just_fits), format!("echo {just_fits}"));
-        let too_long = labelled(&format!("{just_fits}b"));
-        assert!(too_long.ends_with("a…") && too_long.chars().count() == LABEL_MADE, "{too_long}");
-        assert_eq!(labelled("a\nb\tc"), "echo a b c");
     }
 
     #[test]

@@ -1,18 +1,57 @@
 //! The signals that zklock gets, as a stream; knows nothing of their effects.
 
 use std::fs;
+#[cfg(target_os = "linux")]
+use std::thread;
 
+#[cfg(target_os = "linux")]
+use nix::sys::signal::{SigSet, Signal as NamedSignal};
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::exit::{self, Exit};
+#[cfg(target_os = "linux")]
+use crate::tie;
 
-/// Signals that end zklock while it waits, after it has left the queue. They are passed on to a command that runs.
-const ENDING: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
+/// Signals that concern only a command that runs. All others that can be caught end zklock while it waits, after it has
+/// left the queue, and are passed on to a command that runs.
+const OTHERS: [Signal; 6] = [Signal::WINCH, Signal::URG, Signal::TSTP, Signal::TTIN, Signal::TTOU, Signal::CONT];
 
-/// Signals that concern only a command that runs.
-const OTHERS: [Signal; 3] = [Signal::WINCH, Signal::TSTP, Signal::CONT];
+/// Signals that end a process by default, without those of [`FAULTS`] and the real-time ones. PIPE is ignored: our own
+/// writing may cause it.
+const ENDING: &[Signal] = &[
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::TERM,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::ALARM,
+    Signal::VTALARM,
+    Signal::PROF,
+    Signal::XCPU,
+    Signal::XFSZ,
+    #[cfg(target_os = "linux")]
+    Signal::IO,
+    #[cfg(target_os = "linux")]
+    Signal::POWER,
+    #[cfg(target_os = "linux")]
+    Signal::STKFLT,
+];
+
+/// Signals by which a program ends that does wrong. Those that another process sends are taken from a queue, and by no
+/// handler: to return from a handler would repeat a fault of our own, which still ends us.
+#[cfg(target_os = "linux")]
+const FAULTS: [NamedSignal; 7] = [
+    NamedSignal::SIGILL,
+    NamedSignal::SIGTRAP,
+    NamedSignal::SIGABRT,
+    NamedSignal::SIGBUS,
+    NamedSignal::SIGFPE,
+    NamedSignal::SIGSEGV,
+    NamedSignal::SIGSYS,
+];
 
 #[derive(Debug)]
 pub(crate) struct Signals {
@@ -25,7 +64,8 @@ impl Signals {
     pub(crate) fn listen() -> Result<Signals, Exit> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let signals = Signals { sender, receiver };
-        signals.add(&ENDING)?;
+        signals.add(ENDING.iter().copied().chain(real_time()))?;
+        signals.add_faults()?;
         Ok(signals)
     }
 
@@ -33,7 +73,7 @@ impl Signals {
     pub(crate) fn listen_to_all(&self) -> Result<(), Exit> {
         // The process that started us may have ignored SIGCHLD. Then we would get no exit code of a child.
         let _stays_registered = stream(SignalKind::child())?;
-        self.add(&OTHERS)
+        self.add(OTHERS)
     }
 
     pub(crate) async fn next(&mut self) -> Signal {
@@ -48,31 +88,84 @@ impl Signals {
     pub(crate) async fn next_ending(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
-            if ENDING.contains(&signal) {
+            if !OTHERS.contains(&signal) {
                 return signal;
             }
         }
     }
 
-    fn add(&self, signals: &[Signal]) -> Result<(), Exit> {
+    fn add(&self, signals: impl IntoIterator<Item = Signal>) -> Result<(), Exit> {
         let ignored = ignored();
-        // A signal that nohup(1), or a shell without job control, had us ignore stays ignored, by the command too.
-        for &which in signals.iter().filter(|which| ignored & (1 << (which.as_raw() - 1)) == 0) {
+        for which in signals.into_iter().filter(|which| !is_in(ignored, which.as_raw())) {
             let mut stream = stream(SignalKind::from_raw(which.as_raw()))?;
             let sender = self.sender.clone();
             tokio::spawn(async move { while stream.recv().await.is_some() && sender.send(which).is_ok() {} });
         }
         Ok(())
     }
+
+    /// Takes the signals of [`FAULTS`] from this thread, and from those that it starts from now on, for the queue.
+    #[cfg(target_os = "linux")]
+    fn add_faults(&self) -> Result<(), Exit> {
+        if !tie::has_stage() {
+            // A command that we start by ourselves would never get them.
+            return Ok(());
+        }
+        let ignored = ignored();
+        let faults: SigSet = FAULTS.into_iter().filter(|which| !is_in(ignored, *which as i32)).collect();
+        faults.thread_block().map_err(|error| cannot_listen(&error))?;
+        let sender = self.sender.clone();
+        let take = move || {
+            while let Ok(signal) = faults.wait() {
+                if Signal::from_named_raw(signal as i32).is_none_or(|signal| sender.send(signal).is_err()) {
+                    return;
+                }
+            }
+        };
+        // Without a thread they do what they did.
+        if thread::Builder::new().spawn(take).is_err() {
+            restore();
+        }
+        Ok(())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn add_faults(&self) -> Result<(), Exit> {
+        Ok(())
+    }
+}
+
+/// Undoes what the zklock that started this process has changed for its own threads.
+#[cfg(target_os = "linux")]
+pub(crate) fn restore() {
+    // It cannot fail for signals that there are.
+    let _ = FAULTS.into_iter().collect::<SigSet>().thread_unblock();
+}
+
+/// Those that have no name but a number.
+fn real_time() -> impl Iterator<Item = Signal> {
+    #[cfg(target_os = "linux")]
+    return (0..).map_while(<Signal as rustix_libc_wrappers::process::SignalExt>::rt);
+    #[cfg(not(target_os = "linux"))]
+    return std::iter::empty();
 }
 
 fn stream(kind: SignalKind) -> Result<unix::Signal, Exit> {
-    signal(kind).map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}")))
+    signal(kind).map_err(|error| cannot_listen(&error))
 }
 
-/// The set of ignored signals, as far as the system reports it.
+fn cannot_listen(error: &dyn std::fmt::Display) -> Exit {
+    Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}"))
+}
+
+/// The set of ignored signals, as far as the system reports it. A signal that nohup(1), or a shell without job control,
+/// had us ignore stays ignored, by the command too.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
+}
+
+fn is_in(set: u64, signal: i32) -> bool {
+    set & (1 << (signal - 1)) != 0
 }

@@ -11,24 +11,30 @@ use std::process::Command;
 
 use crate::exit::{self, Exit};
 #[cfg(target_os = "linux")]
-use crate::terminal::our_group;
+use crate::{signals, terminal::our_group};
 
 /// The first argument of the stage. No lock's path is like it, since those begin with a slash.
 #[cfg(target_os = "linux")]
 const STAGE: &str = "tied-to";
 
+/// Our program by a name by which it is found also when its file was replaced.
+#[cfg(target_os = "linux")]
+const OURSELVES: &str = "/proc/self/exe";
+
+/// Whether commands are started by way of the stage.
+#[cfg(target_os = "linux")]
+pub(crate) fn has_stage() -> bool {
+    std::fs::exists(OURSELVES).is_ok_and(|exists| exists)
+}
+
 /// Starts this program with these arguments, tied to us where that can be had. The system counts the calling thread as
 /// the parent: that has to live as long as we do.
 pub(crate) fn command(program: &OsStr, arguments: &[OsString]) -> Command {
     #[cfg(target_os = "linux")]
-    {
-        // By this name it is found also when its file was replaced.
-        const OURSELVES: &str = "/proc/self/exe";
-        if std::fs::exists(OURSELVES).is_ok_and(|exists| exists) {
-            let mut command = Command::new(OURSELVES);
-            command.arg0("zklock").arg(STAGE).arg(std::process::id().to_string()).arg(program).args(arguments);
-            return command;
-        }
+    if has_stage() {
+        let mut command = Command::new(OURSELVES);
+        command.arg0("zklock").arg(STAGE).arg(std::process::id().to_string()).arg(program).args(arguments);
+        return command;
     }
     let mut command = Command::new(program);
     command.args(arguments);
@@ -60,6 +66,7 @@ pub(crate) fn stage() -> Option<Exit> {
     {
         return Some(Exit::new(exit::SYSTEM, format!("cannot begin a session for the command: {error}")));
     }
+    signals::restore();
     let error = Command::new(&program).args(words).exec();
     Some(cannot_run(&program, &error))
 }

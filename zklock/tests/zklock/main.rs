@@ -48,6 +48,7 @@ mod permits;
 mod reasons;
 mod screen;
 mod settings;
+mod signals;
 mod tie;
 mod trips;
 mod waiting;

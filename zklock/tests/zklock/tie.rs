@@ -3,7 +3,7 @@
 use super::*;
 
 /// Whether there is such a process that has not ended.
-fn lives(pid: Pid) -> bool {
+pub(super) fn lives(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
 }

@@ -1,0 +1,129 @@
+//! Which lock, and which command under it: what the words of the command line say; does nothing.
+
+use std::ffi::OsString;
+
+use clap::CommandFactory;
+
+use crate::arguments::{Arguments, Run};
+use crate::exit::Exit;
+use crate::output::shorten;
+
+/// The longest label that is made from a command line.
+const LABEL_MADE: usize = 60;
+
+/// The order that the words of the command line give.
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub(crate) path: String,
+    pub(crate) command: Vec<OsString>,
+    pub(crate) label: String,
+}
+
+/// The subcommand that this word is most like. Clap measures likeness so, too.
+fn meant(word: &str) -> Option<String> {
+    let program = Arguments::command();
+    let names = program.get_subcommands().filter(|task| !task.is_hide_set()).map(|task| task.get_name());
+    let like = names.map(|name| (strsim::jaro(word, name), name)).filter(|(likeness, _)| *likeness > 0.7);
+    like.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name.to_owned())
+}
+
+impl Order {
+    pub(crate) fn read(run: &Run) -> Result<Order, Exit> {
+        let mut words = run.words.iter().cloned();
+        let path = words.next().ok_or_else(|| Exit::usage("which lock, and what to run? See zklock --help"))?;
+        let path = path.into_string().map_err(|path| Exit::usage(format!("{path:?} is no path in ZooKeeper")))?;
+        if !path.starts_with('/') {
+            let meant = meant(&path).map(|task| format!("; did you mean {task}?")).unwrap_or_default();
+            let problem = format!("{path:?} is neither a lock, which starts with a slash, nor a subcommand{meant}");
+            return Err(Exit::usage(problem));
+        }
+        let mut command: Vec<OsString> = words.collect();
+        let mut shell = run.shell.clone();
+        match command.first().and_then(|word| word.to_str()) {
+            Some("--") => drop(command.remove(0)),
+            // flock(1) takes these words here, too.
+            Some("-c" | "--command") if shell.is_none() && command.len() == 2 => {
+                shell = command.pop();
+                command.clear();
+            }
+            Some(word) if word.starts_with('-') => {
+                return Err(Exit::usage(format!("{word}: options go before the lock's path, the command after it")));
+            }
+            _ => {}
+        }
+        let label = run.label.clone().unwrap_or_else(|| match &shell {
+            Some(line) => label(std::slice::from_ref(line)),
+            None => label(&command),
+        });
+        let command = match (shell, command.is_empty()) {
+            (Some(_), false) => return Err(Exit::usage("-c or a command, and not both")),
+            (None, true) => return Err(Exit::usage("there is no command to run under the lock")),
+            (None, false) => command,
+            (Some(line), true) => {
+                let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
+                vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-c".into(), line]
+            }
+        };
+        Ok(Order { path, command, label })
+    }
+}
+
+/// The beginning of a command line, made fit to be a label.
+fn label(words: &[OsString]) -> String {
+    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    // Limited in characters, too: some take no column, but the library counts them all.
+    let line = words.join(" ").chars().take(LABEL_MADE + 1).collect::<String>();
+    let fit: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    shorten(&fit, LABEL_MADE)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn read(words: &[&str]) -> Arguments {
+        Arguments::try_parse_from(["zklock"].iter().chain(words)).expect("these are arguments")
+    }
+
+    fn order(words: &[&str]) -> Order {
+        Order::read(&read(words).run).expect("a command and a lock")
+    }
+
+    #[test]
+    fn a_word_that_is_almost_a_subcommand_is_answered_with_that_subcommand() {
+        for (word, task) in [("lss", "ls"), ("wach", "watch"), ("brake", "break"), ("chekc", "check")] {
+            assert_eq!(meant(word).as_deref(), Some(task));
+        }
+        assert_eq!(["migrate", "true", "web-1"].map(meant), [None, None, None]);
+    }
+
+    #[test]
+    fn a_command_may_stand_behind_the_lock_in_each_way_that_flock_takes() {
+        assert_eq!(order(&["/l", "make", "-j"]).command, ["make", "-j"]);
+        assert_eq!(order(&["/l", "--", "-c"]).command, ["-c"]);
+        for words in [&["-c", "make all", "/l"], &["/l", "-c", "make all"], &["/l", "--command", "make all"]] {
+            let Order { command, label, .. } = order(words);
+            assert_eq!((&command[1..], &*label), (&["-c".into(), "make all".into()][..], "make all"), "{words:?}");
+        }
+        for words in [&["/l", "-x"][..], &["/l", "-c", "make", "all"], &["-c", "make", "/l", "-c", "test"]] {
+            let refused = Order::read(&read(words).run).expect_err("no order");
+            assert!(
+                refused.message().contains("options go before the lock's path"),
+                "{words:?}: {}",
+                refused.message()
+            );
+        }
+    }
+
+    #[test]
+    fn a_label_is_the_beginning_of_the_command_line() {
+        let labelled = |word: &str| label(&["echo".into(), word.into()]);
+        let just_fits = "a".repeat(LABEL_MADE - "echo ".len());
+        assert_eq!(labelled(&just_fits), format!("echo {just_fits}"));
+        let too_long = labelled(&format!("{just_fits}b"));
+        assert!(too_long.ends_with("a…") && too_long.chars().count() == LABEL_MADE, "{too_long}");
+        assert_eq!(labelled("a\nb\tc"), "echo a b c");
+    }
+}

@@ -1,0 +1,123 @@
+//! Every signal that can be caught, by its number: to a `zklock` that waits, and to one whose command has left a process in
+//! the background.
+
+use futures_util::future::join_all;
+
+use super::*;
+
+/// Those that Linux lets nobody catch.
+const UNCAUGHT: [i32; 2] = [Signal::KILL.as_raw(), Signal::STOP.as_raw()];
+
+/// Those that end no process by default, and PIPE, which `zklock` causes itself where nobody reads.
+const HARMLESS: [i32; 8] = [
+    Signal::CHILD.as_raw(),
+    Signal::CONT.as_raw(),
+    Signal::TSTP.as_raw(),
+    Signal::TTIN.as_raw(),
+    Signal::TTOU.as_raw(),
+    Signal::URG.as_raw(),
+    Signal::WINCH.as_raw(),
+    Signal::PIPE.as_raw(),
+];
+
+/// Numbers that the C library keeps for itself.
+const OF_THE_LIBRARY: [i32; 2] = [32, 33];
+
+/// So many run at a time.
+const AT_ONCE: usize = 8;
+
+fn ending() -> Vec<i32> {
+    let others = [&UNCAUGHT[..], &HARMLESS, &OF_THE_LIBRARY].concat();
+    (1..=64).filter(|signal| !others.contains(signal)).collect()
+}
+
+/// By its number: real-time signals have no name.
+async fn send(signal: i32, to: Pid) {
+    let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {}", to.as_raw_nonzero())]).status();
+    assert!(soon("the signal", sent).await.expect("sh can be run").success(), "{signal}");
+}
+
+fn code(signal: i32) -> Option<i32> {
+    (signal != Signal::INT.as_raw()).then_some(128 + signal)
+}
+
+/// The command leaves this one in the background, which says its number, and is ended by a signal to `zklock`. Returns whether
+/// the one that it has left lived when the next was granted the lock.
+async fn outlives(zk: &ZooKeeper, path: &str, signal: i32, left: &str) -> bool {
+    let lock = lock_at(zk, path);
+    let mut running = Running::start(zklock(&["--grace", "500ms", path, "-c", &format!("{left} & wait")]));
+    let left = Pid::from_raw(running.says().await.parse().expect("a number")).expect("a pid");
+    let next = writer(&lock);
+    line_becomes(&lock, "W+ W-").await;
+    send(signal, running.pid()).await;
+    let next = granted(next).await;
+    let outlives = tie::lives(left);
+    assert_eq!(running.ends().await.code, code(signal), "signal {signal}");
+    next.release().await.expect("it is held");
+    outlives
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_signal_ends_zklock_its_command_and_what_that_left_have_ended_before_the_next_is_granted() {
+    assert_eq!(ending().len(), 52, "{:?}", ending());
+    let zk = connect(&shared_server().address()).await;
+    for signals in ending().chunks(AT_ONCE) {
+        let runs = signals.iter().map(async |signal| {
+            let path = format!("/zklock/each-signal/{signal}");
+            // A shell has what it starts in the background ignore two of them.
+            let left = "env --default-signal=INT,QUIT sh -c 'echo $$; exec sleep 100'";
+            assert!(!outlives(&zk, &path, *signal, left).await, "signal {signal}");
+        });
+        join_all(runs).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_heed_the_signal_that_ended_the_command_is_killed_before_the_next_is_granted() {
+    let zk = connect(&shared_server().address()).await;
+    for signal in [Signal::ALARM, Signal::TERM, Signal::INT] {
+        let deaf = "sh -c \"trap '' ALRM TERM INT; echo \\$\\$; exec sleep 100\"";
+        let path = format!("/zklock/deaf-signal/{}", signal.as_raw());
+        assert!(!outlives(&zk, &path, signal.as_raw(), deaf).await, "{signal:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_signal_ends_a_zklock_that_waits_it_leaves_the_queue_first() {
+    let (_zk, lock) = server_lock("/zklock/each-signal-waiting").await;
+    let held = lock.write().await.expect("free");
+    for signals in ending().chunks(AT_ONCE) {
+        let waiting = || Running::start(zklock(&["--session-timeout", "60", lock.path(), "echo", "ran"]));
+        let waiting: Vec<_> = signals.iter().map(|signal| (*signal, waiting())).collect();
+        line_becomes(&lock, &format!("W+{}", " W-".repeat(signals.len()))).await;
+        join_all(waiting.into_iter().map(async |(signal, waiting)| {
+            send(signal, waiting.pid()).await;
+            let run = waiting.ends().await;
+            assert_eq!((run.code, &run.stdout[..]), (code(signal), ""), "signal {signal}");
+        }))
+        .await;
+        assert_eq!(line(&lock).await, "W+");
+    }
+    held.release().await.expect("it is held");
+}
+
+#[tokio::test]
+async fn signals_that_end_nothing_go_to_the_command_and_none_of_its_own_faults_is_held_back() {
+    for signal in ["URG", "WINCH", "CONT"] {
+        let script = format!("got=; trap 'got=1' {signal}; echo ready; until [ $got ]; do sleep 0.02; done; exit 9");
+        let running = Running::start(zklock(&["/zklock/harmless-signal", "-c", &script])).ready().await;
+        let sent =
+            Command::new("sh").args(["-c", &format!("kill -{signal} {}", running.pid().as_raw_nonzero())]).status();
+        assert!(sent.await.expect("sh can be run").success());
+        assert_eq!(running.ends().await.code, Some(9), "{signal}");
+    }
+    for fault in ["ILL", "ABRT", "BUS", "FPE", "SEGV", "SYS", "TRAP"] {
+        let run = run(&["/zklock/faults", "-c", &format!("kill -{fault} $$; exit 9")]).await;
+        assert!(run.code.is_some_and(|code| code > 128), "{fault}: {run:#?}");
+    }
+    let masks = run(&["/zklock/masks", "grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]).await;
+    let mut alone = Command::new("grep");
+    prepare(&mut alone, "");
+    alone.args(["-E", "^Sig(Blk|Ign)", "/proc/self/status"]);
+    assert_eq!(masks.stdout, ended(alone).await.stdout, "the command has the masks that zklock was started with");
+}
