@@ -185,6 +185,7 @@ pub mod coordinator {
         Contents, Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
     };
     pub use crate::session::upkeep::Upkeep;
+    pub use crate::telemetry::log::flush_events;
     pub use crate::zookeeper::comeback::comeback;
     pub use crate::zookeeper::patience::Patience;
     pub use crate::zookeeper::probe::four_letter_word;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
-use tracing::Instrument;
 
 use crate::acquisition::report::Lateness;
 use crate::acquisition::request::{Acquisition, IfTaken, Wait, Waiting};
@@ -27,6 +26,7 @@ use crate::session::nodes::HandOff;
 use crate::session::request::{Failure, Operation};
 use crate::session::retry;
 use crate::sync::random;
+use crate::telemetry::log::tell;
 use crate::ticket::ticket::Ticket;
 use crate::validation;
 
@@ -208,7 +208,7 @@ impl Acquisition {
             self.take_now(limit).await
         };
         let reported = async { self.reported(call::in_time(&self.handle.coordinator, timeout, attempt).await) };
-        reported.instrument(span).await
+        span.around(pin!(reported)).await
     }
 
     /// Fails if a newcomer would have to wait. Writes nothing. Returns the session timeout.
@@ -367,7 +367,7 @@ impl Acquisition {
         let kind = grant.kind.as_str();
         trace::granted(self.aim(), kind);
         let (sequence, token) = (held.contender().sequence(), held.position().czxid);
-        tracing::debug!(path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
+        tell!(DEBUG, path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
         Some(Ok(()))
     }
 

@@ -1,10 +1,10 @@
 //! What is told of an acquisition while it waits: the error of its timeout, the warning that it takes long; decides nothing.
 
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::Instrument;
 
 use crate::acquisition::request::{Acquisition, Handle, Waiting, WaitingContender, Waits};
 use crate::call;
@@ -16,6 +16,7 @@ use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
 use crate::session::errand::beside;
+use crate::telemetry::log::tell;
 
 /// How often the task that warns looks at a queue, at most.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -36,7 +37,7 @@ impl Acquisition {
                 late.await;
                 if own_node.loss().is_none() {
                     let node = own_node.path();
-                    tracing::warn!(path = &*path, node, label, token, held = ?limit, "a lock is held for long");
+                    tell!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is held for long");
                 }
             }));
         }
@@ -62,7 +63,7 @@ impl Acquisition {
     ) -> Result<G, Error> {
         let look_up = LOOK_UP_AHEAD.min(timeout / 5);
         let mut late = call::late(&self.handle.coordinator, timeout);
-        let mut looking = std::pin::pin!(async {
+        let mut looking = pin!(async {
             self.handle.coordinator.sleep(timeout - look_up).await;
             self.in_the_way(waiting).await
         });
@@ -149,7 +150,7 @@ async fn watch(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>
         let handle = handle.upgrade()?;
         if let Some((waiter, others)) = handle.waiters.due(limit) {
             let span = waiter.span.clone();
-            handle.warn_of(waiter, others).instrument(span).await;
+            span.around(pin!(handle.warn_of(waiter, others))).await;
             drop(handle);
             sleep(PAUSE).await?;
         } else if next.is_none() && handle.waiters.is_over() {
@@ -162,7 +163,7 @@ impl Handle {
     pub(crate) fn warn(&self, aim: Aim, label: Option<&str>, blockers: &Blockers, others: usize) {
         let (path, waited) = (&**self.shown(), self.warn_waiting.unwrap_or_default());
         let others = (others > 0).then_some(others);
-        tracing::warn!(path, mode = %aim, label, ?waited, %blockers, others, "it takes long to acquire a lock");
+        tell!(WARN, path, mode = %aim, label, ?waited, %blockers, others, "it takes long to acquire a lock");
     }
 
     /// Warns of an acquisition that waits for long.
@@ -184,7 +185,7 @@ impl Handle {
         let aim = if goal.is_some() { Aim::Permit } else { Aim::Lock(me.mode()) };
         if is_its_turn && waiter.waits() {
             let (path, node, waited) = (&**self.shown(), me.name(), self.warn_waiting.unwrap_or_default());
-            tracing::warn!(
+            tell!(WARN,
                 path,
                 mode = %aim,
                 label,

@@ -10,7 +10,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tracing::Span;
 
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
@@ -30,6 +29,7 @@ use crate::session::loss::Loss;
 use crate::session::position::Position;
 use crate::session::request::{Ending, Failure, Stat, Watch};
 use crate::sync::{Mutex, MutexGuard};
+use crate::telemetry::log::OwnSpan;
 use crate::ticket::ask::Asking;
 use crate::ticket::ticket::Ticket;
 use crate::validation;
@@ -185,7 +185,7 @@ impl Acquisition {
         self.options.label.as_deref()
     }
 
-    pub(crate) fn begin(&mut self) -> Span {
+    pub(crate) fn begin(&mut self) -> OwnSpan {
         self.trace = Acquiring::begin(self.handle.shown(), self.aim(), self.label(), self.sharing.is_some());
         self.trace.span()
     }
@@ -215,7 +215,7 @@ pub(crate) struct WaitingContender {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) position: Arc<Position>,
     pub(crate) label: Option<String>,
-    pub(crate) span: Span,
+    pub(crate) span: OwnSpan,
     pub(crate) goal: Option<Arc<dyn Goal>>,
     pub(crate) is_warned_of: bool,
 }

@@ -23,6 +23,7 @@ use crate::session::loss::Loss;
 use crate::session::request::{Ending, Event, Watch};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
+use crate::telemetry::log::tell;
 use crate::telemetry::meter::{self, Present};
 use crate::telemetry::names;
 
@@ -349,7 +350,7 @@ impl Gone {
         if let (Some(_), Some(why)) = (counted, why) {
             let (path, cause) = (hold.directory(), why.label());
             meter::count(names::KEPT_GIVEN_UP, &[("cause", cause)]);
-            tracing::debug!(path, cause, uses, ?idle_for, "a kept lock is given up");
+            tell!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
         }
         hold
     }

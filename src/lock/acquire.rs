@@ -7,8 +7,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tracing::Instrument;
-
 use crate::acquisition::request::{Acquisition, Options};
 use crate::call::{self, Late};
 use crate::error::error::Error;
@@ -209,7 +207,7 @@ fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(
     let span = acquisition.begin();
     if lock.keeper.is_some() {
         let joining = Granting(Stage::Joining { lock, acquisition, guard });
-        return if span.is_disabled() { joining } else { Granting::by(joining.instrument(span)) };
+        return if span.is_none() { joining } else { Granting::by(span.around(joining)) };
     }
     let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::alone(hold))) });
     Granting(Stage::Working(Acquiring::around(span, work)))

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::field::{Empty, debug};
-use tracing::{Instrument, Span};
+use tracing::{Span, debug_span};
 
 use crate::error::error::Error;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::position::Position;
+use crate::telemetry::log::{OwnSpan, tell};
 use crate::telemetry::meter::{self, Present};
 use crate::telemetry::names;
 
@@ -26,17 +27,20 @@ pub(crate) struct Acquiring {
 }
 
 struct Spans {
-    acquire: Span,
+    acquire: OwnSpan,
     /// The span that the caller was in. The hold's span belongs there, not to the acquisition.
-    caller: Span,
+    caller: OwnSpan,
     began: Instant,
 }
 
 impl Acquiring {
     /// An acquisition for several callers is not measured: each caller's own is.
     pub(crate) fn begin(path: &Arc<str>, aim: Aim, label: Option<&str>, is_for_several: bool) -> Acquiring {
-        let acquire = tracing::debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty);
-        let spans = (!acquire.is_disabled()).then(|| Spans { acquire, caller: Span::current(), began: Instant::now() });
+        let acquire = OwnSpan::new(
+            || debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty),
+        );
+        let caller = || OwnSpan::new(Span::current);
+        let spans = (!acquire.is_none()).then(|| Spans { acquire, caller: caller(), began: Instant::now() });
         let wait = if is_for_several { Present::default() } else { Present::new(names::WAITING, Some((aim, path))) };
         Acquiring { spans: spans.map(Box::new), wait }
     }
@@ -49,12 +53,12 @@ impl Acquiring {
     }
 
     /// Runs the work inside the span.
-    pub(crate) fn around<G: 'static>(span: Span, work: Work<G>) -> Work<G> {
-        if span.is_disabled() { work } else { Box::pin(work.instrument(span)) }
+    pub(crate) fn around<G: 'static>(span: OwnSpan, work: Work<G>) -> Work<G> {
+        if span.is_none() { work } else { Box::pin(span.around(work)) }
     }
 
-    pub(crate) fn span(&self) -> Span {
-        self.spans.as_ref().map_or_else(Span::none, |spans| spans.acquire.clone())
+    pub(crate) fn span(&self) -> OwnSpan {
+        self.spans.as_ref().map(|spans| spans.acquire.clone()).unwrap_or_default()
     }
 
     /// The lock was granted, and its hold begins.
@@ -67,7 +71,7 @@ impl Acquiring {
     }
 
     /// Fills a field of the span: `sequence` once there is a node, which may have to wait; `token` at the grant.
-    pub(crate) fn record(&self, field: &str, number: i64) {
+    pub(crate) fn record(&self, field: &'static str, number: i64) {
         if let Some(spans) = &self.spans {
             spans.acquire.record(field, number);
         }
@@ -93,7 +97,7 @@ pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
         Error::Timeout { .. } => meter::count(names::TIMEOUTS, mode),
         _ => {}
     }
-    tracing::debug!(path, mode = %aim, %error, "not granted");
+    tell!(DEBUG, path, mode = %aim, %error, "not granted");
 }
 
 /// The trace of a hold, until the hold ends.
@@ -106,9 +110,9 @@ pub(crate) struct Holding {
 }
 
 struct HoldSpan {
-    span: Span,
+    span: OwnSpan,
     began: Instant,
-    caller: Span,
+    caller: OwnSpan,
     label: Option<String>,
 }
 
@@ -134,11 +138,21 @@ impl Holding {
 }
 
 impl HoldSpan {
-    fn begin(aim: Aim, path: &str, position: &Position, label: Option<&str>, caller: &Span, after: &Span) -> HoldSpan {
+    fn begin(
+        aim: Aim,
+        path: &str,
+        position: &Position,
+        label: Option<&str>,
+        caller: &OwnSpan,
+        after: &OwnSpan,
+    ) -> HoldSpan {
         let (sequence, token) = (position.contender.sequence(), position.czxid);
-        let span =
-            tracing::debug_span!(parent: caller, "hold", path, mode = %aim, sequence, token, label, held = Empty);
-        span.follows_from(after);
+        let span = OwnSpan::new(|| {
+            let span =
+                debug_span!(parent: caller.id(), "hold", path, mode = %aim, sequence, token, label, held = Empty);
+            span.follows_from(after.id());
+            span
+        });
         HoldSpan { span, began: Instant::now(), caller: caller.clone(), label: label.map(str::to_owned) }
     }
 }

@@ -15,6 +15,7 @@ use crate::session::request::Failure;
 use crate::session::retry::{before_next_try, until_known_at_last};
 use crate::session::second_look::{check, diverged, is_there};
 use crate::session::upkeep::Upkeep;
+use crate::telemetry::log::tell;
 use crate::telemetry::{meter, names};
 
 /// How many checks one heartbeat has at most: its request must stay far below ZooKeeper's limit of 1 MiB.
@@ -104,7 +105,7 @@ pub(crate) async fn watched(session: &Arc<dyn Session>, own_node: &Arc<OwnNode>,
 }
 
 pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
-    tracing::warn!(path = own_node.path(), %failure, "cannot watch a lock node of our own");
+    tell!(WARN, path = own_node.path(), %failure, "cannot watch a lock node of our own");
 }
 
 /// Checks that the node of a hand-off is gone. A hand-off is the only write to a lock node, and the same transaction
@@ -143,7 +144,7 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
 
 /// A stranger's write was taken for a hand-off, and these nodes were granted by it.
 pub(crate) fn interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<OwnNode>>) {
-    tracing::error!(path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
+    tell!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for own_node in granted {
         own_node.lose(Loss::Interfered);
     }
@@ -273,7 +274,7 @@ async fn check_own(session: &Arc<dyn Session>) {
                 }
             }
             Err(Failure::Operation { failure, .. }) => {
-                tracing::warn!(%failure, "a heartbeat cannot check a lock node of our own");
+                tell!(WARN, %failure, "a heartbeat cannot check a lock node of our own");
             }
             Err(_) => return,
             Ok(_) => {}

@@ -29,6 +29,7 @@ use crate::session::loss::{HoldState, Loss};
 use crate::session::request::{Event, Failure, Reply, Watch};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Notified, Notify};
+use crate::telemetry::log::tell;
 use crate::telemetry::{meter, names};
 
 /// A watch on an own node that was asked for.
@@ -437,7 +438,7 @@ impl Wake for OwnNode {
 fn tell(news: Option<(String, Loss)>) {
     if let Some((node, cause)) = news {
         meter::count(names::LOSSES, &[("cause", cause.label())]);
-        tracing::warn!(node, %cause, "a lock was lost while it was held");
+        tell!(WARN, node, %cause, "a lock was lost while it was held");
     }
 }
 

@@ -2,10 +2,13 @@
 
 use std::sync::{Arc, Weak};
 
+use tracing::level_filters::LevelFilter;
+
 use crate::session::lease::Lease;
 use crate::session::node::{OwnNode, Unwatched};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
+use crate::telemetry::log::tell;
 
 /// A signal that a holder has released the lock. Another client can have forged it, as long as nobody has looked whether a
 /// contender is left up to the holder's node.
@@ -163,15 +166,15 @@ impl OwnNodes {
 
     /// Logs each hold that is in doubt because the connection is lost, or no longer in doubt because it is back.
     pub(crate) fn link_changed(&self, lease: &Lease, is_connected: bool) {
-        if !tracing::enabled!(tracing::Level::WARN) {
+        if LevelFilter::current() < LevelFilter::WARN {
             return;
         }
         for own_node in self.all().into_iter().filter(|own_node| own_node.is_holding() && own_node.loss().is_none()) {
             let (node, left) = (own_node.path(), lease.remaining().unwrap_or_default());
             if is_connected {
-                tracing::info!(node, ?left, "the connection is back, and the lock is still held");
+                tell!(INFO, node, ?left, "the connection is back, and the lock is still held");
             } else {
-                tracing::warn!(node, ?left, "the connection is lost while a lock is held");
+                tell!(WARN, node, ?left, "the connection is lost while a lock is held");
             }
         }
     }

@@ -12,6 +12,7 @@ use crate::session::contract::Session;
 use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
 use crate::session::retry;
 use crate::sync::random;
+use crate::telemetry::log::tell;
 
 /// The longest pause before a look.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
@@ -158,7 +159,7 @@ pub(crate) fn report(session: &Arc<dyn Session>, path: String, version: Option<i
 pub(crate) fn diverged(session: &Arc<dyn Session>, path: &str) -> String {
     const NEXT: &str = "zklock check asks all servers, and says what to do";
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
-    tracing::error!(node = path, server, "a server and the leader do not agree about a node: {NEXT}");
+    tell!(ERROR, node = path, server, "a server and the leader do not agree about a node: {NEXT}");
     format!("the server (address: {server}) and the leader do not agree about it: {NEXT}")
 }
 

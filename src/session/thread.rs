@@ -1,7 +1,7 @@
-//! A thread of the library's own; knows nothing of what runs on it but the numbers of the sessions.
+//! The library's own threads; they know nothing of what runs on them but the numbers of the sessions.
 //!
-//! Sessions, heartbeats and removals run here. So a program that blocks its own runtime, or has none, neither loses its
-//! locks nor leaves nodes behind.
+//! Sessions, heartbeats and removals run on one. So a program that blocks its own runtime, or has none, neither loses its
+//! locks nor leaves nodes behind. The other has timers.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,7 +15,9 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
+use crate::telemetry::{relay, teller};
 
 /// How long the thread goes on after its last user has gone, for sessions that are still being closed.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -24,19 +26,65 @@ const FAREWELL: Duration = Duration::from_secs(1);
 static KEEPER: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
 pub(crate) struct BackgroundThread {
-    handle: Handle,
-    thread: ThreadId,
-    /// Dropped to stop the thread.
-    _stop: oneshot::Sender<()>,
+    main: Thread,
+    /// What others wait for has timers of its own: they go on if the main thread stands still.
+    timers: Thread,
     tenants: mpsc::Sender<()>,
     sessions: Mutex<BTreeSet<i64>>,
+}
+
+/// A thread that runs tasks until this is dropped. It runs no code of the user's, but wakers.
+struct Thread {
+    handle: Handle,
+    id: ThreadId,
+    is_running: Arc<AtomicBool>,
+    _stop: oneshot::Sender<()>,
+}
+
+/// Says, when it is dropped, that the thread has ended.
+struct Running(Arc<AtomicBool>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl Thread {
+    /// `late` is done before the thread ends.
+    fn start(name: &str, late: impl Future<Output = ()> + Send + 'static) -> io::Result<Thread> {
+        let (stop, stopped) = oneshot::channel::<()>();
+        // It gets its runtime once there is a thread: a runtime must not be dropped where the caller may be async.
+        let (give, given) = std::sync::mpsc::channel::<Runtime>();
+        let is_running = Arc::new(AtomicBool::new(true));
+        let running = Running(Arc::clone(&is_running));
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let Ok(runtime) = given.recv() else { return };
+            // It has ended before its tasks are dropped, in which others may hear of that.
+            let _running = running;
+            teller::this_thread_is_ours();
+            relay::relay_this_thread();
+            runtime.block_on(async {
+                let _dropped = stopped.await;
+                late.await;
+            });
+        })?;
+        let mut builder = Builder::new_current_thread();
+        // A subscriber may be set at any time.
+        builder.enable_all().on_thread_park(relay::relay_this_thread).on_thread_unpark(relay::relay_this_thread);
+        let runtime = builder.build()?;
+        let handle = runtime.handle().clone();
+        let _it_waits_for_it = give.send(runtime);
+        Ok(Thread { handle, id: thread.thread().id(), is_running, _stop: stop })
+    }
 }
 
 impl BackgroundThread {
     /// The background thread of this process, started if need be.
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
+        relay::prepared();
         let mut current = KEEPER.lock();
-        if let Some(background) = current.upgrade() {
+        if let Some(background) = current.upgrade().filter(|background| background.is_running()) {
             return Ok(background);
         }
         let background = Arc::new(BackgroundThread::start()?);
@@ -45,31 +93,27 @@ impl BackgroundThread {
     }
 
     fn start() -> io::Result<BackgroundThread> {
-        let (stop, stopped) = oneshot::channel::<()>();
         let (tenants, mut all_gone) = mpsc::channel::<()>(1);
-        // It gets its runtime once there is a thread: a runtime must not be dropped where the caller may be async.
-        let (give, given) = std::sync::mpsc::channel::<Runtime>();
-        let thread = thread::Builder::new().name("zk-rwlock".to_owned()).spawn(move || {
-            let Ok(runtime) = given.recv() else { return };
-            runtime.block_on(async {
-                let _dropped = stopped.await;
-                let _or_late = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
-            });
+        let main = Thread::start("zk-rwlock", async move {
+            let _or_late = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
         })?;
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
-        let _it_waits_for_it = give.send(runtime);
-        Ok(BackgroundThread { handle, thread: thread.thread().id(), _stop: stop, tenants, sessions: Mutex::default() })
+        let timers = Thread::start("zk-rwlock-timer", async {})?;
+        Ok(BackgroundThread { main, timers, tenants, sessions: Mutex::default() })
+    }
+
+    /// Whether tasks are run. A thread may end by a panic, and then its sessions are over.
+    pub(crate) fn is_running(&self) -> bool {
+        self.main.is_running.load(Ordering::Acquire)
     }
 
     pub(crate) fn handle(&self) -> &Handle {
-        &self.handle
+        &self.main.handle
     }
 
     /// Runs a task, which keeps the thread running a little longer if it must still be finished.
     pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
         let tenant = self.tenants.clone();
-        self.handle.spawn(task.map(move |()| drop(tenant)))
+        self.main.handle.spawn(task.map(move |()| drop(tenant)))
     }
 
     /// The sessions of this process, of whichever client.
@@ -77,14 +121,11 @@ impl BackgroundThread {
         self.sessions.lock()
     }
 
-    pub(crate) fn is_current_thread(&self) -> bool {
-        thread::current().id() == self.thread
-    }
-
-    /// A timer that runs on this thread, whatever polls it.
+    /// A timer that goes on whatever polls it, and if this thread stands still.
     pub(crate) fn sleep(self: &Arc<Self>, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         let background = Arc::clone(self);
-        let _context = self.handle.enter();
+        let is_here = thread::current().id() == self.main.id;
+        let _context = if is_here { self.main.handle.enter() } else { self.timers.handle.enter() };
         let sleep = tokio::time::sleep(duration);
         Box::pin(sleep.map(move |()| drop(background)))
     }
@@ -95,11 +136,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_thread_knows_itself_and_no_other() {
+    fn the_threads_are_known_as_ours_and_no_other() {
         let background = BackgroundThread::get().expect("a thread");
-        let there = Arc::clone(&background);
-        let task = background.handle().spawn(async move { there.is_current_thread() });
-        assert!(pollster::block_on(task).expect("it ends"));
-        assert!(!background.is_current_thread());
+        assert!(pollster::block_on(background.handle().spawn(async { teller::is_ours() })).expect("it ends"));
+        assert!(!teller::is_ours());
+    }
+
+    #[test]
+    fn a_timer_goes_on_while_the_thread_stands_still() {
+        let background = BackgroundThread::get().expect("a thread");
+        let (go_on, blocked) = std::sync::mpsc::channel::<()>();
+        drop(background.handle().spawn(async move { drop(blocked.recv()) }));
+        pollster::block_on(background.sleep(Duration::from_millis(10)));
+        drop(go_on);
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_by_a_panic_is_not_given_again() {
+        let ended = Arc::new(BackgroundThread::start().expect("a thread"));
+        let (tell, told) = std::sync::mpsc::channel();
+        // The runtime drops what is left of its tasks.
+        struct Tells(std::sync::mpsc::Sender<bool>, std::sync::Weak<BackgroundThread>);
+        impl Drop for Tells {
+            fn drop(&mut self) {
+                self.0.send(self.1.upgrade().is_some_and(|thread| thread.is_running())).expect("it is awaited");
+            }
+        }
+        let tells = Tells(tell, Arc::downgrade(&ended));
+        drop(ended.handle().spawn(async move {
+            let _kept = tells;
+            std::future::pending::<()>().await;
+        }));
+        let (stop, _) = oneshot::channel();
+        assert!(ended.is_running());
+        let mut ended_thread = ended;
+        // As a panic does.
+        Arc::get_mut(&mut ended_thread).expect("the only one").main._stop = stop;
+        assert!(!told.recv().expect("it is dropped"));
     }
 }

@@ -9,6 +9,7 @@ use crate::session::contract::Session;
 use crate::session::request::{Failure, Operation, Stat};
 use crate::session::retry;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::telemetry::log::tell;
 
 /// Asks for every node in the directory that is only kept. The first request is on its way when this returns.
 ///
@@ -79,7 +80,7 @@ impl Asking {
     /// Reports a refusal, once for each handle.
     fn refused(&self, path: &str, failure: &Failure) {
         if !self.0.swap(true, Ordering::Relaxed) {
-            tracing::warn!(path, %failure, "cannot ask for a lock that is only kept: waiting until it was idle for long, or its process looks at the queue");
+            tell!(WARN, path, %failure, "cannot ask for a lock that is only kept: waiting until it was idle for long, or its process looks at the queue");
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::session::contract::Session;
 use crate::session::errand::errand;
 use crate::session::request::{Created, Failure, Operation, Reply};
 use crate::session::retry::{before_next_try, none_without_directory, synced, until_known_at_last};
+use crate::telemetry::log::tell;
 use crate::telemetry::meter::Present;
 use crate::telemetry::names;
 
@@ -51,10 +52,10 @@ fn unheard(answer: Result<(), Failure>) {
     match answer {
         Ok(()) => {}
         Err(failure @ (Failure::NoNode | Failure::Over(_))) => {
-            tracing::debug!(%failure, "a lock node was not there to be removed");
+            tell!(DEBUG, %failure, "a lock node was not there to be removed");
         }
         Err(failure) => {
-            tracing::error!(%failure, "a lock node could not be removed and stays until its session ends");
+            tell!(ERROR, %failure, "a lock node could not be removed and stays until its session ends");
         }
     }
 }
@@ -112,7 +113,7 @@ pub(crate) async fn removed_in_background(session: Arc<dyn Session>, path: Strin
     match remove(session, path.clone(), reply, false, None).await {
         Ok(()) | Err(Failure::NoNode | Failure::Over(_)) => {}
         Err(failure) => {
-            tracing::error!(path, %failure, "a lock node could not be removed and stays until its session ends")
+            tell!(ERROR, path, %failure, "a lock node could not be removed and stays until its session ends")
         }
     }
 }
@@ -152,7 +153,7 @@ pub(super) async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>
         Ok(children) => children,
         Err(Failure::Over(_)) => return,
         Err(failure) => {
-            tracing::error!(%directory, %owner, %failure, "a node that a lost answer may have left cannot be looked for");
+            tell!(ERROR, %directory, %owner, %failure, "a node that a lost answer may have left cannot be looked for");
             return;
         }
     };

@@ -34,6 +34,7 @@ use crate::session::request::{Created, Failure, Kind, Operation, Reply, Watch};
 use crate::session::retry::{UNKNOWN_TRIES, before_next_try, none_without_directory, synced, until_known};
 use crate::session::second_look::is_there;
 use crate::sync::Mutex;
+use crate::telemetry::log::tell;
 use crate::telemetry::meter::{self, Present};
 use crate::telemetry::names;
 use crate::ticket::directory;
@@ -183,7 +184,7 @@ impl Ticket {
             match until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
                     meter::count(names::RECOVERIES, &[]);
-                    tracing::info!(path = %self.directory, node = %child, "the answer to a create was lost, and its node found");
+                    tell!(INFO, path = %self.directory, node = %child, "the answer to a create was lost, and its node found");
                     self.stand_at(Created {
                         path,
                         czxid: stat.czxid,
@@ -196,7 +197,7 @@ impl Ticket {
                 Err(failure) => return Err(failure),
             }
         }
-        tracing::debug!(path = %self.directory, owner = %self.owner, "the answer to a create was lost, and there is no node");
+        tell!(DEBUG, path = %self.directory, owner = %self.owner, "the answer to a create was lost, and there is no node");
         Ok(false)
     }
 

@@ -18,6 +18,7 @@ use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
 use crate::sync::{Mutex, watch};
+use crate::telemetry::{log, teller};
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::connect::{Comeback, new_session};
 use crate::zookeeper::options::ZooKeeperBuilder;
@@ -202,6 +203,11 @@ impl Coordinator for ZooKeeper {
             session.ended(Ending::Closed);
         });
         join_all(confirmed).await;
+        // What was told of the end is told to the subscriber, unless that takes long.
+        let began = Instant::now();
+        while log::is_behind() && began.elapsed() < FAREWELL {
+            self.sleep(Duration::from_millis(1)).await;
+        }
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -233,7 +239,7 @@ impl Drop for Sessions {
         let sessions = std::mem::take(&mut *self.sessions.lock());
         let leaving: Vec<_> = sessions.iter().filter(|it| it.is_up()).filter_map(|it| it.follower()).collect();
         drop(sessions);
-        if self.background.is_current_thread() {
+        if teller::is_ours() {
             return;
         }
         let deadline = Instant::now() + FAREWELL;
@@ -241,6 +247,7 @@ impl Drop for Sessions {
         while Instant::now() < deadline && !leaving.iter().all(AbortHandle::is_finished) {
             thread::sleep(Duration::from_millis(1));
         }
+        log::flush_events(deadline.saturating_duration_since(Instant::now()));
     }
 }
 

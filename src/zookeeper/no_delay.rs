@@ -11,6 +11,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use crate::telemetry::log::tell;
 use crate::zookeeper::servers::Servers;
 
 /// Sets the option on the connections of this process to the ports of these servers. Returns the server of a session that is
@@ -21,11 +22,11 @@ pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAdd
     let set = tokio::task::spawn_blocking(move || set(&ports)).await;
     match set.unwrap_or_else(|gone| Err(io::Error::other(gone))) {
         Ok(peers) => {
-            tracing::trace!(%servers, connections = peers.len(), "small requests are sent at once");
+            tell!(TRACE, %servers, connections = peers.len(), "small requests are sent at once");
             peers.first().copied().filter(|_| peers.len() == 1)
         }
         Err(error) => {
-            tracing::debug!(%servers, %error, "small requests may wait for an acknowledgement");
+            tell!(DEBUG, %servers, %error, "small requests may wait for an acknowledgement");
             None
         }
     }

@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
+use crate::telemetry::log::tell;
 use crate::zookeeper::line::{Line, receive, send, shake_hands};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::Servers;
@@ -58,7 +59,7 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, patien
     found.sort_unstable_by_key(|(index, ..)| *index);
     let is_known = found.iter().all(|(.., is_known)| *is_known);
     let words = found.into_iter().map(|(_, words, _)| words).collect::<Vec<_>>().join("; ");
-    tracing::debug!(reason = words, "there is no session");
+    tell!(DEBUG, reason = words, "there is no session");
     Reason { words, is_known }
 }
 

@@ -22,6 +22,7 @@ use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
+use crate::telemetry::log::{self, tell};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::no_delay;
@@ -109,6 +110,7 @@ impl ZooKeeperSession {
         let (id, root_bytes, acl) =
             (client.session_id().0, client.path().trim_end_matches('/').len(), options.acl_of_nodes());
         let whom = options.whom();
+        log::there_are_sessions();
         background.sessions().insert(id);
         abilities.shown_by(id);
         let session = Arc::new_cyclic(|this: &Weak<ZooKeeperSession>| {
@@ -439,7 +441,8 @@ fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Du
     if timeout < requested {
         // On a reconnect the client asks for the timeout that was granted here. So only a server that grants even less can
         // lower it again, and the client does not report that.
-        tracing::warn!(
+        tell!(
+            WARN,
             ?timeout,
             ?requested,
             "the server grants a shorter session timeout than requested: no server may grant an even shorter one"

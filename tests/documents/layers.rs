@@ -14,7 +14,7 @@ pub(super) const STREET: [(&str, &[&str]); 20] = [
     ("validation", &["queue", "error"]),
     ("call", &["sync", "session", "error"]),
     ("memory", &["sync", "session"]),
-    ("zookeeper", &["sync", "session", "error", "validation"]),
+    ("zookeeper", &["sync", "telemetry", "session", "error", "validation"]),
     ("ticket", &["sync", "queue", "telemetry", "session"]),
     ("observe", &["sync", "queue", "telemetry", "session", "error", "validation", "call"]),
     ("hold", &["sync", "queue", "telemetry", "session", "error", "validation", "ticket", "observe"]),
@@ -39,7 +39,10 @@ pub(super) const STREET: [(&str, &[&str]); 20] = [
             "keep",
         ],
     ),
-    ("recipes/leadership", &["sync", "queue", "session", "error", "validation", "call", "hold", "acquisition", "lock"]),
+    (
+        "recipes/leadership",
+        &["sync", "queue", "telemetry", "session", "error", "validation", "call", "hold", "acquisition", "lock"],
+    ),
     (
         "recipes/semaphore",
         &["sync", "queue", "session", "error", "call", "ticket", "hold", "acquisition", "keep", "lock"],
@@ -50,7 +53,19 @@ pub(super) const STREET: [(&str, &[&str]); 20] = [
     ),
     (
         "recipes/once",
-        &["queue", "session", "error", "validation", "call", "observe", "hold", "acquisition", "keep", "lock"],
+        &[
+            "queue",
+            "telemetry",
+            "session",
+            "error",
+            "validation",
+            "call",
+            "observe",
+            "hold",
+            "acquisition",
+            "keep",
+            "lock",
+        ],
     ),
     (
         "recipes/shared",
@@ -74,7 +89,9 @@ fn imports() -> BTreeMap<String, BTreeSet<String>> {
         };
         paths.filter_map(module).collect()
     };
-    files.into_iter().map(|(name, code)| (name, imports(code))).collect()
+    // A macro names the file that it is in.
+    let others = |name: &str, all: BTreeSet<String>| all.into_iter().filter(|it| it != name).collect();
+    files.into_iter().map(|(name, code)| (name.clone(), others(&name, imports(code)))).collect()
 }
 
 /// Reads the files below a folder, without their unit tests.
@@ -188,8 +205,8 @@ fn the_street_is_in_order() {
 fn locks_atomics_and_chance_come_from_one_file() {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
-    // A thread of the system's own.
-    let apart = ["sync", "session::thread"];
+    // Threads of the system's own.
+    let apart = ["sync", "session::thread", "telemetry::teller"];
     let names =
         ["Mutex", "RwLock", "Condvar", "Barrier", "Once", "atomic", "mpsc", "HashMap", "HashSet", "Notify", "watch"];
     let takes = |code: &str| {
@@ -199,6 +216,19 @@ fn locks_atomics_and_chance_come_from_one_file() {
     };
     let wrong = files.iter().filter(|(file, code)| takes(code) != apart.contains(&file.as_str()) && *file != "sync");
     assert_eq!(wrong.map(|(file, _)| file).collect::<Vec<_>>(), Vec::<&String>::new());
+}
+
+/// A subscriber of the user's may block or panic: `telemetry::log` says who tells it, and holds spans.
+#[test]
+fn events_and_spans_go_one_way() {
+    let mut files = BTreeMap::new();
+    visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
+    let past_it = ["error!(", "warn!(", "info!(", "debug!(", "trace!(", "event!(", "enabled!(", "Instrument"];
+    let tells = |code: &str| past_it.iter().any(|it| code.contains(&format!("tracing::{it}")));
+    let holds = |code: &str| code.contains(": Span,") || code.contains("tracing::{Instrument");
+    let wrong = files.iter().filter(|(file, code)| folder(file) != "telemetry" && (tells(code) || holds(code)));
+    assert_eq!(wrong.map(|(file, _)| file).collect::<Vec<_>>(), Vec::<&String>::new());
+    assert!(tells(&files["telemetry::log"]));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing_core::span::{Attributes, Id, Record};
 use tracing_core::{Event, Level, Metadata, Subscriber};
-use zk_rwlock::coordinator::Operation;
+use zk_rwlock::coordinator::{Operation, flush_events};
 use zk_rwlock::security::{Acl, Permissions};
 use zk_rwlock::{Contender, RwLock, ZooKeeper};
 
@@ -280,6 +280,7 @@ async fn an_ask_that_an_acl_refuses_is_logged_once_and_the_idle_time_waited_for(
     // The only one in this chapter.
     tracing::subscriber::set_global_default(Warnings).expect("the first");
     let warnings = || {
+        assert!(flush_events(SOON), "the events are told");
         let all = WARNINGS.lock().expect("no panic");
         all.iter().filter(|text| text.contains("cannot ask") && text.contains(path)).count()
     };

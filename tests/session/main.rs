@@ -22,3 +22,4 @@ mod security;
 mod sessions;
 mod silence;
 mod stops;
+mod strangers;

@@ -182,6 +182,8 @@ pub fn read(file: &Path, is_killed: impl Fn(u32) -> bool) -> Vec<Event> {
 
 /// What was recorded of the paths that begin so.
 pub fn recorded(paths: &[&str]) -> Vec<Event> {
+    // What comes from the library's threads is told by another.
+    assert!(zk_rwlock::coordinator::flush_events(Duration::from_secs(60)), "the events are told");
     let book = book();
     let is_wanted = |event: &&Event| paths.iter().any(|path| event.path.starts_with(path));
     let mut events: Vec<Event> = book.events.iter().filter(is_wanted).cloned().collect();

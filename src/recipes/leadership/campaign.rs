@@ -16,6 +16,7 @@ use crate::recipes::leadership::term::Term;
 use crate::session::loss::Loss;
 use crate::session::request::Ending;
 use crate::sync::{Mutex, random, watch};
+use crate::telemetry::log::tell;
 
 /// Asks whether this candidate is fit to lead.
 pub(crate) type Check = Box<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
@@ -138,9 +139,9 @@ impl Candidate {
         drop(unhealthy);
         let (path, data) = (self.lock.path(), self.data());
         match (before, is_healthy) {
-            (None, false) => tracing::warn!(path, data, "the health check failed: no candidate until it succeeds"),
+            (None, false) => tell!(WARN, path, data, "the health check failed: no candidate until it succeeds"),
             (Some(since), true) => {
-                tracing::info!(path, data, unhealthy = ?since.elapsed(), "the health check succeeds: a candidate again");
+                tell!(INFO, path, data, unhealthy = ?since.elapsed(), "the health check succeeds: a candidate again");
             }
             _ => {}
         }
@@ -172,7 +173,7 @@ impl Campaign<'_> {
             status.is_resigned = false;
         });
         let (path, data) = (self.candidate.lock.path(), self.candidate.data());
-        tracing::info!(path, term = term.number(), data, "a term begins");
+        tell!(INFO, path, term = term.number(), data, "a term begins");
         Ok(Some(CampaignTurn { candidate: self.candidate, term, begun, why: "dropped" }))
     }
 }
@@ -241,7 +242,7 @@ impl Drop for CampaignTurn<'_> {
     fn drop(&mut self) {
         let (path, data, lasted, why) =
             (self.candidate.lock.path(), self.candidate.data(), self.begun.elapsed(), self.why);
-        tracing::info!(path, term = self.term.number(), data, ?lasted, why, "a term ends");
+        tell!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
         // Dropping the future lets the removal go on in the background.
         drop(self.term.guard.held().leave());
         let mut ended = None;

@@ -1,12 +1,12 @@
 //! Several locks at once: all or none; knows no queue and no backend.
 
 use std::borrow::Borrow;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::Instant;
-use tracing::Instrument;
 
 use crate::acquisition::request::{Acquisition, Options};
 use crate::call::Call;
@@ -212,7 +212,7 @@ impl Guard for MultiGuard {
 async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Tenure>, Error> {
     let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, options);
     let span = acquisition.begin();
-    acquisition.acquire().instrument(span).await
+    span.around(pin!(acquisition.acquire())).await
 }
 
 /// Takes one of the locks after a look, without waiting for any contender, and waits for the servers no longer than
@@ -221,7 +221,7 @@ async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Tenu
     let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, Options::default());
     let span = acquisition.begin();
     let take = async { acquisition.reported(acquisition.take_now(limit).await) };
-    take.instrument(span).await
+    span.around(pin!(take)).await
 }
 
 /// Fails if the lock is taken. Writes nothing. Returns the session timeout.

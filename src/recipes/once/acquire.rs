@@ -17,6 +17,7 @@ use crate::queue::mode::{Aim, Mode};
 use crate::recipes::once::guard::OnceGuard;
 use crate::session::loss::Loss;
 use crate::session::request::Failure;
+use crate::telemetry::log::tell;
 use crate::validation;
 
 impl Acquire<WriteGuard> {
@@ -175,7 +176,7 @@ impl Judging {
             return Ok(Some(OnceGuard::new(guard, self.host, self.label, true)));
         }
         let at = humantime::format_rfc3339_millis(last.at);
-        tracing::debug!(path = hold.directory(), host = last.host, %at, "not due: it was done");
+        tell!(DEBUG, path = hold.directory(), host = last.host, %at, "not due: it was done");
         // The work was done, whatever becomes of our lock, and whenever the time is over.
         drop(guard);
         Ok(None)

@@ -8,6 +8,7 @@ use crate::lock::hold::WriteGuard;
 use crate::queue::done;
 use crate::session::request::Failure;
 use crate::session::retry;
+use crate::telemetry::log::tell;
 
 /// How often in a row the record may come or go between a look at it and our write, or our answer may be lost.
 const TRIES: u32 = 64;
@@ -78,7 +79,7 @@ impl OnceGuard {
                 false => transaction.create(&path, &text[..]),
             };
             let Err(error) = transaction.commit().await else {
-                tracing::debug!(path, token = self.fencing_token(), "recorded that the work was done");
+                tell!(DEBUG, path, token = self.fencing_token(), "recorded that the work was done");
                 return Ok(());
             };
             tries += 1;

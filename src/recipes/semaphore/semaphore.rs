@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::Instrument;
-
 use crate::acquisition::request::{Acquisition, Options};
 use crate::call::Call;
 use crate::error::error::Error;
@@ -214,7 +212,7 @@ impl Guard for Permit {
         let mut acquisition = acquisition(stock, permits, options);
         let span = acquisition.begin();
         let work = async move { acquisition.acquire().await.map(|held| Permit::new(held, permits)) };
-        Granting::by(work.instrument(span))
+        Granting::by(span.around(Box::pin(work)))
     }
 }
 

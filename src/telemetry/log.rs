@@ -1,0 +1,294 @@
+//! The library's own events and spans of `tracing`, and on which thread the user's subscriber hears of them. It knows nothing
+//! of what they say.
+//!
+//! On a caller's thread, spans and what is below INFO are told at once. The rest is told by the [teller](TELLER): a subscriber
+//! may block or panic, which must cost no lease, and keep no caller from hearing of a loss.
+
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tracing::dispatcher;
+use tracing::field::Value;
+use tracing::span::Id;
+use tracing::{Dispatch, Level, Span};
+
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::telemetry::teller::{Teller, guarded, is_ours};
+
+/// How long the end of a client waits for the subscriber.
+pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
+
+/// How many events wait for the subscriber at most. Those that come then are counted, and not told.
+const EVENTS: usize = 4_096;
+
+pub(super) static TELLER: Teller = Teller::new("zk-rwlock-log");
+
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+static HAS_SESSIONS: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// On a thread of the library's: the span that its events come in.
+    static INSIDE: RefCell<OwnSpan> = const { RefCell::new(OwnSpan(None)) };
+}
+
+/// From now on, this process has sessions that a thread of the library's keeps alive.
+pub(crate) fn there_are_sessions() {
+    HAS_SESSIONS.store(true, Ordering::Relaxed);
+}
+
+/// Waits until the subscriber of `tracing` was told all events of this library so far, at most for `limit`. Returns whether
+/// it was. For a program that ends, and for tests.
+///
+/// Events are told by a thread of their own, `zk-rwlock-log`, so that a subscriber that blocks or panics costs no lock. At
+/// most 4,096 of them wait for the subscriber; those that come then are dropped, and their number is told.
+/// [`ZooKeeper::close`](crate::ZooKeeper::close) waits for up to 250 ms, and so does dropping the last user of a client.
+pub fn flush_events(limit: Duration) -> bool {
+    TELLER.flush(limit)
+}
+
+/// Whether the subscriber has not been told everything yet.
+pub(crate) fn is_behind() -> bool {
+    TELLER.waiting() > 0
+}
+
+/// Tells an event. Takes its level, and what the macro of `tracing` of that level takes.
+macro_rules! tell {
+    ($level:ident, $($event:tt)+) => {{
+        use tracing::level_filters::LevelFilter;
+        let most = LevelFilter::current();
+        // Without a subscriber it is for a logger of the crate `log`, if for anybody.
+        if most == LevelFilter::OFF && !$crate::telemetry::teller::is_ours() {
+            tracing::event!(tracing::Level::$level, $($event)+);
+        } else if most == LevelFilter::OFF || tracing::Level::$level <= most {
+            $crate::telemetry::log::owned!($level [] $($event)+);
+        }
+    }};
+}
+
+/// The event with values of its own, one field after the other.
+macro_rules! owned {
+    ($level:ident [$($fields:tt)*] $message:literal $(,)?) => {
+        $crate::telemetry::log::later(tracing::Level::$level, move || {
+            tracing::event!(tracing::Level::$level, $($fields)* $message);
+        })
+    };
+    ($level:ident [$($fields:tt)*] % $name:ident, $($rest:tt)+) => {
+        $crate::telemetry::log::owned!($level [$($fields)*] $name = %$name, $($rest)+)
+    };
+    ($level:ident [$($fields:tt)*] ? $name:ident, $($rest:tt)+) => {
+        $crate::telemetry::log::owned!($level [$($fields)*] $name = ?$name, $($rest)+)
+    };
+    ($level:ident [$($fields:tt)*] $name:ident, $($rest:tt)+) => {
+        $crate::telemetry::log::owned!($level [$($fields)*] $name = $name, $($rest)+)
+    };
+    ($level:ident [$($fields:tt)*] $name:ident = % $value:expr, $($rest:tt)+) => {{
+        let $name = ($value).to_string();
+        $crate::telemetry::log::owned!($level [$($fields)* %$name,] $($rest)+)
+    }};
+    ($level:ident [$($fields:tt)*] $name:ident = ? $value:expr, $($rest:tt)+) => {{
+        let $name = format!("{:?}", $value);
+        $crate::telemetry::log::owned!($level [$($fields)* %$name,] $($rest)+)
+    }};
+    ($level:ident [$($fields:tt)*] $name:ident = $value:expr, $($rest:tt)+) => {{
+        let $name = $crate::telemetry::log::Own::own(&$value);
+        $crate::telemetry::log::owned!($level [$($fields)* $name,] $($rest)+)
+    }};
+}
+pub(crate) use {owned, tell};
+
+/// A value of a field, which can be told later.
+pub(crate) trait Own {
+    type Owned: Value + Send + 'static;
+
+    fn own(&self) -> Self::Owned;
+}
+
+impl Own for str {
+    type Owned = String;
+
+    fn own(&self) -> String {
+        self.to_owned()
+    }
+}
+
+impl Own for String {
+    type Owned = String;
+
+    fn own(&self) -> String {
+        self.clone()
+    }
+}
+
+impl<T: Own + ?Sized> Own for &T {
+    type Owned = T::Owned;
+
+    fn own(&self) -> T::Owned {
+        (*self).own()
+    }
+}
+
+impl<T: Own> Own for Option<T> {
+    type Owned = Option<T::Owned>;
+
+    fn own(&self) -> Option<T::Owned> {
+        self.as_ref().map(Own::own)
+    }
+}
+
+macro_rules! own_by_copy {
+    ($($number:ty)+) => {$(
+        impl Own for $number {
+            type Owned = $number;
+
+            fn own(&self) -> $number {
+                *self
+            }
+        }
+    )+};
+}
+own_by_copy!(i32 i64 u32 u64 usize);
+
+/// `told` tells an event of this level.
+pub(crate) fn later(level: Level, told: impl FnOnce() + Send + 'static) {
+    if is_ours() {
+        event(|| {
+            let inside = INSIDE.with_borrow(Clone::clone);
+            move || inside.tell(told)
+        });
+    } else if level <= Level::INFO && HAS_SESSIONS.load(Ordering::Relaxed) {
+        event(|| {
+            let (subscriber, inside) = (dispatcher::get_default(Dispatch::clone), OwnSpan::new(Span::current));
+            move || dispatcher::with_default(&subscriber, || inside.tell(told))
+        });
+    } else {
+        let _panicked = guarded(told);
+    }
+}
+
+/// Has the teller tell an event, unless it is too far behind.
+pub(super) fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
+    if TELLER.waiting() >= EVENTS {
+        DROPPED.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    let told = make();
+    TELLER.run(move || {
+        let dropped = DROPPED.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            tracing::warn!(dropped, "events were not told, because the subscriber took too long over those before");
+        }
+        told();
+    });
+}
+
+/// A span of the user's subscriber, which may be used and dropped on every thread. By default it is none.
+#[derive(Clone, Default)]
+pub(crate) struct OwnSpan(Option<Arc<Entered>>);
+
+struct Entered(Span);
+
+impl OwnSpan {
+    pub(crate) fn new(make: impl FnOnce() -> Span) -> OwnSpan {
+        let span = guarded(make).filter(|span| !span.is_disabled());
+        OwnSpan(span.map(|span| Arc::new(Entered(span))))
+    }
+
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+
+    pub(crate) fn id(&self) -> Option<Id> {
+        self.0.as_ref()?.0.id()
+    }
+
+    pub(crate) fn record(&self, field: &'static str, value: impl Value + Send + 'static) {
+        let Some(own) = self.0.clone() else { return };
+        if is_ours() {
+            TELLER.run(move || _ = own.0.record(field, value));
+        } else {
+            let _panicked = guarded(|| own.0.record(field, value));
+        }
+    }
+
+    /// Runs the work with the library's events in this span.
+    pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
+        if is_ours() {
+            let before = INSIDE.replace(self.clone());
+            let result = work();
+            INSIDE.set(before);
+            return result;
+        }
+        let _entered = self.0.as_ref().map(|own| {
+            own.call(|subscriber, id| subscriber.enter(id));
+            Exit(own)
+        });
+        work()
+    }
+
+    /// Tells in this span, to its subscriber.
+    fn tell(&self, told: impl FnOnce()) {
+        match self.0.as_ref().and_then(|own| own.0.with_subscriber(|(_, subscriber)| subscriber.clone())) {
+            Some(subscriber) => dispatcher::with_default(&subscriber, || self.inside(told)),
+            None => told(),
+        }
+    }
+
+    /// Polls the work in this span.
+    pub(crate) fn around<F: Future + Unpin>(self, work: F) -> Around<F> {
+        Around { span: self, work: Some(work) }
+    }
+}
+
+impl Entered {
+    fn call(&self, what: impl FnOnce(&Dispatch, &Id)) {
+        self.0.with_subscriber(|(id, subscriber)| guarded(|| what(subscriber, id)));
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let span = std::mem::replace(&mut self.0, Span::none());
+        if is_ours() {
+            TELLER.run(move || drop(span));
+        } else {
+            let _panicked = guarded(move || drop(span));
+        }
+    }
+}
+
+struct Exit<'s>(&'s Entered);
+
+impl Drop for Exit<'_> {
+    fn drop(&mut self) {
+        self.0.call(|subscriber, id| subscriber.exit(id));
+    }
+}
+
+/// Work that is polled in a span.
+pub(crate) struct Around<F> {
+    span: OwnSpan,
+    work: Option<F>,
+}
+
+impl<F: Future + Unpin> Future for Around<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let Around { span, work } = self.get_mut();
+        match work {
+            Some(work) => span.inside(|| Pin::new(work).poll(context)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<F> Drop for Around<F> {
+    fn drop(&mut self) {
+        let work = self.work.take();
+        self.span.inside(|| drop(work));
+    }
+}

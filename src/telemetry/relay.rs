@@ -1,0 +1,231 @@
+//! A subscriber of `tracing` that notes what others tell on the library's threads: the client crate, and tokio. The
+//! [teller](crate::telemetry::teller) tells it to the user's subscriber. It calls nothing of the user's.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+
+use tracing::dispatcher::{self, DefaultGuard};
+use tracing::field::{Field, Value, ValueSet, Visit, display};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
+use tracing::{Dispatch, Event, Metadata, Span, Subscriber};
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{HashMap, Mutex};
+use crate::telemetry::log::{FAREWELL, TELLER, event};
+
+/// The fields of an event or of a span that are told, at most.
+const FIELDS: usize = 32;
+
+static RELAY: Mutex<Option<Dispatch>> = Mutex::new(None);
+
+/// How many handles there are of each span that was made here.
+static SPANS: Mutex<Option<HashMap<u64, usize>>> = Mutex::new(None);
+
+thread_local! {
+    /// The spans that this thread is in, the innermost last.
+    static INSIDE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    /// The relay is in force on this thread while this lives.
+    static IN_FORCE: Cell<Option<DefaultGuard>> = const { Cell::new(None) };
+    /// On the teller's thread: the spans of the user's subscriber in the place of those that were made here.
+    static TOLD: RefCell<HashMap<u64, Span>> = RefCell::new(HashMap::default());
+}
+
+/// Makes the relay, if there is a subscriber. Before there is one, the relay would keep what is told from a logger of the crate
+/// `log`.
+pub(crate) fn prepare() {
+    if LevelFilter::current() != LevelFilter::OFF && RELAY.lock().is_none() {
+        // Another subscriber is asked what it wants of all that can be told, here and now.
+        TELLER.run(|| {
+            if RELAY.lock().is_none() {
+                let relay = Dispatch::new(Relay);
+                *RELAY.lock() = Some(relay);
+            }
+        });
+    }
+}
+
+/// As [`prepare`], and waits for it a moment.
+pub(crate) fn prepared() {
+    prepare();
+    TELLER.flush(FAREWELL);
+}
+
+/// Puts the relay in force on this thread, once there is one.
+pub(crate) fn relay_this_thread() {
+    let in_force = IN_FORCE.take().or_else(|| {
+        prepare();
+        let relay = RELAY.lock().clone();
+        relay.as_ref().map(dispatcher::set_default)
+    });
+    IN_FORCE.set(in_force);
+}
+
+struct Relay;
+
+impl Subscriber for Relay {
+    /// What the other subscribers never want is not noted.
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::never()
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= LevelFilter::current()
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::OFF)
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        SPANS.lock().get_or_insert_default().insert(number, 1);
+        let (metadata, fields) = (span.metadata(), Fields::of(|fields| span.record(fields)));
+        let parent = if span.is_contextual() { innermost() } else { span.parent().map(Id::into_u64) };
+        TELLER.run(move || {
+            if is_wanted(metadata) {
+                let made = fields.with(metadata, |values| match told(parent) {
+                    None => Span::new_root(metadata, values),
+                    parent => Span::child_of(parent, metadata, values),
+                });
+                TOLD.with_borrow_mut(|all| all.insert(number, made));
+            }
+        });
+        Id::from_u64(number)
+    }
+
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        let (number, fields) = (span.into_u64(), Fields::of(|fields| values.record(fields)));
+        TELLER.run(move || {
+            let Some(span) = TOLD.with_borrow(|all| all.get(&number).cloned()) else { return };
+            if let Some(metadata) = span.metadata() {
+                fields.with(metadata, |values| _ = span.record_all(values));
+            }
+        });
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, told_here: &Event<'_>) {
+        let parent = if told_here.is_contextual() { innermost() } else { told_here.parent().map(Id::into_u64) };
+        let metadata = told_here.metadata();
+        event(|| {
+            let fields = Fields::of(|fields| told_here.record(fields));
+            move || {
+                if is_wanted(metadata) {
+                    fields.with(metadata, |values| match told(parent) {
+                        None => Event::dispatch(metadata, values),
+                        parent => Event::child_of(parent, metadata, values),
+                    });
+                }
+            }
+        });
+    }
+
+    fn enter(&self, span: &Id) {
+        INSIDE.with_borrow_mut(|inside| inside.push(span.into_u64()));
+    }
+
+    fn exit(&self, span: &Id) {
+        INSIDE.with_borrow_mut(|inside| {
+            if let Some(last) = inside.iter().rposition(|it| *it == span.into_u64()) {
+                inside.remove(last);
+            }
+        });
+    }
+
+    fn clone_span(&self, span: &Id) -> Id {
+        if let Some(handles) = SPANS.lock().get_or_insert_default().get_mut(&span.into_u64()) {
+            *handles += 1;
+        }
+        span.clone()
+    }
+
+    fn try_close(&self, span: Id) -> bool {
+        let (number, mut spans) = (span.into_u64(), SPANS.lock());
+        let all = spans.get_or_insert_default();
+        let Some(handles) = all.get_mut(&number) else { return false };
+        *handles -= 1;
+        if *handles > 0 {
+            return false;
+        }
+        all.remove(&number);
+        drop(spans);
+        TELLER.run(move || drop(TOLD.with_borrow_mut(|all| all.remove(&number))));
+        true
+    }
+}
+
+fn innermost() -> Option<u64> {
+    INSIDE.with_borrow(|inside| inside.last().copied())
+}
+
+/// On the teller's thread: the user's span in the place of this one.
+fn told(number: Option<u64>) -> Option<Id> {
+    TOLD.with_borrow(|all| all.get(&number?)?.id())
+}
+
+/// On the teller's thread, as the macros of `tracing` ask.
+fn is_wanted(metadata: &'static Metadata<'static>) -> bool {
+    dispatcher::get_default(|user| !user.register_callsite(metadata).is_never() && user.enabled(metadata))
+}
+
+/// The values of fields, as they are told later.
+struct Fields(Vec<(Field, Box<dyn Value + Send>)>);
+
+impl Fields {
+    fn of(record: impl FnOnce(&mut Fields)) -> Fields {
+        let mut fields = Fields(Vec::new());
+        record(&mut fields);
+        fields
+    }
+
+    fn with<T>(&self, metadata: &'static Metadata<'static>, tell: impl FnOnce(&ValueSet<'_>) -> T) -> T {
+        let Some((first, _)) = self.0.first() else { return tell(&metadata.fields().value_set(&[])) };
+        let mut values: [(&Field, Option<&dyn Value>); FIELDS] = [(first, None); FIELDS];
+        for (at, (field, value)) in values.iter_mut().zip(&self.0) {
+            *at = (field, Some(&**value));
+        }
+        tell(&metadata.fields().value_set(&values))
+    }
+
+    fn push(&mut self, field: &Field, value: impl Value + Send + 'static) {
+        self.0.push((field.clone(), Box::new(value)));
+    }
+}
+
+impl Visit for Fields {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.push(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.push(field, value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.push(field, value);
+    }
+
+    fn record_i128(&mut self, field: &Field, value: i128) {
+        self.push(field, value);
+    }
+
+    fn record_u128(&mut self, field: &Field, value: u128) {
+        self.push(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.push(field, value);
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.push(field, value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.push(field, display(format!("{value:?}")));
+    }
+}

@@ -1,0 +1,111 @@
+//! A thread that runs code of the user's in the place of ours: a subscriber of `tracing`, a destructor. It knows nothing of
+//! what it runs.
+//!
+//! Such code may block for ever, or panic. On the library's threads that would cost a lease, and on a caller's thread the
+//! caller would not hear of a loss.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::Duration;
+
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+
+type Chore = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    static IS_OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread is one of the library's, which runs no code of the user's from now on.
+pub(crate) fn this_thread_is_ours() {
+    IS_OURS.set(true);
+}
+
+pub(crate) fn is_ours() -> bool {
+    IS_OURS.get()
+}
+
+/// Runs code of the user's here. What it panics over is lost, and nothing else.
+pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(work)).ok()
+}
+
+/// One such thread, which starts with its first work, and lasts as long as the process.
+pub(crate) struct Teller {
+    name: &'static str,
+    queue: Mutex<Option<Sender<Chore>>>,
+    waiting: AtomicUsize,
+}
+
+impl Teller {
+    pub(crate) const fn new(name: &'static str) -> Teller {
+        Teller { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
+    }
+
+    /// Runs the work after all that was given before. Returns at once.
+    pub(crate) fn run(&'static self, work: impl FnOnce() + Send + 'static) {
+        let mut queue = self.queue.lock();
+        if queue.is_none() {
+            let (give, given) = mpsc::channel();
+            let started = thread::Builder::new().name(self.name.to_owned()).spawn(move || self.work_off(&given));
+            // Without a thread, the next work tries again, and this is lost with the channel.
+            *queue = started.is_ok().then_some(give);
+        }
+        if let Some(queue) = &*queue {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            let _for_ever = queue.send(Box::new(work));
+        } else {
+            // To run it here might block this thread for ever.
+            std::mem::forget(work);
+        }
+    }
+
+    /// How much is still to be done.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Waits until all is done that was given before, but no longer than this. Returns whether it is done.
+    pub(crate) fn flush(&'static self, limit: Duration) -> bool {
+        if self.waiting() == 0 {
+            return true;
+        }
+        let (done, is_done) = mpsc::channel();
+        self.run(move || _ = done.send(()));
+        is_done.recv_timeout(limit).is_ok()
+    }
+
+    fn work_off(&self, given: &Receiver<Chore>) {
+        while let Ok(work) = given.recv() {
+            let _panicked = guarded(work);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_blocks_or_panics_costs_its_own_thread_alone() {
+        static TELLER: Teller = Teller::new("a teller");
+        let (tell, told) = mpsc::channel();
+        assert!(TELLER.flush(Duration::ZERO), "there is nothing to do");
+        TELLER.run(|| panic!("as a subscriber may"));
+        TELLER.run(move || tell.send(thread::current().name().map(str::to_owned)).expect("it is awaited"));
+        assert_eq!(told.recv().expect("it goes on").as_deref(), Some("a teller"));
+        assert!(TELLER.flush(Duration::from_secs(60)));
+        let (go_on, blocked) = mpsc::channel::<()>();
+        TELLER.run(move || drop(blocked.recv()));
+        TELLER.run(|| {});
+        assert!(!TELLER.flush(Duration::from_millis(1)));
+        assert!(TELLER.waiting() >= 2);
+        drop(go_on);
+        assert!(TELLER.flush(Duration::from_secs(60)));
+        assert!(!is_ours());
+    }
+}
