@@ -1,11 +1,13 @@
 //! What real runs have done, replayed against the rules by their server's log: `tests/support/replay.rs` says how. A scene
 //! brings about every step. Each of the other tests falsifies its trace in a way of its own, and the trace is refused.
 
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use support::history::{History, Hold};
 use support::replay::{MILLISECOND, OF_THE_MODEL, OTHERS, Run, judge};
+use support::rounds::{self, HOW, How};
 use support::scene::*;
 use support::server::Server;
 use support::trace::{self, Event, What};
@@ -135,26 +137,32 @@ impl Scene {
     }
 }
 
-/// The trace of the scene.
+async fn play() -> Run {
+    let scene = Scene::start().await;
+    scene.wait().await;
+    scene.keep().await;
+    scene.lose().await;
+    scene.limit().await;
+    becomes_empty(&scene.operator, PATH).await;
+    becomes_empty(&scene.operator, &format!("{LIMIT}/permits")).await;
+    let operators = scene.history.deletions().into_keys().chain([PATH.to_owned()]).collect();
+    let mut run = Run::of(&["/traced/"], scene.server.transactions(), scene.history.traced(), operators);
+    run.guarded = words(["/traced-value"]);
+    run
+}
+
+/// The trace of the scene, which is played once, or until the machine goes on in it.
 fn scene() -> Run {
-    static SCENE: LazyLock<Mutex<Run>> = LazyLock::new(|| {
-        let run = async {
-            let scene = Scene::start().await;
-            scene.wait().await;
-            scene.keep().await;
-            scene.lose().await;
-            scene.limit().await;
-            becomes_empty(&scene.operator, PATH).await;
-            becomes_empty(&scene.operator, &format!("{LIMIT}/permits")).await;
-            let operators = scene.history.deletions().into_keys().chain([PATH.to_owned()]).collect();
-            let mut run = Run::of(&["/traced/"], scene.server.transactions(), scene.history.traced(), operators);
-            run.guarded = words(["/traced-value"]);
-            run
-        };
-        let runtime = || tokio::runtime::Runtime::new().expect("a runtime");
-        Mutex::new(std::thread::spawn(move || runtime().block_on(run)).join().expect("the scene is played"))
+    static SCENE: OnceLock<Option<Run>> = OnceLock::new();
+    let played = SCENE.get_or_init(|| {
+        let played = Mutex::default();
+        let play = async || *played.lock().unwrap_or_else(PoisonError::into_inner) = Some(play().await);
+        let how = How { has_threads: true, ..HOW };
+        // What failed is told where it did.
+        let _told = catch_unwind(AssertUnwindSafe(|| rounds::judge(how, play)));
+        played.into_inner().unwrap_or_else(PoisonError::into_inner)
     });
-    SCENE.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    played.clone().expect("the scene is played")
 }
 
 #[test]

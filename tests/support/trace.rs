@@ -150,12 +150,16 @@ fn book() -> MutexGuard<'static, Book> {
     BOOK.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, records what happens on the paths that begin so.
+/// From now on, records what happens on the paths that begin so. What was recorded of them before is forgotten.
 pub fn record(paths: &[&str]) {
     now();
     // Another test of this process may have begun already.
     let _ = tracing::subscriber::set_global_default(Recorder);
-    book().recorded.extend(paths.iter().map(|path| (*path).to_owned()));
+    let is_old = |event: &Event| paths.iter().any(|path| event.path.starts_with(path));
+    let mut book = book();
+    book.events.retain(|event| !is_old(event));
+    book.spans.retain(|_, open| !is_old(&open.event));
+    book.recorded.extend(paths.iter().map(|path| (*path).to_owned()));
 }
 
 /// As [`record`], and appends each event to this file, which several processes may share.
