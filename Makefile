@@ -92,9 +92,10 @@ nemesis: zookeeper
 	NEMESIS_ROUNDS=$(NEMESIS_ROUNDS) cargo test $(WHOLE) --test nemesis -- --nocapture
 	$(call STAMP,$(NEMESIS))
 
-# The server tests on ZooKeeper 3.6.3, 3.8.0, 3.9.4 and 3.9.5 in turn, and on a server that behaves like ClickHouse Keeper;
-# VERSIONS names some of them. The first run needs the network: PySpark's source distributions (318, 456 and 456 MB) for the jars.
-VERSIONS ?= 3.6.3 3.8.0 3.9.4 3.9.5 keeper
+# The server tests on ZooKeeper 3.6.3, 3.8.0 and 3.9.3 to 3.9.6 in turn, and on a server that behaves like ClickHouse Keeper;
+# VERSIONS names some of them. The first run needs the network: PySpark's source distributions (318, 456 and 456 MB) for the jars,
+# and packages of Debian 13 and sid.
+VERSIONS ?= 3.6.3 3.8.0 3.9.3 3.9.4 3.9.5 3.9.6 keeper
 versions: zookeeper programs
 	tests/versions.sh $(VERSIONS)
 

@@ -209,6 +209,7 @@ pub mod format {
 /// [operating]: crate::operating
 /// [asking]: crate::operating#asking-for-a-lock-that-is-only-kept
 /// [permissions]: crate::operating#who-may-do-what
+/// [vanish]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md
 /// [batch-worker]: https://docs.rs/crate/zk-rwlock/latest/source/examples/batch_worker.rs
 /// [zklock]: https://docs.rs/crate/zk-rwlock/latest/source/docs/zklock.md
 /// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md
@@ -246,6 +247,8 @@ pub mod guarantees {}
 /// Who can take a lock away, and how to connect with TLS, SASL and Kerberos.
 ///
 /// [keep]: crate::guide#keep-the-lock-between-uses
+/// [releases]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md
+/// [vanish]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md
 ///
 #[cfg_attr(all(doc, not(doctest)), doc = include_str!("../docs/security.md"))]
 pub mod security {

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The server tests on one release of ZooKeeper after the other, and on a server that behaves like ClickHouse Keeper. What is
-# missing is fetched into target/versions: the jars of a release are in a source distribution of PySpark. Debian has 3.8.0.
+# missing is fetched into target/versions: the jars of a release are in a source distribution of PySpark, or in packages of a
+# later Debian, which are unpacked there and not installed. Debian 12 has 3.8.0.
 #
-#   versions.sh [VERSION ...]   of 3.6.3, 3.8.0, 3.9.4, 3.9.5 and keeper; all of them if none is named
+#   versions.sh [VERSION ...]   of 3.6.3, 3.8.0, 3.9.3, 3.9.4, 3.9.5, 3.9.6 and keeper; all of them if none is named
 #   VERSIONS_SDISTS             a directory with source distributions of PySpark that are here already
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -61,14 +62,70 @@ fetch() {
     fi
 }
 
+# The suite of Debian that has a release. What it has may be newer by the time: then there is no such release any more.
+suite_of() {
+    case $1 in
+        3.9.3) echo trixie ;;
+        3.9.6) echo sid ;;
+    esac
+}
+
+# The packages of a release from a suite of Debian's, with lists of packages of their own: nothing of the system's changes.
+unpack() {
+    local version=$1 suite=$2 packages=(zookeeper netty slf4j dropwizard-metrics snappy commons-cli commons-io)
+    command -v apt-get >/dev/null || missing "apt-get is needed for ZooKeeper $version, which $suite of Debian has"
+    echo "make versions: fetching the packages of ZooKeeper $version from Debian's $suite"
+    rm -rf "$home/part"
+    mkdir -p "$home"/part/{lists,archives,root,jars}/partial
+    local mirror keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    mirror=$(sed -nE 's,^(URIs:|deb( \[.*\])?) *(https?://[^ ]*/debian/?)( .*)?$,\3,p' /etc/apt/sources.list \
+        /etc/apt/sources.list.d/* 2>/dev/null | head -n 1 || true)
+    echo "deb [signed-by=$keys] ${mirror:-http://deb.debian.org/debian} $suite main" >"$home/part/sources"
+    local options=(-qq -o "Dir::Etc::sourcelist=$home/part/sources" -o Dir::Etc::sourceparts=/dev/null
+        -o "Dir::State::lists=$home/part/lists" -o "Dir::Cache=$home/part" -o APT::Sandbox::User=root)
+    apt-get "${options[@]}" update || missing "no list of the packages of Debian's $suite is to be had"
+    local names=("${packages[@]/#/lib}")
+    names=("${names[@]/%/-java}")
+    if [[ $suite == sid ]]; then
+        names+=(libnetty-buffer-java libnetty-common-java)
+    fi
+    (cd "$home/part/archives" && apt-get "${options[@]}" download "${names[@]/%//$suite}") ||
+        missing "Debian's $suite does not give the packages of ZooKeeper $version"
+    local package
+    for package in "$home"/part/archives/*.deb; do
+        dpkg-deb -x "$package" "$home/part/root"
+    done
+    local java=$home/part/root/usr/share/java jar
+    [[ -e $java/zookeeper-$version.jar ]] || missing "Debian's $suite does not have ZooKeeper $version any more"
+    rmdir "$home/part/jars/partial"
+    for jar in zookeeper zookeeper-jute slf4j-api slf4j-simple metrics-core snappy-java commons-cli commons-io \
+        netty-{buffer,codec,common,handler,resolver,transport,transport-native-{epoll,unix-common}}; do
+        mv "$java/$jar"-[0-9]*.jar "$home/part/jars/"
+    done
+    mv "$home/part/jars" "$home/$version"
+    rm -rf "$home/part"
+}
+
 # Sets ZOOKEEPER_CLASSPATH for a release.
 provide() {
+    local suite
     unset ZOOKEEPER_CLASSPATH
     if [[ $1 == 3.8.0 && -e $debian ]]; then
         return
     fi
-    [[ -d $home/$1 ]] || fetch "$1"
-    export ZOOKEEPER_CLASSPATH="$home/$1/*"
+    suite=$(suite_of "$1")
+    if [[ ! -d $home/$1 ]]; then
+        if [[ -n $suite ]]; then unpack "$1" "$suite"; else fetch "$1"; fi
+    fi
+    if [[ -z $suite ]]; then
+        export ZOOKEEPER_CLASSPATH="$home/$1/*"
+        return
+    fi
+    # The manifest of Debian's zookeeper.jar names paths where another release may be installed, and comes before all jars
+    # behind it. So that jar is the last.
+    local jars
+    jars=$(find "$home/$1" -name '*.jar' ! -name "zookeeper-$1.jar" | sort | tr '\n' ':')
+    export ZOOKEEPER_CLASSPATH="$jars$home/$1/zookeeper-$1.jar"
 }
 
 # Runs tests on servers of a release, and makes sure that it was that release.
@@ -104,7 +161,7 @@ chapters=(--test conformance --test lock --test session --test values --test lea
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 results=() failed=
 if [[ $# -eq 0 ]]; then
-    set -- 3.6.3 3.8.0 3.9.4 3.9.5 keeper
+    set -- 3.6.3 3.8.0 3.9.3 3.9.4 3.9.5 3.9.6 keeper
 fi
 for version; do
     case $version in

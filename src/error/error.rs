@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::error::permits::PermitsError;
 use crate::error::value::ValueError;
 use crate::queue::dialect::Dialect;
+use crate::queue::done::Done;
 use crate::queue::member::Blockers;
 use crate::session::connection::CutOff;
 use crate::session::loss::Loss;
@@ -202,6 +203,19 @@ pub enum Error {
         path: String,
     },
 
+    /// The [record](crate::Acquire::once_in) of a job's last success is gone: somebody has deleted its node. The second record
+    /// beside it says that the job was done within the period, so it is not due. Find out who deletes nodes. To have the job done
+    /// again, [forget](crate::RwLock::forget) it.
+    #[error(
+        "{path} is gone, which recorded what was {last}: it is not due yet; to have it done again, forget the record"
+    )]
+    RecordVanished {
+        /// The node.
+        path: String,
+        /// What it recorded.
+        last: Box<Done>,
+    },
+
     /// The connection broke, or the client was closed, before the answer came. The operation may or may not have been
     /// carried out. Read to find out.
     #[error("{operation}: the outcome is unknown: {reason}")]
@@ -365,7 +379,8 @@ impl From<Error> for io::Error {
             Error::TransactionRefused { reason: Failure::NodeExists, .. } => ErrorKind::AlreadyExists,
             Error::TransactionRefused { reason: Failure::NoAuth(_), .. } => ErrorKind::PermissionDenied,
             Error::TransactionRefused { reason: Failure::NotEmpty, .. } => ErrorKind::DirectoryNotEmpty,
-            Error::Value { error: ValueError::Unset, .. } => ErrorKind::NotFound,
+            Error::Value { error: ValueError::Unset | ValueError::Vanished, .. } => ErrorKind::NotFound,
+            Error::RecordVanished { .. } => ErrorKind::NotFound,
             Error::Value { .. } | Error::ForeignRecord { .. } => ErrorKind::InvalidData,
             Error::OutcomeUnknown { .. } => ErrorKind::ConnectionReset,
             Error::TransactionRefused { .. } | Error::Refused { .. } | Error::OneOfMany { .. } => ErrorKind::Other,

@@ -11,6 +11,13 @@ pub enum PermitsError {
     /// [number](crate::SemaphoreBuilder::permits).
     #[error("cannot be counted: nobody has said yet how many permits it has")]
     Unset,
+    /// The ensemble had a number, and its node is gone: somebody has deleted it. Find out who deletes nodes, and say the number
+    /// for all with [`set_permits`](crate::Semaphore::set_permits).
+    #[error("had {was} permits, and the node that said so is gone: say for all how many it has now")]
+    Vanished {
+        /// How many there were.
+        was: u32,
+    },
     /// The ensemble has another number than this handle was opened with. Give all users the same number or, better, none,
     /// and change it for all with [`set_permits`](crate::Semaphore::set_permits).
     #[error("has {theirs} permits, and was opened here with {ours}")]

@@ -9,11 +9,15 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ValueError {
-    /// There is no value: it was never written, or its node was deleted. Write one with
-    /// [`replacing`](crate::Acquire::replacing), or give the handle an [`initial`](crate::SharedBuilder::initial)
-    /// value.
+    /// There is no value: it was never written. Write one with [`replacing`](crate::Acquire::replacing), or give the handle an
+    /// [`initial`](crate::SharedBuilder::initial) value.
     #[error("no value has been written yet: write one with `replacing`, or give the handle an `initial` one")]
     Unset,
+
+    /// There was a value, and its node is gone: somebody has deleted it. The [initial](crate::SharedBuilder::initial) value is not
+    /// written in its place. Find out who deletes nodes, and write a value with [`replacing`](crate::Acquire::replacing).
+    #[error("its node is gone, and so is the value that was set: write one with `replacing`")]
+    Vanished,
 
     /// The node holds something that no [`Shared`](crate::Shared) wrote. Look at it; then delete it, or
     /// [replace](crate::Acquire::replacing) it.
@@ -82,6 +86,13 @@ pub enum ValueError {
         /// is smaller.
         limit: Option<usize>,
     },
+}
+
+impl ValueError {
+    /// Whether the node holds nothing at all.
+    pub(crate) fn is_no_value(&self) -> bool {
+        matches!(self, ValueError::Unset | ValueError::Vanished)
+    }
 }
 
 fn too_large(limit: Option<usize>) -> String {

@@ -10,6 +10,7 @@ use crate::lock::rw_lock::RwLock;
 use crate::observe::record::{self, Record};
 use crate::queue::done::{self, Done};
 use crate::queue::member::{Member, Queue};
+use crate::queue::twin;
 use crate::session::request::{Failure, Operation};
 use crate::sync::OnceLock;
 use crate::ticket::ask;
@@ -43,17 +44,26 @@ impl Handle {
     /// Forgets when a job under the lock was last done.
     async fn forget(&self) -> Result<Option<Done>, Error> {
         let path = &done::path_of(&self.path);
+        let twin = &twin::of(path);
         // The record as it was found first. A success since then stays, also if an answer is lost and all is tried again.
         let last = &OnceLock::new();
         let found = call::on_a_session(&self.coordinator, ("forget the record", path), |session| async move {
             call::answered(&session, || session.sync(path)).await?;
             let forget = || async {
-                let record = record::at(&session, path).await?;
-                if let Record::Done(now, version) = &record
-                    && last.get_or_init(|| now.clone()) == now
-                {
-                    let delete = Operation::Delete { path: path.clone(), version: Some(*version) };
-                    session.transact(&[delete]).await.map(drop).or_else(replaced_already)?;
+                let (record, second) = (record::at(&session, path).await?, record::at(&session, twin).await?);
+                if matches!(record, Record::Foreign) {
+                    return Ok(record);
+                }
+                let nodes = [(path, &record), (twin, &second)];
+                let done = nodes.iter().filter_map(|(path, record)| Some((*path, record.done()?)));
+                let now = done.clone().next().map(|(_, (now, _))| now);
+                if now.is_some_and(|now| last.get_or_init(|| now.clone()) == now) {
+                    let delete = |(path, (_, version)): (&String, (_, i32))| Operation::Delete {
+                        path: path.clone(),
+                        version: Some(version),
+                    };
+                    let delete: Vec<_> = done.map(delete).collect();
+                    session.transact(&delete).await.map(drop).or_else(replaced_already)?;
                 }
                 Ok(record)
             };

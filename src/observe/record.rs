@@ -18,6 +18,16 @@ pub(crate) enum Record {
     Foreign,
 }
 
+impl Record {
+    /// What it says, and the version of its node.
+    pub(crate) fn done(&self) -> Option<(&Done, i32)> {
+        match self {
+            Record::Done(done, version) => Some((done, *version)),
+            Record::None { .. } | Record::Foreign => None,
+        }
+    }
+}
+
 /// Reads the record at `path`.
 pub(crate) async fn at(session: &Arc<dyn Session>, path: &str) -> Result<Record, Failure> {
     let node = retry::data(session, path, false).await?;

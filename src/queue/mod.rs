@@ -9,4 +9,5 @@ pub(crate) mod mode;
 pub(crate) mod native;
 pub(crate) mod permits;
 pub(crate) mod turn;
+pub(crate) mod twin;
 pub(crate) mod waiter;

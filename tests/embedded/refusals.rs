@@ -288,7 +288,7 @@ async fn recorded_on(
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(memory, move |asked| match asked {
-        Asked::Transact([Operation::Check { .. }, write]) if write.path().ends_with(".done") => {
+        Asked::Transact([Operation::Check { .. }, write, _twin]) if write.path().ends_with(".done") => {
             count.one_more();
             Some(answers(write))
         }
@@ -519,7 +519,7 @@ fn a_number_of_permits_that_another_wrote_first_is_taken_over() {
     let memory = Memory::new();
     let (other, tries) = (memory.connect(), Count::default());
     let first = Hindered::new(&memory, move |asked| match asked {
-        Asked::Transact([Operation::Set { path, .. }]) if path == LIMIT => {
+        Asked::Transact([Operation::Set { path, .. }, _twin]) if path == LIMIT => {
             if tries.one_more() == 0 {
                 now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(1)).expect("it may");
             }
@@ -535,7 +535,7 @@ fn a_number_of_permits_that_may_not_be_written_is_refused_at_once() {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::Transact([Operation::Set { path, .. }]) if path == LIMIT => {
+        Asked::Transact([Operation::Set { path, .. }, _twin]) if path == LIMIT => {
             count.one_more();
             Some(refused_at(0, Failure::NoAuth(Box::default())))
         }
@@ -552,7 +552,7 @@ fn a_number_that_changes_while_it_is_set_is_set_again() {
     let (other, tries) = (memory.connect(), Count::default());
     let count = tries.clone();
     let zk = Hindered::new(&memory, move |asked| match asked {
-        Asked::Transact([Operation::Set { path, .. }]) if path == LIMIT => {
+        Asked::Transact([Operation::Set { path, .. }, _twin]) if path == LIMIT => {
             match count.one_more() {
                 0 => now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(3)).expect("it may"),
                 1 => {}

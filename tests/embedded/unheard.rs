@@ -541,7 +541,7 @@ async fn a_number_that_the_leader_does_not_let_us_write_is_not_tried_without_a_p
     let tries = Count::default();
     let tried = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::Transact([Operation::Set { path, .. }]) if path == "/limit" => {
+        Asked::Transact([Operation::Set { path, .. }, _twin]) if path == "/limit" => {
             tried.one_more();
             Some(refused_at(0, Failure::BadVersion))
         }

@@ -23,3 +23,4 @@ mod sessions;
 mod silence;
 mod stops;
 mod strangers;
+mod vanished;

@@ -112,6 +112,11 @@ impl Hello {
         Some(Self { zxid, timeout, session, password, read_only })
     }
 
+    /// The handshake of a client that asks for a session of so many milliseconds.
+    pub fn of_a_new_session(timeout: i32) -> Self {
+        Self { zxid: Some(0), timeout, session: 0, password: vec![0; 16], read_only: false }
+    }
+
     /// The handshake of a client that resumes the session which the server granted with this one.
     pub fn take_over(&self) -> Vec<u8> {
         Self { zxid: Some(0), ..self.clone() }.frame()

@@ -33,6 +33,7 @@ pub mod slow;
 pub mod snapshot;
 pub mod standstill;
 pub mod storm;
+pub mod stranger;
 pub mod trace;
 pub mod two;
 pub mod txn_log;

@@ -233,7 +233,7 @@ pub(crate) async fn an_operator_sees_lines_of_text_and_the_value(h: &impl Harnes
     assert!(head[7].starts_with("at=20") && head.len() == 8, "{head:?}");
     let mut below = session(&zk).await.children(&path).await.unwrap();
     below.sort();
-    assert_eq!(below, ["lock", "value"]);
+    assert_eq!(below, ["lock", "value", "value.twin"]);
     assert_eq!((shared.value_path(), shared.lock().path()), (&*format!("{path}/value"), &*format!("{path}/lock")));
 }
 
@@ -480,7 +480,14 @@ pub(crate) async fn a_deletion_without_the_lock_is_noticed(h: &impl Harness) {
     let error = guard.commit().await.unwrap_err();
     assert!(matches!(error, Error::TransactionRefused { reason: Failure::NoNode, .. }), "{error}");
     drop(guard);
-    assert_eq!(*shared.read().await.unwrap(), 0, "the initial value is written again");
+    for client in [&zk, &h.client().await] {
+        let error = counter(client, &path).read().await.expect_err("the initial value is not written again");
+        assert_eq!(value_error(&error), &ValueError::Vanished);
+    }
+    assert_eq!(value_error(&shared.write().await.expect_err("nor changed")), &ValueError::Vanished);
+    assert_eq!(bytes(&zk, &path).await, None);
+    write(&shared, 2).await;
+    assert_eq!(*shared.read().await.unwrap(), 2);
 }
 
 pub(crate) async fn a_dropped_commit_is_done_or_not_and_the_next_one_finds_out(h: &impl Harness) {
@@ -730,7 +737,7 @@ pub(crate) async fn a_deletion_and_foreign_bytes_are_told_and_the_last_value_sta
     assert_eq!(**here.latest().unwrap(), 1);
 
     session(&two).await.delete(here.value_path()).await.unwrap();
-    assert_eq!(value_error(&next_error(&mut changes).await), &ValueError::Unset);
+    assert_eq!(value_error(&next_error(&mut changes).await), &ValueError::Vanished);
     assert_eq!(**here.latest().unwrap(), 1);
     assert!(matches!(here.copy_state(), CopyState::Behind(_)));
     write(&there, 2).await;
@@ -770,12 +777,12 @@ pub(crate) async fn whoever_asks_when_the_value_is_gone_is_not_given_it(h: &impl
     let mut made_before = here.changes();
 
     session(&two).await.delete(here.value_path()).await.unwrap();
-    assert_eq!(value_error(&next_error(&mut earlier).await), &ValueError::Unset);
+    assert_eq!(value_error(&next_error(&mut earlier).await), &ValueError::Vanished);
     assert_eq!(**here.latest().unwrap(), 42);
     for changes in [&mut made_before, &mut here.changes()] {
-        assert_eq!(value_error(&next_error(changes).await), &ValueError::Unset);
+        assert_eq!(value_error(&next_error(changes).await), &ValueError::Vanished);
     }
-    assert_eq!(value_error(&soon("an error", here.live()).await.expect_err("no value")), &ValueError::Unset);
+    assert_eq!(value_error(&soon("an error", here.live()).await.expect_err("no value")), &ValueError::Vanished);
     let mut later = task::spawn(here.wait_for(|value| *value >= 42).into_future());
     assert_pending!(later.poll());
     write(&shared, 43).await;
@@ -785,8 +792,11 @@ pub(crate) async fn whoever_asks_when_the_value_is_gone_is_not_given_it(h: &impl
     let mut earlier = shared.changes();
     next(&mut earlier).await;
     session(&two).await.delete(shared.value_path()).await.unwrap();
+    assert_eq!(value_error(&next_error(&mut earlier).await), &ValueError::Vanished);
+    assert_eq!(value_error(&next_error(&mut shared.changes()).await), &ValueError::Vanished, "7 is not written again");
+    put(&two, &path, b"").await;
     assert_eq!(value_error(&next_error(&mut earlier).await), &ValueError::Unset);
-    assert_eq!(**next(&mut shared.changes()).await, 7, "it is the first that this caller sees");
+    assert_eq!(**next(&mut shared.changes()).await, 7, "an operator has made room for it");
     assert_eq!(**next(&mut earlier).await, 7);
 }
 

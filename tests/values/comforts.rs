@@ -388,12 +388,12 @@ async fn changes_that_nobody_polls_hold_up_no_writer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_value_is_written_also_beside_a_kept_read_of_one_that_was_deleted() {
+async fn a_first_value_is_written_also_beside_a_kept_read_of_one_that_an_operator_has_emptied() {
     let zk = Memory::new();
     let open = Shared::builder(&zk, "/value").initial(|| 1_u64).lock(|lock| lock.keep(Duration::from_secs(3600)));
     let shared = open.build().unwrap();
     drop(shared.read().await.unwrap());
-    zk.faults().remove(shared.value_path());
+    put(&zk, "/value", b"").await;
     let live = shared.live().timeout(Duration::from_secs(60)).await.expect("it is written again");
     assert_eq!(**live.get(), 1);
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio_test::task::spawn;
 use zk_rwlock::{Memory, RwLock, Shared, ZooKeeper};
 
+use crate::checks::write;
 use support::polled::poll_up_to;
 use support::scene::{connect, eventually, soon};
 use support::server::shared_server;
@@ -146,7 +147,7 @@ async fn after_a_restore_no_read_gives_a_value_that_was_kept_before() {
     let read = shared.read().await.unwrap();
     zk.faults().restore(&backup);
     drop(read);
-    shared.update(|value| *value += 1).await.unwrap();
+    write(&shared, 1).await;
     // The node has the token of the one before the restore, and as many writes were sent under it.
     assert_eq!(*shared.read().await.unwrap(), 1);
 }
@@ -163,6 +164,7 @@ async fn after_a_restore_kept_reads_cost_nothing_again() {
     // Its token is higher than those that the ensemble gives out for a good while after the restore.
     drop(shared.read().await.unwrap());
     zk.faults().restore(&backup);
+    write(&shared, 0).await;
     for _ in 0..3 {
         assert_eq!(*shared.read().await.unwrap(), 0);
     }

@@ -535,8 +535,9 @@ With --json, one object:
             diverged, ghost, used-up, old, overdrawn, number. The last
             four have null as their node.
   servers   each server of --zk: {\"server\", \"version\", \"mode\",
-            \"losses\", \"problem\"}: the issues of ZooKeeper's by which its
-            release can lose or keep nodes, and why it was not looked at
+            \"losses\", \"vulnerabilities\", \"problem\"}: the issues of
+            ZooKeeper's by which its release can lose or keep nodes, its
+            CVEs that concern a lock, and why it was not looked at
 
 Every server of --zk is asked: diverged are nodes that one shows and
 another does not, also after it has caught up with the leader. With

@@ -77,7 +77,7 @@ impl From<Error> for Exit {
                 Error::Permits { path, reason: PermitsError::Other { .. } } => {
                     format!("{error}: zklock permits {path} N changes it for all, and -j alone takes what is there")
                 }
-                Error::Permits { path, reason: PermitsError::Unset } => {
+                Error::Permits { path, reason: PermitsError::Unset | PermitsError::Vanished { .. } } => {
                     format!("{error}: zklock permits {path} N says so")
                 }
                 error => error.to_string(),

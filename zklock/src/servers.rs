@@ -30,6 +30,20 @@ const LOSSES: [([u32; 3], [u32; 3], u32); 4] = [
     ([3, 9, 3], [3, 9, 4], 4925),
 ];
 
+/// Releases of ZooKeeper with vulnerabilities that concern a lock, in the same form, with the number of the CVE.
+const VULNERABILITIES: [([u32; 3], [u32; 3], &str); 10] = [
+    ([0, 0, 0], [3, 8, 6], "CVE-2026-24281"),
+    ([3, 9, 0], [3, 9, 5], "CVE-2026-24281"),
+    ([0, 0, 0], [3, 8, 7], "CVE-2026-79993"),
+    ([3, 9, 0], [3, 9, 6], "CVE-2026-79993"),
+    ([3, 9, 0], [3, 9, 6], "CVE-2026-84439"),
+    ([3, 9, 0], [3, 9, 6], "CVE-2026-84501"),
+    ([3, 9, 0], [3, 9, 6], "CVE-2026-59969"),
+    ([3, 9, 0], [3, 9, 6], "CVE-2026-59739"),
+    ([0, 0, 0], [3, 8, 8], "CVE-2026-100235"),
+    ([3, 9, 0], [3, 9, 7], "CVE-2026-100235"),
+];
+
 /// What one server says.
 #[derive(Debug, Default)]
 pub(crate) struct ServerReport {
@@ -192,10 +206,20 @@ impl ServerReport {
 
     /// The issues of ZooKeeper's by which its release can lose or keep nodes. They need an ensemble.
     fn losses(&self) -> Vec<u32> {
-        let version = self.version.as_deref().and_then(release);
-        let version = version.filter(|_| self.mode.as_deref() != Some("standalone"));
-        let is_one = |from, to| version.is_some_and(|version| from <= version && version < to);
-        LOSSES.iter().filter(|(from, to, _)| is_one(*from, *to)).map(|(.., issue)| *issue).collect()
+        let is_alone = self.mode.as_deref() == Some("standalone");
+        if is_alone { Vec::new() } else { self.known_of(&LOSSES) }
+    }
+
+    /// The vulnerabilities of its release.
+    fn vulnerabilities(&self) -> Vec<&'static str> {
+        self.known_of(&VULNERABILITIES)
+    }
+
+    /// What is known of its release.
+    fn known_of<T: Copy>(&self, known: &[([u32; 3], [u32; 3], T)]) -> Vec<T> {
+        let Some(version) = self.version.as_deref().and_then(release) else { return Vec::new() };
+        let is_one = |(from, to, _): &&([u32; 3], [u32; 3], T)| *from <= version && version < *to;
+        known.iter().filter(is_one).map(|(.., it)| *it).collect()
     }
 
     /// What people should know of it.
@@ -204,9 +228,16 @@ impl ServerReport {
             return Some(format!("{} was not looked at: {problem}", self.name));
         }
         let losses = self.losses().iter().map(|issue| format!("ZOOKEEPER-{issue}")).collect::<Vec<_>>();
-        let version = self.version.as_ref().filter(|_| !losses.is_empty())?;
-        let losses = losses.join(" and ");
-        Some(format!("{} runs ZooKeeper {version}, which has known losses: {losses} (docs/versions.md)", self.name))
+        let vulnerabilities = self.vulnerabilities();
+        let version = self.version.as_ref().filter(|_| !losses.is_empty() || !vulnerabilities.is_empty())?;
+        let mut known = Vec::new();
+        if !losses.is_empty() {
+            known.push(format!("known losses: {}", losses.join(" and ")));
+        }
+        if !vulnerabilities.is_empty() {
+            known.push(format!("known vulnerabilities: {}", vulnerabilities.join(", ")));
+        }
+        Some(format!("{} runs ZooKeeper {version}, which has {} (docs/versions.md)", self.name, known.join("; ")))
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -215,6 +246,7 @@ impl ServerReport {
             "version": self.version,
             "mode": self.mode,
             "losses": self.losses(),
+            "vulnerabilities": self.vulnerabilities(),
             "problem": self.problem,
         })
     }
@@ -317,5 +349,29 @@ mod tests {
         assert_eq!(losses("3.9.4", "leader"), [0; 0]);
         assert_eq!(losses("3.8.0", "standalone"), [0; 0]);
         assert_eq!(losses("", "leader"), [0; 0]);
+    }
+
+    #[test]
+    fn releases_with_known_vulnerabilities_are_named_also_alone() {
+        let server = |version: &str| ServerReport {
+            name: "zk1".to_owned(),
+            version: Some(version.to_owned()),
+            mode: Some("standalone".to_owned()),
+            ..ServerReport::default()
+        };
+        let many = ["CVE-2026-79993", "CVE-2026-84439", "CVE-2026-84501", "CVE-2026-59969", "CVE-2026-59739"];
+        assert_eq!(server("3.9.5").vulnerabilities(), [&many[..], &["CVE-2026-100235"]].concat());
+        assert_eq!(server("3.8.6").vulnerabilities(), ["CVE-2026-79993", "CVE-2026-100235"]);
+        assert_eq!(server("3.8.0").vulnerabilities(), ["CVE-2026-24281", "CVE-2026-79993", "CVE-2026-100235"]);
+        for version in ["3.8.7", "3.9.6"] {
+            assert_eq!(server(version).vulnerabilities(), ["CVE-2026-100235"], "{version}");
+        }
+        for version in ["3.8.8", "3.9.7", "4.0.0", ""] {
+            assert_eq!(server(version).vulnerabilities(), [""; 0], "{version}");
+            assert_eq!(server(version).note(), None, "{version}");
+        }
+        let note = server("3.9.6").note();
+        let said = "zk1 runs ZooKeeper 3.9.6, which has known vulnerabilities: CVE-2026-100235 (docs/versions.md)";
+        assert_eq!(note.as_deref(), Some(said));
     }
 }

@@ -14,9 +14,11 @@ use crate::observe::record::{self, Record};
 use crate::observe::trace;
 use crate::queue::done::{self, Now};
 use crate::queue::mode::{Aim, Mode};
+use crate::queue::twin;
 use crate::recipes::once::guard::OnceGuard;
 use crate::session::loss::Loss;
 use crate::session::request::Failure;
+use crate::session::second_look;
 use crate::telemetry::log::tell;
 use crate::validation;
 
@@ -35,7 +37,8 @@ impl Acquire<WriteGuard> {
     /// each lock, so give each kind of work a lock of its own. The server removes the directory when it is empty, and the
     /// record stays. It says in text who has done the work; *when* is the time at which the
     /// ensemble committed it. [`RwLock::queue`](crate::RwLock::queue) shows it, and [`RwLock::forget`](crate::RwLock::forget)
-    /// deletes it. An empty node counts as none, so that an operator can make it beforehand, with an ACL of its own.
+    /// deletes it. Beside it lies the same once more, in a node whose name ends with `.done.twin`: if the record is gone otherwise,
+    /// no host does the work again before the period is over. An empty node counts as none, so that an operator can make it beforehand, with an ACL of its own.
     ///
     /// # Whose clock counts
     /// Only the ensemble's: the time of the record is compared with the time at which the lock's own node was created. Both
@@ -51,7 +54,8 @@ impl Acquire<WriteGuard> {
     /// nobody else holds the lock. For work that needs several locks, take the [`MultiLock`](crate::MultiLock) under this guard.
     ///
     /// # What it costs
-    /// One read more than the lock itself, after the grant; and one transaction for the record of a success.
+    /// One read more than the lock itself, after the grant, and another while there is no record; and one transaction for the
+    /// record of a success.
     ///
     /// # Cancel safety
     /// As for [`RwLock::write`](crate::RwLock::write).
@@ -63,6 +67,7 @@ impl Acquire<WriteGuard> {
     ///   [kept](crate::RwLockBuilder::keep): an old node shows no present time, and the other hosts would wait until it is
     ///   given up.
     /// - [`Error::ForeignRecord`] if something else lies where the record would lie.
+    /// - [`Error::RecordVanished`] if somebody has deleted the record, and the job was done within the period.
     /// - [`Error::PermissionDenied`] if the record may not be read.
     ///
     /// # Examples
@@ -165,15 +170,30 @@ impl Judging {
         let hold = guard.held();
         let (session, path) = (hold.ticket().session(), done::path_of(hold.directory()));
         let seen = hold.run(record::at(session, &path)).await?;
-        let last = match seen.map_err(|failure| refused(failure, &path))? {
+        let (last, is_there) = match seen.map_err(|failure| refused(failure, &path))? {
             Record::Foreign => return Err(Error::ForeignRecord { path }),
-            Record::None { is_there } => return Ok(Some(OnceGuard::new(guard, self.host, self.label, is_there))),
-            Record::Done(last, _) => last,
+            Record::None { is_there: true } => (None, true),
+            // It was never made, or is gone: then its twin says so.
+            Record::None { is_there: false } => {
+                let twin = hold.run(record::at(session, &twin::of(&path))).await?;
+                let twin = twin.map_err(|failure| refused(failure, &path))?;
+                let last = twin.done().map(|(last, _)| last.clone());
+                // Our server may have missed the record. So the leader says.
+                let is_there = match last {
+                    Some(_) => hold.run(second_look::is_there(session, path.clone(), None)).await? == Some(true),
+                    None => false,
+                };
+                (last, is_there)
+            }
+            Record::Done(last, _) => (Some(last), true),
         };
         let (birth, at) = (hold.position().birth, hold.now());
         let now = Now::since(birth.ctime, at.saturating_sub(birth.answered), at.saturating_sub(birth.asked));
-        if !now.is_within(self.period, last.at) {
-            return Ok(Some(OnceGuard::new(guard, self.host, self.label, true)));
+        let Some(last) = last.filter(|last| now.is_within(self.period, last.at)) else {
+            return Ok(Some(OnceGuard::new(guard, self.host, self.label, is_there)));
+        };
+        if !is_there {
+            return Err(Error::RecordVanished { path, last: Box::new(last) });
         }
         let at = humantime::format_rfc3339_millis(last.at);
         tell!(DEBUG, path = hold.directory(), host = last.host, %at, "not due: it was done");

@@ -4,8 +4,9 @@ use std::fmt;
 use std::ops::Deref;
 
 use crate::error::error::Error;
+use crate::hold::transaction::Transaction;
 use crate::lock::hold::WriteGuard;
-use crate::queue::done;
+use crate::queue::{done, twin};
 use crate::session::request::Failure;
 use crate::session::retry;
 use crate::telemetry::log::tell;
@@ -71,12 +72,14 @@ impl OnceGuard {
     pub async fn done(&self) -> Result<(), Error> {
         let (path, text) = (self.record(), done::text(&self.host, self.label.as_deref(), self.fencing_token()));
         let session = self.guard.held().ticket().session();
-        let (mut is_there, mut in_doubt, mut tries) = (self.is_there, false, 0);
+        let (mut in_doubt, mut tries, twin) = (false, 0, twin::of(&path));
+        // Both are made at once. A twin that may not be made is left out: an operator may have made the record alone.
+        let (mut is_there, mut has_twin) = (self.is_there, Some(self.is_there));
         loop {
-            let transaction = self.guard.transaction();
-            let transaction = match is_there {
-                true => transaction.set(&path, &text[..]),
-                false => transaction.create(&path, &text[..]),
+            let transaction = write(self.guard.transaction(), &path, &text, is_there);
+            let transaction = match has_twin {
+                Some(has_twin) => write(transaction, &twin, &text, has_twin),
+                None => transaction,
             };
             let Err(error) = transaction.commit().await else {
                 tell!(DEBUG, path, token = self.fencing_token(), "recorded that the work was done");
@@ -84,6 +87,13 @@ impl OnceGuard {
             };
             tries += 1;
             match error {
+                Error::TransactionRefused { path, reason, .. } if path == twin && tries < TRIES => {
+                    has_twin = match reason {
+                        Failure::NoNode => Some(false),
+                        Failure::NodeExists => Some(true),
+                        _ => None,
+                    };
+                }
                 Error::TransactionRefused { reason: Failure::NoNode, .. } if is_there && tries < TRIES => {
                     is_there = false;
                 }
@@ -119,6 +129,14 @@ impl OnceGuard {
     /// As for [`WriteGuard::release`].
     pub async fn release(self) -> Result<(), Error> {
         self.guard.release().await
+    }
+}
+
+/// Sets a node, or makes it.
+fn write<'g>(transaction: Transaction<'g>, path: &str, text: &[u8], is_there: bool) -> Transaction<'g> {
+    match is_there {
+        true => transaction.set(path, text),
+        false => transaction.create(path, text),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::queue::permits::{self, PERMITS};
 use crate::recipes::semaphore::semaphore::Semaphore;
 use crate::recipes::semaphore::take::Stock;
 use crate::session::contract::Session;
-use crate::session::request::{Failure, Operation};
+use crate::session::request::Failure;
 use crate::session::retry;
 use crate::ticket::directory;
 
@@ -178,11 +178,10 @@ async fn try_to_set(stock: &Stock, session: &Arc<dyn Session>, permits: u32) -> 
         {
             return Ok(Err(error));
         }
-        let data = permits::encode(permits);
-        let set = [Operation::Set { path: path.to_string(), data, version: Some(stat.version) }];
-        match session.transact(&set).await {
-            Ok(_) => return Ok(Ok(())),
-            Err(Failure::Operation { failure, .. }) if matches!(*failure, Failure::BadVersion | Failure::NoNode) => {}
+        let twin = stock.twin(session).await?;
+        match stock.write(session, permits, stat.version, twin).await {
+            Ok(()) => return Ok(Ok(())),
+            Err(Failure::BadVersion | Failure::NoNode) => {}
             Err(failure) => return Err(failure),
         }
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod limit;
+pub(crate) mod number;
 pub(crate) mod permit;
 pub(crate) mod semaphore;
 pub(crate) mod take;

@@ -29,7 +29,7 @@ use crate::recipes::semaphore::limit::{self, PermitLimit, too_few};
 use crate::session::contract::Session;
 use crate::session::keep_alive;
 use crate::session::nodes::HandOff;
-use crate::session::request::{Event, Failure, Kind, Operation, Reply, Stat, Watch};
+use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook, check};
 use crate::sync::Mutex;
@@ -263,40 +263,6 @@ impl Goal for Wanted {
 }
 
 impl Stock {
-    /// The number of permits that the semaphore's node gives, and the node's version. Writes the number if nobody has
-    /// yet.
-    async fn agree(
-        &self,
-        session: &Arc<dyn Session>,
-        (mut data, mut stat): (Vec<u8>, Stat),
-    ) -> Result<(u32, i32), Error> {
-        let (path, mut rounds) = (self.handle.shown(), 0);
-        loop {
-            if let Some(number) = self.number(&data)? {
-                self.limit.sees(path, number)?;
-                return Ok((number, stat.version));
-            }
-            let Some(number) = self.limit.known() else {
-                return Err(self.doubt(PermitsError::Unset));
-            };
-            let set =
-                [Operation::Set { path: path.to_string(), data: permits::encode(number), version: Some(stat.version) }];
-            match retry::until_known(session, || session.transact(&set)).await {
-                Ok(_) => {
-                    self.limit.is_set(number);
-                    return Ok((number, stat.version.wrapping_add(1)));
-                }
-                // Another contender came first, or an earlier try of ours.
-                Err(Failure::Operation { failure, .. }) if *failure == Failure::BadVersion => {
-                    before_next_round(session, path, Some(stat.version), &mut rounds).await;
-                }
-                Err(failure) => return Err(self.no_permit(failure)),
-            }
-            (data, stat) =
-                retry::until_known(session, || session.data(path)).await.map_err(|failure| self.no_permit(failure))?;
-        }
-    }
-
     /// There are too few permits. Reports who has them, or gives up.
     async fn report_short(&self, held: &Tenure, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
         let (session, site, me) = (held.ticket().session(), &self.handle.site, held.contender());
@@ -315,12 +281,6 @@ impl Stock {
         Ok(())
     }
 
-    /// The number that the data of the semaphore's node give; `None` if they give none yet.
-    pub(super) fn number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
-        let doubtful = |what: String| self.doubtful(format!("its data are {what:?}, and not a number of permits"));
-        permits::decode(data).map_err(doubtful)
-    }
-
     pub(super) fn doubtful(&self, what: String) -> Error {
         self.doubt(PermitsError::Doubtful(what))
     }
@@ -329,7 +289,7 @@ impl Stock {
         limit::of(self.handle.shown(), reason)
     }
 
-    fn no_permit(&self, failure: Failure) -> Error {
+    pub(super) fn no_permit(&self, failure: Failure) -> Error {
         match failure {
             Failure::NoNode | Failure::Over(_) => self.handle.stop(failure),
             failure => Error::from_failure(failure, TAKE, self.handle.shown()),
@@ -541,18 +501,9 @@ async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mu
     match retry::until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
         Ok(_) => Ok(()),
         Err(Failure::NodeExists) => {
-            before_next_round(session, directory, None, rounds).await;
+            Stock::before_next_round(session, directory, None, rounds).await;
             Ok(())
         }
         Err(failure) => Err(failure),
-    }
-}
-
-/// The leader has this node otherwise than our server has shown it. Once, that may be a change just now.
-async fn before_next_round(session: &Arc<dyn Session>, path: &str, version: Option<i32>, rounds: &mut u32) {
-    *rounds += 1;
-    if *rounds > 1 {
-        second_look::report(session, path.to_owned(), version);
-        SecondLook::new(session).pause().await;
     }
 }

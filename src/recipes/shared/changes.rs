@@ -11,6 +11,7 @@ use futures_util::stream::unfold;
 use tokio::sync::oneshot;
 
 use crate::error::error::Error;
+use crate::error::value::ValueError;
 use crate::hold::changes::Changes;
 use crate::recipes::shared::background;
 use crate::recipes::shared::codec::Stored;
@@ -91,7 +92,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
             match news {
                 Some((_, Ok(value))) => return Some(self.store.made(&value)),
                 Some((_, Err(error))) => {
-                    if is_unset {
+                    if is_unset && error.value_error() != Some(&ValueError::Vanished) {
                         self.begun = self.begun.take().or_else(|| self.begin());
                     }
                     if self.begun.is_none() {

@@ -85,7 +85,7 @@ impl<T> Known<T> {
 
     /// Whether there is no value, and none has come after these news.
     pub(super) fn is_unset_since(&self, before: u64) -> bool {
-        let is_unset = |(_, error): &(u64, Error)| error.value_error() == Some(&ValueError::Unset);
+        let is_unset = |(_, error): &(u64, Error)| error.value_error().is_some_and(ValueError::is_no_value);
         self.newest.as_ref().is_none_or(|newest| newest.news <= before) && self.trouble.as_ref().is_some_and(is_unset)
     }
 

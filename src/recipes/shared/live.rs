@@ -158,7 +158,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
                 match changes.next().await {
                     Some(Ok(value)) if is_wanted(&value) => return Ok(value),
                     Some(Ok(_)) => {}
-                    Some(Err(error)) if error.value_error() == Some(&ValueError::Unset) => {}
+                    Some(Err(error)) if error.value_error().is_some_and(ValueError::is_no_value) => {}
                     Some(Err(error)) => return Err(error),
                     None => return Err(store.why_over()),
                 }

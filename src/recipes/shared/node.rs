@@ -7,6 +7,7 @@ use crate::error::value::{ValueError, Written};
 use crate::hold::tenure::{NodeData, Tenure};
 use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
+use crate::queue::twin;
 use crate::recipes::shared::codec::{Form, ROOM};
 use crate::recipes::shared::envelope::{self, Envelope, Mark};
 use crate::session::contract::{Coordinator, Session};
@@ -14,7 +15,7 @@ use crate::session::follow::PAUSE;
 use crate::session::loss::Loss;
 use crate::session::request::{Failure, Outcome};
 use crate::session::retry;
-use crate::session::second_look::PAUSE_MAX;
+use crate::session::second_look::{self, PAUSE_MAX};
 
 /// Where a value is kept, and in which form.
 pub(crate) struct ValueNode {
@@ -47,8 +48,12 @@ impl ValueNode {
 
     /// What the node holds, which is nothing if there is no node.
     pub(crate) async fn read(&self, held: &Tenure) -> Result<(Vec<u8>, Base), Error> {
-        let node = held.data(&self.path).await?;
-        let base = Base::of(node.as_ref());
+        let (node, session) = (held.data(&self.path).await?, held.ticket().session());
+        let has_twin = match node {
+            Some(_) => false,
+            None => held.run(is_gone(session, &self.path)).await?.unwrap_or(false),
+        };
+        let base = Base { has_twin, ..Base::of(node.as_ref()) };
         Ok((node.map(|node| node.data).unwrap_or_default(), base))
     }
 
@@ -103,6 +108,9 @@ impl ValueNode {
             let attempt = async {
                 let guard = self.lock.read().await?;
                 let (bytes, base) = self.read(guard.held()).await?;
+                if base.is_vanished() {
+                    return Err(self.fault(ValueError::Vanished));
+                }
                 match bytes.is_empty() {
                     true => self.begin(guard.held(), payload, base).await.map(drop),
                     false => Ok(()),
@@ -156,6 +164,8 @@ pub(crate) struct Base {
     pub(crate) czxid: Option<i64>,
     /// `None` if the node's content is not ours.
     pub(crate) mark: Option<Mark>,
+    /// Whether there is no node, and was one: its twin is there.
+    pub(crate) has_twin: bool,
 }
 
 impl Base {
@@ -165,7 +175,13 @@ impl Base {
             version: node.map(|node| node.version),
             czxid: node.map(|node| node.czxid),
             mark: envelope.map(|(envelope, _)| Mark::of(&envelope.written)),
+            has_twin: false,
         }
+    }
+
+    /// Whether there was a node that is gone.
+    pub(crate) fn is_vanished(&self) -> bool {
+        self.version.is_none() && self.has_twin
     }
 
     /// Whether a node that is there now is another one, which was made after this one was deleted. Versions do not tell.
@@ -231,7 +247,8 @@ impl Commit<'_> {
     fn transaction(&self) -> Transaction<'_> {
         let transaction = Transaction::under(self.held).size_limit(self.size_limit.saturating_add(ROOM));
         match self.base.version {
-            None => transaction.create(self.path, self.bytes),
+            None if self.base.has_twin => transaction.create(self.path, self.bytes),
+            None => transaction.create(self.path, self.bytes).create(twin::of(self.path), []),
             Some(version) => transaction.set_version(self.path, self.bytes, version),
         }
     }
@@ -297,6 +314,13 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
     }
 }
 
+/// Whether there was such a node, and is none. Asked if our server shows none: it may have missed the node, and another client may
+/// have made it since. So the leader says.
+pub(crate) async fn is_gone(session: &Arc<dyn Session>, path: &str) -> Result<bool, Failure> {
+    let has_twin = retry::data(session, &twin::of(path), false).await?.is_some();
+    Ok(has_twin && second_look::is_there(session, path.to_owned(), None).await == Some(false))
+}
+
 /// What the node holds, no older than this call. A read whose answer is lost is repeated.
 pub(crate) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
     Ok(retry::data(session, path, true).await?.map(NodeData::of))
@@ -341,7 +365,7 @@ mod tests {
             (None, Some((&b"rubbish".to_vec(), 1)), Fate::Unknown),
             (Some(i32::MAX), Some((&others, i32::MIN)), Fate::Undone),
         ] {
-            let base = Base { version: base, czxid: base.map(|_| 1), mark: None };
+            let base = Base { version: base, czxid: base.map(|_| 1), mark: None, has_twin: false };
             let node = node.map(|(data, version)| NodeData { data: data.clone(), version, czxid: 1 });
             let fates = shown_by(node.as_ref(), base, OURS);
             assert_eq!(fates, fate, "{base:?}, then version {:?}", node.map(|it| it.version));
@@ -351,7 +375,7 @@ mod tests {
     #[test]
     fn a_node_that_was_made_anew_tells_only_that_a_commit_was_done() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
-        let base = Base { version: Some(3), czxid: Some(1), mark: None };
+        let base = Base { version: Some(3), czxid: Some(1), mark: None, has_twin: false };
         for (data, version, fate) in
             [(&others, 3, Fate::Unknown), (&others, 4, Fate::Unknown), (&ours, 0, Fate::Done(0))]
         {

@@ -176,8 +176,9 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// The value to begin with. Whoever finds no value writes it: once, under the lock. That is the first reader, or the
     /// first caller of [`live`](Shared::live), [`changes`](Shared::changes) or
     /// [`wait_for`](Shared::wait_for), who waits for a writer that holds the lock. A write that finds no value begins with
-    /// it. A value that is deleted later is written again by a reader, or by whoever begins to follow then, and not by
-    /// whoever has followed it before. Default: none.
+    /// it. A value whose node is deleted later is not written again: its loss is
+    /// [`ValueError::Vanished`](crate::error::ValueError::Vanished), and [`replacing`](crate::Acquire::replacing) writes another.
+    /// Default: none.
     pub fn initial(mut self, initial: impl Fn() -> T + Send + Sync + 'static) -> Self {
         self.terms.initial = Some(Box::new(initial));
         self

@@ -18,7 +18,7 @@ use crate::recipes::shared::background;
 use crate::recipes::shared::codec::{Stored, Terms};
 use crate::recipes::shared::envelope::Envelope;
 use crate::recipes::shared::known::{CopyState, Known, Seen};
-use crate::recipes::shared::node::{Base, NewValue, ValueNode};
+use crate::recipes::shared::node::{self, Base, NewValue, ValueNode};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, follow};
 use crate::session::lease::Lease;
@@ -26,6 +26,7 @@ use crate::session::node::OwnNode;
 use crate::session::request::{Ending, Failure, Stat};
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
 
 /// The operation that an error names.
@@ -39,6 +40,8 @@ pub(crate) struct Store<T> {
     known: watch::Sender<Known<T>>,
     last_good: Mutex<LastGood<T>>,
     found: Mutex<Option<Found<T>>>,
+    /// Whether a value was read by one of the clones, or written.
+    is_known: AtomicBool,
     pub(crate) terms: Terms<T>,
     pub(crate) node: Arc<ValueNode>,
 }
@@ -66,7 +69,8 @@ impl<T> Store<T> {
     pub(crate) fn new(node: ValueNode, terms: Terms<T>) -> Arc<Store<T>> {
         let (following, known) = (OnceLock::new(), watch::Sender::new(Known::default()));
         let (last_good, found) = (Mutex::new(None), Mutex::new(None));
-        Arc::new(Store { following, known, last_good, found, terms, node: Arc::new(node) })
+        let is_known = AtomicBool::new(false);
+        Arc::new(Store { following, known, last_good, found, is_known, terms, node: Arc::new(node) })
     }
 
     pub(crate) fn lock(&self) -> Arc<Lock> {
@@ -104,7 +108,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         loop {
             let writes = held.own_node().settled_writes();
             let (bytes, base) = node.read(held).await?;
-            match (terms.open(&node.form, &bytes), &terms.initial) {
+            match (self.open(&bytes, &base), &terms.initial) {
                 (Err(ValueError::Unset), Some(initial)) if tries < retry::UNKNOWN_TRIES => {
                     tries += 1;
                     let payload = self.payload(&initial())?;
@@ -131,11 +135,26 @@ impl<T: Send + Sync + 'static> Store<T> {
             let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
             return Ok(Loaded { value, written, base });
         }
-        match (terms.open(&node.form, &bytes), &terms.initial) {
+        match (self.open(&bytes, &base), &terms.initial) {
             (Ok(Stored { value, written }), _) => Ok(Loaded { value, written: Some(written), base }),
             (Err(ValueError::Unset), Some(initial)) => Ok(Loaded { value: initial(), written: None, base }),
             (Err(error), _) => Err(node.fault(error)),
         }
+    }
+
+    /// The value that the node holds.
+    fn open(&self, bytes: &[u8], base: &Base) -> Result<Stored<T>, ValueError> {
+        let opened = self.terms.open(&self.node.form, bytes);
+        match opened {
+            Ok(_) => self.is_known.store(true, Ordering::Relaxed),
+            // Both nodes may be gone; this process still knows that there was a value.
+            Err(ValueError::Unset) if base.version.is_none() && self.is_known.load(Ordering::Relaxed) => {
+                return Err(ValueError::Vanished);
+            }
+            Err(ValueError::Unset) if base.is_vanished() => return Err(ValueError::Vanished),
+            Err(_) => {}
+        }
+        opened
     }
 
     /// The bytes of a value. Fails if they could not be read again.
@@ -221,6 +240,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// A commit of our own, on the session with this lease, is known before a watch reports it.
     pub(crate) fn committed(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
+        self.is_known.store(true, Ordering::Relaxed);
         if self.following.get().is_none() {
             return;
         }
@@ -231,7 +251,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     fn came(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
         if bytes.is_empty() {
             // An operator has made an empty node for a value to come.
-            return self.unset();
+            return self.troubled(self.node.fault(ValueError::Unset));
         }
         self.known.send_if_modified(|known| {
             known.lease = Some(Arc::clone(lease));
@@ -242,9 +262,11 @@ impl<T: Send + Sync + 'static> Store<T> {
         });
     }
 
-    /// There is no value.
-    fn unset(&self) {
-        self.troubled(self.node.fault(ValueError::Unset));
+    /// There is no node.
+    fn no_node(&self, is_gone: bool) {
+        let is_known = self.is_known.load(Ordering::Relaxed) || self.known.borrow().newest.is_some();
+        let error = if is_gone || is_known { ValueError::Vanished } else { ValueError::Unset };
+        self.troubled(self.node.fault(error));
     }
 
     fn troubled(&self, error: Error) {
@@ -299,7 +321,8 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             let (mut change, (bytes, stat)) = match looked.await {
                 Ok(looked) => looked,
                 Err(Failure::NoNode) => {
-                    self.store()?.unset();
+                    let is_gone = node::is_gone(session, &self.path).await?;
+                    self.store()?.no_node(is_gone);
                     follow::possible(session, &self.path).await?;
                     continue;
                 }

