@@ -13,9 +13,11 @@ logs=$PWD/target/test-logs
 servers=$PWD/target/zookeeper-servers.log
 # A chapter that takes longer than this hangs: it is ended, and red.
 limit=${CHAPTER_SECONDS:-1800}
-# Chapters that mostly wait, for a lease to end or a server to start: two of them run at a time, each with half of the threads. The
-# others keep every core busy, which is no neighbour for what looks at a clock: each of them runs alone.
-waiting=' session lock zklock conformance values leadership documents metrics embedded pages '
+# Chapters that compute, and look at no clock.
+computing=(threads proptests models doc pipeline orders unit-zk_rwlock unit-zklock)
+# Chapters that mostly wait, for a lease to end or a server to start: the longest first. Of these, as of those, two run at a time, each with
+# half of the threads. What is in no list, as `crowd`, keeps every core busy and looks at clocks: it runs alone.
+waiting=(session lock zklock conformance documents values embedded leadership metrics pages)
 
 say() { echo "make test: $*"; }
 
@@ -69,7 +71,7 @@ build() {
 
 # Starts a chapter, in a session of its own: so its end can be the end of all that it has started.
 start() {
-    local name=$1 threads=$2 command=("${program[$1]}")
+    local name=$1 threads=$2 command=("${program[$1]}" --show-output)
     if [[ $name == doc ]]; then
         command=(cargo test "${options[@]}" --doc)
     fi
@@ -93,7 +95,7 @@ sweep() {
 
 # Waits for a chapter, and says what became of it.
 finish() {
-    local pid code=0 name took late= kind test message tests=0 reds=0 unjudged=0
+    local pid code=0 name took late= kind test message tests=0 reds=0 unjudged=0 again
     wait -n -p pid "${!pids[@]}" || code=$?
     name=${pids[$pid]}
     unset "pids[$pid]"
@@ -118,8 +120,10 @@ finish() {
         esac
     done <"$logs/$name.outcome"
     passed=$((passed + tests))
+    again=$(grep -c 'this round is not judged$' "$logs/$name.log" || true)
     say "$finished of ${#chapters[@]}: $name: $tests passed$( ((reds == 0)) || echo ", $reds FAILED")$(
-        ((unjudged == 0)) || echo ", $unjudged not judged"), $(in_words "$took")"
+        ((unjudged == 0)) || echo ", $unjudged not judged")$(
+        ((again == 0)) || echo ", rounds run again since the machine stood still: $again"), $(in_words "$took")"
     # What the red tests have printed.
     sed -n 's/^|/    /p; s/^red\t\([^\t]*\).*/  -- \1/p' "$logs/$name.outcome"
 }
@@ -129,6 +133,7 @@ run() {
     local at_a_time=$1 name
     shift
     for name; do
+        [[ -v program[$name] ]] || continue
         ((${#pids[@]} < at_a_time)) || finish
         start "$name" $(((threads + at_a_time - 1) / at_a_time))
     done
@@ -148,7 +153,7 @@ stop() {
 }
 
 main() {
-    local began alone=() together=() name threads
+    local began alone=() name threads
     began=$(($(date +%s) - $(cat "$logs/began" 2>/dev/null || date +%s)))
     mkdir -p "$logs"
     rm -f "$servers" "$logs"/*.{log,names,outcome} "$logs/began"
@@ -160,15 +165,12 @@ main() {
     trap 'stop $?' EXIT
     build "$@"
     for name in "${chapters[@]}"; do
-        if [[ $waiting == *" $name "* ]]; then
-            together+=("$name")
-        else
-            alone+=("$name")
-        fi
+        [[ " ${computing[*]} ${waiting[*]} " == *" $name "* ]] || alone+=("$name")
     done
     say "$(cat "$logs"/*.names | grep -c ': test$') tests, and those of the documentation; what they print is in target/test-logs"
+    run 2 "${computing[@]}"
     run 1 "${alone[@]}"
-    run 2 "${together[@]}"
+    run 2 "${waiting[@]}"
     echo $((began + SECONDS)) >"$logs/last"
     # A run that started no server has proved nothing about ZooKeeper, however green its tests look.
     if [[ ! -s $servers ]]; then
@@ -176,6 +178,8 @@ main() {
     else
         awk '{ servers[$NF]++ } END { for (v in servers) print "make test: started ZooKeeper " v ": " servers[v] " times" }' "$servers" | sort
     fi
+    # What this machine has not.
+    cat "$logs"/*.log | sed -n 's/^!!! /make test: /p' | sort -u
     say 'real Curator and kazoo are not part of it: make interop'
     say "$passed tests passed in ${#chapters[@]} chapters, $(in_words $((began + SECONDS)))"
     if ((${#red[@]} > 0)); then

@@ -1,5 +1,6 @@
 //! The examples do what they say, on the embedded ensemble and on a server; knows only their output and exit codes.
 
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -427,6 +428,13 @@ async fn the_driver_runs_every_workload_and_sees_no_errors() {
             assert!(said[0] == "ready" && numbers[0] > 0 && numbers[1..] == [numbers[1], 0], "{peer} {kind}: {said:?}");
         }
     }
+}
+
+#[test]
+fn what_a_program_was_built_from_is_known_also_in_a_folder_with_a_space() {
+    let note = r"/a\ b/target/debug/herd: /a\ b/examples/herd/main.rs /a\ b/src/lib.rs";
+    let sources = support::program::sources_in(note);
+    assert_eq!(sources, [Path::new("/a b/examples/herd/main.rs"), Path::new("/a b/src/lib.rs")]);
 }
 
 #[support::judged]

@@ -19,12 +19,20 @@ pub fn program(name: &str) -> PathBuf {
         panic!("there is no {name} in {}: run `make programs` first", target.display())
     };
     let sources = fs::read_to_string(program.with_extension("d")).expect("cargo notes what it builds from");
-    let (_, sources) = sources.trim_end().split_once(": ").expect("the program, and the files that it was built from");
-    for source in sources.split(' ') {
-        let changed = modified(Path::new(source)) > modified(&program);
-        assert!(!changed, "{} is older than {source}: run `make programs` first", program.display());
+    for source in sources_in(&sources) {
+        let changed = modified(&source) > modified(&program);
+        assert!(!changed, "{} is older than {}: run `make programs` first", program.display(), source.display());
     }
     program
+}
+
+/// What a program was built from, as cargo notes it: its file, and behind a colon the others, with a backslash before each space that
+/// is part of a name.
+pub fn sources_in(note: &str) -> Vec<PathBuf> {
+    let (_, sources) = note.trim_end().split_once(": ").expect("the program, and the files that it was built from");
+    // No name has this character in it.
+    let sources = sources.replace("\\ ", "\0");
+    sources.split(' ').map(|source| source.replace('\0', " ").into()).collect()
 }
 
 /// A command that runs this example without standard input, and kills it when its handle is dropped.

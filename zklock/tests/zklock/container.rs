@@ -2,37 +2,50 @@
 
 use super::*;
 
-/// A command as the first process of a namespace, with the terminal as `docker run -it` gives it (`setsid -c`), or as a plain
-/// `unshare` leaves it.
-fn first_process(begins_session: bool, command: &[&str]) -> (&'static str, Vec<String>) {
-    let mut words = vec!["--pid", "--fork", "--mount-proc", "--kill-child"];
-    if begins_session {
-        words.extend(["setsid", "-c"]);
+/// What makes a namespace of processes here: `unshare` as root, in a namespace of users, or by sudo. `None` where nothing may, as in most
+/// containers.
+fn unshare() -> Option<&'static [&'static str]> {
+    const WAYS: [&[&str]; 3] = [
+        &["unshare"],
+        &["unshare", "--user", "--map-root-user"],
+        &["sudo", "--non-interactive", "--preserve-env", "unshare"],
+    ];
+    let found = WAYS.into_iter().find(|way| {
+        let mut command = std::process::Command::new(way[0]);
+        command.args(&way[1..]).args(["--pid", "--fork", "--mount-proc", "true"]);
+        command.stdin(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    });
+    if found.is_none() {
+        let words =
+            "\n!!! no namespace of processes can be made here: zklock as the first process of one was NOT tried\n";
+        std::io::stderr().write_all(words.as_bytes()).unwrap();
     }
-    words.extend(command);
-    let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
-    if rustix::process::geteuid().is_root() {
-        return ("unshare", words);
-    }
-    words.splice(0..0, ["--non-interactive", "--preserve-env", "unshare"].map(str::to_owned));
-    ("sudo", words)
+    found
 }
 
-fn on_terminal(begins_session: bool, command: &[&str]) -> OnTerminal {
-    let (program, words) = first_process(begins_session, command);
-    OnTerminal::start_program(program, &words.iter().map(String::as_str).collect::<Vec<_>>())
+/// A command as the first process of a namespace, with the terminal as `docker run -it` gives it (`setsid -c`), or as a plain
+/// `unshare` leaves it.
+fn first_process<'a>(unshare: &[&'a str], begins_session: bool, command: &[&'a str]) -> Vec<&'a str> {
+    let session = if begins_session { &["setsid", "-c"][..] } else { &[] };
+    [unshare, &["--pid", "--fork", "--mount-proc", "--kill-child"], session, command].concat()
+}
+
+fn on_terminal(unshare: &[&str], begins_session: bool, command: &[&str]) -> OnTerminal {
+    let words = first_process(unshare, begins_session, command);
+    OnTerminal::start_program(words[0], &words[1..])
 }
 
 #[support::judged]
 async fn as_the_first_process_it_gives_codes_and_signals_as_ever() {
+    let Some(unshare) = unshare() else { return };
     // RTMIN+3, by which a system in a container is stopped, is one of the signals that zklock passes on.
     let real_time = ("kill -37 1; sleep 100", 165);
     for (script, code) in [("exit 6", 6), ("kill -TERM $$", 143), ("test $PPID = 1", 0), real_time] {
-        let (program, words) = first_process(false, &[binary(), "/zklock/first/codes", "-c", script]);
-        let mut command = Command::new(program);
+        let words = first_process(unshare, false, &[binary(), "/zklock/first/codes", "-c", script]);
+        let mut command = Command::new(words[0]);
         prepare(&mut command, &shared_server().address());
         let run = ended({
-            command.args(words);
+            command.args(&words[1..]);
             command
         })
         .await;
@@ -42,11 +55,15 @@ async fn as_the_first_process_it_gives_codes_and_signals_as_ever() {
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_c_ends_the_command_and_the_first_process_with_130() {
+    let Some(unshare) = unshare() else { return };
     for begins_session in [true, false] {
         let path = format!("/zklock/first/ctrl-c-{begins_session}");
         let (_zk, lock) = server_lock(&path).await;
-        let mut terminal =
-            on_terminal(begins_session, &[binary(), &path, "-c", "echo began; read line; echo read $line; read more"]);
+        let mut terminal = on_terminal(
+            unshare,
+            begins_session,
+            &[binary(), &path, "-c", "echo began; read line; echo read $line; read more"],
+        );
         terminal.shows("began");
         terminal.press("a line\n");
         terminal.shows("read a line");
@@ -61,9 +78,10 @@ async fn ctrl_c_ends_the_command_and_the_first_process_with_130() {
 /// The number of the group of a container's first process is 1, and a signal to "group -1" would reach every process.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_c_spares_the_other_processes_of_a_container() {
+    let Some(unshare) = unshare() else { return };
     let script = "trap : INT; setsid env --default-signal=INT sleep 100 & other=$!
         \"$0\" /zklock/first/others -c 'echo began; read line'; kill -0 $other && echo spared";
-    let mut terminal = on_terminal(true, &["sh", "-c", script, binary()]);
+    let mut terminal = on_terminal(unshare, true, &["sh", "-c", script, binary()]);
     terminal.shows("began");
     terminal.press("\x03");
     terminal.shows("spared");
@@ -73,11 +91,12 @@ async fn ctrl_c_spares_the_other_processes_of_a_container() {
 /// There is no shell that could continue them.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_z_stops_nothing_for_ever_in_a_container_without_a_shell_for_jobs() {
+    let Some(unshare) = unshare() else { return };
     let command = "echo began; read line; echo read $line";
     let script = format!("\"$0\" /zklock/first/ctrl-z -c '{command}'; true");
     let path = "/zklock/first/ctrl-z-first";
     for first in [&[binary(), path, "-c", command][..], &["sh", "-c", &script, binary()]] {
-        let mut terminal = on_terminal(true, first);
+        let mut terminal = on_terminal(unshare, true, first);
         terminal.shows("began");
         terminal.press("\x1a");
         terminal.press("a line\n");
