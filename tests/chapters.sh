@@ -73,7 +73,8 @@ build() {
 start() {
     local name=$1 threads=$2 command=("${program[$1]}" --show-output)
     if [[ $name == doc ]]; then
-        command=(cargo test "${options[@]}" --doc)
+        # Their names have it, and those of other tests have not.
+        command=(cargo test "${options[@]}" -- "(line ")
     fi
     (
         cd "${folder[$name]}"

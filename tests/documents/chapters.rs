@@ -69,7 +69,7 @@ impl Chapters {
         let documentation =
             "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s";
         let cargo = format!(
-            "#!/bin/bash\ncase $* in\nmetadata*) cat metadata ;;\n*--no-run*) {build} ;;\n*--doc*) echo '{documentation}' ;;\nesac\n"
+            "#!/bin/bash\ncase $* in\nmetadata*) cat metadata ;;\n*--no-run*) {build} ;;\n*line*) echo '{documentation}' ;;\nesac\n"
         );
         executable(&self.root.join("bin/cargo"), &cargo);
     }
