@@ -18,6 +18,7 @@ use crate::queue::metadata::Metadata;
 use crate::queue::mode;
 use crate::queue::turn;
 use crate::queue::waiter::Take;
+use crate::session::contract::Session;
 use crate::session::follow;
 use crate::session::listing;
 use crate::session::listings::Names;
@@ -222,19 +223,30 @@ impl Acquisition {
         });
         let (session, names) = seen.await?;
         self.handle.check_for_foreign(&names)?;
-        let newcomer = (self.handle.dialect, self.mode);
-        let is_free = turn::ahead_of_newcomer(self.handle.dialect, self.mode, &names).is_empty();
-        let is_there = match &self.goal {
-            Some(goal) => {
-                let is_there = goal.is_there(&session);
-                call::bounded(&self.handle.coordinator, session.timeout(), is_there).await? != Some(false)
-            }
-            None => true,
-        };
-        if is_there && is_free {
+        let (site, newcomer) = (&self.handle.site, (self.handle.dialect, self.mode));
+        let ahead = site
+            .ghosts_ahead(&session, &names, newcomer, |names| turn::ahead_of_newcomer(newcomer.0, newcomer.1, names));
+        // Without anybody in the way it asks nothing.
+        drop(ahead.await);
+        let there = session.upkeep().ghosts().without(path, &names, self.mode);
+        let is_free = turn::ahead_of_newcomer(newcomer.0, newcomer.1, &there).is_empty();
+        if self.has_enough(&session, is_free).await? && is_free {
             return Ok(session.timeout());
         }
-        Err(Error::WouldBlock { blockers: self.handle.site.blockers_of_newcomer(&session, &names, newcomer).await })
+        Err(Error::WouldBlock { blockers: site.blockers_of_newcomer(&session, &names, newcomer).await })
+    }
+
+    /// Whether the head of the queue could have what is wanted now. If not, and if it is the newcomer's turn, asks the leader
+    /// who has it.
+    async fn has_enough(&self, session: &Arc<dyn Session>, is_its_turn: bool) -> Result<bool, Error> {
+        let Some(goal) = &self.goal else { return Ok(true) };
+        let has_enough = async {
+            match goal.is_there(session).await? {
+                Some(false) if is_its_turn && goal.finds_ghosts(session).await => goal.is_there(session).await,
+                is_there => Ok(is_there),
+            }
+        };
+        Ok(call::bounded(&self.handle.coordinator, session.timeout(), has_enough).await? != Some(false))
     }
 
     /// Takes the lock after a look, without waiting for any contender, and waits for the servers no longer than

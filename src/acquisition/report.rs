@@ -21,8 +21,9 @@ use crate::telemetry::log::tell;
 /// How often the task that warns looks at a queue, at most.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How long before its timeout an acquisition looks up which contenders are in its way, at most.
-pub(crate) const LOOK_UP_AHEAD: Duration = Duration::from_millis(200);
+/// How long before its timeout an acquisition looks up which contenders are in its way, at most. If they are ghosts, it is
+/// granted within that time.
+pub(crate) const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 impl Acquisition {
     /// What is told of a hold, or of one use of a kept one, until it ends.
@@ -86,10 +87,19 @@ impl Acquisition {
     async fn in_the_way(&self, waiting: &Waiting) -> Option<Blockers> {
         let waits = waiting.waits().clone();
         let Waits { session, me, seen, .. } = waits?;
-        Some(match session.children(&self.handle.path).await {
-            Ok(names) => self.handle.site.blockers(&session, &names, &me).await,
-            Err(_) => seen.blockers,
-        })
+        let Ok(names) = session.children(&self.handle.path).await else { return Some(seen.blockers) };
+        let site = &self.handle.site;
+        let ghosts = site.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
+        let mut is_haunted = !ghosts.is_empty();
+        let names = session.upkeep().ghosts().without(&self.handle.path, &names, me.mode());
+        if let (Some(goal), []) = (&self.goal, &turn::ahead_of(&me, &names)[..]) {
+            is_haunted |= goal.finds_ghosts(&session).await;
+        }
+        // It is granted, or it waits for others.
+        if is_haunted {
+            waiting.is_haunted();
+        }
+        Some(site.blockers(&session, &names, &me).await)
     }
 }
 

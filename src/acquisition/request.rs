@@ -28,7 +28,7 @@ use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::position::Position;
 use crate::session::request::{Ending, Failure, Stat, Watch};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::log::OwnSpan;
 use crate::ticket::ask::Asking;
 use crate::ticket::ticket::Ticket;
@@ -148,6 +148,9 @@ pub(crate) trait Goal: Send + Sync {
 
     /// Whether the head of the queue could make the exchange now; `None` if that cannot be read.
     async fn is_there(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
+
+    /// Asks the leader who still has what is wanted. Returns whether the server shows ghosts among them.
+    async fn finds_ghosts(&self, session: &Arc<dyn Session>) -> bool;
 
     /// Makes the exchange, now that our turn has come. Waits until it can be made.
     async fn exchange(
@@ -302,11 +305,24 @@ pub(crate) struct Wait<'a> {
 
 /// Where an acquisition waits, for the error of its timeout.
 #[derive(Default)]
-pub(crate) struct Waiting(Mutex<Option<Waits>>);
+pub(crate) struct Waiting {
+    waits: Mutex<Option<Waits>>,
+    /// Contenders in the way were found to be ghosts.
+    haunted: Notify,
+}
 
 impl Waiting {
     pub(crate) fn waits(&self) -> MutexGuard<'_, Option<Waits>> {
-        self.0.lock()
+        self.waits.lock()
+    }
+
+    /// Waits until contenders in the way were found to be ghosts since the last listing.
+    pub(crate) async fn haunted(&self) {
+        self.haunted.notified().await;
+    }
+
+    pub(crate) fn is_haunted(&self) {
+        self.haunted.notify_one();
     }
 
     /// Records what the acquisition saw when it listed the queue.

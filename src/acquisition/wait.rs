@@ -6,19 +6,21 @@ use std::sync::Arc;
 use futures_util::future::OptionFuture;
 
 use crate::acquisition::report::Lateness;
-use crate::acquisition::request::{Acquisition, Handle, IfTaken, Wait};
+use crate::acquisition::request::{Acquisition, Handle, IfTaken, Wait, Waiting};
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
 use crate::observe::on_wait::OnWait;
 use crate::queue::contender::Contender;
-use crate::queue::mode::Mode;
+use crate::queue::turn;
 use crate::queue::waiter::{Departure, News, Predecessor, Step, Take, Waiter};
 use crate::session::errand::errand;
+use crate::session::in_the_way;
 use crate::session::keep_alive;
 use crate::session::loss::Loss;
+use crate::session::presence::{self, check};
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
-use crate::session::second_look::{self, SecondLook, check, first_failing};
+use crate::session::second_look::SecondLook;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
 use crate::ticket::ask::ask;
@@ -28,11 +30,15 @@ struct Behind<'a> {
     handle: &'a Handle,
     held: &'a Tenure,
     predecessor: Predecessor,
+    /// The listing before this one has shown it as well.
+    is_again: bool,
     /// Whether to ask the predecessor to give its node up.
     asks: bool,
     directory: Option<Box<Stat>>,
     /// The server has shown a contender that had left, and may show others.
     is_haunted: bool,
+    /// Tells of other ghosts.
+    waiting: Option<&'a Waiting>,
 }
 
 impl Acquisition {
@@ -50,13 +56,15 @@ impl Acquisition {
             goal.looked(held).await?;
         }
         let mut waiter = Waiter::new(held.contender(), self.handle.dialect.hands_off());
-        let mut step = Step::List;
+        let (mut step, mut before) = (Step::List, None);
         loop {
             step = match step {
                 Step::List => Box::pin(self.list(held, wait, &mut waiter, late)).await?,
                 Step::Await { predecessor, asks } => {
                     let (directory, is_haunted) = (wait.directory.take(), waiter.is_haunted());
-                    let behind = Behind { handle: &self.handle, held, predecessor, asks, directory, is_haunted };
+                    let (handle, waiting) = (&self.handle, wait.waiting);
+                    let is_again = before.replace(Arc::clone(&predecessor.name)).as_ref() == Some(&predecessor.name);
+                    let behind = Behind { handle, held, predecessor, is_again, asks, directory, is_haunted, waiting };
                     let departure = behind.departure(&mut wait.on_wait).await?;
                     waiter.next(News::Departed(departure))
                 }
@@ -92,20 +100,28 @@ impl Acquisition {
         }
         let is_alone = names.len() < 2;
         let leaving = if is_alone { Vec::new() } else { session.upkeep().nodes().leaving_soon(ticket.directory()) };
-        let step = waiter.next(News::Listed { names: &names, leaving: &leaving });
+        let (site, ghosts) = (&self.handle.site, session.upkeep().ghosts());
+        waiter.passes_over(ghosts.shown(&site.queue, &names, me.mode()));
+        let mut step = waiter.next(News::Listed { names: &names, leaving: &leaving });
+        if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, wait.patience) {
+            let ahead = site.ghosts_ahead(session, &names, me.kind(), |names| turn::ahead_of(me, names));
+            waiter.passes_over(ahead.await);
+            step = waiter.next(News::Listed { names: &names, leaving: &leaving });
+        }
         let Step::Await { asks, .. } = step else { return Ok(step) };
         wait.directory = names.directory.filter(|_| asks).map(Box::new);
         if wait.patience == IfTaken::GiveUp {
-            let blockers = self.handle.site.blockers(session, &names, me).await;
+            let blockers = site.blockers(session, &names, me).await;
             return Err(Error::WouldBlock { blockers });
         }
         late.begins(held);
         if let Some(on_wait) = &mut wait.on_wait {
-            let (site, seen) = (&self.handle.site, self.handle.site.progress(session, &names, me).await);
+            let seen = site.progress(session, &names, me).await;
             on_wait.tell(session, site, me.dialect(), seen).await;
         }
         if let Some(waiting) = wait.waiting {
-            waiting.sees(session, me, self.handle.site.progress_beside(&[], &names, me));
+            let names = ghosts.without(&site.queue, &names, me.mode());
+            waiting.sees(session, me, site.progress_beside(&[], &names, me));
         }
         Ok(step)
     }
@@ -150,11 +166,13 @@ impl Behind<'_> {
         let (session, site, me) = (self.held.ticket().session(), &self.handle.site, self.held.contender());
         // Boxed, because few of thousands of waiters need it.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, site, me)));
+        let haunted = self.waiting.map(|waiting| Box::pin(waiting.haunted()));
         tokio::select! {
             biased;
             heard = self.heard() => heard,
             missed = self.missed() => missed,
             Some(()) = OptionFuture::from(looking) => Ok(Departure::Gone),
+            Some(()) = OptionFuture::from(haunted) => Ok(Departure::Gone),
         }
     }
 
@@ -167,6 +185,11 @@ impl Behind<'_> {
         // What may have failed takes more room than the watch, and thousands await theirs.
         let watch = match armed.await {
             Ok(watch) => watch,
+            // The server lists a node that it denies: only the leader can tell.
+            Err(Failure::NoNode) if self.is_again => match Box::pin(self.look_again(true)).await? {
+                Some(departure) => return Ok(departure),
+                None => return std::future::pending().await,
+            },
             Err(Failure::NoNode) => return Ok(Departure::Gone),
             Err(failure) => return Err(self.handle.stop(failure)),
         };
@@ -194,27 +217,22 @@ impl Behind<'_> {
     /// One look of [`Self::missed`]; `None` if it has found nothing.
     async fn look_again(&self, is_at_once: bool) -> Result<Option<Departure>, Error> {
         let (ticket, own_node, predecessor) = (self.held.ticket(), self.held.own_node(), &self.predecessor);
-        let (session, node) = (ticket.session(), ticket.child(&predecessor.name));
-        match first_failing(session, &[check(own_node.path(), None), check(node.clone(), None)]).await {
-            None => return Ok(None),
-            Some(0) => {
+        let session = ticket.session();
+        let checks = [check(own_node.path(), None), check(ticket.child(&predecessor.name), None)];
+        match presence::failing(session, &checks).await[..] {
+            [] => return Ok(None),
+            [0, ..] => {
                 own_node.lose(Loss::Removed);
                 return Err(self.handle.evicted(Loss::Removed));
             }
-            Some(_) => {}
+            [..] => {}
         }
-        // A server that has missed a downgrade does not show the reader, which a writer waits for. Another one does.
-        let writer = match (self.held.contender().mode(), predecessor.mode) {
-            (Mode::Write, Mode::Write) => Contender::parse_as(&predecessor.name, self.handle.dialect),
-            _ => None,
-        };
-        if let Some(writer) = writer
-            && second_look::is_there(session, ticket.child(&writer.downgraded()), None).await != Some(false)
-        {
-            // The next listing may show the writer again. Not without a pause between two of them.
-            return Ok((!is_at_once).then_some(Departure::Gone));
-        }
-        second_look::report(session, node, None);
-        Ok(Some(Departure::Missed))
+        let gone = vec![Arc::clone(&predecessor.name)];
+        let ghosts = in_the_way::left(session, ticket.directory(), gone, self.held.contender().kind()).await;
+        Ok(match ghosts.is_empty() {
+            // It has become a reader. The next listing may show the writer again: not without a pause between two of them.
+            true => (!is_at_once).then_some(Departure::Gone),
+            false => Some(Departure::Missed),
+        })
     }
 }

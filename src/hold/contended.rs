@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::error::error::Error;
 use crate::hold::tenure::Tenure;
 use crate::queue::contender::Contender;
+use crate::queue::mode::Mode;
 use crate::queue::permits::{self, PERMITS, Room};
 use crate::queue::{metadata, turn};
 use crate::session::follow;
@@ -56,10 +57,12 @@ impl Tenure {
                 },
                 Err(failure) => return Err(self.lost_by(failure, "watch")),
             };
+            let there = session.upkeep().ghosts().without(directory, &names, Mode::Write);
             let first = match self.has_left_the_queue() {
-                true => turn::first_in_queue(self.contender(), &names),
-                false => turn::first_kept_out(self.contender(), &names),
+                true => turn::first_in_queue(self.contender(), &there),
+                false => turn::first_kept_out(self.contender(), &there),
             };
+            drop(there);
             if let Some(first) = first {
                 return Ok(first);
             }

@@ -15,9 +15,10 @@ use crate::session::lease::Moment;
 use crate::session::loss::{HoldState, Loss};
 use crate::session::node::OwnNode;
 use crate::session::position::Position;
+use crate::session::presence::check;
 use crate::session::request::{Failure, Operation, Stat};
 use crate::session::retry;
-use crate::session::second_look::{SecondLook, check};
+use crate::session::second_look::SecondLook;
 use crate::sync::{Mutex, OnceLock};
 use crate::ticket::exchange::{Exchange, NotExchanged};
 use crate::ticket::removal::Leaving;
@@ -127,19 +128,20 @@ impl Tenure {
         (Arc::clone(self.own_node()), Arc::clone(self.ticket.session()))
     }
 
-    /// Waits until one of these checks fails at the leader, although nothing was heard of that. Returns its index, or the loss
-    /// if it is our own node that is gone.
+    /// Waits until some of these checks fail at the leader, although nothing was heard of that. Returns their indices, or the
+    /// loss if it is our own node that is gone.
     pub(crate) async fn misses(
         &self,
         look: &mut SecondLook<'_>,
         others: impl Fn() -> Vec<Operation>,
-    ) -> Result<usize, Loss> {
+    ) -> Result<Vec<usize>, Loss> {
         let checks = || [vec![check(self.own_node().path(), None)], others()].concat();
         let missed = look.finds(checks).await;
-        missed.checked_sub(1).ok_or_else(|| {
+        if missed.contains(&0) {
             self.own_node().lose(Loss::Removed);
-            Loss::Removed
-        })
+            return Err(Loss::Removed);
+        }
+        Ok(missed.into_iter().map(|index| index - 1).collect())
     }
 
     pub(crate) async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {

@@ -15,10 +15,8 @@ use crate::queue::mode::Mode;
 use crate::queue::permits::{PERMITS, QUEUE};
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
+use crate::session::in_the_way::{self, NAMED};
 use crate::session::request::Failure;
-
-/// How many of the contenders in the way are read for an error: the error must come in time.
-const BLOCKERS_NAMED: usize = 8;
 
 /// How many nodes are read with one request for a snapshot of the queue.
 pub(super) const NODES_A_REQUEST: usize = 256;
@@ -119,7 +117,7 @@ impl Site {
     fn in_the_way(&self, dialect: Dialect, taken: &[String], ahead: &[&str], names: &[String]) -> Blockers {
         let ahead_of_us = ahead.iter().filter_map(|name| Contender::parse_as(name, dialect));
         let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
-        let first = holders(taken).chain(waiters).take(BLOCKERS_NAMED).collect();
+        let first = holders(taken).chain(waiters).take(NAMED).collect();
         Blockers { ahead: taken.len() + ahead.len(), first }
     }
 
@@ -136,6 +134,7 @@ impl Site {
         names: &[String],
         (dialect, mode): (Dialect, Mode),
     ) -> Blockers {
+        let names = &session.upkeep().ghosts().without(&self.queue, names, mode);
         let ahead = turn::ahead_of_newcomer(dialect, mode, names);
         let seen = self.in_the_way(dialect, &self.taken(session).await, &ahead, names);
         self.read_in_time(session, dialect, seen).await
@@ -143,7 +142,23 @@ impl Site {
 
     /// The progress of `me` by the names of those in the way. The names given are those in the queue.
     pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Progress {
-        self.progress_beside(&self.taken(session).await, names, me)
+        let names = session.upkeep().ghosts().without(&self.queue, names, me.mode());
+        self.progress_beside(&self.taken(session).await, &names, me)
+    }
+
+    /// Asks the leader for the contenders in the way, as `ahead` chooses them of the names in the queue. Returns the ghosts
+    /// among them.
+    pub(crate) async fn ghosts_ahead(
+        &self,
+        session: &Arc<dyn Session>,
+        names: &[String],
+        kind: (Dialect, Mode),
+        ahead: impl Fn(&[String]) -> Vec<&str>,
+    ) -> Vec<Arc<str>> {
+        let names = session.upkeep().ghosts().without(&self.queue, names, kind.1);
+        let ahead = ahead(&names);
+        let found = in_the_way::ahead(session, &self.queue, &ahead, kind);
+        call::unless(session.sleep(session.timeout()), found).await.unwrap_or_default()
     }
 
     /// As [`Site::progress`], beside these holders of permits, and without a request.
@@ -169,7 +184,8 @@ impl Site {
     async fn taken(&self, session: &Arc<dyn Session>) -> Vec<String> {
         let Some(permits) = &self.permits else { return Vec::new() };
         let names = call::unless(session.sleep(session.timeout()), session.children(permits)).await;
-        names.and_then(Result::ok).unwrap_or_default()
+        let names = names.and_then(Result::ok).unwrap_or_default();
+        session.upkeep().ghosts().without(permits, &names, Mode::Write).into_owned()
     }
 }
 

@@ -132,6 +132,11 @@ impl Contender {
         &self.name[..self.owner_len]
     }
 
+    /// What another contender of its dialect and mode waits for, it waits for as well.
+    pub(crate) fn kind(&self) -> (Dialect, Mode) {
+        (self.dialect, self.mode)
+    }
+
     pub(crate) fn slot(&self) -> Slot {
         Slot { mode: self.mode, sequence: self.sequence }
     }

@@ -131,6 +131,15 @@ impl<C: Borrow<Contender>> Waiter<C> {
         !self.ghosts.is_empty()
     }
 
+    /// These contenders have left, by what the leader says, although the server shows them.
+    pub fn passes_over(&mut self, ghosts: impl IntoIterator<Item = Arc<str>>) {
+        for ghost in ghosts {
+            if !self.ghosts.contains(&ghost) {
+                self.ghosts.push(ghost);
+            }
+        }
+    }
+
     fn after_listing(&mut self, names: &[String], leaving: &[String]) -> Step {
         self.ghosts.retain(|ghost| names.iter().any(|name| **name == **ghost));
         let without_ghosts: Vec<String>;

@@ -11,9 +11,10 @@ use crate::session::listing;
 use crate::session::loss::Loss;
 use crate::session::node::{Asked, OwnNode};
 use crate::session::nodes::OwnNodes;
+use crate::session::presence::{self, check, is_there};
 use crate::session::request::Failure;
 use crate::session::retry::{before_next_try, until_known_at_last};
-use crate::session::second_look::{check, diverged, is_there};
+use crate::session::second_look::diverged;
 use crate::session::upkeep::Upkeep;
 use crate::telemetry::log::tell;
 use crate::telemetry::{meter, names};
@@ -117,7 +118,7 @@ pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
 async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let mut left = match until_known_at_last(&live, || live.data(&path)).await {
-        Ok(_) => left_of(&live, &[path.to_string()]).await,
+        Ok(_) => presence::first_there(&live, &[path.to_string()]).await,
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
     };
@@ -157,7 +158,7 @@ async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<St
         Err(Failure::NoNode) => return Ok(None),
         names => names?,
     };
-    left_of(session, &up_to(&names, path)).await
+    presence::first_there(session, &up_to(&names, path)).await
 }
 
 /// The paths of the contenders of these names up to the one at `path`.
@@ -166,19 +167,6 @@ pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
     let number = |name: &str| Contender::parse(name).map(|it| it.sequence());
     let up_to = names.iter().filter(|other| number(other).is_some_and(|it| Some(it) <= number(name)));
     up_to.map(|name| format!("{directory}/{name}")).collect()
-}
-
-/// One of these nodes that is there by what a quorum says. A server that lags may still show a node that is gone.
-pub(crate) async fn left_of(session: &Arc<dyn Session>, shown: &[String]) -> Result<Option<String>, Failure> {
-    for path in shown {
-        let checks = [check(path.clone(), None)];
-        match until_known_at_last(session, || session.transact(&checks)).await {
-            Ok(_) => return Ok(Some(path.clone())),
-            Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => {}
-            Err(failure) => return Err(failure),
-        }
-    }
-    Ok(None)
 }
 
 async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {

@@ -9,16 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::Session;
-use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
+use crate::session::presence::{self, answered, check, is_there};
+use crate::session::request::{Event, Failure, Operation, Watch};
 use crate::session::retry;
 use crate::sync::random;
 use crate::telemetry::log::tell;
 
 /// The longest pause before a look.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
-
-/// How many nodes one transaction checks at most: it must stay far below ZooKeeper's limit of 1 MiB.
-const CHECKS_MAX: usize = 500;
 
 /// The pause after this one. The first is one session timeout.
 fn next(pause: Duration, session_timeout: Duration) -> Duration {
@@ -28,11 +26,6 @@ fn next(pause: Duration, session_timeout: Duration) -> Duration {
 /// Up to a tenth longer, by lot: many begin to wait at once.
 fn drawn_apart(pause: Duration, lot: u64) -> Duration {
     pause + pause / 10_000 * u32::try_from(lot % 1_000).unwrap_or(0)
-}
-
-/// Checks that a node is there, and has this version if one is given.
-pub(crate) fn check(path: String, version: Option<i32>) -> Operation {
-    Operation::Check { path, version }
 }
 
 /// The looks of one that waits.
@@ -83,12 +76,13 @@ impl<'a> SecondLook<'a> {
         }
     }
 
-    /// Waits until one of these checks fails at the leader. Returns its index.
-    pub(crate) async fn finds(&mut self, checks: impl Fn() -> Vec<Operation>) -> usize {
+    /// Waits until one of these checks fails at the leader. Returns the indices of all that do.
+    pub(crate) async fn finds(&mut self, checks: impl Fn() -> Vec<Operation>) -> Vec<usize> {
         loop {
             self.pause().await;
-            if let Some(index) = first_failing(self.session, &checks()).await {
-                return index;
+            let failing = presence::failing(self.session, &checks()).await;
+            if !failing.is_empty() {
+                return failing;
             }
         }
     }
@@ -104,34 +98,6 @@ impl<'a> SecondLook<'a> {
     }
 }
 
-/// The index of the first of these checks that fails at the leader now. `None` if none does, or if that is not known.
-pub(crate) async fn first_failing(session: &Arc<dyn Session>, checks: &[Operation]) -> Option<usize> {
-    for (i, some) in checks.chunks(CHECKS_MAX).enumerate() {
-        if let Some(Err(index)) = what_holds(session.transact(some).await) {
-            return Some(i * CHECKS_MAX + index);
-        }
-    }
-    None
-}
-
-/// Whether all checks hold, by this answer, or the index of one that fails; `None` if that is not known.
-fn what_holds(answer: Result<Vec<Outcome>, Failure>) -> Option<Result<(), usize>> {
-    match answer {
-        Ok(_) => Some(Ok(())),
-        Err(Failure::Operation { index, failure }) if matches!(*failure, Failure::NoNode | Failure::BadVersion) => {
-            Some(Err(index))
-        }
-        Err(_) => None,
-    }
-}
-
-/// Whether the leader has this node, in this version if one is given; `None` if that is not known.
-pub(crate) async fn is_there(session: &Arc<dyn Session>, path: String, version: Option<i32>) -> Option<bool> {
-    let checks = [check(path, version)];
-    let answer = retry::until_known(session, || session.transact(&checks)).await;
-    what_holds(answer).map(|holds| holds.is_ok())
-}
-
 /// A look has found what no watch has told. Logs an error if the server goes on showing a node as the leader does not have
 /// it. Its answer between two of the leader's proves that: by then a server has all that the leader had.
 pub(crate) fn report(session: &Arc<dyn Session>, path: String, version: Option<i32>) {
@@ -140,14 +106,14 @@ pub(crate) fn report(session: &Arc<dyn Session>, path: String, version: Option<i
     let (before, read, after) = (session.transact(&checks), session.data(&path), session.transact(&checks));
     let asked = Arc::clone(session);
     session.spawn(Box::pin(async move {
-        let (before, read, after) = (what_holds(before.await), read.await, what_holds(after.await));
+        let (before, read, after) = (answered(before.await), read.await, answered(after.await));
         let is_at_server = match read {
             Ok((_, stat)) => version.is_none_or(|version| version == stat.version),
             Err(Failure::NoNode) => false,
             Err(_) => return,
         };
         // It may have changed in between.
-        if before == after && before.is_some_and(|holds| holds.is_ok() != is_at_server) {
+        if before == after && before.is_some_and(|is_there| is_there != is_at_server) {
             let _logged = diverged(&asked, &path);
         }
     }));

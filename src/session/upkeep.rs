@@ -1,8 +1,10 @@
-//! What a backend keeps for one session: its lease, the own nodes on it, and the listings under way; sends nothing.
+//! What a backend keeps for one session: its lease, the own nodes on it, the listings under way, and the ghosts that it
+//! knows; sends nothing.
 
 use std::fmt;
 use std::sync::Arc;
 
+use crate::session::ghosts::Ghosts;
 use crate::session::lease::{Lease, Moment};
 use crate::session::listings::Listings;
 use crate::session::node::OwnNode;
@@ -22,6 +24,7 @@ pub struct Upkeep {
     /// Counts how often the connection was lost.
     connection: AtomicU64,
     listings: Listings,
+    ghosts: Ghosts,
     is_signal_refused: AtomicBool,
 }
 
@@ -33,6 +36,7 @@ impl Upkeep {
             nodes: OwnNodes::default(),
             connection: AtomicU64::new(0),
             listings: Listings::default(),
+            ghosts: Ghosts::default(),
             is_signal_refused: AtomicBool::new(false),
         }
     }
@@ -110,6 +114,10 @@ impl Upkeep {
 
     pub(crate) fn listings(&self) -> &Listings {
         &self.listings
+    }
+
+    pub(crate) fn ghosts(&self) -> &Ghosts {
+        &self.ghosts
     }
 
     /// The ensemble does not let this session write to its own nodes before it deletes them.

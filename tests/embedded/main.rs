@@ -6,6 +6,7 @@ mod denials;
 mod dialects;
 mod durations;
 mod face;
+mod ghosts;
 mod idle;
 mod inline;
 mod kept;

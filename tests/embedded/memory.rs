@@ -1485,7 +1485,9 @@ fn each_step_sends_the_requests_that_it_needs_and_no_others() {
     let held = costs(&zk, 3, "a free lock", || write(&a));
     costs(&zk, 0, "asks the clock", || assert!(held.is_held()));
     costs(&zk, 0, "nothing", || assert_pending!(task::spawn(held.lost()).poll()));
-    costs(&zk, 2, "the listing, and the read of the holder's node", || now(b.try_write()).expect_err("taken"));
+    costs(&zk, 3, "the listing, the check at the leader, and the read of the holder's node", || {
+        now(b.try_write()).expect_err("taken")
+    });
     costs(&zk, 3, "as well the read of a record", || now(b.queue()).expect("readable"));
 
     let mut next = writing(&b);

@@ -20,25 +20,25 @@ use tracing::{Event, Metadata, Subscriber};
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
 use zk_rwlock::{CopyState, Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared};
 
-const PATH: &str = "/lock";
-const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const PATH: &str = "/lock";
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 /// From the beginning of a wait: the first look of one that has heard nothing comes after a session timeout, drawn apart by a
 /// tenth.
 const FIRST_LOOK: Range<Duration> = Duration::from_secs(10)..Duration::from_millis(11_100);
 
-fn lock_of(zk: &Memory) -> RwLock {
+pub(crate) fn lock_of(zk: &Memory) -> RwLock {
     RwLock::new(zk, PATH).expect("valid")
 }
 
-fn sole_node(zk: &Memory, directory: &str) -> String {
+pub(crate) fn sole_node(zk: &Memory, directory: &str) -> String {
     let names = zk.children(directory);
     assert_eq!(names.len(), 1, "{names:?}");
     format!("{directory}/{}", names[0])
 }
 
 /// Two clients of an ensemble.
-fn two() -> (Memory, Memory) {
+pub(crate) fn two() -> (Memory, Memory) {
     let zk = Memory::new();
     (zk.connect(), zk)
 }
@@ -70,7 +70,7 @@ thread_local! {
 }
 
 /// Those of which it says so from now on.
-fn diverged() -> impl Fn() -> Vec<String> {
+pub(crate) fn diverged() -> impl Fn() -> Vec<String> {
     // One for all threads: one that comes and goes misses events while others do.
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Errors).expect("the first"));
@@ -384,7 +384,7 @@ async fn a_waiter_looks_ever_more_seldom_and_never_while_it_is_cut_off() {
 
 // Permits.
 
-fn limit(zk: &Memory, permits: u32) -> Semaphore {
+pub(crate) fn limit(zk: &Memory, permits: u32) -> Semaphore {
     Semaphore::new(zk, "/limit", permits).expect("valid")
 }
 

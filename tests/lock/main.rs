@@ -3,6 +3,7 @@
 mod calls;
 mod executors;
 mod faults;
+mod ghosts;
 mod integration;
 mod kept;
 mod multi;

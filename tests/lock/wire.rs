@@ -510,8 +510,11 @@ async fn trying_a_taken_lock_writes_nothing() {
     assert!(theirs.try_read().await.unwrap_err().is_would_block());
     let guard = guard.downgrade().await.unwrap();
     assert!(theirs.try_write().await.unwrap_err().is_would_block());
-    // Each attempt lists the queue, and reads its blockers for the error.
-    assert_eq!(ops(&tapped.proxy), [Op::GetChildren, Op::GetData].repeat(3));
+    // Each attempt lists the queue, asks the leader for those in the way, which changes nothing, and reads them for the error.
+    assert_eq!(ops(&tapped.proxy), [Op::GetChildren, Op::Multi, Op::GetData].repeat(3));
+    let mut asked = tapped.proxy.requests();
+    asked.retain(|(op, _)| *op == Op::Multi);
+    assert!(asked.iter().all(|(_, about)| about.starts_with("Check /") && !about.contains(',')), "{asked:?}");
     let reader = theirs.try_read().await.unwrap();
     drop((reader, guard));
 }

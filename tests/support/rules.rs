@@ -165,7 +165,8 @@ impl Rule {
 
     /// A list of children has this name, too.
     pub fn show(self, name: &str) -> Self {
-        assert_eq!((self.frames.op, self.frames.error), (Some(Op::GetChildren2), Some(0)), "only lists have names");
+        let lists = [Some(Op::GetChildren), Some(Op::GetChildren2)].contains(&self.frames.op);
+        assert!(lists && self.frames.error == Some(0), "only lists have names");
         Self { deed: Deed::Show(name.to_owned()), ..self }
     }
 

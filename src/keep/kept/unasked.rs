@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::Kept;
-use crate::queue::mode::Aim;
+use crate::queue::mode::{Aim, Mode};
 use crate::queue::turn;
 use crate::session::contract::Session;
 use crate::session::listing;
@@ -51,7 +51,7 @@ pub(super) async fn is_in_the_way(kept: &Weak<Kept>, session: &Arc<dyn Session>)
         let place = hold.map(|hold| (hold.contender().clone(), Arc::clone(hold.ticket().directory())));
         let Some((me, directory)) = place else { continue };
         if let Ok(names) = listing::list(session, &directory).await
-            && turn::first_kept_out(&me, &names).is_some()
+            && turn::first_kept_out(&me, &session.upkeep().ghosts().without(&directory, &names, Mode::Write)).is_some()
         {
             return;
         }

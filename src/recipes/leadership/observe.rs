@@ -16,12 +16,15 @@ use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::hold::changes::Changes;
 use crate::queue::contender::Contender;
+use crate::queue::mode::Mode;
 use crate::recipes::leadership::leader::{Leader, leading};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, PAUSE, follow};
+use crate::session::in_the_way;
+use crate::session::presence::check;
 use crate::session::request::Failure;
 use crate::session::retry;
-use crate::session::second_look::{self, SecondLook, check, unless_over};
+use crate::session::second_look::{SecondLook, unless_over};
 use crate::sync::Mutex;
 
 /// The operation that a refusal names.
@@ -34,11 +37,11 @@ const NAME_BYTES: usize = 128;
 pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
     let lock = Arc::clone(handle);
     Call::in_time(&handle.coordinator, async move {
-        let (path, dialect) = (&lock.path, lock.dialect);
+        let (handle, path) = (&lock, &lock.path);
         let seen = call::on_a_session(&lock.coordinator, (READ, path), |session| async move {
             loop {
                 let names = call::names(&session, path, false).await?;
-                let Some(first) = leading(dialect, &names) else { return Ok((names, None)) };
+                let Some(first) = leading_but_ghosts(&session, handle, &names) else { return Ok((names, None)) };
                 let node = format!("{path}/{}", first.name());
                 match call::answered(&session, || session.data(&node)).await {
                     Ok((data, stat)) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
@@ -52,6 +55,11 @@ pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
         lock.check_for_foreign(&names)?;
         Ok(leader)
     })
+}
+
+/// The leader among these names, without those that have left although the server still shows them.
+fn leading_but_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[String]) -> Option<Contender> {
+    leading(handle.dialect, &session.upkeep().ghosts().without(&handle.path, names, Mode::Write))
 }
 
 /// The leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
@@ -86,8 +94,6 @@ struct SeenLeaders {
     /// What was told last: not the term alone, whose number an ensemble that came back as it was before gives out once
     /// more. Of an error its text.
     told: Option<Result<Option<Leader>, String>>,
-    /// The names of candidates that have left, and that the server still shows.
-    ghosts: Vec<String>,
 }
 
 impl Followed for Observer {
@@ -124,8 +130,8 @@ impl Followed for Observer {
                 session.sleep(PAUSE).await;
                 continue;
             }
-            self.seen.lock().ghosts.retain(|ghost| names.contains(ghost));
-            let waited = match self.leading_but_ghosts(&names) {
+            session.upkeep().ghosts().shown(path, &names, Mode::Write);
+            let waited = match leading_but_ghosts(session, &self.handle, &names) {
                 Some(first) => self.watch_leader(session, &first).await,
                 None => self.watch_directory(session).await,
             };
@@ -151,18 +157,11 @@ impl Observer {
         (seen.told.replace(told.clone()) != Some(told)).then_some(news)
     }
 
-    /// The leader among these names, but for those that have left.
-    fn leading_but_ghosts(&self, names: &[String]) -> Option<Contender> {
-        let seen = self.seen.lock();
-        let there: Vec<String> = names.iter().filter(|name| !seen.ghosts.contains(name)).cloned().collect();
-        leading(self.handle.dialect, &there)
-    }
-
     /// Waits until a candidate has come, also if no event tells of it.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.handle.path;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
-        if self.leading_but_ghosts(&names).is_some() {
+        if leading_but_ghosts(session, &self.handle, &names).is_some() {
             return Ok(());
         }
         self.sees(Ok(None));
@@ -172,7 +171,7 @@ impl Observer {
                 return Ok(());
             }
             let names = session.children(path).await;
-            if !names.is_ok_and(|names| self.leading_but_ghosts(&names).is_none()) {
+            if !names.is_ok_and(|names| leading_but_ghosts(session, &self.handle, &names).is_none()) {
                 return Ok(());
             }
         }
@@ -193,8 +192,7 @@ impl Observer {
             event = change => return unless_over(session, event).await,
             _ = look.finds(|| vec![check(node.clone(), None)]) => {}
         }
-        second_look::report(session, node, None);
-        self.seen.lock().ghosts.push(first.name().to_owned());
+        in_the_way::left(session, &self.handle.path, vec![first.name().into()], first.kind()).await;
         Ok(())
     }
 }

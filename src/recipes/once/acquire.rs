@@ -17,8 +17,8 @@ use crate::queue::mode::{Aim, Mode};
 use crate::queue::twin;
 use crate::recipes::once::guard::OnceGuard;
 use crate::session::loss::Loss;
+use crate::session::presence;
 use crate::session::request::Failure;
-use crate::session::second_look;
 use crate::telemetry::log::tell;
 use crate::validation;
 
@@ -180,7 +180,7 @@ impl Judging {
                 let last = twin.done().map(|(last, _)| last.clone());
                 // Our server may have missed the record. So the leader says.
                 let is_there = match last {
-                    Some(_) => hold.run(second_look::is_there(session, path.clone(), None)).await? == Some(true),
+                    Some(_) => hold.run(presence::is_there(session, path.clone(), None)).await? == Some(true),
                     None => false,
                 };
                 (last, is_there)

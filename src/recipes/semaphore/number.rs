@@ -7,6 +7,7 @@ use crate::error::permits::PermitsError;
 use crate::queue::{permits, twin};
 use crate::recipes::semaphore::take::Stock;
 use crate::session::contract::Session;
+use crate::session::presence;
 use crate::session::request::{Failure, Kind, Operation, Stat};
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
@@ -38,7 +39,7 @@ impl Stock {
             match (self.limit.known(), twin) {
                 (known, Twin::Says(was)) if known != Some(was) => {
                     // Our server may have missed the number, and another client may have written it since. So the leader says.
-                    match second_look::is_there(session, path.to_string(), Some(stat.version)).await {
+                    match presence::is_there(session, path.to_string(), Some(stat.version)).await {
                         Some(true) => return Err(self.doubt(PermitsError::Vanished { was })),
                         _ => Stock::before_next_round(session, path, Some(stat.version), &mut rounds).await,
                     }

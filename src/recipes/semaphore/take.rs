@@ -23,15 +23,18 @@ use crate::error::permits::PermitsError;
 use crate::hold::tenure::Tenure;
 use crate::queue::contender::Contender;
 use crate::queue::metadata;
+use crate::queue::mode::Mode;
 use crate::queue::permits::{self, Room};
 use crate::queue::waiter::Take;
 use crate::recipes::semaphore::limit::{self, PermitLimit, too_few};
 use crate::session::contract::Session;
+use crate::session::in_the_way;
 use crate::session::keep_alive;
 use crate::session::nodes::HandOff;
+use crate::session::presence::{self, check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry;
-use crate::session::second_look::{self, SecondLook, check};
+use crate::session::second_look::{self, SecondLook};
 use crate::sync::Mutex;
 use crate::ticket::exchange::{Exchange, NotExchanged};
 use crate::ticket::ticket::Ticket;
@@ -205,6 +208,7 @@ impl Goal for Wanted {
     async fn is_there(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
         let (names, number) = (session.children(&self.stock.taken), session.data(self.stock.handle.shown()));
         let names = names.await.or_else(retry::none_without_directory);
+        let names = names.map(|names| self.stock.without_ghosts(session, &names));
         let number = match number.await {
             Ok((data, _)) => permits::decode(&data).ok(),
             Err(Failure::NoNode) => return Ok(Some(true)),
@@ -221,6 +225,11 @@ impl Goal for Wanted {
         }))
     }
 
+    async fn finds_ghosts(&self, session: &Arc<dyn Session>) -> bool {
+        let Ok(names) = session.children(&self.stock.taken).await else { return false };
+        !self.stock.finds_ghosts(session, &self.stock.without_ghosts(session, &names)).await.is_empty()
+    }
+
     async fn exchange(
         &self,
         acquisition: &Acquisition,
@@ -231,12 +240,14 @@ impl Goal for Wanted {
         let mut grant = Grant::by(turn, held);
         let mut view = View::new(&self.stock, held, &mut grant);
         let mut refused = None;
-        let mut seen = self.seen_as_head(&grant);
+        // A ghost may have left the queue with permits that the server does not show.
+        let mut seen = self.seen_as_head(&grant).filter(|_| view.ghosts.is_empty());
         loop {
-            let now = match seen.take() {
+            let mut now = match seen.take() {
                 Some(now) => now,
                 None => view.look().await?,
             };
+            view.passes_over_ghosts(&mut now.names);
             match permits::room(now.number, &now.names, self.count) {
                 Err(name) => return Err(self.stock.doubtful(format!("{name:?} is no permit"))),
                 Ok(Room::Never) => return Err(too_few(self.stock.handle.shown(), self.count, now.number)),
@@ -249,6 +260,13 @@ impl Goal for Wanted {
                 }
                 Ok(Room::Short) => {
                     grant.kind = GrantKind::Look;
+                    if wait.patience == IfTaken::GiveUp {
+                        let found = self.stock.finds_ghosts(held.ticket().session(), &now.names).await;
+                        if !found.is_empty() {
+                            view.gone.extend(found);
+                            continue;
+                        }
+                    }
                     self.stock.report_short(held, &now, wait).await?;
                     view.wait_for_change(&now, wait).await?;
                 }
@@ -263,6 +281,16 @@ impl Goal for Wanted {
 }
 
 impl Stock {
+    /// The permits of these names, without those of which it is known that the leader no longer has them.
+    fn without_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<String> {
+        session.upkeep().ghosts().without(&self.taken, names, Mode::Write).into_owned()
+    }
+
+    /// Asks the leader for these permits, all that the server shows. Returns those that it no longer has.
+    async fn finds_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<Arc<str>> {
+        in_the_way::among(session, &self.taken, names, (self.handle.dialect, Mode::Write)).await
+    }
+
     /// There are too few permits. Reports who has them, or gives up.
     async fn report_short(&self, held: &Tenure, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
         let (session, site, me) = (held.ticket().session(), &self.handle.site, held.contender());
@@ -314,7 +342,7 @@ struct View<'a> {
     /// How many of them it has shown the last time.
     shown_ghosts: usize,
     /// The nodes of those who held, and of whose end no watch has told. Their names never come again.
-    gone: Vec<String>,
+    gone: Vec<Arc<str>>,
     /// How often the directory of the permits was missing, and there when it was to be made.
     rounds: u32,
 }
@@ -341,7 +369,8 @@ impl<'a> View<'a> {
         loop {
             match self.try_to_look(&session).await {
                 Ok(Some((mut names, node))) => {
-                    names.retain(|name| !self.gone.contains(name));
+                    session.upkeep().ghosts().shown(&self.stock.taken, &names, Mode::Write);
+                    self.passes_over_ghosts(&mut names);
                     let is_whole = self.add_unseen(&mut names).await.map_err(|failure| self.fault(failure))?;
                     // Another server may have said that there is no ghost, or this one may have learnt so since: only a listing
                     // from after that has the ghost's permits.
@@ -412,7 +441,7 @@ impl<'a> View<'a> {
         let has_taken = before_us.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.owner())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
         let shown = keep_alive::up_to(&queue, &signal.path);
-        if let Some(left) = keep_alive::left_of(self.held.ticket().session(), &shown).await? {
+        if let Some(left) = presence::first_there(self.held.ticket().session(), &shown).await? {
             keep_alive::interfered(&signal.path, &left, [self.held.own_node()]);
             return Err(Failure::NoNode);
         }
@@ -421,6 +450,13 @@ impl<'a> View<'a> {
         signal.confirm();
         self.signal = None;
         Ok(true)
+    }
+
+    /// Removes the permits that the leader no longer has from those that our server shows.
+    fn passes_over_ghosts(&mut self, names: &mut Vec<String>) {
+        let known = self.held.ticket().session().upkeep().ghosts().among(&self.stock.taken, names, Mode::Write);
+        self.gone.extend(known);
+        names.retain(|name| !self.gone.iter().any(|gone| **gone == **name));
     }
 
     /// Adds the permits of those whom our server shows in the queue although they have left it: it may lack their permits, too.
@@ -436,7 +472,7 @@ impl<'a> View<'a> {
             shown += 1;
             let name = permits::name(ghost.owner(), metadata::read(&data).permits.unwrap_or(1));
             let path = format!("{}/{name}", self.stock.taken);
-            if !names.contains(&name) && second_look::is_there(session, path, None).await != Some(false) {
+            if !names.contains(&name) && presence::is_there(session, path, None).await != Some(false) {
                 names.push(name);
             }
         }
@@ -472,25 +508,26 @@ impl<'a> View<'a> {
         };
         let mut look = SecondLook::after(session, !self.gone.is_empty());
         let (site, me) = (&self.stock.handle.site, self.held.contender());
+        let haunted = wait.waiting.map(|waiting| Box::pin(waiting.haunted()));
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, site, me));
         tokio::select! {
             biased;
             // The session is over, and the acquisition is told so by the loss of its node.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
-            missed = self.held.misses(&mut look, checks) => match missed {
-                Err(loss) => return Err(self.stock.handle.evicted(loss)),
-                Ok(0) => {
+            missed = self.held.misses(&mut look, checks) => {
+                let missed = missed.map_err(|loss| self.stock.handle.evicted(loss))?;
+                if missed.contains(&0) {
                     second_look::report(session, path.to_string(), Some(now.version));
                     self.number = None;
                 }
-                Ok(index) => {
-                    let gone = now.names.get(index - 1).cloned().unwrap_or_default();
-                    second_look::report(session, node(&gone), None);
-                    self.gone.push(gone);
-                }
-            },
+                let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));
+                let gone = gone.map(|name| Arc::from(&**name)).collect();
+                let kind = (self.stock.handle.dialect, Mode::Write);
+                self.gone.extend(in_the_way::left(session, &self.stock.taken, gone, kind).await);
+            }
             Some(()) = OptionFuture::from(looking) => {}
+            Some(()) = OptionFuture::from(haunted) => {}
         }
         Ok(())
     }

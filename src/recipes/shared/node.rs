@@ -13,9 +13,10 @@ use crate::recipes::shared::envelope::{self, Envelope, Mark};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::PAUSE;
 use crate::session::loss::Loss;
+use crate::session::presence;
 use crate::session::request::{Failure, Outcome};
 use crate::session::retry;
-use crate::session::second_look::{self, PAUSE_MAX};
+use crate::session::second_look::PAUSE_MAX;
 
 /// Where a value is kept, and in which form.
 pub(crate) struct ValueNode {
@@ -318,7 +319,7 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
 /// have made it since. So the leader says.
 pub(crate) async fn is_gone(session: &Arc<dyn Session>, path: &str) -> Result<bool, Failure> {
     let has_twin = retry::data(session, &twin::of(path), false).await?.is_some();
-    Ok(has_twin && second_look::is_there(session, path.to_owned(), None).await == Some(false))
+    Ok(has_twin && presence::is_there(session, path.to_owned(), None).await == Some(false))
 }
 
 /// What the node holds, no older than this call. A read whose answer is lost is repeated.

@@ -23,6 +23,7 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, follow};
 use crate::session::lease::Lease;
 use crate::session::node::OwnNode;
+use crate::session::presence;
 use crate::session::request::{Ending, Failure, Stat};
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
@@ -341,7 +342,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             // Read in any case: what a server has lost may have come again with the same version. The leader's answer brings
             // it up to date.
             let known = self.news()?;
-            let is_there = second_look::is_there(session, self.path.clone(), Some(stat.version)).await;
+            let is_there = presence::is_there(session, self.path.clone(), Some(stat.version)).await;
             if let Some(is_there) = is_there {
                 (synced, outdated) = (known, (!is_there).then_some(stat));
             }

@@ -1,0 +1,351 @@
+//! Nodes that a server shows though the leader no longer has them, and calls that have no time for a second look. In virtual
+//! time.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use support::hindered::{Asked, Count, Hindered, refused_at};
+use support::polled::{now, read, write, writing};
+use tokio::task::spawn;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_test::assert_pending;
+use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
+use zk_rwlock::{Error, Leadership, Memory, Mode, MultiLock, RwLock};
+
+use crate::unheard::{PATH, SECOND, diverged, limit, lock_of, sole_node, two};
+
+/// A client whose server goes on showing every node at and below `path`, as all are now, and another client.
+fn client_that_shows(theirs: &Memory, path: &str) -> Memory {
+    let ours = theirs.connect();
+    drop(now(ours.session_slot(0)).expect("open"));
+    ours.faults().freeze(path);
+    ours
+}
+
+/// A client whose server shows the node of a writer that has left, and that node.
+fn client_that_shows_a_writer(theirs: &Memory) -> (Memory, String) {
+    let held = write(&lock_of(theirs));
+    let node = held.path();
+    let ours = client_that_shows(theirs, &node);
+    drop(held);
+    assert!(theirs.children(PATH).is_empty());
+    (ours, node)
+}
+
+/// Counts the transactions that only check, and the creates.
+fn counted(zk: &Memory) -> (Hindered, Count, Count) {
+    let (checks, creates) = (Count::default(), Count::default());
+    let (checked, created) = (checks.clone(), creates.clone());
+    let line = Hindered::new(zk, move |asked| {
+        match asked {
+            Asked::Transact(all) if all.iter().all(|it| matches!(it, Operation::Check { .. })) => {
+                checked.one_more();
+            }
+            Asked::Create(..) => {
+                created.one_more();
+            }
+            _ => {}
+        }
+        None
+    });
+    (line, checks, creates)
+}
+
+// Calls that do not wait.
+
+#[tokio::test(start_paused = true)]
+async fn whoever_tries_passes_over_a_ghost() {
+    for attempt in 0..5 {
+        let errors = diverged();
+        let theirs = Memory::new();
+        let (ours, node) = client_that_shows_a_writer(&theirs);
+        let lock = lock_of(&ours);
+        let hour = 3_600 * SECOND;
+        match attempt {
+            0 => drop(lock.try_write().await.expect("free")),
+            1 => drop(lock.try_read().await.expect("free")),
+            2 => drop(lock.try_once_in(hour).await.expect("free").expect("never done")),
+            3 => drop(MultiLock::new([(&lock, Mode::Write)]).expect("valid").try_lock().await.expect("free")),
+            _ => {
+                let kept = RwLock::builder(&ours, PATH).keep(hour).build().expect("valid");
+                drop(kept.try_write().await.expect("free"));
+            }
+        }
+        sleep(SECOND).await;
+        assert_eq!((errors(), theirs.children(PATH).len()), (vec![node], 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_tries_asks_the_leader_once_if_the_lock_is_taken_and_never_if_it_is_free() {
+    let theirs = Memory::new();
+    let (line, checks, creates) = counted(&theirs.connect());
+    let lock = RwLock::new(&line, PATH).expect("valid");
+    drop(lock.try_write().await.expect("free"));
+    drop(lock.try_read().await.expect("free"));
+    sleep(SECOND).await;
+    assert_eq!(checks.now(), 0);
+    let made = creates.now();
+    let held = write(&lock_of(&theirs));
+    for tries in 1..4 {
+        assert!(lock.try_write().await.expect_err("taken").is_would_block());
+        assert_eq!((checks.now(), creates.now()), (tries, made));
+    }
+    drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_tries_is_told_of_holders_and_of_no_ghost() {
+    let theirs = Memory::new();
+    let other = lock_of(&theirs);
+    let ghosts: Vec<_> = (0..12).map(|_| read(&other)).collect();
+    let ours = theirs.connect();
+    drop(now(ours.session_slot(0)).expect("open"));
+    ghosts.iter().for_each(|ghost| ours.faults().freeze(ghost.path()));
+    drop(ghosts);
+    let holder = read(&other);
+    let error = lock_of(&ours).try_write().await.expect_err("taken");
+    let Error::WouldBlock { blockers } = &error else { panic!("{error:?}") };
+    let named: Vec<_> = blockers.first.iter().map(|it| format!("{PATH}/{}", it.node)).collect();
+    assert_eq!((blockers.ahead, named), (1, vec![holder.path()]));
+    drop(holder);
+    drop(lock_of(&ours).try_write().await.expect("free"));
+}
+
+/// The first time, the leader is asked. From then on, the session knows.
+#[tokio::test(start_paused = true)]
+async fn a_ghost_is_asked_for_and_told_once_by_a_session() {
+    let errors = diverged();
+    let theirs = Memory::new();
+    let (ours, node) = client_that_shows_a_writer(&theirs);
+    let (line, checks, _) = counted(&ours);
+    let lock = RwLock::new(&line, PATH).expect("valid");
+    drop(lock.try_read().await.expect("free"));
+    sleep(SECOND).await;
+    let before = checks.now();
+    for _ in 0..3 {
+        drop(lock.try_read().await.expect("free"));
+        drop(lock.try_write().await.expect("free"));
+        let began = Instant::now();
+        drop(lock.write().await.expect("free"));
+        assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+    assert_eq!((checks.now() - before, errors()), (0, vec![node.clone()]));
+    // Another server does not show it. Once it is shown again, the leader is asked again.
+    ours.faults().cut();
+    ours.faults().heal();
+    drop(lock.try_write().await.expect("free"));
+    assert_eq!((checks.now() - before, errors()), (0, vec![node]));
+}
+
+/// Neither the ghost's node nor what it became may be passed over by a writer.
+#[tokio::test(start_paused = true)]
+async fn whoever_tries_to_write_where_a_downgrade_was_missed_does_not() {
+    let theirs = Memory::new();
+    let held = write(&lock_of(&theirs));
+    let ours = client_that_shows(&theirs, &held.path());
+    ours.faults().freeze(held.path().replace("-WRITE-", "-READ-"));
+    let reader = held.downgrade().await.expect("held");
+    for _ in 0..3 {
+        assert!(lock_of(&ours).try_write().await.expect_err("taken").is_would_block());
+        drop(lock_of(&ours).try_read().await.expect("beside the reader"));
+    }
+    assert!(lock_of(&ours).write().timeout(5 * SECOND).await.expect_err("taken").is_timeout());
+    assert!(reader.is_held());
+    drop(reader);
+    drop(lock_of(&ours).try_write().await.expect("free"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ghost_behind_a_node_that_may_not_be_read_is_found() {
+    let theirs = Memory::new();
+    let other = lock_of(&theirs);
+    let (first, ghost) = (read(&other), read(&other));
+    let ours = client_that_shows(&theirs, &ghost.path());
+    let denied = first.path();
+    let line = Hindered::new(&ours, move |asked| match asked {
+        Asked::Transact(all) => {
+            let index = all.iter().position(|it| matches!(it, Operation::Check { path, .. } if *path == denied))?;
+            Some(refused_at(index, Failure::NoAuth(Box::default())))
+        }
+        _ => None,
+    });
+    drop(ghost);
+    let error = RwLock::new(&line, PATH).expect("valid").try_write().await.expect_err("taken");
+    let Error::WouldBlock { blockers } = &error else { panic!("{error:?}") };
+    assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, first.path()));
+}
+
+// Short waits.
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_shorter_than_a_session_timeout_passes_over_a_ghost() {
+    for is_kept in [false, true] {
+        for limit in [SECOND / 50, SECOND, 5 * SECOND] {
+            let errors = diverged();
+            let theirs = Memory::new();
+            let (ours, node) = client_that_shows_a_writer(&theirs);
+            let builder = RwLock::builder(&ours, PATH);
+            let lock = if is_kept { builder.keep(SECOND) } else { builder }.build().expect("valid");
+            let began = Instant::now();
+            let read = lock.read().timeout(limit).await;
+            drop(read.unwrap_or_else(|error| panic!("{is_kept}, {limit:?}: {error}")));
+            assert!(began.elapsed() < limit);
+            drop(lock.write().timeout(limit).await.expect("granted"));
+            let both = MultiLock::new([(&lock, Mode::Write)]).expect("valid");
+            drop(both.lock().timeout(limit).await.expect("granted"));
+            sleep(2 * SECOND).await;
+            assert_eq!((errors(), theirs.children(PATH).len()), (vec![node], 0));
+        }
+    }
+}
+
+/// One after the other, because a later one begins to wait while the earlier ones are there.
+#[tokio::test(start_paused = true)]
+async fn a_short_wait_passes_over_all_the_ghosts_of_a_session_and_names_those_who_are_there() {
+    let theirs = Memory::new();
+    let (dying, other) = (theirs.connect(), lock_of(&theirs));
+    let dead = lock_of(&dying);
+    let held = write(&dead);
+    let mut ghosts: Vec<_> = (0..20).map(|_| writing(&dead)).collect();
+    ghosts.iter_mut().for_each(|ghost| assert_pending!(ghost.poll()));
+    let ours = theirs.connect();
+    drop(now(ours.session_slot(0)).expect("open"));
+    theirs.children(PATH).iter().for_each(|name| ours.faults().freeze(format!("{PATH}/{name}")));
+    dying.faults().expire();
+    drop((held, ghosts));
+    let began = Instant::now();
+    drop(lock_of(&ours).write().timeout(5 * SECOND).await.expect("granted"));
+    assert!((4 * SECOND..5 * SECOND).contains(&began.elapsed()), "{:?}", began.elapsed());
+
+    let holder = write(&other);
+    let late = lock_of(&ours).write().timeout(5 * SECOND).await.expect_err("taken");
+    let Error::Timeout { blockers, .. } = &late else { panic!("{late:?}") };
+    assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, holder.path()));
+}
+
+/// It stands behind a holder, and the server shows a ghost before that one.
+#[tokio::test(start_paused = true)]
+async fn the_error_of_a_timeout_names_no_ghost() {
+    let theirs = Memory::new();
+    let (ours, _) = client_that_shows_a_writer(&theirs);
+    let holder = write(&lock_of(&theirs));
+    for _ in 0..2 {
+        let late = lock_of(&ours).write().timeout(SECOND).await.expect_err("taken");
+        let Error::Timeout { blockers, .. } = &late else { panic!("{late:?}") };
+        assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, holder.path()), "{late}");
+        assert!(late.to_string().contains("held by") && !late.to_string().contains("waits"), "{late}");
+    }
+}
+
+// Permits.
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_is_a_ghost_is_taken_at_once_and_within_a_short_wait() {
+    for waits in [false, true] {
+        for permits in [1, 20, 600] {
+            let errors = diverged();
+            let theirs = Memory::new();
+            let other = limit(&theirs, permits);
+            let mut held = Vec::new();
+            for _ in 0..permits {
+                held.push(other.acquire().await.expect("free"));
+            }
+            let ours = theirs.connect();
+            drop(now(ours.session_slot(0)).expect("open"));
+            let ghost = held.swap_remove(held.len() / 2);
+            let node = ghost.path();
+            ours.faults().freeze(&node);
+            let semaphore = limit(&ours, permits);
+            assert!(semaphore.try_acquire().await.expect_err("taken").is_would_block());
+            assert!(semaphore.acquire().timeout(SECOND).await.expect_err("taken").is_timeout());
+            drop(ghost);
+            let permit = match waits {
+                false => semaphore.try_acquire().await.expect("free"),
+                true => semaphore.acquire().timeout(SECOND).await.expect("granted"),
+            };
+            assert!(held.iter().all(|it| it.is_held()) && permit.is_held());
+            assert!(semaphore.try_acquire().await.expect_err("taken").is_would_block());
+            sleep(SECOND).await;
+            assert_eq!(errors(), [node]);
+        }
+    }
+}
+
+/// The ghost in the queue has taken a permit, and the server has missed that as well: whether or not it is known for a ghost
+/// already, and at the first look as later.
+#[tokio::test(start_paused = true)]
+async fn whoever_passes_over_a_ghost_in_the_queue_counts_the_permit_that_the_server_does_not_show() {
+    let theirs = Memory::new();
+    let other = limit(&theirs, 1);
+    let first = now(other.acquire()).expect("free");
+    let mut second = tokio_test::task::spawn(other.acquire().into_future());
+    assert_pending!(second.poll());
+    let place = theirs.children("/limit/queue").into_iter().find(|name| name.ends_with('1')).expect("the second");
+    let (owner, _) = place.split_once("-WRITE-").expect("a contender");
+    let ours = client_that_shows(&theirs, &format!("/limit/queue/{place}"));
+    ours.faults().freeze(format!("/limit/permits/{owner}-PERMIT-1"));
+    drop(first);
+    let std::task::Poll::Ready(Ok(second)) = second.poll() else { panic!("it is its turn") };
+    let semaphore = limit(&ours, 1);
+    for _ in 0..2 {
+        assert!(semaphore.try_acquire().await.expect_err("taken").is_would_block());
+        assert!(semaphore.acquire().timeout(SECOND).await.expect_err("taken").is_timeout());
+    }
+    assert!(second.is_held());
+    drop(second);
+    drop(semaphore.try_acquire().await.expect("free"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ghost_in_the_queue_of_a_semaphore_holds_up_nobody() {
+    let theirs = Memory::new();
+    let other = limit(&theirs, 1);
+    let permit = now(other.acquire()).expect("free");
+    let mut ghost = tokio_test::task::spawn(other.acquire().into_future());
+    assert_pending!(ghost.poll());
+    let ours = client_that_shows(&theirs, &sole_node(&theirs, "/limit/queue"));
+    drop((ghost, permit));
+    drop(limit(&ours, 1).try_acquire().await.expect("free"));
+    drop(limit(&ours, 1).acquire().timeout(SECOND).await.expect("free"));
+}
+
+// Leaders, and holders that make way.
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_is_known_for_a_ghost_is_given_by_no_call() {
+    let (ours, theirs) = two();
+    let leads = |zk: &Memory| {
+        let leadership = Leadership::new(zk, PATH).expect("valid");
+        spawn(async move { leadership.lead(|_| std::future::pending::<()>()).await.map(drop) })
+    };
+    let first = leads(&theirs);
+    sleep(SECOND).await;
+    let here = Leadership::new(&ours, PATH).expect("valid");
+    let mut changes = here.changes();
+    let dead = changes.next().await.expect("open").expect("readable").expect("it leads").term;
+    ours.faults().freeze(sole_node(&theirs, PATH));
+    first.abort();
+    sleep(SECOND).await;
+    let _second = leads(&theirs);
+    assert_eq!(here.leader().await.expect("readable").expect("as its server shows it").term, dead);
+    sleep(12 * SECOND).await;
+    let told = changes.next().await.expect("open").expect("readable").expect("it leads").term;
+    assert!(told > dead);
+    assert_eq!(here.leader().await.expect("readable").expect("it leads").term, told);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ghost_that_is_known_contends_for_nothing() {
+    let (ours, theirs) = two();
+    let held = read(&lock_of(&ours));
+    let other = lock_of(&theirs);
+    let mut ghost = writing(&other);
+    assert_pending!(ghost.poll());
+    let name = theirs.children(PATH).into_iter().find(|name| name.ends_with('1')).expect("the writer");
+    ours.faults().freeze(format!("{PATH}/{name}"));
+    drop(ghost);
+    assert_eq!(held.contended().await.expect("held").name(), name, "as its server shows it");
+    drop(lock_of(&ours).try_read().await.expect("beside it"));
+    assert!(timeout(SECOND, held.contended()).await.is_err());
+}

@@ -1,0 +1,104 @@
+//! A server that lists a node which the ensemble no longer has, and calls that have no time for a second look. A proxy stands
+//! for that server.
+
+use std::time::{Duration, Instant};
+
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::{Frames, Op, Proxy, Rule};
+use zk_rwlock::{Error, Mode, MultiLock, Semaphore, ZooKeeper};
+
+use crate::wire::{Tapped, directory};
+
+/// The sessions' timeout is ten seconds.
+const SHORT: Duration = Duration::from_secs(5);
+
+/// From now on, each listing of this directory that passes the proxy shows the node of this name as well.
+fn shows(proxy: &Proxy, directory: &str, name: &str) {
+    for op in [Op::GetChildren, Op::GetChildren2] {
+        proxy.apply(Rule::on(Frames::replies(op).about(directory).with_error(0)).show(name).and_all_later());
+    }
+}
+
+fn name_of(path: &str) -> String {
+    path.rsplit('/').next().expect("a path").to_owned()
+}
+
+/// A client whose server lists the node of a writer that has left the lock at this path, and another client.
+async fn haunted(path: &str) -> (Tapped, ZooKeeper, String) {
+    let tapped = Tapped::new(shared_server()).await;
+    let other = connect(&shared_server().address()).await;
+    let lock = directory(&other, path).await;
+    let held = lock.write().await.unwrap();
+    let ghost = name_of(&held.path());
+    held.release().await.unwrap();
+    shows(&tapped.proxy, path, &ghost);
+    (tapped, other, ghost)
+}
+
+#[tokio::test]
+async fn calls_that_do_not_wait_and_short_waits_pass_over_a_ghost() {
+    let path = "/ghosts/passed";
+    for call in 0..7 {
+        let (tapped, other, _) = haunted(path).await;
+        let lock = lock_at(&tapped.zk, path);
+        let both = MultiLock::new([(&lock, Mode::Write)]).unwrap();
+        let began = Instant::now();
+        match call {
+            0 => lock.try_write().await.unwrap().release().await.unwrap(),
+            1 => lock.try_read().await.unwrap().release().await.unwrap(),
+            2 => drop(lock.try_once_in(SHORT).await.unwrap().expect("never done")),
+            3 => both.try_lock().await.unwrap().release().await.unwrap(),
+            4 => lock.read().timeout(SHORT).await.unwrap().release().await.unwrap(),
+            5 => lock.write().timeout(SHORT).await.unwrap().release().await.unwrap(),
+            _ => both.lock().timeout(SHORT).await.unwrap().release().await.unwrap(),
+        }
+        assert!(began.elapsed() < SHORT, "{call}: {:?}", began.elapsed());
+        becomes_empty(&other, path).await;
+    }
+}
+
+#[tokio::test]
+async fn an_error_names_the_holder_and_no_ghost() {
+    let path = "/ghosts/named";
+    let (tapped, other, ghost) = haunted(path).await;
+    let holder = lock_at(&other, path).write().await.unwrap();
+    let lock = lock_at(&tapped.zk, path);
+    let errors = [lock.try_write().await.unwrap_err(), lock.write().timeout(SHORT / 10).await.unwrap_err()];
+    for error in errors {
+        let (Error::WouldBlock { blockers } | Error::Timeout { blockers, .. }) = &error else { panic!("{error:?}") };
+        let named: Vec<_> = blockers.first.iter().map(|it| it.node.clone()).collect();
+        assert_eq!((blockers.ahead, named), (1, vec![name_of(&holder.path())]), "beside {ghost}");
+    }
+    holder.release().await.unwrap();
+}
+
+/// The server denies the node that it lists, so no watch is armed.
+#[tokio::test]
+async fn a_node_that_its_server_lists_and_denies_is_asked_for_at_the_leader() {
+    let path = "/ghosts/denied";
+    let (tapped, other, _) = haunted(path).await;
+    tapped.proxy.reset();
+    soon("granted", lock_at(&tapped.zk, path).write()).await.unwrap().release().await.unwrap();
+    assert!(tapped.proxy.count(Op::GetChildren2) <= 4, "{:?}", tapped.proxy.requests());
+    becomes_empty(&other, path).await;
+}
+
+#[tokio::test]
+async fn a_permit_that_is_a_ghost_is_taken_at_once_and_within_a_short_wait() {
+    let path = "/ghosts/limit";
+    for waits in [false, true] {
+        let tapped = Tapped::new(shared_server()).await;
+        let other = connect(&shared_server().address()).await;
+        let held = Semaphore::new(&other, path, 1).unwrap().acquire().await.unwrap();
+        let ghost = name_of(&held.path());
+        held.release().await.unwrap();
+        shows(&tapped.proxy, &format!("{path}/permits"), &ghost);
+        let limit = Semaphore::new(&tapped.zk, path, 1).unwrap();
+        let permit = match waits {
+            false => limit.try_acquire().await.unwrap(),
+            true => limit.acquire().timeout(SHORT).await.unwrap(),
+        };
+        permit.release().await.unwrap();
+    }
+}
