@@ -55,7 +55,10 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     let text = if check.json {
         let odd = odd.iter().map(|odd| json!({ "kind": odd.kind, "node": odd.node, "what": odd.what }));
         let servers: Vec<_> = servers.iter().map(servers::ServerReport::json).collect();
-        format!("{:#}\n", json!({ "path": check.path, "odd": odd.collect::<Vec<_>>(), "servers": servers }))
+        output::tame_json(&format!(
+            "{:#}\n",
+            json!({ "path": check.path, "odd": odd.collect::<Vec<_>>(), "servers": servers })
+        ))
     } else if odd.is_empty() {
         format!("{}: nothing odd\n", check.path)
     } else {

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
-use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child as Process;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 
 use rustix::io::Errno;
@@ -70,6 +70,42 @@ fn is_left_alone() -> bool {
     getpid().is_init() || getppid().is_some_and(is_init_in_our_group)
 }
 
+/// The number of the command's process, from its start until it is reaped; otherwise 0.
+static COMMAND: AtomicI32 = AtomicI32::new(0);
+
+/// Reaps the processes that others have left to us and that have ended, if we are the first process of a container. Call it
+/// on the thread that starts the command.
+pub(crate) fn reap_orphans() {
+    let ended_child = |process: fs::DirEntry| {
+        let stat = Stat::of(&process)?;
+        let pid = process.file_name().to_str()?.parse().ok()?;
+        (stat.has_ended && stat.parent == 1 && pid != COMMAND.load(Ordering::Relaxed)).then_some(pid)
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    for orphan in processes.filter_map(ended_child).filter_map(Pid::from_raw) {
+        // An error means that it is no child of ours: those are the processes of another namespace.
+        let _ = waitid(WaitId::Pid(orphan), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    }
+}
+
+/// What the system tells of a process.
+struct Stat {
+    has_ended: bool,
+    parent: i32,
+    group: i32,
+}
+
+impl Stat {
+    fn of(process: &fs::DirEntry) -> Option<Stat> {
+        let stat = fs::read_to_string(process.path().join("stat")).ok()?;
+        // The name of its program, which may have any character, stands in parentheses.
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+        let has_ended = matches!(fields.next()?, "Z" | "X");
+        let mut number = || fields.next()?.parse().ok();
+        Some(Stat { has_ended, parent: number()?, group: number()? })
+    }
+}
+
 /// A command that runs. Only [`Child::reap`] reaps it. Its process id stays its own until then, so no signal can hit
 /// another process.
 #[derive(Debug)]
@@ -113,6 +149,7 @@ impl Child {
         listens.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to the command: {error}")))?;
         let process = command.spawn().map_err(|error| tie::cannot_run(program, &error))?;
         let group = Pid::from_child(&process);
+        COMMAND.store(group.as_raw_nonzero().get(), Ordering::Relaxed);
         let _ = started.send(group);
         if let Some(terminal) = terminal.as_ref().filter(|_| lends) {
             // A command that has asked already was stopped, which is reported as an event. Continuing it here would
@@ -177,6 +214,7 @@ impl Child {
     /// Takes the terminal back and reaps the process, which must have ended.
     pub(crate) fn reap(mut self) -> Reaped {
         let status = self.process.wait();
+        COMMAND.store(0, Ordering::Relaxed);
         let signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
         let mut typed = None;
         if let Some(terminal) = &self.terminal {
@@ -217,15 +255,11 @@ pub(crate) fn kill_rest(group: Pid) {
 
 /// Whether a process of the group has not ended. One that has, and that nobody has reaped, does not count.
 pub(crate) fn lives(group: Pid) -> bool {
-    let of_group = |stat: String| {
-        let (_, rest) = stat.rsplit_once(") ")?;
-        let mut fields = rest.split(' ');
-        let state = fields.next()?;
-        (fields.nth(1)?.parse() == Ok(group.as_raw_nonzero().get()) && !["Z", "X"].contains(&state)).then_some(())
+    let is_of_group = |process: fs::DirEntry| {
+        Stat::of(&process).is_some_and(|stat| stat.group == group.as_raw_nonzero().get() && !stat.has_ended)
     };
-    let stat = |process: io::Result<fs::DirEntry>| fs::read_to_string(process.ok()?.path().join("stat")).ok();
     test_kill_process_group(group) != Err(Errno::SRCH)
-        && fs::read_dir("/proc").is_ok_and(|all| all.filter_map(stat).any(|stat| of_group(stat).is_some()))
+        && fs::read_dir("/proc").is_ok_and(|mut processes| processes.any(|process| process.is_ok_and(is_of_group)))
 }
 
 /// Blocks until something has happened to the process. A process that has ended is left to be reaped.

@@ -8,6 +8,7 @@ use zk_rwlock::{Contender, Queue, Survey, ZooKeeper};
 use crate::arguments::{Connection, Ls};
 use crate::connect::{self, connect_to};
 use crate::exit::Exit;
+use crate::output::tame_json;
 use crate::place::Place;
 use crate::{output, table};
 
@@ -17,7 +18,7 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     let text = if ls.tree {
         let survey = Survey::below(&zk, &ls.path).await?;
         match ls.json {
-            true => format!("{:#}\n", table::json_of_survey(&survey, &ls.path)),
+            true => tame_json(&format!("{:#}\n", table::json_of_survey(&survey, &ls.path))),
             false => table::tables(&survey, &ls.path, columns, colourful),
         }
     } else {
@@ -26,7 +27,7 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
             output::say(&format!("{0}: there are nodes here; if they are locks, see zklock ls --tree {0}", ls.path));
         }
         match ls.json {
-            true => format!("{:#}\n", table::json(&queue)),
+            true => tame_json(&format!("{:#}\n", table::json(&queue))),
             false => table::table(&queue, columns, colourful),
         }
     };

@@ -135,7 +135,7 @@ async fn in_lines(place: &Place, watch: &WatchOrder) -> Result<u8, Exit> {
             if last.as_ref() != Some(&gist) {
                 last = Some(gist);
                 let text = if watch.json {
-                    table::json(&queue).to_string()
+                    output::tame_json(&table::json(&queue).to_string())
                 } else {
                     table::table(&queue, output::columns(&io::stdout()), false)
                 };

@@ -54,7 +54,8 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(exit) => {
             if !exit.message().is_empty() {
-                output::say(exit.message());
+                let lines = exit.message().split('\n').map(output::tame).collect::<Vec<_>>();
+                output::say(&lines.join("\n"));
             }
             ExitCode::from(exit.code())
         }

@@ -132,6 +132,18 @@ pub(crate) fn tame(text: &str) -> String {
     tamed
 }
 
+/// Foreign text in JSON, which a terminal may get as it is: what that would obey is escaped, as JSON allows within strings.
+pub(crate) fn tame_json(json: &str) -> String {
+    let mut tamed = String::with_capacity(json.len());
+    for character in json.chars() {
+        match is_obeyed(character) && !character.is_ascii_whitespace() {
+            true => tamed.push_str(&format!("\\u{:04x}", u32::from(character))),
+            false => tamed.push(character),
+        }
+    }
+    tamed
+}
+
 /// Whether a terminal obeys the character instead of showing it.
 pub(crate) fn is_obeyed(character: char) -> bool {
     let turns =
@@ -144,9 +156,16 @@ pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
+/// So many characters may share a column: some take none, and a text of them would have no end.
+const STACKED: usize = 4;
+
+fn fits(text: &str, most: usize) -> bool {
+    text.chars().nth(STACKED.saturating_mul(most)).is_none() && width(text) <= most
+}
+
 /// The beginning of the text that fits into so many columns, with a mark at its end if there was more.
 pub(crate) fn shorten(text: &str, most: usize) -> String {
-    if width(text) <= most {
+    if fits(text, most) {
         return text.to_owned();
     }
     format!("{}{MORE}", beginning(text, most.saturating_sub(1)))
@@ -154,7 +173,7 @@ pub(crate) fn shorten(text: &str, most: usize) -> String {
 
 /// The beginning and the end of the text, with a mark between them, in so many columns.
 pub(crate) fn shorten_in_the_middle(text: &str, most: usize) -> String {
-    if width(text) <= most {
+    if fits(text, most) {
         return text.to_owned();
     }
     let left = most.saturating_sub(1);
@@ -169,14 +188,14 @@ const MORE: char = '…';
 
 /// As much of the beginning as fits into so many columns. Some characters are wider together than alone.
 fn beginning(text: &str, most: usize) -> &str {
-    let ends = text.char_indices().map(|(at, character)| at + character.len_utf8());
+    let ends = text.char_indices().take(STACKED.saturating_mul(most)).map(|(at, character)| at + character.len_utf8());
     let fitting = ends.take_while(|&at| width(&text[..at]) <= most).last();
     &text[..fitting.unwrap_or(0)]
 }
 
 /// As much of the end as fits into so many columns.
 fn end(text: &str, most: usize) -> &str {
-    let starts = text.char_indices().rev().map(|(at, _)| at);
+    let starts = text.char_indices().rev().take(STACKED.saturating_mul(most)).map(|(at, _)| at);
     let fitting = starts.take_while(|&at| width(&text[at..]) <= most).last();
     &text[fitting.unwrap_or(text.len())..]
 }
@@ -235,6 +254,27 @@ mod tests {
                 assert!(width(&short) <= most && short.contains('…'), "{short:?} {most}");
                 assert!(most < 5 || !short.starts_with('…') && !short.ends_with('…'), "{short:?} {most}");
             }
+        }
+    }
+
+    #[test]
+    fn a_text_of_characters_that_take_no_column_has_an_end() {
+        for begins in ["", "e", "日本"] {
+            let marks = format!("{begins}{}", "\u{301}".repeat(5_000));
+            let (short, middle) = (shorten(&marks, 40), shorten_in_the_middle(&marks, 40));
+            assert!(short.chars().count() <= 161 && short.ends_with('…'), "{short:?}");
+            assert!(middle.chars().count() <= 161 && middle.contains('…'), "{middle:?}");
+        }
+    }
+
+    #[test]
+    fn json_for_a_terminal_is_the_same_json() {
+        let foreign = serde_json::json!({ "label": "a\u{9b}31m\u{202e}b\u{7f}\u{2028}日本\n\"" });
+        for json in [foreign.to_string(), format!("{foreign:#}")] {
+            let tamed = tame_json(&json);
+            assert!(!tamed.chars().any(|c| is_obeyed(c) && c != '\n'), "{tamed:?}");
+            assert!(tamed.contains("\\u009b31m\\u202eb\\u007f\\u2028日本"), "{tamed}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&tamed).expect("it is JSON"), foreign);
         }
     }
 

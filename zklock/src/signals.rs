@@ -1,4 +1,4 @@
-//! The signals that zklock gets, as a stream; knows nothing of their effects.
+//! The signals that zklock gets, as a stream. That a child of ours has ended is told to nobody.
 
 use std::fs;
 #[cfg(target_os = "linux")]
@@ -6,10 +6,11 @@ use std::thread;
 
 #[cfg(target_os = "linux")]
 use nix::sys::signal::{SigSet, Signal as NamedSignal};
-use rustix::process::Signal;
+use rustix::process::{Signal, getpid};
 use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
+use crate::child;
 use crate::exit::{self, Exit};
 #[cfg(target_os = "linux")]
 use crate::tie;
@@ -66,6 +67,14 @@ impl Signals {
         let signals = Signals { sender, receiver };
         signals.add(ENDING.iter().copied().chain(real_time()))?;
         signals.add_faults()?;
+        if getpid().is_init() {
+            let mut ended = stream(SignalKind::child())?;
+            tokio::spawn(async move {
+                while ended.recv().await.is_some() {
+                    child::reap_orphans();
+                }
+            });
+        }
         Ok(signals)
     }
 

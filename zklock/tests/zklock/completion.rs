@@ -400,7 +400,7 @@ const MALICIOUS: [&str; 16] = [
     "日本 é",
 ];
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn no_shell_runs_what_a_name_says_whatever_quotes_are_open() {
     let prefix = "/completed-names";
     let zk = connect(&shared_server().address()).await;

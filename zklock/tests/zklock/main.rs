@@ -819,6 +819,27 @@ async fn ls_shows_the_queue_as_a_table_and_as_json() {
 }
 
 #[support::judged]
+async fn what_a_terminal_would_obey_is_escaped_also_in_json_and_in_what_is_told() {
+    let path = "/zklock/obeyed";
+    let (_zk, lock) = server_lock(path).await;
+    let label = format!("turned\u{202e}{}", "\u{301}".repeat(115));
+    let held = lock.write().label(&label).await.unwrap();
+    for arguments in
+        [&["ls", "--json", path][..], &["ls", "--json", "--tree", path], &["ls", path], &["-n", path, "true"]]
+    {
+        let run = run(arguments).await;
+        let said = format!("{}{}", run.stdout, run.stderr);
+        assert!(said.contains("turned\\u") && said.contains("202e") && !said.contains('\u{202e}'), "{run:#?}");
+        if arguments.contains(&"--json") {
+            let json: Value = serde_json::from_str(&run.stdout).unwrap();
+            let queue = json["locks"].get(0).unwrap_or(&json);
+            assert_eq!(queue["members"][0]["label"], label);
+        }
+    }
+    held.release().await.unwrap();
+}
+
+#[support::judged]
 async fn ls_of_a_directory_of_locks_does_not_only_say_that_it_is_free() {
     let (_zk, lock) = server_lock("/zklock-above/one").await;
     let held = lock.write().await.unwrap();

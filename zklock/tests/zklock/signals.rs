@@ -57,7 +57,7 @@ async fn outlives(zk: &ZooKeeper, path: &str, signal: i32, left: &str) -> bool {
     outlives
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_signal_ends_zklock_its_command_and_what_that_left_have_ended_before_the_next_is_granted() {
     assert_eq!(ending().len(), 52, "{:?}", ending());
     let zk = connect(&shared_server().address()).await;
@@ -72,7 +72,7 @@ async fn whatever_signal_ends_zklock_its_command_and_what_that_left_have_ended_b
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn what_does_not_heed_the_signal_that_ended_the_command_is_killed_before_the_next_is_granted() {
     let zk = connect(&shared_server().address()).await;
     for signal in [Signal::ALARM, Signal::TERM, Signal::INT] {
@@ -82,7 +82,7 @@ async fn what_does_not_heed_the_signal_that_ended_the_command_is_killed_before_t
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_signal_ends_a_zklock_that_waits_it_leaves_the_queue_first() {
     let (_zk, lock) = server_lock("/zklock/each-signal-waiting").await;
     let held = lock.write().await.expect("free");
@@ -101,7 +101,7 @@ async fn whatever_signal_ends_a_zklock_that_waits_it_leaves_the_queue_first() {
     held.release().await.expect("it is held");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn signals_that_end_nothing_go_to_the_command_and_none_of_its_own_faults_is_held_back() {
     for signal in ["URG", "WINCH", "CONT"] {
         let script = format!("got=; trap 'got=1' {signal}; echo ready; until [ $got ]; do sleep 0.02; done; exit 9");
