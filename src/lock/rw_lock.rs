@@ -32,8 +32,9 @@ use crate::validation;
 /// Acquisitions that join a node which their own process [keeps](RwLockBuilder::keep) do not queue. They join it only as
 /// long as no other contender waits for it.
 ///
-/// An acquisition that was polled once has its place in the queue. When its turn comes, all contenders behind it wait
-/// for it, even if its future is not polled any more. So poll it to its end, or drop it.
+/// An acquisition that was polled once has asked for its place in the queue, and soon has it; on a path that was never used, and
+/// while cut off, it has to be polled on, because the directory is made first. When its turn comes, all contenders behind it
+/// wait for it, even if its future is not polled any more. So poll it to its end, or drop it.
 /// [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) reports an acquisition that is forgotten.
 ///
 /// # Examples

@@ -118,6 +118,23 @@ impl ZooKeeper {
         self.ensemble.state()
     }
 
+    /// The session timeout that the servers have granted, which may differ from the one [asked
+    /// for](ZooKeeperBuilder::session_timeout). `None` between two sessions, and after [`close`](Self::close).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use zk_rwlock::ZooKeeper;
+    /// # async fn tell() -> Result<(), zk_rwlock::Error> {
+    /// let zk = ZooKeeper::connect("zk1:2181").await?;
+    /// println!("after a crash the lock is free within {:?}", zk.session_timeout());
+    /// # Ok(()) }
+    /// ```
+    pub fn session_timeout(&self) -> Option<Duration> {
+        let sessions = self.ensemble.sessions.lock();
+        sessions.iter().find(|session| session.lease().over().is_none()).map(|session| session.timeout())
+    }
+
     /// Ends every session, and with them every node that they own. Returns when the server has confirmed it, or after
     /// one session timeout without a confirmation.
     ///

@@ -20,6 +20,10 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// mean to keep the session: the client crate would make 8 ms of zero.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 
+/// A longer one is a mistake in the unit: after a crash the lock would be taken for so long. Servers grant 20 ticks at most, unless
+/// `maxSessionTimeout` is set.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(3_600);
+
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
 /// By which part of a time two clocks may differ over it.
@@ -55,7 +59,8 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// How long the ensemble keeps a session that it does not hear from. Default: 10 s. At least 250 ms.
+    /// How long the ensemble keeps a session that it does not hear from. Default: 10 s. From 250 ms to an hour: for so long a lock
+    /// stays taken whose holder has crashed. What the servers have granted, [`session_timeout`](ZooKeeper::session_timeout) tells.
     ///
     /// After a holder crashes, its lock is free after this long. A holder that is cut off reports the loss [before
     /// that](Self::stop_margin).
@@ -144,10 +149,10 @@ impl ZooKeeperBuilder {
 
     /// Refuses invalid options, before anything is sent.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let longest = Duration::from_millis(i32::MAX as u64);
-        if self.session_timeout < SHORTEST_TIMEOUT || self.session_timeout > longest {
+        if self.session_timeout < SHORTEST_TIMEOUT || self.session_timeout > LONGEST_TIMEOUT {
             return Err(Error::invalid(format!(
-                "a session timeout of {:?}: it must be from {SHORTEST_TIMEOUT:?} to {longest:?}",
+                "a session timeout of {:?}: it must be from {SHORTEST_TIMEOUT:?} to an hour, for which the lock of a crashed holder \
+                 stays taken",
                 self.session_timeout
             )));
         }
@@ -286,14 +291,17 @@ mod tests {
     #[test]
     fn options_that_no_session_can_have_are_refused_with_what_is_wrong() {
         let new = ZooKeeperBuilder::new;
-        let longest = Duration::from_millis(i32::MAX as u64);
         let just_more = Duration::from_nanos(1);
         for (options, problem) in [
             (
                 new().session_timeout(SHORTEST_TIMEOUT - just_more),
                 "a session timeout of 249.999999ms: it must be from 250ms",
             ),
-            (new().session_timeout(longest + just_more), "a session timeout of 2147483.647000001s"),
+            (
+                new().session_timeout(LONGEST_TIMEOUT + just_more),
+                "a session timeout of 3600.000000001s: it must be from 250ms to an hour",
+            ),
+            (new().session_timeout(27 * LONGEST_TIMEOUT), "a session timeout of 97200s"),
             (new().session_timeout(Duration::MAX), "a session timeout of "),
             (new().connect_timeout(Duration::ZERO), "a connect timeout of zero"),
             (new().acl(Acl::nobody()), "an ACL without permissions"),

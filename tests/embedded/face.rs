@@ -8,7 +8,9 @@ use std::time::Duration;
 use support::polled::now;
 use support::several::several;
 use zk_rwlock::error::{Ending, Failure, ValueError};
-use zk_rwlock::{Blockers, Blocking, Error, Loss, Memory, Mode, RwLock, Semaphore, Shared, Survey, ZooKeeper};
+use zk_rwlock::{
+    Blockers, Blocking, Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared, Survey, Term, ZooKeeper,
+};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -177,4 +179,35 @@ fn an_error_has_a_source_and_a_kind() {
     assert_eq!(kind(value.clone()), io::ErrorKind::NotFound);
     let back = io::Error::from(value).into_inner().unwrap();
     assert!(back.downcast::<Error>().unwrap().value_error().is_some());
+}
+
+/// Also on a runtime with several threads: the future of `lead` may be sent to another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_work_of_a_leader_is_a_closure_that_owns_state_or_captures_nothing_or_a_function() {
+    async fn number(term: Term) -> i64 {
+        term.number()
+    }
+    let zk = Memory::new();
+    let leadership = Leadership::new(&zk, "/leader").expect("valid");
+    let leads = leadership.clone();
+    let (mut seen, resigns) = (Vec::new(), leadership.clone());
+    let owned = async move |term: Term| {
+        seen.push(term.number());
+        if seen.len() == 1 {
+            // The next term goes on with what this one has seen.
+            assert!(resigns.resign().await);
+            std::future::pending::<()>().await;
+        }
+        seen.clone()
+    };
+    let terms = tokio::spawn(async move { leads.lead_mut(owned).await }).await.expect("no panic");
+    let terms = terms.expect("granted").expect("not stopped");
+    assert!(terms.len() == 2 && terms[0] < terms[1], "{terms:?}");
+
+    let leads = leadership.clone();
+    let led = tokio::spawn(async move { leads.lead(|term: Term| async move { term.number() }).await });
+    assert!(led.await.expect("no panic").expect("granted") > terms.last().copied());
+    let leads = leadership.clone();
+    let led = tokio::spawn(async move { leads.lead(number).await }).await.expect("no panic");
+    assert!(led.expect("granted") > terms.last().copied());
 }

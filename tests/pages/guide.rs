@@ -125,19 +125,21 @@ async fn one_leader() -> Result<(), Error> {
     use std::time::Duration;
     use zk_rwlock::{Leadership, Term};
 
-    async fn schedule(term: Term) -> Result<(), Error> {
+    let mut handed_out = 0; // the work may have state, which the next term goes on with
+    let schedule = async move |term: Term| {
         while let Some(job) = next_job().await {
             // Done only if this term lasts, and `/jobs` is there. To other systems, send `term.number()` as a token.
             term.transaction().create(format!("/jobs/{job}"), "to do").commit().await?;
+            handed_out += 1;
         }
-        Ok(())
-    }
+        Ok::<_, Error>(handed_out)
+    };
 
     let leadership = Leadership::builder(&zk, "/leaders/scheduler")
         .data("http://web-1:8080") // what everybody can read of the leader
         .health(Duration::from_secs(5), database_answers)
         .build()?;
-    if let Some(done) = leadership.lead(schedule).await? {
+    if let Some(done) = leadership.lead_mut(schedule).await? {
         done?; // the work has ended by itself
     }
     // end

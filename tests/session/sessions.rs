@@ -496,3 +496,16 @@ async fn a_client_may_try_for_ever_to_reach_a_server() {
     let zk = ZooKeeper::builder().connect_timeout(Duration::MAX).connect(shared_server().address()).await;
     drop(soon("free", lock_at(&zk.expect("it is up"), "/tries/for-ever").write()).await.expect("free"));
 }
+
+#[tokio::test]
+async fn a_client_tells_which_session_timeout_the_servers_have_granted() {
+    // The tests' servers grant a minute at most.
+    for (asked, granted) in [(4, 4), (3_600, 60)] {
+        let zk = connect_with(&shared_server().address(), Duration::from_secs(asked)).await;
+        assert_eq!(zk.session_timeout(), Some(Duration::from_secs(granted)));
+        zk.close().await;
+        assert_eq!(zk.session_timeout(), None);
+    }
+    let refused = ZooKeeper::builder().session_timeout(Duration::from_secs(27 * 3_600)).connect("127.0.0.1:1").await;
+    assert!(matches!(&refused, Err(Error::InvalidInput(why)) if why.contains("to an hour")), "{refused:?}");
+}

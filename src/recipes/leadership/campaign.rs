@@ -68,10 +68,10 @@ impl Candidate {
     }
 
     /// Begins to campaign, unless this candidate does already.
-    pub(crate) fn begin(&self) -> Result<Campaign<'_>, Error> {
+    pub(crate) fn begin(self: &Arc<Self>) -> Result<Campaign, Error> {
         let is_first = self.status.send_if_modified(|status| !std::mem::replace(&mut status.campaigns, true));
         match is_first {
-            true => Ok(Campaign { candidate: self }),
+            true => Ok(Campaign { candidate: Arc::clone(self) }),
             false => Err(Error::invalid("a second campaign of one candidate; build a Leadership for each")),
         }
     }
@@ -154,69 +154,91 @@ impl Candidate {
 }
 
 /// A campaign of a candidate. It ends when this is dropped.
-pub(crate) struct Campaign<'a> {
-    candidate: &'a Candidate,
+pub(crate) struct Campaign {
+    candidate: Arc<Candidate>,
 }
 
-impl Campaign<'_> {
+impl Campaign {
     /// The next term; `None` once the candidate is stopped.
-    pub(crate) async fn next(&self) -> Result<Option<CampaignTurn<'_>>, Error> {
-        let mut status = self.candidate.status.subscribe();
-        let granted = tokio::select! {
-            biased;
-            _ = status.wait_for(|status| status.is_stopped) => return Ok(None),
-            granted = self.candidate.stand() => granted?,
-        };
-        let (term, begun) = (Term { guard: Arc::new(granted) }, Instant::now());
-        self.candidate.status.send_modify(|status| {
-            status.term = Some(term.clone());
-            status.is_resigned = false;
-        });
-        let (path, data) = (self.candidate.lock.path(), self.candidate.data());
-        tell!(INFO, path, term = term.number(), data, "a term begins");
-        Ok(Some(CampaignTurn { candidate: self.candidate, term, begun, why: "dropped" }))
+    pub(crate) fn next(&self) -> Task<Result<Option<CampaignTurn>, Error>> {
+        let candidate = Arc::clone(&self.candidate);
+        Box::pin(async move {
+            let mut status = candidate.status.subscribe();
+            let granted = tokio::select! {
+                biased;
+                _ = status.wait_for(|status| status.is_stopped) => return Ok(None),
+                granted = candidate.stand() => granted?,
+            };
+            let (term, begun) = (Term { guard: Arc::new(granted) }, Instant::now());
+            candidate.status.send_modify(|status| {
+                status.term = Some(term.clone());
+                status.is_resigned = false;
+            });
+            let (path, data) = (candidate.lock.path(), candidate.data());
+            tell!(INFO, path, term = term.number(), data, "a term begins");
+            drop(status);
+            Ok(Some(CampaignTurn { candidate, term, begun, why: "dropped" }))
+        })
     }
 }
 
-impl Drop for Campaign<'_> {
+impl Drop for Campaign {
     fn drop(&mut self) {
         self.candidate.status.send_modify(|status| status.campaigns = false);
     }
 }
 
+/// A step of a campaign. It borrows nothing and names no type: so the compiler sees that the future of `lead` can be sent to another
+/// thread, whatever the work borrows.
+type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// A term, while its work runs. Dropping this ends it, whoever else has the term.
-pub(crate) struct CampaignTurn<'a> {
-    candidate: &'a Candidate,
+pub(crate) struct CampaignTurn {
+    candidate: Arc<Candidate>,
     term: Term,
     begun: Instant,
     /// Why it ends, for the log.
     why: &'static str,
 }
 
-impl CampaignTurn<'_> {
+impl CampaignTurn {
     pub(crate) fn term(&self) -> Term {
         self.term.clone()
     }
 
     /// Waits until the work has to stop.
-    pub(crate) async fn ends(&self) -> End {
-        let mut status = self.candidate.status.subscribe();
-        tokio::select! {
-            biased;
-            _ = self.term.guard.lost() => End::Lost,
-            _ = status.wait_for(|status| status.is_stopped || status.is_resigned) => End::Resigned,
-            () = self.candidate.until_healthy(false) => End::Unhealthy,
-        }
+    pub(crate) fn ends(&self) -> Task<End> {
+        let (candidate, term) = (Arc::clone(&self.candidate), self.term());
+        Box::pin(async move {
+            let mut status = candidate.status.subscribe();
+            tokio::select! {
+                biased;
+                _ = term.guard.lost() => End::Lost,
+                _ = status.wait_for(|status| status.is_stopped || status.is_resigned) => End::Resigned,
+                () = candidate.until_healthy(false) => End::Unhealthy,
+            }
+        })
     }
 
-    /// Whether the term is over without our doing.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.term.guard.held().loss().is_some()
+    /// Asks whether the term is over without our doing.
+    pub(crate) fn loss(&self) -> impl Fn() -> Option<End> + use<> {
+        let term = self.term();
+        move || term.guard.held().loss().map(|_| End::Lost)
+    }
+
+    /// The work is over, or was dropped. Gives what it has given.
+    pub(crate) async fn over<T>(self, ended: Result<T, End>) -> Result<Option<T>, Error> {
+        self.end(ended.as_ref().err().copied()).await?;
+        Ok(ended.ok())
     }
 
     /// Gives the lock back when the work has been dropped, or has ended by itself: `why` is `None`. Returns when the next
     /// candidate leads, or can. A lock that was lost is not waited for.
-    pub(crate) async fn end(mut self, why: Option<End>) -> Result<(), Error> {
+    fn end(self, why: Option<End>) -> Task<Result<(), Error>> {
+        Box::pin(self.gives_back(why))
+    }
+
+    async fn gives_back(mut self, why: Option<End>) -> Result<(), Error> {
         let (loss, lasted) = (self.term.guard.held().loss(), self.begun.elapsed());
         self.why = match (loss, why) {
             (Some(_), _) | (None, Some(End::Lost)) => "lost",
@@ -238,7 +260,7 @@ impl CampaignTurn<'_> {
     }
 }
 
-impl Drop for CampaignTurn<'_> {
+impl Drop for CampaignTurn {
     fn drop(&mut self) {
         let (path, data, lasted, why) =
             (self.candidate.lock.path(), self.candidate.data(), self.begun.elapsed(), self.why);

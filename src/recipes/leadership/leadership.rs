@@ -9,7 +9,7 @@ use crate::call::Call;
 use crate::error::error::Error;
 use crate::hold::tenure::while_held;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
-use crate::recipes::leadership::campaign::{Candidate, Check, End};
+use crate::recipes::leadership::campaign::{Candidate, Check};
 use crate::recipes::leadership::leader::Leader;
 use crate::recipes::leadership::observe::{self, LeaderChanges};
 use crate::recipes::leadership::term::Term;
@@ -81,7 +81,8 @@ impl Leadership {
     /// Campaigns, and runs `work` while this candidate leads. Returns what the work gives when it ends by itself; `None`
     /// when this candidate was [stopped](Self::stop).
     ///
-    /// Each term has a work of its own: `work` is called when it begins, and makes the future. That future is dropped as
+    /// Each term has a work of its own: `work` is called when it begins, and makes the future. For an `async move` closure that
+    /// owns state there is [`lead_mut`](Self::lead_mut). That future is dropped as
     /// soon as the term ends before it: because leadership was lost, because this candidate [resigned](Self::resign) or was
     /// stopped, or because it is [not healthy](LeadershipBuilder::health) any more. Then the campaign goes on, behind the
     /// candidates that wait by now. If leadership was lost by the time that the work ended, what it gives is dropped, and
@@ -134,13 +135,53 @@ impl Leadership {
         let campaign = self.candidate.begin()?;
         while let Some(turn) = campaign.next().await? {
             // The work is dropped before the lock is given back.
-            let is_lost = || turn.is_lost().then_some(End::Lost);
-            match while_held(is_lost, turn.ends(), async { work(turn.term()).await }).await {
-                Ok(output) => {
-                    turn.end(None).await?;
-                    return Ok(Some(output));
-                }
-                Err(end) => turn.end(Some(end)).await?,
+            let ended = while_held(turn.loss(), turn.ends(), async { work(turn.term()).await }).await;
+            if let Some(output) = turn.over(ended).await? {
+                return Ok(Some(output));
+            }
+        }
+        Ok(None)
+    }
+
+    /// As [`lead`](Self::lead), for work whose futures borrow what the closure owns: an `async move` closure with state, which
+    /// the next term goes on with.
+    ///
+    /// `lead` takes whatever makes a future, also where it is a type parameter or borrows from the function that calls `lead`
+    /// in a task of its own. The compiler does not take all of that for an `AsyncFnMut`, so there are two.
+    ///
+    /// # Cancel safety
+    /// As for [`lead`](Self::lead).
+    ///
+    /// # Errors
+    /// As for [`lead`](Self::lead).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Leadership, Memory, Term};
+    /// # async fn next_job() -> Option<u32> { None }
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let leadership = Leadership::new(&zk, "/leaders/scheduler")?;
+    /// let mut handed_out = 0; // goes on with the next term
+    /// let schedule = async move |term: Term| {
+    ///     while let Some(job) = next_job().await {
+    ///         term.transaction().create(format!("/jobs/{job}"), "to do").commit().await?;
+    ///         handed_out += 1;
+    ///     }
+    ///     Ok::<_, Error>(handed_out)
+    /// };
+    /// if let Some(done) = leadership.lead_mut(schedule).await? {
+    ///     println!("{} jobs are handed out", done?);
+    /// }
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn lead_mut<T>(&self, mut work: impl AsyncFnMut(Term) -> T) -> Result<Option<T>, Error> {
+        let campaign = self.candidate.begin()?;
+        while let Some(turn) = campaign.next().await? {
+            let ended = while_held(turn.loss(), turn.ends(), async { work(turn.term()).await }).await;
+            if let Some(output) = turn.over(ended).await? {
+                return Ok(Some(output));
             }
         }
         Ok(None)

@@ -22,7 +22,9 @@ use crate::session::contract::Coordinator;
 /// session timeout later.
 ///
 /// # The number
-/// The ensemble keeps the number, in the data of the semaphore's node: `permits=10`. Whoever comes first writes it. A handle
+/// The ensemble keeps the number, in the data of the semaphore's node: `permits=10`. Say it once, with
+/// [`set_permits`](Self::set_permits) or `zklock permits`, and leave it out of the options of those who take permits. If the ensemble
+/// has none, a handle that was opened with a number writes it. A handle
 /// that was opened with another number gets [`Error::Permits`] at its first use. [`set_permits`](Self::set_permits)
 /// changes the number for all: handles that have seen the old one go by the new one from then on, acquisitions that wait
 /// notice, and nobody who holds is thrown out.
@@ -31,8 +33,8 @@ use crate::session::contract::Coordinator;
 /// Strictly first come, first served, also when one asks for several: the first in the queue holds up those behind it, even
 /// if there are enough permits for them. So nobody starves.
 ///
-/// An acquisition that was polled once has its place in the queue. When its turn comes, all behind it wait for it, even if
-/// its future is not polled any more. So poll it to its end, or drop it.
+/// An acquisition that was polled once has asked for its place in the queue, and soon has it; on a path that was never used it has to
+/// be polled on. When its turn comes, all behind it wait for it, even if its future is not polled any more. So poll it to its end, or drop it.
 ///
 /// # Deadlocks
 /// A task that holds permits and waits for more may wait for itself, or for others that do the same. Take all at once, with
@@ -231,7 +233,8 @@ pub struct SemaphoreBuilder {
 }
 
 impl SemaphoreBuilder {
-    /// How many permits there are. Give all users of the path the same number: see [`Semaphore`](Semaphore#the-number).
+    /// How many permits there are, if nobody has said so for all. Better leave it out, and say it once with
+    /// [`set_permits`](Semaphore::set_permits): see [`Semaphore`](Semaphore#the-number).
     ///
     /// Default: the number that the ensemble has. If it has none, acquisitions fail with [`Error::Permits`]. Zero is
     /// refused.
