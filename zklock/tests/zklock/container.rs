@@ -56,12 +56,13 @@ async fn as_the_first_process_it_gives_codes_and_signals_as_ever() {
 /// Half of them are ended by a signal that has no name.
 #[support::judged]
 async fn as_the_first_process_it_reaps_what_its_command_leaves() {
+    let Some(unshare) = unshare() else { return };
     let script = "for n in $(seq 25); do (true &); (sh -c 'kill -37 $$' &); done
         until ! grep -l '^State:.Z' /proc/[0-9]*/status >/dev/null 2>&1; do sleep 0.05; done; exit 6";
-    let (program, words) = first_process(false, &[binary(), "/zklock/first/orphans", "-c", script]);
-    let mut command = Command::new(program);
+    let words = first_process(unshare, false, &[binary(), "/zklock/first/orphans", "-c", script]);
+    let mut command = Command::new(words[0]);
     prepare(&mut command, &shared_server().address());
-    command.args(words);
+    command.args(&words[1..]);
     let run = ended(command).await;
     assert_eq!((run.code, &run.stderr[..]), (Some(6), ""), "{run:#?}");
 }
