@@ -7,17 +7,18 @@ use std::thread;
 use std::time::Duration;
 
 use support::process::{Process, role, say};
+use support::rounds::Machine::{self, StoodStill, WasBusy, WentOn};
 use support::rounds::{VIOLATED, judge_rounds};
-use support::standstill::{Patience, Record, STANDSTILL, STOOD_STILL, Stint, most_lost_since, now, watch};
+use support::standstill::{BUSY, Lost, Patience, Record, STANDSTILL, STOOD_STILL, Stint, most_lost_since, now, watch};
 use support::{safe, violated};
 
 const TICK: Duration = Duration::from_millis(10);
 
 /// Judges rounds that do this, by their number; returns how many were run, and what was said if it failed.
-fn judged(stands_still: bool, round: impl Fn(usize)) -> (usize, Option<String>) {
+fn judged(machine: Machine, round: impl Fn(usize)) -> (usize, Option<String>) {
     let rounds = Cell::new(0);
     let run = || {
-        judge_rounds(&|_| stands_still, &|_| {
+        judge_rounds(&|_| machine, &|_| {
             rounds.set(rounds.get() + 1);
             round(rounds.get());
         });
@@ -33,27 +34,34 @@ fn words(failure: &(dyn Any + Send)) -> String {
 
 #[test]
 fn a_round_that_succeeds_is_the_last_whatever_the_machine_does() {
-    for stands_still in [false, true] {
-        assert_eq!(judged(stands_still, |_| ()), (1, None));
+    for machine in [WentOn, WasBusy, StoodStill] {
+        assert_eq!(judged(machine, |_| ()), (1, None));
     }
 }
 
 #[test]
 fn a_fault_while_the_machine_goes_on_is_told_at_once_and_in_its_own_words() {
-    assert_eq!(judged(false, |_| panic!("a planted fault")), (1, Some("a planted fault".to_owned())));
+    assert_eq!(judged(WentOn, |_| panic!("a planted fault")), (1, Some("a planted fault".to_owned())));
 }
 
 #[test]
 fn a_fault_in_every_round_is_told_though_the_machine_stands_still_in_each() {
-    let (rounds, said) = judged(true, |round| panic!("planted, round {round}"));
+    let (rounds, said) = judged(StoodStill, |round| panic!("planted, round {round}"));
     let said = said.expect("it fails");
     assert_eq!(rounds, 10);
     assert!(said.starts_with(STOOD_STILL) && said.ends_with("planted, round 10"), "{said}");
 }
 
 #[test]
+fn a_fault_in_each_of_four_busy_rounds_is_told_in_its_own_words() {
+    assert_eq!(judged(WasBusy, |round| panic!("planted, round {round}")), (4, Some("planted, round 4".to_owned())));
+}
+
+#[test]
 fn a_round_that_the_machine_spoilt_is_followed_by_another() {
-    assert_eq!(judged(true, |round| assert!(round == 3, "spoilt")), (3, None));
+    for machine in [WasBusy, StoodStill] {
+        assert_eq!(judged(machine, |round| assert!(round == 3, "spoilt")), (3, None));
+    }
 }
 
 #[test]
@@ -70,7 +78,7 @@ fn lost_safety_is_told_at_once_though_the_machine_stands_still() {
         },
     ];
     for fault in planted {
-        let (rounds, said) = judged(true, fault);
+        let (rounds, said) = judged(StoodStill, fault);
         assert_eq!(rounds, 1);
         assert!(said.is_some_and(|said| said.contains("safety is lost: two hold the lock")));
     }
@@ -91,7 +99,8 @@ fn record(pauses: impl IntoIterator<Item = Duration>) -> (Record, Duration) {
 fn a_machine_that_goes_on_is_not_accused() {
     // As much too late as a timer of this kernel is: some sixty microseconds, and now and then a millisecond.
     let pauses = (0..6_000).map(|tick| TICK + Duration::from_micros(if tick % 100 == 0 { 1_000 } else { 60 }));
-    assert!(record(pauses).0.most_lost_since(Duration::ZERO) < STANDSTILL / 2);
+    let lost = record(pauses).0.most_lost_since(Duration::ZERO);
+    assert!(lost.in_all < BUSY / 2 && lost.at_once < STANDSTILL / 2, "{lost:?}");
 }
 
 #[test]
@@ -99,11 +108,12 @@ fn a_machine_that_stood_still_is_found_out_by_one_long_pause_and_by_many_short_o
     let calm = || std::iter::repeat_n(TICK, 200);
     let stop = Duration::from_secs(3);
     let (stopped, end) = record(calm().chain([stop]).chain(calm()));
-    assert_eq!(stopped.most_lost_since(Duration::ZERO), stop - TICK);
+    let lost = stop - TICK;
+    assert_eq!(stopped.most_lost_since(Duration::ZERO), Lost { in_all: lost, at_once: lost });
     let (busy, _) = record(calm().chain([2 * TICK; 20]).chain(calm()));
-    assert_eq!(busy.most_lost_since(Duration::ZERO), 20 * TICK);
+    assert_eq!(busy.most_lost_since(Duration::ZERO), Lost { in_all: 20 * TICK, at_once: TICK });
     // What was over before does not count.
-    assert!(stopped.most_lost_since(end - 100 * TICK) < STANDSTILL);
+    assert_eq!(stopped.most_lost_since(end - 90 * TICK), Lost::default());
 }
 
 /// A test whose runtime is blocked by what is tested has a machine that goes on.
@@ -113,7 +123,7 @@ async fn a_runtime_that_is_blocked_by_the_code_under_test_is_no_standstill() {
     let blocked = Duration::from_secs(2);
     let began = now();
     thread::sleep(blocked);
-    let lost = most_lost_since(began);
+    let lost = most_lost_since(began).at_once;
     assert!(lost < blocked / 2, "{lost:?} of {blocked:?}");
 }
 
@@ -126,7 +136,7 @@ fn the_life_of_a_child() {
     watch();
     let began = now();
     say("goes on");
-    while most_lost_since(began) < Duration::from_secs(1) {}
+    while most_lost_since(began).at_once < Duration::from_secs(1) {}
     say("stood still");
 }
 

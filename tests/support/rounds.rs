@@ -1,23 +1,30 @@
 //! Tests that are judged only by rounds in which the machine went on: what `#[support::judged]` calls.
 //!
-//! A round that succeeds is a success. A round that fails is a failure, unless the machine stood still in it: then another
-//! round follows. Lost safety is a failure in any round: [`safe!`](crate::safe) and [`violated!`](crate::violated) say so.
+//! A round that succeeds is a success. A round that fails is a failure, unless the machine stood still in it or was very busy:
+//! then another round follows. What fails in each of some busy rounds is the fault of no machine. Lost safety is a failure in any round: [`safe!`](crate::safe) and [`violated!`](crate::violated) say so.
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
 use super::process;
-use super::standstill::{STANDSTILL, STOOD_STILL, most_lost_since, now, watch};
+use super::standstill::{BUSY, Moment, STANDSTILL, STOOD_STILL, most_lost_since, now, watch};
 
-/// So many rounds in a row may be spoilt by the machine.
+/// So many rounds in a row may be spoilt by a machine that stands still.
 const ROUNDS: usize = 10;
+
+/// So many rounds of a test may fail on a busy machine before its failure counts.
+const BUSY_ROUNDS: usize = 4;
+
+/// So many rounds of all tests of a process. A fault has more fail, and would have each run again.
+const BUSY_ROUNDS_OF_ALL: usize = 40;
 
 /// A machine that stood still shortly before a round may have ended sessions that the round uses.
 const SHORTLY: Duration = Duration::from_secs(2);
@@ -54,8 +61,16 @@ pub struct How {
     /// Whether its runtime has threads of its own.
     pub has_threads: bool,
     pub worker_threads: Option<usize>,
-    /// A failure counts if the machine lost less than this within one second.
+    /// The machine stood still if it lost so much at once.
     pub limit: Duration,
+}
+
+/// What the machine did in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machine {
+    WentOn,
+    WasBusy,
+    StoodStill,
 }
 
 /// As most tests are.
@@ -86,23 +101,38 @@ pub fn judge_plain<O: Outcome>(how: How, test: impl Fn() -> O) {
     if process::role().is_some() {
         return test().check();
     }
-    judge_rounds(&|from| most_lost_since(from) >= how.limit, &|round| round.run(|| test().check()));
+    let machine = |from| match most_lost_since(from) {
+        lost if lost.at_once >= how.limit => Machine::StoodStill,
+        lost if lost.in_all >= BUSY => Machine::WasBusy,
+        _ => Machine::WentOn,
+    };
+    judge_rounds(&machine, &|round| round.run(|| test().check()));
 }
 
-/// Has rounds run until one succeeds, or fails while the machine goes on.
-pub fn judge_rounds(stood_still: &dyn Fn(Duration) -> bool, run: &dyn Fn(Round)) {
+/// Has rounds run until one succeeds, or fails while the machine goes on. It is asked what it did since a moment.
+pub fn judge_rounds(machine: &dyn Fn(Moment) -> Machine, run: &dyn Fn(Round)) {
+    static BUSY_OF_ALL: AtomicUsize = AtomicUsize::new(0);
     watch();
-    let mut said = String::new();
+    let (mut said, mut busy) = (String::new(), 0);
     for number in 0..ROUNDS {
         let began = now();
         let round = Round { number, ..Round::default() };
         let Err(failure) = catch_unwind(AssertUnwindSafe(|| run(round))) else { return };
         said = words(&*failure);
-        let is_final = said.contains(VIOLATED) || said.starts_with(STOOD_STILL);
-        if is_final || !stood_still(began.saturating_sub(SHORTLY)) {
+        let counts = said.contains(VIOLATED) || said.starts_with(STOOD_STILL);
+        let counts = counts
+            || match machine(began.saturating_sub(SHORTLY)) {
+                Machine::WentOn => true,
+                Machine::WasBusy => {
+                    busy += 1;
+                    busy == BUSY_ROUNDS || BUSY_OF_ALL.fetch_add(1, Ordering::Relaxed) >= BUSY_ROUNDS_OF_ALL
+                }
+                Machine::StoodStill => false,
+            };
+        if counts {
             resume_unwind(failure);
         }
-        eprintln!("{STOOD_STILL}: this round is not judged");
+        eprintln!("round {number} is not judged: the machine was busy or stood still in it");
     }
     panic!("{STOOD_STILL}: {ROUNDS} rounds in a row could not be judged; the last one said: {said}");
 }
