@@ -174,4 +174,8 @@ impl Coordinator for Memory {
     fn state(&self) -> ConnectionState {
         Memory::state(self)
     }
+
+    fn namespace(&self) -> Option<(Vec<String>, String)> {
+        Some((vec![format!("embedded-{:p}", Arc::as_ptr(&self.client.ensemble))], String::new()))
+    }
 }

@@ -56,6 +56,11 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     fn state(&self) -> ConnectionState {
         ConnectionState::Connected
     }
+
+    /// The names of the ensemble's servers, and the path that everything is kept below. By default that is not known.
+    fn namespace(&self) -> Option<(Vec<String>, String)> {
+        None
+    }
 }
 
 #[async_trait]
@@ -74,6 +79,10 @@ impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
 
     fn state(&self) -> ConnectionState {
         (**self).state()
+    }
+
+    fn namespace(&self) -> Option<(Vec<String>, String)> {
+        (**self).namespace()
     }
 }
 

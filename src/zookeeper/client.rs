@@ -234,6 +234,14 @@ impl Coordinator for ZooKeeper {
     fn state(&self) -> ConnectionState {
         self.ensemble.state()
     }
+
+    fn namespace(&self) -> Option<(Vec<String>, String)> {
+        let servers = &self.ensemble.servers;
+        Some((
+            servers.each().map(|server| server.address().to_lowercase()).collect(),
+            servers.root().trim_end_matches('/').to_owned(),
+        ))
+    }
 }
 
 impl fmt::Debug for ZooKeeper {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use support::polled::now;
 use support::scene::*;
-use support::server::shared_server;
+use support::server::{Server, shared_server};
 use support::several::several;
 use support::slow::Slow;
 use support::two::TwoSessions;
@@ -55,6 +55,65 @@ fn of_one(error: &Error) -> (&str, &Error) {
         Error::OneOfMany { path, error } => (path, error),
         other => panic!("of no one lock: {other}"),
     }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// One place.
+
+/// Why these locks cannot be taken together; empty if they can.
+fn refusal(locks: [RwLock; 2]) -> String {
+    let [one, other] = &locks;
+    let both = [(one, Write), (other, Read)];
+    let turned = [(other, Read), (one, Write)];
+    let [refused, also] = [MultiLock::new(both), MultiLock::new(turned)].map(|it| it.err());
+    assert_eq!(refused.is_some(), also.is_some());
+    refused.map_or_else(String::new, |error| {
+        assert!(matches!(error, Error::InvalidInput(_)), "{error:?}");
+        error.to_string()
+    })
+}
+
+#[test]
+fn locks_of_two_embedded_ensembles_cannot_be_taken_together() {
+    let (zk, another) = (Memory::new(), Memory::new());
+    let lock = |zk: &Memory, path| RwLock::new(zk, path).expect("valid");
+    assert_eq!(refusal([lock(&zk, "/a"), lock(&zk.connect(), "/b")]), "", "two clients of one ensemble");
+    for path in ["/a", "/b"] {
+        let refused = refusal([lock(&zk, "/a"), lock(&another, path)]);
+        assert!(
+            refused.contains("cannot be taken together: their connect strings have no server in common"),
+            "{refused}"
+        );
+    }
+}
+
+/// Before, the same relative path counted as one lock, and the order of the locks was that of relative paths: two tasks whose
+/// roots differ could wait for each other.
+#[tokio::test]
+async fn locks_below_different_paths_or_of_different_ensembles_cannot_be_taken_together() {
+    let (server, another) = (shared_server(), Server::start());
+    let address = server.address();
+    let client = |servers: String| async move { connect(&servers).await };
+    let [top, one, two] = ["", "/one", "/two"].map(|root| client(format!("{address}{root}")));
+    let (top, one, two) = (top.await, one.await, two.await);
+    let theirs = client(another.address()).await;
+    let again = client(format!("{address},{}/one", another.address())).await;
+    for path in ["/multi/a", "/multi/b"] {
+        let a = |zk| lock_at(zk, "/multi/a");
+        let refused = refusal([a(&one), lock_at(&two, path)]);
+        assert!(
+            refused.ends_with("their connect strings end in different paths, /one and /two")
+                || refused.ends_with("their connect strings end in different paths, /two and /one"),
+            "{refused}"
+        );
+        let refused = refusal([a(&one), lock_at(&top, path)]);
+        assert!(refused.contains("/one") && refused.contains(" /"), "{refused}");
+        let refused = refusal([a(&top), lock_at(&theirs, path)]);
+        assert!(refused.contains("no server in common"), "{refused}");
+        assert!(refused.contains(&address) && refused.contains(&another.address()), "{refused}");
+    }
+    // Two clients of one ensemble may have different lists of its servers.
+    assert_eq!(refusal([lock_at(&one, "/multi/a"), lock_at(&again, "/multi/b")]), "");
 }
 
 // ---------------------------------------------------------------------------------------------------------------

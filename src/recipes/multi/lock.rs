@@ -57,11 +57,14 @@ pub struct MultiLock {
 }
 
 impl MultiLock {
-    /// Takes these locks together, each in its mode. Nothing is sent. All of them are of one ensemble; each has its own options.
+    /// Takes these locks together, each in its mode. Nothing is sent. All of them are of one ensemble and below one path: their
+    /// clients may be several, if the connect strings end in the same path and have a server in common. Each lock has its
+    /// own options.
     /// A lock that is [kept](crate::RwLockBuilder::keep) is taken by a node of its own here.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are no locks, or if a path comes twice.
+    /// [`Error::InvalidInput`] if there are no locks, if a path comes twice, or if the locks are of different ensembles or
+    /// below different paths: there is no order of such locks that all their users keep, and no transaction.
     ///
     /// # Examples
     ///
@@ -76,6 +79,9 @@ impl MultiLock {
     pub fn new<L: Borrow<RwLock>>(locks: impl IntoIterator<Item = (L, Mode)>) -> Result<MultiLock, Error> {
         let mut locks: Vec<_> = locks.into_iter().map(|(lock, mode)| (lock.borrow().clone(), mode)).collect();
         locks.sort_by(|(one, _), (other, _)| one.path().cmp(other.path()));
+        if let [(first, _), others @ ..] = &locks[..] {
+            others.iter().try_for_each(|(other, _)| check_for_one_place(first, other))?;
+        }
         // A node has only one valid path, so no other spelling is taken for another lock.
         if let Some(twice) = locks.windows(2).find(|pair| pair[0].0.path() == pair[1].0.path()) {
             let path = twice[0].0.path();
@@ -198,6 +204,26 @@ impl MultiLock {
         }
         taken.complete()
     }
+}
+
+/// Fails if these locks are surely not in one place: below one path of one ensemble.
+fn check_for_one_place(one: &RwLock, other: &RwLock) -> Result<(), Error> {
+    let namespace = |lock: &RwLock| lock.handle().coordinator.namespace();
+    let (Some((servers, root)), Some((others, other_root))) = (namespace(one), namespace(other)) else { return Ok(()) };
+    let refused = |problem: String| {
+        let (one, other) = (one.path(), other.path());
+        Err(Error::invalid(format!("{one:?} and {other:?} cannot be taken together: {problem}")))
+    };
+    if root != other_root {
+        let or_root = |root: String| if root.is_empty() { "/".to_owned() } else { root };
+        let (root, other) = (or_root(root), or_root(other_root));
+        return refused(format!("their connect strings end in different paths, {root} and {other}"));
+    }
+    if !servers.iter().any(|server| others.contains(server)) {
+        let (servers, others) = (servers.join(","), others.join(","));
+        return refused(format!("their connect strings have no server in common, {servers} and {others}"));
+    }
+    Ok(())
 }
 
 impl Guard for MultiGuard {
