@@ -223,6 +223,10 @@ impl Acquisition {
         });
         let (session, names) = seen.await?;
         self.handle.check_for_foreign(&names)?;
+        if self.goal.is_none() {
+            let check = self.check_for_semaphore(&session, &names, None);
+            call::bounded(&self.handle.coordinator, session.timeout(), check).await?;
+        }
         let (site, newcomer) = (&self.handle.site, (self.handle.dialect, self.mode));
         let ahead = site
             .ghosts_ahead(&session, &names, newcomer, |names| turn::ahead_of_newcomer(newcomer.0, newcomer.1, names));

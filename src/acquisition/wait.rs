@@ -8,11 +8,14 @@ use futures_util::future::OptionFuture;
 use crate::acquisition::report::Lateness;
 use crate::acquisition::request::{Acquisition, Handle, IfTaken, Wait, Waiting};
 use crate::error::error::Error;
+use crate::error::permits::PermitsError;
 use crate::hold::tenure::Tenure;
 use crate::observe::on_wait::OnWait;
 use crate::queue::contender::Contender;
+use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::queue::turn;
 use crate::queue::waiter::{Departure, News, Predecessor, Step, Take, Waiter};
+use crate::session::contract::Session;
 use crate::session::errand::errand;
 use crate::session::in_the_way;
 use crate::session::keep_alive;
@@ -96,6 +99,9 @@ impl Acquisition {
         let names = names.map_err(|failure| self.handle.stop(failure))?;
         ticket.remove_strays(&names);
         if !waiter.has_waited() {
+            self.check_for_semaphore(session, &names, names.directory.as_ref()).await?;
+        }
+        if !waiter.has_waited() {
             meter::entered(self.aim(), names.len().saturating_sub(1));
         }
         let is_alone = names.len() < 2;
@@ -124,6 +130,32 @@ impl Acquisition {
             waiting.sees(session, me, site.progress_beside(&[], &names, me));
         }
         Ok(step)
+    }
+}
+
+impl Acquisition {
+    /// Fails if the lock's path is that of a semaphore. Its node has data then: only where a listing shows that, they are read.
+    pub(crate) async fn check_for_semaphore(
+        &self,
+        session: &Arc<dyn Session>,
+        names: &[String],
+        directory: Option<&Stat>,
+    ) -> Result<(), Error> {
+        let is_known_to_be_none = || !names.iter().any(|name| name == QUEUE || name == PERMITS);
+        if self.goal.is_some()
+            || directory.map_or_else(is_known_to_be_none, |stat| !permits::may_be_number(stat.data_length))
+        {
+            return Ok(());
+        }
+        let path = &self.handle.path;
+        match retry::data(session, path, false).await {
+            Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
+                Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
+            }
+            // Who may not read it has no permits there either.
+            Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
+            Err(failure) => Err(self.handle.stop(failure)),
+        }
     }
 }
 

@@ -148,7 +148,8 @@ pub enum Error {
         dialect: Dialect,
     },
 
-    /// The [`Semaphore`](crate::Semaphore) grants nothing, because of its number of permits. The reason says what to do.
+    /// The [`Semaphore`](crate::Semaphore) grants nothing, because of its number of permits; or its path is that of a lock, or a
+    /// lock's that of a semaphore. The reason says what to do.
     #[error("{path} {reason}")]
     Permits {
         /// The semaphore.
@@ -373,6 +374,9 @@ impl From<Error> for io::Error {
             Error::ForeignContender { .. } => ErrorKind::ResourceBusy,
             Error::Permits { reason: PermitsError::Other { .. } | PermitsError::TooFew { .. }, .. } => {
                 ErrorKind::InvalidInput
+            }
+            Error::Permits { reason: PermitsError::IsLocked { .. } | PermitsError::NoLock, .. } => {
+                ErrorKind::ResourceBusy
             }
             Error::Permits { .. } => ErrorKind::InvalidData,
             Error::TransactionRefused { reason: Failure::NoNode | Failure::NoParent(_), .. } => ErrorKind::NotFound,

@@ -1,4 +1,4 @@
-//! Why a semaphore grants nothing, as far as its number of permits is the reason.
+//! Why a semaphore, or a lock at its path, grants nothing, as far as its number of permits is the reason.
 
 use thiserror::Error;
 
@@ -36,6 +36,19 @@ pub enum PermitsError {
         /// How many there are.
         permits: u32,
     },
+    /// The path is that of a lock which somebody holds or waits for. A path is a lock or a semaphore, and this semaphore came
+    /// second. Use another path.
+    #[error("is a lock, which {node} holds or waits for: a path is a lock or a semaphore, so use another one")]
+    IsLocked {
+        /// The name of the holder's node, or of a waiter's.
+        node: String,
+    },
+    /// A lock was to be taken at the path of a semaphore: its node has a number of permits. Use another path. If nobody uses the
+    /// semaphore any more, delete the node with all below it.
+    #[error(
+        "is a semaphore: a path is a lock or a semaphore, so use another one, or delete that node and all below it"
+    )]
+    NoLock,
     /// Something in the semaphore's nodes is not of this library, so nothing shows how many permits are free. The text says
     /// what. Remove it, or use another path.
     #[error("cannot be counted: {0}")]

@@ -116,6 +116,11 @@ pub(crate) fn decode(data: &[u8]) -> Result<Option<u32>, String> {
     number.map(Some).ok_or_else(|| text.chars().take(40).collect())
 }
 
+/// Whether data of this length may be a number of permits.
+pub(crate) fn may_be_number(length: usize) -> bool {
+    (NUMBER.len() + 1..=encode(u32::MAX).len() + 1).contains(&length)
+}
+
 /// Accepts exactly what we print, so that one number has one spelling.
 fn positive(digits: &str) -> Option<u32> {
     let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');

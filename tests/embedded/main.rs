@@ -14,6 +14,7 @@ mod kept_waits;
 mod limits;
 mod memory;
 mod once;
+mod one_path;
 mod pauses;
 mod permits;
 mod refusals;

@@ -123,8 +123,9 @@ At most so many:
   another one exits with 64 and says both. With -j alone, the number that
   is there counts. To set it for all, also while they run: zklock permits
   PATH 5. Nobody who holds is stopped.
-  A path is either a lock or has permits: ls, watch, break and check see
-  which. The options and exit codes are the same for both.
+  A path is either a lock or has permits: whoever comes second is refused
+  with 65. ls, watch, break and check see which it is. The options and
+  exit codes are the same for both.
 
 When the lock is lost:
   The command's process group gets TERM. What is left of it gets KILL
@@ -532,8 +533,8 @@ With --json, one object:
   path      the lock
   odd       each: {\"kind\", \"node\", \"what\"}. The kind is one of foreign,
             unreadable, persistent, written, tie, negative, record,
-            diverged, ghost, used-up, old, overdrawn, number. The last
-            four have null as their node.
+            diverged, ghost, beside, used-up, old, overdrawn, number. The
+            last four have null as their node.
   servers   each server of --zk: {\"server\", \"version\", \"mode\",
             \"losses\", \"vulnerabilities\", \"problem\"}: the issues of
             ZooKeeper's by which its release can lose or keep nodes, its

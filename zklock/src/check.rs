@@ -33,7 +33,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     let lock = connect::lock(&zk, &check.path, connection)?;
     let nodes = match connection.dialect {
         Dialect::Native => nodes_of_either(&zk, lock.path()).await?,
-        _ => Nodes { directory: nodes(&zk, lock.path()).await?, semaphore: None },
+        _ => Nodes { directory: nodes(&zk, lock.path()).await?, semaphore: None, beside: Vec::new() },
     };
     let (ephemeral, directories) = (nodes.ephemeral(), nodes.directories(&check.path));
     let servers = servers::look(&ephemeral, &directories, connection).await?;
@@ -79,6 +79,8 @@ struct Nodes {
     directory: Vec<ShownNode>,
     /// If it is a semaphore: its number of permits, if that is one, and the nodes of those who have some.
     semaphore: Option<(Option<u32>, Vec<ShownNode>)>,
+    /// If it is a semaphore: those who hold or wait for a lock at its path.
+    beside: Vec<ShownNode>,
 }
 
 impl Nodes {
@@ -86,6 +88,7 @@ impl Nodes {
         let mut odd = oddities(&self.directory, dialect);
         if let Some((number, permits)) = &self.semaphore {
             odd.extend(oddities_of_permits(path, *number, permits));
+            odd.extend(self.beside.iter().map(|(name, _)| beside(name)));
         }
         odd
     }
@@ -126,14 +129,23 @@ async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
     let semaphore = Semaphore::builder(zk, path).build()?;
     let coordinator: Arc<dyn Coordinator> = Arc::new(zk.clone());
     if !place::is_one(&semaphore, &coordinator).await? {
-        return Ok(Nodes { directory: nodes(zk, path).await?, semaphore: None });
+        return Ok(Nodes { directory: nodes(zk, path).await?, semaphore: None, beside: Vec::new() });
     }
     let number = match semaphore.permits().await {
         Err(Error::Permits { .. }) => None,
         number => number?,
     };
     let permits = nodes(zk, &format!("{path}/permits")).await?;
-    Ok(Nodes { directory: nodes(zk, &format!("{path}/queue")).await?, semaphore: Some((number, permits)) })
+    let mut beside = nodes(zk, path).await?;
+    beside.retain(|(name, _)| Dialect::of(name).is_some());
+    Ok(Nodes { directory: nodes(zk, &format!("{path}/queue")).await?, semaphore: Some((number, permits)), beside })
+}
+
+/// A program whose client does not look whether the path is a semaphore's.
+fn beside(name: &str) -> Odd {
+    let what = "holds or waits for a lock at the path of a semaphore, and neither keeps the other out: one of the two needs \
+                another path";
+    Odd { kind: "beside", node: Some(name.to_owned()), what: what.to_owned() }
 }
 
 /// What is odd about those who have permits, and about their number.

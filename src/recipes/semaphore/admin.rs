@@ -9,7 +9,7 @@ use crate::error::permits::PermitsError;
 use crate::queue::member::{Member, Queue};
 use crate::queue::permits::{self, PERMITS};
 use crate::recipes::semaphore::semaphore::Semaphore;
-use crate::recipes::semaphore::take::Stock;
+use crate::recipes::semaphore::stock::Stock;
 use crate::session::contract::Session;
 use crate::session::request::Failure;
 use crate::session::retry;
@@ -175,6 +175,11 @@ async fn try_to_set(stock: &Stock, session: &Arc<dyn Session>, permits: u32) -> 
         // Who has never been a semaphore may have data that somebody needs.
         if let Err(error) = stock.number(&data)
             && retry::data(session, &format!("{path}/{PERMITS}"), false).await?.is_none()
+        {
+            return Ok(Err(error));
+        }
+        if permits::decode(&data).is_ok_and(|number| number.is_none())
+            && let Err(error) = stock.check_for_lock(session, None).await
         {
             return Ok(Err(error));
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;
 use crate::queue::{permits, twin};
-use crate::recipes::semaphore::take::Stock;
+use crate::recipes::semaphore::stock::Stock;
 use crate::session::contract::Session;
 use crate::session::presence;
 use crate::session::request::{Failure, Kind, Operation, Stat};
@@ -45,17 +45,21 @@ impl Stock {
                     }
                 }
                 (None, _) => return Err(self.doubt(PermitsError::Unset)),
-                (Some(number), twin) => match self.write(session, number, stat.version, twin).await {
-                    Ok(()) => {
-                        self.limit.is_set(number);
-                        return Ok((number, stat.version.wrapping_add(1)));
+                (Some(number), twin) => {
+                    // A number that is written beside a lock would shut its users out.
+                    self.check_for_lock(session, None).await?;
+                    match self.write(session, number, stat.version, twin).await {
+                        Ok(()) => {
+                            self.limit.is_set(number);
+                            return Ok((number, stat.version.wrapping_add(1)));
+                        }
+                        // Another contender came first, or an earlier try of ours.
+                        Err(Failure::BadVersion) => {
+                            Stock::before_next_round(session, path, Some(stat.version), &mut rounds).await;
+                        }
+                        Err(failure) => return Err(self.no_permit(failure)),
                     }
-                    // Another contender came first, or an earlier try of ours.
-                    Err(Failure::BadVersion) => {
-                        Stock::before_next_round(session, path, Some(stat.version), &mut rounds).await;
-                    }
-                    Err(failure) => return Err(self.no_permit(failure)),
-                },
+                }
             }
             (data, stat) =
                 retry::until_known(session, || session.data(path)).await.map_err(|failure| self.no_permit(failure))?;

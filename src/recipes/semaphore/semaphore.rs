@@ -11,8 +11,10 @@ use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::queue::mode::Mode;
 use crate::recipes::semaphore::limit::PermitLimit;
 use crate::recipes::semaphore::permit::Permit;
-use crate::recipes::semaphore::take::{Stock, Wanted};
+use crate::recipes::semaphore::stock::Stock;
+use crate::recipes::semaphore::take::Wanted;
 use crate::session::contract::Coordinator;
+use crate::sync::atomic::AtomicBool;
 
 /// A number of permits, shared by all processes that open the same path of the same ensemble: at most so many hold one at
 /// once, in the whole fleet.
@@ -275,7 +277,12 @@ impl SemaphoreBuilder {
         }
         let handle = self.lock.for_semaphore()?;
         let taken = handle.site.permits.clone().unwrap_or_default();
-        let stock = Stock { handle: Arc::new(handle), limit: PermitLimit::new(self.permits), taken };
+        let stock = Stock {
+            handle: Arc::new(handle),
+            limit: PermitLimit::new(self.permits),
+            taken,
+            is_alone: AtomicBool::new(false),
+        };
         Ok(Semaphore { stock: Arc::new(stock) })
     }
 }

@@ -16,17 +16,17 @@ use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::acquisition::flow::{Grant, GrantKind};
-use crate::acquisition::request::{Acquisition, Goal, Handle, IfTaken, Wait};
+use crate::acquisition::request::{Acquisition, Goal, IfTaken, Wait};
 use crate::call;
 use crate::error::error::Error;
-use crate::error::permits::PermitsError;
 use crate::hold::tenure::Tenure;
 use crate::queue::contender::Contender;
 use crate::queue::metadata;
 use crate::queue::mode::Mode;
 use crate::queue::permits::{self, Room};
 use crate::queue::waiter::Take;
-use crate::recipes::semaphore::limit::{self, PermitLimit, too_few};
+use crate::recipes::semaphore::limit::too_few;
+use crate::recipes::semaphore::stock::{SeenPermits, Stock, TAKE};
 use crate::session::contract::Session;
 use crate::session::in_the_way;
 use crate::session::keep_alive;
@@ -36,20 +36,9 @@ use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
 use crate::sync::Mutex;
+use crate::sync::atomic::Ordering;
 use crate::ticket::exchange::{Exchange, NotExchanged};
 use crate::ticket::ticket::Ticket;
-
-/// The operation that a refusal names.
-const TAKE: &str = "take a permit of";
-
-/// A semaphore as all clones of its handle know it.
-#[derive(Debug)]
-pub struct Stock {
-    pub(crate) handle: Arc<Handle>,
-    pub(crate) limit: PermitLimit,
-    /// The directory of the permits that are taken.
-    pub(crate) taken: Arc<str>,
-}
 
 /// What an acquisition of permits is after.
 pub(crate) struct Wanted {
@@ -66,17 +55,10 @@ enum Look {
     Asked {
         names: Reply<Vec<String>>,
         number: Reply<(Vec<u8>, Stat)>,
+        /// The children of the semaphore's own node, unless it is known to be no lock.
+        beside: Option<Reply<Vec<String>>>,
     },
     Seen(SeenPermits),
-}
-
-/// A semaphore at one moment.
-struct SeenPermits {
-    number: u32,
-    /// The version of the semaphore's node, whose data are the number.
-    version: i32,
-    /// The nodes of those who hold permits.
-    names: Vec<String>,
 }
 
 impl Wanted {
@@ -179,7 +161,12 @@ impl Goal for Wanted {
     /// If the listing is sent only later, the look could be newer than what the listing shows: then none is sent.
     fn look_along(&self, ticket: &Ticket, is_listed: bool) {
         let (session, path) = (ticket.session(), self.stock.handle.shown());
-        let asked = || Look::Asked { names: session.children(&self.stock.taken), number: session.data(path) };
+        let asked = || {
+            let (names, number) = (session.children(&self.stock.taken), session.data(path));
+            // Behind the number, which must be there first.
+            let is_alone = self.stock.is_alone.load(Ordering::Acquire);
+            Look::Asked { names, number, beside: (!is_alone).then(|| session.children(path)) }
+        };
         drop(self.replace(if is_listed { asked() } else { Look::Nothing }));
     }
 
@@ -188,17 +175,21 @@ impl Goal for Wanted {
     }
 
     async fn looked(&self, held: &Tenure) -> Result<(), Error> {
-        let Look::Asked { names, number } = self.replace(Look::Nothing) else { return Ok(()) };
+        let Look::Asked { names, number, beside } = self.replace(Look::Nothing) else { return Ok(()) };
         let ticket = held.ticket();
-        let (names, number) = (names.await, number.await);
+        let (names, number, beside) = (names.await, number.await, OptionFuture::from(beside).await);
         let node = match number {
             Ok(node) => node,
             // The head looks again.
             Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(()),
             Err(failure) => return Err(self.stock.no_permit(failure)),
         };
+        let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
         let (number, version) = self.stock.agree(ticket.session(), node).await?;
         self.enough(number)?;
+        if let Some(Ok(beside)) = beside.filter(|_| had_number) {
+            self.stock.is_alone(ticket.session(), Some(beside)).await?;
+        }
         if let Ok(names) = names {
             drop(self.replace(Look::Seen(SeenPermits { number, version, names })));
         }
@@ -252,6 +243,7 @@ impl Goal for Wanted {
                 Err(name) => return Err(self.stock.doubtful(format!("{name:?} is no permit"))),
                 Ok(Room::Never) => return Err(too_few(self.stock.handle.shown(), self.count, now.number)),
                 Ok(Room::Enough) => {
+                    self.stock.is_alone(held.ticket().session(), None).await?;
                     if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.patience).await? {
                         break;
                     }
@@ -276,51 +268,6 @@ impl Goal for Wanted {
         match acquisition.granted(held, &grant) {
             Some(answer) => answer,
             None => acquisition.grant_once_confirmed(held, grant).await,
-        }
-    }
-}
-
-impl Stock {
-    /// The permits of these names, without those of which it is known that the leader no longer has them.
-    fn without_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<String> {
-        session.upkeep().ghosts().without(&self.taken, names, Mode::Write).into_owned()
-    }
-
-    /// Asks the leader for these permits, all that the server shows. Returns those that it no longer has.
-    async fn finds_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<Arc<str>> {
-        in_the_way::among(session, &self.taken, names, (self.handle.dialect, Mode::Write)).await
-    }
-
-    /// There are too few permits. Reports who has them, or gives up.
-    async fn report_short(&self, held: &Tenure, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
-        let (session, site, me) = (held.ticket().session(), &self.handle.site, held.contender());
-        let alone = [me.name().to_owned()];
-        if wait.patience == IfTaken::GiveUp {
-            return Err(Error::WouldBlock { blockers: site.blockers(session, &alone, me).await });
-        }
-        if let Some(on_wait) = &mut wait.on_wait {
-            let names = session.children(&self.handle.path).await;
-            let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| alone.to_vec());
-            on_wait.tell(session, site, me.dialect(), site.progress_beside(&now.names, &names, me)).await;
-        }
-        if let Some(waiting) = wait.waiting {
-            waiting.sees(session, me, site.progress_beside(&now.names, &alone, me));
-        }
-        Ok(())
-    }
-
-    pub(super) fn doubtful(&self, what: String) -> Error {
-        self.doubt(PermitsError::Doubtful(what))
-    }
-
-    pub(super) fn doubt(&self, reason: PermitsError) -> Error {
-        limit::of(self.handle.shown(), reason)
-    }
-
-    pub(super) fn no_permit(&self, failure: Failure) -> Error {
-        match failure {
-            Failure::NoNode | Failure::Over(_) => self.handle.stop(failure),
-            failure => Error::from_failure(failure, TAKE, self.handle.shown()),
         }
     }
 }

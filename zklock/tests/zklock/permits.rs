@@ -293,3 +293,32 @@ async fn check_finds_what_is_odd_about_a_semaphore() {
     assert_eq!(doubtful, format!("{path} cannot be counted: \"x\" is no permit"), "nothing was granted beside it");
     assert!(held.is_held());
 }
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_path_is_a_lock_or_has_permits_and_who_comes_second_is_refused() {
+    let (_zk, permits) = semaphore("/zklock/one/permits", 1).await;
+    let held = permits.acquire().await.unwrap();
+    for refused in [run(&["/zklock/one/permits", "true"]).await, run(&["-n", "/zklock/one/permits", "true"]).await] {
+        assert!(refused.code == Some(65) && refused.stderr.contains("is a semaphore"), "{refused:#?}");
+    }
+    let path = "/zklock/one/lock";
+    let (_other, lock) = server_lock(path).await;
+    let guard = lock.read().await.unwrap();
+    for refused in [run(&["-j", "1", path, "true"]).await, run(&["permits", path, "3"]).await] {
+        assert!(refused.code == Some(65) && refused.stderr.contains("is a lock"), "{refused:#?}");
+    }
+    assert_eq!(run(&["-s", path, "true"]).await.code, Some(0));
+    guard.release().await.unwrap();
+
+    // As older clients have made it.
+    let zk = connect(&shared_server().address()).await;
+    let older = "/zklock/one/permits/h~1-WRITE-0000000007";
+    session(&zk).await.create(older, b"", Kind::Ephemeral).await.unwrap();
+    let odd = run(&["check", "/zklock/one/permits"]).await;
+    assert_eq!(odd.code, Some(1), "{odd:#?}");
+    assert!(
+        odd.stdout.contains("h~1-WRITE-0000000007: holds or waits for a lock at the path of a semaphore"),
+        "{odd:#?}"
+    );
+    held.release().await.unwrap();
+}

@@ -1,0 +1,140 @@
+//! A lock and a semaphore at one path: who comes second is refused, and who came first goes on.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use support::polled::{now, read, write};
+use tokio_test::task;
+use zk_rwlock::coordinator::{Coordinator, Operation};
+use zk_rwlock::error::PermitsError;
+use zk_rwlock::{Dialect, Error, Leadership, Memory, RwLock, Semaphore};
+
+const PATH: &str = "/one";
+
+fn lock(zk: &Memory) -> RwLock {
+    RwLock::new(&zk.connect(), PATH).expect("valid")
+}
+
+fn semaphore(zk: &Memory) -> Semaphore {
+    Semaphore::new(&zk.connect(), PATH, 2).expect("valid")
+}
+
+fn reason<T: std::fmt::Debug>(answer: Result<T, Error>) -> PermitsError {
+    match answer.expect_err("it came second") {
+        Error::Permits { path, reason } if path == PATH => reason,
+        other => panic!("{other}"),
+    }
+}
+
+fn left(zk: &Memory) -> Vec<String> {
+    [PATH, "/one/queue", "/one/permits"].map(|path| zk.children(path)).concat()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_semaphore_is_refused_where_a_lock_is_held_or_waited_for_and_leaves_it_usable() {
+    let zk = Memory::new();
+    let held = lock(&zk).read().await.expect("free");
+    for answer in [
+        semaphore(&zk).acquire().await.map(drop),
+        semaphore(&zk).try_acquire().await.map(drop),
+        Semaphore::builder(&zk, PATH).build().expect("valid").set_permits(3).await,
+    ] {
+        let reason = reason(answer);
+        assert!(matches!(&reason, PermitsError::IsLocked { node } if held.path().ends_with(node)), "{reason}");
+    }
+    let next = lock(&zk);
+    let waits = tokio::spawn(next.write().into_future());
+    held.release().await.expect("held");
+    drop(waits.await.expect("no panic").expect("no semaphore is there"));
+    drop(read(&next));
+    assert_eq!(left(&zk), ["queue"]);
+    drop(semaphore(&zk).acquire().await.expect("the lock is free, so its path may become a semaphore's"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_is_refused_at_the_path_of_a_semaphore_and_keeps_no_permit_from_anybody() {
+    let zk = Memory::new();
+    let permit = semaphore(&zk).acquire().await.expect("free");
+    let before = left(&zk);
+    for dialect in Dialect::ALL {
+        let lock = RwLock::builder(&zk, PATH).dialect(dialect).build().expect("valid");
+        assert_eq!(reason(lock.write().await), PermitsError::NoLock);
+        assert_eq!(reason(lock.try_read().await), PermitsError::NoLock);
+    }
+    let kept = RwLock::builder(&zk, PATH).keep(Duration::from_secs(60)).build().expect("valid");
+    assert_eq!(reason(kept.read().await), PermitsError::NoLock);
+    assert_eq!(reason(lock(&zk).write().once_in(Duration::from_secs(60)).await.map(drop)), PermitsError::NoLock);
+    let leadership = Leadership::new(&zk, PATH).expect("valid");
+    assert_eq!(reason(leadership.lead(async |_| ()).await), PermitsError::NoLock);
+    assert_eq!(left(&zk), before);
+    permit.release().await.expect("held");
+    assert_eq!(reason(lock(&zk).write().await), PermitsError::NoLock, "free permits are a semaphore's, too");
+
+    // A contender of the lock that has just come is refused, and not the semaphore.
+    let mut refused = task::spawn(lock(&zk).write().into_future());
+    let stray = Operation::Create {
+        path: format!("{PATH}/h~1-WRITE-0000000009"),
+        data: vec![],
+        kind: zk_rwlock::coordinator::Kind::Ephemeral,
+    };
+    let session = std::sync::Arc::clone(zk.session_slot(0).await.expect("open").session());
+    session.transact(std::slice::from_ref(&stray)).await.expect("it may be made");
+    let fresh = semaphore(&zk);
+    let mut acquires = task::spawn(fresh.acquire().into_future());
+    assert!(acquires.poll().is_pending());
+    session.delete(stray.path()).await.expect("it is there");
+    drop(acquires.into_inner().await.expect("the contender has left"));
+    drop(refused.poll());
+
+    for node in [PATH] {
+        zk.faults().remove(node);
+    }
+    assert!(lock(&zk).write().await.expect("the semaphore is gone").is_held());
+}
+
+#[test]
+fn of_a_lock_and_a_semaphore_that_come_together_no_two_hold_at_any_poll() {
+    use support::slow::Slow;
+    let (mut granted, mut refused) = (0, 0);
+    for lead in 0..12 {
+        for lock_first in [true, false] {
+            let zk = Memory::new();
+            let lock = RwLock::new(&Slow(zk.connect()), PATH).expect("valid");
+            let semaphore = Semaphore::new(&Slow(zk.connect()), PATH, 1).expect("valid");
+            let mut locks = task::spawn(lock.write().into_future());
+            let mut acquires = task::spawn(semaphore.acquire().into_future());
+            let (mut locked, mut acquired) = (None, None);
+            for turn in 0..200 {
+                let lock_goes = if turn < lead { lock_first } else { (turn % 2 == 0) == lock_first };
+                if lock_goes && locked.is_none() {
+                    if let std::task::Poll::Ready(answer) = locks.poll() {
+                        locked = Some(answer);
+                    }
+                } else if !lock_goes && acquired.is_none() {
+                    if let std::task::Poll::Ready(answer) = acquires.poll() {
+                        acquired = Some(answer);
+                    }
+                }
+            }
+            let hold = (matches!(locked, Some(Ok(_))), matches!(acquired, Some(Ok(_))));
+            assert_ne!(hold, (true, true), "lead {lead} of the lock: {lock_first}");
+            granted += usize::from(hold.0 || hold.1);
+            refused += usize::from(matches!(locked, Some(Err(_))) || matches!(acquired, Some(Err(_))));
+        }
+    }
+    assert!(granted > 0 && refused > 0, "{granted} {refused}");
+}
+
+#[test]
+fn a_lock_may_have_other_locks_below_it_whatever_their_names_and_data_of_anybody() {
+    let zk = Memory::new();
+    let (above, below) = (lock(&zk), RwLock::new(&zk, "/one/queue").expect("valid"));
+    let _permits = write(&RwLock::new(&zk, "/one/permits").expect("valid"));
+    let held = write(&below);
+    let set = Operation::Set { path: PATH.to_owned(), data: b"permits=none".to_vec(), version: None };
+    let session = std::sync::Arc::clone(now(zk.session_slot(0)).expect("open").session());
+    now(session.transact(&[set])).expect("it may be written");
+    drop(write(&above));
+    drop(now(above.try_write()).expect("free"));
+    drop(held);
+}
