@@ -323,7 +323,7 @@ mod tests {
         for options in [
             new(),
             new().session_timeout(SHORTEST_TIMEOUT),
-            new().session_timeout(longest),
+            new().session_timeout(LONGEST_TIMEOUT),
             new().connect_timeout(just_more),
             new().session_timeout(SECOND).stop_margin(599 * SECOND / 1000),
             new().session_timeout(SECOND).stop_margin(799 * SECOND / 1000).tick_time(SECOND / 10),

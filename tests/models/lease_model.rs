@@ -100,6 +100,8 @@ impl Seeded {
 
 struct World {
     random: Seeded,
+    /// How much the client's clock counts in a thousand of the leader's.
+    rate: u64,
     timeout: Time,
     tick: Time,
     now: Time,
@@ -133,7 +135,7 @@ const DOWN: usize = 4;
 const UP: usize = 6;
 
 impl World {
-    fn new(seed: u64, timeout: Time, tick: Time) -> World {
+    fn new(seed: u64, timeout: Time, tick: Time, rate: u64) -> World {
         let clock = Arc::new(AtomicU64::new(0));
         let hands = Arc::clone(&clock);
         let read = move || Duration::from_micros(hands.load(Ordering::SeqCst) + 1);
@@ -143,6 +145,7 @@ impl World {
         upkeep.began(Duration::from_micros(1));
         World {
             random: Seeded(seed),
+            rate,
             timeout,
             tick,
             now: 0,
@@ -194,8 +197,19 @@ impl World {
         self.send(TO_FOLLOWER + self.follower, Event::ReachesFollower(self.follower, request));
     }
 
+    /// How long the client waits with its check, on the leader's clock.
     fn settling(&self) -> Time {
-        self.tick / 2 + (self.tick / 8).max(100 * MS)
+        self.leaders(self.tick / 2 + (self.tick / 8).max(100 * MS) + 20 * MS)
+    }
+
+    /// What the client's clock shows.
+    fn clients(&self, time: Time) -> Time {
+        time * self.rate / 1_000
+    }
+
+    /// How long that takes on the leader's clock.
+    fn leaders(&self, time: Time) -> Time {
+        time * 1_000 / self.rate
     }
 
     /// Plays until the session has ended at the leader; returns when the rules say that it had at the latest.
@@ -238,7 +252,7 @@ impl World {
                 *stalls = wakes;
             }
             self.now = time;
-            self.clock.store(time, Ordering::SeqCst);
+            self.clock.store(self.clients(time), Ordering::SeqCst);
             if self.upkeep.lease().remaining().is_none() {
                 lost.get_or_insert(time);
             }
@@ -250,7 +264,7 @@ impl World {
         if lost.is_none_or(|lost| lost > cut) {
             scores.kept += 1;
         }
-        let ours = self.upkeep.lease().remaining().map_or(0, |left| self.now + left.as_micros() as Time);
+        let ours = self.upkeep.lease().remaining().map_or(0, |left| self.now + self.leaders(left.as_micros() as Time));
         scores.ours.compare(ours, self.session_end);
         if let Some(newest) = self.newest_acknowledged {
             scores.sending.compare(newest + self.timeout * 2 / 3, self.session_end);
@@ -268,7 +282,7 @@ impl World {
             Event::Heartbeat => {
                 if self.connected {
                     self.ask(false);
-                    self.at(self.now + self.settling() + 20 * MS, Event::Check);
+                    self.at(self.now + self.settling(), Event::Check);
                 }
                 let jitter = self.random.below(10 * MS);
                 self.at(self.now + self.timeout / 5 + jitter, Event::Heartbeat);
@@ -341,14 +355,14 @@ impl World {
         if follower != self.follower || (!self.connected && !request.is_handshake) {
             return;
         }
-        let sent = Duration::from_micros(request.sent + 1);
+        let sent = Duration::from_micros(self.clients(request.sent) + 1);
         if request.is_handshake {
             self.connected = true;
             self.upkeep.connected(true);
             self.upkeep.resumed();
             self.ask(true);
             self.ask(false);
-            self.at(self.now + self.settling() + 20 * MS, Event::Check);
+            self.at(self.now + self.settling(), Event::Check);
         } else if request.asks_quorum {
             self.upkeep.acknowledged(sent);
             self.newest_acknowledged = self.newest_acknowledged.max(Some(request.sent));
@@ -376,7 +390,7 @@ fn no_history_has_a_lease_that_outlives_its_session_at_the_leader() {
     for (timeout, tick) in [(4_000 * MS, 500 * MS), (4_000 * MS, 2_000 * MS), (10_000 * MS, 2_000 * MS)] {
         let mut scores = Scores::default();
         for seed in (first..).take(usize::try_from(histories()).expect("a number of histories")) {
-            World::new(seed, timeout, tick).play(&mut scores);
+            World::new(seed, timeout, tick, 1_000).play(&mut scores);
             assert_eq!(
                 scores.ours.broken,
                 0,
@@ -404,5 +418,27 @@ fn no_history_has_a_lease_that_outlives_its_session_at_the_leader() {
             assert!(scores.sending.broken > 0 && scores.hasty.broken > 0);
             assert!(percent(scores.kept) > 30.0, "it proves nothing of leases that are never valid");
         }
+    }
+}
+
+/// The margin is a sixth of the session timeout here, so a clock may count five sixths of the leader's. A faster one ends the lease
+/// earlier, and has the client ask earlier whether a touch counts.
+#[test]
+fn a_clock_that_is_slower_by_the_margins_share_of_the_session_timeout_is_borne_and_a_slower_one_is_not() {
+    let first = number("LEASE_SEED").unwrap_or_else(|| RandomState::new().hash_one(histories()) >> 1);
+    println!("LEASE_SEED={first} LEASE_HISTORIES={}", histories());
+    for (timeout, tick) in [(4_000 * MS, 500 * MS), (10_000 * MS, 2_000 * MS)] {
+        let outlived = |rates: [u64; 2]| {
+            let mut scores = Scores::default();
+            for seed in (first..).take(usize::try_from(histories()).expect("a number of histories")) {
+                let rate = rates[0] + Seeded(seed ^ 7).below(rates[1] - rates[0] + 1);
+                World::new(seed, timeout, tick, rate).play(&mut scores);
+            }
+            scores.ours.broken
+        };
+        assert_eq!(outlived([834, 1_100]), 0);
+        let beyond = outlived([750, 800]);
+        println!("T = {} s: slower by a fifth to a quarter, the lease outlives {beyond} sessions", timeout / MS / 1_000);
+        assert!(beyond > 0, "the model does not show what a slow clock does");
     }
 }

@@ -373,3 +373,17 @@ fn the_clock_of_a_lease_goes_as_any_other() {
     let passed = begun.elapsed();
     assert!(first > Duration::ZERO && since_boot() - first >= passed);
 }
+
+/// By the servers' clock the session lasts for 6 s; by the holder's, which is slower, less has passed by then.
+#[test]
+fn a_clock_is_borne_that_is_slower_by_the_margins_share_of_the_session_timeout_and_no_slower_one() {
+    for (passed, is_borne) in [(ms(6_000), true), (ms(6_000) - MARGIN, true), (ms(6_000) - MARGIN - ms(1), false)] {
+        let stage = Stage::set();
+        stage.passes(passed);
+        assert_eq!(stage.lease.remaining().is_none(), is_borne, "{passed:?} of 6 s");
+    }
+    let margins = [2_000, 10_000, 40_000].map(|timeout| (timeout, Lease::new(ms(timeout)).margin()));
+    for (timeout, margin) in margins {
+        assert!(6 * margin >= ms(timeout - 5), "the page says a sixth: {margin:?} of {timeout} ms");
+    }
+}
