@@ -438,7 +438,10 @@ fn a_clock_that_is_slower_by_the_margins_share_of_the_session_timeout_is_borne_a
         };
         assert_eq!(outlived([834, 1_100]), 0);
         let beyond = outlived([750, 800]);
-        println!("T = {} s: slower by a fifth to a quarter, the lease outlives {beyond} sessions", timeout / MS / 1_000);
+        println!(
+            "T = {} s: slower by a fifth to a quarter, the lease outlives {beyond} sessions",
+            timeout / MS / 1_000
+        );
         assert!(beyond > 0, "the model does not show what a slow clock does");
     }
 }
