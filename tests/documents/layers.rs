@@ -69,7 +69,19 @@ pub(super) const STREET: [(&str, &[&str]); 20] = [
     ),
     (
         "recipes/shared",
-        &["sync", "queue", "session", "error", "validation", "call", "hold", "acquisition", "keep", "lock"],
+        &[
+            "sync",
+            "queue",
+            "telemetry",
+            "session",
+            "error",
+            "validation",
+            "call",
+            "hold",
+            "acquisition",
+            "keep",
+            "lock",
+        ],
     ),
 ];
 

@@ -292,7 +292,7 @@ struct Follower<T> {
 
 impl<T: Send + Sync + 'static> Followed for Follower<T> {
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
-        Some(Arc::clone(self.store.upgrade()?.node.coordinator()))
+        background::with(&self.store, |store| Arc::clone(store.node.coordinator()))
     }
 
     fn watched_bytes(&self) -> usize {
@@ -300,10 +300,9 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
     }
 
     fn refused(&self, failure: Failure) {
-        let Some(store) = self.store.upgrade() else { return };
         let is_over = matches!(failure, Failure::Over(_));
         let error = Error::from_failure(failure, WATCH, &self.path);
-        if is_over { store.over(error) } else { store.troubled(error) }
+        let _there = self.with(|store| if is_over { store.over(error) } else { store.troubled(error) });
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
@@ -323,7 +322,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
                 Ok(looked) => looked,
                 Err(Failure::NoNode) => {
                     let is_gone = node::is_gone(session, &self.path).await?;
-                    self.store()?.no_node(is_gone);
+                    self.with(|store| store.no_node(is_gone))?;
                     follow::possible(session, &self.path).await?;
                     continue;
                 }
@@ -332,9 +331,9 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             match outdated == Some(stat) {
                 true => {
                     let (path, reason) = (self.path.clone(), second_look::diverged(session, &self.path));
-                    self.store()?.troubled(Error::Refused { operation: WATCH, path, reason });
+                    self.with(|store| store.troubled(Error::Refused { operation: WATCH, path, reason }))?;
                 }
-                false => self.store()?.came(bytes, stat, session.lease(), synced),
+                false => self.with(|store| store.came(bytes, stat, session.lease(), synced))?,
             }
             if look.hears(&mut change).await? {
                 continue;
@@ -350,14 +349,14 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
     }
 }
 
-impl<T> Follower<T> {
+impl<T: Send + Sync + 'static> Follower<T> {
     /// The store, unless its last handle is gone.
-    fn store(&self) -> Result<Arc<Store<T>>, Failure> {
-        self.store.upgrade().ok_or(Failure::Over(Ending::Closed))
+    fn with<R>(&self, work: impl FnOnce(&Store<T>) -> R) -> Result<R, Failure> {
+        background::with(&self.store, work).ok_or(Failure::Over(Ending::Closed))
     }
 
     fn news(&self) -> Result<u64, Failure> {
-        Ok(self.store()?.known.borrow().news)
+        self.with(|store| store.known.borrow().news)
     }
 }
 
