@@ -13,6 +13,7 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::is_known_to_be_over;
 use crate::session::request::Failure;
 use crate::session::retry;
+use crate::session::shield::Shield;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// How long before the end of its time a call that is cut off has the servers asked for the reason.
@@ -55,6 +56,7 @@ pub struct Call<T> {
     timeout: Option<Duration>,
     begin: Option<Box<Begin<T>>>,
     answer: Option<Answer<T>>,
+    shield: Shield,
 }
 
 /// Blocks the thread until something that can be awaited is done: for programs that are not async.
@@ -91,7 +93,12 @@ impl<T: Send + 'static> Call<T> {
     where
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
-        Call { timeout: None, begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))), answer: None }
+        Call {
+            timeout: None,
+            begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))),
+            answer: None,
+            shield: Shield::default(),
+        }
     }
 
     /// What `work` gives, if it comes within the time.
@@ -129,8 +136,9 @@ impl<T> Future for Call<T> {
             }
             self.answer = Some(begin(self.timeout));
         }
-        match &mut self.answer {
-            Some(answer) => answer.as_mut().poll(context),
+        let Call { answer, shield, .. } = &mut *self;
+        match answer {
+            Some(answer) => shield.poll(context, |context| answer.as_mut().poll(context)),
             None => Poll::Pending,
         }
     }

@@ -84,7 +84,9 @@ impl Handle {
         match failure {
             // The directory was deleted while our node was in it, and our node with it.
             Failure::NoNode => Error::Evicted(Loss::Removed),
-            Failure::Over(ending @ (Ending::Expired | Ending::Replaced)) => Error::Evicted(Loss::SessionOver(ending)),
+            Failure::Over(ending @ (Ending::Expired | Ending::Replaced | Ending::Failed)) => {
+                Error::Evicted(Loss::SessionOver(ending))
+            }
             failure => Error::from_failure(failure, "enter", &self.path),
         }
     }

@@ -16,6 +16,7 @@ use futures_util::{FutureExt, StreamExt};
 use crate::session::contract::Session;
 use crate::session::loss::HoldState;
 use crate::session::node::OwnNode;
+use crate::session::shield::Shield;
 use crate::sync::{Mutex, OnceLock, watch};
 
 /// What changes, in the order in which it does: the [`HoldState`] of a guard, [who leads](crate::LeaderChanges), or
@@ -46,11 +47,12 @@ use crate::sync::{Mutex, OnceLock, watch};
 pub struct Changes<T = HoldState> {
     /// The mutex is never contended: it makes this `Sync`.
     items: Mutex<Pin<Box<dyn Stream<Item = T> + Send>>>,
+    shield: Shield,
 }
 
 impl<T> Changes<T> {
     pub(crate) fn of(items: impl Stream<Item = T> + Send + 'static) -> Changes<T> {
-        Changes { items: Mutex::new(Box::pin(items.fuse())) }
+        Changes { items: Mutex::new(Box::pin(items.fuse())), shield: Shield::default() }
     }
 
     /// Waits for the next change. The first call gives what there is now: the state of a guard at once. `None` says that
@@ -69,7 +71,8 @@ impl<T> Stream for Changes<T> {
     type Item = T;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
-        self.items.get_mut().as_mut().poll_next(context)
+        let Changes { items, shield } = &mut *self;
+        shield.poll(context, |context| items.get_mut().as_mut().poll_next(context))
     }
 }
 

@@ -18,6 +18,7 @@ use crate::observe::on_wait::Listener;
 use crate::observe::progress::Progress;
 use crate::observe::trace::Acquiring;
 use crate::queue::mode::Mode;
+use crate::session::shield::Shield;
 
 /// An acquisition that has not started. Await it, or set options first.
 ///
@@ -57,7 +58,7 @@ pub trait Guard: Sized + 'static {
 /// # Cancel safety
 /// Dropping it leaves the queue.
 #[must_use = "nothing is acquired before this is awaited"]
-pub struct Granting<G>(Stage<G>);
+pub struct Granting<G>(Stage<G>, Shield);
 
 enum Stage<G> {
     /// Most acquisitions of a lock whose node is kept only join that node. They need nothing on the heap.
@@ -72,7 +73,7 @@ enum Stage<G> {
 
 impl<G> Granting<G> {
     pub(crate) fn by(work: impl Future<Output = Result<G, Error>> + Send + 'static) -> Granting<G> {
-        Granting(Stage::Working(Box::pin(work)))
+        Granting(Stage::Working(Box::pin(work)), Shield::default())
     }
 }
 
@@ -100,8 +101,9 @@ impl<G: 'static> Future for Granting<G> {
                 self.0 = Stage::Working(Box::pin(work));
             }
         }
-        match &mut self.0 {
-            Stage::Working(work) => work.as_mut().poll(context),
+        let Granting(stage, shield) = &mut *self;
+        match stage {
+            Stage::Working(work) => shield.poll(context, |context| work.as_mut().poll(context)),
             _ => Poll::Pending,
         }
     }
@@ -206,11 +208,11 @@ fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(
     let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, options);
     let span = acquisition.begin();
     if lock.keeper.is_some() {
-        let joining = Granting(Stage::Joining { lock, acquisition, guard });
+        let joining = Granting(Stage::Joining { lock, acquisition, guard }, Shield::default());
         return if span.is_none() { joining } else { Granting::by(span.around(joining)) };
     }
     let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::alone(hold))) });
-    Granting(Stage::Working(Acquiring::around(span, work)))
+    Granting(Stage::Working(Acquiring::around(span, work)), Shield::default())
 }
 
 /// Acquires the lock, and does in the time that is left what else a guard needs.

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply};
+use crate::session::shield::shielded;
 
 /// Work that a caller waits for and others, too: on the session's thread, unless it is done at once. If the caller has gone by
 /// then, `unheard` gets the answer.
@@ -26,7 +27,7 @@ pub(crate) fn errand<T: Send + 'static>(
         }
     }));
     let ended = || Failure::Unknown("the session's thread has ended".to_owned());
-    Box::pin(async move { told.await.unwrap_or_else(|_| Err(ended())) })
+    Box::pin(async move { shielded(told).await.unwrap_or_else(|_| Err(ended())) })
 }
 
 /// Work on the session's thread that nobody waits for. Dropping what this returns ends it.

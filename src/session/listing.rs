@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::session::contract::Session;
 use crate::session::listings::{Callers, Children, MANY, Names};
 use crate::session::request::{Failure, Reply, Stat, Task};
+use crate::session::shield::shielded;
 
 /// How long a large listing waits for the large listings of other sessions.
 const TURN_MAX: Duration = Duration::from_millis(250);
@@ -36,7 +37,7 @@ pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> 
         }
     }
     let shared = Box::pin(async move {
-        match answer.wait_for(Option::is_some).await.as_deref() {
+        match shielded(answer.wait_for(Option::is_some)).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
             _ => Err(Failure::Unknown("the session's thread has ended".to_owned())),
         }

@@ -19,6 +19,7 @@ pub(crate) mod presence;
 pub(crate) mod request;
 pub(crate) mod retry;
 pub(crate) mod second_look;
+pub(crate) mod shield;
 pub(crate) mod thread;
 pub(crate) mod upkeep;
 pub(crate) mod wakeup;

@@ -197,6 +197,10 @@ pub enum Ending {
     /// A reconnect was answered with a different session, so the nodes of the old session are not ours any more.
     #[error("the session was replaced by another one on a reconnect")]
     Replaced,
+    /// A task of this process that keeps the session has ended by a panic, which is a fault of this library, or of what it
+    /// stands on. The next acquisition opens another session.
+    #[error("the session's upkeep has failed")]
+    Failed,
 }
 
 /// What a client lacks whose request was refused.

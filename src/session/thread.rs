@@ -15,6 +15,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+use crate::session::shield::shielded;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::{relay, teller};
@@ -103,7 +104,7 @@ impl BackgroundThread {
 
     /// Whether tasks are run. A thread may end by a panic, and then its sessions are over.
     pub(crate) fn is_running(&self) -> bool {
-        self.main.is_running.load(Ordering::Acquire)
+        [&self.main, &self.timers].iter().all(|it| it.is_running.load(Ordering::Acquire))
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -127,12 +128,14 @@ impl BackgroundThread {
         let is_here = thread::current().id() == self.main.id;
         let _context = if is_here { self.main.handle.enter() } else { self.timers.handle.enter() };
         let sleep = tokio::time::sleep(duration);
-        Box::pin(sleep.map(move |()| drop(background)))
+        Box::pin(shielded(sleep).map(move |()| drop(background)))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Wake, Waker};
+
     use super::*;
 
     #[test]
@@ -152,26 +155,31 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_has_ended_by_a_panic_is_not_given_again() {
-        let ended = Arc::new(BackgroundThread::start().expect("a thread"));
-        let (tell, told) = std::sync::mpsc::channel();
-        // The runtime drops what is left of its tasks.
-        struct Tells(std::sync::mpsc::Sender<bool>, std::sync::Weak<BackgroundThread>);
-        impl Drop for Tells {
-            fn drop(&mut self) {
-                self.0.send(self.1.upgrade().is_some_and(|thread| thread.is_running())).expect("it is awaited");
+    fn a_thread_that_ends_by_a_panic_says_so_before_its_tasks_are_dropped() {
+        struct Panics;
+        impl Wake for Panics {
+            fn wake(self: Arc<Self>) {
+                panic!("as a stranger may");
             }
         }
-        let tells = Tells(tell, Arc::downgrade(&ended));
-        drop(ended.handle().spawn(async move {
+        struct Tells(std::sync::mpsc::Sender<bool>, Weak<BackgroundThread>);
+        impl Drop for Tells {
+            fn drop(&mut self) {
+                self.0.send(self.1.upgrade().is_some_and(|it| it.is_running())).expect("it is awaited");
+            }
+        }
+        let background = Arc::new(BackgroundThread::start().expect("a thread"));
+        let (tell, told) = std::sync::mpsc::channel();
+        let tells = Tells(tell, Arc::downgrade(&background));
+        assert!(background.is_running());
+        drop(background.handle().spawn(async move {
             let _kept = tells;
+            // Its timers call this waker in the thread's own loop.
+            let mut sleep = Box::pin(tokio::time::sleep(Duration::from_millis(1)));
+            let waker = Waker::from(Arc::new(Panics));
+            assert!(sleep.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             std::future::pending::<()>().await;
         }));
-        let (stop, _) = oneshot::channel();
-        assert!(ended.is_running());
-        let mut ended_thread = ended;
-        // As a panic does.
-        Arc::get_mut(&mut ended_thread).expect("the only one").main._stop = stop;
         assert!(!told.recv().expect("it is dropped"));
     }
 }

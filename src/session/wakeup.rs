@@ -7,11 +7,12 @@ use crate::session::contract::Session;
 use crate::session::loss::Loss;
 use crate::session::node::{Asked, OwnNode};
 use crate::session::retry::slept;
+use crate::session::shield::shielded;
 
 impl OwnNode {
     /// Waits until the hold is over, and says why.
     pub(crate) async fn lost(self: &Arc<Self>, session: &Arc<dyn Session>) -> Loss {
-        self.until(session, || self.loss()).await
+        shielded(self.until(session, || self.loss())).await
     }
 
     /// Asks for a watch on this node, unless one was asked for already. The request is on its way when this returns.

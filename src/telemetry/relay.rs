@@ -49,7 +49,9 @@ pub(crate) fn prepare() {
 /// As [`prepare`], and waits for it a moment.
 pub(crate) fn prepared() {
     prepare();
-    TELLER.flush(FAREWELL);
+    if LevelFilter::current() != LevelFilter::OFF && RELAY.lock().is_none() {
+        TELLER.flush(FAREWELL);
+    }
 }
 
 /// Puts the relay in force on this thread, once there is one.

@@ -16,6 +16,7 @@ use crate::error::error::Error;
 use crate::session::connection::ConnectionState;
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
+use crate::session::shield::shielded;
 use crate::session::thread::BackgroundThread;
 use crate::sync::{Mutex, watch};
 use crate::telemetry::{log, teller};
@@ -55,7 +56,7 @@ pub struct ZooKeeper {
 struct Sessions {
     servers: Servers,
     options: ZooKeeperBuilder,
-    background: Arc<BackgroundThread>,
+    background: Mutex<Arc<BackgroundThread>>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
     /// Kept for the next session, too.
     abilities: Arc<Abilities>,
@@ -164,7 +165,7 @@ impl ZooKeeperBuilder {
         let ensemble = Sessions {
             servers: servers.clone(),
             options: self,
-            background,
+            background: Mutex::new(background),
             sessions: Mutex::new(Vec::new()),
             abilities: Arc::default(),
             opening: Mutex::new(None),
@@ -189,7 +190,7 @@ impl Coordinator for ZooKeeper {
             }
             let session_slot = match self.ensemble.slot_or_opening(watched_bytes) {
                 Ok(session_slot) => session_slot,
-                Err(mut opening) => match opening.wait_for(Option::is_some).await.as_deref() {
+                Err(mut opening) => match shielded(opening.wait_for(Option::is_some)).await.as_deref() {
                     Ok(Some(Err(failure))) => return Err(failure.clone()),
                     _ => continue,
                 },
@@ -228,7 +229,7 @@ impl Coordinator for ZooKeeper {
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.ensemble.background.sleep(duration)
+        self.ensemble.background().sleep(duration)
     }
 
     fn state(&self) -> ConnectionState {
@@ -277,6 +278,17 @@ impl Drop for Sessions {
 }
 
 impl Sessions {
+    /// The library's threads. If one has ended, which only a fault can bring about, there are others from now on.
+    fn background(&self) -> Arc<BackgroundThread> {
+        let mut background = self.background.lock();
+        if !background.is_running()
+            && let Ok(others) = BackgroundThread::get()
+        {
+            *background = others;
+        }
+        Arc::clone(&background)
+    }
+
     /// A slot on the first live session that has room. Forgets the sessions that are over, and the further ones without
     /// a user.
     fn session_slot(&self, watched_bytes: usize) -> Option<SessionSlot> {
@@ -313,7 +325,7 @@ impl Sessions {
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;
         }
-        let looks = self.outage.look_into(&self.servers, &self.options, &self.background);
+        let looks = self.outage.look_into(&self.servers, &self.options, &self.background());
         if looks && !is_alive {
             // A program that waits for `Connected` before it acquires anything would otherwise wait for ever.
             let _slot_or_opening = self.slot_or_opening(0);
@@ -339,7 +351,7 @@ impl Sessions {
         let (end, opened) = watch::channel(None);
         *opening = Some(opened.clone());
         let (connecting, ensemble, closed) = (self.connect(), Arc::downgrade(self), self.closed());
-        self.background.handle().spawn(async move {
+        self.background().handle().spawn(async move {
             let connected = tokio::select! {
                 biased;
                 () = closed => Err(Failure::Over(Ending::Closed)),
@@ -360,19 +372,19 @@ impl Sessions {
     fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.closed.subscribe();
         // What it gives locks the value.
-        async move { drop(closed.wait_for(|closed| *closed).await) }
+        async move { drop(shielded(closed.wait_for(|closed| *closed)).await) }
     }
 
     /// Connects on the background thread, because the client's task is spawned onto the runtime that connects.
     ///
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
-        let (servers, options, background) = (self.servers.clone(), self.options.clone(), Arc::clone(&self.background));
+        let (servers, options, background) = (self.servers.clone(), self.options.clone(), self.background());
         let (abilities, comeback) = (Arc::clone(&self.abilities), self.outage.comeback());
-        let mut task = JoinSet::new();
-        task.spawn_on(new_session(servers, options, background, abilities, comeback), self.background.handle());
+        let (mut task, handle) = (JoinSet::new(), background.handle().clone());
+        task.spawn_on(new_session(servers, options, background, abilities, comeback), &handle);
         async move {
-            match task.join_next().await {
+            match shielded(task.join_next()).await {
                 Some(Ok(answer)) => answer,
                 Some(Err(panicked)) => Err(Failure::Unreachable(panicked.to_string())),
                 None => Err(Failure::Unreachable("nothing was tried".to_owned())),

@@ -18,6 +18,7 @@ use crate::zookeeper::probe::reason;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
+use crate::zookeeper::unasked::{ClientEnded, noticed};
 
 /// How long before an attempt ends, at most, the servers are asked why there is no session. A slow one may need that long.
 const ASKED_AHEAD: Duration = Duration::from_secs(3);
@@ -61,14 +62,15 @@ async fn open(
     servers: &Servers,
     options: &ZooKeeperBuilder,
     lost: Option<Comeback>,
-) -> Result<(zk::Client, Moment), zk::Error> {
+) -> Result<(zk::Client, ClientEnded, Moment), zk::Error> {
     let (timeout, encrypted) = (options.session_timeout, options.is_encrypted());
     let named = to_connect_to(servers, timeout);
     let mut patience = Patience::Quick;
     loop {
         let asked = since_boot();
         let connecting = connect(options.connector(patience.silence(timeout), lost.is_some()), &named, encrypted);
-        match tokio::time::timeout(patience.limit(timeout), connecting).await {
+        let (connected, ended) = noticed(tokio::time::timeout(patience.limit(timeout), connecting)).await;
+        match connected {
             // The client crate gives up after a session timeout, whatever limit it is given.
             Err(_) | Ok(Err(zk::Error::Timeout)) => patience = patience.after_silence(),
             Ok(Err(zk::Error::NoHosts)) if lost.is_some() => {
@@ -77,7 +79,7 @@ async fn open(
             Ok(answer) => {
                 let client = answer?;
                 if !patience.is_tried() || suits(&client, timeout).await {
-                    return Ok((client, asked));
+                    return Ok((client, ended, asked));
                 }
                 patience = Patience::Quick;
                 continue;
@@ -110,7 +112,7 @@ pub(super) async fn new_session(
         }
         open(&servers, &options, lost).await
     };
-    let (client, asked) = tokio::select! {
+    let (client, ended, asked) = tokio::select! {
         biased;
         connected = opened => connected.map_err(|error| connect_failure(error, servers.as_str()))?,
         why = reason_at_the_end(&servers, &options, bound) => {
@@ -124,12 +126,12 @@ pub(super) async fn new_session(
             "{servers} grants a session timeout of {granted:?}: it must be from {least:?}"
         )));
     }
-    let session = ZooKeeperSession::new(client, &background, &options, asked, abilities, servers.clone())?;
+    let session = ZooKeeperSession::new((client, ended), &background, &options, asked, abilities, servers.clone())?;
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     match tokio::time::timeout(bound, make_root(&session)).await.unwrap_or_else(|_| Err(late())) {
         // `Over` would say that no other session will do.
-        Err(Failure::Over(Ending::Expired | Ending::Replaced)) => {
+        Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {
             Err(Failure::Unreachable(format!("a session with {servers} was over before its first answer")))
         }
         made => made.map(|()| session),

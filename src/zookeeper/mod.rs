@@ -44,3 +44,4 @@ pub(crate) mod probe;
 pub(crate) mod servers;
 mod session;
 mod translate;
+mod unasked;

@@ -12,6 +12,7 @@ use futures_util::FutureExt;
 use zookeeper_client as zk;
 
 use crate::session::request::{Ending, Failure, Reply};
+use crate::session::shield::shielded;
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -139,7 +140,7 @@ impl Pipeline {
                 () = given_up => Err(Failure::Unknown("the session was closed before the answer came".to_owned())),
             }
         });
-        Box::pin(async move { answered.await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
+        Box::pin(async move { shielded(answered).await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
     }
 }
 

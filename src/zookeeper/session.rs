@@ -18,6 +18,7 @@ use crate::session::lease::Moment;
 use crate::session::request::{
     self, Contents, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch, parent,
 };
+use crate::session::shield::shielded;
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -31,6 +32,7 @@ use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
 use crate::zookeeper::security::Acl;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::{self, commit, event, mode};
+use crate::zookeeper::unasked::{self, ClientEnded};
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
 ///
@@ -96,7 +98,7 @@ impl SessionLink {
 impl ZooKeeperSession {
     /// A session that was opened at `asked` or later. Starts its background tasks.
     pub(super) fn new(
-        client: zk::Client,
+        (client, ended): (zk::Client, ClientEnded),
         background: &Arc<BackgroundThread>,
         options: &ZooKeeperBuilder,
         asked: Moment,
@@ -117,7 +119,7 @@ impl ZooKeeperSession {
             let weak = Weak::clone(this);
             let confirm = move || {
                 if let Some(session) = weak.upgrade() {
-                    session.background.handle().spawn(confirm_identity(Weak::clone(&weak)));
+                    session.keep(confirm_identity(Weak::clone(&weak)));
                 }
             };
             let identity = Arc::new(Identity::new(id, confirm));
@@ -138,17 +140,42 @@ impl ZooKeeperSession {
                 this: Weak::clone(this),
             }
         });
-        session.begin(states);
+        session.begin(states, ended);
         Ok(session)
     }
 
     /// Begins what goes on in the background for as long as the session lives.
-    fn begin(self: &Arc<Self>, states: zk::StateWatcher) {
-        let follow = follow_state(states, Arc::downgrade(self), Arc::clone(&self.upkeep), self.link.clone());
-        let _first = self.follower.set(self.background.run(follow).abort_handle());
+    fn begin(self: &Arc<Self>, states: zk::StateWatcher, ended: ClientEnded) {
+        let follow = follow_state((states, ended), Arc::downgrade(self), Arc::clone(&self.upkeep), self.link.clone());
+        let follower = self.background.run(self.kept(follow));
+        let _first = self.follower.set(follower.abort_handle());
         let shared: Arc<dyn Session> = self.clone();
-        self.background.handle().spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
+        self.keep(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
         self.has_a_connection();
+    }
+
+    /// Runs a task without which the session cannot go on.
+    fn keep(&self, task: impl Future<Output = ()> + Send + 'static) {
+        drop(self.background.handle().spawn(self.kept(task)));
+    }
+
+    /// The task. If it ends by a panic, or its thread does, the session is over.
+    fn kept<F: Future<Output = ()>>(&self, task: F) -> impl Future<Output = ()> + use<F> {
+        let this = Weak::clone(&self.this);
+        unasked::or_else(task, move || {
+            if let Some(session) = this.upgrade() {
+                session.fails();
+            }
+        })
+    }
+
+    /// A task of the session has ended unasked, or the client's task.
+    fn fails(&self) {
+        if self.upkeep.lease().over().is_none() {
+            let session = format!("{:x}", self.id);
+            tell!(ERROR, session, "a task of a session has ended by a panic, and the session with it");
+            self.ended(Ending::Failed);
+        }
     }
 
     /// A connection was made, the first one or another.
@@ -302,14 +329,16 @@ impl Session for ZooKeeperSession {
     }
 
     async fn connected(&self) -> Result<(), Ending> {
-        match self.link.subscribe().wait_for(|link| !matches!(link, SessionLink::Down(_))).await.as_deref() {
+        let mut link = self.link.subscribe();
+        match shielded(link.wait_for(|link| !matches!(link, SessionLink::Down(_)))).await.as_deref() {
             Ok(SessionLink::Over(why, _)) => Err(*why),
             _ => Ok(()),
         }
     }
 
     async fn over(&self) -> Ending {
-        match self.link.subscribe().wait_for(|link| matches!(link, SessionLink::Over(..))).await.as_deref() {
+        let mut link = self.link.subscribe();
+        match shielded(link.wait_for(|link| matches!(link, SessionLink::Over(..)))).await.as_deref() {
             Ok(SessionLink::Over(why, _)) => *why,
             _ => Ending::Closed,
         }
@@ -381,7 +410,7 @@ impl Session for ZooKeeperSession {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
         self.pipeline.ask(Request::Read, move |client| async move {
             let (_, _, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
-            Ok(event(watcher.changed()).boxed())
+            Ok(shielded(event(watcher.changed())).boxed())
         })
     }
 
@@ -389,7 +418,7 @@ impl Session for ZooKeeperSession {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
         self.pipeline.ask(Request::Read, move |client| async move {
             let (names, watcher) = client.list_and_watch_children(&path).await.map_err(failure)?;
-            Ok((names, event(watcher.changed()).boxed()))
+            Ok((names, shielded(event(watcher.changed())).boxed()))
         })
     }
 
@@ -408,7 +437,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn spawn(&self, task: Task) {
-        drop(self.background.run(task));
+        drop(self.background.run(self.kept(task)));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -464,7 +493,7 @@ fn is_removal(operations: &[Operation]) -> bool {
 
 /// Reports the session's state to all that wait for it, until the session is over.
 async fn follow_state(
-    mut states: zk::StateWatcher,
+    (mut states, mut ended): (zk::StateWatcher, ClientEnded),
     session: Weak<ZooKeeperSession>,
     upkeep: Arc<Upkeep>,
     link: watch::Sender<SessionLink>,
@@ -498,7 +527,15 @@ async fn follow_state(
             }
         }
         link.send_if_modified(|link| link.becomes(now));
-        state = states.changed().await;
+        state = tokio::select! {
+            biased;
+            state = states.changed() => state,
+            // Its last word is that the session is over, unless it has none.
+            _ = &mut ended => {
+                session.upgrade().iter().for_each(|session| session.fails());
+                return;
+            }
+        };
     }
 }
 

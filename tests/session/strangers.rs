@@ -5,8 +5,8 @@
 
 use std::future::IntoFuture;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
@@ -16,9 +16,12 @@ use support::process::{Process, role, say};
 use support::scene::*;
 use support::server::shared_server;
 use support::wire::Proxy;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
-use zk_rwlock::{Error, RwLock, ZooKeeper};
+use zk_rwlock::coordinator::{Coordinator, Ending, Operation};
+use zk_rwlock::{Error, Loss, RwLock, WriteGuard, ZooKeeper};
 
 /// The session timeout of the children.
 const SHORT: Duration = Duration::from_secs(4);
@@ -117,22 +120,26 @@ fn the_life_of_a_child() {
     let mut words = role.split(' ').map(str::to_owned);
     let mut word = || words.next().expect("what, a habit, the number of sessions, a server and a path");
     let (what, habit, sessions, server, path) = (word(), word(), word(), word(), word());
+    let fault = habit.clone();
     let habit = if habit == "blocks" { Habit::Blocks } else { Habit::Panics };
     if what == "subscriber" {
         tracing::subscriber::set_global_default(Bad(habit)).expect("the first");
     }
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let mut sessions: Vec<ZooKeeper> = match sessions.as_str() {
-            "1" => vec![connect_with(&server, SHORT).await],
-            _ => vec![connect_with(&server, SHORT).await, connect_with(&server, SHORT).await],
-        };
-        let zk = sessions.pop().expect("at least one");
-        let others = if sessions.is_empty() { vec![zk.clone()] } else { sessions };
+        let zk = connect_with(&server, SHORT).await;
+        let is_alone = sessions == "1";
+        let other = if is_alone { zk.clone() } else { connect_with(&server, SHORT).await };
         let held = lock_at(&zk, &path).write().await.unwrap();
+        if what == "fault" {
+            let beside = lock_at(&other, &format!("{path}-other")).write().await.unwrap();
+            go_on_after(&zk, &path, held, &fault).await;
+            assert_eq!(beside.is_held(), !is_alone && fault != "thread", "the other session");
+            return say("goes on");
+        }
         match what.as_str() {
-            "subscriber" => wait_for_long(&others[0], &path),
-            "waker" => be_woken(&others[0], &path, habit).await,
+            "subscriber" => wait_for_long(&other, &path),
+            "waker" => be_woken(&other, &path, habit).await,
             other => panic!("there is no role {other}"),
         }
         say("held");
@@ -155,24 +162,63 @@ async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
     let other = lock_at(zk, &format!("{path}-other"));
     let guard = other.write().await.unwrap();
     let line = other.clone();
+    let ((arm, is_to_arm), (tell, armed)) = (mpsc::channel::<()>(), oneshot::channel());
     // On a thread of its own: what it waits by is not dropped.
     thread::spawn(move || {
         let mut waits = pin!(line.write().into_future());
-        let waker = Waker::from(Arc::new(BadWaker(habit)));
-        assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        loop {
-            if waits.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
-                return;
-            }
-            thread::sleep(Duration::from_millis(20));
+        while is_to_arm.try_recv().is_err() {
+            assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            thread::sleep(Duration::from_millis(5));
         }
+        let waker = Waker::from(Arc::new(BadWaker(habit)));
+        assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        tell.send(()).expect("it is awaited");
+        for_ever();
     });
     line_becomes(&other, "W+ W-").await;
+    arm.send(()).expect("it goes on");
+    armed.await.expect("it waits");
     drop(guard);
 }
 
+/// A task of the session panics, or the client crate's, or the library's thread ends by a panic. The lock is lost at once, and
+/// the next acquisition has another session.
+async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) {
+    let lock = lock_at(zk, path);
+    let waits = writer(&lock);
+    line_becomes(&lock, "W+ W-").await;
+    let slot = zk.session_slot(0).await.unwrap();
+    let (session, directory) = (Arc::clone(slot.session()), path.to_owned());
+    drop(slot);
+    let waker = Waker::from(Arc::new(BadWaker(Habit::Panics)));
+    let its_own = Arc::clone(&session);
+    session.spawn(match fault {
+        "task" => Box::pin(async { panic!("as planted") }),
+        // A watch that fires calls the waker on the client crate's task.
+        "client" => Box::pin(async move {
+            let mut watch = its_own.watch(&directory).await.expect("it is there");
+            assert!(watch.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            let set = Operation::Set { path: directory, data: Vec::new(), version: None };
+            drop(its_own.transact(&[set]).await);
+            std::future::pending().await
+        }),
+        // A timer that is over calls the waker in the thread's own loop.
+        _ => Box::pin(async move {
+            let mut sleep = its_own.sleep(Duration::from_millis(20));
+            assert!(sleep.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            std::future::pending().await
+        }),
+    });
+    drop(session);
+    assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::Failed));
+    let waited = soon("the end of the wait", waits).await.expect("no panic");
+    assert!(matches!(waited, Err(Error::Evicted(Loss::SessionOver(Ending::Failed)))), "{waited:?}");
+    soon("another session", lock.write()).await.expect("granted").release().await.expect("held");
+    assert!(zk.state().is_connected());
+}
+
 /// Works until the lock is lost, and says when it has worked last, and when it has heard of the loss.
-async fn work_under(held: &zk_rwlock::WriteGuard) {
+async fn work_under(held: &WriteGuard) {
     let last = AtomicU64::new(0);
     let worked = held.run(async {
         loop {
@@ -180,7 +226,7 @@ async fn work_under(held: &zk_rwlock::WriteGuard) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
-    let (worked, _) = tokio::join!(worked, held.lost());
+    let (worked, _) = within(SHORT * 5, "the loss", async { tokio::join!(worked, held.lost()) }).await;
     let error: Result<(), Error> = worked.map(|never: ()| never);
     assert!(matches!(error, Err(Error::Lost(_))), "{error:?}");
     say(&format!("{} {}", last.into_inner(), clock()));
@@ -189,15 +235,14 @@ async fn work_under(held: &zk_rwlock::WriteGuard) {
 // ---------------------------------------------------------------------------------------------------------------
 // The parent
 
-/// A child with such a subscriber or waker keeps its lock for as long as it is connected. Cut off, it has ended its work before
-/// the next is granted.
-async fn round(what: &str, habit: &str, sessions: usize) {
+/// A child with such a subscriber or waker, which has been called, and holds at this path.
+async fn begin(what: &str, habit: &str, sessions: usize) -> (String, Proxy, Process) {
     let path = format!("/strangers/{what}-{habit}-{sessions}");
     let proxy = Proxy::start(shared_server().address());
     let mut child = Process::start(module_path!(), &format!("{what} {habit} {sessions} {} {path}", proxy.address()));
     let mut said = std::collections::BTreeSet::new();
     let wanted = if what == "subscriber" { ["held", "told"] } else { ["held", "woken"] };
-    let mut child = tokio::task::spawn_blocking(move || {
+    let child = tokio::task::spawn_blocking(move || {
         while !wanted.iter().all(|it| said.contains(*it)) {
             said.insert(child.says());
         }
@@ -205,17 +250,19 @@ async fn round(what: &str, habit: &str, sessions: usize) {
     })
     .await
     .expect("the child goes on");
-    let zk = connect(&shared_server().address()).await;
-    let lock = lock_at(&zk, &path);
-    // Its session is kept alive well beyond its timeout.
-    let granted = tokio::time::timeout(SHORT * 2, lock.write().into_future()).await;
-    assert!(granted.is_err(), "it has lost its lock");
-    let next = tokio::spawn(async move {
+    (path, proxy, child)
+}
+
+/// Contends for what the child holds. Gives the moment of the grant, too.
+fn contend(lock: RwLock) -> JoinHandle<(u64, WriteGuard)> {
+    tokio::spawn(async move {
         let guard = lock.write().await.expect("the session expires");
         (clock(), guard)
-    });
-    line_becomes(&lock_at(&zk, &path), if what == "subscriber" { "W+ W- W- W- W-" } else { "W+ W-" }).await;
-    proxy.black_hole();
+    })
+}
+
+/// The child has ended its work, and has heard of the loss, before the next is granted.
+async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) {
     let (granted_at, guard) = within(SHORT * 5, "the grant", next).await.expect("no panic");
     let told = tokio::task::spawn_blocking(move || child.said().find(|it| it.contains(' '))).await.expect("no panic");
     let told = told.expect("it hears of the loss");
@@ -223,6 +270,53 @@ async fn round(what: &str, habit: &str, sessions: usize) {
     let (worked, heard): (u64, u64) = (worked.parse().unwrap(), heard.parse().unwrap());
     assert!(worked < granted_at && heard < granted_at, "worked {worked}, heard {heard}, granted {granted_at}");
     guard.release().await.unwrap();
+}
+
+/// A child with such a subscriber or waker keeps its lock for as long as it is connected. Cut off, it has ended its work before
+/// the next is granted.
+async fn round(what: &str, habit: &str, sessions: usize) {
+    let (path, proxy, child) = begin(what, habit, sessions).await;
+    let zk = connect(&shared_server().address()).await;
+    let lock = lock_at(&zk, &path);
+    // Its session is kept alive well beyond its timeout.
+    let granted = tokio::time::timeout(SHORT * 2, lock.write().into_future()).await;
+    assert!(granted.is_err(), "it has lost its lock");
+    let next = contend(lock);
+    line_becomes(&lock_at(&zk, &path), if what == "subscriber" { "W+ W- W- W- W-" } else { "W+ W-" }).await;
+    proxy.black_hole();
+    ends(child, next).await;
+}
+
+async fn standstill(sessions: usize) {
+    let (path, _proxy, child) = begin("waker", "blocks", sessions).await;
+    ends(child, contend(lock_at(&connect(&shared_server().address()).await, &path))).await;
+}
+
+/// A child in which this panics goes on.
+async fn goes_on(fault: &str, sessions: usize) {
+    let address = shared_server().address();
+    let mut child =
+        Process::start(module_path!(), &format!("fault {fault} {sessions} {address} /strangers/{fault}-{sessions}"));
+    let said = tokio::task::spawn_blocking(move || child.said().last()).await.expect("no panic");
+    assert_eq!(said.as_deref(), Some("goes on"), "{fault}, {sessions}");
+}
+
+#[tokio::test]
+async fn a_panic_in_the_background_ends_its_session_and_another_takes_its_place() {
+    for fault in ["task", "client", "thread"] {
+        tokio::join!(goes_on(fault, 1), goes_on(fault, 2));
+    }
+}
+
+#[tokio::test]
+async fn a_waker_that_panics_costs_no_lease_and_hides_no_loss() {
+    tokio::join!(round("waker", "panics", 1), round("waker", "panics", 2));
+}
+
+/// A waker that blocks for ever stands in the way of the thread that keeps the sessions, so the lease ends.
+#[tokio::test]
+async fn a_loss_is_heard_though_the_librarys_thread_stands_still() {
+    tokio::join!(standstill(1), standstill(2));
 }
 
 #[tokio::test]
