@@ -102,6 +102,21 @@ mod tests {
     use crate::tests::fuzz_text;
 
     #[test]
+    fn an_input_of_any_length_is_refused_in_a_few_words() {
+        let long = "é/".repeat(1 << 20);
+        let refusals = [
+            check(&format!("/{long}")).err(),
+            check(&long).err(),
+            long.parse::<Dialect>().err(),
+            check_host(&long).err(),
+        ];
+        for refused in refusals.map(|refused| refused.expect("refused").to_string()) {
+            assert!(refused.chars().count() < 400 && refused.contains('…'), "{refused}");
+        }
+        assert!(check(&format!("/{long}")).unwrap_err().to_string().ends_with("is longer than 1024 bytes"));
+    }
+
+    #[test]
     fn a_label_of_256_bytes_is_kept_and_a_longer_one_is_refused() {
         let label = |bytes: usize| check_label(Some(&"x".repeat(bytes)));
         assert!(label(0).is_ok() && label(255).is_ok() && label(256).is_ok() && check_label(None).is_ok());

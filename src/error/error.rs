@@ -246,6 +246,12 @@ impl fmt::Debug for Error {
     }
 }
 
+/// So many characters of a problem with an input stay as they are: those about a path of 1,024 bytes do.
+const LONGEST_PROBLEM: usize = 4_000;
+
+/// Of a longer one, so many are kept at its beginning, and as many at its end.
+const SHOWN: usize = 150;
+
 impl Error {
     /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that leaves a node behind.
     pub const DELETE_OWN_NODE: &str = "delete our own node (it stays until its session ends)";
@@ -327,8 +333,15 @@ impl Error {
         Error::Timeout { waited, blockers: Blockers::default(), cut_off }
     }
 
+    /// A problem that repeats a very long input is shortened in the middle.
     pub(crate) fn invalid(problem: impl Into<String>) -> Error {
-        Error::InvalidInput(problem.into())
+        let problem: String = problem.into();
+        if problem.chars().nth(LONGEST_PROBLEM).is_none() {
+            return Error::InvalidInput(problem);
+        }
+        let begin: String = problem.chars().take(SHOWN).collect();
+        let rest = problem.char_indices().rev().nth(SHOWN - 1).map_or(0, |(at, _)| at);
+        Error::InvalidInput(format!("{begin}…{}", &problem[rest..]))
     }
 
     /// What a failed request means for a caller that does not hold the lock.

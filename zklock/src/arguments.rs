@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use zk_rwlock::Dialect;
@@ -134,7 +135,7 @@ When the lock is lost:
   ZooKeeper lets anybody else in: TERM when a quarter of the session
   timeout is left until then. A network that is gone for 0.4 of the
   session timeout does not cost the lock, if --tick-time is given and is
-  at most a fifth of it; docs/guide.md says what is left otherwise.
+  at most a fifth of it; -v says what a break may last otherwise.
   After `zklock break` the next contender may start at once, while the
   command still has its grace.
   With --max-hold 1h a command that hangs loses the lock: after an hour
@@ -145,13 +146,13 @@ What zklock cannot do for you:
     the lock is free one session timeout later. What that process has
     started itself runs on, and so does a command with rights of its own
     (sudo, setuid).
-  - Stopped (SIGSTOP, Ctrl-Z) for longer than the session timeout it
-    loses the lock like any client that does not answer. By SIGSTOP it
-    leaves the command running until it wakes, beside the next holder.
-    Ctrl-Z stops the command too, and it is killed rather than continued
-    if the lock is gone. While zklock waits, Ctrl-Z costs the place in
-    the queue after that time, and it ends with 76 when it goes on; it
-    holds up nobody meanwhile. `bg` instead: it waits in the background.
+  - Stopped (SIGSTOP, Ctrl-Z) for longer than three quarters of the
+    session timeout it loses the lock. By SIGSTOP it leaves the command
+    running until it wakes, beside the next holder. Ctrl-Z stops the
+    command too, and it is killed rather than continued if the lock is
+    gone. While zklock waits, Ctrl-Z costs the place in the queue after
+    the session timeout, and it ends with 76 when it goes on; it holds up
+    nobody meanwhile. `bg` instead: it waits in the background.
   - What a command that ends by itself leaves in the background runs on
     without the lock.
   - Processes that leave the command's process group (setsid) get none of
@@ -190,8 +191,24 @@ impl Arguments {
                 words.insert(at + 1, OsString::new());
             }
         }
-        Arguments::try_parse_from(words)
+        Arguments::try_parse_from(words).map_err(without_misleading_tip)
     }
+}
+
+/// Options of flock(1) that zklock cannot have.
+const OF_FLOCK: [&str; 5] = ["-F", "--no-fork", "-u", "--unlock", "--fcntl"];
+
+/// An unknown option is no value: behind `--` it would be taken for the lock.
+fn without_misleading_tip(mut error: clap::Error) -> clap::Error {
+    if error.kind() == ErrorKind::UnknownArgument {
+        error.remove(ContextKind::Suggested);
+        let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+        if OF_FLOCK.contains(&&*argument) {
+            let tip = "flock(1) has it, and zklock has not: a session needs a process that stays beside the command";
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        }
+    }
+    error
 }
 
 /// Running a command.

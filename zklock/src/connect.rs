@@ -17,6 +17,9 @@ use crate::settings::{self, Given, Setting};
 /// The servers, if nothing else is set.
 const DEFAULT_HOSTS: &str = "127.0.0.1:2181";
 
+/// No server ticks as seldom, in seconds.
+const LONGEST_TICK: f64 = 100.0;
+
 /// Connects to look at `path`, and waits for a session. Refuses at once a path that no lock can have.
 pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<ZooKeeper, Exit> {
     // The root is no lock, but locks may be below it.
@@ -46,7 +49,7 @@ pub(crate) fn hosts(connection: &Connection) -> Result<String, Exit> {
 pub(crate) fn options(limit: Duration, connection: &Connection) -> Result<ZooKeeperBuilder, Exit> {
     let mut builder = with_time_to_stop(connection.session_timeout).connect_timeout(limit);
     if let Some(tick) = settings::TICK_TIME.given(connection.tick_time.as_ref()) {
-        builder = builder.tick_time(duration(tick.text()?).map_err(|problem| tick.wrong(problem))?);
+        builder = builder.tick_time(tick_time(tick.text()?).map_err(|problem| tick.wrong(problem))?);
     }
     if let Some((user, password)) = credentials(digest(connection))? {
         builder = builder.digest(&user, &password);
@@ -58,6 +61,16 @@ pub(crate) fn options(limit: Duration, connection: &Connection) -> Result<ZooKee
         builder = builder.tls(tls);
     }
     Ok(builder)
+}
+
+/// The servers' tickTime. Their configuration has a number of milliseconds, and a number alone is one of seconds here.
+fn tick_time(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number >= LONGEST_TICK => Err(format!(
+            "{text} s is no tick: the servers' configuration has milliseconds, so it may be {text}ms that is meant"
+        )),
+        _ => duration(text),
+    }
 }
 
 /// A quarter of the session timeout is left for the command to stop in when the lock is lost. `docs/zklock.md` promises
@@ -171,6 +184,15 @@ fn read(given: &Given) -> Result<String, Exit> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tick_in_milliseconds_is_not_read_as_one_in_seconds() {
+        assert_eq!(tick_time("2"), Ok(Duration::from_secs(2)));
+        assert_eq!(tick_time("2000ms"), Ok(Duration::from_secs(2)));
+        for text in ["2000", "100", "3e3"] {
+            assert!(tick_time(text).is_err_and(|problem| problem.contains(&format!("{text}ms"))), "{text}");
+        }
+    }
 
     #[test]
     fn a_quarter_of_the_session_timeout_is_left_for_the_command_to_stop() {

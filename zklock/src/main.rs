@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         Err(exit) => Err(exit),
         Ok(Ok(arguments)) => run_in_runtime(arguments),
         Ok(Err(error)) => {
-            let printed = output::written(error.print());
+            let printed = output::written(output::print_error(&error));
             // Otherwise the arguments asked for help or the version.
             if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
         }
@@ -54,8 +54,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(exit) => {
             if !exit.message().is_empty() {
-                let lines = exit.message().split('\n').map(output::tame).collect::<Vec<_>>();
-                output::say(&lines.join("\n"));
+                output::say(&output::readable(exit.message()));
             }
             ExitCode::from(exit.code())
         }

@@ -46,6 +46,13 @@ impl Order {
                 shell = command.pop();
                 command.clear();
             }
+            Some("-c" | "--command") if shell.is_none() => {
+                let problem = match command.len() {
+                    1 => "the line for the shell is missing",
+                    _ => "it takes one word, so quote the line",
+                };
+                return Err(Exit::usage(format!("-c: {problem}: zklock PATH -c 'SHELL COMMAND'")));
+            }
             Some(word) if word.starts_with('-') => {
                 return Err(Exit::usage(format!("{word}: options go before the lock's path, the command after it")));
             }
@@ -107,7 +114,15 @@ mod tests {
             let Order { command, label, .. } = order(words);
             assert_eq!((&command[1..], &*label), (&["-c".into(), "make all".into()][..], "make all"), "{words:?}");
         }
-        for words in [&["/l", "-x"][..], &["/l", "-c", "make", "all"], &["-c", "make", "/l", "-c", "test"]] {
+        for (words, problem) in [
+            (&["/l", "-c"][..], "-c: the line for the shell is missing"),
+            (&["/l", "-c", "make", "all"], "-c: it takes one word, so quote the line"),
+            (&["/l", "--command"], "-c: the line for the shell is missing"),
+        ] {
+            let refused = Order::read(&read(words).run).expect_err("no order");
+            assert!(refused.message().starts_with(problem), "{words:?}: {}", refused.message());
+        }
+        for words in [&["/l", "-x"][..], &["-c", "make", "/l", "-c", "test"]] {
             let refused = Order::read(&read(words).run).expect_err("no order");
             assert!(
                 refused.message().contains("options go before the lock's path"),

@@ -132,6 +132,30 @@ pub(crate) fn tame(text: &str) -> String {
     tamed
 }
 
+/// What somebody typed may be of any length, but words about it must stay readable. A path that a lock may have stays whole.
+const LONGEST_LINE: usize = 4000;
+
+/// How many columns of a longer line are shown.
+const SHORT_LINE: usize = 300;
+
+/// Words about what was typed, or what others have written: tame, and no line is longer than somebody can read.
+pub(crate) fn readable(words: &str) -> String {
+    let line = |line: &str| {
+        let is_long = line.chars().nth(LONGEST_LINE).is_some();
+        tame(&if is_long { shorten_in_the_middle(line, SHORT_LINE) } else { line.to_owned() })
+    };
+    words.split('\n').map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Prints help, or what is wrong with the arguments, in colours where those are wanted.
+pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
+    let words = error.to_string();
+    if words.lines().any(|line| line.chars().nth(LONGEST_LINE).is_some()) {
+        return io::stderr().write_all(readable(&words).as_bytes());
+    }
+    error.print()
+}
+
 /// Foreign text in JSON, which a terminal may get as it is: what that would obey is escaped, as JSON allows within strings.
 pub(crate) fn tame_json(json: &str) -> String {
     let mut tamed = String::with_capacity(json.len());

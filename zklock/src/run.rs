@@ -36,6 +36,9 @@ const REASON: Duration = Duration::from_millis(500);
 /// How long we wait for the servers to confirm that we leave.
 const FAREWELL: Duration = Duration::from_secs(2);
 
+/// The same, where none of them is reached.
+const FAREWELL_UNREACHED: Duration = Duration::from_millis(300);
+
 pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
     let order = Order::read(run)?;
     if run.once_in == Some(Duration::ZERO) {
@@ -236,10 +239,13 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
 /// Behind the loss: since when and why no server is reached, if it was lost by that and the servers tell soon.
 async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
     if why == Loss::LeaseRanOut && !zk.state().is_connected() {
-        // That has the servers asked.
-        tokio::time::sleep(REASON).await;
-        if let state @ ConnectionState::Connecting { why: Some(_), .. } = zk.state() {
-            return format!(" ({state})");
+        let started = Instant::now();
+        while started.elapsed() < REASON {
+            // That has the servers asked.
+            if let state @ ConnectionState::Connecting { why: Some(_), .. } = zk.state() {
+                return format!(" ({state})");
+            }
+            tokio::time::sleep(TICK).await;
         }
     }
     String::new()
@@ -422,13 +428,21 @@ async fn end_rest(group: Pid, guard: &Grip, run: &Run, signals: &mut Signals) {
 
 /// Releases the lock and ends the session, in one round trip: the release goes first, so the next contender knows it for
 /// one, and the session would take the node along. Waits for that, but no longer than the lock could block other
-/// contenders.
+/// contenders. Where no server is reached, says for how long it may.
 async fn give_back(guard: Grip, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) {
-    let limit = if guard.is_held() { connection.session_timeout } else { FAREWELL };
+    let limit = match (is_reached(zk), guard.is_held()) {
+        (true, true) => connection.session_timeout,
+        (true, false) => FAREWELL,
+        (false, _) => FAREWELL_UNREACHED,
+    };
+    let left = guard.is_held().then(|| guard.session_left());
     // The release is polled first, and is sent then. Once the session is over its answer says nothing new.
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };
     tokio::select! {
-        _ = tokio::time::timeout(limit, both) => {}
+        done = tokio::time::timeout(limit, both) => if let (Err(_), Some(left)) = (done, left) {
+            let left = humantime::format_duration(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
+            say(&format!("no server confirms that the lock is given back: it is free when the session is over, in {left} at most"));
+        },
         // The user is in a hurry. The node goes with the session.
         _ = signals.next_ending() => {}
     }
@@ -437,10 +451,15 @@ async fn give_back(guard: Grip, zk: &ZooKeeper, connection: &Connection, signals
 /// Ends the session, which removes all our nodes at once. On a network that is gone the session ends by its timeout,
 /// and zklock does not wait for that.
 async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
+    let limit = if is_reached(zk) { FAREWELL } else { FAREWELL_UNREACHED };
     tokio::select! {
-        _ = tokio::time::timeout(FAREWELL, zk.close()) => {}
+        _ = tokio::time::timeout(limit, zk.close()) => {}
         _ = signals.next_ending() => {}
     }
+}
+
+fn is_reached(zk: &ZooKeeper) -> bool {
+    !matches!(zk.state(), ConnectionState::Connecting { .. })
 }
 
 #[cfg(test)]

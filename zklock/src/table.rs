@@ -98,7 +98,7 @@ pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colo
     let line = |text: String| wrapped(&text, columns) + "\n";
     let heading = |queue: &Queue| match queue.dialect {
         // Its table begins with its path.
-        _ if queue.permits.is_some() => String::new(),
+        _ if queue.permits.is_some() || queue.members.is_empty() => String::new(),
         Dialect::Native => line(format!("{}:", queue.path)),
         other => line(format!("{} ({other}):", queue.path)),
     };

@@ -734,6 +734,26 @@ async fn a_blip_loses_nothing() {
     assert_eq!(holder.ends().await.code, Some(8));
 }
 
+/// The session would last three times as long as anything here may take.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn where_no_server_is_reached_zklock_ends_with_its_command_and_says_for_how_long_the_lock_is_taken() {
+    let proxy = Proxy::start(shared_server().address());
+    let options = ["--session-timeout", "60s", "/zklock/unreached", "-c", "echo ready; read line; exit 8"];
+    let mut command = zklock_on(&proxy.address(), &options);
+    command.stdin(Stdio::piped());
+    let mut holder = Running::start(command).ready().await;
+    let mut told = BufReader::new(holder.child.stderr.take().unwrap()).lines();
+    proxy.cut();
+    let said = soon("the loss of the connection", told.next_line()).await.unwrap().unwrap();
+    assert!(said.contains("the connection is lost"), "{said}");
+    holder.child.stdin.take().unwrap().write_all(b"end\n").await.unwrap();
+    let ended = Instant::now();
+    let said = soon("the last words", told.next_line()).await.unwrap().unwrap();
+    assert!(said.contains("it is free when the session is over, in "), "{said}");
+    assert_eq!(holder.ends().await.code, Some(8));
+    assert!(ended.elapsed() < Duration::from_secs(2), "{:?}", ended.elapsed());
+}
+
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_was_stopped_past_its_lease_kills_the_command_when_it_goes_on() {
     let path = "/zklock/stopped";
@@ -883,6 +903,29 @@ async fn ls_tree_shows_all_locks_below_a_path() {
     assert_eq!(json["locks"].as_array().unwrap().len(), 2);
     let none = run(&["ls", "--tree", "/zklock-nowhere"]).await;
     assert_eq!((none.code, none.stdout.lines().count()), (Some(0), 1));
+}
+
+#[support::judged]
+async fn ls_tree_prints_a_path_that_only_has_a_record_once() {
+    let path = "/zklock-tree-done/job";
+    assert_eq!(run(&["--once-in", "1h", path, "true"]).await.code, Some(0));
+    let tree = run(&["ls", "--tree", "/zklock-tree-done"]).await;
+    assert_eq!(tree.stdout.matches(path).count(), 1, "{tree:#?}");
+    assert!(tree.stdout.starts_with(&format!("{path}: free\nlast done ")), "{tree:#?}");
+}
+
+/// In the library's words, in those of the command line, and in clap's.
+#[support::judged]
+async fn what_is_typed_is_repeated_in_a_few_words_however_long_it_is() {
+    let long = "a".repeat(100_000);
+    let (path, wrong) = (format!("/{long}"), format!("/{long}/"));
+    for arguments in
+        [&[&path[..], "true"][..], &["ls", &wrong], &["check", &path], &[&long, "true"], &["-w", &long, "/l", "true"]]
+    {
+        let run = run(arguments).await;
+        assert_eq!(run.code, Some(64));
+        assert!(run.stderr.len() < 1_000, "{}", run.stderr.len());
+    }
 }
 
 #[support::judged]
