@@ -123,7 +123,7 @@ pub(crate) fn report(session: &Arc<dyn Session>, path: String, version: Option<i
 ///
 /// It cannot tell which of the two is wrong: the leader itself may be the one server that has lost the node.
 pub(crate) fn diverged(session: &Arc<dyn Session>, path: &str) -> String {
-    const NEXT: &str = "zklock check asks all servers, and says what to do";
+    const NEXT: &str = "zklock check, with that node as its path, asks all servers, and says what to do";
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     tell!(ERROR, node = path, server, "a server and the leader do not agree about a node: {NEXT}");
     format!("the server (address: {server}) and the leader do not agree about it: {NEXT}")

@@ -558,7 +558,10 @@ With --json, one object:
             CVEs that concern a lock, and why it was not looked at
 
 Every server of --zk is asked: diverged are nodes that one shows and
-another does not, also after it has caught up with the leader. With
+another does not, also after it has caught up with the leader. To
+delete data is advised only of fewer servers than a majority, which
+the majority and the leader contradict, and only if all servers of
+the ensemble were looked at. With
 4lw.commands.whitelist=srvr,dump the servers also tell which sessions
 live: a ghost is a node whose session is over. A server that was not
 looked at within --connect-timeout (or 10 s) is named, and does not

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::json;
-use zk_rwlock::coordinator::{Coordinator, Failure, Stat, done_of, permits_of};
+use zk_rwlock::coordinator::{Coordinator, Failure, Operation, Stat, done_of, permits_of};
 use zk_rwlock::coordinator::{REFUSED_FROM, RESTART_FROM};
 use zk_rwlock::{Contender, Dialect, Error, Semaphore, ZooKeeper};
 
@@ -12,7 +12,8 @@ use crate::arguments::{Check, Connection};
 use crate::connect::{self, connect_to};
 use crate::exit::{self, Exit};
 use crate::output::{self, tame};
-use crate::{place, servers};
+use crate::servers::Places;
+use crate::{diverged, place, servers};
 
 /// How many nodes are read at once.
 const READS_IN_FLIGHT: usize = 256;
@@ -35,20 +36,14 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
         Dialect::Native => nodes_of_either(&zk, lock.path()).await?,
         _ => Nodes { directory: nodes(&zk, lock.path()).await?, semaphore: None, beside: Vec::new() },
     };
-    let (ephemeral, directories) = (nodes.ephemeral(), nodes.directories(&check.path));
-    let servers = servers::look(&ephemeral, &directories, connection).await?;
+    let ephemeral = nodes.ephemeral();
+    let servers = servers::look(&ephemeral, &nodes.places(&check.path), connection).await?;
     let mut odd = nodes.oddities(&check.path, connection.dialect);
     odd.extend(odd_record(&zk, &check.path).await?);
-    odd.extend(servers::diverged(&servers));
-    odd.extend(servers::ghosts(&servers, &ephemeral).into_iter().map(|(node, stat)| {
-        let (owner, token) = (stat.ephemeral_owner, stat.czxid);
-        let cure = format!("remove it with zklock break {} {token}", check.path);
-        Odd {
-            kind: "ghost",
-            node: Some(node.clone()),
-            what: format!("its session {owner:#x} is over, and it stays: {cure}"),
-        }
-    }));
+    odd.extend(diverged::diverged(&servers, connection).await);
+    for (node, stat) in servers::ghosts(&servers, &ephemeral) {
+        odd.extend(ghost(&zk, &check.path, &nodes.path_of(&check.path, node), stat).await);
+    }
     for note in servers.iter().filter(|_| !check.json).filter_map(servers::ServerReport::note) {
         output::say(&note);
     }
@@ -100,12 +95,43 @@ impl Nodes {
         nodes.filter(|(_, stat)| stat.ephemeral_owner != 0).collect()
     }
 
-    fn directories(&self, path: &str) -> Vec<String> {
-        match self.semaphore {
+    /// What every server is to look at: the node itself, the record, and what it guards if that is a `Shared` value, too.
+    fn places(&self, path: &str) -> Places {
+        let directories = match self.semaphore {
             None => vec![path.to_owned()],
             Some(_) => ["queue", "permits"].map(|part| format!("{path}/{part}")).into(),
+        };
+        let value = path.strip_suffix("/lock").map(|above| format!("{above}/value"));
+        Places { directories, nodes: [path.to_owned(), format!("{path}.done")].into_iter().chain(value).collect() }
+    }
+
+    /// Where the node of this name lies.
+    fn path_of(&self, path: &str, name: &str) -> String {
+        match &self.semaphore {
+            None => format!("{path}/{name}"),
+            Some((_, permits)) if permits.iter().any(|(permit, _)| permit == name) => format!("{path}/permits/{name}"),
+            Some(_) => format!("{path}/queue/{name}"),
         }
     }
+}
+
+/// What is odd about a node that the servers show, and whose session is over. Only what the leader has can be removed.
+async fn ghost(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Option<Odd> {
+    let (owner, token) = (stat.ephemeral_owner, stat.czxid);
+    let session_slot = zk.session_slot(0).await.ok()?;
+    let session = session_slot.session();
+    let checks = [Operation::Check { path: path.to_owned(), version: None }];
+    let cure = match connect::answered(session, session.transact(&checks)).await {
+        Ok(_) => format!("it stays: remove it with zklock break {lock} {token}"),
+        Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => {
+            "the leader does not have it, but each server that was looked at shows it: check again with all servers of the \
+             ensemble in --zk"
+                .to_owned()
+        }
+        Err(failure) => format!("it stays; whether the leader has it is not known: {failure}"),
+    };
+    let node = path.rsplit('/').next().map(str::to_owned);
+    Some(Odd { kind: "ghost", node, what: format!("its session {owner:#x} is over, and {cure}") })
 }
 
 /// What is odd about the record of when a command was last done.

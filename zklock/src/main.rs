@@ -2,6 +2,7 @@
 //!
 //! Each file has one concern. All of them use the library only through its public interface.
 
+mod advice;
 mod arguments;
 mod ask;
 mod check;
@@ -12,6 +13,7 @@ mod connect;
 mod credentials;
 mod cursor;
 mod cycles;
+mod diverged;
 mod evict;
 mod exit;
 mod forget;

@@ -10,7 +10,6 @@ use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::{Coordinator, Failure, Session, Stat, each_server, four_letter_word};
 
 use crate::arguments::Connection;
-use crate::check::Odd;
 use crate::connect::{self, told};
 use crate::exit::Exit;
 use crate::output::tame;
@@ -44,32 +43,45 @@ const VULNERABILITIES: [([u32; 3], [u32; 3], &str); 10] = [
     ([3, 9, 0], [3, 9, 7], "CVE-2026-100235"),
 ];
 
+/// The nodes that a server shows. Of a node that stays, its version.
+pub(crate) type Look = BTreeMap<String, i32>;
+
 /// What one server says.
 #[derive(Debug, Default)]
 pub(crate) struct ServerReport {
-    name: String,
-    version: Option<String>,
-    mode: Option<String>,
-    /// The nodes that it shows, at one look after the other.
-    looks: Vec<BTreeSet<String>>,
+    pub(crate) name: String,
+    pub(crate) version: Option<String>,
+    pub(crate) mode: Option<String>,
+    /// The session that it gave.
+    pub(crate) session: Option<i64>,
+    /// One look after the other.
+    pub(crate) looks: Vec<Look>,
     /// The sessions that it knows, if it may be asked for them.
-    sessions: Option<BTreeSet<i64>>,
+    pub(crate) sessions: Option<BTreeSet<i64>>,
     /// Why it shows nothing.
-    problem: Option<String>,
+    pub(crate) problem: Option<String>,
+}
+
+/// What every server looks at.
+pub(crate) struct Places {
+    /// Their children are listed.
+    pub(crate) directories: Vec<String>,
+    /// Nodes that stay, and need not be there.
+    pub(crate) nodes: Vec<String>,
 }
 
 /// Has every server look three times. Each look is of a server that has caught up with the leader, and begins when all
 /// have ended the one before. `nodes` were read before.
 pub(crate) async fn look(
     nodes: &BTreeMap<String, Stat>,
-    directories: &[String],
+    places: &Places,
     connection: &Connection,
 ) -> Result<Vec<ServerReport>, Exit> {
     let names = each_server(&connect::hosts(connection)?).map_err(|error| told(error, connection))?;
     let asked = join_all(names.iter().map(|name| ask(name, connection))).await;
     let (mut servers, clients): (Vec<ServerReport>, Vec<Option<ZooKeeper>>) = asked.into_iter().unzip();
     for round in 0..3 {
-        let looks = join_all(clients.iter().map(|client| look_through(client.as_ref(), directories))).await;
+        let looks = join_all(clients.iter().map(|client| look_through(client.as_ref(), places))).await;
         for (server, look) in servers.iter_mut().zip(looks) {
             match look {
                 Some(Ok(nodes)) => server.looks.push(nodes),
@@ -88,15 +100,25 @@ pub(crate) async fn look(
         }
     }
     servers.iter_mut().filter(|server| server.problem.is_some()).for_each(|server| server.looks.clear());
+    let modes = join_all(names.iter().map(|name| word(name, "srvr", connection))).await;
+    for (server, said) in servers.iter_mut().zip(modes) {
+        // One that leads now, and did not, has its part in the ensemble no more than one that does not say.
+        if server.mode != line(&said.unwrap_or_default(), MODE) {
+            server.mode = None;
+        }
+    }
     Ok(servers)
 }
 
-fn patience(connection: &Connection) -> Duration {
+/// How a line of an answer to `srvr` begins.
+const MODE: &str = "Mode: ";
+
+pub(crate) fn patience(connection: &Connection) -> Duration {
     connection.connect_timeout.unwrap_or(PATIENCE)
 }
 
 /// The server without the path at the end of the connect string.
-fn without_root(name: &str) -> &str {
+pub(crate) fn without_root(name: &str) -> &str {
     let host = name.find("://").map_or(0, |at| at + "://".len());
     name[host..].find('/').map_or(name, |at| &name[..host + at])
 }
@@ -114,13 +136,20 @@ async fn ask(name: &str, connection: &Connection) -> (ServerReport, Option<ZooKe
     };
     let (connected, said) = tokio::join!(connected, word(name, "srvr", connection));
     let said = said.unwrap_or_default();
-    let line = |begins: &str| said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| tame(rest.trim()));
     // Such as 3.8.0-5a02a05eddb5, built on 2022-02-25.
-    let version = line("Zookeeper version: ").map(|rest| rest.split(['-', ',']).next().unwrap_or_default().to_owned());
-    let mut server =
-        ServerReport { name: without_root(name).to_owned(), version, mode: line("Mode: "), ..ServerReport::default() };
+    let version =
+        line(&said, "Zookeeper version: ").map(|rest| rest.split(['-', ',']).next().unwrap_or_default().to_owned());
+    let mut server = ServerReport {
+        name: without_root(name).to_owned(),
+        version,
+        mode: line(&said, MODE),
+        ..ServerReport::default()
+    };
     match connected {
-        Ok(client) => (server, Some(client)),
+        Ok(client) => {
+            server.session = client.session_slot(0).await.ok().map(|session_slot| session_slot.session().id());
+            (server, Some(client))
+        }
         Err(exit) => {
             server.problem = Some(exit.message().to_owned());
             (server, None)
@@ -128,29 +157,41 @@ async fn ask(name: &str, connection: &Connection) -> (ServerReport, Option<ZooKe
     }
 }
 
-async fn look_through(client: Option<&ZooKeeper>, directories: &[String]) -> Option<Result<BTreeSet<String>, Failure>> {
+/// The rest of the line that begins so, in an answer to a four-letter word.
+fn line(said: &str, begins: &str) -> Option<String> {
+    said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| tame(rest.trim()))
+}
+
+async fn look_through(client: Option<&ZooKeeper>, places: &Places) -> Option<Result<Look, Failure>> {
     let client = client?;
     let look = async {
         let session_slot = client.session_slot(0).await?;
-        names(session_slot.session(), directories).await
+        shown(session_slot.session(), places).await
     };
     Some(look.await)
 }
 
-async fn names(session: &Arc<dyn Session>, directories: &[String]) -> Result<BTreeSet<String>, Failure> {
-    let mut nodes = BTreeSet::new();
-    for directory in directories {
+async fn shown(session: &Arc<dyn Session>, places: &Places) -> Result<Look, Failure> {
+    let mut look = Look::new();
+    for directory in &places.directories {
         let names = match connect::answered(session, session.sync(directory)).await {
             Ok(()) => connect::answered(session, session.children(directory)).await,
             Err(failure) => Err(failure),
         };
         match names {
-            Ok(names) => nodes.extend(names),
+            Ok(names) => look.extend(names.into_iter().map(|name| (name, 0))),
             Err(Failure::NoNode) => {}
             Err(failure) => return Err(failure),
         }
     }
-    Ok(nodes)
+    for node in &places.nodes {
+        match connect::answered(session, session.data(node)).await {
+            Ok((_, stat)) => drop(look.insert(node.clone(), stat.version)),
+            Err(Failure::NoNode | Failure::NoAuth(_)) => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(look)
 }
 
 /// The sessions in an answer to `dump`; `None` if it is something else.
@@ -164,27 +205,6 @@ fn sessions(dump: &str) -> Option<BTreeSet<i64>> {
     Some(sessions.lines().filter_map(id).collect())
 }
 
-/// The nodes that one server shows before and after another does not. A node that has left never comes again, so one of
-/// the two is wrong.
-pub(crate) fn diverged(servers: &[ServerReport]) -> Vec<Odd> {
-    let looked: Vec<&ServerReport> = servers.iter().filter(|server| server.looks.len() == 3).collect();
-    let named = |servers: Vec<&&ServerReport>| servers.iter().map(|it| it.called()).collect::<Vec<_>>().join(", ");
-    let nodes: BTreeSet<&String> = looked.iter().flat_map(|server| &server.looks[0]).collect();
-    let tell = |node: &String| {
-        let shows = |look: usize| looked.iter().filter(move |server| server.looks[look].contains(node));
-        let there = shows(0).filter(|server| server.looks[2].contains(node)).collect::<Vec<_>>();
-        let missing = looked.iter().filter(|server| !server.looks[1].contains(node)).collect::<Vec<_>>();
-        let what = format!(
-            "{} shows it, and {} does not: stop the one that differs from the leader, delete its data, and start it",
-            named(there.clone()),
-            named(missing.clone())
-        );
-        let is_odd = !there.is_empty() && !missing.is_empty();
-        is_odd.then(|| Odd { kind: "diverged", node: Some(node.clone()), what })
-    };
-    nodes.into_iter().filter_map(tell).collect()
-}
-
 /// The nodes that every server shows, and whose session no server knows that may be asked.
 pub(crate) fn ghosts<'n>(servers: &[ServerReport], nodes: &'n BTreeMap<String, Stat>) -> Vec<(&'n String, &'n Stat)> {
     let known: Vec<&BTreeSet<i64>> = servers.iter().filter_map(|server| server.sessions.as_ref()).collect();
@@ -194,13 +214,13 @@ pub(crate) fn ghosts<'n>(servers: &[ServerReport], nodes: &'n BTreeMap<String, S
     }
     let looks: Vec<_> = looks.collect();
     let is_known = |stat: &Stat| known.iter().any(|sessions| sessions.contains(&stat.ephemeral_owner));
-    let is_ghost = |node: &String, stat: &Stat| !is_known(stat) && looks.iter().all(|look| look.contains(node));
+    let is_ghost = |node: &String, stat: &Stat| !is_known(stat) && looks.iter().all(|look| look.contains_key(node));
     nodes.iter().filter(|(node, stat)| is_ghost(node, stat)).collect()
 }
 
 impl ServerReport {
     /// The server, and whether it leads.
-    fn called(&self) -> String {
+    pub(crate) fn called(&self) -> String {
         self.mode.as_ref().map_or_else(|| self.name.clone(), |mode| format!("{} ({mode})", self.name))
     }
 
@@ -264,30 +284,10 @@ mod tests {
     use super::*;
     use crate::arguments::Arguments;
 
-    fn set(names: &[&str]) -> BTreeSet<String> {
-        names.iter().map(|name| (*name).to_owned()).collect()
-    }
-
     fn server(name: &str, looks: [&[&str]; 3], sessions: Option<&[i64]>) -> ServerReport {
         let sessions = sessions.map(|sessions| sessions.iter().copied().collect());
-        ServerReport { name: name.to_owned(), looks: looks.map(set).into(), sessions, ..ServerReport::default() }
-    }
-
-    #[test]
-    fn a_server_has_diverged_that_does_not_show_what_another_shows_before_and_after() {
-        let odd = |one: [&[&str]; 3], other: [&[&str]; 3]| {
-            diverged(&[server("zk1", one, None), server("zk2", other, None)])
-                .into_iter()
-                .map(|odd| odd.what)
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(odd([&["a"], &["a"], &["a"]], [&["a"], &["a"], &["a"]]), [""; 0]);
-        assert_eq!(odd([&["a"], &["a"], &["a"]], [&["a"], &["a"], &[]]), [""; 0], "it has left");
-        assert_eq!(odd([&["a"], &["a"], &[]], [&[], &[], &[]]), [""; 0], "it may have come and gone in between");
-        assert_eq!(odd([&[], &["a"], &["a"]], [&[], &[], &["a"]]), [""; 0], "it has come");
-        let told = odd([&["a", "b"], &["a", "b"], &["a", "b"]], [&["b"], &["b"], &["b"]]);
-        assert_eq!(told.len(), 1);
-        assert!(told[0].starts_with("zk1 shows it, and zk2 does not: "), "{told:?}");
+        let look = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 0)).collect();
+        ServerReport { name: name.to_owned(), looks: looks.map(look).into(), sessions, ..ServerReport::default() }
     }
 
     #[test]

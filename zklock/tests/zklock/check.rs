@@ -4,14 +4,14 @@ use serde_json::Value;
 use support::ensemble::Ensemble;
 use support::scene::*;
 use support::server::{Server, shared_server};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use zk_rwlock::coordinator::{Failure, Operation};
 use zk_rwlock::{RwLock, Semaphore};
 
+use crate::advice::{Altered, altered};
 use crate::{Run, ended, run, server_lock, zklock_on};
 
-async fn check(servers: &str, path: &str) -> Run {
+pub(crate) async fn check(servers: &str, path: &str) -> Run {
     ended(zklock_on(servers, &["check", path])).await
 }
 
@@ -175,29 +175,8 @@ async fn forgetful(server: String, session: i64) -> String {
 }
 
 /// As [`forgetful`], if there is a session to hide. Returns where it listens.
-fn forwarded(listener: TcpListener, server: String, hidden: Option<i64>) -> String {
-    let address = listener.local_addr().unwrap().to_string();
-    tokio::spawn(async move {
-        while let Ok((mut client, _)) = listener.accept().await {
-            let server = server.clone();
-            tokio::spawn(async move {
-                let (mut word, mut upstream) = ([0; 4], TcpStream::connect(&server).await.unwrap());
-                client.read_exact(&mut word).await.unwrap();
-                upstream.write_all(&word).await.unwrap();
-                let Some(session) = hidden.filter(|_| &word == b"dump") else {
-                    let _ = copy_bidirectional(&mut client, &mut upstream).await;
-                    return;
-                };
-                let mut answer = String::new();
-                upstream.read_to_string(&mut answer).await.unwrap();
-                let (sessions, nodes) = answer.split_once("ephemeral nodes dump:").unwrap();
-                let lines = sessions.lines().filter(|line| line.trim() != format!("{session:#x}"));
-                let told = format!("{}\nephemeral nodes dump:{nodes}", lines.collect::<Vec<_>>().join("\n"));
-                client.write_all(told.as_bytes()).await.unwrap();
-            });
-        }
-    });
-    address
+fn forwarded(listener: TcpListener, server: String, session: Option<i64>) -> String {
+    altered(listener, server, Altered { session, ..Altered::default() })
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]

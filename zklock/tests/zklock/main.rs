@@ -37,6 +37,7 @@ const SHORT: Duration = Duration::from_secs(2);
 /// Signals that end a waiting `zklock`, and that it passes on to its command.
 const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
+mod advice;
 mod check;
 mod completion;
 mod container;

@@ -1,0 +1,209 @@
+//! What to do about servers that do not agree about a node: a decision on what each of them shows.
+//!
+//! Data is deleted only on servers that a majority of the ensemble contradicts, the leader among it: what a quorum has
+//! committed stays on that majority. Where anything is not known, nothing is advised.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Which part a server has in its ensemble, by its own words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Leader,
+    Follower,
+    /// It has no vote.
+    Observer,
+    /// It says something else, or nothing.
+    Unknown,
+}
+
+impl Role {
+    pub(crate) fn of(mode: Option<&str>) -> Role {
+        match mode {
+            Some("leader") => Role::Leader,
+            Some("follower") => Role::Follower,
+            Some("observer") => Role::Observer,
+            _ => Role::Unknown,
+        }
+    }
+}
+
+/// What one server shows of a node all the while. `None` if that has changed.
+pub(crate) type Shown<V> = Option<V>;
+
+/// Servers, by their place in the list of all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Advice {
+    /// To delete the data of these, one after the other.
+    Renew(BTreeSet<usize>),
+    /// To restart this one, which leads, and contradicts a majority.
+    Restart(usize),
+    /// Nothing, for this reason.
+    Nothing(&'static str),
+}
+
+/// What to do about one node of which the servers show this. `is_whole`: these are all servers of their ensemble.
+pub(crate) fn advice<V: Ord>(servers: &[(Role, Shown<V>)], is_whole: bool) -> Advice {
+    if !is_whole {
+        return Advice::Nothing("not all servers of the ensemble were looked at");
+    }
+    let mut sides = BTreeMap::<&V, BTreeSet<usize>>::new();
+    for (server, (_, shown)) in servers.iter().enumerate() {
+        let Some(shown) = shown else { return Advice::Nothing("what a server shows has changed meanwhile") };
+        sides.entry(shown).or_default().insert(server);
+    }
+    let votes = |of: &BTreeSet<usize>| of.iter().filter(|server| servers[**server].0 != Role::Observer).count();
+    let everybody = (0..servers.len()).collect();
+    let are_majority = |of: &BTreeSet<usize>| 2 * votes(of) > votes(&everybody);
+    let leaders: Vec<usize> = everybody.iter().copied().filter(|server| servers[*server].0 == Role::Leader).collect();
+    let [leader] = leaders[..] else { return Advice::Nothing("no single server says that it leads") };
+    if servers.iter().any(|(role, _)| *role == Role::Unknown) {
+        return Advice::Nothing("a server does not say whether it leads or follows");
+    }
+    match sides.into_values().find(are_majority) {
+        Some(side) if side.contains(&leader) => Advice::Renew(&everybody - &side),
+        Some(_) => Advice::Restart(leader),
+        None => Advice::Nothing("no majority of the servers agrees"),
+    }
+}
+
+/// The advice for several nodes, followed together: it must not renew as many as a majority either, and renews no server
+/// before the leader agrees with the majority about all.
+pub(crate) fn together(all: &mut [Advice], voters: usize) {
+    let renewed: BTreeSet<usize> = all.iter().filter_map(|one| renewed(one)).flatten().copied().collect();
+    let is_restarted = all.iter().any(|one| matches!(one, Advice::Restart(_)));
+    for one in all.iter_mut().filter(|one| matches!(one, Advice::Renew(_))) {
+        if is_restarted {
+            *one = Advice::Nothing("first the leader is to be restarted, for another node");
+        } else if 2 * renewed.len() >= voters {
+            *one = Advice::Nothing("about one node or another, half of the servers contradict the rest");
+        }
+    }
+}
+
+fn renewed(advice: &Advice) -> Option<&BTreeSet<usize>> {
+    match advice {
+        Advice::Renew(servers) => Some(servers),
+        _ => None,
+    }
+}
+
+impl Advice {
+    /// In words, with the names of the servers.
+    pub(crate) fn words(&self, named: impl Fn(usize) -> String) -> String {
+        match self {
+            Advice::Renew(servers) => match servers.iter().copied().map(&named).collect::<Vec<_>>().as_slice() {
+                [one] => format!("{one} alone differs: stop it, delete its data, and start it"),
+                several => format!(
+                    "{} differ from the majority: one after the other, stop it, delete its data, start it, and wait until it \
+                     follows the leader",
+                    several.join(", ")
+                ),
+            },
+            Advice::Restart(leader) => format!(
+                "the leader differs from the majority: delete no data, restart the leader {}, and check again when another \
+                 server leads",
+                named(*leader)
+            ),
+            Advice::Nothing(why) => format!("{why}, so delete no data of any"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use Role::{Follower, Leader, Observer, Unknown};
+
+    const ROLES: [Role; 4] = [Leader, Follower, Observer, Unknown];
+
+    /// All that up to five servers can show of a node that is lacking, or there in one of two versions.
+    fn every_case(mut check: impl FnMut(&[(Role, Shown<u8>)])) {
+        let each: Vec<(Role, Shown<u8>)> =
+            ROLES.into_iter().flat_map(|role| [None, Some(0), Some(1), Some(2)].map(|shown| (role, shown))).collect();
+        for count in 1..=5_u32 {
+            for case in 0..each.len().pow(count) {
+                let case: Vec<_> = (0..count).map(|at| each[case / each.len().pow(at) % each.len()]).collect();
+                check(&case);
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_up_to_five_servers_show_no_advice_deletes_what_a_majority_has() {
+        let (mut renewals, mut restarts) = (0, 0);
+        every_case(|servers| {
+            let voters = servers.iter().filter(|(role, _)| *role != Observer).count();
+            match advice(servers, true) {
+                Advice::Renew(renewed) => {
+                    renewals += usize::from(!renewed.is_empty());
+                    let kept: BTreeSet<usize> = &(0..servers.len()).collect() - &renewed;
+                    let keep = kept.iter().filter(|server| servers[**server].0 != Observer).count();
+                    assert!(2 * keep > voters, "{servers:?}: {renewed:?}");
+                    let shown: BTreeSet<_> = kept.iter().map(|server| servers[*server].1).collect();
+                    assert_eq!(shown.len(), 1, "{servers:?}: those that stay agree");
+                    assert!(kept.iter().any(|server| servers[*server].0 == Leader), "{servers:?}");
+                    assert!(renewed.iter().all(|server| !shown.contains(&servers[*server].1)), "{servers:?}");
+                }
+                Advice::Restart(leader) => {
+                    restarts += 1;
+                    assert_eq!(servers[leader].0, Leader);
+                    let with = servers.iter().filter(|(role, shown)| *role != Observer && *shown == servers[leader].1);
+                    assert!(2 * with.count() < voters, "{servers:?}");
+                }
+                Advice::Nothing(_) => {}
+            }
+            assert!(matches!(advice(servers, false), Advice::Nothing(_)), "{servers:?}: not all were looked at");
+        });
+        assert!(renewals > 1_000 && restarts > 1_000, "{renewals}, {restarts}");
+    }
+
+    #[test]
+    fn one_of_three_that_is_alone_is_renewed_if_it_follows_and_restarted_if_it_leads() {
+        let [shows, lacks] = [Some(1), Some(0)];
+        for (servers, told) in [
+            ([(Leader, shows), (Follower, shows), (Follower, lacks)], Advice::Renew([2].into())),
+            ([(Leader, lacks), (Follower, lacks), (Follower, shows)], Advice::Renew([2].into())),
+            ([(Follower, shows), (Follower, shows), (Leader, lacks)], Advice::Restart(2)),
+            ([(Leader, shows), (Follower, lacks), (Follower, lacks)], Advice::Restart(0)),
+            (
+                [(Leader, Some(1)), (Follower, Some(2)), (Follower, lacks)],
+                Advice::Nothing("no majority of the servers agrees"),
+            ),
+            (
+                [(Leader, shows), (Follower, shows), (Follower, None)],
+                Advice::Nothing("what a server shows has changed meanwhile"),
+            ),
+            (
+                [(Leader, shows), (Leader, shows), (Follower, lacks)],
+                Advice::Nothing("no single server says that it leads"),
+            ),
+        ] {
+            assert_eq!(advice(&servers, true), told, "{servers:?}");
+        }
+    }
+
+    #[test]
+    fn advice_about_several_nodes_renews_no_majority_either_and_none_before_the_leader_agrees() {
+        let renew = |servers: &[usize]| Advice::Renew(servers.iter().copied().collect());
+        let told = |mut all: Vec<Advice>, voters| {
+            together(&mut all, voters);
+            all
+        };
+        assert_eq!(told(vec![renew(&[1]), renew(&[1])], 3), [renew(&[1]), renew(&[1])]);
+        assert_eq!(told(vec![renew(&[1]), renew(&[2])], 5), [renew(&[1]), renew(&[2])]);
+        assert!(told(vec![renew(&[1]), renew(&[2])], 3).iter().all(|one| matches!(one, Advice::Nothing(_))));
+        let mixed = told(vec![Advice::Restart(0), renew(&[2])], 3);
+        assert_eq!(mixed[0], Advice::Restart(0));
+        assert!(matches!(mixed[1], Advice::Nothing(_)), "{mixed:?}");
+    }
+
+    #[test]
+    fn the_words_name_the_servers_and_what_not_to_do() {
+        let named = |server: usize| format!("zk{server}");
+        assert_eq!(Advice::Renew([1].into()).words(named), "zk1 alone differs: stop it, delete its data, and start it");
+        assert!(Advice::Renew([1, 2].into()).words(named).starts_with("zk1, zk2 differ from the majority: one after"));
+        assert!(Advice::Restart(2).words(named).contains("delete no data, restart the leader zk2"));
+        assert_eq!(Advice::Nothing("x").words(named), "x, so delete no data of any");
+    }
+}
