@@ -1,9 +1,11 @@
 //! What can be wrong with a value, by what the caller can do about it; knows neither locks nor nodes.
 
 use std::fmt;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use thiserror::Error;
+
+use crate::queue::metadata::date;
 
 /// Why the value behind a lock cannot be read or written. The value in the ensemble stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -127,6 +129,6 @@ impl fmt::Display for Written {
         if let Some(label) = &self.label {
             write!(f, " {label:?}")?;
         }
-        write!(f, " with token {} at {}", self.token, humantime::format_rfc3339_seconds(self.at.max(UNIX_EPOCH)))
+        write!(f, " with token {} at {}", self.token, humantime::format_rfc3339_seconds(date(self.at)))
     }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::queue::done::Done;
 use crate::queue::member::{Blockers, Member, MemberState, Queue};
+use crate::queue::metadata::date;
 
 impl fmt::Display for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,7 +74,7 @@ impl fmt::Display for Member {
 /// By the ensemble's clock alone, so that a reader whose clock differs reads the same.
 impl fmt::Display for Done {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "done at {}", humantime::format_rfc3339_seconds(self.at))?;
+        write!(f, "done at {}", humantime::format_rfc3339_seconds(date(self.at)))?;
         if !self.host.is_empty() {
             write!(f, " by {}", self.host)?;
         }

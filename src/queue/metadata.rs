@@ -1,11 +1,19 @@
 //! What a contender writes into its node, for people to read; knows no queue, and decides nothing.
 
 use std::net::IpAddr;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::native;
+
+/// The last second that is written with a year of four digits, in seconds since 1970.
+const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
+
+/// The moment, or the nearest that can be written as a date. A clock can be set to any.
+pub(crate) fn date(at: SystemTime) -> SystemTime {
+    at.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST_WRITTEN)
+}
 
 /// What a contender writes into its node, for people to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +28,7 @@ pub(crate) struct Metadata {
 
 impl Metadata {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let since = humantime::format_rfc3339_millis(self.since.max(UNIX_EPOCH));
+        let since = humantime::format_rfc3339_millis(date(self.since));
         let mut text = format!("host={}\npid={}\nsince={since}\n", self.host, self.pid);
         if let Some(permits) = self.permits {
             text.push_str(&format!("permits={permits}\n"));
@@ -85,8 +93,6 @@ fn read_foreign(data: &[u8]) -> Said {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::tests::fuzz;
 
@@ -102,6 +108,21 @@ mod tests {
         let text = String::from_utf8(Metadata { permits: Some(3), ..note }.encode()).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n");
         assert_eq!(read(text.as_bytes()), Said { permits: Some(3), ..said });
+    }
+
+    #[test]
+    fn a_note_is_written_whatever_the_clock_is_set_to() {
+        let day = Duration::from_secs(24 * 60 * 60);
+        for (since, written) in [
+            (UNIX_EPOCH - day, "1970-01-01T00:00:00.000Z"),
+            (UNIX_EPOCH + day * 2_932_896, "9999-12-31T00:00:00.000Z"),
+            (UNIX_EPOCH + day * 2_932_897, "9999-12-31T23:59:59.000Z"),
+            (UNIX_EPOCH + day * 100_000_000, "9999-12-31T23:59:59.000Z"),
+        ] {
+            let note = Metadata { host: "web-1".to_owned(), pid: 42, label: None, since, permits: None };
+            let text = String::from_utf8(note.encode()).unwrap();
+            assert_eq!(text, format!("host=web-1\npid=42\nsince={written}\n"));
+        }
     }
 
     #[test]

@@ -297,6 +297,13 @@ impl Lease {
         usual.min(self.spare() / 2).max(self.timeout / MOST_HEARTBEATS)
     }
 
+    /// How long a break of the connection may last, at any time, without costing a hold: if an attempt to connect that the
+    /// break swallows takes no longer than `attempt`. Zero if the lease may end even without a break.
+    pub(crate) fn rides_out(&self, attempt: Duration) -> Duration {
+        let oldest = self.heartbeat_period() + self.settling;
+        self.term().saturating_sub(oldest).saturating_sub(attempt)
+    }
+
     /// How far apart touches may be, at most, so that each counts before the lease ends that the previous touch gave.
     fn spare(&self) -> Duration {
         let lateness = self.state.lock().lateness;

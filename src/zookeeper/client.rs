@@ -21,7 +21,7 @@ use crate::session::thread::BackgroundThread;
 use crate::sync::{Mutex, watch};
 use crate::telemetry::{log, teller};
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::connect::{Comeback, new_session};
+use crate::zookeeper::connect::{Comeback, new_session, words_of};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::outage::Outage;
 use crate::zookeeper::servers::Servers;
@@ -386,7 +386,7 @@ impl Sessions {
         async move {
             match shielded(task.join_next()).await {
                 Some(Ok(answer)) => answer,
-                Some(Err(panicked)) => Err(Failure::Unreachable(panicked.to_string())),
+                Some(Err(panicked)) => Err(Failure::Unreachable(words_of(panicked))),
                 None => Err(Failure::Unreachable("nothing was tried".to_owned())),
             }
         }

@@ -1,8 +1,11 @@
 //! How a session is opened, and how patiently; knows nothing of its use.
 
+use std::collections::BTreeSet;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinError;
 use zookeeper_client as zk;
 
 use crate::session::contract::Session;
@@ -10,11 +13,12 @@ use crate::session::lease::{Lease, Moment, since_boot};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
 use crate::sync::random;
+use crate::telemetry::log::tell;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::comeback::comeback;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::patience::Patience;
-use crate::zookeeper::probe::reason;
+use crate::zookeeper::probe::{reason, silent};
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
@@ -22,6 +26,12 @@ use crate::zookeeper::unasked::{ClientEnded, noticed};
 
 /// How long before an attempt ends, at most, the servers are asked why there is no session. A slow one may need that long.
 const ASKED_AHEAD: Duration = Duration::from_secs(3);
+
+/// When an attempt has taken so long, it may have come to a server that answers nothing.
+const LONG_FOR_AN_ATTEMPT: Duration = Duration::from_millis(150);
+
+/// How long a server is asked for any answer, while another attempt goes on.
+const LONG_FOR_AN_ANSWER: Duration = Duration::from_millis(300);
 
 /// A session was lost, and another one takes its place.
 #[derive(Clone, Copy, Debug)]
@@ -64,12 +74,18 @@ async fn open(
     lost: Option<Comeback>,
 ) -> Result<(zk::Client, ClientEnded, Moment), zk::Error> {
     let (timeout, encrypted) = (options.session_timeout, options.is_encrypted());
-    let named = to_connect_to(servers, timeout);
+    let mut silent = Silent::default();
     let mut patience = Patience::Quick;
     loop {
         let asked = since_boot();
-        let connecting = connect(options.connector(patience.silence(timeout), lost.is_some()), &named, encrypted);
-        let (connected, ended) = noticed(tokio::time::timeout(patience.limit(timeout), connecting)).await;
+        let limit = patience.limit(timeout).max(options.silence(patience).unwrap_or_default());
+        let named = to_connect_to(servers, timeout, &silent.servers);
+        let connecting = connect(options.connector(options.silence(patience), lost.is_some()), &named, encrypted);
+        let (connected, ended) = tokio::select! {
+            biased;
+            connected = noticed(tokio::time::timeout(limit, connecting)) => connected,
+            () = silent.are_found(servers, options) => continue,
+        };
         match connected {
             // The client crate gives up after a session timeout, whatever limit it is given.
             Err(_) | Ok(Err(zk::Error::Timeout)) => patience = patience.after_silence(),
@@ -88,6 +104,31 @@ async fn open(
         if let Some(lost) = lost {
             lost.rest(options).await;
         }
+    }
+}
+
+/// The servers that answer nothing, not even a refusal. The client crate would wait for each of them as often as it comes to
+/// its name, and might come to it several times before it comes to another.
+#[derive(Default)]
+struct Silent {
+    servers: BTreeSet<usize>,
+    is_known: bool,
+}
+
+impl Silent {
+    /// Waits until some are found, while an attempt takes long. Asks once, and on connections of its own.
+    async fn are_found(&mut self, servers: &Servers, options: &ZooKeeperBuilder) {
+        if self.is_known || servers.each().count() == 1 {
+            return pending().await;
+        }
+        tokio::time::sleep(LONG_FOR_AN_ATTEMPT).await;
+        let found = silent(servers, options, LONG_FOR_AN_ANSWER).await;
+        self.is_known = true;
+        if found.is_empty() {
+            return pending().await;
+        }
+        tell!(DEBUG, %servers, silent = ?found, "some servers answer nothing: the others are tried more often");
+        self.servers = found;
     }
 }
 
@@ -149,6 +190,21 @@ async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
     }
 }
 
+/// Why the task that was to open a session has ended without an answer.
+///
+/// The client crate's reactor panics if the system gives it no file descriptor.
+pub(super) fn words_of(gone: JoinError) -> String {
+    let Ok(payload) = gone.try_into_panic() else { return "the attempt was given up".to_owned() };
+    let told = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
+    let told = told.and_then(|told| told.lines().next()).unwrap_or_default();
+    if told.contains("Too many open files") {
+        return format!(
+            "this process may open too few files (RLIMIT_NOFILE, ulimit -n): a connection needs some ten file descriptors: {told}"
+        );
+    }
+    format!("the attempt panicked: {told}")
+}
+
 /// Waits for so long, and asks the servers why there is no session when that is nearly over.
 async fn reason_at_the_end(servers: &Servers, options: &ZooKeeperBuilder, bound: Duration) -> String {
     let patience = ASKED_AHEAD.min(bound / 2);
@@ -169,23 +225,26 @@ async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Re
     connector.connect(servers).await
 }
 
-/// The list of servers for the client crate. Each server is named several times.
+/// The list of servers for the client crate. Each server is named several times, but one that is silent only once.
 ///
 /// The client crate doubles its pauses with each round through the list. So with a short list it might come back only
 /// when twice the length of the break has passed: too late for the lease. Within a round the pauses grow by 50 ms only,
 /// and the first round has none. The client crate shuffles the list, so a frozen server of several may come twice in a
 /// row, which costs [little](Patience::Quick).
-fn to_connect_to(servers: &Servers, session_timeout: Duration) -> String {
+fn to_connect_to(servers: &Servers, session_timeout: Duration, silent: &BTreeSet<usize>) -> String {
     // The second round begins after 100 ms for each name, at most 1 s, and the third half a session timeout later.
     let names = (session_timeout.as_millis() / 300).clamp(2, 24);
-    let times = (names as usize).div_ceil(servers.each().count());
-    vec![servers.list(); times].join(",") + servers.root()
+    let of = |is_silent| {
+        let some = servers.each().enumerate().filter(move |(index, _)| silent.contains(index) == is_silent);
+        some.map(|(_, server)| server.text).collect::<Vec<_>>()
+    };
+    let heard = of(false);
+    let times = (names as usize).div_ceil(heard.len().max(1));
+    [vec![heard; times].concat(), of(true)].concat().join(",") + servers.root()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::session::upkeep::Upkeep;
     use crate::sync::atomic::{AtomicU64, Ordering};
@@ -193,13 +252,34 @@ mod tests {
     #[test]
     fn each_server_is_named_several_times() {
         let second = Duration::from_secs(1);
-        let to_connect_to = |servers, timeout| to_connect_to(&Servers::parse(servers).unwrap(), timeout);
+        let silent = |silent: &[usize], servers, timeout| {
+            to_connect_to(&Servers::parse(servers).unwrap(), timeout, &silent.iter().copied().collect())
+        };
+        let to_connect_to = |servers, timeout| silent(&[], servers, timeout);
+        assert_eq!(silent(&[1], "a:1,b:2/root", second), "a:1,a:1,a:1,b:2/root");
+        assert_eq!(silent(&[0, 2], "a,b,c", second), "b,b,b,a,c");
         assert_eq!(to_connect_to("a:1,b:2/root", second), "a:1,b:2,a:1,b:2/root");
         assert_eq!(to_connect_to("a:1/root/of", second), "a:1,a:1,a:1/root/of");
         assert_eq!(to_connect_to("tcp://[::1]:2181", second), "tcp://[::1]:2181,tcp://[::1]:2181,tcp://[::1]:2181");
         assert_eq!(to_connect_to("tcp://a,tcp://b/c", second), "tcp://a,tcp://b,tcp://a,tcp://b/c");
         assert_eq!(to_connect_to("a", 60 * second).split(',').count(), 24);
         assert_eq!(to_connect_to("a,b,c,d,e", 60 * second).split(',').count(), 25);
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_panics_is_told_with_what_was_lacking() {
+        let told =
+            async |words: &'static str| words_of(tokio::spawn(async move { panic!("{words}") }).await.unwrap_err());
+        let lacking = "cannot initialize: Os { code: 24, message: \"Too many open files\" }\nand more";
+        let lacking = told(lacking).await;
+        assert!(
+            lacking.starts_with("this process may open too few files") && lacking.ends_with("files\" }"),
+            "{lacking}"
+        );
+        assert_eq!(told("a bug").await, "the attempt panicked: a bug");
+        let given_up = tokio::spawn(pending::<()>());
+        given_up.abort();
+        assert_eq!(words_of(given_up.await.unwrap_err()), "the attempt was given up");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use zookeeper_client as zk;
 
 use crate::error::error::Error;
 use crate::session::lease::Lease;
+use crate::zookeeper::patience::Patience;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 use crate::zookeeper::security::Sasl;
 use crate::zookeeper::security::{Acl, Credentials};
@@ -24,6 +25,9 @@ pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 /// `maxSessionTimeout` is set.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3_600);
 
+/// A server needs some time to answer at all.
+const SHORTEST_SILENCE: Duration = Duration::from_millis(50);
+
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
 /// By which part of a time two clocks may differ over it.
@@ -37,6 +41,7 @@ pub struct ZooKeeperBuilder {
     connect_timeout: Option<Duration>,
     tick_time: Option<Duration>,
     stop_margin: Option<Duration>,
+    read_timeout: Option<Duration>,
     digest: Option<Credentials>,
     sasl: Option<Credentials>,
     #[cfg(feature = "tls")]
@@ -51,6 +56,7 @@ impl ZooKeeperBuilder {
             connect_timeout: None,
             tick_time: None,
             stop_margin: None,
+            read_timeout: None,
             digest: None,
             sasl: None,
             #[cfg(feature = "tls")]
@@ -86,7 +92,18 @@ impl ZooKeeperBuilder {
     ///
     /// Servers do not report it, and their leader hears of a session only each half tick. If you give a tick that is
     /// small beside the session timeout, a longer break of the connection loses nothing. It must not be less than the
-    /// servers' own: with less, a holder that is cut off may learn of the loss too late.
+    /// servers' own: with less, a holder that is cut off may learn of the loss too late. The least timeout that servers
+    /// grant does not tell it either: `minSessionTimeout` may be set to anything.
+    ///
+    /// How long a break of the connection may last without costing a lock, by the session timeout:
+    ///
+    /// | session timeout | without `tick_time` | with a tick of 2 s | with a tick of 0.5 s |
+    /// |---|---|---|---|
+    /// | 4 s | 0.9 s | 0.9 s | 1.8 s |
+    /// | 10 s | 3.6 s | 4.2 s | 5.1 s |
+    /// | 30 s | 14.6 s | 15.2 s | 16.1 s |
+    ///
+    /// A session logs its own number when it begins, at the level `info`.
     pub fn tick_time(mut self, tick: Duration) -> Self {
         self.tick_time = Some(tick);
         self
@@ -102,6 +119,19 @@ impl ZooKeeperBuilder {
     /// survives by less than its own length.
     pub fn stop_margin(mut self, margin: Duration) -> Self {
         self.stop_margin = Some(margin);
+        self
+    }
+
+    /// How long a connection may be silent before it is given up for a fresh one. Default: a twelfth of the session timeout,
+    /// and at least 350 ms; two fifths of a session timeout of less than 3 s. At most half the session timeout.
+    ///
+    /// A server that stands still for longer, as to collect garbage or to flush its log, costs the connection, and a
+    /// transaction that is under way its outcome ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)). With a longer
+    /// limit it costs neither: take twice the longest such pause. But an attempt to connect has the same limit.
+    /// So a holder is back later after a break, or if a host of several is dead: what
+    /// [a break may last](Self::tick_time) is shorter by as much as the limit is longer than its default.
+    pub fn read_timeout(mut self, limit: Duration) -> Self {
+        self.read_timeout = Some(limit);
         self
     }
 
@@ -160,6 +190,14 @@ impl ZooKeeperBuilder {
             return Err(Error::invalid("a connect timeout of zero"));
         }
         self.check_lease(self.session_timeout).map_err(Error::invalid)?;
+        if let Some(limit) =
+            self.read_timeout.filter(|limit| *limit < SHORTEST_SILENCE || *limit > self.session_timeout / 2)
+        {
+            let most = self.session_timeout / 2;
+            return Err(Error::invalid(format!(
+                "a read timeout of {limit:?}: it must be from {SHORTEST_SILENCE:?} to {most:?}"
+            )));
+        }
         if self.acl.as_ref().is_some_and(|acl| acl.entries.is_empty()) {
             return Err(Error::invalid("an ACL without permissions"));
         }
@@ -197,6 +235,13 @@ impl ZooKeeperBuilder {
             }
             _ => Ok(()),
         }
+    }
+
+    /// How long a connection, or an attempt at one, may be silent; `None` for the client crate's default.
+    pub(super) fn silence(&self, patience: Patience) -> Option<Duration> {
+        let usual = patience.silence(self.session_timeout);
+        let is_longer = |limit: &Duration| usual.is_some() || *limit > self.session_timeout * 2 / 5;
+        self.read_timeout.filter(is_longer).or(usual)
     }
 
     pub(super) fn lease(&self, timeout: Duration) -> Lease {
@@ -304,6 +349,8 @@ mod tests {
             (new().session_timeout(27 * LONGEST_TIMEOUT), "a session timeout of 97200s"),
             (new().session_timeout(Duration::MAX), "a session timeout of "),
             (new().connect_timeout(Duration::ZERO), "a connect timeout of zero"),
+            (new().read_timeout(49 * SECOND / 1000), "a read timeout of 49ms: it must be from 50ms to 5s"),
+            (new().read_timeout(5 * SECOND + just_more), "a read timeout of 5.000000001s: it must be from 50ms to 5s"),
             (new().acl(Acl::nobody()), "an ACL without permissions"),
             (
                 new().session_timeout(SECOND).stop_margin(600 * SECOND / 1000),
@@ -325,12 +372,23 @@ mod tests {
             new().session_timeout(SHORTEST_TIMEOUT),
             new().session_timeout(LONGEST_TIMEOUT),
             new().connect_timeout(just_more),
+            new().read_timeout(SHORTEST_SILENCE),
+            new().read_timeout(5 * SECOND),
             new().session_timeout(SECOND).stop_margin(599 * SECOND / 1000),
             new().session_timeout(SECOND).stop_margin(799 * SECOND / 1000).tick_time(SECOND / 10),
             new().digest("a", "b:c").acl(Acl::creator()),
         ] {
             options.check().expect("a session can have them");
         }
+    }
+
+    #[test]
+    fn a_read_timeout_counts_for_quick_attempts_and_for_patient_ones_if_it_is_longer() {
+        let silences = |options: ZooKeeperBuilder| [Patience::Quick, Patience::Patient].map(|it| options.silence(it));
+        let limited = |limit| silences(ZooKeeperBuilder::new().read_timeout(limit));
+        assert_eq!(silences(ZooKeeperBuilder::new()), [Some(10 * SECOND / 12), None]);
+        assert_eq!(limited(2 * SECOND), [Some(2 * SECOND), None]);
+        assert_eq!(limited(5 * SECOND), [Some(5 * SECOND); 2]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! answer to `srvr`? Every server answers that word, if only to say that it may not, and opens no session for it. No
 //! server is asked while a session is connected.
 
+use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::telemetry::log::tell;
 use crate::zookeeper::line::{Line, receive, send, shake_hands};
+use crate::zookeeper::lookup;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::Servers;
 
@@ -63,6 +65,23 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, patien
     Reason { words, is_known }
 }
 
+/// The servers, by their places in the list, that have not even refused within `patience`, if another has said something.
+pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, patience: Duration) -> BTreeSet<usize> {
+    let deadline = Instant::now() + patience;
+    let mut asked = JoinSet::new();
+    for (index, server) in servers.each().enumerate() {
+        let (address, host, options) = (server.address(), server.host().to_owned(), options.clone());
+        asked.spawn(async move {
+            let is_answered = ask(&address, &host, &options, deadline).await.is_ok();
+            (index, is_answered, Instant::now() >= deadline)
+        });
+    }
+    let found = asked.join_all().await;
+    let is_any_answered = found.iter().any(|(_, is_answered, _)| *is_answered);
+    let silent = found.into_iter().filter(|(_, is_answered, is_late)| is_any_answered && !is_answered && *is_late);
+    silent.map(|(index, ..)| index).collect()
+}
+
 /// What the first server of this connect string answers to a four-letter word, on a connection of its own.
 ///
 /// # Errors
@@ -94,9 +113,9 @@ pub async fn four_letter_word(
 
 /// What a server answers to `srvr`. Otherwise, in words, how far we came.
 async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
-    let found = timeout_at(deadline, tokio::net::lookup_host(address)).await;
+    let found = timeout_at(deadline, lookup::addresses(address)).await;
     let found = found.map_err(|_| "the name service does not answer")?;
-    let addresses: Vec<_> = found.map_err(|error| format!("the host is not known: {error}"))?.collect();
+    let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
     let began = Instant::now();
     let stream = timeout_at(deadline, TcpStream::connect(&*addresses)).await;
     let mut stream = match stream.map_err(|_| "does not answer")? {

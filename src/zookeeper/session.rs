@@ -28,6 +28,7 @@ use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::no_delay;
 use crate::zookeeper::options::ZooKeeperBuilder;
+use crate::zookeeper::patience::Patience;
 use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
 use crate::zookeeper::security::Acl;
 use crate::zookeeper::servers::Servers;
@@ -107,6 +108,13 @@ impl ZooKeeperSession {
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
         let timeout = granted_timeout(&client, options)?;
         let upkeep = Arc::new(Upkeep::new(options.lease(timeout)));
+        let rides_out = upkeep.lease().rides_out(options.silence(Patience::Quick).unwrap_or(timeout));
+        tell!(
+            INFO,
+            ?timeout,
+            ?rides_out,
+            "a session begins: a break of the connection that lasts no longer costs no lock"
+        );
         upkeep.began(asked);
         let states = client.state_watcher();
         let (id, root_bytes, acl) =

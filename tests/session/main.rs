@@ -15,6 +15,7 @@ mod named;
 #[cfg(target_os = "linux")]
 mod no_delay;
 mod outages;
+mod pauses;
 mod ports;
 mod processes;
 mod reasons;
@@ -23,4 +24,5 @@ mod sessions;
 mod silence;
 mod stops;
 mod strangers;
+mod turns;
 mod vanished;

@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::io;
 use std::pin::pin;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::Signal as RawSignal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -22,6 +22,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// After so long without an answer, the screen says so.
 const SILENCE: Duration = Duration::from_secs(3);
+
+/// The last second that is written with a year of four digits, in seconds since 1970.
+const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
 /// Shows the queue until interrupted.
 pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
@@ -105,7 +108,7 @@ impl Screen {
             let silent = humantime::format_duration(Duration::from_secs(silent.as_secs()));
             format!("  no answer for {silent}; before that:")
         } else {
-            format!("  {}", humantime::format_rfc3339_seconds(SystemTime::now()))
+            format!("  {}", humantime::format_rfc3339_seconds(SystemTime::now().min(UNIX_EPOCH + LAST_WRITTEN)))
         };
         let heading = shorten_in_the_middle(&self.path, columns.saturating_sub(width(&tells)).max(1)) + &tells;
         let mut lines = vec![shorten(&heading, columns), String::new()];

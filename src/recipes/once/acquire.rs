@@ -13,6 +13,7 @@ use crate::lock::rw_lock::RwLock;
 use crate::observe::record::{self, Record};
 use crate::observe::trace;
 use crate::queue::done::{self, Now};
+use crate::queue::metadata::date;
 use crate::queue::mode::{Aim, Mode};
 use crate::queue::twin;
 use crate::recipes::once::guard::OnceGuard;
@@ -195,7 +196,7 @@ impl Judging {
         if !is_there {
             return Err(Error::RecordVanished { path, last: Box::new(last) });
         }
-        let at = humantime::format_rfc3339_millis(last.at);
+        let at = humantime::format_rfc3339_millis(date(last.at));
         tell!(DEBUG, path = hold.directory(), host = last.host, %at, "not due: it was done");
         // The work was done, whatever becomes of our lock, and whenever the time is over.
         drop(guard);

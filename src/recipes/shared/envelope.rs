@@ -22,6 +22,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::value::Written;
+use crate::queue::metadata::date;
 
 const MAGIC: &str = "zk-rwlock value ";
 
@@ -68,7 +69,7 @@ impl Envelope {
         if let Some(Mark { token, commit }) = self.after {
             head.push_str(&format!("after={token}/{commit}\n"));
         }
-        head.push_str(&format!("at={}\n\n", humantime::format_rfc3339_millis((*at).max(UNIX_EPOCH))));
+        head.push_str(&format!("at={}\n\n", humantime::format_rfc3339_millis(date(*at))));
         let mut bytes = head.into_bytes();
         bytes.extend_from_slice(payload);
         bytes
@@ -107,7 +108,7 @@ impl Envelope {
 
 /// The present time, as exactly as the envelope keeps it.
 pub(crate) fn now() -> SystemTime {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = date(SystemTime::now()).duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or_default())
 }
 

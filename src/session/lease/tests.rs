@@ -5,6 +5,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 
+#[test]
+fn what_a_break_may_last_is_reckoned_from_the_timeout_and_the_tick() {
+    let rides_out = |timeout: u64, tick: Option<u64>, attempt: u64| {
+        let mut lease = Lease::new(Duration::from_millis(timeout));
+        if let Some(tick) = tick {
+            lease = lease.with_tick_time(Duration::from_millis(tick));
+        }
+        lease.rides_out(Duration::from_millis(attempt)).as_millis() / 100
+    };
+    // In tenths of a second, as docs/operating.md has them.
+    assert_eq!(rides_out(10_000, Some(2_000), 833), 42);
+    assert_eq!(rides_out(10_000, None, 833), 36);
+    assert_eq!(rides_out(4_000, Some(2_000), 350), 9);
+    assert_eq!(rides_out(4_000, Some(500), 350), 18);
+    assert_eq!(rides_out(10_000, Some(500), 833), 51);
+    assert_eq!(rides_out(30_000, Some(500), 2_500), 161);
+    assert_eq!(rides_out(30_000, Some(2_000), 2_500), 152);
+    assert_eq!(rides_out(30_000, None, 2_500), 146);
+    assert_eq!(rides_out(10_000, Some(2_000), 2_500), 25);
+    assert_eq!(rides_out(1_000, None, 1_000), 0);
+}
+
 const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }

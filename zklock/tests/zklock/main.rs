@@ -42,6 +42,7 @@ mod check;
 mod completion;
 mod container;
 mod credentials;
+mod edges;
 mod limits;
 mod once;
 mod packages;

@@ -1,0 +1,87 @@
+//! Addresses of names: each name is looked up once at a time in the whole process, and all who ask meanwhile share the answer.
+//!
+//! A look-up cannot be stopped: it has a thread until the name service answers, which can take half a minute.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, ToSocketAddrs};
+
+use crate::sync::{Mutex, watch};
+
+type Found = Result<Vec<SocketAddr>, String>;
+
+/// The look-ups under way, by the host and port that are looked up.
+static UNDER_WAY: Mutex<BTreeMap<String, watch::Receiver<Option<Found>>>> = Mutex::new(BTreeMap::new());
+
+/// The addresses of a host and port. Otherwise, in words, why there are none.
+pub(super) async fn addresses(of: &str) -> Found {
+    shared(of, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
+}
+
+async fn shared(of: &str, look_up: fn(&str) -> Found) -> Found {
+    if let Ok(address) = of.parse() {
+        return Ok(vec![address]);
+    }
+    let mut answer = {
+        let mut under_way = UNDER_WAY.lock();
+        if let Some(answer) = under_way.get(of) {
+            answer.clone()
+        } else {
+            let (tell, answer) = watch::channel(None);
+            under_way.insert(of.to_owned(), answer.clone());
+            let of = of.to_owned();
+            drop(tokio::task::spawn_blocking(move || {
+                let found = look_up(&of);
+                UNDER_WAY.lock().remove(&of);
+                tell.send_replace(Some(found));
+            }));
+            answer
+        }
+    };
+    let found = answer.wait_for(Option::is_some).await.ok().and_then(|found| found.clone());
+    found.unwrap_or_else(|| Err("the look-up was given up".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::sync::atomic::{AtomicUsize, Ordering};
+
+    #[tokio::test]
+    async fn an_address_is_not_looked_up() {
+        let not = |_: &str| Err("it was looked up".to_owned());
+        for address in ["127.0.0.1:2181", "[::1]:2181"] {
+            assert_eq!(shared(address, not).await, Ok(vec![address.parse().unwrap()]));
+        }
+        assert!(shared("zk1:2181", not).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn however_many_ask_for_a_name_that_hangs_it_is_looked_up_once_at_a_time() {
+        static LOOKED: AtomicUsize = AtomicUsize::new(0);
+        static HANGS: Mutex<Option<mpsc::Receiver<()>>> = Mutex::new(None);
+        let (end, hangs) = mpsc::channel();
+        *HANGS.lock() = Some(hangs);
+        let look_up: fn(&str) -> Found = |_| {
+            LOOKED.fetch_add(1, Ordering::SeqCst);
+            let hangs = HANGS.lock().take();
+            let _ended = hangs.map(|hangs| hangs.recv());
+            Ok(vec!["127.0.0.1:1".parse().unwrap()])
+        };
+        for _ in 0..20 {
+            let given_up = tokio::time::timeout(Duration::from_millis(2), shared("hangs:1", look_up)).await;
+            assert!(given_up.is_err());
+        }
+        let both = tokio::spawn(async move { tokio::join!(shared("hangs:1", look_up), shared("hangs:1", look_up)) });
+        // Both ask before it ends.
+        tokio::task::yield_now().await;
+        drop(end);
+        let (one, other) = both.await.unwrap();
+        assert_eq!((one.unwrap().len(), other.unwrap().len()), (1, 1));
+        assert_eq!(LOOKED.load(Ordering::SeqCst), 1);
+        assert!(shared("hangs:1", look_up).await.is_ok());
+        assert_eq!(LOOKED.load(Ordering::SeqCst), 2, "its answer is not kept");
+    }
+}

@@ -1,0 +1,28 @@
+//! A server that stands still, as to collect garbage: with a read timeout that is long enough it costs no commit its outcome.
+
+use std::time::Duration;
+
+use support::scene::*;
+use support::server::Server;
+use zk_rwlock::ZooKeeper;
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_of_half_the_read_timeout_costs_no_commit_its_outcome() {
+    let server = Server::start();
+    let stop = Duration::from_millis(1500);
+    let builder = ZooKeeper::builder().session_timeout(Duration::from_secs(10)).read_timeout(2 * stop);
+    let zk = builder.connect(&server.address()).await.expect("reachable");
+    let guard = lock_at(&zk, "/pauses/lock").write().await.expect("free");
+    for round in 0..3 {
+        // At another moment between two pings.
+        tokio::time::sleep(stop / 5 * round).await;
+        server.pause();
+        let path = format!("/pauses/{round}");
+        let commit = tokio::spawn(guard.transaction().create(&path, "").commit());
+        tokio::time::sleep(stop).await;
+        server.resume();
+        let outcome = soon("the commit", commit).await.expect("no panic");
+        assert!(outcome.is_ok(), "{round}: {outcome:?}");
+    }
+    assert!(guard.is_held());
+}

@@ -1,0 +1,62 @@
+//! Servers that answer nothing: each server has its turn before such a one is tried again, so a session is opened in time.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use support::scene::*;
+use support::server::shared_server;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::JoinSet;
+use zk_rwlock::ZooKeeper;
+
+/// How long `zklock -n` tries to reach a server.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+/// A port that drops every packet of a new connection, as a host that has no power: as many connections wait to be accepted as
+/// there is room for.
+async fn black_hole() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+    let listener = socket.listen(1).expect("it listens");
+    let (address, mut waiting) = (listener.local_addr().expect("it has one"), Vec::new());
+    while let Ok(connected) = tokio::time::timeout(SOON / 40, TcpStream::connect(address)).await {
+        waiting.push(connected.expect("there is room"));
+    }
+    (address, listener, waiting)
+}
+
+/// How many of fifty attempts to connect fail within the time that `zklock -n` has.
+async fn failing(servers: &str) -> Vec<String> {
+    let mut failed = Vec::new();
+    for _ in 0..10 {
+        let mut tasks = JoinSet::new();
+        for _ in 0..5 {
+            let servers = servers.to_owned();
+            tasks.spawn(async move { ZooKeeper::builder().connect_timeout(AT_ONCE).connect(servers).await });
+        }
+        failed.extend(tasks.join_all().await.into_iter().filter_map(|connected| Some(connected.err()?.to_string())));
+    }
+    failed
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_servers_one_that_drops_every_packet_fails_none_of_fifty_connects() {
+    let (address, _listener, _waiting) = black_hole().await;
+    let failed = failing(&format!("{address},{}", shared_server().address())).await;
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_servers_one_that_stands_still_fails_none_of_fifty_connects() {
+    let still = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = still.local_addr().expect("it has one");
+    let accepting = tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((stream, _)) = still.accept().await {
+            open.push(stream);
+        }
+    });
+    let failed = failing(&format!("{},{address}", shared_server().address())).await;
+    accepting.abort();
+    assert!(failed.is_empty(), "{failed:?}");
+}

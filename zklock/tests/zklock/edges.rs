@@ -1,0 +1,41 @@
+//! What lies at the edge of a machine: a clock that is set to any year, and a process that may open few files.
+
+use support::clock::Clock;
+
+use super::*;
+
+#[support::judged]
+async fn a_clock_beyond_the_year_9999_costs_no_acquisition() {
+    let clock = Clock::ahead_by(8_500 * 366 * 24 * 60 * 60);
+    let path = "/zklock/edges/clock";
+    for arguments in
+        [&[path, "true"][..], &["--once-in", "1h", path, "true"], &["-j", "2", "/zklock/edges/many", "true"]]
+    {
+        let mut command = zklock(arguments);
+        command.envs(clock.environment());
+        let run = ended(command).await;
+        assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{arguments:?}: {run:#?}");
+    }
+    let mut looks = zklock(&["ls", path]);
+    looks.envs(clock.environment());
+    let looks = ended(looks).await;
+    assert_eq!(looks.code, Some(0), "{looks:#?}");
+}
+
+#[support::judged]
+async fn a_process_that_may_open_too_few_files_says_so() {
+    let mut told = 0;
+    for files in 4..=20 {
+        let mut command = Command::new("/bin/sh");
+        prepare(&mut command, &shared_server().address());
+        command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" \"$@\""), binary()]);
+        command.args(["--connect-timeout", "1", "ls", "/zklock/edges/files"]);
+        let run = ended(command).await;
+        let says = run.stderr.to_lowercase();
+        told += usize::from(says.contains("may open too few files"));
+        assert!(run.code == Some(0) || says.contains("files"), "{files}: {run:#?}");
+        let words = run.stderr.lines().rfind(|line| line.starts_with("zklock: ")).unwrap_or_default();
+        assert!(!words.contains("task "), "{files}: {words}");
+    }
+    assert!(told > 0, "none was told by the client crate's panic");
+}
