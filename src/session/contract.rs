@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -222,6 +222,12 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
                 Err(failure) => Err(failure),
             }
         })
+    }
+
+    /// The rights on a node that go beyond this client's own ACL, in words such as `world:anyone may CREATE, DELETE`. None, as
+    /// by default, where nodes have no ACL.
+    fn wider_rights(&self, _path: &str) -> Reply<Vec<String>> {
+        Box::pin(ready(Ok(Vec::new())))
     }
 
     /// Whether reads alone keep it alive.

@@ -168,6 +168,9 @@ pub(super) async fn new_session(
         )));
     }
     let session = ZooKeeperSession::new((client, ended), &background, &options, asked, abilities, servers.clone())?;
+    let (lease, attempt) = (session.lease(), options.silence(Patience::Quick).unwrap_or(options.session_timeout));
+    let (timeout, rides_out) = (lease.timeout(), lease.rides_out(attempt));
+    tell!(INFO, ?timeout, ?rides_out, "a session begins: a break of the connection that lasts no longer costs no lock");
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     match tokio::time::timeout(bound, make_root(&session)).await.unwrap_or_else(|_| Err(late())) {

@@ -9,7 +9,7 @@ use crate::session::lease::Lease;
 use crate::zookeeper::patience::Patience;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 use crate::zookeeper::security::Sasl;
-use crate::zookeeper::security::{Acl, Credentials};
+use crate::zookeeper::security::{Acl, Credentials, OwnRights};
 use crate::zookeeper::servers::{CLEAR, ENCRYPTED, Servers};
 #[cfg(feature = "tls")]
 use crate::zookeeper::tls::Tls;
@@ -47,6 +47,7 @@ pub struct ZooKeeperBuilder {
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
     acl: Option<Acl>,
+    refuses_wider_acl: bool,
 }
 
 impl ZooKeeperBuilder {
@@ -62,6 +63,7 @@ impl ZooKeeperBuilder {
             #[cfg(feature = "tls")]
             tls: None,
             acl: None,
+            refuses_wider_acl: false,
         }
     }
 
@@ -174,6 +176,17 @@ impl ZooKeeperBuilder {
     /// alone changes nothing, because machines that share a lock have different ones.
     pub fn acl(mut self, acl: Acl) -> Self {
         self.acl = Some(acl);
+        self
+    }
+
+    /// Refuses to enter a directory that gives more rights than the [`acl`](Self::acl) of this client would: somebody else has
+    /// made it, and others than this client trusts could take the lock. The error says which rights. By default such a
+    /// directory is used as it is, and `zklock check` tells of it.
+    ///
+    /// Each acquisition reads the ACL of its directory, in the same round trip. A node that was made in a directory that is
+    /// refused is removed at once.
+    pub fn refuse_wider_acl(mut self) -> Self {
+        self.refuses_wider_acl = true;
         self
     }
 
@@ -292,6 +305,16 @@ impl ZooKeeperBuilder {
     pub(super) fn acl_of_nodes(&self) -> Acl {
         let default = || if self.credentials().next().is_some() { Acl::creator() } else { Acl::anyone() };
         self.acl.clone().unwrap_or_else(default)
+    }
+
+    /// What this client's own ACL gives, and to whom.
+    pub(super) fn own_rights(&self) -> OwnRights {
+        #[cfg(feature = "tls")]
+        let certificate = self.tls.as_ref().filter(|tls| tls.has_identity()).map(|_| ("x509", None));
+        #[cfg(not(feature = "tls"))]
+        let certificate = None;
+        let users = self.credentials().map(Credentials::user).chain(certificate).collect();
+        OwnRights { acl: self.acl_of_nodes(), users, refuses: self.refuses_wider_acl }
     }
 
     /// How long to try to reach a server.

@@ -5,6 +5,7 @@ use std::fmt;
 use zookeeper_client as zk;
 
 use crate::error::error::Error;
+use crate::session::request::{Failure, Kind, parent};
 
 /// The permissions on a node, for each kind of client.
 ///
@@ -60,6 +61,80 @@ impl Acl {
         let text = |text: &str| 4 + text.len();
         let entries = self.entries.iter().map(|entry| 4 + text(entry.scheme()) + text(entry.id()));
         4 + entries.sum::<usize>()
+    }
+}
+
+/// What this client's own ACL gives, and as whom the servers know it.
+#[derive(Clone, Debug)]
+pub(super) struct OwnRights {
+    pub(super) acl: Acl,
+    /// Each user by the scheme, and by the name if that is known.
+    pub(super) users: Vec<(&'static str, Option<String>)>,
+    /// Whether directories that give more are refused.
+    pub(super) refuses: bool,
+}
+
+impl OwnRights {
+    /// The rights that these entries give beyond the own ones, in words.
+    pub(super) fn wider(&self, shown: &[zk::Acl]) -> Vec<String> {
+        const RIGHTS: [(zk::Permission, &str); 5] = [
+            (zk::Permission::READ, "READ"),
+            (zk::Permission::WRITE, "WRITE"),
+            (zk::Permission::CREATE, "CREATE"),
+            (zk::Permission::DELETE, "DELETE"),
+            (zk::Permission::ADMIN, "ADMIN"),
+        ];
+        let told = shown.iter().filter_map(|entry| {
+            let rights =
+                RIGHTS.iter().filter(|(right, _)| entry.permission().has(*right) && !self.gives(*right, entry));
+            let rights: Vec<&str> = rights.map(|(_, name)| *name).collect();
+            let whom = format!("{}:{}", entry.scheme(), entry.id().split(':').next().unwrap_or_default());
+            (!rights.is_empty()).then(|| format!("{whom} may {}", rights.join(", ")))
+        });
+        told.collect()
+    }
+
+    /// Whether the ACL of the directory is asked for when a node of this kind is made in it.
+    pub(super) fn is_refusing(&self, kind: Kind) -> bool {
+        self.refuses && matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential)
+    }
+
+    /// Removes the node again if its directory gives more. `shown` was asked for before the node was made.
+    pub(super) async fn refuse_wider(
+        &self,
+        client: &zk::Client,
+        shown: impl Future<Output = Result<(Vec<zk::Acl>, zk::Stat), zk::Error>>,
+        path: &str,
+    ) -> Result<(), Failure> {
+        let why = match shown.await {
+            Ok((shown, _)) => self.wider(&shown).join("; "),
+            Err(error) => format!("it cannot be read: {error}"),
+        };
+        if why.is_empty() {
+            return Ok(());
+        }
+        match client.delete(path, None).await {
+            Ok(()) | Err(zk::Error::NoNode) => {
+                Err(Failure::Refused(format!("the ACL of {} is wider than that of this client: {why}", parent(path))))
+            }
+            Err(error) => Err(Failure::Unknown(error.to_string())),
+        }
+    }
+
+    /// Whether the own ACL gives this right to whom the entry is about.
+    fn gives(&self, right: zk::Permission, entry: &zk::Acl) -> bool {
+        let about = |mine: &zk::Acl| match mine.scheme() {
+            "world" => true,
+            "auth" => self.is_own(entry),
+            scheme => (scheme, mine.id()) == (entry.scheme(), entry.id()),
+        };
+        self.acl.entries.iter().any(|mine| mine.permission().has(right) && about(mine))
+    }
+
+    /// Whether it is about a user that the servers know this client as. In the scheme `digest` a hash follows the name.
+    fn is_own(&self, entry: &zk::Acl) -> bool {
+        let is_name = |name: &String| entry.id().split(':').next() == Some(name);
+        self.users.iter().any(|(scheme, name)| *scheme == entry.scheme() && name.as_ref().is_none_or(is_name))
     }
 }
 
@@ -164,6 +239,17 @@ impl Credentials {
         Err(Error::invalid(problem))
     }
 
+    /// The scheme of the entries about this user in an ACL, and the name there, if that is known.
+    pub(super) fn user(&self) -> (&'static str, Option<String>) {
+        match self {
+            Credentials::Digest { user, .. } => ("digest", Some(user.clone())),
+            #[cfg(feature = "sasl-digest-md5")]
+            Credentials::DigestMd5 { user, .. } => ("sasl", Some(user.clone())),
+            #[cfg(zk_rwlock_gssapi)]
+            Credentials::Gssapi { .. } => ("sasl", None),
+        }
+    }
+
     /// In words, and without a secret.
     pub(super) fn whom(&self) -> String {
         match self {
@@ -200,5 +286,29 @@ impl Credentials {
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.whom())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_are_wider_that_the_own_acl_gives_to_nobody_of_that_name() {
+        let users = vec![("digest", Some("ours".to_owned()))];
+        let wider = |own: Acl, shown: Acl| {
+            OwnRights { acl: own, users: users.clone(), refuses: false }.wider(&shown.entries).join("; ")
+        };
+        let entry = |scheme: &str, id: &str| Acl::nobody().allow(scheme, id, Permissions::ALL);
+        assert_eq!(wider(Acl::anyone(), entry("digest", "theirs:hash")), "");
+        assert_eq!(wider(Acl::creator(), entry("digest", "ours:hash")), "");
+        assert_eq!(wider(Acl::creator(), entry("sasl", "ours")), "sasl:ours may READ, WRITE, CREATE, DELETE, ADMIN");
+        let reads = Permissions::READ;
+        let shown = Acl::anyone().allow("digest", "theirs:hash", reads);
+        assert_eq!(
+            wider(Acl::creator().allow("world", "anyone", reads), shown),
+            "world:anyone may WRITE, CREATE, DELETE, ADMIN"
+        );
+        assert_eq!(wider(entry("ip", "10.0.0.0/8"), entry("ip", "10.0.0.0/8")), "");
     }
 }

@@ -28,9 +28,8 @@ use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::no_delay;
 use crate::zookeeper::options::ZooKeeperBuilder;
-use crate::zookeeper::patience::Patience;
 use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
-use crate::zookeeper::security::Acl;
+use crate::zookeeper::security::{Acl, OwnRights};
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::{self, commit, event, mode};
 use crate::zookeeper::unasked::{self, ClientEnded};
@@ -49,6 +48,7 @@ const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 pub(super) struct ZooKeeperSession {
     id: i64,
     acl: Acl,
+    rights: Arc<OwnRights>,
     abilities: Arc<Abilities>,
     pipeline: Arc<Pipeline>,
     upkeep: Arc<Upkeep>,
@@ -108,13 +108,6 @@ impl ZooKeeperSession {
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
         let timeout = granted_timeout(&client, options)?;
         let upkeep = Arc::new(Upkeep::new(options.lease(timeout)));
-        let rides_out = upkeep.lease().rides_out(options.silence(Patience::Quick).unwrap_or(timeout));
-        tell!(
-            INFO,
-            ?timeout,
-            ?rides_out,
-            "a session begins: a break of the connection that lasts no longer costs no lock"
-        );
         upkeep.began(asked);
         let states = client.state_watcher();
         let (id, root_bytes, acl) =
@@ -135,6 +128,7 @@ impl ZooKeeperSession {
                 id,
                 pipeline: Arc::new(Pipeline::new(client, &upkeep, background, identity, whom)),
                 acl,
+                rights: Arc::new(options.own_rights()),
                 abilities,
                 upkeep,
                 link: watch::Sender::new(SessionLink::Up),
@@ -360,14 +354,19 @@ impl Session for ZooKeeperSession {
         let (path, data, acl, this) = (path.to_owned(), data.to_vec(), self.acl.clone(), Weak::clone(&self.this));
         let (identity, connection) = (Arc::clone(&self.pipeline.identity), self.pipeline.identity.connection());
         let (abilities, failure) = (Arc::clone(&self.abilities), self.pipeline.failure("CREATE", parent(&path)));
+        let rights = self.rights.is_refusing(kind).then(|| Arc::clone(&self.rights));
         self.pipeline.ask(Request::Write, move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
+            let shown = rights.as_ref().map(|_| client.get_acl(parent(&path)));
             let created = client.create(&path, &data, &options).await;
             let (stat, sequence) = match kind {
                 Kind::Container => abilities.containers.known(created, failure)?,
                 _ => created.map_err(failure)?,
             };
             let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
+            if let Some((rights, shown)) = rights.as_ref().zip(shown) {
+                rights.refuse_wider(&client, shown, &path).await?;
+            }
             match this.upgrade().filter(|_| !identity.made(stat.ephemeral_owner, connection)) {
                 Some(session) => Err(session.is_replaced()),
                 None => Ok(translate::created(path, &stat)),
@@ -427,6 +426,14 @@ impl Session for ZooKeeperSession {
         self.pipeline.ask(Request::Read, move |client| async move {
             let (names, watcher) = client.list_and_watch_children(&path).await.map_err(failure)?;
             Ok((names, shielded(event(watcher.changed())).boxed()))
+        })
+    }
+
+    fn wider_rights(&self, path: &str) -> Reply<Vec<String>> {
+        let (path, failure, rights) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.rights));
+        self.pipeline.ask(Request::Read, move |client| async move {
+            let (shown, _) = client.get_acl(&path).await.map_err(failure)?;
+            Ok(rights.wider(&shown))
         })
     }
 

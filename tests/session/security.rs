@@ -32,6 +32,26 @@ async fn directory_for_guests(owner: &str, directory: &str, guests: Permissions)
     owner
 }
 
+#[support::judged]
+async fn a_directory_that_gives_more_rights_than_the_clients_acl_is_refused_if_it_asks_for_that() {
+    let address = shared_server().address();
+    let directory = "/security/wider";
+    let anybody = connect(&address).await;
+    soon("the directory", lock_at(&anybody, directory).write()).await.unwrap().release().await.unwrap();
+    let strict = options().digest("strict", "secret").refuse_wider_acl().connect(&address).await.unwrap();
+    for refused in [lock_at(&strict, directory).write().await.err(), lock_at(&strict, directory).read().await.err()] {
+        let refused = refused.expect("it is refused").to_string();
+        let why =
+            format!("the ACL of {directory} is wider than that of this client: world:anyone may READ, WRITE, CREATE,");
+        assert!(refused.contains(&why), "{refused}");
+    }
+    assert_eq!(session(&anybody).await.children(directory).await, Ok(Vec::new()), "nothing stays");
+    let own = soon("its own directory", lock_at(&strict, "/security/own").write()).await.expect("it made it");
+    assert!(own.is_held());
+    let lax = user(&address, "lax").await;
+    assert!(soon("by default", lock_at(&lax, directory).write()).await.is_ok());
+}
+
 /// Tries everything that would disturb those in the directory; all of it must be refused.
 async fn assert_shut_out(stranger: &ZooKeeper, directory: &str, node: &str) {
     let session = session(stranger).await;

@@ -549,7 +549,7 @@ pub(crate) struct Break {
 With --json, one object:
   path      the lock
   odd       each: {\"kind\", \"node\", \"what\"}. The kind is one of foreign,
-            unreadable, persistent, written, tie, negative, record,
+            unreadable, persistent, written, tie, negative, record, acl,
             diverged, ghost, beside, used-up, old, overdrawn, number. The
             last four have null as their node.
   servers   each server of --zk: {\"server\", \"version\", \"mode\",

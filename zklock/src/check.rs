@@ -40,6 +40,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     let servers = servers::look(&ephemeral, &nodes.places(&check.path), connection).await?;
     let mut odd = nodes.oddities(&check.path, connection.dialect);
     odd.extend(odd_record(&zk, &check.path).await?);
+    odd.extend(wider_acls(&zk, nodes.places(&check.path).directories).await?);
     odd.extend(diverged::diverged(&servers, connection).await);
     for (node, stat) in servers::ghosts(&servers, &ephemeral) {
         odd.extend(ghost(&zk, &check.path, &nodes.path_of(&check.path, node), stat).await);
@@ -113,6 +114,21 @@ impl Nodes {
             Some(_) => format!("{path}/queue/{name}"),
         }
     }
+}
+
+/// Directories with wider rights than this client would give them. An ACL that may not be read tells nothing.
+async fn wider_acls(zk: &ZooKeeper, directories: Vec<String>) -> Result<Vec<Odd>, Exit> {
+    let mut odd = Vec::new();
+    for directory in directories {
+        let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, &directory))?;
+        let session = session_slot.session();
+        let wider = connect::answered(session, session.wider_rights(&directory)).await.unwrap_or_default();
+        if !wider.is_empty() {
+            let what = format!("{}: wider than this client's ACL, so others can take the lock", wider.join("; "));
+            odd.push(Odd { kind: "acl", node: Some(directory), what });
+        }
+    }
+    Ok(odd)
 }
 
 /// What is odd about a node that the servers show, and whose session is over. Only what the leader has can be removed.

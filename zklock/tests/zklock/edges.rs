@@ -39,3 +39,16 @@ async fn a_process_that_may_open_too_few_files_says_so() {
     }
     assert!(told > 0, "none was told by the client crate's panic");
 }
+
+#[support::judged]
+async fn a_directory_with_wider_rights_than_this_clients_acl_is_odd() {
+    let path = "/zklock/edges/wider";
+    assert_eq!(run(&[path, "true"]).await.code, Some(0));
+    assert_eq!(run(&["check", path]).await.stdout, format!("{path}: nothing odd\n"));
+    let mut command = zklock(&["check", path]);
+    command.env("ZK_AUTH", "ours:secret");
+    let odd = ended(command).await;
+    let told =
+        format!("{path}: {path}: world:anyone may READ, WRITE, CREATE, DELETE, ADMIN: wider than this client's ACL");
+    assert!(odd.code == Some(1) && odd.stdout.starts_with(&told), "{odd:#?}");
+}
