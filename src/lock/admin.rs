@@ -113,7 +113,8 @@ impl RwLock {
     /// when a job under the lock was [last done](crate::Queue::done).
     ///
     /// Costs one listing, one request for each 256 members, and one for the record. The snapshot may be as old as the
-    /// server's view. A holder that has released still shows as holding until the ensemble has removed its node, and its
+    /// server's view, and shows all that this server shows, also a node that the ensemble no longer has: `zklock check` compares
+    /// the servers. A holder that has released still shows as holding until the ensemble has removed its node, and its
     /// successor as waiting. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
     /// [`timeout`](Call::timeout).
     ///

@@ -164,8 +164,9 @@ impl RwLock {
     /// Acquires the lock to read if no writer holds it or waits for it. Does not wait. Writes nothing to the ensemble
     /// if the lock is taken.
     ///
-    /// The answer may be as old as the server's view of the queue. If another contender is faster to a lock that looked
-    /// free, this call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by
+    /// Before it fails, it asks the leader whether the contenders in the way are still there: so a server that lags behind, or
+    /// that keeps a node which the ensemble no longer has, makes no lock look taken. If another contender is faster to a lock
+    /// that looked free, this call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by
     /// the session timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
@@ -194,8 +195,9 @@ impl RwLock {
     /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
     /// ensemble if the lock is taken.
     ///
-    /// The answer may be as old as the server's view of the queue. If another contender is faster to a lock that looked
-    /// free, this call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by
+    /// Before it fails, it asks the leader whether the contenders in the way are still there: so a server that lags behind, or
+    /// that keeps a node which the ensemble no longer has, makes no lock look taken. If another contender is faster to a lock
+    /// that looked free, this call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by
     /// the session timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety

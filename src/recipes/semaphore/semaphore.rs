@@ -164,8 +164,8 @@ impl Semaphore {
 
     /// Acquires a permit if one is free and nobody waits. Does not wait. Writes nothing to the ensemble if there is none.
     ///
-    /// The answer may be as old as the server's view. If another contender is faster to a permit that looked free, this
-    /// call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session
+    /// Before it fails, it asks the leader whether those in the way are still there. If another contender is faster to a permit
+    /// that looked free, this call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session
     /// timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
