@@ -4,8 +4,9 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::frames::{Fields, Op, framed};
@@ -66,10 +67,12 @@ pub enum Lie {
     FalseDeparture,
 }
 
-/// The server; it serves until the process ends.
+/// The server; it takes clients until it is dropped.
 #[derive(Debug)]
 pub struct Fake {
     port: Port,
+    thread: Option<JoinHandle<()>>,
+    is_over: Arc<AtomicBool>,
 }
 
 impl Fake {
@@ -77,18 +80,35 @@ impl Fake {
         let port = Port::reserve();
         let listener = port.listen();
         let tree = Arc::new(Mutex::new(Tree::default()));
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (Ok(stream), tree) = (stream, Arc::clone(&tree)) else { return };
-                // Clients go away in every way there is.
-                thread::spawn(move || Connection { stream, lie, tree }.serve());
+        let is_over = Arc::<AtomicBool>::default();
+        let thread = thread::spawn({
+            let is_over = Arc::clone(&is_over);
+            move || {
+                for stream in listener.incoming() {
+                    let (Ok(stream), tree) = (stream, Arc::clone(&tree)) else { return };
+                    if is_over.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    // Clients go away in every way there is.
+                    thread::spawn(move || Connection { stream, lie, tree }.serve());
+                }
             }
         });
-        Fake { port }
+        Fake { port, thread: Some(thread), is_over }
     }
 
     pub fn address(&self) -> String {
         self.port.address().to_string()
+    }
+}
+
+/// A test starts hundreds of them, and a process may have a thousand descriptors.
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        // The listener hears of the end by one more client. Where it is gone already, nobody has to hear.
+        let _ = TcpStream::connect(self.port.address());
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
