@@ -1,5 +1,8 @@
 //! A subscriber of `tracing` that notes what others tell on the library's threads: the client crate, and tokio. The
 //! [teller](crate::telemetry::teller) tells it to the user's subscriber. It calls nothing of the user's.
+//!
+//! Once for each place in the client crate that tells something, `tracing` itself asks every subscriber whether it wants that
+//! (`register_callsite`), on the thread that comes there first.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;

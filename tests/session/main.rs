@@ -2,6 +2,7 @@
 
 mod alone;
 mod breaks;
+mod callbacks;
 mod comeback;
 mod ensemble;
 mod garbled;
