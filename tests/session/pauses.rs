@@ -18,10 +18,12 @@ async fn a_stop_of_half_the_read_timeout_costs_no_commit_its_outcome() {
         tokio::time::sleep(stop / 5 * round).await;
         server.pause();
         let path = format!("/pauses/{round}");
-        let commit = tokio::spawn(guard.transaction().create(&path, "").commit());
-        tokio::time::sleep(stop).await;
-        server.resume();
-        let outcome = soon("the commit", commit).await.expect("no panic");
+        let commit = soon("the commit", guard.transaction().create(&path, "").commit());
+        let goes_on = async {
+            tokio::time::sleep(stop).await;
+            server.resume();
+        };
+        let (outcome, ()) = tokio::join!(commit, goes_on);
         assert!(outcome.is_ok(), "{round}: {outcome:?}");
     }
     assert!(guard.is_held());
