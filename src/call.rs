@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::error::error::Error;
 use crate::session::connection::CutOff;
@@ -30,7 +32,8 @@ pub(crate) const SESSION_TRIES: usize = 3;
 ///
 /// # How long it takes
 /// A call that waits for a value takes as long as that does. For the others: a step of the call that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the
-/// server still answers pings and the session lives on. A step is one request, or a batch of them (up to 256 reads, or
+/// server still answers pings and the session lives on. If this process was stopped meanwhile, or the
+/// connection is lost at the end of that time, the step gets twice as much for a fresh session. A step is one request, or a batch of them (up to 256 reads, or
 /// all that a `try_` method sends to enter one lock). While the connection is lost, the call first waits for it to come
 /// back; or for the end of the session, and then for a fresh one within its
 /// [connect timeout](crate::ZooKeeperBuilder::connect_timeout). With [`timeout`](Self::timeout) the call ends in time
@@ -194,7 +197,9 @@ pub(crate) async fn bounded<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    unless(coordinator.sleep(limit), work).await.unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
+    in_time_awake(limit, |limit| coordinator.sleep(limit), || coordinator.state().is_connected(), work)
+        .await
+        .unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
 }
 
 /// As [`retry::until_known`], and fails if no answer comes for a session timeout.
@@ -203,7 +208,13 @@ where
     F: Future<Output = Result<T, Failure>>,
 {
     let limit = session.timeout();
-    let answer = unless(session.sleep(limit), retry::until_known(session, ask)).await;
+    let answer = in_time_awake(
+        limit,
+        |limit| session.sleep(limit),
+        || session.lease().is_connected(),
+        retry::until_known(session, ask),
+    )
+    .await;
     answer.unwrap_or_else(|| Err(Failure::Unreachable(no_answer(limit))))
 }
 
@@ -254,6 +265,24 @@ where
             Err(Failure::Over(_)) if tries < SESSION_TRIES => is_known_to_be_over(session_slot.session()).await,
             answer => return answer.map_err(fault),
         }
+    }
+}
+
+/// The result of `work`, if it comes within `limit`. A process that was stopped meanwhile has not waited for the servers, and its
+/// session may be over: where the end comes late, or finds no connection, `work` gets the time for another session, once.
+async fn in_time_awake<T, S: Future<Output = ()>>(
+    limit: Duration,
+    sleep: impl Fn(Duration) -> S,
+    is_connected: impl Fn() -> bool,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let mut work = pin!(work);
+    let began = Instant::now();
+    let answer = unless(sleep(limit), &mut work).await;
+    let is_late = || began.elapsed() > limit.saturating_add(limit / 50);
+    match answer {
+        None if is_late() || !is_connected() => unless(sleep(limit.saturating_mul(2)), work).await,
+        answer => answer,
     }
 }
 

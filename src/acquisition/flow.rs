@@ -24,7 +24,7 @@ use crate::session::listing;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::nodes::HandOff;
-use crate::session::request::{Failure, Operation};
+use crate::session::request::{Ending, Failure, Operation};
 use crate::session::retry;
 use crate::sync::random;
 use crate::telemetry::log::tell;
@@ -205,8 +205,17 @@ impl Acquisition {
     pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Tenure>, Error> {
         let span = self.begin();
         let attempt = async {
-            let limit = self.look().await?;
-            self.take_now(limit).await
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                let limit = self.look().await?;
+                match self.take_now(limit).await {
+                    // This process was stopped, or cut off, while its node stood in the queue.
+                    Err(Error::Evicted(Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired | Ending::Replaced)))
+                        if tries < SESSION_TRIES => {}
+                    answer => return answer,
+                }
+            }
         };
         let reported = async { self.reported(call::in_time(&self.handle.coordinator, timeout, attempt).await) };
         span.around(pin!(reported)).await

@@ -74,6 +74,23 @@ async fn works(role: &str, zk: &ZooKeeper, path: &str, work: impl Future<Output 
     }
 }
 
+/// Tries to take a lock, over and over, until the session is over that it had at first, and once more. Says what came of it.
+async fn tries(zk: &ZooKeeper, path: &str) {
+    let mark = lock_at(zk, &format!("{path}-mark")).write().await.expect("free");
+    let lock = lock_at(zk, path);
+    say("works");
+    loop {
+        let is_old = mark.is_held();
+        match lock.try_write().await {
+            Ok(guard) => drop(guard),
+            Err(error) => return say(&format!("{error}: {error:?}")),
+        }
+        if !is_old {
+            return say("granted");
+        }
+    }
+}
+
 #[test]
 fn the_life_of_a_child() {
     let Some(role) = role() else { return };
@@ -84,6 +101,10 @@ fn the_life_of_a_child() {
     runtime.block_on(async {
         let zk = connect_with(&server, SHORT).await;
         for _ in 0..ROUNDS {
+            if role == "tries" {
+                tries(&zk, &path).await;
+                continue;
+            }
             let polled = AtomicU64::new(0);
             let is_done = works(&role, &zk, &path, answer(parent.clone(), &polled)).await;
             say(&format!("{is_done} {}", polled.into_inner()));
@@ -139,4 +160,21 @@ async fn a_stopped_process_neither_goes_on_with_the_work_of_its_term_nor_gives_i
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/stops/term");
     is_stopped_at_work("term", "/stops/term", async || lock.write().await.expect("free in time")).await;
+}
+
+#[tokio::test]
+async fn who_tries_after_a_stop_or_during_one_is_answered_on_a_fresh_session() {
+    let zk = connect(&shared_server().address()).await;
+    let mark = lock_at(&zk, "/stops/tries-mark");
+    let mut child = Process::start(module_path!(), &format!("tries {} /stops/tries -", shared_server().address()));
+    for round in 0..ROUNDS {
+        assert_eq!(child.says(), "works", "round {round}");
+        // At another moment of a call in each round.
+        tokio::time::sleep(Duration::from_millis(7 * round as u64)).await;
+        child.signal("STOP");
+        let next = soon("the next grant", mark.write()).await.expect("free in time");
+        child.signal("CONT");
+        drop(next);
+        assert_eq!(child.says(), "granted", "round {round}");
+    }
 }

@@ -260,7 +260,8 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
         ("ZKLOCK_TOKEN", guard.token().to_string()),
     ];
     if !guard.is_held() {
-        return lost(guard.lost().await, exit::PLACE_LOST, zk, "nothing was run").await;
+        let why = guard.lost().await;
+        return lost(why, exit::PLACE_LOST, Told::of(guard, why, zk), "nothing was run").await;
     }
     let without = if run.keep_credentials { &[][..] } else { &credentials::VARIABLES };
     let mut child = Child::spawn(&order.command, &environment, without)?;
@@ -283,9 +284,10 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                 }
                 Some(HoldState::Lost { why }) => {
                     say_in_passing(passing(guard), &format!("the lock is lost: {why}; the command is ended"));
+                    let told = Told::of(guard, why, zk);
                     let how = stop(guard, run, &mut child).await;
                     child.reap();
-                    return lost(why, run.lost_exit_code, zk, how).await;
+                    return lost(why, run.lost_exit_code, told, how).await;
                 }
                 Some(_) => {}
                 None => std::future::pending().await,
@@ -301,7 +303,8 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                         held = guard.is_held();
                     }
                     if !held {
-                        return lost(guard.lost().await, run.lost_exit_code, zk, "the command has ended").await;
+                        let why = guard.lost().await;
+                        return lost(why, run.lost_exit_code, Told::of(guard, why, zk), "the command has ended").await;
                     }
                     record(guard, run, reaped, signals).await?;
                     return Ok(reaped);
@@ -354,9 +357,29 @@ async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) 
     Err(Exit::new(code, format!("{problem}: {}; unless it is, the command is run again", exit.message())))
 }
 
-async fn lost(why: Loss, code: u8, zk: &ZooKeeper, how: &str) -> Result<Reaped, Exit> {
-    let problem = format!("the lock was lost: {why}{}; {how}", cut_off(why, zk).await);
+async fn lost(why: Loss, code: u8, told: Told<'_>, how: &str) -> Result<Reaped, Exit> {
+    let because = match told {
+        Told::InTime(zk) => cut_off(why, zk).await,
+        Told::Late => " (zklock stood still meanwhile, or this machine did)".to_owned(),
+    };
+    let problem = format!("the lock was lost: {why}{because}; {how}");
     Err(Exit::new(exit::of_loss(why, code), problem))
+}
+
+/// When zklock was told of the loss.
+enum Told<'a> {
+    InTime(&'a ZooKeeper),
+    /// After all the time was over that the servers keep a session: it was zklock that stood still, and not the servers.
+    Late,
+}
+
+impl Told<'_> {
+    fn of<'a>(guard: &Grip, why: Loss, zk: &'a ZooKeeper) -> Told<'a> {
+        match why == Loss::LeaseRanOut && guard.session_left().is_zero() {
+            true => Told::Late,
+            false => Told::InTime(zk),
+        }
+    }
 }
 
 /// How long the holder waits for its own words to be printed: not at all where KILL is due.

@@ -770,7 +770,8 @@ async fn one_that_was_stopped_past_its_lease_kills_the_command_when_it_goes_on()
     holder.signal(Signal::CONT);
     let run = holder.ends().await;
     assert_eq!(run.code, Some(75), "{run:#?}");
-    assert!(run.stderr.contains("was killed"), "{run:#?}");
+    assert!(run.stderr.contains("was killed") && run.stderr.contains("stood still"), "{run:#?}");
+    assert!(!run.stderr.contains("cut off"), "the servers were well: {run:#?}");
     // No process of the group is left to write.
     let ended = last_stamp(&stamps);
     let length = fs::metadata(&stamps).unwrap().len();
