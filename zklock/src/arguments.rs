@@ -550,8 +550,8 @@ With --json, one object:
   path      the lock
   odd       each: {\"kind\", \"node\", \"what\"}. The kind is one of foreign,
             unreadable, persistent, written, tie, negative, record, acl,
-            diverged, ghost, beside, used-up, old, overdrawn, number. The
-            last four have null as their node.
+            diverged, ghost, beside, used-up, old, overdrawn, number,
+            away. The last five have null as their node.
   servers   each server of --zk: {\"server\", \"version\", \"mode\",
             \"losses\", \"vulnerabilities\", \"problem\"}: the issues of
             ZooKeeper's by which its release can lose or keep nodes, its
@@ -564,8 +564,8 @@ the majority and the leader contradict, and only if all servers of
 the ensemble were looked at. With
 4lw.commands.whitelist=srvr,dump the servers also tell which sessions
 live: a ghost is a node whose session is over. A server that was not
-looked at within --connect-timeout (or 10 s) is named, and does not
-change the exit code. Of a name with several addresses one is asked.
+looked at within --connect-timeout (or 10 s) is odd, too: away. Of a
+name with several addresses one is asked.
 
 The counter shows only in the nodes that are there. The counter of an
 empty directory does not show."

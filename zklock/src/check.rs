@@ -45,6 +45,10 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     for (node, stat) in servers::ghosts(&servers, &ephemeral) {
         odd.extend(ghost(&zk, &check.path, &nodes.path_of(&check.path, node), stat).await);
     }
+    odd.extend(servers.iter().filter_map(servers::ServerReport::away));
+    if odd.is_empty() {
+        place::tell_if_missing(&zk, &check.path).await;
+    }
     for note in servers.iter().filter(|_| !check.json).filter_map(servers::ServerReport::note) {
         output::say(&note);
     }
@@ -59,7 +63,11 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
         format!("{}: nothing odd\n", check.path)
     } else {
         let line = |odd: &Odd| {
-            let about = if odd.kind == "overdrawn" || odd.kind == "number" { "the permits" } else { "the counter" };
+            let about = match odd.kind {
+                "overdrawn" | "number" => "the permits",
+                "away" => "the servers",
+                _ => "the counter",
+            };
             let node = odd.node.as_deref().map(tame).unwrap_or_else(|| about.to_owned());
             format!("{}: {node}: {}\n", check.path, odd.what)
         };

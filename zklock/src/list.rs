@@ -10,21 +10,30 @@ use crate::connect::{self, connect_to};
 use crate::exit::Exit;
 use crate::output::tame_json;
 use crate::place::Place;
-use crate::{output, table};
+use crate::{output, place, table};
 
 pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     let (columns, colourful) = (output::columns(&io::stdout()), output::is_colourful());
     let zk = connect_to(&ls.path, connection).await?;
     let text = if ls.tree {
         let survey = Survey::below(&zk, &ls.path).await?;
+        if survey.queues.is_empty() && survey.unreadable.is_empty() {
+            place::tell_if_missing(&zk, &ls.path).await;
+        }
         match ls.json {
             true => tame_json(&format!("{:#}\n", table::json_of_survey(&survey, &ls.path))),
             false => table::tables(&survey, &ls.path, columns, colourful),
         }
     } else {
         let queue = Place::whatever(&zk, &ls.path, connection.dialect)?.queue().await?;
-        if queue.members.is_empty() && queue.permits.is_none() && has_other_nodes(&zk, &queue).await {
-            output::say(&format!("{0}: there are nodes here; if they are locks, see zklock ls --tree {0}", ls.path));
+        if queue.members.is_empty() && queue.permits.is_none() {
+            if has_other_nodes(&zk, &queue).await {
+                output::say(&format!(
+                    "{0}: there are nodes here; if they are locks, see zklock ls --tree {0}",
+                    ls.path
+                ));
+            }
+            place::tell_if_missing(&zk, &ls.path).await;
         }
         match ls.json {
             true => tame_json(&format!("{:#}\n", table::json(&queue))),

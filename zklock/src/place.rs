@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zk_rwlock::coordinator::{Coordinator, Failure, permits_of};
 use zk_rwlock::{Dialect, Error, Member, Queue, RwLock, Semaphore};
 
-use crate::connect;
+use crate::{connect, output};
 
 /// What a path is used as.
 #[derive(Debug)]
@@ -69,4 +69,16 @@ pub(crate) async fn is_one(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> 
         Ok(names) => is_doubtful || names.iter().any(|name| permits_of(name).is_some()),
         Err(failure) => is_doubtful && matches!(failure, Failure::NoAuth(_)),
     })
+}
+
+/// Says so where there is no such path: a person who mistyped it must not read that it is free, and go away.
+pub(crate) async fn tell_if_missing<C: Coordinator>(zk: &C, path: &str) {
+    let Ok(session_slot) = zk.session_slot(0).await else { return };
+    let session = session_slot.session();
+    for node in [path.to_owned(), format!("{path}.done")] {
+        if !matches!(connect::answered(session, session.children(&node)).await, Err(Failure::NoNode)) {
+            return;
+        }
+    }
+    output::say(&format!("{path}: there is no such path: it is mistyped, or nobody has used it for some time"));
 }

@@ -10,6 +10,7 @@ use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::{Coordinator, Failure, Session, Stat, each_server, four_letter_word};
 
 use crate::arguments::Connection;
+use crate::check::Odd;
 use crate::connect::{self, told};
 use crate::exit::Exit;
 use crate::output::tame;
@@ -242,11 +243,14 @@ impl ServerReport {
         known.iter().filter(is_one).map(|(.., it)| *it).collect()
     }
 
-    /// What people should know of it.
+    /// That nobody knows what it shows.
+    pub(crate) fn away(&self) -> Option<Odd> {
+        let what = format!("{} was not looked at: {}", self.name, self.problem.as_ref()?);
+        Some(Odd { kind: "away", node: None, what })
+    }
+
+    /// What people should know of its version.
     pub(crate) fn note(&self) -> Option<String> {
-        if let Some(problem) = &self.problem {
-            return Some(format!("{} was not looked at: {problem}", self.name));
-        }
         let losses = self.losses().iter().map(|issue| format!("ZOOKEEPER-{issue}")).collect::<Vec<_>>();
         let vulnerabilities = self.vulnerabilities();
         let version = self.version.as_ref().filter(|_| !losses.is_empty() || !vulnerabilities.is_empty())?;

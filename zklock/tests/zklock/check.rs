@@ -116,9 +116,10 @@ async fn each_server_of_an_ensemble_is_asked_and_one_that_is_away_is_named() {
     }
     ensemble.server(follower).kill();
     let away = check(&ensemble.addresses(), path).await;
-    assert_eq!((away.code, away.stdout), (Some(0), format!("{path}: nothing odd\n")), "{}", away.stderr);
-    let named = format!("{} was not looked at: ", ensemble.server(follower).address());
-    assert!(away.stderr.contains(&named), "{}", away.stderr);
+    let named = format!("{path}: the servers: {} was not looked at: ", ensemble.server(follower).address());
+    assert!(away.code == Some(1) && away.stdout.starts_with(&named), "{away:#?}");
+    assert_eq!(away.stdout.lines().count(), 1, "{away:#?}");
+    assert_eq!(json(&ensemble.addresses(), path).await["odd"][0]["kind"], "away");
     assert!(held.is_held());
 }
 

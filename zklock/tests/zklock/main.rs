@@ -863,6 +863,27 @@ async fn what_a_terminal_would_obey_is_escaped_also_in_json_and_in_what_is_told(
 }
 
 #[support::judged]
+async fn a_path_that_does_not_exist_is_told_and_not_only_free_or_nothing_odd() {
+    let path = "/zklock-nowhere/mistyped";
+    for arguments in [
+        &["ls", path][..],
+        &["ls", "--json", path],
+        &["ls", "--tree", path],
+        &["check", path],
+        &["check", "--json", path],
+    ] {
+        let run = run(arguments).await;
+        assert_eq!(run.code, Some(0), "{run:#?}");
+        assert!(run.stderr.contains(&format!("{path}: there is no such path")), "{arguments:?}: {run:#?}");
+    }
+    let (_zk, lock) = server_lock("/zklock-somewhere").await;
+    lock.write().await.unwrap().release().await.unwrap();
+    for task in ["ls", "check"] {
+        assert!(!run(&[task, lock.path()]).await.stderr.contains("no such path"));
+    }
+}
+
+#[support::judged]
 async fn ls_of_a_directory_of_locks_does_not_only_say_that_it_is_free() {
     let (_zk, lock) = server_lock("/zklock-above/one").await;
     let held = lock.write().await.unwrap();

@@ -239,7 +239,7 @@ async fn ls_shows_who_did_it_last_and_forget_makes_it_due() {
         "{last}"
     );
     let tree = run(&["ls", "--tree", "/zklock/once/shown"]).await;
-    assert_eq!(tree.stdout, format!("{path}:\n{path}: free\n{last}\n"), "{tree:#?}");
+    assert_eq!(tree.stdout, format!("{path}: free\n{last}\n"), "{tree:#?}");
 
     let held = lock.write().await.unwrap();
     let ls = run(&["ls", path]).await;
