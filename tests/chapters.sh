@@ -121,10 +121,10 @@ finish() {
         esac
     done <"$logs/$name.outcome"
     passed=$((passed + tests))
-    again=$(grep -c 'this round is not judged$' "$logs/$name.log" || true)
+    again=$(grep -cE '^round [0-9]+ is not judged: ' "$logs/$name.log" || true)
     say "$finished of ${#chapters[@]}: $name: $tests passed$( ((reds == 0)) || echo ", $reds FAILED")$(
         ((unjudged == 0)) || echo ", $unjudged not judged")$(
-        ((again == 0)) || echo ", rounds run again since the machine stood still: $again"), $(in_words "$took")"
+        ((again == 0)) || echo ", rounds run again on a busy machine: $again"), $(in_words "$took")"
     # What the red tests have printed.
     sed -n 's/^|/    /p; s/^red\t\([^\t]*\).*/  -- \1/p' "$logs/$name.outcome"
 }

@@ -17,7 +17,7 @@ const SERVER: (&str, &str) = (
     r#"#[test]
     fn starts_a_server() {
         println!("chatter of a green test");
-        eprintln!("the machine stood still: this round is not judged");
+        eprintln!("round 0 is not judged: the machine was busy or stood still in it");
         let missing = b"\n!!! fish is not installed: NOT tried\n";
         std::io::Write::write_all(&mut std::io::stderr(), missing).unwrap();
         std::fs::write(std::env::var("ZK_RWLOCK_SERVERS").unwrap(), "lock-1 1 127.0.0.1:1 3.8.0\n").unwrap();
@@ -107,7 +107,7 @@ fn a_run_whose_chapters_are_green_says_what_they_were_and_nothing_of_what_they_p
     assert_eq!((code, red(&lines)), (Some(0), vec![]), "{lines:#?}");
     for said in [
         "1 of 2: doc: 2 passed",
-        "2 of 2: lock: 1 passed, rounds run again since the machine stood still: 1, ",
+        "2 of 2: lock: 1 passed, rounds run again on a busy machine: 1, ",
         "make test: fish is not installed: NOT tried",
         "started ZooKeeper 3.8.0: 1 times",
         "3 tests passed",
