@@ -1,6 +1,7 @@
 //! A lock and a semaphore at one path: who comes second is refused, and who came first goes on.
 
 use std::future::IntoFuture;
+use std::task::Poll;
 use std::time::Duration;
 
 use support::polled::{now, read, write};
@@ -86,9 +87,7 @@ async fn a_lock_is_refused_at_the_path_of_a_semaphore_and_keeps_no_permit_from_a
     drop(acquires.into_inner().await.expect("the contender has left"));
     drop(refused.poll());
 
-    for node in [PATH] {
-        zk.faults().remove(node);
-    }
+    zk.faults().remove(PATH);
     assert!(lock(&zk).write().await.expect("the semaphore is gone").is_held());
 }
 
@@ -107,13 +106,14 @@ fn of_a_lock_and_a_semaphore_that_come_together_no_two_hold_at_any_poll() {
             for turn in 0..200 {
                 let lock_goes = if turn < lead { lock_first } else { (turn % 2 == 0) == lock_first };
                 if lock_goes && locked.is_none() {
-                    if let std::task::Poll::Ready(answer) = locks.poll() {
+                    if let Poll::Ready(answer) = locks.poll() {
                         locked = Some(answer);
                     }
-                } else if !lock_goes && acquired.is_none() {
-                    if let std::task::Poll::Ready(answer) = acquires.poll() {
-                        acquired = Some(answer);
-                    }
+                } else if !lock_goes
+                    && acquired.is_none()
+                    && let Poll::Ready(answer) = acquires.poll()
+                {
+                    acquired = Some(answer);
                 }
             }
             let hold = (matches!(locked, Some(Ok(_))), matches!(acquired, Some(Ok(_))));
