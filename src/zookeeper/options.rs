@@ -68,7 +68,7 @@ impl ZooKeeperBuilder {
     }
 
     /// How long the ensemble keeps a session that it does not hear from. Default: 10 s. From 250 ms to an hour: for so long a lock
-    /// stays taken whose holder has crashed. What the servers have granted, [`session_timeout`](ZooKeeper::session_timeout) tells.
+    /// stays taken whose holder has crashed. What the servers have granted, [`session_timeout`](crate::ZooKeeper::session_timeout) tells.
     ///
     /// After a holder crashes, its lock is free after this long. A holder that is cut off reports the loss [before
     /// that](Self::stop_margin).
