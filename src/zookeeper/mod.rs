@@ -36,6 +36,7 @@ mod abilities;
 pub(crate) mod comeback;
 mod connect;
 mod line;
+mod link;
 mod lookup;
 mod no_delay;
 mod outage;

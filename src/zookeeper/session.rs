@@ -26,12 +26,13 @@ use crate::sync::{Mutex, OnceLock, watch};
 use crate::telemetry::log::{self, tell};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
+use crate::zookeeper::link::SessionLink;
 use crate::zookeeper::no_delay;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
 use crate::zookeeper::security::{Acl, OwnRights};
 use crate::zookeeper::servers::Servers;
-use crate::zookeeper::translate::{self, commit, event, mode};
+use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
 use crate::zookeeper::unasked::{self, ClientEnded};
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
@@ -66,34 +67,6 @@ pub(super) struct ZooKeeperSession {
     /// The length of the path that everything is kept below.
     root_bytes: usize,
     this: Weak<ZooKeeperSession>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SessionLink {
-    Up,
-    /// Lost at this moment.
-    Down(Instant),
-    /// Over, and lost at this moment.
-    Over(Ending, Instant),
-}
-
-impl SessionLink {
-    /// When the connection was lost. `None` while it is up.
-    fn lost(self) -> Option<Instant> {
-        match self {
-            SessionLink::Up => None,
-            SessionLink::Down(since) | SessionLink::Over(_, since) => Some(since),
-        }
-    }
-
-    /// Returns whether that is news. What is over stays so.
-    fn becomes(&mut self, now: SessionLink) -> bool {
-        let is_news = *self != now && !matches!(self, SessionLink::Over(..));
-        if is_news {
-            *self = now;
-        }
-        is_news
-    }
 }
 
 impl ZooKeeperSession {
@@ -495,15 +468,6 @@ fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Du
     let checked = options.check_lease(timeout);
     checked.map_err(|problem| Failure::Refused(format!("{problem}, which the servers grant")))?;
     Ok(timeout)
-}
-
-/// Whether the transaction touches only the node that it deletes.
-fn is_removal(operations: &[Operation]) -> bool {
-    let Some(Operation::Delete { path, .. }) = operations.last() else { return false };
-    operations.iter().all(|operation| match operation {
-        Operation::Set { path: other, .. } | Operation::Delete { path: other, .. } => other == path,
-        _ => false,
-    })
 }
 
 /// Reports the session's state to all that wait for it, until the session is over.

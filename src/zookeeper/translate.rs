@@ -154,6 +154,15 @@ pub(super) async fn event(watcher: impl Future<Output = zk::WatchedEvent>) -> Ev
     }
 }
 
+/// Whether the transaction touches only the node that it deletes.
+pub(super) fn is_removal(operations: &[Operation]) -> bool {
+    let Some(Operation::Delete { path, .. }) = operations.last() else { return false };
+    operations.iter().all(|operation| match operation {
+        Operation::Set { path: other, .. } | Operation::Delete { path: other, .. } => other == path,
+        _ => false,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
