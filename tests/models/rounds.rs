@@ -9,7 +9,7 @@ use std::time::Duration;
 use support::process::{Process, role, say};
 use support::rounds::Machine::{self, StoodStill, WasBusy, WentOn};
 use support::rounds::{VIOLATED, judge_rounds};
-use support::standstill::{BUSY, Lost, Patience, Record, STANDSTILL, STOOD_STILL, Stint, most_lost_since, now, watch};
+use support::standstill::{BUSY, Lost, Patience, Record, STANDSTILL, Stint, most_lost_since, now, watch};
 use support::{safe, violated};
 
 const TICK: Duration = Duration::from_millis(10);
@@ -45,11 +45,18 @@ fn a_fault_while_the_machine_goes_on_is_told_at_once_and_in_its_own_words() {
 }
 
 #[test]
-fn a_fault_in_every_round_is_told_though_the_machine_stands_still_in_each() {
-    let (rounds, said) = judged(StoodStill, |round| panic!("planted, round {round}"));
+fn ten_rounds_that_cannot_be_judged_are_told_as_such() {
+    let (rounds, said) = judged(StoodStill, |round| panic!("{}", ["the session ended", "no answer"][round % 2]));
     let said = said.expect("it fails");
     assert_eq!(rounds, 10);
-    assert!(said.starts_with(STOOD_STILL) && said.ends_with("planted, round 10"), "{said}");
+    assert!(said.starts_with("the machine stood still: 10 rounds") && said.ends_with("the session ended"), "{said}");
+}
+
+#[test]
+fn a_fault_in_every_round_is_told_in_its_own_words_though_the_machine_stands_still_in_each() {
+    let (rounds, said) = judged(StoodStill, |round| panic!("planted, round {round}"));
+    assert_eq!(rounds, 10);
+    assert!(said.is_some_and(|said| said.starts_with("planted, round 10\n")));
 }
 
 #[test]

@@ -113,12 +113,12 @@ pub fn judge_plain<O: Outcome>(how: How, test: impl Fn() -> O) {
 pub fn judge_rounds(machine: &dyn Fn(Moment) -> Machine, run: &dyn Fn(Round)) {
     static BUSY_OF_ALL: AtomicUsize = AtomicUsize::new(0);
     watch();
-    let (mut said, mut busy) = (String::new(), 0);
+    let (mut all_said, mut busy) = (Vec::new(), 0);
     for number in 0..ROUNDS {
         let began = now();
         let round = Round { number, ..Round::default() };
         let Err(failure) = catch_unwind(AssertUnwindSafe(|| run(round))) else { return };
-        said = words(&*failure);
+        let said = words(&*failure);
         let counts = said.contains(VIOLATED) || said.starts_with(STOOD_STILL);
         let counts = counts
             || match machine(began.saturating_sub(SHORTLY)) {
@@ -132,9 +132,19 @@ pub fn judge_rounds(machine: &dyn Fn(Moment) -> Machine, run: &dyn Fn(Round)) {
         if counts {
             resume_unwind(failure);
         }
-        eprintln!("round {number} is not judged: the machine was busy or stood still in it");
+        eprintln!("the machine was busy or stood still: this round is not judged");
+        all_said.push(said);
     }
-    panic!("{STOOD_STILL}: {ROUNDS} rounds in a row could not be judged; the last one said: {said}");
+    let last = all_said.pop().unwrap_or_default();
+    // It takes a fault to have all rounds end in the same way.
+    let are_alike = all_said.iter().all(|said| without_digits(said) == without_digits(&last));
+    assert!(!are_alike, "{last}\n(in each of {ROUNDS} rounds in a row, in all of which the machine stood still)");
+    panic!("{STOOD_STILL}: {ROUNDS} rounds in a row could not be judged; the last one said: {last}");
+}
+
+/// The first line, without what differs from round to round.
+fn without_digits(said: &str) -> String {
+    said.lines().next().unwrap_or_default().replace(|letter: char| letter.is_ascii_digit(), "")
 }
 
 fn words(failure: &(dyn Any + Send)) -> String {

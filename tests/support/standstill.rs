@@ -85,7 +85,10 @@ fn record() -> MutexGuard<'static, Record> {
             }
         };
         thread::Builder::new().name("standstill".to_owned()).spawn(run).expect("a thread");
-        Mutex::default()
+        let mut record = Record::default();
+        // The thread may have to wait for its first core.
+        record.tick(now());
+        Mutex::new(record)
     };
     RECORD.get_or_init(start).lock().unwrap_or_else(PoisonError::into_inner)
 }

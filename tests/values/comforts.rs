@@ -19,6 +19,7 @@ use crate::checks::{bytes, counter, next, next_error, put, session, value_error,
 use support::copy::Copied;
 use support::harness::Harness;
 use support::polled::{now, poll_up_to};
+use support::safe;
 use support::scene::{eventually, soon, with_time_enough};
 use support::slow::Slow;
 
@@ -150,7 +151,7 @@ pub(crate) async fn an_update_changes_the_value_and_none_is_lost(h: &impl Harnes
     }
     let mut tickets = soon("all tickets", updates.join_all()).await;
     tickets.sort_unstable();
-    assert_eq!(tickets, (0..40).collect::<Vec<_>>());
+    safe!(tickets == (0..40).collect::<Vec<_>>(), "{tickets:?}");
     assert_eq!(*counter(&one, &path).read().await.unwrap(), 40);
     let plain = counter(&two, &path);
     let blocking = tokio::task::spawn_blocking(move || plain.update(|next| *next).blocking().unwrap().output);
