@@ -352,7 +352,7 @@ impl Error {
             Failure::InvalidAcl => Error::InvalidAcl { path },
             Failure::ParentIsEphemeral => Error::EphemeralParent { path },
             Failure::Unreachable(reason) => Error::Unreachable(reason),
-            Failure::Over(ending @ (Ending::Closed | Ending::AuthFailed)) => Error::Closed(ending),
+            Failure::Over(ending @ (Ending::Closed | Ending::AuthFailed | Ending::Forked)) => Error::Closed(ending),
             Failure::Over(ending) => Error::Unreachable(ending.to_string()),
             Failure::Unknown(reason) => Error::OutcomeUnknown { operation, reason },
             Failure::Operation { failure, .. } => Error::from_failure(*failure, operation, &path),

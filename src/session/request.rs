@@ -201,6 +201,9 @@ pub enum Ending {
     /// stands on. The next acquisition opens another session.
     #[error("the session's upkeep has failed")]
     Failed,
+    /// This process was forked from one that had connected, and lacks the threads for that. The sessions are its parent's.
+    #[error("this process was forked from one that had connected (fork first, and connect then)")]
+    Forked,
 }
 
 /// What a client lacks whose request was refused.

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::session::shield::shielded;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, OnceLock};
 use crate::telemetry::{relay, teller};
 
 /// How long the thread goes on after its last user has gone, for sessions that are still being closed.
@@ -25,6 +25,15 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// One thread for the whole process, for as long as it is used.
 static KEEPER: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
+
+/// The process that has connected first. The client crate has a thread of its own for as long as that lasts. In a process that is
+/// forked, nothing would serve a connection.
+static PROCESS: OnceLock<u32> = OnceLock::new();
+
+/// Whether this process was forked from one that had connected.
+pub(crate) fn is_forked() -> bool {
+    PROCESS.get().is_some_and(|process| *process != std::process::id())
+}
 
 pub(crate) struct BackgroundThread {
     main: Thread,
@@ -83,6 +92,7 @@ impl Thread {
 impl BackgroundThread {
     /// The background thread of this process, started if need be.
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
+        PROCESS.get_or_init(std::process::id);
         relay::prepared();
         let mut current = KEEPER.lock();
         if let Some(background) = current.upgrade().filter(|background| background.is_running()) {
@@ -104,7 +114,7 @@ impl BackgroundThread {
 
     /// Whether tasks are run. A thread may end by a panic, and then its sessions are over.
     pub(crate) fn is_running(&self) -> bool {
-        [&self.main, &self.timers].iter().all(|it| it.is_running.load(Ordering::Acquire))
+        !is_forked() && [&self.main, &self.timers].iter().all(|it| it.is_running.load(Ordering::Acquire))
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -124,6 +134,10 @@ impl BackgroundThread {
 
     /// A timer that goes on whatever polls it, and if this thread stands still.
     pub(crate) fn sleep(self: &Arc<Self>, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        if is_forked() {
+            // No timer would ever fire.
+            return Box::pin(std::future::pending());
+        }
         let background = Arc::clone(self);
         let is_here = thread::current().id() == self.main.id;
         let _context = if is_here { self.main.handle.enter() } else { self.timers.handle.enter() };

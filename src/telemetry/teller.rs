@@ -36,7 +36,8 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
 /// One such thread, which starts with its first work, and lasts as long as the process.
 pub(crate) struct Teller {
     name: &'static str,
-    queue: Mutex<Option<Sender<Chore>>>,
+    /// With the process that has the thread: one that is forked from it needs another.
+    queue: Mutex<Option<(Sender<Chore>, u32)>>,
     waiting: AtomicUsize,
 }
 
@@ -48,13 +49,15 @@ impl Teller {
     /// Runs the work after all that was given before. Returns at once.
     pub(crate) fn run(&'static self, work: impl FnOnce() + Send + 'static) {
         let mut queue = self.queue.lock();
-        if queue.is_none() {
+        let process = std::process::id();
+        if queue.as_ref().is_none_or(|(_, of)| *of != process) {
+            self.waiting.store(0, Ordering::Relaxed);
             let (give, given) = mpsc::channel();
             let started = thread::Builder::new().name(self.name.to_owned()).spawn(move || self.work_off(&given));
             // Without a thread, the next work tries again, and this is lost with the channel.
-            *queue = started.is_ok().then_some(give);
+            *queue = started.is_ok().then_some((give, process));
         }
-        if let Some(queue) = &*queue {
+        if let Some((queue, _)) = &*queue {
             self.waiting.fetch_add(1, Ordering::Relaxed);
             let _for_ever = queue.send(Box::new(work));
         } else {

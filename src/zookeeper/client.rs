@@ -17,7 +17,7 @@ use crate::session::connection::ConnectionState;
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
 use crate::session::shield::shielded;
-use crate::session::thread::BackgroundThread;
+use crate::session::thread::{BackgroundThread, is_forked};
 use crate::sync::{Mutex, watch};
 use crate::telemetry::{log, teller};
 use crate::zookeeper::abilities::Abilities;
@@ -157,6 +157,9 @@ impl ZooKeeperBuilder {
         self.check()?;
         let servers = Servers::parse(servers.as_ref())?;
         self.check_encryption(&servers)?;
+        if is_forked() {
+            return Err(Error::Closed(Ending::Forked));
+        }
         let background = BackgroundThread::get().map_err(|error| Error::Refused {
             operation: "start the thread for",
             path: servers.to_string(),
@@ -184,6 +187,9 @@ impl ZooKeeperBuilder {
 #[async_trait]
 impl Coordinator for ZooKeeper {
     async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+        if is_forked() {
+            return Err(Failure::Over(Ending::Forked));
+        }
         loop {
             if *self.ensemble.closed.borrow() {
                 return Err(Failure::Over(Ending::Closed));
@@ -207,6 +213,10 @@ impl Coordinator for ZooKeeper {
     }
 
     async fn close(&self) {
+        if is_forked() {
+            // The sessions are its parent's, which goes on with them.
+            return;
+        }
         self.ensemble.closed.send_replace(true);
         let sessions = std::mem::take(&mut *self.ensemble.sessions.lock());
         for session in &sessions {
@@ -262,6 +272,11 @@ impl Drop for Sessions {
     /// Every guard keeps its ensemble alive, so only removals in the background still use the sessions. Each session is
     /// closed when its last removal is done.
     fn drop(&mut self) {
+        if is_forked() {
+            // The sessions are its parent's. What they consist of is not dropped: its threads have parts of it locked, perhaps.
+            std::mem::forget(std::mem::take(&mut *self.sessions.lock()));
+            return;
+        }
         let sessions = std::mem::take(&mut *self.sessions.lock());
         let leaving: Vec<_> = sessions.iter().filter(|it| it.is_up()).filter_map(|it| it.follower()).collect();
         drop(sessions);
@@ -315,7 +330,7 @@ impl Sessions {
 
     /// The state of the session that the next acquisition will use.
     fn state(self: &Arc<Self>) -> ConnectionState {
-        if *self.closed.borrow() {
+        if *self.closed.borrow() || is_forked() {
             return ConnectionState::Closed;
         }
         let sessions = self.sessions.lock();

@@ -13,7 +13,7 @@ use zookeeper_client as zk;
 
 use crate::session::request::{Ending, Failure, Reply};
 use crate::session::shield::shielded;
-use crate::session::thread::BackgroundThread;
+use crate::session::thread::{BackgroundThread, is_forked};
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, watch};
@@ -92,6 +92,9 @@ impl Pipeline {
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
+        if is_forked() {
+            return Box::pin(ready(Err(Failure::Over(Ending::Forked))));
+        }
         let client = self.client.lock();
         let Some(there) = client.clone() else {
             drop(client);

@@ -19,7 +19,7 @@ use crate::session::request::{
     self, Contents, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch, parent,
 };
 use crate::session::shield::shielded;
-use crate::session::thread::BackgroundThread;
+use crate::session::thread::{BackgroundThread, is_forked};
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
@@ -304,6 +304,9 @@ impl Session for ZooKeeperSession {
     }
 
     async fn connected(&self) -> Result<(), Ending> {
+        if is_forked() {
+            return Err(Ending::Forked);
+        }
         let mut link = self.link.subscribe();
         match shielded(link.wait_for(|link| !matches!(link, SessionLink::Down(_)))).await.as_deref() {
             Ok(SessionLink::Over(why, _)) => Err(*why),
@@ -312,6 +315,9 @@ impl Session for ZooKeeperSession {
     }
 
     async fn over(&self) -> Ending {
+        if is_forked() {
+            return Ending::Forked;
+        }
         let mut link = self.link.subscribe();
         match shielded(link.wait_for(|link| matches!(link, SessionLink::Over(..)))).await.as_deref() {
             Ok(SessionLink::Over(why, _)) => *why,

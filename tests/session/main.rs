@@ -5,6 +5,8 @@ mod breaks;
 mod callbacks;
 mod comeback;
 mod ensemble;
+#[cfg(target_os = "linux")]
+mod forks;
 mod garbled;
 mod keeper;
 mod kept;

@@ -9,6 +9,8 @@ pub mod copy;
 pub mod ensemble;
 pub mod fake;
 pub mod fleet;
+#[cfg(target_os = "linux")]
+pub mod forks;
 pub mod frames;
 pub mod garble;
 pub mod harness;

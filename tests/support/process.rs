@@ -4,6 +4,7 @@
 //! parent in lines by [`say`], and does nothing in an ordinary run.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::thread;
 
@@ -45,9 +46,15 @@ pub struct Process {
 impl Process {
     /// Runs `the_life_of_a_child` of the module with this [`module_path!`].
     pub fn start(module: &str, role: &str) -> Process {
+        Process::start_in(module, role, &[])
+    }
+
+    /// The same, with more in its environment.
+    pub fn start_in(module: &str, role: &str, environment: &[(&str, PathBuf)]) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([&test_in(module, "the_life_of_a_child"), "--exact", "--nocapture"])
             .env(ROLE, role)
+            .envs(environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

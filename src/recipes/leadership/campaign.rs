@@ -105,7 +105,7 @@ impl Candidate {
     /// Makes the next campaign wait, if the term, or the try, was too short or was lost.
     fn rests_after(&self, lasted: Duration, ended: Result<(), Loss>) {
         // There is nothing to wait for: the next try says so.
-        if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed))) {
+        if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed | Ending::Forked))) {
             return;
         }
         let mut rest = self.rest.lock();

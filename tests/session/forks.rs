@@ -1,0 +1,84 @@
+//! A process that forks while it holds a lock: its child is told so by every call, and costs it nothing.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use support::forks::{Forks, fork};
+use support::process::{Process, role, say};
+use support::scene::*;
+use support::server::shared_server;
+use zk_rwlock::error::Ending;
+use zk_rwlock::{Blocking, ConnectionState, Error, Leadership, Loss, RwLock, Semaphore, Shared, ZooKeeper};
+
+const PATH: &str = "/forks/held";
+
+/// Longer than all calls of the child take that are refused at once, and shorter than one that is given up.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+fn open(zk: &ZooKeeper) -> RwLock {
+    RwLock::new(zk, PATH).expect("valid")
+}
+
+fn is_refused<T>(answer: Result<T, Error>) {
+    match answer {
+        Err(error @ (Error::Closed(Ending::Forked) | Error::Lost(Loss::SessionOver(Ending::Forked)))) => {
+            assert!(error.to_string().contains("forked"), "{error}");
+        }
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("the session is the parent's"),
+    }
+}
+
+#[test]
+fn the_life_of_a_child() {
+    let Some(role) = role() else { return };
+    let (server, ended) = role.split_once(' ').expect("a server, and where the child says that it has ended");
+    let builder = ZooKeeper::builder().session_timeout(CALM);
+    let zk = builder.clone().connect(server).blocking().expect("it can be reached");
+    let guard = open(&zk).write().blocking().expect("free");
+    let kept = RwLock::builder(&zk, "/forks/kept").keep(CALM).build().expect("valid");
+    kept.read().blocking().expect("free").release().blocking().expect("held");
+    if fork() {
+        let began = Instant::now();
+        let lock = open(&zk);
+        is_refused(lock.read().blocking());
+        is_refused(lock.write().timeout(CALM).blocking());
+        is_refused(lock.try_write().blocking());
+        is_refused(lock.queue().blocking());
+        is_refused(Semaphore::new(&zk, "/forks/permits", 1).expect("valid").acquire().blocking());
+        is_refused(Shared::<u32>::new(&zk, "/forks/value").expect("valid").read().blocking());
+        is_refused(Leadership::new(&zk, "/forks/leader").expect("valid").lead(|_| async {}).blocking());
+        is_refused(guard.transaction().create("/forks/never", "").commit().blocking());
+        is_refused(guard.data("/forks").blocking());
+        assert!(matches!(zk.state(), ConnectionState::Closed), "{}", zk.state());
+        drop((guard, kept));
+        zk.close().blocking();
+        drop((lock, zk));
+        assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
+        is_refused(builder.connect(server).blocking());
+        fs::write(ended, "").expect("writable");
+        std::process::exit(0);
+    }
+    let deadline = Instant::now() + SOON;
+    while !Path::new(ended).exists() {
+        assert!(Instant::now() < deadline, "the child has not ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(guard.is_held());
+    guard.transaction().commit().blocking().expect("the child has deleted nothing");
+    assert_eq!(kept.queue().blocking().expect("readable").members.len(), 1, "it is still kept");
+    guard.release().blocking().expect("held");
+    say("held");
+}
+
+#[tokio::test]
+async fn a_forked_child_is_told_so_at_once_by_every_call_and_releases_nothing_of_its_parents() {
+    let forks = Forks::build();
+    let place = tempfile::tempdir().expect("the directory for temporary files is writable");
+    let role = format!("{} {}", shared_server().address(), place.path().join("ended").display());
+    let mut parent = Process::start_in(module_path!(), &role, &[forks.environment()]);
+    assert_eq!(parent.says(), "held");
+    let lock = lock_at(&connect(&shared_server().address()).await, PATH);
+    drop(soon("the lock", lock.write()).await.expect("it was released"));
+}
