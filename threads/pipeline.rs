@@ -100,6 +100,13 @@ impl Drop for Client {
 mod session {
     pub(crate) mod request;
 
+    pub(crate) mod shield {
+        /// No waker panics here.
+        pub(crate) async fn shielded<F: Future>(work: F) -> F::Output {
+            work.await
+        }
+    }
+
     pub(crate) mod upkeep {
         use std::time::Duration;
 
