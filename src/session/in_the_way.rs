@@ -46,12 +46,12 @@ pub(crate) async fn left(
             by[index] = Mode::Read;
         }
     }
-    let found = gone.into_iter().zip(by).inspect(|(name, by)| {
-        if session.upkeep().ghosts().enter(directory, name, *by) {
-            second_look::report(session, format!("{directory}/{name}"), None);
-        }
-    });
-    found.filter(|(_, by)| passes(mode, *by)).map(|(name, _)| name).collect()
+    let found: Vec<_> = gone.into_iter().zip(by).collect();
+    let ghosts = session.upkeep().ghosts();
+    let news = found.iter().filter(|(name, by)| ghosts.enter(directory, name, *by));
+    let news: Vec<_> = news.map(|(name, _)| Arc::clone(name)).collect();
+    second_look::report_listed(session, directory, news);
+    found.into_iter().filter(|(_, by)| passes(mode, *by)).map(|(name, _)| name).collect()
 }
 
 /// As [`among`], of contenders in the way in the order of arrival: asks until [`NAMED`] are known that may be there. Returns

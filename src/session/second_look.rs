@@ -119,6 +119,23 @@ pub(crate) fn report(session: &Arc<dyn Session>, path: String, version: Option<i
     }));
 }
 
+/// As [`report`], of nodes in a directory that the leader no longer has: an error for each that the server goes on listing.
+pub(crate) fn report_listed(session: &Arc<dyn Session>, directory: &str, gone: Vec<Arc<str>>) {
+    let Some(first) = gone.first() else { return };
+    let checks = [check(format!("{directory}/{first}"), None)];
+    let (before, names, after) = (session.transact(&checks), session.children(directory), session.transact(&checks));
+    let (asked, directory) = (Arc::clone(session), directory.to_owned());
+    session.spawn(Box::pin(async move {
+        let (before, names, after) = (answered(before.await), names.await, answered(after.await));
+        let Ok(names) = names else { return };
+        if (before, after) == (Some(false), Some(false)) {
+            for ghost in gone.iter().filter(|ghost| names.iter().any(|name| **name == ***ghost)) {
+                let _logged = diverged(&asked, &format!("{directory}/{ghost}"));
+            }
+        }
+    }));
+}
+
 /// The server goes on showing this node as the leader does not have it. Logs an error, and says the same in words.
 ///
 /// It cannot tell which of the two is wrong: the leader itself may be the one server that has lost the node.

@@ -349,3 +349,22 @@ async fn a_ghost_that_is_known_contends_for_nothing() {
     drop(lock_of(&ours).try_read().await.expect("beside it"));
     assert!(timeout(SECOND, held.contended()).await.is_err());
 }
+
+/// A server that lists a node and denies it is told as one that lists and shows it, and is not asked without end.
+#[tokio::test(start_paused = true)]
+async fn a_ghost_that_its_server_lists_and_denies_is_passed_over_and_told() {
+    for waits in [false, true] {
+        let errors = diverged();
+        let theirs = Memory::new();
+        let (ours, node) = client_that_shows_a_writer(&theirs);
+        let denied = node.clone();
+        let line = Hindered::new(&ours, move |asked| {
+            let denies = matches!(asked, Asked::Data(path) | Asked::Watch(path) if *path == *denied);
+            denies.then_some(Failure::NoNode)
+        });
+        let lock = RwLock::new(&line, PATH).expect("valid");
+        drop(if waits { lock.write().await } else { lock.try_write().await }.expect("free"));
+        sleep(SECOND).await;
+        assert_eq!(errors(), [node]);
+    }
+}
