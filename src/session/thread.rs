@@ -16,8 +16,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::session::shield::shielded;
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard, OnceLock};
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::{relay, teller};
 
 /// How long the thread goes on after its last user has gone, for sessions that are still being closed.
@@ -28,11 +28,12 @@ static KEEPER: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
 /// The process that has connected first. The client crate has a thread of its own for as long as that lasts. In a process that is
 /// forked, nothing would serve a connection.
-static PROCESS: OnceLock<u32> = OnceLock::new();
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether this process was forked from one that had connected.
 pub(crate) fn is_forked() -> bool {
-    PROCESS.get().is_some_and(|process| *process != std::process::id())
+    let process = PROCESS.load(Ordering::Relaxed);
+    process != 0 && process != std::process::id()
 }
 
 pub(crate) struct BackgroundThread {
@@ -92,7 +93,7 @@ impl Thread {
 impl BackgroundThread {
     /// The background thread of this process, started if need be.
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
-        PROCESS.get_or_init(std::process::id);
+        let _by_another = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
         relay::prepared();
         let mut current = KEEPER.lock();
         if let Some(background) = current.upgrade().filter(|background| background.is_running()) {
