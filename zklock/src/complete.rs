@@ -40,6 +40,9 @@ const OF_A_SEMAPHORE: [&str; 2] = ["queue", "permits"];
 /// What the record ends with that is beside a lock under which a job is done once in a while.
 const RECORD: &str = ".done";
 
+/// What the name of a node ends with that says that another one was there.
+const TWIN: &str = ".twin";
+
 pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     let mut line = Vec::new();
     // A line that is no text is completed by nothing.
@@ -136,7 +139,12 @@ fn names(children: &[String]) -> impl Iterator<Item = &str> {
         |name: &&str| Contender::parse_as(name, Dialect::Native).is_some() || Dialect::Native.foreign(name).is_some();
     // A name that could make a terminal show something else than what stands there is nothing to choose from.
     let names = children.iter().map(String::as_str).filter(|name| tame(name) == *name);
-    let names = names.filter(move |name| !is_part(name) && !is_contender(name));
+    // The second node of what is kept, and no lock.
+    let is_twin = |name: &&str| {
+        let of = name.strip_suffix(TWIN);
+        of.is_some_and(|of| of.ends_with(RECORD) || children.iter().any(|child| child == of))
+    };
+    let names = names.filter(move |name| !is_part(name) && !is_contender(name) && !is_twin(name));
     // A lock whose directory is gone while nobody holds it is known by its record.
     names.map(|name| name.strip_suffix(RECORD).filter(|lock| !lock.is_empty()).unwrap_or(name))
 }
@@ -180,6 +188,10 @@ mod tests {
         assert_eq!(named(&["queue", "permits"]), Vec::<String>::new());
         assert_eq!(named(&["queue", "permits", "deep"]), ["deep"]);
         assert_eq!(named(&["queue", "report.done", ".done"]), ["queue", "report", ".done"]);
+        assert_eq!(
+            named(&["report.done", "report.done.twin", "value", "value.twin", "twin.twin"]),
+            ["report", "value", "twin.twin"]
+        );
     }
 
     #[test]
