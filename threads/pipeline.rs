@@ -149,6 +149,10 @@ mod session {
         /// Its tasks run whenever the schedule lets them.
         pub(crate) struct BackgroundThread;
 
+        pub(crate) fn is_forked() -> bool {
+            false
+        }
+
         impl BackgroundThread {
             pub(crate) fn handle(&self) -> &BackgroundThread {
                 self
