@@ -1714,7 +1714,8 @@ async fn the_pages_can_be_followed_word_for_word() {
     assert_eq!(job.says().await, "sqlx [migrate] [run]");
     assert_eq!(job.ends().await.code, Some(0));
 
-    let limited = ended(typed(next("zklock -j 10 "), &commands)).await;
+    assert_eq!(ended(typed(next("zklock permits "), &commands)).await.code, Some(0));
+    let limited = ended(typed(next("zklock -j /limits/geocoder "), &commands)).await;
     assert_eq!((limited.code, limited.stdout.trim()), (Some(0), "import [addresses.csv]"), "{limited:#?}");
     let ls = ended(typed(next("zklock ls "), &commands)).await;
     assert_eq!(ls.stdout, "/limits/geocoder: 10 of 10 permits free\n");
