@@ -16,7 +16,7 @@ use super::txn_log::{self, Txn};
 
 const SIZE: usize = 3;
 const LEADER_LISTENS_WITHIN: Duration = Duration::from_secs(3);
-const ELECTION_LIMIT: Duration = Duration::from_secs(30);
+const ELECTION_LIMIT: Duration = Duration::from_secs(120);
 
 /// The ensemble that tests of this process share, one at a time: leave it whole. It dies with the process.
 pub async fn shared_ensemble() -> tokio::sync::MutexGuard<'static, Ensemble> {

@@ -14,7 +14,7 @@ use super::port::Port;
 use super::rounds::{Ends, shared};
 use super::server::{Home, Process, Verdict};
 
-const STARTUP_LIMIT: Duration = Duration::from_secs(30);
+const STARTUP_LIMIT: Duration = Duration::from_secs(120);
 
 /// The user that the server runs as when the tests run as root: PostgreSQL refuses to run as root.
 const NOBODY: &str = "nobody";

@@ -25,7 +25,7 @@ use super::txn_log::{self, Txn};
 /// The servers' tick. Sessions expire on multiples of it, so a short one keeps tests of expiry short.
 pub const TICK: Duration = Duration::from_millis(200);
 
-const STARTUP_LIMIT: Duration = Duration::from_secs(30);
+const STARTUP_LIMIT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FOUR_LETTER_LIMIT: Duration = Duration::from_secs(5);
 /// A server that is still starting may take a question and never answer it.
