@@ -164,7 +164,7 @@ mod tests {
     fn a_timer_goes_on_while_the_thread_stands_still() {
         let background = BackgroundThread::get().expect("a thread");
         let (go_on, blocked) = std::sync::mpsc::channel::<()>();
-        drop(background.handle().spawn(async move { drop(blocked.recv()) }));
+        drop(background.handle().spawn(async move { _ = blocked.recv() }));
         pollster::block_on(background.sleep(Duration::from_millis(10)));
         drop(go_on);
     }

@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(told.recv().expect("it goes on").as_deref(), Some("a teller"));
         assert!(TELLER.flush(Duration::from_secs(60)));
         let (go_on, blocked) = mpsc::channel::<()>();
-        TELLER.run(move || drop(blocked.recv()));
+        TELLER.run(move || _ = blocked.recv());
         TELLER.run(|| {});
         assert!(!TELLER.flush(Duration::from_millis(1)));
         assert!(TELLER.waiting() >= 2);

@@ -70,10 +70,11 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_the_clients_task_is_noticed() {
         let (go_on, goes_on) = oneshot::channel::<()>();
-        let (task, mut ended) = noticed(async { spawns_core::spawn(async { panic!("{:?}", goes_on.await) }) }).await;
+        let begin = async { Some(spawns_core::spawn(async { panic!("{:?}", goes_on.await) })) };
+        let (task, mut ended) = noticed(begin).await;
         assert!(ended.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
         drop(go_on);
         assert!(ended.await.is_err());
-        drop::<spawns_core::JoinHandle<()>>(task);
+        drop::<Option<spawns_core::JoinHandle<()>>>(task);
     }
 }
