@@ -32,7 +32,15 @@ fn first_process<'a>(unshare: &[&'a str], begins_session: bool, command: &[&'a s
 
 fn on_terminal(unshare: &[&str], begins_session: bool, command: &[&str]) -> OnTerminal {
     let words = first_process(unshare, begins_session, command);
-    OnTerminal::start_program(words[0], &words[1..])
+    if !begins_session {
+        return OnTerminal::start_program(words[0], &words[1..]);
+    }
+    // Only root may take a terminal from the session that has it: so no session has it before.
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    let mut command = Command::new(words[0]);
+    prepare(&mut command, &shared_server().address());
+    command.args(&words[1..]);
+    OnTerminal::start_command(terminal, command)
 }
 
 #[support::judged]

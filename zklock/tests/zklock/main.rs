@@ -1314,14 +1314,19 @@ impl OnTerminal {
         program: &str,
         arguments: &[&str],
     ) -> OnTerminal {
+        let mut command = Command::new("setsid");
+        prepare(&mut command, server);
+        command.args(["-c", program]).args(arguments).env("TERM", "xterm").envs(environment.iter().copied());
+        OnTerminal::start_command(terminal, command)
+    }
+
+    /// Gives the terminal to a command that makes it the controlling one of some session, or does not.
+    fn start_command(terminal: OwnedFd, mut command: Command) -> OnTerminal {
         grantpt(&terminal).unwrap();
         unlockpt(&terminal).unwrap();
         let name = PathBuf::from(ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap());
         let end = || Stdio::from(OpenOptions::new().read(true).write(true).open(&name).unwrap());
-        let mut command = Command::new("setsid");
-        command.args(["-c", program]).args(arguments);
-        prepare(&mut command, server);
-        command.env("TERM", "xterm").envs(environment.iter().copied()).stdin(end()).stdout(end()).stderr(end());
+        command.stdin(end()).stdout(end()).stderr(end());
         let child = command.spawn().expect("setsid can be run");
         let keys = File::from(terminal);
         let mut output = keys.try_clone().unwrap();
