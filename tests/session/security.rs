@@ -395,8 +395,11 @@ async fn a_transaction_on_a_forbidden_node_is_refused_and_the_lock_is_kept() {
 #[support::judged]
 async fn each_refusal_names_the_right_that_is_missing_the_node_and_the_user() {
     let (above, directory, closed) = ("/partly-7", "/partly-7/lock", "/partly-7/closed");
+    // A path is a lock or a semaphore.
+    let pool = "/partly-7/pool";
     let address = shared_server().address();
     let owner = directory_for_guests("owner", directory, Permissions::READ).await;
+    directory_for_guests("owner", pool, Permissions::READ).await;
     session(&user(&address, "guest").await).await.create("/partly-8", b"", Kind::Persistent).await.unwrap();
     let keeper = options().digest("owner", "secret").connect(&address).await.unwrap();
     session(&keeper).await.create(closed, b"", Kind::Persistent).await.unwrap();
@@ -404,7 +407,7 @@ async fn each_refusal_names_the_right_that_is_missing_the_node_and_the_user() {
 
     let guest = user(&address, "guest").await;
     let lock = lock_at(&guest, directory);
-    let limit = Semaphore::builder(&guest, directory).permits(1).build().unwrap();
+    let limit = Semaphore::builder(&guest, pool).permits(1).build().unwrap();
     let both = several(&guest, [(directory, Mode::Write), ("/partly-8/lock", Mode::Write)]).unwrap();
     let value: Shared<u32> = Shared::builder(&guest, above).build().unwrap();
     let own = lock_at(&guest, "/partly-8/lock").write().await.unwrap();
@@ -418,8 +421,8 @@ async fn each_refusal_names_the_right_that_is_missing_the_node_and_the_user() {
         (lock_at(&guest, closed).try_read().await.unwrap_err(), "READ", closed),
         (lock_at(&guest, "/partly-7/a/b").write().await.unwrap_err(), "CREATE", above),
         (value.write().await.unwrap_err(), "CREATE", directory),
-        (limit.acquire().await.unwrap_err(), "CREATE", directory),
-        (limit.set_permits(3).await.unwrap_err(), "WRITE", directory),
+        (limit.acquire().await.unwrap_err(), "CREATE", pool),
+        (limit.set_permits(3).await.unwrap_err(), "WRITE", pool),
         (both.lock().await.unwrap_err(), "CREATE", directory),
         (own.data(closed).await.unwrap_err(), "READ", closed),
         (commit(own.transaction().set(above, "")).await, "WRITE", above),
