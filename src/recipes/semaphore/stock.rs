@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquisition::request::{Handle, IfTaken, Wait};
-use crate::call;
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;
 use crate::hold::tenure::Tenure;
@@ -19,6 +18,7 @@ use crate::recipes::semaphore::limit::{self, PermitLimit};
 use crate::session::contract::Session;
 use crate::session::in_the_way;
 use crate::session::request::Failure;
+use crate::session::retry;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The operation that a refusal names.
@@ -60,7 +60,7 @@ impl Stock {
         for looks in 1.. {
             let names = match children.take() {
                 Some(names) => names,
-                None => call::names(session, path, false).await.map_err(|failure| self.no_permit(failure))?,
+                None => self.beside(session).await.map_err(|failure| self.no_permit(failure))?,
             };
             let Some(node) = names.into_iter().filter(|name| Dialect::of(name).is_some()).min() else { break };
             if looks == LOOKS {
@@ -69,6 +69,12 @@ impl Stock {
             session.sleep(LOOK_PAUSE).await;
         }
         Ok(())
+    }
+
+    /// The children of the semaphore's own node. Waits for the servers as long as its caller does: an acquisition may wait.
+    async fn beside(&self, session: &Arc<dyn Session>) -> Result<Vec<String>, Failure> {
+        let path = self.handle.shown();
+        retry::until_known(session, || session.children(path)).await.or_else(retry::none_without_directory)
     }
 
     /// As [`Stock::check_for_lock`], until none was found once. The semaphore has its number by now.
