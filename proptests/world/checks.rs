@@ -242,6 +242,8 @@ impl Ledger {
             Error::Unreachable(_) => self.has_stalls || (self.may_cut && self.may_expire),
             // The value is not what it was when the lock was granted.
             Error::TransactionRefused { .. } => self.has_forgotten,
+            // A handle that has seen the value finds none, after the ensemble came back as it was before.
+            Error::Value { error: ValueError::Vanished, .. } => self.has_forgotten,
             error => error.is_lost() || error.is_timeout() || error.is_would_block(),
         };
         assert!(is_expected, "an acquisition failed: {error}");

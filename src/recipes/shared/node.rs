@@ -47,14 +47,14 @@ impl ValueNode {
         Error::Value { path: self.path.clone(), error }
     }
 
-    /// What the node holds, which is nothing if there is no node.
-    pub(crate) async fn read(&self, held: &Tenure) -> Result<(Vec<u8>, Base), Error> {
+    /// What the node holds, which is nothing if there is no node. `is_known` says that a value was seen there before this call.
+    pub(crate) async fn read(&self, held: &Tenure, is_known: bool) -> Result<(Vec<u8>, Base), Error> {
         let (node, session) = (held.data(&self.path).await?, held.ticket().session());
-        let has_twin = match node {
-            Some(_) => false,
-            None => held.run(is_gone(session, &self.path)).await?.unwrap_or(false),
+        let gone = match node {
+            Some(_) => Gone::default(),
+            None => held.run(gone(session, &self.path, is_known)).await?.unwrap_or_default(),
         };
-        let base = Base { has_twin, ..Base::of(node.as_ref()) };
+        let base = Base { gone, ..Base::of(node.as_ref()) };
         Ok((node.map(|node| node.data).unwrap_or_default(), base))
     }
 
@@ -108,7 +108,7 @@ impl ValueNode {
         loop {
             let attempt = async {
                 let guard = self.lock.read().await?;
-                let (bytes, base) = self.read(guard.held()).await?;
+                let (bytes, base) = self.read(guard.held(), false).await?;
                 if base.is_vanished() {
                     return Err(self.fault(ValueError::Vanished));
                 }
@@ -165,8 +165,16 @@ pub(crate) struct Base {
     pub(crate) czxid: Option<i64>,
     /// `None` if the node's content is not ours.
     pub(crate) mark: Option<Mark>,
-    /// Whether there is no node, and was one: its twin is there.
-    pub(crate) has_twin: bool,
+    pub(crate) gone: Gone,
+}
+
+/// What is known of a node that is not there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gone {
+    /// There was a node.
+    pub(crate) is_gone: bool,
+    /// Its twin is there still.
+    has_twin: bool,
 }
 
 impl Base {
@@ -176,13 +184,13 @@ impl Base {
             version: node.map(|node| node.version),
             czxid: node.map(|node| node.czxid),
             mark: envelope.map(|(envelope, _)| Mark::of(&envelope.written)),
-            has_twin: false,
+            gone: Gone::default(),
         }
     }
 
     /// Whether there was a node that is gone.
     pub(crate) fn is_vanished(&self) -> bool {
-        self.version.is_none() && self.has_twin
+        self.version.is_none() && self.gone.is_gone
     }
 
     /// Whether a node that is there now is another one, which was made after this one was deleted. Versions do not tell.
@@ -248,7 +256,7 @@ impl Commit<'_> {
     fn transaction(&self) -> Transaction<'_> {
         let transaction = Transaction::under(self.held).size_limit(self.size_limit.saturating_add(ROOM));
         match self.base.version {
-            None if self.base.has_twin => transaction.create(self.path, self.bytes),
+            None if self.base.gone.has_twin => transaction.create(self.path, self.bytes),
             None => transaction.create(self.path, self.bytes).create(twin::of(self.path), []),
             Some(version) => transaction.set_version(self.path, self.bytes, version),
         }
@@ -315,11 +323,12 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
     }
 }
 
-/// Whether there was such a node, and is none. Asked if our server shows none: it may have missed the node, and another client may
-/// have made it since. So the leader says.
-pub(crate) async fn is_gone(session: &Arc<dyn Session>, path: &str) -> Result<bool, Failure> {
+/// Whether there was such a node, and is none: a value was seen there, or its twin is there. Asked if our server shows none: it may
+/// have missed the node, and another client may have made it since. So the leader says.
+pub(crate) async fn gone(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Gone, Failure> {
     let has_twin = retry::data(session, &twin::of(path), false).await?.is_some();
-    Ok(has_twin && presence::is_there(session, path.to_owned(), None).await == Some(false))
+    let is_gone = (is_known || has_twin) && presence::is_there(session, path.to_owned(), None).await == Some(false);
+    Ok(Gone { is_gone, has_twin: is_gone && has_twin })
 }
 
 /// What the node holds, no older than this call. A read whose answer is lost is repeated.
@@ -366,7 +375,7 @@ mod tests {
             (None, Some((&b"rubbish".to_vec(), 1)), Fate::Unknown),
             (Some(i32::MAX), Some((&others, i32::MIN)), Fate::Undone),
         ] {
-            let base = Base { version: base, czxid: base.map(|_| 1), mark: None, has_twin: false };
+            let base = Base { version: base, czxid: base.map(|_| 1), mark: None, gone: Gone::default() };
             let node = node.map(|(data, version)| NodeData { data: data.clone(), version, czxid: 1 });
             let fates = shown_by(node.as_ref(), base, OURS);
             assert_eq!(fates, fate, "{base:?}, then version {:?}", node.map(|it| it.version));
@@ -376,7 +385,7 @@ mod tests {
     #[test]
     fn a_node_that_was_made_anew_tells_only_that_a_commit_was_done() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
-        let base = Base { version: Some(3), czxid: Some(1), mark: None, has_twin: false };
+        let base = Base { version: Some(3), czxid: Some(1), mark: None, gone: Gone::default() };
         for (data, version, fate) in
             [(&others, 3, Fate::Unknown), (&others, 4, Fate::Unknown), (&ours, 0, Fate::Done(0))]
         {

@@ -108,7 +108,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         let mut tries = 0;
         loop {
             let writes = held.own_node().settled_writes();
-            let (bytes, base) = node.read(held).await?;
+            let (bytes, base) = node.read(held, self.is_known()).await?;
             match (self.open(&bytes, &base), &terms.initial) {
                 (Err(ValueError::Unset), Some(initial)) if tries < retry::UNKNOWN_TRIES => {
                     tries += 1;
@@ -131,7 +131,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     /// not in the node yet.
     pub(crate) async fn load(&self, held: &Tenure, instead: Option<T>) -> Result<Loaded<T>, Error> {
         let Store { node, terms, .. } = self;
-        let (bytes, base) = node.read(held).await?;
+        let (bytes, base) = node.read(held, self.is_known()).await?;
         if let Some(value) = instead {
             let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
             return Ok(Loaded { value, written, base });
@@ -143,15 +143,16 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
+    /// Whether a value was seen. Its twin may be gone with it; this process still knows.
+    fn is_known(&self) -> bool {
+        self.is_known.load(Ordering::Relaxed) || self.known.borrow().newest.is_some()
+    }
+
     /// The value that the node holds.
     fn open(&self, bytes: &[u8], base: &Base) -> Result<Stored<T>, ValueError> {
         let opened = self.terms.open(&self.node.form, bytes);
         match opened {
             Ok(_) => self.is_known.store(true, Ordering::Relaxed),
-            // Both nodes may be gone; this process still knows that there was a value.
-            Err(ValueError::Unset) if base.version.is_none() && self.is_known.load(Ordering::Relaxed) => {
-                return Err(ValueError::Vanished);
-            }
             Err(ValueError::Unset) if base.is_vanished() => return Err(ValueError::Vanished),
             Err(_) => {}
         }
@@ -265,8 +266,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// There is no node.
     fn no_node(&self, is_gone: bool) {
-        let is_known = self.is_known.load(Ordering::Relaxed) || self.known.borrow().newest.is_some();
-        let error = if is_gone || is_known { ValueError::Vanished } else { ValueError::Unset };
+        let error = if is_gone { ValueError::Vanished } else { ValueError::Unset };
         self.troubled(self.node.fault(error));
     }
 
@@ -313,6 +313,8 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
         // What it has shown, and the leader did not have any more.
         let mut outdated = None;
         loop {
+            // Before the look, which may be older than what is known after it.
+            let is_known = self.with(|store| store.is_known())?;
             let looked = retry::until_known(session, || {
                 // The watch is sent first: a change between the two requests is in the data, and is reported too.
                 let (change, node) = (session.watch(&self.path), session.data(&self.path));
@@ -321,8 +323,8 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             let (mut change, (bytes, stat)) = match looked.await {
                 Ok(looked) => looked,
                 Err(Failure::NoNode) => {
-                    let is_gone = node::is_gone(session, &self.path).await?;
-                    self.with(|store| store.no_node(is_gone))?;
+                    let gone = node::gone(session, &self.path, is_known).await?;
+                    self.with(|store| store.no_node(gone.is_gone))?;
                     follow::possible(session, &self.path).await?;
                     continue;
                 }
