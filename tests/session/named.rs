@@ -19,7 +19,7 @@ fn named(session: &Arc<dyn Session>) -> String {
     session.server().expect("the backend knows its servers")
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_named_while_the_session_is_connected_to_it_and_no_longer() {
     let proxies = [(); 2].map(|()| Proxy::start(shared_server().address()));
     let servers = format!("{},{}", proxies[0].address(), proxies[1].address());
@@ -51,7 +51,7 @@ fn forward(listener: TcpListener, server: String) {
     });
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn no_server_is_named_while_two_clients_are_connected_to_one_port_at_two_addresses() {
     let port = Port::reserve();
     let addresses = ["127.0.0.1", "127.0.0.2"].map(|host| format!("{host}:{}", port.number()));

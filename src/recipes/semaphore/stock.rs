@@ -56,7 +56,6 @@ impl Stock {
         session: &Arc<dyn Session>,
         mut children: Option<Vec<String>>,
     ) -> Result<(), Error> {
-        let path = self.handle.shown();
         for looks in 1.. {
             let names = match children.take() {
                 Some(names) => names,
