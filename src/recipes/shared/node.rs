@@ -50,11 +50,11 @@ impl ValueNode {
     /// What the node holds, which is nothing if there is no node. `is_known` says that a value was seen there before this call.
     pub(crate) async fn read(&self, held: &Tenure, is_known: bool) -> Result<(Vec<u8>, Base), Error> {
         let (node, session) = (held.data(&self.path).await?, held.ticket().session());
-        let gone = match node {
-            Some(_) => Gone::default(),
+        let absence = match node {
+            Some(_) => Absence::default(),
             None => held.run(gone(session, &self.path, is_known)).await?.unwrap_or_default(),
         };
-        let base = Base { gone, ..Base::of(node.as_ref()) };
+        let base = Base { absence, ..Base::of(node.as_ref()) };
         Ok((node.map(|node| node.data).unwrap_or_default(), base))
     }
 
@@ -165,12 +165,12 @@ pub(crate) struct Base {
     pub(crate) czxid: Option<i64>,
     /// `None` if the node's content is not ours.
     pub(crate) mark: Option<Mark>,
-    pub(crate) gone: Gone,
+    pub(crate) absence: Absence,
 }
 
 /// What is known of a node that is not there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Gone {
+pub(crate) struct Absence {
     /// There was a node.
     pub(crate) is_gone: bool,
     /// Its twin is there still.
@@ -184,13 +184,13 @@ impl Base {
             version: node.map(|node| node.version),
             czxid: node.map(|node| node.czxid),
             mark: envelope.map(|(envelope, _)| Mark::of(&envelope.written)),
-            gone: Gone::default(),
+            absence: Absence::default(),
         }
     }
 
     /// Whether there was a node that is gone.
     pub(crate) fn is_vanished(&self) -> bool {
-        self.version.is_none() && self.gone.is_gone
+        self.version.is_none() && self.absence.is_gone
     }
 
     /// Whether a node that is there now is another one, which was made after this one was deleted. Versions do not tell.
@@ -256,7 +256,7 @@ impl Commit<'_> {
     fn transaction(&self) -> Transaction<'_> {
         let transaction = Transaction::under(self.held).size_limit(self.size_limit.saturating_add(ROOM));
         match self.base.version {
-            None if self.base.gone.has_twin => transaction.create(self.path, self.bytes),
+            None if self.base.absence.has_twin => transaction.create(self.path, self.bytes),
             None => transaction.create(self.path, self.bytes).create(twin::of(self.path), []),
             Some(version) => transaction.set_version(self.path, self.bytes, version),
         }
@@ -325,10 +325,10 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
 
 /// Whether there was such a node, and is none: a value was seen there, or its twin is there. Asked if our server shows none: it may
 /// have missed the node, and another client may have made it since. So the leader says.
-pub(crate) async fn gone(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Gone, Failure> {
+pub(crate) async fn gone(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &twin::of(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path.to_owned(), None).await == Some(false);
-    Ok(Gone { is_gone, has_twin: is_gone && has_twin })
+    Ok(Absence { is_gone, has_twin: is_gone && has_twin })
 }
 
 /// What the node holds, no older than this call. A read whose answer is lost is repeated.
@@ -375,7 +375,7 @@ mod tests {
             (None, Some((&b"rubbish".to_vec(), 1)), Fate::Unknown),
             (Some(i32::MAX), Some((&others, i32::MIN)), Fate::Undone),
         ] {
-            let base = Base { version: base, czxid: base.map(|_| 1), mark: None, gone: Gone::default() };
+            let base = Base { version: base, czxid: base.map(|_| 1), mark: None, absence: Absence::default() };
             let node = node.map(|(data, version)| NodeData { data: data.clone(), version, czxid: 1 });
             let fates = shown_by(node.as_ref(), base, OURS);
             assert_eq!(fates, fate, "{base:?}, then version {:?}", node.map(|it| it.version));
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn a_node_that_was_made_anew_tells_only_that_a_commit_was_done() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
-        let base = Base { version: Some(3), czxid: Some(1), mark: None, gone: Gone::default() };
+        let base = Base { version: Some(3), czxid: Some(1), mark: None, absence: Absence::default() };
         for (data, version, fate) in
             [(&others, 3, Fate::Unknown), (&others, 4, Fate::Unknown), (&ours, 0, Fate::Done(0))]
         {
