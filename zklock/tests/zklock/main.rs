@@ -26,7 +26,7 @@ use support::scene::*;
 use support::server::{Server, WITHOUT_DIGESTS, shared_server};
 use support::wire::Proxy;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use zk_rwlock::coordinator::{Failure, Kind};
 use zk_rwlock::security::{Acl, Permissions};
 use zk_rwlock::{Dialect, Loss, RwLock, ZooKeeper};
@@ -717,10 +717,10 @@ async fn a_server_that_answers_only_pings_holds_up_no_command() {
     }
 }
 
-#[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_blip_loses_nothing() {
+/// A holder that has said that its connection is lost, with what it says next. Its command ends with 8 after a line.
+async fn cut_off(path: &str) -> (Proxy, Running, Lines<BufReader<ChildStderr>>) {
     let proxy = Proxy::start(shared_server().address());
-    let options = ["--session-timeout", "60s", "/zklock/blip", "-c", "echo ready; read line; exit 8"];
+    let options = ["--session-timeout", "60s", path, "-c", "echo ready; read line; exit 8"];
     let mut command = zklock_on(&proxy.address(), &options);
     command.stdin(Stdio::piped());
     let mut holder = Running::start(command).ready().await;
@@ -729,6 +729,12 @@ async fn a_blip_loses_nothing() {
     proxy.cut();
     let said = soon("the loss of the connection", told.next_line()).await.unwrap().unwrap();
     assert!(said.contains("the connection is lost"), "{said}");
+    (proxy, holder, told)
+}
+
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blip_loses_nothing() {
+    let (proxy, mut holder, mut told) = cut_off("/zklock/blip").await;
     proxy.heal();
     let said = soon("its return", told.next_line()).await.unwrap().unwrap();
     assert!(said.contains("the connection is back"), "{said}");
@@ -739,15 +745,7 @@ async fn a_blip_loses_nothing() {
 /// The session would last three times as long as anything here may take.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn where_no_server_is_reached_zklock_ends_with_its_command_and_says_for_how_long_the_lock_is_taken() {
-    let proxy = Proxy::start(shared_server().address());
-    let options = ["--session-timeout", "60s", "/zklock/unreached", "-c", "echo ready; read line; exit 8"];
-    let mut command = zklock_on(&proxy.address(), &options);
-    command.stdin(Stdio::piped());
-    let mut holder = Running::start(command).ready().await;
-    let mut told = BufReader::new(holder.child.stderr.take().unwrap()).lines();
-    proxy.cut();
-    let said = soon("the loss of the connection", told.next_line()).await.unwrap().unwrap();
-    assert!(said.contains("the connection is lost"), "{said}");
+    let (_proxy, mut holder, mut told) = cut_off("/zklock/unreached").await;
     holder.child.stdin.take().unwrap().write_all(b"end\n").await.unwrap();
     let ended = Instant::now();
     let said = soon("the last words", told.next_line()).await.unwrap().unwrap();
