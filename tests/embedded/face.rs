@@ -182,7 +182,7 @@ fn an_error_has_a_source_and_a_kind() {
 }
 
 /// Also on a runtime with several threads: the future of `lead` may be sent to another one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn the_work_of_a_leader_is_a_closure_that_owns_state_or_captures_nothing_or_a_function() {
     async fn number(term: Term) -> i64 {
         term.number()

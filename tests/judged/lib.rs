@@ -13,8 +13,6 @@ pub fn judged(arguments: TokenStream, test: TokenStream) -> TokenStream {
     let (attributes, inner) = tokens.split_at(attributes);
     let is_async = inner.iter().any(|token| token.to_string() == "async");
     let name = inner.iter().skip_while(|token| token.to_string() != "fn").nth(1).expect("a test has a name").clone();
-    let parameters = inner.iter().position(|token| is_group(token, Delimiter::Parenthesis)).expect("a function");
-    let answer = &inner[parameters + 1..inner.len() - 1];
 
     let how = format!("::support::rounds::How {{ {} ..::support::rounds::HOW }}", fields(arguments));
     let call = if is_async { "judge" } else { "judge_plain" };
@@ -23,17 +21,12 @@ pub fn judged(arguments: TokenStream, test: TokenStream) -> TokenStream {
     let mut out = parsed("#[::core::prelude::v1::test]");
     out.extend(attributes.iter().cloned());
     out.extend([parsed("fn"), name.into(), parsed("()")]);
-    out.extend(answer.iter().cloned());
     out.extend([TokenTree::Group(Group::new(Delimiter::Brace, body))]);
     out
 }
 
 fn parsed(code: &str) -> TokenStream {
     code.parse().expect("Rust")
-}
-
-fn is_group(token: &TokenTree, delimiter: Delimiter) -> bool {
-    matches!(token, TokenTree::Group(group) if group.delimiter() == delimiter)
 }
 
 /// The arguments as fields of `How`.

@@ -36,7 +36,7 @@ async fn haunted(path: &str) -> (Tapped, ZooKeeper, String) {
     (tapped, other, ghost)
 }
 
-#[tokio::test]
+#[support::judged]
 async fn calls_that_do_not_wait_and_short_waits_pass_over_a_ghost() {
     let path = "/ghosts/passed";
     for call in 0..7 {
@@ -58,7 +58,7 @@ async fn calls_that_do_not_wait_and_short_waits_pass_over_a_ghost() {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn an_error_names_the_holder_and_no_ghost() {
     let path = "/ghosts/named";
     let (tapped, other, ghost) = haunted(path).await;
@@ -74,7 +74,7 @@ async fn an_error_names_the_holder_and_no_ghost() {
 }
 
 /// The server denies the node that it lists, so no watch is armed.
-#[tokio::test]
+#[support::judged]
 async fn a_node_that_its_server_lists_and_denies_is_asked_for_at_the_leader() {
     let path = "/ghosts/denied";
     let (tapped, other, _) = haunted(path).await;
@@ -84,7 +84,7 @@ async fn a_node_that_its_server_lists_and_denies_is_asked_for_at_the_leader() {
     becomes_empty(&other, path).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_permit_that_is_a_ghost_is_taken_at_once_and_within_a_short_wait() {
     let path = "/ghosts/limit";
     for waits in [false, true] {

@@ -89,7 +89,7 @@ fn locks_of_two_embedded_ensembles_cannot_be_taken_together() {
 
 /// Before, the same relative path counted as one lock, and the order of the locks was that of relative paths: two tasks whose
 /// roots differ could wait for each other.
-#[tokio::test]
+#[support::judged]
 async fn locks_below_different_paths_or_of_different_ensembles_cannot_be_taken_together() {
     let (server, another) = (shared_server(), Server::start());
     let address = server.address();

@@ -478,7 +478,7 @@ async fn a_permit_of_a_killed_process_is_free_when_its_session_times_out() {
     assert_eq!(session(&zk).await.data(&format!("{path}/permits/x")).await, Err(Failure::NoNode));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn no_permit_stays_whose_server_denies_it() {
     const PATH: &str = "/permits/denied";
     const NO_NODE: i32 = -101;

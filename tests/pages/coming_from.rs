@@ -2,7 +2,7 @@
 
 use zk_rwlock::{Error, Memory};
 
-#[tokio::test]
+#[support::judged]
 async fn apache_curator() -> Result<(), Error> {
     // page: apache-curator
     use std::time::Duration;
@@ -46,7 +46,7 @@ async fn apache_curator() -> Result<(), Error> {
     Ok(())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn kazoo() -> Result<(), Error> {
     // page: kazoo
     use std::time::Duration;
@@ -80,7 +80,7 @@ async fn kazoo() -> Result<(), Error> {
     Ok(())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn etcd() -> Result<(), Error> {
     // page: etcd
     use std::time::Duration;
@@ -109,7 +109,7 @@ async fn etcd() -> Result<(), Error> {
     Ok(())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn electing_a_leader() -> Result<(), Error> {
     let zk = Memory::new();
     // page: electing-a-leader

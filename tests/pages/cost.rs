@@ -2,7 +2,7 @@
 
 use zk_rwlock::{Error, Memory};
 
-#[tokio::test]
+#[support::judged]
 async fn a_lock_that_is_read_all_the_time() -> Result<(), Error> {
     let zk = Memory::new();
     // page: a-lock-that-is-read-all-the-time

@@ -2,7 +2,7 @@
 
 use zk_rwlock::{Error, Memory};
 
-#[tokio::test]
+#[support::judged]
 async fn shared_configuration() -> Result<(), Error> {
     let zk = Memory::new();
     // page: shared-configuration
@@ -40,7 +40,7 @@ async fn shared_configuration() -> Result<(), Error> {
     Ok(())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn guarded_writes() -> Result<(), Error> {
     let zk = Memory::new();
     // page: guarded-writes
@@ -60,7 +60,7 @@ async fn guarded_writes() -> Result<(), Error> {
     Ok(())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn batch_workers() -> Result<(), Error> {
     async fn process(_partition: u32, _token: i64) {}
     let zk = Memory::new();
@@ -83,7 +83,7 @@ async fn batch_workers() -> Result<(), Error> {
     Ok(())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn jobs_that_cron_starts_on_every_host() -> Result<(), Error> {
     async fn send_report(_token: i64) -> Result<(), Error> {
         Ok(())
@@ -112,7 +112,7 @@ async fn jobs_that_cron_starts_on_every_host() -> Result<(), Error> {
     Ok(())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn one_leader() -> Result<(), Error> {
     let zk = Memory::new();
     async fn database_answers() -> bool {
@@ -146,7 +146,7 @@ async fn one_leader() -> Result<(), Error> {
     Ok(())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn at_most_so_many_at_once() -> Result<(), Error> {
     let zk = Memory::new();
     async fn ask_the_geocoder() {}
@@ -168,7 +168,7 @@ async fn at_most_so_many_at_once() -> Result<(), Error> {
     Ok(())
 }
 
-#[tokio::test]
+#[support::judged]
 async fn mixed_fleets() -> Result<(), Error> {
     let zk = Memory::new();
     // page: mixed-fleets
@@ -207,7 +207,7 @@ fn programs_without_a_runtime() -> std::io::Result<()> {
     main()
 }
 
-#[tokio::test]
+#[support::judged]
 async fn tests_without_a_server() -> Result<(), Error> {
     // page: tests-without-a-server
     use zk_rwlock::{Loss, Memory, RwLock};

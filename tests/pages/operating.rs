@@ -2,7 +2,7 @@
 
 use zk_rwlock::{Error, Memory};
 
-#[tokio::test]
+#[support::judged]
 async fn reading_the_queue() -> Result<(), Error> {
     let zk = Memory::new();
     // page: reading-the-queue

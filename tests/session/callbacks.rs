@@ -208,7 +208,7 @@ async fn losses(one: &ZooKeeper, two: &ZooKeeper) {
     soon("another session", lock_at(one, path).write()).await.unwrap().release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn no_code_of_the_users_runs_on_the_threads_that_keep_the_sessions() {
     let (server, proxy) = (shared_server().address(), Proxy::start(shared_server().address()));
     let mut child = Process::start(module_path!(), &format!("{} {server}", proxy.address()));

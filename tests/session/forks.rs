@@ -72,7 +72,7 @@ fn the_life_of_a_child() {
     say("held");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_forked_child_is_told_so_at_once_by_every_call_and_releases_nothing_of_its_parents() {
     let forks = Forks::build();
     let place = tempfile::tempdir().expect("the directory for temporary files is writable");

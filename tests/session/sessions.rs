@@ -497,7 +497,7 @@ async fn a_client_may_try_for_ever_to_reach_a_server() {
     drop(soon("free", lock_at(&zk.expect("it is up"), "/tries/for-ever").write()).await.expect("free"));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_client_tells_which_session_timeout_the_servers_have_granted() {
     // The tests' servers grant a minute at most.
     for (asked, granted) in [(4, 4), (3_600, 60)] {

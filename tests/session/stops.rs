@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use support::process::{Process, role, say};
+use support::safe;
 use support::scene::*;
 use support::server::shared_server;
 use tokio::io::AsyncReadExt;
@@ -129,40 +130,40 @@ async fn is_stopped_at_work<G>(role: &str, path: &str, next: impl AsyncFn() -> G
         let said = child.says();
         let (is_done, polled) = said.split_once(' ').expect("two words");
         let polled: u64 = polled.parse().expect("a moment");
-        assert_eq!(is_done, "false", "round {round}: the output was given");
-        assert!(polled < continued, "round {round}: polled {} ns after the next grant", polled - continued);
+        safe!(is_done == "false", "round {round}: the output was given");
+        safe!(polled < continued, "round {round}: polled {} ns after the next grant", polled - continued);
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_stopped_process_neither_goes_on_with_its_work_under_a_guard_nor_gives_its_output() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/stops/guard");
     is_stopped_at_work("guard", "/stops/guard", async || lock.write().await.expect("free in time")).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_stopped_process_neither_goes_on_with_its_work_under_several_locks_nor_gives_its_output() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/stops/several");
     is_stopped_at_work("several", "/stops/several", async || lock.write().await.expect("free in time")).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_stopped_process_neither_goes_on_with_its_work_under_a_permit_nor_gives_its_output() {
     let zk = connect(&shared_server().address()).await;
     let semaphore = Semaphore::new(&zk, "/stops/permit", 1).expect("valid");
     is_stopped_at_work("permit", "/stops/permit", async || semaphore.acquire().await.expect("free in time")).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_stopped_process_neither_goes_on_with_the_work_of_its_term_nor_gives_its_output() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/stops/term");
     is_stopped_at_work("term", "/stops/term", async || lock.write().await.expect("free in time")).await;
 }
 
-#[tokio::test]
+#[support::judged]
 async fn who_tries_after_a_stop_or_during_one_is_answered_on_a_fresh_session() {
     let zk = connect(&shared_server().address()).await;
     let mark = lock_at(&zk, "/stops/tries-mark");

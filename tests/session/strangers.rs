@@ -301,30 +301,30 @@ async fn goes_on(fault: &str, sessions: usize) {
     assert_eq!(said.as_deref(), Some("goes on"), "{fault}, {sessions}");
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_panic_in_the_background_ends_its_session_and_another_takes_its_place() {
     for fault in ["task", "client", "thread"] {
         tokio::join!(goes_on(fault, 1), goes_on(fault, 2));
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_waker_that_panics_costs_no_lease_and_hides_no_loss() {
     tokio::join!(round("waker", "panics", 1), round("waker", "panics", 2));
 }
 
 /// A waker that blocks for ever stands in the way of the thread that keeps the sessions, so the lease ends.
-#[tokio::test]
+#[support::judged]
 async fn a_loss_is_heard_though_the_librarys_thread_stands_still() {
     tokio::join!(standstill(1), standstill(2));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_subscriber_that_blocks_for_ever_costs_no_lease_and_hides_no_loss() {
     tokio::join!(round("subscriber", "blocks", 1), round("subscriber", "blocks", 2));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_subscriber_that_panics_costs_no_lease_and_hides_no_loss() {
     tokio::join!(round("subscriber", "panics", 1), round("subscriber", "panics", 2));
 }

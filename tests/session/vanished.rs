@@ -29,7 +29,7 @@ async fn is_there(session: &Arc<dyn Session>, path: &str) -> bool {
     !matches!(session.data(path).await, Err(Failure::NoNode))
 }
 
-#[tokio::test]
+#[support::judged]
 async fn the_node_of_a_holder_or_waiter_cannot_vanish_so_and_an_empty_directory_is_made_anew() {
     let (zk, other) = two().await;
     let lock = lock_at(&zk, "/vanished/lock");
@@ -57,7 +57,7 @@ fn value_error<T>(result: Result<T, Error>) -> ValueError {
     error.value_error().unwrap_or_else(|| panic!("{error}")).clone()
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_value_that_vanishes_is_an_error_for_everybody_until_another_is_set() {
     const PATH: &str = "/vanished/value";
     let (zk, other) = two().await;
@@ -88,7 +88,7 @@ async fn a_value_that_vanishes_is_an_error_for_everybody_until_another_is_set() 
     assert_eq!(*open(&other).read().await.expect("as if never set"), 0);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_holder_of_a_value_that_vanishes_commits_nothing_in_its_place() {
     let (zk, other) = two().await;
     let shared: Shared<u64> = Shared::builder(&zk, "/vanished/held").initial(|| 0).build().expect("valid");
@@ -111,7 +111,7 @@ fn vanished_number<T>(result: Result<T, Error>) -> u32 {
     }
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_number_of_permits_that_vanishes_is_never_another() {
     const PATH: &str = "/vanished/permits";
     let (zk, other) = two().await;
@@ -143,7 +143,7 @@ async fn a_number_of_permits_that_vanishes_is_never_another() {
     drop(open(&zk, 3).acquire().await.expect("there are three"));
 }
 
-#[tokio::test]
+#[support::judged]
 async fn work_whose_record_vanishes_is_not_done_again_within_the_period() {
     const PATH: &str = "/vanished/cron";
     let (zk, other) = two().await;
@@ -180,7 +180,7 @@ async fn work_whose_record_vanishes_is_not_done_again_within_the_period() {
     assert!(is_there(&session(&zk).await, "/vanished/cron.done.twin").await);
 }
 
-#[tokio::test]
+#[support::judged]
 async fn a_leaders_directory_that_vanishes_costs_no_term_and_terms_go_on_rising() {
     const PATH: &str = "/vanished/leader";
     let (zk, other) = two().await;

@@ -48,7 +48,7 @@ async fn a_command_that_obeys_ends_on_term_and_a_permit_has_a_limit_too() {
     soon("a free permit", semaphore.acquire()).await.unwrap().release().await.unwrap();
 }
 
-#[tokio::test]
+#[support::judged]
 async fn no_time_at_all_is_refused_and_time_enough_changes_nothing() {
     assert_eq!(run(&["--max-hold", "0", "/zklock/unlimited", "true"]).await.code, Some(64));
     assert_eq!(run(&["--max-hold", "1h", "/zklock/unlimited", "-c", "exit 3"]).await.code, Some(3));

@@ -777,7 +777,7 @@ async fn one_that_was_stopped_past_its_lease_kills_the_command_when_it_goes_on()
     assert_eq!((last_stamp(&stamps), fs::metadata(&stamps).unwrap().len()), (ended, length));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_ends_while_zklock_is_stopped_past_its_lease_does_not_count_as_done() {
     let path = "/zklock/ended-meanwhile";
     let (_zk, lock) = server_lock(path).await;
