@@ -333,6 +333,18 @@ impl Lease {
         self.now().saturating_sub(self.state.lock().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
     }
 
+    /// Whether a request was answered on this connection, or it is the first one.
+    pub(crate) fn is_answered(&self) -> bool {
+        let state = self.state.lock();
+        state.answered >= state.connected_since
+    }
+
+    /// How long ago the newest request was sent that was answered, or the last connection was lost.
+    pub(crate) fn silent_for(&self) -> Duration {
+        let state = self.state.lock();
+        self.now().saturating_sub(state.answered.max(state.connected_since))
+    }
+
     /// Whether a touch counts that was sent at this moment or later.
     pub(crate) fn counts_since(&self, moment: Moment) -> bool {
         self.state.lock().counted >= moment

@@ -24,6 +24,8 @@
 //! - Its pauses before it tries a server again grow too fast for the lease (`to_connect_to` in [`connect`]), and it
 //!   gives up a silent connection too late (`Patience` there). For a whole fleet without sessions they are too short
 //!   (`Comeback` there).
+//! - It does not tell of a connection that breaks between the handshake and the first answer, and stays "connected" until it
+//!   has another one. So a server is named, and counts as connected, by what it has answered (`lost` in [`session`]).
 //! - It reports `Expired` only at 1.4 session timeouts. So the lease reports that a lock is lost.
 
 pub(crate) mod client;

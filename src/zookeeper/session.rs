@@ -237,8 +237,12 @@ impl ZooKeeperSession {
     }
 
     /// When the connection was lost. `None` while it is up.
+    ///
+    /// The client crate does not tell of a connection that breaks between the handshake and the first answer, and nobody tells of
+    /// one while the thread stands still. So one that has given no answer for a session timeout is lost, too.
     pub(super) fn lost(&self) -> Option<Instant> {
-        self.link.borrow().lost()
+        let silent_for = || Some(self.lease().silent_for()).filter(|silent| *silent > self.timeout());
+        self.link.borrow().lost().or_else(|| Instant::now().checked_sub(silent_for()?))
     }
 
     /// The acquisition that the session was opened for has taken its slot.
@@ -295,7 +299,8 @@ impl Session for ZooKeeperSession {
     }
 
     fn server(&self) -> Option<String> {
-        let found = self.server.lock().filter(|_| self.is_up());
+        // Of a connection without an answer it is not known whether it is still there: see `lost`.
+        let found = self.server.lock().filter(|_| self.is_up() && self.lease().is_answered());
         Some(found.map_or_else(|| format!("one of {}", self.servers.list()), |server| server.to_string()))
     }
 

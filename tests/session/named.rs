@@ -9,7 +9,7 @@ use std::time::Duration;
 use support::port::Port;
 use support::scene::*;
 use support::server::shared_server;
-use support::wire::Proxy;
+use support::wire::{Frames, Op, Proxy};
 use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::Session;
 
@@ -36,6 +36,25 @@ async fn a_server_is_named_while_the_session_is_connected_to_it_and_no_longer() 
     }
     proxies.iter().for_each(Proxy::cut);
     eventually("none is named", || async { named(&session) == one_of }).await;
+}
+
+/// The client crate does not tell of such a break.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_breaks_before_its_first_answer_names_no_server_and_does_not_count_as_connected_for_long() {
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), Duration::from_secs(4)).await;
+    let session = session(&zk).await;
+    eventually("the server is known", || async { named(&session) == proxy.address() }).await;
+    let unanswered = proxy.hold(Frames::replies(Op::Ping));
+    proxy.disconnect();
+    soon("another connection", unanswered.arrives()).await;
+    let address = proxy.address().parse().expect("an address");
+    eventually("it was looked for", || async { is_set_on_connections_to(address) == [true] }).await;
+    proxy.cut();
+    eventually("none is named", || async { named(&session) == format!("one of {}", proxy.address()) }).await;
+    assert!(session.lease().over().is_none(), "that is known only at the end of the session");
+    eventually("it is not connected", || async { !zk.state().is_connected() }).await;
+    assert!(session.lease().over().is_none(), "that is known only at the end of the session");
 }
 
 /// Forwards every connection to the server.

@@ -5,7 +5,7 @@
 
 use std::future::IntoFuture;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::thread;
@@ -19,6 +19,7 @@ use support::wire::Proxy;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 use zk_rwlock::coordinator::{Coordinator, Ending, Operation};
 use zk_rwlock::{Error, Loss, RwLock, WriteGuard, ZooKeeper};
@@ -78,7 +79,16 @@ impl tracing::field::Visit for Message {
     }
 }
 
+/// `tracing` itself asks a subscriber, once for each place of the client crate's, on the thread that comes there first.
+static BLOCKS_WHO_ASKS: AtomicBool = AtomicBool::new(false);
+
 impl Subscriber for Bad {
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        if BLOCKS_WHO_ASKS.load(Ordering::SeqCst) {
+            for_ever();
+        }
+        Interest::sometimes()
+    }
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= Level::DEBUG
     }
@@ -122,7 +132,7 @@ fn the_life_of_a_child() {
     let (what, habit, sessions, server, path) = (word(), word(), word(), word(), word());
     let fault = habit.clone();
     let habit = if habit == "blocks" { Habit::Blocks } else { Habit::Panics };
-    if what == "subscriber" {
+    if what != "waker" && what != "fault" {
         tracing::subscriber::set_global_default(Bad(habit)).expect("the first");
     }
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -140,10 +150,15 @@ fn the_life_of_a_child() {
         match what.as_str() {
             "subscriber" => wait_for_long(&other, &path),
             "waker" => be_woken(&other, &path, habit).await,
+            "asked" => BLOCKS_WHO_ASKS.store(true, Ordering::SeqCst),
             other => panic!("there is no role {other}"),
         }
         say("held");
         work_under(&held).await;
+        if what == "asked" || (what == "waker" && habit == Habit::Blocks) {
+            eventually("it is not connected", || async { !zk.state().is_connected() }).await;
+            say("not connected");
+        }
     });
     // The threads that are blocked would be waited for.
     std::process::exit(0);
@@ -241,7 +256,11 @@ async fn begin(what: &str, habit: &str, sessions: usize) -> (String, Proxy, Proc
     let proxy = Proxy::start(shared_server().address());
     let mut child = Process::start(module_path!(), &format!("{what} {habit} {sessions} {} {path}", proxy.address()));
     let mut said = std::collections::BTreeSet::new();
-    let wanted = if what == "subscriber" { ["held", "told"] } else { ["held", "woken"] };
+    let wanted = match what {
+        "subscriber" => &["held", "told"][..],
+        "waker" => &["held", "woken"],
+        _ => &["held"],
+    };
     let child = tokio::task::spawn_blocking(move || {
         while !wanted.iter().all(|it| said.contains(*it)) {
             said.insert(child.says());
@@ -262,14 +281,25 @@ fn contend(lock: RwLock) -> JoinHandle<(u64, WriteGuard)> {
 }
 
 /// The child has ended its work, and has heard of the loss, before the next is granted.
-async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) {
+async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) -> Process {
     let (granted_at, guard) = within(SHORT * 5, "the grant", next).await.expect("no panic");
-    let told = tokio::task::spawn_blocking(move || child.said().find(|it| it.contains(' '))).await.expect("no panic");
+    let told = tokio::task::spawn_blocking(move || {
+        let told = child.said().find(|it| it.contains(' '));
+        (told, child)
+    });
+    let (told, child) = told.await.expect("no panic");
     let told = told.expect("it hears of the loss");
     let (worked, heard) = told.split_once(' ').expect("two moments");
     let (worked, heard): (u64, u64) = (worked.parse().unwrap(), heard.parse().unwrap());
     assert!(worked < granted_at && heard < granted_at, "worked {worked}, heard {heard}, granted {granted_at}");
     guard.release().await.unwrap();
+    child
+}
+
+/// In this child, the thread that keeps the sessions stands still.
+async fn is_not_connected(mut child: Process) {
+    let said = tokio::task::spawn_blocking(move || child.said().next()).await.expect("no panic");
+    assert_eq!(said.as_deref(), Some("not connected"));
 }
 
 /// A child with such a subscriber or waker keeps its lock for as long as it is connected. Cut off, it has ended its work before
@@ -287,9 +317,17 @@ async fn round(what: &str, habit: &str, sessions: usize) {
     ends(child, next).await;
 }
 
+async fn is_asked(sessions: usize) {
+    let (path, proxy, child) = begin("asked", "blocks", sessions).await;
+    let next = contend(lock_at(&connect(&shared_server().address()).await, &path));
+    proxy.black_hole();
+    is_not_connected(ends(child, next).await).await;
+}
+
 async fn standstill(sessions: usize) {
     let (path, _proxy, child) = begin("waker", "blocks", sessions).await;
-    ends(child, contend(lock_at(&connect(&shared_server().address()).await, &path))).await;
+    let child = ends(child, contend(lock_at(&connect(&shared_server().address()).await, &path))).await;
+    is_not_connected(child).await;
 }
 
 /// A child in which this panics goes on.
@@ -327,4 +365,10 @@ async fn a_subscriber_that_blocks_for_ever_costs_no_lease_and_hides_no_loss() {
 #[support::judged]
 async fn a_subscriber_that_panics_costs_no_lease_and_hides_no_loss() {
     tokio::join!(round("subscriber", "panics", 1), round("subscriber", "panics", 2));
+}
+
+/// The thread that keeps the sessions stands still when it comes to a place that it has not told of before, as at a break.
+#[tokio::test]
+async fn a_subscriber_that_blocks_when_it_is_asked_hides_no_loss() {
+    tokio::join!(is_asked(1), is_asked(2));
 }
