@@ -121,7 +121,7 @@ finish() {
         esac
     done <"$logs/$name.outcome"
     passed=$((passed + tests))
-    again=$(grep -c 'this round is not judged$' "$logs/$name.log" || true)
+    again=$(grep -c 'the round before this one is not judged$' "$logs/$name.log" || true)
     say "$finished of ${#chapters[@]}: $name: $tests passed$( ((reds == 0)) || echo ", $reds FAILED")$(
         ((unjudged == 0)) || echo ", $unjudged not judged")$(
         ((again == 0)) || echo ", rounds run again on a busy machine: $again"), $(in_words "$took")"

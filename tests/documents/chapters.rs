@@ -17,7 +17,7 @@ const SERVER: (&str, &str) = (
     r#"#[test]
     fn starts_a_server() {
         println!("chatter of a green test");
-        eprintln!("the machine was busy or stood still: this round is not judged");
+        eprintln!("the machine was busy or stood still: the round before this one is not judged");
         let missing = b"\n!!! fish is not installed: NOT tried\n";
         std::io::Write::write_all(&mut std::io::stderr(), missing).unwrap();
         std::fs::write(std::env::var("ZK_RWLOCK_SERVERS").unwrap(), "lock-1 1 127.0.0.1:1 3.8.0\n").unwrap();

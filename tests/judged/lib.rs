@@ -3,8 +3,6 @@
 use proc_macro::{Delimiter, Group, TokenStream, TokenTree};
 
 /// In place of `#[test]` or `#[tokio::test]`, with the arguments of the latter: hands the test to `support::rounds::judge`.
-///
-/// `limit_ms = 50` states how long the machine may have stood still in a round whose failure counts.
 #[proc_macro_attribute]
 pub fn judged(arguments: TokenStream, test: TokenStream) -> TokenStream {
     let tokens: Vec<TokenTree> = test.into_iter().collect();
@@ -15,8 +13,8 @@ pub fn judged(arguments: TokenStream, test: TokenStream) -> TokenStream {
     let name = inner.iter().skip_while(|token| token.to_string() != "fn").nth(1).expect("a test has a name").clone();
 
     let how = format!("::support::rounds::How {{ {} ..::support::rounds::HOW }}", fields(arguments));
-    let call = if is_async { "judge" } else { "judge_plain" };
-    let judge = parsed(&format!("::support::rounds::{call}({how}, {name})"));
+    let call = if is_async { format!("judge({how}, {name})") } else { format!("judge_plain({name})") };
+    let judge = parsed(&format!("::support::rounds::{call}"));
     let body = inner.iter().cloned().chain(judge).collect();
     let mut out = parsed("#[::core::prelude::v1::test]");
     out.extend(attributes.iter().cloned());
@@ -36,7 +34,6 @@ fn fields(arguments: TokenStream) -> String {
     let field = |argument: &str| match argument.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
         Some(("flavor", "\"multi_thread\"")) => "has_threads: true,".to_owned(),
         Some(("worker_threads", number)) => format!("worker_threads: Some({number}),"),
-        Some(("limit_ms", number)) => format!("limit: ::core::time::Duration::from_millis({number}),"),
         _ => panic!("no argument of a judged test: {argument}"),
     };
     arguments.map(field).collect()

@@ -61,8 +61,6 @@ pub struct How {
     /// Whether its runtime has threads of its own.
     pub has_threads: bool,
     pub worker_threads: Option<usize>,
-    /// The machine stood still if it lost so much at once.
-    pub limit: Duration,
 }
 
 /// What the machine did in a round.
@@ -74,7 +72,7 @@ pub enum Machine {
 }
 
 /// As most tests are.
-pub const HOW: How = How { has_threads: false, worker_threads: None, limit: STANDSTILL };
+pub const HOW: How = How { has_threads: false, worker_threads: None };
 
 /// What a test returns.
 pub trait Outcome {
@@ -93,20 +91,25 @@ impl<E: Debug> Outcome for Result<(), E> {
 
 /// Judges a test that needs a runtime.
 pub fn judge<F: Future<Output = O>, O: Outcome>(how: How, test: impl Fn() -> F) {
-    judge_plain(how, || runtime(how).block_on(test()));
+    judge_plain(|| runtime(how).block_on(test()));
 }
 
 /// Judges a test.
-pub fn judge_plain<O: Outcome>(how: How, test: impl Fn() -> O) {
+pub fn judge_plain<O: Outcome>(test: impl Fn() -> O) {
     if process::role().is_some() {
         return test().check();
     }
     let machine = |from| match most_lost_since(from) {
-        lost if lost.at_once >= how.limit => Machine::StoodStill,
+        lost if lost.at_once >= STANDSTILL => Machine::StoodStill,
         lost if lost.in_all >= BUSY => Machine::WasBusy,
         _ => Machine::WentOn,
     };
-    judge_rounds(&machine, &|round| round.run(|| test().check()));
+    judge_rounds(&machine, &|round| {
+        if round.number > 0 {
+            eprintln!("the machine was busy or stood still: the round before this one is not judged");
+        }
+        round.run(|| test().check());
+    });
 }
 
 /// Has rounds run until one succeeds, or fails while the machine goes on. It is asked what it did since a moment.
@@ -132,7 +135,6 @@ pub fn judge_rounds(machine: &dyn Fn(Moment) -> Machine, run: &dyn Fn(Round)) {
         if counts {
             resume_unwind(failure);
         }
-        eprintln!("the machine was busy or stood still: this round is not judged");
         all_said.push(said);
     }
     let last = all_said.pop().unwrap_or_default();
