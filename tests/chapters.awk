@@ -2,7 +2,7 @@
 #
 #   names   a file with the tests that the program has, as it lists them; empty if the tests have no list (the documentation's)
 #   code    what the program ended with
-#   late    how long it had, if it was ended because that was over; else nothing
+#   late    for how long no test had ended, if it was ended because of that; else nothing
 #
 # Prints lines of fields, with tabs between them: `passed COUNT`; for each test that failed `red NAME MESSAGE`, and after it, as lines
 # that begin with `|`, what the test had printed; for one that could not be judged `unjudged NAME`.
@@ -29,8 +29,11 @@ function tell(name,   text, at) {
     if (length_of[name] > 60) print "|(and " length_of[name] - 60 " lines more)"
 }
 
-function join(names, more,   name, text, count) {
-    for (name in known) if (!(name in names)) if (++count <= 20) text = text (text == "" ? "" : ", ") name
+# The tests that had not ended: those that are known to have begun, if there are any.
+function not_ended(   name, text, count, begun) {
+    for (name in slow) begun += !(name in ended)
+    for (name in known)
+        if (!(name in ended) && (!begun || name in slow) && ++count <= 20) text = text (text == "" ? "" : ", ") name
     return text (count > 20 ? ", and " count - 20 " more" : "")
 }
 
@@ -49,6 +52,11 @@ expected != "" {
     name = substr($0, 6, index($0, " ... ") - 6)
     sub(/ - should panic$/, "", name)
     if (is_test(name)) ended[name] = $0 ~ /FAILED$/ ? "FAILED" : "ok"
+}
+
+/^test .* has been running for over 60 seconds$/ {
+    name = substr($0, 6, index($0, " has been running") - 6)
+    if (is_test(name)) slow[name]
 }
 
 /^---- .* stdout ----$/ && is_test(substr($0, 6, length($0) - 17)) {
@@ -91,8 +99,8 @@ END {
     if (results && (code == 0 || reds)) exit
     if (!results) for (name in ended) if (ended[name] == "FAILED")
         print "red\t" name "\tit failed, and the program ended before it said why"
-    why = late ? "it was ended, because it had not ended by itself after " late : "it ended with code " code
+    why = late ? "it was ended, because no test had ended for " late : "it ended with code " code
     if (code > 128 && !late) why = why " (signal " code - 128 ")"
-    if (!results) why = why ", without a result" (listed ? "; not ended: " join(ended) : "")
+    if (!results) why = why ", without a result" (listed ? "; not ended: " not_ended() : "")
     print "red\t(the program)\t" why
 }

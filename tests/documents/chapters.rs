@@ -79,7 +79,7 @@ impl Chapters {
         let path = format!("{}:{}", self.root.join("bin").display(), std::env::var("PATH").unwrap());
         let mut run = Command::new("bash");
         run.arg("-c").arg("exec 2>&1; exec tests/chapters.sh \"$@\"").arg("bash").args(words);
-        run.current_dir(&self.root).env("PATH", path).env("CHAPTER_SECONDS", "5").stdin(Stdio::null());
+        run.current_dir(&self.root).env("PATH", path).env("SILENT_SECONDS", "5").stdin(Stdio::null());
         let output = run.output().unwrap();
         (String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect(), output.status.code())
     }
@@ -204,7 +204,15 @@ fn a_chapter_that_is_killed_hangs_or_gives_no_result_is_red_and_leaves_nothing_b
         fn hangs() {
             let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
             std::fs::write("child", child.id().to_string()).unwrap();
+            let slow = b"test hangs has been running for over 60 seconds\n";
+            std::io::Write::write_all(&mut std::io::stdout(), slow).unwrap();
             child.wait().unwrap();
+        }
+        #[test]
+        fn may_not_have_begun() {
+            loop {
+                std::thread::park();
+            }
         }"#;
     let silent = "#[test] fn leaves() { std::process::exit(0) }";
     let chapters = Chapters::new(&[("killed", killed), ("hangs", hangs), ("silent", silent), SERVER]);
@@ -212,7 +220,7 @@ fn a_chapter_that_is_killed_hangs_or_gives_no_result_is_red_and_leaves_nothing_b
     let mut seen = red(&lines);
     seen.sort_unstable();
     let expected = [
-        "hangs: (the program): it was ended, because it had not ended by itself after 5 s, without a result; not ended: hangs; target/test-logs/hangs.log",
+        "hangs: (the program): it was ended, because no test had ended for 5 s, without a result; not ended: hangs; target/test-logs/hangs.log",
         "killed: (the program): it ended with code 134 (signal 6), without a result; not ended: dies; target/test-logs/killed.log",
         "silent: (the program): it ended with code 0, without a result; not ended: leaves; target/test-logs/silent.log",
     ];
