@@ -15,8 +15,9 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+use crate::session::lease::{nanos, since_boot};
 use crate::session::shield::shielded;
-use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::{relay, teller};
 
@@ -49,6 +50,8 @@ struct Thread {
     handle: Handle,
     id: ThreadId,
     is_running: Arc<AtomicBool>,
+    /// Since when it runs tasks without a pause, in nanoseconds; 0 while it waits for something to do.
+    busy_since: Arc<AtomicU64>,
     _stop: oneshot::Sender<()>,
 }
 
@@ -81,12 +84,21 @@ impl Thread {
             });
         })?;
         let mut builder = Builder::new_current_thread();
+        let busy_since = Arc::new(AtomicU64::new(nanos(since_boot())));
+        let [waits, works] = [Arc::clone(&busy_since), Arc::clone(&busy_since)];
         // A subscriber may be set at any time.
-        builder.enable_all().on_thread_park(relay::relay_this_thread).on_thread_unpark(relay::relay_this_thread);
+        builder.enable_all().on_thread_park(move || {
+            relay::relay_this_thread();
+            waits.store(0, Ordering::Relaxed);
+        });
+        builder.on_thread_unpark(move || {
+            works.store(nanos(since_boot()), Ordering::Relaxed);
+            relay::relay_this_thread();
+        });
         let runtime = builder.build()?;
         let handle = runtime.handle().clone();
         let _it_waits_for_it = give.send(runtime);
-        Ok(Thread { handle, id: thread.thread().id(), is_running, _stop: stop })
+        Ok(Thread { handle, id: thread.thread().id(), is_running, busy_since, _stop: stop })
     }
 }
 
@@ -116,6 +128,14 @@ impl BackgroundThread {
     /// Whether tasks are run. A thread may end by a panic, and then its sessions are over.
     pub(crate) fn is_running(&self) -> bool {
         !is_forked() && [&self.main, &self.timers].iter().all(|it| it.is_running.load(Ordering::Acquire))
+    }
+
+    /// For how long the thread of the sessions has run tasks without a pause: if it is long, one of them stands still.
+    pub(crate) fn busy_for(&self) -> Duration {
+        match self.main.busy_since.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => since_boot().saturating_sub(Duration::from_nanos(since)),
+        }
     }
 
     pub(crate) fn handle(&self) -> &Handle {

@@ -93,8 +93,7 @@ impl ZooKeeper {
 
     /// Whether this client is connected: for readiness probes.
     ///
-    /// It answers at once from what is known, and never waits. While connected it sends no request. A session that was given no
-    /// answer for a session timeout is not connected, though nobody has told of a break. A client has a
+    /// It answers at once from what is known, and never waits. While connected it sends no request. A client has a
     /// session from the moment it is made. At times it has several: then the oldest live one counts, because the next
     /// acquisition will likely use it. Between sessions the state is [`Connecting`](ConnectionState::Connecting), since
     /// the last session lost its connection.

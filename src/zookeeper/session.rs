@@ -239,10 +239,14 @@ impl ZooKeeperSession {
     /// When the connection was lost. `None` while it is up.
     ///
     /// The client crate does not tell of a connection that breaks between the handshake and the first answer, and nobody tells of
-    /// one while the thread stands still. So one that has given no answer for a session timeout is lost, too.
+    /// one while the thread stands still. Such a one is lost, too, if there is no answer for a session timeout.
     pub(super) fn lost(&self) -> Option<Instant> {
-        let silent_for = || Some(self.lease().silent_for()).filter(|silent| *silent > self.timeout());
-        self.link.borrow().lost().or_else(|| Instant::now().checked_sub(silent_for()?))
+        self.link.borrow().lost().or_else(|| {
+            let (lease, limit) = (self.lease(), self.timeout());
+            let silent_for = lease.silent_for();
+            let is_lost = silent_for > limit && (!lease.is_answered() || self.background.busy_for() > limit);
+            is_lost.then(|| Instant::now().checked_sub(silent_for)).flatten()
+        })
     }
 
     /// The acquisition that the session was opened for has taken its slot.
