@@ -21,9 +21,12 @@ use crate::telemetry::log::tell;
 /// How often the task that warns looks at a queue, at most.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How long before its timeout an acquisition looks up which contenders are in its way, at most. If they are ghosts, it is
-/// granted within that time.
-pub(crate) const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
+/// How long before its timeout an acquisition asks the leader for those in its way, at most. If they are ghosts, it is granted
+/// within that time, also by servers that commit slowly.
+const ASK_AHEAD: Duration = Duration::from_secs(2);
+
+/// How long before its timeout an acquisition looks up whom its error is to name, at most.
+const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 impl Acquisition {
     /// What is told of a hold, or of one use of a kept one, until it ends.
@@ -62,10 +65,15 @@ impl Acquisition {
         waiting: &Waiting,
         mut granted: impl Future<Output = Result<G, Error>> + Unpin,
     ) -> Result<G, Error> {
-        let look_up = LOOK_UP_AHEAD.min(timeout / 5);
+        let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
         let mut late = call::late(&self.handle.coordinator, timeout);
         let mut looking = pin!(async {
-            self.handle.coordinator.sleep(timeout - look_up).await;
+            self.handle.coordinator.sleep(timeout - ask).await;
+            let asked = self.asks_for_ghosts(waiting);
+            let (is_asked, ()) = tokio::join!(asked, self.handle.coordinator.sleep(ask - look_up));
+            if !is_asked {
+                self.asks_for_ghosts(waiting).await;
+            }
             self.in_the_way(waiting).await
         });
         let mut found = None;
@@ -83,11 +91,11 @@ impl Acquisition {
         }
     }
 
-    /// The contenders in the way of a waiter, as far as that can be read now. `None` if it has not listed any yet.
-    async fn in_the_way(&self, waiting: &Waiting) -> Option<Blockers> {
+    /// Asks the leader for those in the way of a waiter. Returns whether it is one already.
+    async fn asks_for_ghosts(&self, waiting: &Waiting) -> bool {
         let waits = waiting.waits().clone();
-        let Waits { session, me, seen, .. } = waits?;
-        let Ok(names) = session.children(&self.handle.path).await else { return Some(seen.blockers) };
+        let Some(Waits { session, me, .. }) = waits else { return false };
+        let Ok(names) = session.children(&self.handle.path).await else { return true };
         let site = &self.handle.site;
         let ghosts = site.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
         let mut is_haunted = !ghosts.is_empty();
@@ -99,7 +107,15 @@ impl Acquisition {
         if is_haunted {
             waiting.is_haunted();
         }
-        Some(site.blockers(&session, &names, &me).await)
+        true
+    }
+
+    /// The contenders in the way of a waiter, as far as that can be read now. `None` if it has not listed any yet.
+    async fn in_the_way(&self, waiting: &Waiting) -> Option<Blockers> {
+        let waits = waiting.waits().clone();
+        let Waits { session, me, seen, .. } = waits?;
+        let Ok(names) = session.children(&self.handle.path).await else { return Some(seen.blockers) };
+        Some(self.handle.site.blockers(&session, &names, &me).await)
     }
 }
 

@@ -84,7 +84,11 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
         match retry::until_known(session, || session.watch_children(directory)).await {
-            Ok((names, _)) if names.iter().any(|it| it == name) => return Ok(()),
+            // It has come just now, or a server lists what it denies.
+            Ok((names, _)) if names.iter().any(|it| it == name) => {
+                session.sleep(LOOK_PAUSE).await;
+                return Ok(());
+            }
             Ok((names, change)) => {
                 drop(names);
                 tokio::select! {

@@ -10,7 +10,7 @@ use tokio::task::spawn;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_test::assert_pending;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
-use zk_rwlock::{Error, Leadership, Memory, Mode, MultiLock, RwLock};
+use zk_rwlock::{Error, Leadership, Memory, Mode, MultiLock, RwLock, Semaphore};
 
 use crate::unheard::{PATH, SECOND, diverged, limit, lock_of, sole_node, two};
 
@@ -216,7 +216,7 @@ async fn a_short_wait_passes_over_all_the_ghosts_of_a_session_and_names_those_wh
     drop((held, ghosts));
     let began = Instant::now();
     drop(lock_of(&ours).write().timeout(5 * SECOND).await.expect("granted"));
-    assert!((4 * SECOND..5 * SECOND).contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert!((3 * SECOND..4 * SECOND).contains(&began.elapsed()), "{:?}", began.elapsed());
 
     let holder = write(&other);
     let late = lock_of(&ours).write().timeout(5 * SECOND).await.expect_err("taken");
@@ -310,10 +310,24 @@ async fn a_ghost_in_the_queue_of_a_semaphore_holds_up_nobody() {
     drop(limit(&ours, 1).acquire().timeout(SECOND).await.expect("free"));
 }
 
+/// The leader is asked twice before the ghost is passed over, and then the permits are looked at and taken.
+#[tokio::test(start_paused = true)]
+async fn a_short_wait_behind_a_ghost_is_granted_in_time_by_servers_that_commit_slowly() {
+    let theirs = Memory::new();
+    let other = limit(&theirs, 1);
+    let permit = now(other.acquire()).expect("free");
+    let mut ghost = tokio_test::task::spawn(other.acquire().into_future());
+    assert_pending!(ghost.poll());
+    let ours = client_that_shows(&theirs, &sole_node(&theirs, "/limit/queue"));
+    drop((ghost, permit));
+    let ours = Hindered::new(&ours, |_| None).with_commits_that_take(SECOND / 4);
+    drop(Semaphore::new(&ours, "/limit", 1).expect("valid").acquire().timeout(5 * SECOND).await.expect("in time"));
+}
+
 // Leaders, and holders that make way.
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_is_known_for_a_ghost_is_given_by_no_call() {
+async fn a_leader_that_is_a_ghost_is_given_by_no_call() {
     let (ours, theirs) = two();
     let leads = |zk: &Memory| {
         let leadership = Leadership::new(zk, PATH).expect("valid");
@@ -328,7 +342,8 @@ async fn a_leader_that_is_known_for_a_ghost_is_given_by_no_call() {
     first.abort();
     sleep(SECOND).await;
     let _second = leads(&theirs);
-    assert_eq!(here.leader().await.expect("readable").expect("as its server shows it").term, dead);
+    sleep(SECOND).await;
+    assert!(here.leader().await.expect("readable").expect("it leads").term > dead);
     sleep(12 * SECOND).await;
     let told = changes.next().await.expect("open").expect("readable").expect("it leads").term;
     assert!(told > dead);

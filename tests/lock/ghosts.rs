@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use support::scene::*;
 use support::server::shared_server;
 use support::wire::{Frames, Op, Proxy, Rule};
-use zk_rwlock::{Error, Mode, MultiLock, Semaphore, ZooKeeper};
+use zk_rwlock::{Error, Leadership, Mode, MultiLock, Semaphore, ZooKeeper};
 
 use crate::wire::{Tapped, directory};
 
@@ -101,4 +101,27 @@ async fn a_permit_that_is_a_ghost_is_taken_at_once_and_within_a_short_wait() {
         };
         permit.release().await.unwrap();
     }
+}
+
+/// Another candidate leads. The dead one's node is shown as it was, or is listed and denied.
+#[support::judged]
+async fn no_call_gives_a_leader_that_is_a_ghost() {
+    let path = "/ghosts/led";
+    let (tapped, other, _) = haunted(path).await;
+    let here = Leadership::new(&tapped.zk, path).unwrap();
+    assert_eq!(soon("an answer", here.leader()).await.unwrap(), None);
+    let there = Leadership::new(&other, path).unwrap();
+    let leads = tokio::spawn(async move { there.lead(|_| std::future::pending::<()>()).await.map(drop) });
+    let there = Leadership::new(&other, path).unwrap();
+    eventually("it leads", async || there.leader().await.unwrap().is_some()).await;
+    assert_eq!(here.leader().await.unwrap(), there.leader().await.unwrap());
+
+    // On a session that has asked for no ghost yet.
+    let fresh = ZooKeeper::connect(&tapped.proxy.address()).await.unwrap();
+    tapped.proxy.reset();
+    let mut changes = Leadership::new(&fresh, path).unwrap().changes();
+    let first = soon("a change", changes.next()).await.expect("open").unwrap();
+    assert_eq!(first, there.leader().await.unwrap());
+    assert!(tapped.proxy.count(Op::GetChildren) <= 4, "{:?}", tapped.proxy.requests());
+    leads.abort();
 }

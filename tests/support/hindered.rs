@@ -37,11 +37,12 @@ pub struct Hindered {
     pub memory: Memory,
     hinder: Arc<Hinder>,
     upkeep: Option<Arc<Upkeep>>,
+    commit_takes: Duration,
 }
 
 impl Hindered {
     pub fn new(memory: &Memory, hinder: impl Fn(Asked<'_>) -> Option<Failure> + Send + Sync + 'static) -> Hindered {
-        Hindered { memory: memory.clone(), hinder: Arc::new(hinder), upkeep: None }
+        Hindered { memory: memory.clone(), hinder: Arc::new(hinder), upkeep: None, commit_takes: Duration::ZERO }
     }
 
     /// Hinders nothing, and counts the contenders that it creates. `first` happens before each, and is told how many there were.
@@ -69,6 +70,11 @@ impl Hindered {
             None
         });
         (line, most)
+    }
+
+    /// The answer to each transaction comes so much later.
+    pub fn with_commits_that_take(self, commit_takes: Duration) -> Hindered {
+        Hindered { commit_takes, ..self }
     }
 
     /// Its session has this upkeep, which hears nothing of what happens to the session.
@@ -164,7 +170,17 @@ impl Session for Line {
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
-        self.or(Asked::Transact(operations), |line| line.transact(operations))
+        let reply = self.or(Asked::Transact(operations), |inner| inner.transact(operations));
+        match self.client.commit_takes {
+            Duration::ZERO => reply,
+            late => {
+                let late = self.inner.sleep(late);
+                Box::pin(async move {
+                    late.await;
+                    reply.await
+                })
+            }
+        }
     }
 
     fn spawn(&self, chore: Task) {

@@ -271,10 +271,10 @@ impl Leadership {
 
     /// Who leads now, for everybody: a program that only asks is no candidate. `None` if nobody leads.
     ///
-    /// Costs one listing and one read. It is what this client's server shows: the answer may be as old as that, and a leader
-    /// that is cut off is shown until its session ends. A server may keep a leader that the ensemble no longer has: once
-    /// [`changes`](Self::changes) or a candidate on the same session has found that out, it is passed over. So send the [term](Leader::term) along with what must reach
-    /// the leader, and have it refuse another.
+    /// Costs one listing, and one read that goes out together with a check at the ensemble's leader: a server may keep a
+    /// leader that the ensemble no longer has, and that one is passed over. Otherwise the answer is what this client's server
+    /// shows: a successor may be missing yet, and a leader that is cut off is shown until its session ends. So send the
+    /// [term](Leader::term) along with what must reach the leader, and have it refuse another.
     ///
     /// # Cancel safety
     /// Only reads.

@@ -21,8 +21,8 @@ use crate::recipes::leadership::leader::{Leader, leading};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, PAUSE, follow};
 use crate::session::in_the_way;
-use crate::session::presence::check;
-use crate::session::request::Failure;
+use crate::session::presence::{self, check};
+use crate::session::request::{Failure, Stat};
 use crate::session::retry;
 use crate::session::second_look::{SecondLook, unless_over};
 use crate::sync::Mutex;
@@ -39,15 +39,15 @@ pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
     Call::in_time(&handle.coordinator, async move {
         let (handle, path) = (&lock, &lock.path);
         let seen = call::on_a_session(&lock.coordinator, (READ, path), |session| async move {
+            let mut gone: Vec<Contender> = Vec::new();
             loop {
                 let names = call::names(&session, path, false).await?;
-                let Some(first) = leading_but_ghosts(&session, handle, &names) else { return Ok((names, None)) };
-                let node = format!("{path}/{}", first.name());
-                match call::answered(&session, || session.data(&node)).await {
-                    Ok((data, stat)) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
-                    // It has left just now.
-                    Err(Failure::NoNode) => {}
-                    Err(failure) => return Err(failure),
+                let mut there = names.clone();
+                there.retain(|name| !gone.iter().any(|it| it.name() == name));
+                let Some(first) = leading_but_ghosts(&session, handle, &there) else { return Ok((names, None)) };
+                match node_of(&session, path, &first).await? {
+                    Some((data, stat)) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
+                    None => gone.push(first),
                 }
             }
         });
@@ -55,6 +55,22 @@ pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
         lock.check_for_foreign(&names)?;
         Ok(leader)
     })
+}
+
+/// The node of this candidate. `None` if it has left: just now, or long ago, and the server does not know.
+async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
+    let node = format!("{path}/{}", it.name());
+    let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, node.clone(), None));
+    let (read, is_there) = tokio::join!(call::answered(session, || session.data(&node)), asked);
+    if is_there == Some(Some(false)) {
+        in_the_way::left(session, path, vec![it.name().into()], it.kind()).await;
+        return Ok(None);
+    }
+    match read {
+        Ok(node) => Ok(Some(node)),
+        Err(Failure::NoNode) => Ok(None),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// The leader among these names, without those that have left although the server still shows them.
@@ -115,6 +131,7 @@ impl Followed for Observer {
         if self.seen.lock().told.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
         }
+        let (mut denied, mut is_haunted) = (None, false);
         loop {
             let names = match retry::until_known(session, || session.children(path)).await {
                 Ok(names) => names,
@@ -131,13 +148,24 @@ impl Followed for Observer {
                 continue;
             }
             session.upkeep().ghosts().shown(path, &names, Mode::Write);
-            let waited = match leading_but_ghosts(session, &self.handle, &names) {
-                Some(first) => self.watch_leader(session, &first).await,
+            let first = leading_but_ghosts(session, &self.handle, &names);
+            let waited = match &first {
+                Some(first) => self.watch_leader(session, first, &mut is_haunted).await,
                 None => self.watch_directory(session).await,
             };
             match waited {
-                // It has left, or one has come, just now.
-                Ok(()) | Err(Failure::NoNode) => {}
+                // One has come.
+                Ok(()) => {}
+                // It has left just now. If the server lists it once more, the leader is asked.
+                Err(Failure::NoNode) => {
+                    let is_again = first.as_ref().is_some_and(|it| denied.as_deref() == Some(it.name()));
+                    denied = first.as_ref().map(|it| it.name().to_owned());
+                    if let Some(it) = first.filter(|_| is_again) {
+                        if in_the_way::among(session, path, &[it.name()], it.kind()).await.is_empty() {
+                            session.sleep(PAUSE).await;
+                        }
+                    }
+                }
                 Err(failure) => return Err(failure),
             }
         }
@@ -178,7 +206,13 @@ impl Observer {
     }
 
     /// Waits until the candidate that leads has left, also if no event tells of it.
-    async fn watch_leader(&self, session: &Arc<dyn Session>, first: &Contender) -> Result<(), Failure> {
+    /// A server that has shown a leader which had left may show others.
+    async fn watch_leader(
+        &self,
+        session: &Arc<dyn Session>,
+        first: &Contender,
+        is_haunted: &mut bool,
+    ) -> Result<(), Failure> {
         let node = format!("{}/{}", self.handle.path, first.name());
         let looked = retry::until_known(session, || {
             let (change, data) = (session.watch(&node), session.data(&node));
@@ -186,12 +220,13 @@ impl Observer {
         });
         let (change, (data, stat)) = looked.await?;
         self.sees(Ok(Some(Leader::of(first, &data, stat))));
-        let mut look = SecondLook::new(session);
+        let mut look = SecondLook::after(session, *is_haunted);
         tokio::select! {
             biased;
             event = change => return unless_over(session, event).await,
             _ = look.finds(|| vec![check(node.clone(), None)]) => {}
         }
+        *is_haunted = true;
         in_the_way::left(session, &self.handle.path, vec![first.name().into()], first.kind()).await;
         Ok(())
     }
