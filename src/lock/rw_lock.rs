@@ -304,7 +304,8 @@ impl RwLockBuilder {
     /// It is a loss like that of the [lease](crate::Hold::is_held): from `limit` on, [`is_held`](crate::Hold::is_held) says
     /// no, [`lost`](crate::Hold::lost) answers, [`run`](crate::Hold::run) drops its work, and no
     /// [transaction](crate::Hold::transaction) is sent. The node goes with the guard, and at the latest after the
-    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin), by a thread of the library's own. So the next contender is
+    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin), by a thread of the library's own, also if the guard was lost
+    /// before for another reason. So the next contender is
     /// granted after the holder was told, and never before. Requests to other systems may still be under way, hence
     /// the [fencing token](crate::Hold::fencing_token).
     ///

@@ -90,6 +90,25 @@ async fn a_holder_that_nobody_polls_knows_at_its_limit_and_who_drops_it_makes_wa
     let _next = now(waits.into_inner()).expect("free");
 }
 
+/// Its session lives on, and so its node stands.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_has_lost_its_lease_and_hangs_makes_way_at_its_limit() {
+    for is_kept in [false, true] {
+        let zk = Memory::new();
+        let ours = zk.connect();
+        let builder = limited(&ours);
+        let lock = if is_kept { builder.keep(LIMIT) } else { builder }.build().expect("valid");
+        let (guard, began) = (lock.write().await.expect("free"), Instant::now());
+        ours.faults().cut();
+        assert_eq!(guard.lost().await, Loss::LeaseRanOut);
+        ours.faults().heal();
+        let next = other(&zk).write().timeout(2 * LIMIT).await.expect("it is given up");
+        assert!(next.is_held() && began.elapsed() >= LIMIT + MARGIN - TICK, "{:?}", began.elapsed());
+        assert!(began.elapsed() <= LIMIT + 2 * MARGIN, "{:?}", began.elapsed());
+        assert_eq!(guard.lost().await, Loss::LeaseRanOut, "the first reason stays");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_downgrade_does_not_begin_the_time_anew() {
     let zk = Memory::new();
