@@ -230,6 +230,11 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         Box::pin(ready(Ok(Vec::new())))
     }
 
+    /// Whether this client uses no node that gives [wider rights](Session::wider_rights).
+    fn refuses_wider_rights(&self) -> bool {
+        false
+    }
+
     /// Whether reads alone keep it alive.
     fn is_kept_by_reads(&self) -> bool {
         true

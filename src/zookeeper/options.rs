@@ -183,8 +183,9 @@ impl ZooKeeperBuilder {
     /// made it, and others than this client trusts could take the lock. The error says which rights. By default such a
     /// directory is used as it is, and `zklock check` tells of it.
     ///
-    /// Each acquisition reads the ACL of its directory, in the same round trip. A node that was made in a directory that is
-    /// refused is removed at once.
+    /// Each acquisition reads the ACL of its directory, in the same round trip, and one of permits those of the
+    /// semaphore's node and of its permits, in two more. A node that was made in a directory that is refused is removed at
+    /// once.
     pub fn refuse_wider_acl(mut self) -> Self {
         self.refuses_wider_acl = true;
         self

@@ -425,6 +425,10 @@ impl Session for ZooKeeperSession {
         })
     }
 
+    fn refuses_wider_rights(&self) -> bool {
+        self.rights.refuses
+    }
+
     fn is_kept_by_reads(&self) -> bool {
         !self.abilities.kept_by_reads.is_lacking()
     }

@@ -52,6 +52,29 @@ async fn a_directory_that_gives_more_rights_than_the_clients_acl_is_refused_if_i
     assert!(soon("by default", lock_at(&lax, directory).write()).await.is_ok());
 }
 
+#[support::judged]
+async fn a_semaphore_that_gives_more_rights_than_the_clients_acl_is_refused_if_it_asks_for_that() {
+    let address = shared_server().address();
+    let anybody = connect(&address).await;
+    let strict = options().digest("strict", "secret").refuse_wider_acl().connect(&address).await.unwrap();
+    let wide = options().digest("strict", "secret").acl(Acl::anyone()).connect(&address).await.unwrap();
+    let [number, permits, own] = ["/security/limits/number", "/security/limits/permits", "/security/own-limit"];
+    let limit = |zk: &ZooKeeper, path: &str| Semaphore::new(zk, path, 1).unwrap();
+    limit(&anybody, number).set_permits(1).await.unwrap();
+    limit(&strict, permits).set_permits(1).await.unwrap();
+    soon("a permit", limit(&wide, permits).acquire()).await.unwrap().release().await.unwrap();
+    for (path, node) in [(number, number.to_owned()), (permits, format!("{permits}/permits"))] {
+        // Its queue is its own, and gone if nobody waits.
+        let queue = format!("{path}/queue");
+        session(&wide).await.delete(&queue).await.ok();
+        let refused = soon("an answer", limit(&strict, path).acquire()).await.expect_err("it is refused").to_string();
+        assert!(refused.contains(&format!("the ACL of {node} is wider than that of this client")), "{refused}");
+        assert_eq!(session(&strict).await.children(&queue).await, Ok(Vec::new()), "no place stays");
+    }
+    soon("its own", limit(&strict, own).acquire()).await.unwrap().release().await.unwrap();
+    soon("by default", limit(&wide, number).acquire()).await.unwrap().release().await.unwrap();
+}
+
 /// Tries everything that would disturb those in the directory; all of it must be refused.
 async fn assert_shut_out(stranger: &ZooKeeper, directory: &str, node: &str) {
     let session = session(stranger).await;

@@ -40,7 +40,10 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     let servers = servers::look(&ephemeral, &nodes.places(&check.path), connection).await?;
     let mut odd = nodes.oddities(&check.path, connection.dialect);
     odd.extend(odd_record(&zk, &check.path).await?);
-    odd.extend(wider_acls(&zk, nodes.places(&check.path).directories).await?);
+    let mut with_rights = nodes.places(&check.path).directories;
+    // Whoever may write the node of a semaphore changes the number of permits.
+    with_rights.extend(nodes.semaphore.is_some().then(|| check.path.clone()));
+    odd.extend(wider_acls(&zk, with_rights).await?);
     odd.extend(diverged::diverged(&servers, connection).await);
     for (node, stat) in servers::ghosts(&servers, &ephemeral) {
         odd.extend(ghost(&zk, &check.path, &nodes.path_of(&check.path, node), stat).await);

@@ -89,6 +89,23 @@ impl Stock {
         Ok(())
     }
 
+    /// Fails if others could change the number or take permits, by an ACL that this client refuses.
+    pub(super) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), Error> {
+        let nodes = [self.handle.shown(), &self.taken];
+        for node in nodes.into_iter().filter(|_| session.refuses_wider_rights()) {
+            let wider = match retry::until_known(session, || session.wider_rights(node)).await {
+                Ok(wider) => wider.join("; "),
+                Err(Failure::NoNode) => continue,
+                Err(failure) => return Err(self.no_permit(failure)),
+            };
+            if !wider.is_empty() {
+                let refused = format!("the ACL of {node} is wider than that of this client: {wider}");
+                return Err(self.no_permit(Failure::Refused(refused)));
+            }
+        }
+        Ok(())
+    }
+
     /// The permits of these names, without those of which it is known that the leader no longer has them.
     pub(super) fn without_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<String> {
         session.upkeep().ghosts().without(&self.taken, names, Mode::Write).into_owned()

@@ -244,6 +244,7 @@ impl Goal for Wanted {
                 Ok(Room::Never) => return Err(too_few(self.stock.handle.shown(), self.count, now.number)),
                 Ok(Room::Enough) => {
                     self.stock.is_alone(held.ticket().session(), None).await?;
+                    self.stock.check_rights(held.ticket().session()).await?;
                     if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.patience).await? {
                         break;
                     }

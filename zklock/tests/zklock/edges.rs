@@ -34,6 +34,7 @@ async fn a_process_that_may_open_too_few_files_says_so() {
         let says = run.stderr.to_lowercase();
         told += usize::from(says.contains("may open too few files"));
         assert!(run.code == Some(0) || says.contains("files"), "{files}: {run:#?}");
+        assert_ne!(run.code, Some(101), "{files}: it does not panic itself: {run:#?}");
         let words = run.stderr.lines().rfind(|line| line.starts_with("zklock: ")).unwrap_or_default();
         assert!(!words.contains("task "), "{files}: {words}");
     }
@@ -51,4 +52,11 @@ async fn a_directory_with_wider_rights_than_this_clients_acl_is_odd() {
     let told =
         format!("{path}: {path}: world:anyone may READ, WRITE, CREATE, DELETE, ADMIN: wider than this client's ACL");
     assert!(odd.code == Some(1) && odd.stdout.starts_with(&told), "{odd:#?}");
+    // Who may write a semaphore's node changes the number of permits.
+    let semaphore = "/zklock/edges/wider-number";
+    assert_eq!(run(&["permits", semaphore, "2"]).await.code, Some(0));
+    let mut command = zklock(&["check", semaphore]);
+    command.env("ZK_AUTH", "ours:secret");
+    let odd = ended(command).await;
+    assert!(odd.code == Some(1) && odd.stdout.starts_with(&told.replace(path, semaphore)), "{odd:#?}");
 }
