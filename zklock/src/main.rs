@@ -36,6 +36,8 @@ mod terminal;
 mod tie;
 mod waiting;
 
+use std::fs::File;
+use std::io;
 use std::process::ExitCode;
 
 use crate::arguments::{Arguments, Task};
@@ -63,9 +65,15 @@ fn main() -> ExitCode {
     }
 }
 
+/// How many files a runtime and a connection open, or nearly so.
+const FILES: usize = 16;
+
 fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot start: {error}")))?;
+    let cannot_start = |error: io::Error| Exit::new(exit::SYSTEM, format!("cannot start: {error}"));
+    // Where there are too few, the runtime would panic.
+    let spare: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
+    drop(spare.map_err(cannot_start)?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot_start)?;
     runtime.block_on(act(arguments))
 }
 
