@@ -31,7 +31,8 @@ pub(crate) fn is_inside(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }
 
-fn problem(path: &str) -> Option<&'static str> {
+/// What is wrong with a path.
+pub(crate) fn problem(path: &str) -> Option<&'static str> {
     if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { malformed(path) }
 }
 

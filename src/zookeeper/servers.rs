@@ -39,7 +39,7 @@ impl Servers {
         }
         match servers.root() {
             "" => Ok(servers),
-            root => validation::malformed(root).map_or(Ok(servers.clone()), |problem| Err(refused(root, problem))),
+            root => validation::problem(root).map_or(Ok(servers.clone()), |problem| Err(refused(root, problem))),
         }
     }
 
@@ -215,6 +215,15 @@ mod tests {
             let found: Vec<_> = servers.each().map(|server| server.host_and_port().unwrap().0).collect();
             assert_eq!((found.as_slice(), servers.root()), (hosts, root), "{text}");
             assert_eq!(format!("{}{}", servers.list(), servers.root()), text);
+        }
+    }
+
+    #[test]
+    fn a_path_at_the_end_that_is_too_long_is_refused_without_being_repeated_as_a_whole() {
+        assert!(Servers::parse(&format!("zk1/{}", "a".repeat(1023))).is_ok());
+        for bytes in [1024, 2_000_000] {
+            let told = Servers::parse(&format!("zk1/{}", "a".repeat(bytes))).unwrap_err().to_string();
+            assert!(told.ends_with("is longer than 1024 bytes") && told.len() < 4096, "{}", told.len());
         }
     }
 

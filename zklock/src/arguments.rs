@@ -30,8 +30,8 @@ Examples:
       zklock -w 600 -E 9 /db/orders/migrate -- migrate
   together with other readers, while no writer is there
       zklock -s /db/orders/migrate -- app
-  at most three at once, in the whole fleet
-      zklock -j 3 /limits/geocoder -- import
+  at most so many at once, in the whole fleet
+      zklock -j /limits/geocoder -- import
   for cron on every host: once an hour, by whichever comes first
       zklock --once-in 50m /cron/report -- report
   a line for the shell
@@ -42,7 +42,7 @@ Examples:
       zklock ls --tree /locks
   have it given up where it is only kept, and in use by nobody
       zklock ask /locks/backup
-  let five run at once, from now on
+  how many: five, from now on
       zklock permits /limits/geocoder 5
   have it run again at the next start, however long ago it was done
       zklock forget /cron/report
@@ -118,12 +118,13 @@ Once in a while:
   beside the lock, PATH.done, which `zklock ls` shows.
 
 At most so many:
-  With -j 3 the command is run under one of three permits, which all
-  hosts share: GNU parallel's `sem -j 3`, for many machines. First come,
-  first served. The number is kept in the data of PATH: a zklock with
-  another one exits with 64 and says both. With -j alone, the number that
-  is there counts. To set it for all, also while they run: zklock permits
-  PATH 5. Nobody who holds is stopped.
+  With -j the command is run under one of the permits of PATH, which all
+  hosts share: GNU parallel's `sem`, for many machines. First come, first
+  served. How many there are is said once: zklock permits PATH 3. It is
+  kept in the data of PATH, and counts for all, also while they run.
+  Nobody who holds is stopped. Leave the number out of -j: with -j 3,
+  zklock says so itself where nobody has, and where there is another
+  number it exits with 64 and says both.
   A path is either a lock or has permits: whoever comes second is refused
   with 65. ls, watch, break and check see which it is. The options and
   exit codes are the same for both.
@@ -222,8 +223,8 @@ pub(crate) struct Run {
     #[arg(short = 'x', short_alias = 'e', long)]
     exclusive: bool,
 
-    /// Run it together with others, but at most N at once, in the whole fleet (a semaphore). All use the same N for a
-    /// path. Without N, as many as `zklock permits` has set.
+    /// Run it together with others, at most so many at once in the whole fleet (a semaphore): as many as `zklock permits`
+    /// has set. N says how many where nobody has; better leave it out.
     #[arg(short = 'j', long, value_name = "N", num_args = 0..=1, default_missing_value = "", value_parser = permits, conflicts_with_all = ["shared", "exclusive", "once_in"])]
     pub(crate) permits: Option<Permits>,
 

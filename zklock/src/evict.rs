@@ -4,21 +4,20 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
+use zk_rwlock::ZooKeeper;
+
 use crate::arguments::{Break, Connection};
 use crate::connect::connect_to;
 use crate::exit::{self, Exit};
 use crate::output::{self, tame};
-use crate::place::Place;
+use crate::place::{self, Place};
 use crate::table;
 
 pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
     let place = Place::whatever(&zk, &which.path, connection.dialect)?;
     if !which.yes {
-        let queue = place.queue().await?;
-        let Some(member) = queue.members.iter().find(|member| member.token == Some(which.token)) else {
-            return stale(&place, which).await;
-        };
+        let Some(member) = place.find(which.token).await? else { return stale(&zk, &place, which).await };
         if !io::stdin().is_terminal() {
             return Err(Exit::usage("break asks first, and there is no terminal to ask on: give --yes"));
         }
@@ -31,13 +30,14 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
             output::print(&format!("removed {}\n", tame(&member.to_string())))?;
             Ok(0)
         }
-        None => stale(&place, which).await,
+        None => stale(&zk, &place, which).await,
     }
 }
 
 /// Reports that no contender has that token, and which contenders there are.
-async fn stale(place: &Place, which: &Break) -> Result<u8, Exit> {
+async fn stale(zk: &ZooKeeper, place: &Place, which: &Break) -> Result<u8, Exit> {
     let queue = place.queue().await?;
+    place::tell_if_missing(zk, &which.path).await;
     let now = table::table(&queue, output::columns(&io::stderr()), false);
     let problem =
         format!("{}: no holder or waiter has token {}; nothing was removed. There now:", which.path, which.token);

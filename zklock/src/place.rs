@@ -41,11 +41,26 @@ impl Place {
         }
     }
 
-    /// Removes the one with this token.
+    /// The one with this token: at a semaphore's path also one that an older client has made for a lock.
+    pub(crate) async fn find(&self, token: i64) -> Result<Option<Member>, Error> {
+        let among = |queue: Queue| queue.members.into_iter().find(|member| member.token == Some(token));
+        match self {
+            Place::Either(lock, semaphore, zk) if is_one(semaphore, zk).await? => match among(semaphore.queue().await?) {
+                None => Ok(among(lock.queue().await?)),
+                found => Ok(found),
+            },
+            _ => Ok(among(self.queue().await?)),
+        }
+    }
+
+    /// Removes the one that [`Place::find`] finds.
     pub(crate) async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
         match self {
             Place::Semaphore(semaphore) => semaphore.evict(token).await,
-            Place::Either(_, semaphore, zk) if is_one(semaphore, zk).await? => semaphore.evict(token).await,
+            Place::Either(lock, semaphore, zk) if is_one(semaphore, zk).await? => match semaphore.evict(token).await? {
+                None => lock.evict(token).await,
+                removed => Ok(removed),
+            },
             Place::Lock(lock) | Place::Either(lock, ..) => lock.evict(token).await,
         }
     }

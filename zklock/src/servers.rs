@@ -261,7 +261,7 @@ impl ServerReport {
         if !vulnerabilities.is_empty() {
             known.push(format!("known vulnerabilities: {}", vulnerabilities.join(", ")));
         }
-        Some(format!("{} runs ZooKeeper {version}, which has {} (docs/versions.md)", self.name, known.join("; ")))
+        Some(format!("{} runs ZooKeeper {version}, which has {}: see docs/versions.md of zk-rwlock", self.name, known.join("; ")))
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -375,7 +375,7 @@ mod tests {
             assert_eq!(server(version).note(), None, "{version}");
         }
         let note = server("3.9.6").note();
-        let said = "zk1 runs ZooKeeper 3.9.6, which has known vulnerabilities: CVE-2026-100235 (docs/versions.md)";
+        let said = "zk1 runs ZooKeeper 3.9.6, which has known vulnerabilities: CVE-2026-100235: see docs/versions.md of zk-rwlock";
         assert_eq!(note.as_deref(), Some(said));
     }
 }

@@ -53,7 +53,8 @@ use crate::sync::atomic::AtomicBool;
 /// use zk_rwlock::{Error, Memory, Semaphore};
 /// # tokio_test::block_on(async {
 /// let zk = Memory::new(); // or: ZooKeeper::connect("127.0.0.1:2181").await?
-/// let geocoder = Semaphore::new(&zk, "/limits/geocoder", 2)?;
+/// let geocoder = Semaphore::builder(&zk, "/limits/geocoder").build()?;
+/// geocoder.set_permits(2).await?; // once, by an operator
 ///
 /// let one = geocoder.acquire().await?;
 /// let two = geocoder.acquire().await?;

@@ -320,5 +320,10 @@ async fn a_path_is_a_lock_or_has_permits_and_who_comes_second_is_refused() {
         odd.stdout.contains("h~1-WRITE-0000000007: holds or waits for a lock at the path of a semaphore"),
         "{odd:#?}"
     );
+    let token = session(&zk).await.data(older).await.unwrap().1.czxid.to_string();
+    let removed = run(&["break", "--yes", "/zklock/one/permits", &token]).await;
+    assert!(removed.code == Some(0) && removed.stdout.contains("removed WRITE h"), "{removed:#?}");
+    assert_eq!(run(&["check", "/zklock/one/permits"]).await.code, Some(0));
+    assert!(held.is_held());
     held.release().await.unwrap();
 }
