@@ -478,6 +478,20 @@ async fn a_permit_of_a_killed_process_is_free_when_its_session_times_out() {
     assert_eq!(session(&zk).await.data(&format!("{path}/permits/x")).await, Err(Failure::NoNode));
 }
 
+#[support::judged]
+async fn a_semaphore_that_its_server_denies_is_an_error_that_says_so_and_few_requests() {
+    let path = "/permits/unseen";
+    let Tapped { proxy, zk } = Tapped::new(shared_server()).await;
+    let well = connect(&shared_server().address()).await;
+    used(&well, path, 3).await;
+    proxy.apply(Rule::on(Frames::replies(Op::GetData).about(path)).and_all_later().claim_error(-101));
+    proxy.reset();
+    let error =
+        soon("an error", open(&zk, path, 3).set_permits(4)).await.expect_err("the server denies it").to_string();
+    assert!(error.contains("and the leader do not agree"), "{error}");
+    assert!(proxy.count(Op::GetData) <= 2, "{:?}", proxy.requests());
+}
+
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn no_permit_stays_whose_server_denies_it() {
     const PATH: &str = "/permits/denied";

@@ -12,7 +12,7 @@ use crate::recipes::semaphore::semaphore::Semaphore;
 use crate::recipes::semaphore::stock::Stock;
 use crate::session::contract::Session;
 use crate::session::request::Failure;
-use crate::session::retry;
+use crate::session::{presence, retry, second_look};
 use crate::ticket::directory;
 
 impl Semaphore {
@@ -166,9 +166,14 @@ async fn set(stock: &Stock, permits: u32) -> Result<(), Error> {
 }
 
 async fn try_to_set(stock: &Stock, session: &Arc<dyn Session>, permits: u32) -> Result<Result<(), Error>, Failure> {
-    let path = stock.handle.shown();
+    let (path, mut is_made) = (stock.handle.shown(), false);
     loop {
         let Some((data, stat)) = retry::data(session, path, true).await? else {
+            // The leader has what the server denies.
+            if is_made && presence::is_there(session, path.to_string(), None).await == Some(true) {
+                return Err(Failure::Refused(second_look::diverged(session, path)));
+            }
+            is_made = true;
             directory::make(session, path, true, |_| {}).await?;
             continue;
         };
