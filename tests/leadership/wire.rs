@@ -44,7 +44,7 @@ async fn an_observer_costs_three_requests_a_change_and_wakes_no_candidate() {
     assert_eq!(requests(&tapped, "none"), [Op::GetChildren, Op::GetData, Op::GetData]);
     tapped.reset();
     assert_eq!(leadership(&looks, PATH).leader().await.unwrap().map(|leader| leader.term), Some(first));
-    assert_eq!(requests(&tapped, "none"), [Op::GetChildren, Op::GetData]);
+    assert_eq!(requests(&tapped, "none"), [Op::GetChildren, Op::GetData, Op::Multi], "the ensemble's leader is asked");
 
     // Candidates that come, and leave the queue, are no news.
     tapped.reset();
