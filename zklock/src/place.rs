@@ -45,7 +45,8 @@ impl Place {
     pub(crate) async fn find(&self, token: i64) -> Result<Option<Member>, Error> {
         let among = |queue: Queue| queue.members.into_iter().find(|member| member.token == Some(token));
         match self {
-            Place::Either(lock, semaphore, zk) if is_one(semaphore, zk).await? => match among(semaphore.queue().await?) {
+            Place::Either(lock, semaphore, zk) if is_one(semaphore, zk).await? => match among(semaphore.queue().await?)
+            {
                 None => Ok(among(lock.queue().await?)),
                 found => Ok(found),
             },

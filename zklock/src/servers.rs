@@ -261,7 +261,11 @@ impl ServerReport {
         if !vulnerabilities.is_empty() {
             known.push(format!("known vulnerabilities: {}", vulnerabilities.join(", ")));
         }
-        Some(format!("{} runs ZooKeeper {version}, which has {}: see docs/versions.md of zk-rwlock", self.name, known.join("; ")))
+        Some(format!(
+            "{} runs ZooKeeper {version}, which has {}: see docs/versions.md of zk-rwlock",
+            self.name,
+            known.join("; ")
+        ))
     }
 
     pub(crate) fn json(&self) -> Value {
