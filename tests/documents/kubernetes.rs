@@ -12,7 +12,7 @@ use saphyr::{LoadableYamlNode, Scalar, Yaml};
 use serde_json::Value;
 use support::program::program;
 use support::scene::{SOON, eventually, line_becomes, soon};
-use support::server::Server;
+use support::server::{Server, WITH_JAAS};
 use tokio::process::{Child, Command};
 use zk_rwlock::security::Sasl;
 use zk_rwlock::{RwLock, ZooKeeper};
@@ -209,8 +209,7 @@ fn with_user(password: &str) -> Server {
     let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
     let users = format!("Server {{ {module} required user_report=\"{password}\"; }};\n");
     let lines = ["authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"];
-    let options = ["-Djava.security.auth.login.config={home}/jaas.conf"];
-    Server::start_with_files(&[("jaas.conf", &users)], &lines, &options)
+    Server::start_with_files(&[("jaas.conf", &users)], &lines, &WITH_JAAS)
 }
 
 #[support::judged]

@@ -895,7 +895,7 @@ mod sasl {
 
     use super::*;
     use support::rounds::shared;
-    use support::server::Server;
+    use support::server::{Server, WITH_JAAS};
 
     #[test]
     fn no_debug_output_shows_a_password() {
@@ -913,7 +913,7 @@ mod sasl {
         lines.extend(more_lines);
         let files = [("jaas.conf", users("password of alice"))];
         let files = files.each_ref().map(|(name, text)| (*name, text.as_str()));
-        Server::start_with_files(&files, &lines, &["-Djava.security.auth.login.config={home}/jaas.conf"])
+        Server::start_with_files(&files, &lines, &WITH_JAAS)
     }
 
     fn server() -> &'static Server {

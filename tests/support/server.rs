@@ -35,6 +35,9 @@ const STARTING_FOUR_LETTER_LIMIT: Duration = Duration::from_millis(300);
 pub const WITHOUT_DIGESTS: [&str; 2] =
     ["-Dzookeeper.digest.enabled=false", "-Dzookeeper.serializeLastProcessedZxid.enabled=false"];
 
+/// Options for Java with which the users of `jaas.conf` can log in by DIGEST-MD5: from 3.9.6 on not in FIPS mode, the default.
+pub const WITH_JAAS: [&str; 2] = ["-Djava.security.auth.login.config={home}/jaas.conf", "-Dzookeeper.fips-mode=false"];
+
 /// Starts `"$@"`, prints its pid, and ends it with that signal when standard input ends or says a word.
 ///
 /// The test process holds the other end of standard input. The kernel closes that end however the

@@ -23,7 +23,7 @@ use support::page;
 use support::port::Port;
 use support::program::program;
 use support::scene::*;
-use support::server::{Server, WITHOUT_DIGESTS, shared_server};
+use support::server::{Server, WITH_JAAS, WITHOUT_DIGESTS, shared_server};
 use support::wire::Proxy;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
@@ -334,7 +334,7 @@ async fn a_sasl_user_is_known_by_the_servers() {
     let server = Server::start_with_files(
         &[("jaas.conf", &users)],
         &["authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"],
-        &["-Djava.security.auth.login.config={home}/jaas.conf"],
+        &WITH_JAAS,
     );
     let path = "/zklock/sasl";
     let address = server.address();

@@ -147,7 +147,7 @@ async fn credentials_that_are_refused_later_end_with_the_code_for_that() {
             "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
             "sessionRequireClientSASLAuth=true",
         ],
-        &["-Djava.security.auth.login.config={home}/jaas.conf"],
+        &WITH_JAAS,
     );
     let on = |password: &str, arguments: &[&str]| {
         let mut command = zklock_on(&server.address(), arguments);
