@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use support::history::{History, Hold};
 use support::replay::{MILLISECOND, OF_THE_MODEL, OTHERS, Run, judge};
-use support::rounds::{self, HOW, How};
+use support::rounds::{self, How};
 use support::scene::*;
 use support::server::Server;
 use support::trace::{self, Event, What};
@@ -157,7 +157,7 @@ fn scene() -> Run {
     let played = SCENE.get_or_init(|| {
         let played = Mutex::default();
         let play = async || *played.lock().unwrap_or_else(PoisonError::into_inner) = Some(play().await);
-        let how = How { has_threads: true, ..HOW };
+        let how = How { has_threads: true, worker_threads: None };
         // What failed is told where it did.
         let _told = catch_unwind(AssertUnwindSafe(|| rounds::judge(how, play)));
         played.into_inner().unwrap_or_else(PoisonError::into_inner)

@@ -12,7 +12,7 @@ pub fn judged(arguments: TokenStream, test: TokenStream) -> TokenStream {
     let is_async = inner.iter().any(|token| token.to_string() == "async");
     let name = inner.iter().skip_while(|token| token.to_string() != "fn").nth(1).expect("a test has a name").clone();
 
-    let how = format!("::support::rounds::How {{ {} ..::support::rounds::HOW }}", fields(arguments));
+    let how = how(&arguments.to_string());
     let call = if is_async { format!("judge({how}, {name})") } else { format!("judge_plain({name})") };
     let judge = parsed(&format!("::support::rounds::{call}"));
     let body = inner.iter().cloned().chain(judge).collect();
@@ -27,14 +27,15 @@ fn parsed(code: &str) -> TokenStream {
     code.parse().expect("Rust")
 }
 
-/// The arguments as fields of `How`.
-fn fields(arguments: TokenStream) -> String {
-    let arguments = arguments.to_string();
-    let arguments = arguments.split(',').map(str::trim).filter(|argument| !argument.is_empty());
-    let field = |argument: &str| match argument.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
-        Some(("flavor", "\"multi_thread\"")) => "has_threads: true,".to_owned(),
-        Some(("worker_threads", number)) => format!("worker_threads: Some({number}),"),
-        _ => panic!("no argument of a judged test: {argument}"),
-    };
-    arguments.map(field).collect()
+/// The `How` of these arguments.
+fn how(arguments: &str) -> String {
+    let (mut has_threads, mut workers) = (false, "None".to_owned());
+    for argument in arguments.split(',').map(str::trim).filter(|argument| !argument.is_empty()) {
+        match argument.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
+            Some(("flavor", "\"multi_thread\"")) => has_threads = true,
+            Some(("worker_threads", number)) => workers = format!("Some({number})"),
+            _ => panic!("no argument of a judged test: {argument}"),
+        }
+    }
+    format!("::support::rounds::How {{ has_threads: {has_threads}, worker_threads: {workers} }}")
 }

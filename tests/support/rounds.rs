@@ -71,9 +71,6 @@ pub enum Machine {
     StoodStill,
 }
 
-/// As most tests are.
-pub const HOW: How = How { has_threads: false, worker_threads: None };
-
 /// What a test returns.
 pub trait Outcome {
     fn check(self);
