@@ -160,10 +160,10 @@ impl Followed for Observer {
                 Err(Failure::NoNode) => {
                     let is_again = first.as_ref().is_some_and(|it| denied.as_deref() == Some(it.name()));
                     denied = first.as_ref().map(|it| it.name().to_owned());
-                    if let Some(it) = first.filter(|_| is_again) {
-                        if in_the_way::among(session, path, &[it.name()], it.kind()).await.is_empty() {
-                            session.sleep(PAUSE).await;
-                        }
+                    if let Some(it) = first.filter(|_| is_again)
+                        && in_the_way::among(session, path, &[it.name()], it.kind()).await.is_empty()
+                    {
+                        session.sleep(PAUSE).await;
                     }
                 }
                 Err(failure) => return Err(failure),
