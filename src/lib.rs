@@ -279,6 +279,7 @@ pub mod cost {}
 /// [deployment]: https://docs.rs/crate/zk-rwlock/latest/source/examples/kubernetes/deployment.yaml
 /// [cronjob]: https://docs.rs/crate/zk-rwlock/latest/source/examples/kubernetes/cronjob.yaml
 /// [service]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md
+/// [guarded]: crate::guide#guarded-writes
 /// [versions]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md
 ///
 #[cfg(all(doc, not(doctest)))]

@@ -2,6 +2,7 @@
 
 pub(crate) mod changes;
 mod contended;
+mod doubt;
 pub(crate) mod limit;
 pub(crate) mod tenure;
 pub(crate) mod transaction;

@@ -5,6 +5,7 @@ use std::slice;
 use std::sync::Arc;
 
 use crate::error::error::Error;
+use crate::hold::doubt::Doubt;
 use crate::hold::tenure::Tenure;
 use crate::session::loss::Loss;
 use crate::session::request::{Failure, Kind, Operation, Outcome, parent};
@@ -111,18 +112,40 @@ impl<'guard> Transaction<'guard> {
     /// An answer is given also if the lock was lost while it was on its way: the ensemble has done the operations while the
     /// lock was held.
     ///
+    /// # An answer that is lost
+    /// When the connection breaks before the answer, the next connection shows what became of the transaction, if something
+    /// shows it for certain:
+    /// - It only checks: it is sent again.
+    /// - A node that was there before is unchanged, although it would not be: nothing was done, and it is sent again. That needs a
+    ///   node whose version is named ([`set_version`](Self::set_version), [`delete_version`](Self::delete_version)), or that is
+    ///   created or deleted.
+    /// - Under write locks alone: a node has the version after the one that was named, and the data that was written; or it
+    ///   was created meanwhile, as it was to be. Then everything was done.
+    ///
+    /// So name versions. What is not certain is [`Error::OutcomeUnknown`]. Clients that write the node without the lock can make it
+    /// so; one that writes the very same data at that moment is taken for this transaction.
+    ///
     /// # Cancel safety
     /// The transaction is sent at the first poll. Dropping the future after that does not take it back.
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lock is gone, and nothing was changed.
     /// - [`Error::TransactionRefused`]: an operation could not be done, and nothing was changed.
-    /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came. Everything was
-    ///   done, or nothing.
+    /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came, and nothing shows what
+    ///   became of it. Everything was done, or nothing.
     /// - [`Error::InvalidInput`]: a path is not valid, or lies inside the lock's own directory, where a write would
     ///   pass for a hand-off; or the request is larger than its [limit](Self::size_limit), and a server would close the
     ///   connection. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
+        self.sent(true).await
+    }
+
+    /// As [`commit`](Transaction::commit), for a caller that finds out by itself what becomes of it.
+    pub(crate) async fn commit_once(self) -> Result<Vec<Outcome>, Error> {
+        self.sent(false).await
+    }
+
+    async fn sent(self, is_found_out: bool) -> Result<Vec<Outcome>, Error> {
         let Transaction { locks, is_of_several, operations: wanted, size_limit } = self;
         let lost = |lock: &Tenure, loss| match is_of_several {
             true => Error::Lost(loss).of_one(lock.directory()),
@@ -156,7 +179,10 @@ impl<'guard> Transaction<'guard> {
             locks.iter().for_each(|lock| lock.own_node().write_settled());
             return Err(lost(lock, Loss::GivenBack));
         }
-        let answer = session.transact(&operations).await;
+        let answer = match is_found_out {
+            true => Doubt::of(locks, session, &operations).settled().await,
+            false => session.transact(&operations).await,
+        };
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
             let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.ticket().session(), session));
             of_this_session.for_each(|lock| lock.own_node().write_settled());

@@ -330,6 +330,11 @@ impl World {
         Ok(Created { czxid: node.czxid, ctime: node.ctime, ephemeral_owner: node.owner, path })
     }
 
+    /// The number of the newest transaction.
+    pub(super) fn newest(&self) -> i64 {
+        self.zxid
+    }
+
     /// Applies all operations or none, as one transaction.
     pub(super) fn apply(
         &mut self,

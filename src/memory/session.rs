@@ -46,6 +46,12 @@ impl MemorySession {
         is_write: bool,
         act: impl FnOnce(&mut World, &mut Vec<Fired>) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
+        let upkeep = Arc::clone(&self.upkeep);
+        let act = move |world: &mut World, fired: &mut Vec<Fired>| {
+            let answer = act(world, fired);
+            upkeep.shows(world.newest());
+            answer
+        };
         let answer = self.ensemble.request(self.id, &self.upkeep, is_write, act);
         Box::pin(async move { answer.await.unwrap_or_else(|_| Err(Failure::Unknown("no answer came".to_owned()))) })
     }

@@ -10,7 +10,7 @@ use crate::session::listings::Listings;
 use crate::session::node::OwnNode;
 use crate::session::nodes::OwnNodes;
 use crate::session::request::Ending;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 /// What the library keeps for one session. Its backend makes it, hands it out, and reports to it what happens.
 ///
@@ -26,6 +26,8 @@ pub struct Upkeep {
     listings: Listings,
     ghosts: Ghosts,
     is_signal_refused: AtomicBool,
+    /// The newest change of the ensemble that an answer has shown.
+    newest: AtomicI64,
 }
 
 impl Upkeep {
@@ -38,6 +40,7 @@ impl Upkeep {
             listings: Listings::default(),
             ghosts: Ghosts::default(),
             is_signal_refused: AtomicBool::new(false),
+            newest: AtomicI64::new(0),
         }
     }
 
@@ -96,6 +99,17 @@ impl Upkeep {
     pub fn end(&self, why: Ending) {
         self.lease.end(why);
         self.nodes.session_is_over();
+    }
+
+    /// An answer has shown this change of the ensemble.
+    pub(crate) fn shows(&self, zxid: i64) {
+        self.newest.fetch_max(zxid, Ordering::AcqRel);
+    }
+
+    /// The newest change of the ensemble that an answer has shown; 0 if none has shown any. What is asked for from now on changes
+    /// nothing before that.
+    pub(crate) fn newest(&self) -> i64 {
+        self.newest.load(Ordering::Acquire)
     }
 
     pub(crate) fn nodes(&self) -> &OwnNodes {

@@ -375,17 +375,19 @@ impl Session for ZooKeeperSession {
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
-        let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
+        let (path, failure, upkeep) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.upkeep));
         self.pipeline.ask(Request::Read, move |client| async move {
             let (names, stat) = client.get_children(&path).await.map_err(failure)?;
+            upkeep.shows(stat.mzxid);
             Ok((names, Some(translate::stat(&stat))))
         })
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
-        let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
+        let (path, failure, upkeep) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.upkeep));
         self.pipeline.ask(Request::Read, move |client| async move {
             let (data, stat) = client.get_data(&path).await.map_err(failure)?;
+            upkeep.shows(stat.mzxid);
             Ok((data, translate::stat(&stat)))
         })
     }
@@ -440,7 +442,12 @@ impl Session for ZooKeeperSession {
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
         let request = if is_removal(operations) { Request::Removal } else { Request::Write };
         let (operations, acl, whom) = (operations.to_vec(), self.acl.clone(), Arc::clone(&self.pipeline.whom));
-        self.pipeline.ask(request, move |client| async move { commit(&client, &operations, &acl, &whom).await })
+        let upkeep = Arc::clone(&self.upkeep);
+        self.pipeline.ask(request, move |client| async move {
+            let (outcomes, newest) = commit(&client, &operations, &acl, &whom).await?;
+            upkeep.shows(newest);
+            Ok(outcomes)
+        })
     }
 
     fn spawn(&self, task: Task) {

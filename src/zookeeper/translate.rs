@@ -19,13 +19,14 @@ pub(super) fn mode(kind: Kind) -> zk::CreateMode {
     }
 }
 
-/// Commits all operations or none. The request is sent in the first poll.
+/// Commits all operations or none. Also gives the number of the transaction, or 0 if the answer does not show it. The request is
+/// sent in the first poll.
 pub(super) async fn commit(
     client: &zk::Client,
     operations: &[Operation],
     acl: &Acl,
     whom: &str,
-) -> Result<Vec<Outcome>, Failure> {
+) -> Result<(Vec<Outcome>, i64), Failure> {
     let failure = |index: usize, error| {
         let needs = operations.get(index).map(Operation::needs).unwrap_or_default();
         failure(error, needs, whom)
@@ -47,7 +48,8 @@ pub(super) async fn commit(
         zk::MultiWriteError::RequestFailed { source } => failure(0, source),
         zk::MultiWriteError::OperationFailed { index, source } => of(index)(source),
     })?;
-    Ok(results.into_iter().map(outcome).collect())
+    let newest = results.iter().map(zxid).max().unwrap_or_default();
+    Ok((results.into_iter().map(outcome).collect(), newest))
 }
 
 /// Reads the data of several nodes in one request, which is sent in the first poll. `None` of a node that is gone, or that
@@ -67,6 +69,13 @@ pub(super) async fn data_of_each(client: &zk::Client, paths: &[String]) -> Resul
         _ => Err(zk::Error::UnexpectedError("an answer to another request".to_owned())),
     };
     nodes.into_iter().map(node).collect()
+}
+
+fn zxid(result: &zk::MultiWriteResult) -> i64 {
+    match result {
+        zk::MultiWriteResult::Create { stat, .. } | zk::MultiWriteResult::SetData { stat } => stat.mzxid,
+        _ => 0,
+    }
 }
 
 fn outcome(result: zk::MultiWriteResult) -> Outcome {

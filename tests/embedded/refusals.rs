@@ -423,8 +423,9 @@ fn a_downgrade_that_is_refused_is_no_downgrade() {
 fn a_transaction_too_large_for_a_request_is_refused_before_it_is_sent() {
     let sent = Count::default();
     let count = sent.clone();
+    // What became of it is asked with its check alone, which is small.
     let guard = write_where(&Memory::new(), move |asked| match asked {
-        Asked::Transact(_) => {
+        Asked::Transact([_, _, ..]) => {
             count.one_more();
             Some(Failure::Unknown("the server has closed the connection".to_owned()))
         }

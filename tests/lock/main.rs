@@ -1,6 +1,7 @@
 //! One lock on a server: what it does, what it costs, and what any fault of network, server or caller can do to it.
 
 mod calls;
+mod doubts;
 mod executors;
 mod faults;
 mod ghosts;

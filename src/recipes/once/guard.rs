@@ -81,7 +81,7 @@ impl OnceGuard {
                 Some(has_twin) => write(transaction, &twin, &text, has_twin),
                 None => transaction,
             };
-            let Err(error) = transaction.commit().await else {
+            let Err(error) = transaction.commit_once().await else {
                 tell!(DEBUG, path, token = self.fencing_token(), "recorded that the work was done");
                 return Ok(());
             };

@@ -225,7 +225,7 @@ impl Commit<'_> {
     pub(crate) async fn put(self) -> Result<i32, Error> {
         let mut tries = 0;
         loop {
-            let error = match self.transaction().commit().await {
+            let error = match self.transaction().commit_once().await {
                 Ok(outcomes) => return Ok(version_of(&outcomes)),
                 Err(error) => error,
             };

@@ -1,0 +1,138 @@
+//! Transactions under a lock whose answers are lost: what became of them is found out where a node shows it for certain, and
+//! nothing is done twice.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use support::hindered::{Asked, Hindered};
+use support::polled::now;
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::{Close, Frames, Op, Proxy, Rule};
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Outcome, Session};
+use zk_rwlock::{Error, Memory, RwLock, Semaphore, Transaction, ZooKeeper};
+
+/// The transaction's request is lost, or else its answer, and the connection with it.
+fn lost_once(proxy: &Proxy, node: &str, is_done: bool) {
+    let of = if is_done { Frames::replies(Op::Multi) } else { Frames::requests(Op::Multi) };
+    proxy.apply(Rule::on(of.about(node)).close(0, Close::Fin));
+}
+
+/// The data and the version of a node, as an operator sees them. `None` if there is none.
+async fn seen(operator: &ZooKeeper, node: &str) -> Option<(Vec<u8>, i32)> {
+    match session(operator).await.data(node).await {
+        Ok((data, stat)) => Some((data, stat.version)),
+        Err(failure) => {
+            assert_eq!(failure, Failure::NoNode);
+            None
+        }
+    }
+}
+
+type Change = for<'a> fn(Transaction<'a>, &str) -> Transaction<'a>;
+
+#[support::judged]
+async fn what_became_of_a_commit_whose_answer_is_lost_is_found_out_and_it_is_done_once() {
+    let (server, operator) = (shared_server(), connect(&shared_server().address()).await);
+    let proxy = Proxy::start(server.address());
+    let zk = connect_with(&proxy.address(), CALM).await;
+    let guard = lock_at(&zk, "/doubts/lock").write().await.unwrap();
+    let set: Change = |it, node| it.set_version(node, "new", 0);
+    let delete: Change = |it, node| it.delete_version(node, 0);
+    let create: Change = |it, node| it.create(format!("{node}.new"), "new");
+    let ephemeral: Change = |it, node| it.create_ephemeral(format!("{node}.new"), "new");
+    let several: Change =
+        |it, node| it.create(format!("{node}.new"), "").set_version(node, "new", 0).set(node, "newer");
+    let checks: Change = |it, node| it.check(node, 0);
+    let (is_set, once) = (Outcome::Set { version: 1 }, Some((b"new".to_vec(), 1)));
+    let all = vec![Outcome::Created, is_set, Outcome::Set { version: 2 }];
+    let old = Some((b"old".to_vec(), 0));
+    // What it gives if it was done, and if it was not; `None` if nothing shows that for certain.
+    for (name, change, done, undone, after) in [
+        ("set", set, Some(vec![is_set]), Some(vec![is_set]), once),
+        ("delete", delete, None, Some(vec![Outcome::Deleted]), None),
+        ("create", create, Some(vec![Outcome::Created]), None, old.clone()),
+        ("ephemeral", ephemeral, Some(vec![Outcome::Created]), None, old.clone()),
+        ("checks", checks, Some(vec![Outcome::Checked]), Some(vec![Outcome::Checked]), old),
+        ("several", several, Some(all), None, Some((b"newer".to_vec(), 2))),
+    ] {
+        for (is_done, expected) in [(true, done), (false, undone)] {
+            let node = format!("/doubts/{name}-{is_done}");
+            guard.transaction().create(&node, "old").commit().await.unwrap();
+            guard.transaction().commit().await.expect("held");
+            lost_once(&proxy, &node, is_done);
+            let answer = soon(name, change(guard.transaction(), &node).commit()).await;
+            match expected {
+                Some(outcomes) => assert_eq!(answer.unwrap(), outcomes, "{name}, done: {is_done}"),
+                None => assert!(matches!(answer, Err(Error::OutcomeUnknown { .. })), "{name}, {is_done}: {answer:?}"),
+            }
+            if is_done {
+                assert_eq!(seen(&operator, &node).await, after, "{name}");
+            }
+        }
+    }
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+}
+
+/// Others may hold the lock, too, and write what this holder writes.
+#[support::judged]
+async fn beside_other_holders_only_a_commit_that_was_not_done_is_found_out() {
+    let (proxy, path) = (Proxy::start(shared_server().address()), "/doubts-beside");
+    let zk = connect_with(&proxy.address(), CALM).await;
+    let reads = lock_at(&zk, path).read().await.unwrap();
+    let permit = Semaphore::new(&zk, "/doubts-permits", 2).unwrap().acquire().await.unwrap();
+    for (name, hold) in [("read", &*reads), ("permit", &*permit)] {
+        for is_done in [false, true] {
+            let node = format!("/doubts-{name}-{is_done}");
+            hold.transaction().create(&node, "old").commit().await.unwrap();
+            hold.transaction().commit().await.expect("held");
+            lost_once(&proxy, &node, is_done);
+            let answer = soon(name, hold.transaction().set_version(&node, "new", 0).commit()).await;
+            assert_eq!(matches!(answer, Err(Error::OutcomeUnknown { .. })), is_done, "{name}: {answer:?}");
+            assert!(answer.is_ok() || is_done, "{name}: {answer:?}");
+        }
+    }
+}
+
+/// What a commit of `/v` at version 0 gives whose request is lost, while a client without the lock does this.
+async fn forestalled(stranger: impl Fn(&Memory) + Send + Sync + 'static) -> Result<Vec<Outcome>, Error> {
+    let (zk, is_lost) = (Memory::new(), AtomicBool::new(false));
+    let other = zk.connect();
+    let line = Hindered::new(&zk, move |asked| match asked {
+        Asked::Transact([_, Operation::Set { .. }]) if !is_lost.swap(true, Ordering::Relaxed) => {
+            stranger(&other);
+            Some(Failure::Unknown("lost".to_owned()))
+        }
+        _ => None,
+    });
+    let guard = RwLock::new(&line, "/lock").unwrap().write().await.unwrap();
+    guard.transaction().create("/v", "old").commit().await.unwrap();
+    soon("the commit", guard.transaction().set_version("/v", "new", 0).commit()).await
+}
+
+#[support::judged]
+async fn a_commit_that_a_client_without_the_lock_has_forestalled_is_refused_or_in_doubt() {
+    let put = |zk: &Memory, data: &[u8]| {
+        let set = Operation::Set { path: "/v".to_owned(), data: data.to_vec(), version: None };
+        now(of(zk).transact(&[set])).expect("it is there");
+    };
+    let answer = forestalled(|_| {}).await;
+    assert_eq!(answer.unwrap(), [Outcome::Set { version: 1 }], "nobody was faster");
+    let answer = forestalled(move |zk| put(zk, b"a stranger's")).await;
+    assert!(matches!(answer, Err(Error::TransactionRefused { reason: Failure::BadVersion, .. })), "{answer:?}");
+    let twice = forestalled(move |zk| [b"a", b"b"].iter().for_each(|data| put(zk, *data))).await;
+    let gone = forestalled(|zk| zk.faults().remove("/v")).await;
+    // Versions do not tell that it is another node.
+    let anew = forestalled(|zk| {
+        zk.faults().remove("/v");
+        now(of(zk).create("/v", b"a stranger's", Kind::Persistent)).expect("it is gone");
+    });
+    for answer in [twice, gone, anew.await] {
+        assert!(matches!(answer, Err(Error::OutcomeUnknown { .. })), "{answer:?}");
+    }
+}
+
+fn of(zk: &Memory) -> Arc<dyn Session> {
+    Arc::clone(now(zk.session_slot(0)).expect("it is reachable").session())
+}
