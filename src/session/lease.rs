@@ -360,13 +360,13 @@ impl Lease {
         self.validity().map(|(_, epoch)| epoch)
     }
 
-    /// Whether the lease is valid, and has been ever since this epoch began.
-    pub(crate) fn covers(&self, epoch: u64) -> bool {
-        self.epoch() == Some(epoch)
+    /// Whether the lease is valid at the present moment, and has been ever since this epoch began.
+    pub(crate) fn covers_at(&self, epoch: u64, now: Moment) -> bool {
+        self.validity_at(now).is_some_and(|(_, valid_in)| valid_in == epoch)
     }
 
     /// The present moment, if the lease is valid and has been since this epoch began. Looks at nothing that is locked.
-    /// `None` if only [`Lease::covers`] can tell.
+    /// `None` if only [`Lease::covers_at`] can tell.
     pub(crate) fn covered_at(&self, epoch: u64) -> Option<Moment> {
         // The end before its epoch, and the clock last: an end is published after its epoch.
         let until = self.valid_until.load(Ordering::Acquire);
@@ -388,7 +388,10 @@ impl Lease {
     }
 
     fn validity(&self) -> Option<(Duration, u64)> {
-        let now = self.now();
+        self.validity_at(self.now())
+    }
+
+    fn validity_at(&self, now: Moment) -> Option<(Duration, u64)> {
         let mut state = self.state.lock();
         if state.lapse(now) {
             self.publish(&state);

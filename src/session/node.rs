@@ -26,7 +26,8 @@ use std::time::{Duration, Instant};
 use crate::session::lease::{Lease, Moment};
 use crate::session::limits::Limits;
 use crate::session::loss::{HoldState, Loss};
-use crate::session::request::{Event, Failure, Reply, Watch};
+use crate::session::request::{Ending, Event, Failure, Reply, Watch};
+use crate::session::thread::FORKED;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Notified, Notify};
 use crate::telemetry::log::tell;
@@ -282,7 +283,11 @@ impl OwnNode {
 
     /// Why the node is held or waits no longer, as far as that can be known without asking the ensemble.
     pub(crate) fn loss(self: &Arc<Self>) -> Option<Loss> {
-        let lease = &self.lease;
+        let (lease, now) = (&self.lease, self.lease.now());
+        if now == FORKED {
+            // A lock may be one that a thread of the parent's had when the process forked.
+            return Some(Loss::SessionOver(Ending::Forked));
+        }
         let mut state = self.state.lock();
         // The lease comes before the watch. The server removes the node of an owner that was stopped for too long, so
         // the lease is the reason.
@@ -295,11 +300,11 @@ impl OwnNode {
                 }
                 Phase::Left => None,
             };
-            let ran_out = since.is_some_and(|epoch| !lease.covers(epoch)).then_some(Loss::LeaseRanOut);
-            let too_long = !self.limits.allows(lease.now());
+            let ran_out = since.is_some_and(|epoch| !lease.covers_at(epoch, now)).then_some(Loss::LeaseRanOut);
+            let too_long = !self.limits.allows(now);
             state.loss = lease.over().map(Loss::SessionOver).or(ran_out).or(too_long.then_some(Loss::HeldTooLong));
             if state.loss == Some(Loss::HeldTooLong) {
-                self.limits.exceeded(lease.now(), lease.margin());
+                self.limits.exceeded(now, lease.margin());
             }
         }
         let told = state.look();

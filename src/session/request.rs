@@ -201,8 +201,13 @@ pub enum Ending {
     /// stands on. The next acquisition opens another session.
     #[error("the session's upkeep has failed")]
     Failed,
-    /// This process was forked from one that had connected, and lacks the threads for that. The sessions are its parent's.
-    #[error("this process was forked from one that had connected (fork first, and connect then)")]
+    /// This process was forked from one that had connected. The sessions are its parent's. It lacks the threads that serve a
+    /// connection, and shares with its parent what waits for connections (`epoll`), so that one of its own would disturb those of the
+    /// parent.
+    #[error(
+        "this process was forked from one that had connected, whose threads it lacks and whose epoll it shares: fork first and \
+         connect then, or exec"
+    )]
     Forked,
 }
 

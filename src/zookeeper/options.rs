@@ -6,6 +6,7 @@ use zookeeper_client as zk;
 
 use crate::error::error::Error;
 use crate::session::lease::Lease;
+use crate::session::thread::since_boot_here;
 use crate::zookeeper::patience::Patience;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 use crate::zookeeper::security::Sasl;
@@ -259,7 +260,7 @@ impl ZooKeeperBuilder {
     }
 
     pub(super) fn lease(&self, timeout: Duration) -> Lease {
-        let mut lease = Lease::new(timeout);
+        let mut lease = Lease::with_clock(timeout, Box::new(since_boot_here));
         if let Some(tick) = self.tick_time {
             lease = lease.with_tick_time(tick);
         }

@@ -9,7 +9,7 @@ use support::process::{Process, role, say};
 use support::scene::*;
 use support::server::shared_server;
 use zk_rwlock::error::Ending;
-use zk_rwlock::{Blocking, ConnectionState, Error, Leadership, Loss, RwLock, Semaphore, Shared, ZooKeeper};
+use zk_rwlock::{Blocking, ConnectionState, Error, HoldState, Leadership, Loss, RwLock, Semaphore, Shared, ZooKeeper};
 
 const PATH: &str = "/forks/held";
 
@@ -40,6 +40,10 @@ fn the_life_of_a_child() {
     let kept = RwLock::builder(&zk, "/forks/kept").keep(CALM).build().expect("valid");
     kept.read().blocking().expect("free").release().blocking().expect("held");
     if fork() {
+        let forked = Loss::SessionOver(Ending::Forked);
+        assert!(!guard.is_held() && guard.state() == HoldState::Lost { why: forked } && guard.session_left().is_zero());
+        assert_eq!(guard.lost().blocking(), forked);
+        assert!(matches!(guard.run(async {}).blocking(), Err(Error::Lost(loss)) if loss == forked));
         let began = Instant::now();
         let lock = open(&zk);
         is_refused(lock.read().blocking());
