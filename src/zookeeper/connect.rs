@@ -22,6 +22,7 @@ use crate::zookeeper::probe::{reason, silent};
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
+use crate::zookeeper::turns::Turns;
 use crate::zookeeper::unasked::{ClientEnded, noticed};
 
 /// How long before an attempt ends, at most, the servers are asked why there is no session. A slow one may need that long.
@@ -79,11 +80,11 @@ async fn open(
     loop {
         let asked = since_boot();
         let limit = patience.limit(timeout).max(options.silence(patience).unwrap_or_default());
-        let named = to_connect_to(servers, timeout, &silent.servers);
+        let (named, turns) = to_connect_to(servers, timeout, &silent.servers);
         let connecting = connect(options.connector(options.silence(patience), lost.is_some()), &named, encrypted);
         let (connected, ended) = tokio::select! {
             biased;
-            connected = noticed(tokio::time::timeout(limit, connecting)) => connected,
+            connected = noticed(turns, tokio::time::timeout(limit, connecting)) => connected,
             () = silent.are_found(servers, options) => continue,
         };
         match connected {
@@ -228,22 +229,23 @@ async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Re
     connector.connect(servers).await
 }
 
-/// The list of servers for the client crate. Each server is named several times, but one that is silent only once.
+/// The list of servers for the client crate, and their turns in it. Each server is named several times, but one that is silent only
+/// once.
 ///
 /// The client crate doubles its pauses with each round through the list. So with a short list it might come back only
 /// when twice the length of the break has passed: too late for the lease. Within a round the pauses grow by 50 ms only,
-/// and the first round has none. The client crate shuffles the list, so a frozen server of several may come twice in a
-/// row, which costs [little](Patience::Quick).
-fn to_connect_to(servers: &Servers, session_timeout: Duration, silent: &BTreeSet<usize>) -> String {
+/// and the first round has none.
+fn to_connect_to(servers: &Servers, session_timeout: Duration, silent: &BTreeSet<usize>) -> (String, Turns) {
     // The second round begins after 100 ms for each name, at most 1 s, and the third half a session timeout later.
     let names = (session_timeout.as_millis() / 300).clamp(2, 24);
     let of = |is_silent| {
         let some = servers.each().enumerate().filter(move |(index, _)| silent.contains(index) == is_silent);
-        some.map(|(_, server)| server.text).collect::<Vec<_>>()
+        some.map(|(index, server)| (index, server.text)).collect::<Vec<_>>()
     };
     let heard = of(false);
     let times = (names as usize).div_ceil(heard.len().max(1));
-    [vec![heard; times].concat(), of(true)].concat().join(",") + servers.root()
+    let (turns, names): (Vec<usize>, Vec<_>) = [vec![heard; times].concat(), of(true)].concat().into_iter().unzip();
+    (names.join(",") + servers.root(), Turns::of(turns))
 }
 
 #[cfg(test)]
@@ -256,7 +258,7 @@ mod tests {
     fn each_server_is_named_several_times() {
         let second = Duration::from_secs(1);
         let silent = |silent: &[usize], servers, timeout| {
-            to_connect_to(&Servers::parse(servers).unwrap(), timeout, &silent.iter().copied().collect())
+            to_connect_to(&Servers::parse(servers).unwrap(), timeout, &silent.iter().copied().collect()).0
         };
         let to_connect_to = |servers, timeout| silent(&[], servers, timeout);
         assert_eq!(silent(&[1], "a:1,b:2/root", second), "a:1,a:1,a:1,b:2/root");

@@ -26,6 +26,8 @@
 //!   (`Comeback` there).
 //! - It does not tell of a connection that breaks between the handshake and the first answer, and stays "connected" until it
 //!   has another one. So a server is named, and counts as connected, by what it has answered (`lost` in [`session`]).
+//! - It shuffles its list of servers, in which each is named several times: one that is dead may come several times running
+//!   ([`turns`]).
 //! - It reports `Expired` only at 1.4 session timeouts. So the lease reports that a lock is lost.
 
 pub(crate) mod client;
@@ -48,4 +50,5 @@ pub(crate) mod probe;
 pub(crate) mod servers;
 mod session;
 mod translate;
+mod turns;
 mod unasked;

@@ -2,12 +2,14 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 
 use spawns_core::{Spawn, Task};
 use tokio::sync::oneshot;
 
 use crate::sync::Mutex;
 use crate::telemetry::teller::guarded;
+use crate::zookeeper::turns::Turns;
 
 /// Fires when the client crate's task has ended, however it did.
 pub(super) type ClientEnded = oneshot::Receiver<()>;
@@ -29,26 +31,32 @@ impl<F: FnOnce()> Drop for Unasked<F> {
 }
 
 /// What a client is made by, and the end of the task that the client crate spawns for it. The crate's watcher of the state is
-/// silent when that task panics.
-pub(super) async fn noticed<T>(connecting: impl Future<Output = T>) -> (T, ClientEnded) {
+/// silent when that task panics. Both come to the servers by these turns.
+pub(super) async fn noticed<T>(turns: Turns, connecting: impl Future<Output = T>) -> (T, ClientEnded) {
     let (tell, ended) = oneshot::channel();
-    let (spawner, mut connecting) = (Spawner(Mutex::new(Some(tell))), pin!(connecting));
+    let turns = Arc::new(Mutex::new(turns));
+    let spawner = Spawner { tell: Mutex::new(Some(tell)), turns: Arc::clone(&turns) };
+    let mut connecting = pin!(connecting);
     let connected = poll_fn(|context| {
         let _scope = spawns_core::enter(&spawner);
-        connecting.as_mut().poll(context)
+        turns.lock().polled(|| connecting.as_mut().poll(context))
     });
     (connected.await, ended)
 }
 
 /// Spawns on the runtime that it is called on.
-struct Spawner(Mutex<Option<oneshot::Sender<()>>>);
+struct Spawner {
+    tell: Mutex<Option<oneshot::Sender<()>>>,
+    turns: Arc<Mutex<Turns>>,
+}
 
 impl Spawn for Spawner {
     fn spawn(&self, task: Task) {
-        let tell = self.0.lock().take();
+        let (tell, turns) = (self.tell.lock().take(), Arc::clone(&self.turns));
         drop(tokio::spawn(async move {
             let _told_when_dropped = tell;
-            Box::into_pin(task.future).await;
+            let mut task = Box::into_pin(task.future);
+            poll_fn(|context| turns.lock().polled(|| task.as_mut().poll(context))).await;
         }));
     }
 }
@@ -71,7 +79,7 @@ mod tests {
     async fn the_end_of_the_clients_task_is_noticed() {
         let (go_on, goes_on) = oneshot::channel::<()>();
         let begin = async { Some(spawns_core::spawn(async { panic!("{:?}", goes_on.await) })) };
-        let (task, mut ended) = noticed(begin).await;
+        let (task, mut ended) = noticed(Turns::of(Vec::new()), begin).await;
         assert!(ended.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
         drop(go_on);
         assert!(ended.await.is_err());

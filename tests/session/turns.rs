@@ -1,10 +1,14 @@
-//! Servers that answer nothing: each server has its turn before such a one is tried again, so a session is opened in time.
+//! Servers that answer nothing: each server has its turn before such a one is tried again, so a session is opened in time, and is
+//! soon back.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use support::scene::*;
 use support::server::shared_server;
+use support::wire::Proxy;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use zk_rwlock::ZooKeeper;
@@ -59,4 +63,32 @@ async fn of_two_servers_one_that_stands_still_fails_none_of_fifty_connects() {
     let failed = failing(&format!("{},{address}", shared_server().address())).await;
     accepting.abort();
     assert!(failed.is_empty(), "{failed:?}");
+}
+
+/// The client crate has one limit for a connection and for an attempt at one: a twelfth of the session timeout.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_reconnects_comes_to_a_silent_server_once_before_it_comes_to_the_other() {
+    let still = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let (address, came) = (still.local_addr().expect("it has one"), Arc::new(AtomicU64::new(0)));
+    let counted = Arc::clone(&came);
+    let accepting = tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((stream, _)) = still.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            open.push(stream);
+        }
+    });
+    let proxy = Proxy::start(shared_server().address());
+    let builder = ZooKeeper::builder().session_timeout(Duration::from_secs(6)).connect_timeout(SOON);
+    let zk = builder.connect(format!("{address},{}", proxy.address())).await.expect("one answers");
+    let session = session(&zk).await;
+    for round in 0..12 {
+        let (before, connections) = (came.load(Ordering::Relaxed), proxy.connections());
+        proxy.disconnect();
+        eventually("it is back", || async { proxy.connections() > connections }).await;
+        eventually("an answer", || async { session.sync("/").await.is_ok() }).await;
+        let tries = came.load(Ordering::Relaxed) - before;
+        assert!(tries <= 1, "round {round}: it came to the silent server {tries} times");
+    }
+    accepting.abort();
 }

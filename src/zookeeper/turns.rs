@@ -1,0 +1,111 @@
+//! In which order the client crate comes to the servers: each has its turn before one is tried twice.
+//!
+//! The crate shuffles its list of names whenever it has connected, for the next time. A server that answers nothing takes an attempt's
+//! whole time, so a list that begins with it several times may cost a lock. The crate draws from `fastrand`, whose numbers depend
+//! on where the thread's generator stands. So before the crate is polled, the generator is put where the next shuffle will be a good
+//! one. That the crate has shuffled, the generator shows afterwards. If it shows something else, the crate goes on by chance.
+
+use fastrand::Rng;
+
+use crate::sync::random;
+
+/// How many shuffles are tried, at most. Of seven servers a good one is found in this many, almost always.
+const TRIES: u32 = 1_000;
+
+/// The turns of one client.
+pub(super) struct Turns {
+    /// The servers of the names, in the crate's present order. Empty if that is not known.
+    order: Vec<usize>,
+    servers: usize,
+    /// Where the generator is put.
+    seed: Option<u64>,
+}
+
+impl Turns {
+    /// The crate is given these servers, in this order, each perhaps several times.
+    pub(super) fn of(names: Vec<usize>) -> Turns {
+        let servers = names.iter().max().map_or(0, |last| last + 1);
+        Turns { order: if servers > 1 { names } else { Vec::new() }, servers, seed: None }
+    }
+
+    /// Polls the crate.
+    pub(super) fn polled<T>(&mut self, poll: impl FnOnce() -> T) -> T {
+        if self.order.is_empty() {
+            return poll();
+        }
+        let seed = self.seed.unwrap_or_else(|| self.drawn());
+        fastrand::seed(seed);
+        let output = poll();
+        let now = fastrand::get_seed();
+        self.seed = (now == seed).then_some(seed);
+        if now != seed {
+            self.has_drawn(seed, now);
+        }
+        output
+    }
+
+    /// A number by which the next shuffle lets each server have its turn.
+    fn drawn(&self) -> u64 {
+        let turns = |seed: &u64| {
+            let order = self.shuffled(*seed).0;
+            let is_first = |(at, server): (usize, &usize)| !order[..at].contains(server);
+            order.iter().take(self.servers).enumerate().take_while(|it| is_first(*it)).count()
+        };
+        let mut seeds = (0..TRIES).map(|_| random());
+        let good = seeds.find(|seed| turns(seed) == self.servers);
+        good.unwrap_or_else(random)
+    }
+
+    /// The order after a shuffle, and where the generator is then.
+    fn shuffled(&self, seed: u64) -> (Vec<usize>, u64) {
+        let (mut generator, mut order) = (Rng::with_seed(seed), self.order.clone());
+        generator.shuffle(&mut order);
+        (order, generator.get_seed())
+    }
+
+    /// The crate has shuffled, or has drawn the length of a pause.
+    fn has_drawn(&mut self, seed: u64, now: u64) {
+        let (order, after_shuffle) = self.shuffled(seed);
+        let mut generator = Rng::with_seed(seed);
+        generator.u32(..);
+        if now == after_shuffle {
+            self.order = order;
+        } else if now != generator.get_seed() {
+            self.order.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_server_has_its_turn_after_every_shuffle_of_the_crates() {
+        for servers in 2..=5 {
+            let mut names: Vec<usize> = (0..24).map(|name| name % servers).collect();
+            let mut turns = Turns::of(names.clone());
+            for round in 0..100 {
+                turns.polled(|| {});
+                // As the crate draws the length of a pause, in another poll.
+                turns.polled(|| (round % 3 == 0).then(|| fastrand::u32(0..100)));
+                turns.polled(|| fastrand::shuffle(&mut names));
+                assert_eq!(turns.order, names);
+                let mut first = names[..servers].to_vec();
+                first.sort_unstable();
+                assert_eq!(first, Vec::from_iter(0..servers), "{names:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn where_the_order_is_not_known_the_crate_goes_on_by_chance() {
+        let mut turns = Turns::of(vec![0, 1, 0, 1]);
+        turns.polled(|| [(); 3].map(|()| fastrand::u64(..)));
+        assert!(turns.order.is_empty());
+        let mut drawn = [(); 2].map(|()| turns.polled(|| fastrand::u64(..)));
+        drawn.sort_unstable();
+        assert_ne!(drawn[0], drawn[1]);
+        assert!(Turns::of(vec![0, 0, 0]).order.is_empty(), "one server has all turns");
+    }
+}
