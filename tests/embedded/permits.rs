@@ -65,6 +65,37 @@ fn forge_hand_off(stranger: &Memory, place: &str) {
     now(session(stranger).transact(&[set])).expect("it may be written");
 }
 
+/// What may not wait is bounded as a whole.
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_waits_for_the_number_for_as_long_as_it_may() {
+    let zk = Memory::new();
+    open(&zk, 3).acquire().await.expect("free").release().await.expect("held");
+    let other = zk.connect();
+    let semaphore = Semaphore::builder(&other, PATH).build().expect("valid");
+    other.faults().silence();
+    let (permit, ()) = tokio::join!(semaphore.acquire_many(2).into_future(), async {
+        // Three session timeouts.
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        other.faults().catch_up();
+    });
+    permit.expect("its answer was late").release().await.expect("held");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_number_is_set_on_another_session_if_one_ends_during_the_look_for_a_lock() {
+    let (zk, is_over) = (Memory::new(), AtomicBool::new(false));
+    let client = zk.clone();
+    let line = Hindered::new(&zk, move |asked| {
+        if matches!(asked, Asked::Children(PATH)) && !is_over.swap(true, Ordering::Relaxed) {
+            client.faults().expire();
+        }
+        None
+    });
+    let semaphore = Semaphore::builder(&line, PATH).build().expect("valid");
+    semaphore.set_permits(3).await.expect("a session is open");
+    assert_eq!(semaphore.permits().await.expect("readable"), Some(3));
+}
+
 // Answers and requests that are lost.
 
 #[test]

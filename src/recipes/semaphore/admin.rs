@@ -184,7 +184,7 @@ async fn try_to_set(stock: &Stock, session: &Arc<dyn Session>, permits: u32) -> 
             return Ok(Err(error));
         }
         if permits::decode(&data).is_ok_and(|number| number.is_none())
-            && let Err(error) = stock.check_for_lock(session, None).await
+            && let Some(error) = stock.finds_lock(session, None).await?
         {
             return Ok(Err(error));
         }

@@ -49,25 +49,34 @@ pub(super) struct SeenPermits {
 }
 
 impl Stock {
-    /// Fails if the path is that of a lock which somebody holds or waits for, by these children or by a listing. Who has come
-    /// for the lock and finds a semaphore leaves at once, so a second look decides.
+    /// As [`Stock::finds_lock`], for an acquisition.
     pub(super) async fn check_for_lock(
         &self,
         session: &Arc<dyn Session>,
-        mut children: Option<Vec<String>>,
+        children: Option<Vec<String>>,
     ) -> Result<(), Error> {
+        self.finds_lock(session, children).await.map_err(|failure| self.no_permit(failure))?.map_or(Ok(()), Err)
+    }
+
+    /// The error if the path is that of a lock which somebody holds or waits for, by these children or by a listing. Who has come
+    /// for the lock and finds a semaphore leaves at once, so a second look decides.
+    pub(super) async fn finds_lock(
+        &self,
+        session: &Arc<dyn Session>,
+        mut children: Option<Vec<String>>,
+    ) -> Result<Option<Error>, Failure> {
         for looks in 1.. {
             let names = match children.take() {
                 Some(names) => names,
-                None => self.beside(session).await.map_err(|failure| self.no_permit(failure))?,
+                None => self.beside(session).await?,
             };
             let Some(node) = names.into_iter().filter(|name| Dialect::of(name).is_some()).min() else { break };
             if looks == LOOKS {
-                return Err(self.doubt(PermitsError::IsLocked { node }));
+                return Ok(Some(self.doubt(PermitsError::IsLocked { node })));
             }
             session.sleep(LOOK_PAUSE).await;
         }
-        Ok(())
+        Ok(None)
     }
 
     /// The children of the semaphore's own node. Waits for the servers as long as its caller does: an acquisition may wait.

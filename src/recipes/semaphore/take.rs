@@ -148,7 +148,7 @@ impl Goal for Wanted {
             return Ok(());
         }
         let read = call::on_a_session(&self.stock.handle.coordinator, (TAKE, path), |session| async move {
-            let node = call::answered(&session, || retry::data(&session, path, false)).await?;
+            let node = retry::data(&session, path, false).await?;
             Ok((session, node))
         });
         match read.await? {
