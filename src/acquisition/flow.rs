@@ -124,7 +124,7 @@ impl Acquisition {
     ) -> Result<Box<Tenure>, Error> {
         // Boxed, as is what else few wait in for long.
         let (held, look, mut late) = Box::pin(self.queue_up_anew()).await?;
-        let mut wait = Wait { patience, waiting, on_wait, look, directory: None };
+        let mut wait = Wait { patience, waiting, on_wait, look, directory: None, denials: 0 };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&held, &mut wait, &mut late) => turn,

@@ -303,6 +303,8 @@ pub(crate) struct Wait<'a> {
     pub(crate) look: Option<Result<Names, Failure>>,
     /// What the last listing showed of the directory itself, if it is needed next.
     pub(crate) directory: Option<Box<Stat>>,
+    /// How often the server has not listed our node although the leader has it.
+    pub(crate) denials: u32,
 }
 
 /// Where an acquisition waits, for the error of its timeout.

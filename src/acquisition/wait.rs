@@ -23,10 +23,13 @@ use crate::session::loss::Loss;
 use crate::session::presence::{self, check};
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
-use crate::session::second_look::SecondLook;
+use crate::session::second_look::{self, SecondLook};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
 use crate::ticket::ask::ask;
+
+/// How often a server may leave out our node, which the leader has.
+const DENIALS: u32 = 3;
 
 /// What a waiter waits for.
 struct Behind<'a> {
@@ -109,6 +112,10 @@ impl Acquisition {
         let (site, ghosts) = (&self.handle.site, session.upkeep().ghosts());
         waiter.passes_over(ghosts.shown(&site.queue, &names, me.mode()));
         let mut step = waiter.next(News::Listed { names: &names, leaving: &leaving });
+        if step == Step::Evicted && !names.iter().any(|name| name == me.name()) {
+            self.unless_denied(held, wait).await?;
+            return Ok(Step::List);
+        }
         if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, wait.patience) {
             let ahead = site.ghosts_ahead(session, &names, me.kind(), |names| turn::ahead_of(me, names));
             waiter.passes_over(ahead.await);
@@ -134,6 +141,18 @@ impl Acquisition {
 }
 
 impl Acquisition {
+    /// The server does not list our node. Fails unless the leader has it: no read overrules what the ensemble has committed.
+    async fn unless_denied(&self, held: &Tenure, wait: &mut Wait<'_>) -> Result<(), Error> {
+        let (session, path) = (held.ticket().session(), held.own_node().path());
+        if held.loss().is_some() || presence::is_there(session, path.clone(), None).await != Some(true) {
+            return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed)));
+        }
+        if wait.denials >= DENIALS {
+            return Err(self.handle.stop(Failure::Refused(second_look::diverged(session, &path))));
+        }
+        retry::before_next_try(session, &mut wait.denials).await.map_err(|failure| self.handle.stop(failure))
+    }
+
     /// Fails if the lock's path is that of a semaphore. Its node has data then: only where a listing shows that, they are read.
     pub(crate) async fn check_for_semaphore(
         &self,

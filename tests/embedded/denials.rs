@@ -42,6 +42,43 @@ fn a_permit_that_a_server_denies_at_first_is_taken() {
     }
 }
 
+/// A client whose server leaves out our own node in so many listings.
+fn leaving_out(memory: &Memory, listings: usize) -> Hindered {
+    let left = AtomicUsize::new(listings);
+    Hindered::new(memory, |_| None).with_listings(move |mut names| {
+        let denies = |left: usize| left.checked_sub(1);
+        if names.iter().any(|name| name.starts_with("ours~"))
+            && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, denies).is_ok()
+        {
+            names.retain(|name| !name.starts_with("ours~"));
+        }
+        names
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_that_a_listing_leaves_out_is_asked_for_at_the_leader() {
+    for (listings, is_granted) in [(1, true), (3, true), (4, false), (usize::MAX, false)] {
+        let memory = Memory::new();
+        for tries in [false, true] {
+            let zk = leaving_out(&memory, listings);
+            let lock = RwLock::builder(&zk, LOCK).host("ours").build().expect("valid");
+            let granted = if tries { lock.try_write().await } else { lock.write().await };
+            match granted {
+                Ok(guard) => assert!(is_granted && guard.is_held(), "{listings}"),
+                Err(error) => assert!(!is_granted && matches!(error, Error::Refused { .. }), "{listings}: {error}"),
+            }
+            let semaphore = Semaphore::builder(&zk, SEMAPHORE).permits(1).lock(|lock| lock.host("ours"));
+            let permit = semaphore.build().expect("valid").acquire().await;
+            assert_eq!(permit.is_ok(), listings != usize::MAX, "{listings}: {permit:?}");
+            drop(permit);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let left = [LOCK, "/limit/queue", "/limit/permits"].map(|directory| memory.children(directory));
+            assert_eq!(left, [const { Vec::<String>::new() }; 3], "{listings}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_permit_stays_that_a_server_denies_or_does_not_show_for_good() {
     for failure in [Failure::NoNode, Failure::NoAuth(Box::default()), Failure::Unknown("cut".to_owned())] {

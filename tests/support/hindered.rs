@@ -38,11 +38,21 @@ pub struct Hindered {
     hinder: Arc<Hinder>,
     upkeep: Option<Arc<Upkeep>>,
     commit_takes: Duration,
+    listing: Arc<Listing>,
 }
+
+/// What the server makes of each listing.
+type Listing = dyn Fn(Vec<String>) -> Vec<String> + Send + Sync;
 
 impl Hindered {
     pub fn new(memory: &Memory, hinder: impl Fn(Asked<'_>) -> Option<Failure> + Send + Sync + 'static) -> Hindered {
-        Hindered { memory: memory.clone(), hinder: Arc::new(hinder), upkeep: None, commit_takes: Duration::ZERO }
+        Hindered {
+            memory: memory.clone(),
+            hinder: Arc::new(hinder),
+            upkeep: None,
+            commit_takes: Duration::ZERO,
+            listing: Arc::new(|names| names),
+        }
     }
 
     /// Hinders nothing, and counts the contenders that it creates. `first` happens before each, and is told how many there were.
@@ -75,6 +85,11 @@ impl Hindered {
     /// The answer to each transaction comes so much later.
     pub fn with_commits_that_take(self, commit_takes: Duration) -> Hindered {
         Hindered { commit_takes, ..self }
+    }
+
+    /// The server shows something else than it would in each listing.
+    pub fn with_listings(self, listing: impl Fn(Vec<String>) -> Vec<String> + Send + Sync + 'static) -> Hindered {
+        Hindered { listing: Arc::new(listing), ..self }
     }
 
     /// Its session has this upkeep, which hears nothing of what happens to the session.
@@ -154,7 +169,9 @@ impl Session for Line {
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
-        self.or(Asked::Children(path), |line| line.children(path))
+        let (names, listing) =
+            (self.or(Asked::Children(path), |line| line.children(path)), Arc::clone(&self.client.listing));
+        Box::pin(async move { names.await.map(|names| listing(names)) })
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
