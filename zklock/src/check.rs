@@ -40,10 +40,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     let servers = servers::look(&ephemeral, &nodes.places(&check.path), connection).await?;
     let mut odd = nodes.oddities(&check.path, connection.dialect);
     odd.extend(odd_record(&zk, &check.path).await?);
-    let mut with_rights = nodes.places(&check.path).directories;
-    // Whoever may write the node of a semaphore changes the number of permits.
-    with_rights.extend(nodes.semaphore.is_some().then(|| check.path.clone()));
-    odd.extend(wider_acls(&zk, with_rights).await?);
+    odd.extend(wider_acls(&zk, nodes.places(&check.path)).await?);
     odd.extend(diverged::diverged(&servers, connection).await);
     for (node, stat) in servers::ghosts(&servers, &ephemeral) {
         odd.extend(ghost(&zk, &check.path, &nodes.path_of(&check.path, node), stat).await);
@@ -127,16 +124,20 @@ impl Nodes {
     }
 }
 
-/// Directories with wider rights than this client would give them. An ACL that may not be read tells nothing.
-async fn wider_acls(zk: &ZooKeeper, directories: Vec<String>) -> Result<Vec<Odd>, Exit> {
+/// Nodes with wider rights than this client would give them: directories, and what has data, as a record or the number of a
+/// semaphore's permits. An ACL that may not be read tells nothing.
+async fn wider_acls(zk: &ZooKeeper, places: Places) -> Result<Vec<Odd>, Exit> {
     let mut odd = Vec::new();
-    for directory in directories {
-        let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, &directory))?;
-        let session = session_slot.session();
-        let wider = connect::answered(session, session.wider_rights(&directory)).await.unwrap_or_default();
-        if !wider.is_empty() {
-            let what = format!("{}: wider than this client's ACL, so others can take the lock", wider.join("; "));
-            odd.push(Odd { kind: "acl", node: Some(directory), what });
+    let with_data = places.nodes.into_iter().filter(|node| !places.directories.contains(node)).collect::<Vec<_>>();
+    for (nodes, can) in [(places.directories, "take the lock"), (with_data, "change what is in it")] {
+        for node in nodes {
+            let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, &node))?;
+            let session = session_slot.session();
+            let wider = connect::answered(session, session.wider_rights(&node)).await.unwrap_or_default();
+            if !wider.is_empty() {
+                let what = format!("{}: wider than this client's ACL, so others can {can}", wider.join("; "));
+                odd.push(Odd { kind: "acl", node: Some(node), what });
+            }
         }
     }
     Ok(odd)

@@ -52,11 +52,16 @@ async fn a_directory_with_wider_rights_than_this_clients_acl_is_odd() {
     let told =
         format!("{path}: {path}: world:anyone may READ, WRITE, CREATE, DELETE, ADMIN: wider than this client's ACL");
     assert!(odd.code == Some(1) && odd.stdout.starts_with(&told), "{odd:#?}");
-    // Who may write a semaphore's node changes the number of permits.
-    let semaphore = "/zklock/edges/wider-number";
+    // Who may write a semaphore's node changes the number of permits, and who may write a record what was done.
+    let (semaphore, job) = ("/zklock/edges/wider-number", "/zklock/edges/wider-job");
     assert_eq!(run(&["permits", semaphore, "2"]).await.code, Some(0));
-    let mut command = zklock(&["check", semaphore]);
-    command.env("ZK_AUTH", "ours:secret");
-    let odd = ended(command).await;
-    assert!(odd.code == Some(1) && odd.stdout.starts_with(&told.replace(path, semaphore)), "{odd:#?}");
+    assert_eq!(run(&["--once-in", "1h", job, "true"]).await.code, Some(0));
+    for (path, node) in [(semaphore, semaphore.to_owned()), (job, format!("{job}.done"))] {
+        let mut command = zklock(&["check", path]);
+        command.env("ZK_AUTH", "ours:secret");
+        let odd = ended(command).await;
+        let told = format!("{path}: {node}: world:anyone may READ, WRITE, CREATE, DELETE, ADMIN: wider than");
+        let told = odd.stdout.lines().any(|line| line.starts_with(&told) && line.ends_with("can change what is in it"));
+        assert!(odd.code == Some(1) && told, "{odd:#?}");
+    }
 }
