@@ -168,8 +168,13 @@ impl BackgroundThread {
 
     /// Runs a task, which keeps the thread running a little longer if it must still be finished.
     pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
-        let tenant = self.tenants.clone();
+        let tenant = self.tenant();
         self.main.handle.spawn(task.map(move |()| drop(tenant)))
+    }
+
+    /// While it lives, the thread goes on a little longer.
+    pub(crate) fn tenant(&self) -> mpsc::Sender<()> {
+        self.tenants.clone()
     }
 
     /// The sessions of this process, of whichever client.

@@ -52,3 +52,4 @@ mod session;
 mod translate;
 mod turns;
 mod unasked;
+mod under_way;

@@ -6,18 +6,17 @@
 use std::future::{Future, ready};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use futures_util::FutureExt;
 use zookeeper_client as zk;
 
 use crate::session::request::{Ending, Failure, Reply};
-use crate::session::shield::shielded;
 use crate::session::thread::{BackgroundThread, is_forked};
 use crate::session::upkeep::Upkeep;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, watch};
 use crate::zookeeper::translate::failure;
+use crate::zookeeper::under_way::UnderWay;
 
 /// What a request does, which says by which answer the lease counts it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,7 +40,7 @@ pub(super) struct Pipeline {
     pub(super) identity: Arc<Identity>,
     /// As whom the client is authenticated.
     pub(super) whom: Arc<str>,
-    closed: watch::Sender<bool>,
+    under_way: Arc<UnderWay>,
 }
 
 impl Pipeline {
@@ -58,7 +57,7 @@ impl Pipeline {
             background: Arc::clone(background),
             identity,
             whom: whom.into(),
-            closed: watch::Sender::new(false),
+            under_way: UnderWay::new(background),
         }
     }
 
@@ -79,10 +78,10 @@ impl Pipeline {
     /// Drops the client, which closes the session right behind the removals that are under way, and once the other
     /// requests are answered. Those that are not answered in time are given up.
     pub(super) fn close(&self) {
-        let mut client = self.client.lock();
-        self.closed.send_replace(true);
-        let last = client.take();
-        drop(client);
+        let last = self.client.lock().take();
+        if last.is_some() {
+            self.under_way.close(&self.background, self.upkeep.lease().timeout());
+        }
         drop(last);
     }
 
@@ -101,10 +100,11 @@ impl Pipeline {
             return Box::pin(ready(Err(self.no_client())));
         };
         let (upkeep, identity) = (Arc::clone(&self.upkeep), Arc::clone(&self.identity));
-        let (sent, patience) = (upkeep.lease().now(), upkeep.lease().timeout());
-        // The client crate panics over some answers that are too short. The request may have been done.
+        let sent = upkeep.lease().now();
+        // The client crate panics over some answers that are too short. The request may have been done. The answer holds the
+        // client, which keeps the session open.
         let answer = AssertUnwindSafe(send(there)).catch_unwind();
-        let mut reply: Reply<T> = Box::pin(answer.map(move |answer| {
+        let reply = answer.map(move |answer| {
             let answer = answer.unwrap_or_else(|_| Err(Failure::Unknown("the answer makes no sense".to_owned())));
             match request {
                 Request::Read if is_from_server(&answer) => upkeep.answered(sent),
@@ -117,33 +117,17 @@ impl Pipeline {
                 _ => identity.ask(),
             }
             answer
-        }));
-        // The client sends the request in this first poll.
-        let at_once = reply.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        drop(client);
-        if let Poll::Ready(answer) = at_once {
-            return Box::pin(ready(answer));
-        }
-        let (mut closed, background) = (self.closed.subscribe(), Arc::downgrade(&self.background));
-        // The reply holds the client, which keeps the session open. So a task waits for it, because the caller may
-        // never poll it.
-        let answered = self.background.handle().spawn(async move {
-            // One session timeout after the session was closed, and at once for a removal. A server that answers pings and
-            // not a request would keep the session, and what it holds, for as long as this process lives.
-            let given_up = async {
-                // What it gives locks the value: whoever closes the session would wait for what is done here.
-                drop(closed.wait_for(|closed| *closed).await);
-                if let Some(background) = background.upgrade().filter(|_| request != Request::Removal) {
-                    background.sleep(patience).await;
-                }
-            };
-            tokio::select! {
-                biased;
-                answer = reply => answer,
-                () = given_up => Err(Failure::Unknown("the session was closed before the answer came".to_owned())),
-            }
         });
-        Box::pin(async move { shielded(answered).await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
+        // The client sends the request in the first poll.
+        let reply = self.under_way.send(Box::pin(reply), request == Request::Removal);
+        drop(client);
+        reply
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

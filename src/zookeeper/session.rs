@@ -34,6 +34,7 @@ use crate::zookeeper::security::{Acl, OwnRights};
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
 use crate::zookeeper::unasked::{self, ClientEnded};
+use crate::zookeeper::under_way::UnderWay;
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
 ///
@@ -52,6 +53,7 @@ pub(super) struct ZooKeeperSession {
     rights: Arc<OwnRights>,
     abilities: Arc<Abilities>,
     pipeline: Arc<Pipeline>,
+    chores: Arc<UnderWay>,
     upkeep: Arc<Upkeep>,
     link: watch::Sender<SessionLink>,
     /// What reports the session's state, until the client's task has ended.
@@ -100,6 +102,7 @@ impl ZooKeeperSession {
             ZooKeeperSession {
                 id,
                 pipeline: Arc::new(Pipeline::new(client, &upkeep, background, identity, whom)),
+                chores: UnderWay::new(background),
                 acl,
                 rights: Arc::new(options.own_rights()),
                 abilities,
@@ -287,7 +290,7 @@ impl ZooKeeperSession {
         self.is_over(Ending::Replaced);
         // An answer may come so fast that it is read while its request is still being sent, under the pipeline's lock.
         let pipeline = Arc::clone(&self.pipeline);
-        self.spawn(Box::pin(async move { pipeline.close() }));
+        drop(self.background.run(async move { pipeline.close() }));
         Failure::Over(Ending::Replaced)
     }
 }
@@ -451,7 +454,12 @@ impl Session for ZooKeeperSession {
     }
 
     fn spawn(&self, task: Task) {
-        drop(self.background.run(self.kept(task)));
+        let (task, tenant) = (self.kept(task), self.background.tenant());
+        let chore = task.map(move |()| {
+            drop(tenant);
+            Ok(())
+        });
+        drop(self.chores.send(Box::pin(chore), false));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {

@@ -207,10 +207,13 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
     drop(slot);
     let waker = Waker::from(Arc::new(BadWaker(Habit::Panics)));
     let its_own = Arc::clone(&session);
+    // A task begins on this thread, and goes on by the library's.
+    const PAUSE: Duration = Duration::from_millis(1);
     session.spawn(match fault {
         "task" => Box::pin(async { panic!("as planted") }),
         // A watch that fires calls the waker on the client crate's task.
         "client" => Box::pin(async move {
+            its_own.sleep(PAUSE).await;
             let mut watch = its_own.watch(&directory).await.expect("it is there");
             assert!(watch.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             let set = Operation::Set { path: directory, data: Vec::new(), version: None };
@@ -219,6 +222,7 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
         }),
         // A timer that is over calls the waker in the thread's own loop.
         _ => Box::pin(async move {
+            its_own.sleep(PAUSE).await;
             let mut sleep = its_own.sleep(Duration::from_millis(20));
             assert!(sleep.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             std::future::pending().await
