@@ -1,11 +1,13 @@
 //! Runs a command under the lock: acquires, watches over both, and releases; knows no other subcommand.
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
 use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::error::Ending;
 use zk_rwlock::{
     Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memory, Progress, RwLock, Semaphore, ZooKeeper,
 };
@@ -33,6 +35,12 @@ const TICK: Duration = Duration::from_millis(10);
 /// How long servers that are not reached have to say why, once a lock or a place is lost by that.
 const REASON: Duration = Duration::from_millis(500);
 
+/// How often a zklock that waits looks whether it stood still.
+const BEAT: Duration = Duration::from_millis(500);
+
+/// Behind a loss that came of that.
+const STOOD_STILL: &str = " (zklock stood still meanwhile, or this machine did)";
+
 /// How long we wait for the servers to confirm that we leave.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -56,6 +64,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         zk = connect_within(patience(run, connection), connection) => zk?,
     };
     let place = open(&zk, run, &order, connection.dialect)?;
+    let beats = Beats::begin();
     let guard = tokio::select! {
         biased;
         signal = signals.next() => {
@@ -63,7 +72,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             leave(&zk, &mut signals).await;
             return Ok(ended_by(signal));
         }
-        guard = acquire(&place, run, connection.verbose) => guard,
+        guard = beats.during(acquire(&place, run, connection.verbose)) => guard,
     };
     let guard = match guard {
         Ok(Some(guard)) => guard,
@@ -73,7 +82,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             return Ok(run.skipped_exit_code);
         }
         Err(error) => {
-            let refusal = refused(error, run, connection, &zk).await;
+            let refusal = refused(error, run, connection, &zk, beats.stood_still()).await;
             leave(&zk, &mut signals).await;
             return Err(refusal);
         }
@@ -220,9 +229,12 @@ async fn skipped(place: &Place, run: &Run) {
     say(&format!("{}: not run, because it was {}, less than {period} ago", place.path(), tame(&last)));
 }
 
-async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeeper) -> Exit {
+async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeeper, stood_still: Duration) -> Exit {
     let exit = told(error.clone(), connection);
     let message = match &error {
+        Error::Lost(why) | Error::Evicted(why) if is_over(*why) && stood_still > connection.session_timeout / 4 => {
+            format!("{}{STOOD_STILL}", exit.message())
+        }
         Error::Lost(why) | Error::Evicted(why) => format!("{}{}", exit.message(), cut_off(*why, zk).await),
         _ => exit.message().to_owned(),
     };
@@ -234,6 +246,44 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
     // As in flock(1), for cron: the exit code says enough.
     let is_silent = run.quiet && matches!(error, Error::Timeout { .. } | Error::WouldBlock { .. });
     Exit::new(code, if is_silent { String::new() } else { message })
+}
+
+/// Whether that may come of a process that stood still, and of servers that were not reached.
+fn is_over(why: Loss) -> bool {
+    matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
+}
+
+/// For how long zklock does not run while it waits: it is stopped, or the machine is.
+struct Beats {
+    last: Cell<Instant>,
+    longest: Cell<Duration>,
+}
+
+impl Beats {
+    fn begin() -> Beats {
+        Beats { last: Cell::new(Instant::now()), longest: Cell::default() }
+    }
+
+    /// Does the work, and looks at the clock meanwhile.
+    async fn during<T>(&self, work: impl Future<Output = T>) -> T {
+        let beats = async {
+            loop {
+                tokio::time::sleep(BEAT).await;
+                self.longest.set(self.stood_still());
+                self.last.set(Instant::now());
+            }
+        };
+        tokio::select! {
+            biased;
+            done = work => done,
+            never = beats => never,
+        }
+    }
+
+    /// The longest time so far.
+    fn stood_still(&self) -> Duration {
+        self.longest.get().max(self.last.get().elapsed().saturating_sub(BEAT))
+    }
 }
 
 /// Behind the loss: since when and why no server is reached, if it was lost by that and the servers tell soon.
@@ -360,7 +410,7 @@ async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) 
 async fn lost(why: Loss, code: u8, told: Told<'_>, how: &str) -> Result<Reaped, Exit> {
     let because = match told {
         Told::InTime(zk) => cut_off(why, zk).await,
-        Told::Late => " (zklock stood still meanwhile, or this machine did)".to_owned(),
+        Told::Late => STOOD_STILL.to_owned(),
     };
     let problem = format!("the lock was lost: {why}{because}; {how}");
     Err(Exit::new(exit::of_loss(why, code), problem))

@@ -754,6 +754,23 @@ async fn where_no_server_is_reached_zklock_ends_with_its_command_and_says_for_ho
     assert!(ended.elapsed() < Duration::from_secs(2), "{:?}", ended.elapsed());
 }
 
+/// The servers were well.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_was_stopped_while_it_waited_says_that_it_stood_still() {
+    let path = "/zklock/stopped-waiter";
+    let (_zk, lock) = server_lock(path).await;
+    let guard = lock.write().await.unwrap();
+    let waiter = Running::start(zklock(&["--session-timeout", "2s", path, "true"]));
+    line_becomes(&lock, "W+ W-").await;
+    waiter.signal(Signal::STOP);
+    line_becomes(&lock, "W+").await;
+    waiter.signal(Signal::CONT);
+    let run = waiter.ends().await;
+    assert_eq!(run.code, Some(76), "{run:#?}");
+    assert!(run.stderr.contains("stood still") && !run.stderr.contains("cut off"), "{run:#?}");
+    guard.release().await.unwrap();
+}
+
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_was_stopped_past_its_lease_kills_the_command_when_it_goes_on() {
     let path = "/zklock/stopped";
