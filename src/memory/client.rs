@@ -138,7 +138,7 @@ impl Memory {
         *current = Some(Arc::clone(&session));
         drop(current);
         let shared: Arc<dyn Session> = session.clone();
-        self.client.ensemble.spawn(Box::pin(keep_alive(Arc::downgrade(&shared), Duration::ZERO)));
+        session.spawn(Box::pin(keep_alive(Arc::downgrade(&shared), Duration::ZERO)));
         Some(session)
     }
 }

@@ -379,7 +379,8 @@ impl World {
     pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Fired>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.given_up.get_or_insert(why);
-        let told = state.is_up() || why == Ending::Closed;
+        // What ends it at its client needs no connection.
+        let told = state.is_up() || matches!(why, Ending::Closed | Ending::Failed);
         let owned = self.index.owned_by(session);
         if told {
             self.end(session, why, fired);

@@ -17,6 +17,7 @@ use crate::session::contract::Session;
 use crate::session::lease::Lease;
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::thread::BackgroundThread;
+use crate::session::unasked;
 use crate::session::upkeep::Upkeep;
 
 /// The timeout of every session of an embedded ensemble.
@@ -152,7 +153,13 @@ impl Session for MemorySession {
     }
 
     fn spawn(&self, task: Task) {
-        self.ensemble.spawn(task);
+        let (id, ensemble) = (self.id, Arc::downgrade(&self.ensemble));
+        // Without one of its tasks, a session would not go on as its client believes.
+        self.ensemble.spawn(Box::pin(unasked::or_else(task, move || {
+            if let Some(ensemble) = ensemble.upgrade() {
+                ensemble.change(|world, fired| world.expire(id, Ending::Failed, fired));
+            }
+        })));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {

@@ -21,6 +21,7 @@ pub(crate) mod retry;
 pub(crate) mod second_look;
 pub(crate) mod shield;
 pub(crate) mod thread;
+pub(crate) mod unasked;
 pub(crate) mod upkeep;
 pub(crate) mod wakeup;
 

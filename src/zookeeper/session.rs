@@ -20,6 +20,7 @@ use crate::session::request::{
 };
 use crate::session::shield::shielded;
 use crate::session::thread::{BackgroundThread, is_forked};
+use crate::session::unasked;
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
@@ -33,7 +34,7 @@ use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
 use crate::zookeeper::security::{Acl, OwnRights};
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
-use crate::zookeeper::unasked::{self, ClientEnded};
+use crate::zookeeper::unasked::ClientEnded;
 use crate::zookeeper::under_way::UnderWay;
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.

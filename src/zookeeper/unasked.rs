@@ -1,4 +1,4 @@
-//! What notices a task that ends unasked: by a panic, or with its thread. It knows no sessions.
+//! What notices the end of the task that the client crate spawns. It knows no sessions.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -8,27 +8,10 @@ use spawns_core::{Spawn, Task};
 use tokio::sync::oneshot;
 
 use crate::sync::Mutex;
-use crate::telemetry::teller::guarded;
 use crate::zookeeper::turns::Turns;
 
 /// Fires when the client crate's task has ended, however it did.
 pub(super) type ClientEnded = oneshot::Receiver<()>;
-
-/// Runs the task. Unless it comes to its end, this was its fault.
-pub(super) async fn or_else(task: impl Future<Output = ()>, fault: impl FnOnce()) {
-    let mut unasked = Unasked(Some(fault));
-    task.await;
-    unasked.0 = None;
-}
-
-struct Unasked<F: FnOnce()>(Option<F>);
-
-impl<F: FnOnce()> Drop for Unasked<F> {
-    fn drop(&mut self) {
-        // While a panic unwinds, another one would end the process.
-        let _panicked = self.0.take().and_then(guarded);
-    }
-}
 
 /// What a client is made by, and the end of the task that the client crate spawns for it. The crate's watcher of the state is
 /// silent when that task panics. Both come to the servers by these turns.
@@ -64,16 +47,6 @@ impl Spawn for Spawner {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn a_task_that_panics_is_noticed_and_one_that_ends_is_not() {
-        for (panics, expected) in [(false, false), (true, true)] {
-            let (tell, told) = oneshot::channel();
-            let task = async move { assert!(!panics, "as a task may") };
-            drop(tokio::spawn(or_else(task, || _ = tell.send(()))).await);
-            assert_eq!(told.await.is_ok(), expected);
-        }
-    }
 
     #[tokio::test]
     async fn the_end_of_the_clients_task_is_noticed() {

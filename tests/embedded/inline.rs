@@ -2,6 +2,7 @@
 //! ensemble runs what goes on in the background, and so may an executor.
 
 use std::future::{Future, IntoFuture};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -11,9 +12,11 @@ use std::time::Duration;
 
 use crate::kept::{keeping, plain};
 use support::polled::*;
+use support::scene::soon;
 use support::slow::Slow;
 use tokio_test::{assert_pending, assert_ready_ok};
-use zk_rwlock::{Memory, RwLock};
+use zk_rwlock::coordinator::{Coordinator, Ending};
+use zk_rwlock::{Loss, Memory, RwLock};
 
 /// Longer than anything here takes that ends at all.
 const FOR_EVER: Duration = Duration::from_secs(60);
@@ -108,4 +111,24 @@ fn a_use_that_looks_while_another_polls_their_acquisition_goes_on_without_the_ot
         let granted = second.output.lock().expect("no panic").take();
         assert!(granted.expect("it is polled").expect("no error").is_held());
     });
+}
+
+#[tokio::test]
+async fn a_task_that_panics_ends_its_session_also_while_it_is_cut_off_and_another_takes_its_place() {
+    let zk = Memory::new();
+    for is_cut in [false, true] {
+        let guard = plain(&zk).write().await.expect("free");
+        let slot = zk.session_slot(0).await.expect("connected");
+        if is_cut {
+            zk.faults().cut();
+        }
+        // The thread that makes it ready runs it, and so gets the panic.
+        let spawned = catch_unwind(AssertUnwindSafe(|| slot.session().spawn(Box::pin(async { panic!("as planted") }))));
+        assert!(spawned.is_err());
+        assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Failed));
+        zk.faults().heal();
+        drop(guard);
+        plain(&zk).write().await.expect("free").release().await.expect("held");
+        assert!(zk.state().is_connected());
+    }
 }
