@@ -31,8 +31,7 @@ pub(crate) fn is_inside(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// What is wrong with a path.
-pub(crate) fn problem(path: &str) -> Option<&'static str> {
+fn problem(path: &str) -> Option<&'static str> {
     if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { malformed(path) }
 }
 

@@ -12,6 +12,9 @@ pub(super) const ENCRYPTED: &str = "tcp+tls://";
 /// The port of a server that is named without one.
 const PORT: u16 = 2181;
 
+/// No path at the end may be longer: a request of a megabyte, which servers take at most, has to hold it several times.
+const LONGEST_ROOT: usize = 65_536;
+
 /// A valid connect string: `zk1:2181,zk2:2181/apps`.
 #[derive(Clone, Debug)]
 pub(super) struct Servers {
@@ -39,7 +42,8 @@ impl Servers {
         }
         match servers.root() {
             "" => Ok(servers),
-            root => validation::problem(root).map_or(Ok(servers.clone()), |problem| Err(refused(root, problem))),
+            root if root.len() > LONGEST_ROOT => Err(refused(root, "is longer than 65536 bytes")),
+            root => validation::malformed(root).map_or(Ok(servers.clone()), |problem| Err(refused(root, problem))),
         }
     }
 
@@ -220,10 +224,10 @@ mod tests {
 
     #[test]
     fn a_path_at_the_end_that_is_too_long_is_refused_without_being_repeated_as_a_whole() {
-        assert!(Servers::parse(&format!("zk1/{}", "a".repeat(1023))).is_ok());
-        for bytes in [1024, 2_000_000] {
+        assert!(Servers::parse(&format!("zk1/{}", "a".repeat(65_535))).is_ok());
+        for bytes in [65_536, 2_000_000] {
             let told = Servers::parse(&format!("zk1/{}", "a".repeat(bytes))).unwrap_err().to_string();
-            assert!(told.ends_with("is longer than 1024 bytes") && told.len() < 4096, "{}", told.len());
+            assert!(told.ends_with("is longer than 65536 bytes") && told.len() < 4096, "{}", told.len());
         }
     }
 
