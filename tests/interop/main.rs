@@ -522,11 +522,11 @@ async fn a_waiter_frozen_past_its_session_queues_up_again_at_the_end_or_fails() 
         let mut frozen = field.start(library, "frozen");
         frozen.tell("write");
         field.queue_has(2).await;
-        signal(&frozen.child, "STOP");
+        signal(frozen.child.id(), "STOP");
         field.queue_has(1).await;
         let next = writer(&lock);
         line_becomes(&lock, "W+ W-").await;
-        signal(&frozen.child, "CONT");
+        signal(frozen.child.id(), "CONT");
         if !goes_on {
             frozen.ends().await;
         }

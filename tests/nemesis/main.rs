@@ -137,10 +137,10 @@ impl Field {
                 link.heal();
             }
             PAUSE => {
-                signal(&held.contenders.holder.child, "STOP");
+                signal(held.contenders.holder.child.id(), "STOP");
                 thread::sleep(TIMEOUT * 2);
                 resumed = Some(clock());
-                signal(&held.contenders.holder.child, "CONT");
+                signal(held.contenders.holder.child.id(), "CONT");
             }
             _ => self.runtime.block_on(async {
                 session(&self.operator).await.delete(&held.node).await.expect("the operator may");

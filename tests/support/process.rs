@@ -3,10 +3,12 @@
 //! A module that starts such processes has a test `the_life_of_a_child`, which does what [`role`] says, reports to its
 //! parent in lines by [`say`], and does nothing in an ordinary run.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::thread;
+use std::time::Duration;
 
 const ROLE: &str = "ZK_RWLOCK_CHILD";
 
@@ -76,13 +78,32 @@ impl Process {
     }
 
     pub fn signal(&self, name: &str) {
-        signal(&self.child, name);
+        signal(self.child.id(), name);
     }
 }
 
-pub fn signal(child: &Child, name: &str) {
-    let status = Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status().unwrap();
-    assert!(status.success());
+/// Sends this signal to a process. When this returns after `STOP`, the process stands still.
+pub fn signal(pid: u32, name: &str) {
+    let kill = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
+    let status = kill.expect("the kill command can be run");
+    assert!(status.success(), "kill -{name} {pid} ended with {status}");
+    if name == "STOP" {
+        // A thread that waits for a core stops when it has one, and until then the others go on. Somebody else may let it go on.
+        let mut left = 5_000;
+        while left > 0 && !stands_still(pid) {
+            thread::sleep(Duration::from_millis(1));
+            left -= 1;
+        }
+    }
+}
+
+fn stands_still(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        let status = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state follows the name, which is in parentheses. A thread may have ended by now.
+        status.rsplit(") ").next().is_none_or(|state| !state.starts_with(['R', 'S', 'D']))
+    })
 }
 
 impl Drop for Process {

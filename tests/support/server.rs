@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use super::clock::Clock;
 use super::frames::{Hello, framed};
 use super::port::Port;
+use super::process;
 use super::rounds::{Ends, shared};
 use super::snapshot;
 use super::txn_log::{self, Txn};
@@ -272,21 +273,12 @@ impl Server {
 
     /// Freezes the server (SIGSTOP): its sockets stay open and nothing answers.
     pub fn pause(&self) {
-        self.signal("STOP");
+        process::signal(self.process().pid, "STOP");
     }
 
     /// Lets a paused server go on (SIGCONT).
     pub fn resume(&self) {
-        self.signal("CONT");
-    }
-
-    fn signal(&self, name: &str) {
-        let process = self.process();
-        let status = Command::new("kill")
-            .args([format!("-{name}"), process.pid.to_string()])
-            .status()
-            .expect("the kill command can be run");
-        assert!(status.success(), "kill -{name} {} ended with {status}", process.pid);
+        process::signal(self.process().pid, "CONT");
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {
