@@ -140,17 +140,18 @@ struct GoingOn(Weak<UnderWay>);
 impl GoingOn {
     fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
         let Some(all) = self.0.upgrade() else { return Poll::Ready(()) };
-        loop {
-            let mut table = all.table.lock();
-            if table.woken.is_empty() {
-                table.task = Some(context.waker().clone());
-                return Poll::Pending;
-            }
-            let woken = std::mem::take(&mut table.woken);
-            let requests: Vec<_> = woken.iter().filter_map(|number| table.requests.get(number).cloned()).collect();
-            drop(table);
-            requests.into_iter().for_each(go_on);
+        let mut table = all.table.lock();
+        if table.woken.is_empty() {
+            table.task = Some(context.waker().clone());
+            return Poll::Pending;
         }
+        let woken = std::mem::take(&mut table.woken);
+        let requests: Vec<_> = woken.iter().filter_map(|number| table.requests.get(number).cloned()).collect();
+        drop(table);
+        requests.into_iter().for_each(go_on);
+        // What was woken meanwhile has its turn after the thread's other tasks.
+        context.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 
@@ -272,5 +273,28 @@ impl<T> Drop for Answer<T> {
     fn drop(&mut self) {
         let caller = self.sent.state.lock().caller.take();
         drop(caller);
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn work_that_wakes_itself_again_and_again_holds_up_no_other_task() {
+        let (background, is_done) = (BackgroundThread::get().expect("a thread"), Arc::new(AtomicBool::new(false)));
+        let all = UnderWay::new(&background);
+        let seen = Arc::clone(&is_done);
+        let work = poll_fn(move |context| match seen.load(Ordering::Acquire) {
+            true => Poll::Ready(Ok(())),
+            false => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        });
+        let answer = all.send(Box::pin(work), false);
+        drop(background.handle().spawn(async move { is_done.store(true, Ordering::Release) }));
+        pollster::block_on(answer).expect("it is done");
     }
 }
