@@ -1,4 +1,4 @@
-//! A call that asks the ensemble and waits for no contender, and how long it may take; knows no concrete backend.
+//! A call that asks the ensemble and waits for no contender, and how long it may take.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};

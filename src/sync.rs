@@ -1,4 +1,4 @@
-//! What the library's threads share their state by, and what it draws by lot; knows nothing of the library.
+//! What the library's threads share their state by, and what it draws by lot.
 //!
 //! These are the standard library's and tokio's. No other file takes a lock, an atomic or a map in random order from there,
 //! because a test puts others in their place, and so decides each switch from one thread to another: `threads/sync.rs`.

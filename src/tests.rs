@@ -1,4 +1,4 @@
-//! Bytes at random, near to what a parser accepts, for the unit tests of all parsers; knows none of them.
+//! Bytes at random, near to what a parser accepts, for the unit tests of all parsers.
 
 use std::collections::hash_map::RandomState;
 use std::env;

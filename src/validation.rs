@@ -1,4 +1,4 @@
-//! What is refused before anything is sent; knows nothing of what the ensemble keeps.
+//! What is refused before anything is sent.
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! How many schedules a test is run under, drawn in which way, and how one of them is run again; knows no locks.
+//! How many schedules a test is run under, drawn in which way, and how one of them is run again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! An embedded ensemble as many threads reach it, whose answers and timers come when the schedule says; knows no locks.
+//! An embedded ensemble as many threads reach it, whose answers and timers come when the schedule says.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! One contender's lock, of whichever library, and how much is held in this process; knows no workload.
+//! One contender's lock, of whichever library, and how much is held in this process.
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};

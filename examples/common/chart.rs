@@ -1,4 +1,4 @@
-//! Lines in panels with logarithmic axes, drawn as SVG; knows nothing of what they show.
+//! Lines in panels with logarithmic axes, drawn as SVG.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,4 @@
-//! What servers count while something is measured, as their `mntr` says, and what memory this process has; knows no
-//! client library.
+//! What servers count while something is measured, as their `mntr` says, and what memory this process has.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

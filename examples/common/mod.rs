@@ -1,5 +1,4 @@
-//! What the examples share: how they read where the lock is kept, how they start further processes, and how they
-//! end. It knows no locks.
+//! What the examples share: how they read where the lock is kept, how they start further processes, and how they end.
 
 #![allow(dead_code, reason = "no example uses all of it")]
 

@@ -1,4 +1,4 @@
-//! What releases cost, drawn against the length of the queue; knows nothing of servers.
+//! What releases cost, drawn against the length of the queue.
 
 use crate::Cost;
 use crate::common::chart::{Chart, Names, Panel, Point, Style};

@@ -1,4 +1,4 @@
-//! The three ways to wait for a lock; knows nothing of what they cost.
+//! The three ways to wait for a lock.
 //!
 //! The first two are written for this comparison, as well as they can be: requests that do not need
 //! each other's answers are sent together, no contender sleeps or polls, and one that needs no more events says so.

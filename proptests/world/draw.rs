@@ -1,4 +1,4 @@
-//! How a schedule is drawn at random; knows neither the lock nor what a world does with a schedule.
+//! How a schedule is drawn at random.
 //!
 //! A fault shows when a few contenders meet on one path and something happens to one of them at the worst moment. So each
 //! schedule is a small family of its own: few actors, one subject, one or two kinds of trouble, and weights that are drawn

@@ -1,4 +1,4 @@
-//! How a schedule that fails is made smaller, by trying; knows neither how it was drawn nor why it fails.
+//! How a schedule that fails is made smaller, by trying.
 
 use crate::world::plan::{ACTORS, After, HANDLES, Handle, Schedule, Speech, Step};
 

@@ -1,4 +1,4 @@
-//! An acquisition from its first request until the lock is granted or given up; knows neither turns nor the hold's end.
+//! An acquisition from its first request until the lock is granted or given up.
 
 use std::pin::pin;
 use std::sync::Arc;

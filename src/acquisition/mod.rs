@@ -1,4 +1,4 @@
-//! From asking for a lock until it is granted or given up; knows nothing of what a holder does.
+//! From asking for a lock until it is granted or given up.
 
 pub(crate) mod flow;
 pub(crate) mod report;

@@ -171,7 +171,7 @@ async fn watch(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>
     };
     loop {
         let next = handle.upgrade()?.waiters.next(limit);
-        // Whoever comes from now on is not late before that.
+        // A later waiter cannot become overdue before this timer.
         sleep(next.unwrap_or(limit)).await?;
         let handle = handle.upgrade()?;
         if let Some((waiter, others)) = handle.waiters.due(limit) {

@@ -1,4 +1,4 @@
-//! What went wrong, by what the caller can do about it; knows no lock and no backend.
+//! What went wrong, by what the caller can do about it.
 
 use std::fmt;
 use std::io;

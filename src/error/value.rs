@@ -1,4 +1,4 @@
-//! What can be wrong with a value, by what the caller can do about it; knows neither locks nor nodes.
+//! What can be wrong with a value, by what the caller can do about it.
 
 use std::fmt;
 use std::time::SystemTime;

@@ -1,5 +1,4 @@
-//! What changes, as a stream, and the states of a hold, or of several holds as one, in the order in which they come; knows
-//! nothing of modes and turns.
+//! What changes, as a stream, and the states of a hold, or of several holds as one, in the order in which they come.
 
 use std::fmt;
 use std::mem::discriminant;

@@ -1,5 +1,4 @@
-//! What became of a transaction whose answer was lost, where the nodes that it changes show it; knows nothing of how it was
-//! built.
+//! What became of a transaction whose answer was lost, where the nodes that it changes show it.
 
 use std::sync::Arc;
 

@@ -44,7 +44,7 @@ impl Tenure {
     }
 }
 
-/// Gives the node up once it was held for too long, and whoever holds by it had the time to stop. The node's owner may be
+/// Gives the node up once it was held for too long, and its holder has had the time to stop. The node's owner may be
 /// faster. A node that was lost by its lease stands as well, if its session lives on.
 async fn give_up_in_time(own_node: Arc<OwnNode>, session: Arc<dyn Session>) {
     if matches!(own_node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {

@@ -1,4 +1,4 @@
-//! Holding: what a hold is, its transactions, how it is lost; knows nothing of acquiring.
+//! Holding: what a hold is, its transactions, how it is lost.
 
 pub(crate) mod changes;
 mod contended;

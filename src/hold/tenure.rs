@@ -1,4 +1,4 @@
-//! One hold, from its ticket to its end: what can be done with it, and how it is lost. It knows nothing of acquiring.
+//! One hold, from its ticket to its end: what can be done with it, and how it is lost.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -159,7 +159,7 @@ impl Tenure {
 
     /// Deletes the node. The request is on its way when this returns.
     pub(crate) fn leave(&self) -> Leaving {
-        // The span ends here, however long the ensemble takes to answer, and whoever still has the guard.
+        // The span ends here, however long the ensemble takes to answer, and also while the guard is still there.
         let holding = std::mem::take(&mut *self.holding.lock());
         drop(holding);
         self.ticket.leave()

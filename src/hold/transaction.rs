@@ -1,4 +1,4 @@
-//! Writes that happen only while a lock, or each of several locks, is held; knows nothing of how it was acquired.
+//! Writes that happen only while a lock, or each of several locks, is held.
 
 use std::fmt;
 use std::slice;

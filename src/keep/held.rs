@@ -1,4 +1,4 @@
-//! A hold as its guards have it: with a node of its own, or as one use of a node that is kept; knows nothing of acquiring.
+//! A hold as its guards have it: with a node of its own, or as one use of a node that is kept.
 
 use std::ops::Deref;
 use std::sync::Arc;

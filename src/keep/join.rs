@@ -1,4 +1,4 @@
-//! How an acquisition joins a node that its process keeps, or acquires one to be kept; knows neither queue nor turns.
+//! How an acquisition joins a node that its process keeps, or acquires one to be kept.
 
 use std::cell::Cell;
 use std::future::Future;

@@ -123,7 +123,7 @@ pub(crate) struct Entry {
     /// The acquisition, until it is granted, or has failed, or is given up. Locked while it is polled. Whatever the poll
     /// does may have another use looked at, on the same thread: so nothing waits for this lock.
     work: Mutex<Option<Work>>,
-    /// A use was to poll the acquisition and has found it locked. Whoever polls it now polls it once more.
+    /// A use was to poll the acquisition and has found it locked. The use that polls it now polls it once more.
     is_wanted: AtomicBool,
     /// Why the acquisition failed, from before its uses are refused.
     error: OnceLock<Error>,

@@ -1,5 +1,4 @@
-//! A node that a process keeps between uses, until another contender asks for it or it was idle for long; knows neither
-//! how the node was acquired nor what is done under it.
+//! A node that a process keeps between uses, until another contender asks for it or it was idle for long.
 
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};

@@ -1,4 +1,4 @@
-//! Nodes that a process keeps between uses: how uses share one, and when it is given up; knows no guard.
+//! Nodes that a process keeps between uses: how uses share one, and when it is given up.
 
 pub(crate) mod held;
 pub(crate) mod join;

@@ -1,4 +1,4 @@
-//! How a caller asks for a lock: the builder that is awaited, for every kind of guard; knows no queue.
+//! How a caller asks for a lock: the builder that is awaited, for every kind of guard.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};

@@ -1,5 +1,4 @@
-//! What operators do with a lock: they read its queue, remove a member of it, and ask for what is only kept; knows
-//! nothing of acquiring and holding.
+//! What operators do with a lock: they read its queue, remove a member of it, and ask for what is only kept.
 
 use std::sync::Arc;
 
@@ -221,7 +220,7 @@ impl RwLock {
     ///
     /// Waits until the request is committed, and not until a node is gone: [`queue`](RwLock::queue) shows the nodes that
     /// are left. It sets the data of the lock's directory to what they are, so their version rises by one. It asks
-    /// whoever keeps the lock when the call begins. A lock whose directory does not exist is kept by nobody.
+    /// the processes that keep the lock when the call begins. A lock whose directory does not exist is kept by nobody.
     ///
     /// # Cancel safety
     /// After the future is dropped the processes may have been asked, or not.

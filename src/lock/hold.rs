@@ -1,5 +1,4 @@
-//! What holding means, whatever is held, and the guards of one lock; knows neither how the hold was acquired nor what its queue
-//! looks like.
+//! What holding means, whatever is held, and the guards of one lock.
 
 use std::fmt;
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! The read/write lock and its options; knows no concrete backend.
+//! The read/write lock and its options.
 
 pub(crate) mod acquire;
 pub(crate) mod admin;

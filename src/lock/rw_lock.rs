@@ -1,4 +1,4 @@
-//! The lock, and its options; knows neither how the lock is acquired nor any concrete backend.
+//! The lock, and its options.
 
 use std::sync::Arc;
 use std::time::Duration;

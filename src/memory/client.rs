@@ -1,4 +1,4 @@
-//! Clients of an ensemble inside the process; knows no locks and no client crate.
+//! Clients of an ensemble inside the process.
 //!
 //! Every request is answered before its call returns, so a test that polls by hand decides every interleaving
 //! itself, without threads or sleeps.

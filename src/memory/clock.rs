@@ -1,4 +1,4 @@
-//! The clock of an embedded ensemble, which a test can set; knows no nodes.
+//! The clock of an embedded ensemble, which a test can set.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

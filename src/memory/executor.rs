@@ -1,4 +1,4 @@
-//! Runs the background work of an embedded ensemble; knows neither sessions nor nodes.
+//! Runs the background work of an embedded ensemble.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};

@@ -1,4 +1,4 @@
-//! What a test can do to a client of the embedded ensemble, and to the ensemble; knows no locks and no client crate.
+//! What a test can do to a client of the embedded ensemble, and to the ensemble.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A session's connection to an embedded ensemble, and the tasks that wait for it to change; knows neither session nor nodes.
+//! A session's connection to an embedded ensemble, and the tasks that wait for it to change.
 
 use std::pin::pin;
 

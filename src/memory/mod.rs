@@ -1,6 +1,4 @@
 //! The embedded backend: an ensemble in this process, and its [`Faults`]. See [`Memory`](crate::Memory).
-//!
-//! It knows no locks.
 
 mod clock;
 mod executor;

@@ -1,5 +1,4 @@
-//! The state that the clients of an embedded ensemble share: its sessions, their watches, and what each is shown; knows
-//! neither locks nor clients.
+//! The state that the clients of an embedded ensemble share: its sessions, their watches, and what each is shown.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -231,7 +230,7 @@ impl World {
             }
             None => act(self, fired),
         };
-        // Whoever loses an answer reaches another server next, which may not have the write yet.
+        // A client that loses an answer reaches another server next, which may not have the write yet.
         if is_write && fault.is_none() {
             self.refresh(session, fired);
         }

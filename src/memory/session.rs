@@ -1,4 +1,4 @@
-//! One session of an embedded ensemble, as the contract asks for it; knows neither locks nor the client that opened it.
+//! One session of an embedded ensemble, as the contract asks for it.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! The nodes of an embedded ensemble, and the transactions on them; knows neither connections nor watches.
+//! The nodes of an embedded ensemble, and the transactions on them.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! How a queue is printed; knows the clock, and nothing of how the queue was read.
+//! How a queue is printed.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! Reads the records of when jobs were last done; knows neither queues nor how a record is written.
+//! Reads the records of when jobs were last done.
 
 use std::sync::Arc;
 

@@ -103,7 +103,7 @@ impl Site {
         Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })
     }
 
-    /// A member of the queue by its name. Whoever has the lock of a semaphore's queue is the next to take permits.
+    /// A member of the queue by its name. The holder of the lock of a semaphore's queue is the next to take permits.
     fn queued(&self, contender: &Contender, turn: &Turn) -> Member {
         let member = read::contender(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {

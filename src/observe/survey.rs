@@ -1,4 +1,4 @@
-//! The queues of many locks at once; knows no concrete backend.
+//! The queues of many locks at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

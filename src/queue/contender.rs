@@ -1,4 +1,4 @@
-//! The names of contenders, in any dialect; knows nothing of queues, time or I/O.
+//! The names of contenders, in any dialect.
 
 use std::fmt;
 

@@ -1,5 +1,4 @@
-//! The dialects: how each library names its contenders, and what those names mean to it; knows nothing of queues, time
-//! or I/O.
+//! The dialects: how each library names its contenders, and what those names mean to it.
 
 use std::fmt;
 

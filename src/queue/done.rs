@@ -1,5 +1,4 @@
-//! The record of when a job was last done: where it lies, what it says, and whether it is fresh; reads nothing, and knows no
-//! clock.
+//! The record of when a job was last done: where it lies, what it says, and whether it is fresh; reads nothing.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

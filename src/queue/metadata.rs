@@ -1,4 +1,4 @@
-//! What a contender writes into its node, for people to read; knows no queue, and decides nothing.
+//! What a contender writes into its node, for people to read.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

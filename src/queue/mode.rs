@@ -1,4 +1,4 @@
-//! A contender's mode and its sequence number, which decide its turn; knows no names.
+//! A contender's mode and its sequence number, which decide its turn.
 
 use std::fmt;
 

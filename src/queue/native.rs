@@ -1,4 +1,4 @@
-//! How the native dialect spells a name; knows no other dialect.
+//! How the native dialect spells a name.
 //!
 //! ```text
 //! /locks/config/web-1~k3v9x2ma-READ-0000000007

@@ -1,5 +1,4 @@
-//! The permits of a semaphore, by the names of their nodes: how many are taken, and whether more may be; knows no queue
-//! and no I/O.
+//! The permits of a semaphore, by the names of their nodes: how many are taken, and whether more may be.
 //!
 //! ```text
 //! /limits/geocoder                                      data: permits=10

@@ -1,4 +1,4 @@
-//! Whose turn it is: a function of names alone; knows no session, no I/O and no clock.
+//! Whose turn it is: a function of names alone.
 
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;

@@ -1,4 +1,4 @@
-//! How one contender waits for its turn: a value that takes news and says what to do next; knows no I/O and no clock.
+//! How one contender waits for its turn: a value that takes news and says what to do next.
 //!
 //! ```text
 //!          the predecessor has gone

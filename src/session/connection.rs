@@ -1,4 +1,4 @@
-//! Whether a client is connected, as a readiness probe asks; knows no backend.
+//! Whether a client is connected, as a readiness probe asks.
 
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The contract between the lock and a backend; knows neither locks nor ZooKeeper.
+//! The contract between the lock and a backend.
 
 use std::any::Any;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Work on the session's thread, which goes on whether or not the caller is polled; knows no locks.
+//! Work on the session's thread, which goes on whether or not the caller is polled.
 
 use std::future::ready;
 use std::sync::Arc;

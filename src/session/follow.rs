@@ -1,5 +1,4 @@
-//! Following something by watches, on one session after the other, and waiting for a node that does not exist; knows neither
-//! what it is nor who wants to know.
+//! Following something by watches, on one session after the other, and waiting for a node that does not exist.
 
 use std::convert::Infallible;
 use std::future::Future;

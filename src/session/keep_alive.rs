@@ -1,4 +1,4 @@
-//! Keeps one session alive and watches the own nodes on it, until the session is over; knows no turns.
+//! Keeps one session alive and watches the own nodes on it, until the session is over.
 
 use std::future::ready;
 use std::sync::{Arc, Weak};

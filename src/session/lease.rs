@@ -1,5 +1,4 @@
-//! Until when a session is surely alive, computed from the moments of requests and answers; knows neither nodes nor
-//! locks.
+//! Until when a session is surely alive, computed from the moments of requests and answers.
 //!
 //! The ensemble may give a session up one session timeout T after its leader last heard of it. Nothing shows the client
 //! this in time: neither the state of the connection nor a read of its own node. Both look healthy on a server that is

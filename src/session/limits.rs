@@ -1,4 +1,4 @@
-//! Until when a node may be held, where its owner has set a limit; knows neither the node nor its session.
+//! Until when a node may be held, where its owner has set a limit.
 //!
 //! A node has one hold, or, if it is kept, the uses that run. Each of them may last so long. The node is lost with the first
 //! that lasts longer, and is given up a margin after that moment: by then who holds has been told.

@@ -1,4 +1,4 @@
-//! Listings of a directory that several tasks share; knows no turns, and reads no name.
+//! Listings of a directory that several tasks share.
 //!
 //! Each contender lists the directory once, so a crowd of n contenders that arrives together would read n times n
 //! names. But one listing serves every caller that asked for it before it was *sent*. So while listings are under way,

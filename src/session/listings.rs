@@ -1,4 +1,4 @@
-//! Which listings of a session are under way, and which callers wait for the next; knows no turns, and sends nothing.
+//! Which listings of a session are under way, and which callers wait for the next.
 
 use std::ops::Deref;
 use std::sync::Arc;

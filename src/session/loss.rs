@@ -1,4 +1,4 @@
-//! Why a lock was lost, and how sure it is that one is held; knows neither nodes nor leases.
+//! Why a lock was lost, and how sure it is that one is held.
 
 use std::time::Instant;
 

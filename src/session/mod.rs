@@ -1,4 +1,4 @@
-//! One session: its requests, its lease, our nodes on it and how they are kept alive; knows no lock.
+//! One session: its requests, its lease, our nodes on it and how they are kept alive.
 
 pub(crate) mod connection;
 pub(crate) mod contract;

@@ -1,4 +1,4 @@
-//! One own node: what it is for, and whether it was lost; knows neither modes nor turns.
+//! One own node: what it is for, and whether it was lost.
 //!
 //! ```text
 //!               granted               a downgrade begins
@@ -43,7 +43,7 @@ pub(crate) struct Asked {
 #[derive(Default)]
 pub(crate) struct Unwatched {
     nodes: Mutex<Vec<WatchedSoon>>,
-    /// There is a node, or something else for whoever watches them.
+    /// Wakes `watch_nodes`: there is a node, or something else to do.
     pub(super) news: Notify,
 }
 

@@ -132,7 +132,7 @@ impl OwnNodes {
         asked.collect()
     }
 
-    /// Nobody is left up to the node of this hand-off, so whoever it lets in later need not look again.
+    /// Nobody is left up to the node of this hand-off, so those whom it lets in later need not look again.
     pub(super) fn gone(&self, signal: Arc<HandOff>) {
         signal.confirm();
         self.members.lock().gone = Some(signal);

@@ -1,4 +1,4 @@
-//! An own node with its contender: a position in a queue; knows nothing of the contenders around it.
+//! An own node with its contender: a position in a queue.
 
 use std::sync::Arc;
 use std::time::SystemTime;

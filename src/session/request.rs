@@ -1,4 +1,4 @@
-//! What is asked of a session and what it answers; knows neither sessions nor backends.
+//! What is asked of a session and what it answers.
 
 use std::fmt;
 use std::future::Future;

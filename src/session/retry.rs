@@ -1,4 +1,4 @@
-//! Asking again until the outcome is known; knows neither locks nor queues.
+//! Asking again until the outcome is known.
 
 use std::future::Future;
 use std::sync::Arc;

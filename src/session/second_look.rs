@@ -1,4 +1,4 @@
-//! A second look at nodes, for whoever waits for the event of a watch; knows neither locks nor values.
+//! A second look at nodes, for tasks that wait for the event of a watch.
 //!
 //! A server can lose a notification with its last moments, and can keep a node that the ensemble no longer has. So whoever
 //! has heard nothing for long asks the leader, with a transaction that only checks the nodes. The answer comes in the order

@@ -1,4 +1,4 @@
-//! The library's own threads; they know nothing of what runs on them but the numbers of the sessions.
+//! The library's own threads.
 //!
 //! Sessions, heartbeats and removals run on one. So a program that blocks its own runtime, or has none, neither loses its
 //! locks nor leaves nodes behind. The other has timers.

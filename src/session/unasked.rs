@@ -1,4 +1,4 @@
-//! What notices a task that ends unasked: by a panic, or with its thread. It knows no sessions.
+//! What notices a task that ends unasked: by a panic, or with its thread.
 
 use crate::telemetry::teller::guarded;
 

@@ -1,4 +1,4 @@
-//! How a task waits for news of an own node; knows neither modes nor turns.
+//! How a task waits for news of an own node.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Locks that a panic does not close; knows nothing of the library. Built once with the locks of a program, and once with
-//! those of a test of schedules.
+//! Locks that a panic does not close. Built once with the locks of a program, and once with those of a test of
+//! schedules.
 //!
 //! The standard library's are poisoned by a panic under them, and then refuse everybody. Here the state is whole whenever
 //! a lock is released: what can panic, which is code of the user's, is called without a lock, or under one that only this

@@ -1,5 +1,4 @@
-//! The library's own events and spans of `tracing`, and on which thread the user's subscriber hears of them. It knows nothing
-//! of what they say.
+//! The library's own events and spans of `tracing`, and on which thread the user's subscriber hears of them.
 //!
 //! On a caller's thread, spans and what is below INFO are told at once. The rest is told by the [teller](TELLER): a subscriber
 //! may block or panic, which must cost no lease, and keep no caller from hearing of a loss.

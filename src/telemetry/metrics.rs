@@ -47,7 +47,7 @@ pub fn describe() {
     describe_counter!(RECOVERIES, Unit::Count, "Nodes found whose create had lost its answer");
     describe_counter!(HEARTBEATS, Unit::Count, "Heartbeats sent to renew a lease");
     describe_gauge!(REMOVALS_PENDING, "Nodes whose removal is not confirmed yet");
-    // A counter that begins at one hides its first step from whoever asks for an increase.
+    // A counter that begins at one hides its first step from an `increase()`.
     let causes = ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"];
     recorder::begin(causes.map(|cause| Key::from_parts(LOSSES, &[("cause", cause)])));
 }

@@ -1,6 +1,6 @@
-//! What the user's recorder is yet to be told, and the thread that tells it; knows nothing of what is counted.
+//! What the user's recorder is yet to be told, and the thread that tells it.
 //!
-//! A recorder is the user's code: it may wait for a lock, take long, or panic. So whoever counts only notes it here, and one
+//! A recorder is the user's code: it may wait for a lock, take long, or panic. So what is counted is only noted here, and one
 //! thread, which then holds no lock and does nothing else, calls the recorder. However long that takes, nothing is lost but
 //! measurements beyond a limit: counters and gauges are summed up meanwhile.
 

@@ -1,5 +1,4 @@
-//! A thread that runs code of the user's in the place of ours: a subscriber of `tracing`, a destructor. It knows nothing of
-//! what it runs.
+//! A thread that runs code of the user's in the place of ours: a subscriber of `tracing`, a destructor.
 //!
 //! Such code may block for ever, or panic. On the library's threads that would cost a lease, and on a caller's thread the
 //! caller would not hear of a loss.

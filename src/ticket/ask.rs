@@ -1,4 +1,4 @@
-//! How a waiter asks for nodes that are only kept: it sets the data of the lock's directory, as they are; knows no turns.
+//! How a waiter asks for nodes that are only kept: it sets the data of the lock's directory, as they are.
 //!
 //! A process that keeps a node has armed a watch on the directory's data before it created the node. So a change of the
 //! data reports to all of them at once.

@@ -1,4 +1,4 @@
-//! How a lock directory is made, with the directories above it; knows nothing of what is in it.
+//! How a lock directory is made, with the directories above it.
 
 use std::sync::Arc;
 

@@ -1,7 +1,6 @@
-//! How a place at the head of a queue is exchanged for a node outside the queue, in one transaction; knows no turns, and
-//! not what the other node is for.
+//! How a place at the head of a queue is exchanged for a node outside the queue, in one transaction.
 //!
-//! The transaction checks that our place is there, so the ensemble itself refuses whoever is not at the head any more.
+//! The transaction checks that our place is there, so the ensemble itself refuses a contender that is not at the head any more.
 //! It ends as a writer's release does, so the next contender in the queue is let in by the same commit.
 
 use std::sync::Arc;

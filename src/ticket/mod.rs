@@ -1,4 +1,4 @@
-//! One place in a queue: taken, found again, given back; knows nothing of turns.
+//! One place in a queue: taken, found again, given back.
 
 pub(crate) mod ask;
 pub(crate) mod directory;

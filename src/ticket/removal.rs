@@ -1,4 +1,4 @@
-//! How an own node is removed, by as many requests as that takes; knows nothing of turns.
+//! How an own node is removed, by as many requests as that takes.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! One place in a queue, from asking for it until it is surely gone; knows nothing of turns.
+//! One place in a queue, from asking for it until it is surely gone.
 //!
 //! ```text
 //!                                     refused, or the answer is lost

@@ -1,4 +1,4 @@
-//! What servers may lack, as far as they have shown it; knows no sessions.
+//! What servers may lack, as far as they have shown it.
 //!
 //! ZooKeeper before 3.6 answers a request that it does not know, and then closes the connection. ClickHouse Keeper closes it
 //! without an answer, and that ends the session. They would do so over each repetition of it, too.

@@ -1,5 +1,4 @@
-//! The public face of the ZooKeeper backend: the sessions of one process, and when the next one is opened; knows no
-//! locks.
+//! The public face of the ZooKeeper backend: the sessions of one process, and when the next one is opened.
 
 use std::fmt;
 use std::future::Future;

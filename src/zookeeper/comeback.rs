@@ -1,4 +1,4 @@
-//! How long a client pauses before it comes back to the ensemble with a new session; knows no clock, and draws no lots.
+//! How long a client pauses before it comes back to the ensemble with a new session.
 //!
 //! Clients that lose their sessions together were cut off together: by a switch, or by an ensemble that was away. They find
 //! the ensemble again at the same moment, and each asks it for a session, a place in each queue, and watches. A hundred

@@ -1,4 +1,4 @@
-//! How a session is opened, and how patiently; knows nothing of its use.
+//! How a session is opened, and how patiently.
 
 use std::collections::BTreeSet;
 use std::future::pending;

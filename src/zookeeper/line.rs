@@ -1,4 +1,4 @@
-//! A connection of our own to a server, in clear text or encrypted; does not know what is said on it.
+//! A connection of our own to a server, in clear text or encrypted.
 
 use std::io::{self, ErrorKind};
 

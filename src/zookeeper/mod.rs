@@ -1,4 +1,4 @@
-//! The ZooKeeper backend: the only place that names the client crate; knows neither modes nor turns.
+//! The ZooKeeper backend: the only place that names the client crate.
 //!
 //! What it works around in version 0.11.2 of that crate:
 //! - Requests are sent at the call. So their futures are polled once at once, and can then be dropped ([`pipeline`]).

@@ -1,4 +1,4 @@
-//! The options of a connection, and which of them are invalid; knows no sessions.
+//! The options of a connection, and which of them are invalid.
 
 use std::time::Duration;
 

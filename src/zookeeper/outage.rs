@@ -1,4 +1,4 @@
-//! Since when there is no session, and the last reason; knows no sessions.
+//! Since when there is no session, and the last reason.
 //!
 //! When a program asks for the reason, each server is [asked](crate::zookeeper::probe), in the background.
 

@@ -1,4 +1,4 @@
-//! How patiently a client opens a session, attempt after attempt; knows no clock, and asks no server.
+//! How patiently a client opens a session, attempt after attempt.
 
 use std::time::Duration;
 

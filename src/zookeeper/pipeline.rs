@@ -1,5 +1,5 @@
-//! How one session's requests go out, in which order, and whether the server takes us for that session; owns the client,
-//! and knows neither the session nor locks.
+//! How one session's requests go out, in which order, and whether the server takes us for that session; owns the
+//! client.
 //!
 //! Some servers answer a reconnect with another session, and the client crate does not say so.
 

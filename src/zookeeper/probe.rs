@@ -1,4 +1,4 @@
-//! Why a server gives no session: what it says to a connection of our own; knows no sessions.
+//! Why a server gives no session: what it says to a connection of our own.
 //!
 //! The client crate reports the reason of a failed attempt only in its log. So each server is asked once more: is its
 //! name known, does its port take connections, do the two sides accept each other's certificates, and what does it

@@ -1,4 +1,4 @@
-//! Our identity to the ensemble, the servers' identity to us, and the permissions on our nodes; knows no sessions.
+//! Our identity to the ensemble, the servers' identity to us, and the permissions on our nodes.
 
 use std::fmt;
 

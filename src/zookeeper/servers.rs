@@ -1,4 +1,4 @@
-//! The connect string: its valid forms, its servers and its path; knows nothing of the machines behind the names.
+//! The connect string: its valid forms, its servers and its path.
 
 use std::fmt;
 use std::net::Ipv6Addr;

@@ -1,4 +1,4 @@
-//! One session of a ZooKeeper ensemble, as the contract asks for it; knows neither locks nor how it was opened.
+//! One session of a ZooKeeper ensemble, as the contract asks for it.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Encryption: whom this client trusts, and the certificate that it shows; knows no sessions.
+//! Encryption: whom this client trusts, and the certificate that it shows.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The client crate's types and ours, each turned into the other; knows no sessions.
+//! The client crate's types and ours, each turned into the other.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;

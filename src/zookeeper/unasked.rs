@@ -1,4 +1,4 @@
-//! What notices the end of the task that the client crate spawns. It knows no sessions.
+//! What notices the end of the task that the client crate spawns.
 
 use std::future::poll_fn;
 use std::pin::pin;

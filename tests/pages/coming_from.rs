@@ -1,4 +1,4 @@
-//! The snippets of `docs/coming-from.md`; knows nothing of the tables above them.
+//! The snippets of `docs/coming-from.md`.
 
 use zk_rwlock::{Error, Memory};
 

@@ -1,4 +1,4 @@
-//! The snippets of `docs/guide.md`; knows nothing of the words around them.
+//! The snippets of `docs/guide.md`.
 
 use zk_rwlock::{Error, Memory};
 

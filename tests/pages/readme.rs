@@ -1,4 +1,4 @@
-//! The snippets of `README.md`; knows nothing of the words around them.
+//! The snippets of `README.md`.
 
 use zk_rwlock::Error;
 

@@ -1,4 +1,4 @@
-//! The snippets of `docs/security.md`; knows nothing of the words around them.
+//! The snippets of `docs/security.md`.
 
 #[expect(dead_code, reason = "it needs a server")]
 async fn connecting(password: &str) -> Result<(), Box<dyn std::error::Error>> {

@@ -1,6 +1,4 @@
 //! Three real servers in one ensemble, each reached by the others through links that can be cut.
-//!
-//! It knows nothing of locks, nor of any client library.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};

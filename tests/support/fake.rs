@@ -1,6 +1,4 @@
 //! A fake server that speaks just enough of ZooKeeper's protocol to grant a lock, and lies on request.
-//!
-//! It knows nothing of locks, nor of any client library.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

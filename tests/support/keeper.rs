@@ -1,6 +1,4 @@
 //! A server that is not quite ZooKeeper: a real one, behind a proxy that has it behave so.
-//!
-//! It knows nothing of locks, nor of any client library.
 
 use std::time::{Duration, Instant};
 

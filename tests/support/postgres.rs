@@ -1,6 +1,6 @@
 //! A real PostgreSQL server on a loopback port of its own.
 //!
-//! It knows nothing of migrations, nor of any client library: it starts and stops one server with a cluster of its own.
+//! It starts and stops one server with a cluster of its own.
 
 use std::fs;
 use std::os::unix::fs::chown;

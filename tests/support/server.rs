@@ -1,7 +1,7 @@
 //! A real standalone ZooKeeper server on a loopback port of its own.
 //!
-//! It knows nothing of locks, nor of any client library: it starts, stops and freezes one Java
-//! process, asks it for numbers with ZooKeeper's four-letter words, and ends sessions as an operator can.
+//! It starts, stops and freezes one Java process, asks it for numbers with ZooKeeper's four-letter words, and ends
+//! sessions as an operator can.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};

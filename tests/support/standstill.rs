@@ -1,6 +1,6 @@
 //! How long the machine stood still: a clock beside the tests, which asks again and again whether it was woken in time.
 //!
-//! A machine that is stopped, suspended or so busy that threads wait for a core wakes it too late. It knows no tests.
+//! A machine that is stopped, suspended or so busy that threads wait for a core wakes it too late.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -136,7 +136,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// How often whoever waits should look.
+    /// How often a waiting task should look.
     pub const LOOK: Duration = Duration::from_millis(20);
 
     pub fn new(limit: Duration) -> Patience {

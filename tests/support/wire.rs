@@ -1,7 +1,5 @@
 //! A loopback proxy that understands ZooKeeper's frames: it counts them, and loses, delays, cuts and
 //! falsifies them on request.
-//!
-//! It knows nothing of locks, nor of any client library, only of the protocol ([`super::frames`]).
 
 use std::collections::HashMap;
 use std::future::pending;

@@ -125,7 +125,7 @@ At most so many:
   Nobody who holds is stopped. Leave the number out of -j: with -j 3,
   zklock says so itself where nobody has, and where there is another
   number it exits with 64 and says both.
-  A path is either a lock or has permits: whoever comes second is refused
+  A path is either a lock or has permits: the second to come is refused
   with 65. ls, watch, break and check see which it is. The options and
   exit codes are the same for both.
 

@@ -1,4 +1,4 @@
-//! The command: a process group that is signalled as a whole; knows no locks.
+//! The command: a process group that is signalled as a whole.
 
 use std::collections::HashSet;
 use std::ffi::OsString;

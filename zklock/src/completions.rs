@@ -1,4 +1,4 @@
-//! Completions for shells, and manual pages; knows no ZooKeeper.
+//! Completions for shells, and manual pages.
 //!
 //! The scripts for bash, zsh and fish know how their shell asks and takes answers. What is to be answered, they ask
 //! `zklock complete`. Other shells have completions that are made from the definition of the arguments, without paths.

@@ -1,4 +1,4 @@
-//! From options to a connection; knows no queues.
+//! From options to a connection.
 
 use std::fs;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Users and passwords: from an option, a variable or a file, and kept from the command; knows no ZooKeeper.
+//! Users and passwords: from an option, a variable or a file, and kept from the command.
 
 use std::fs::File;
 use std::io::{self, Read};

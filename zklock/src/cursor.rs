@@ -1,4 +1,4 @@
-//! Where in a command line the cursor stands, and what can stand there; knows no shell and no ZooKeeper.
+//! Where in a command line the cursor stands, and what can stand there.
 
 use std::ffi::OsString;
 

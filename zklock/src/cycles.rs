@@ -1,4 +1,4 @@
-//! Processes that wait for each other across locks, in a circle; knows no I/O.
+//! Processes that wait for each other across locks, in a circle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The exit codes of zklock, and the errors that lead to them; knows no ZooKeeper and no child.
+//! The exit codes of zklock, and the errors that lead to them.
 
 use zk_rwlock::error::Ending;
 use zk_rwlock::error::PermitsError;

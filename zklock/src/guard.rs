@@ -1,4 +1,4 @@
-//! What zklock holds while the command runs, of whatever kind; knows neither the command nor how it was acquired.
+//! What zklock holds while the command runs, of whatever kind.
 
 use std::time::Duration;
 

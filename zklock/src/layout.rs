@@ -1,4 +1,4 @@
-//! Fits a table into the columns of a terminal: which columns go, and which cells are shortened; knows no queues.
+//! Fits a table into the columns of a terminal: which columns go, and which cells are shortened.
 //!
 //! Off a terminal nothing goes and nothing is shortened. On one that is too narrow, in this order, until it fits:
 //! SESSION goes; cells are put briefly, where there is a brief form; hosts are shortened in the middle and labels at

@@ -1,4 +1,4 @@
-//! The log of the library and of the ZooKeeper client, on standard error; knows nothing of what they say.
+//! The log of the library and of the ZooKeeper client, on standard error.
 
 use std::fmt::{self, Write};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Words for people on standard error, results on standard output; knows nothing of what they say.
+//! Words for people on standard error, results on standard output.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};
@@ -15,10 +15,10 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use crate::exit::{self, Exit};
 use crate::terminal;
 
-/// How many texts may wait for whoever reads standard error.
+/// How many texts may wait for the reader of standard error.
 const UNREAD_MAX: usize = 1000;
 
-/// How long zklock waits for whoever reads what it says. No signal would end it meanwhile.
+/// How long zklock waits for the reader of what it says. No signal would end it meanwhile.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Whether this is a terminal that can do more than print one line after the other.
@@ -87,7 +87,7 @@ fn printer() -> Option<SyncSender<Text>> {
     thread::Builder::new().spawn(print).is_ok().then_some(sender)
 }
 
-/// Prints a result in one piece: whoever stops us (Ctrl-Z) finds all of it on the screen, or nothing. `false` if nobody
+/// Prints a result in one piece: after a stop (Ctrl-Z) all of it is on the screen, or nothing. `false` if nobody
 /// reads it any more, as after `| head`.
 pub(crate) fn print(text: &str) -> Result<bool, Exit> {
     let out = io::stdout().lock();

@@ -1,4 +1,4 @@
-//! What is at a path: a lock, or a semaphore; knows no command.
+//! What is at a path: a lock, or a semaphore.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Runs a command under the lock: acquires, watches over both, and releases; knows no other subcommand.
+//! Runs a command under the lock: acquires, watches over both, and releases.
 
 use std::cell::Cell;
 use std::convert::Infallible;

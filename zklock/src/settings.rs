@@ -1,5 +1,4 @@
-//! Settings that an option gives, or else a variable of the environment: their names, and which of the two it was; knows
-//! no ZooKeeper.
+//! Settings that an option gives, or else a variable of the environment: their names, and which of the two it was.
 //!
 //! Each message about a setting begins with the name by which it was given. So the variables are read here and not while
 //! the arguments are parsed, which knows only the options.

@@ -1,4 +1,4 @@
-//! Which process group may read the terminal; knows no locks.
+//! Which process group may read the terminal.
 //!
 //! The command runs in a process group of its own. So it can be stopped as a whole without stopping us, and it gets
 //! Ctrl-C once. But only the foreground group of a terminal may read from it, and Ctrl-C goes to that group. So we do

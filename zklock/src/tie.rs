@@ -1,4 +1,4 @@
-//! Ties the command's life to ours: if we are killed (-9), the system kills the command; knows no locks.
+//! Ties the command's life to ours: if we are killed (-9), the system kills the command.
 //!
 //! Linux kills a process with its parent if the process itself has asked for that. So the command is started by way of a
 //! stage: our own program, which asks, makes sure that the parent still lives, and then becomes the command. The process

@@ -37,7 +37,7 @@ const WHOLE: Detail = Detail {
 const LITTLE: Detail = Detail { holders: 1, longest: 11, has_path: false, has_pid: false, ..WHOLE };
 const LEAST: Detail = Detail { has_mode: false, has_what: false, ..LITTLE };
 
-/// From all to what has room in 80 columns: who it is, what for, and when it queued up. Whoever waits knows the path, and
+/// From all to what has room in 80 columns: who it is, what for, and when it queued up. A waiter knows the path, and
 /// `zklock ls` has the rest. When it queued up stands at the end, so that all the others are shortened before it is cut off.
 const BRIEFER: [Detail; 9] = [
     WHOLE,

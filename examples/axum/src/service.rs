@@ -1,4 +1,4 @@
-//! What the service answers: its routes, its probes, and which status an error of the lock becomes. It knows no signals.
+//! What the service answers: its routes, its probes, and which status an error of the lock becomes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A connection to PostgreSQL or SQLite, and what each does its own way; knows neither locks nor versions.
+//! A connection to PostgreSQL or SQLite, and what each does its own way.
 
 use std::error::Error;
 use std::future::Future;

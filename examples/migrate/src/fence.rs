@@ -1,4 +1,4 @@
-//! The row of the database that remembers the highest fencing token, and what goes with it; knows no lock service.
+//! The row of the database that remembers the highest fencing token, and what goes with it.
 //!
 //! Every migration is one transaction that first shows its holder's token to that row. Showing it locks the row until
 //! the commit, so at any time one holder has a migration open, and one that comes late finds a higher token there.

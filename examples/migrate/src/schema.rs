@@ -1,4 +1,4 @@
-//! The versions of a schema, and where a database stands among them; knows neither locks nor transactions.
+//! The versions of a schema, and where a database stands among them.
 
 use std::fs;
 use std::path::Path;

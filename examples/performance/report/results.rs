@@ -1,4 +1,4 @@
-//! The raw results: files with a line of JSON for each measurement, each file of one run; knows nothing of how they are shown.
+//! The raw results: files with a line of JSON for each measurement, each file of one run.
 
 use serde_json::Value;
 

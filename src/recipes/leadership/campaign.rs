@@ -1,4 +1,4 @@
-//! A campaign and the term it may lead to: when to stand, when to step down, when to try again; knows no work.
+//! A campaign and the term it may lead to: when to stand, when to step down, when to try again.
 
 use std::future::{Future, IntoFuture, pending};
 use std::pin::Pin;
@@ -192,7 +192,7 @@ impl Drop for Campaign {
 /// thread, whatever the work borrows.
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A term, while its work runs. Dropping this ends it, whoever else has the term.
+/// A term, while its work runs. Dropping this ends it, also while others have the term.
 pub(crate) struct CampaignTurn {
     candidate: Arc<Candidate>,
     term: Term,

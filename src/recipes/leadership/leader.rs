@@ -1,4 +1,4 @@
-//! Who leads, as the queue shows it; knows no session.
+//! Who leads, as the queue shows it.
 
 use std::fmt;
 use std::time::SystemTime;

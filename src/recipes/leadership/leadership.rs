@@ -1,4 +1,4 @@
-//! Leadership, and its options; knows neither how a campaign goes nor how leaders are observed.
+//! Leadership, and its options.
 
 use std::fmt;
 use std::future::Future;
@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// all clones are one candidate.
 ///
 /// # It is a write lock
-/// The directory at `path` is that of an [`RwLock`], and whoever holds it to write leads. So candidates lead in the order in
+/// The directory at `path` is that of an [`RwLock`], and the holder of its write lock leads. So candidates lead in the order in
 /// which they queued up, `zklock ls` shows who leads and who waits, and what is said of a [guard](crate::WriteGuard) is true
 /// of a term: [`is_leader`](Self::is_leader) is false before another candidate can lead, also on a machine that is cut off
 /// or was suspended. As with any lock, requests to other systems that are under way may arrive late, hence the number of
@@ -196,7 +196,7 @@ impl Leadership {
     /// The present term, if this candidate leads. Its [number](Term::number) is the fencing token.
     pub fn term(&self) -> Option<Term> {
         let term = self.candidate.status.borrow().term.clone();
-        // Not while the status is locked: whoever finds the loss of a term wakes the tasks that end it.
+        // Not while the status is locked: to find the loss of a term wakes the tasks that end it.
         term.filter(Term::is_leader)
     }
 

@@ -1,4 +1,4 @@
-//! The write lock as leadership; knows no queue and no backend.
+//! The write lock as leadership.
 
 pub(crate) mod campaign;
 pub(crate) mod leader;

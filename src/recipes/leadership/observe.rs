@@ -1,4 +1,4 @@
-//! Looking who leads, once or for good, without disturbing a candidate; knows no campaign.
+//! Looking who leads, once or for good, without disturbing a candidate.
 //!
 //! An observer watches the leader's node, as the first candidate behind it does, and no other. When there is no leader it
 //! watches the children of the directory, until the first candidate comes. So candidates that come and go in the queue

@@ -1,4 +1,4 @@
-//! How long a candidate waits before it campaigns again; knows no clock, and draws no lots.
+//! How long a candidate waits before it campaigns again.
 
 use std::time::Duration;
 

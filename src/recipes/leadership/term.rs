@@ -1,4 +1,4 @@
-//! One term of a leader, as its work sees it; knows nothing of campaigns.
+//! One term of a leader, as its work sees it.
 
 use std::fmt;
 use std::ops::Deref;

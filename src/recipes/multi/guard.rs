@@ -1,4 +1,4 @@
-//! What it means to hold several locks: loss of the first, release of all, tokens, guarded writes; knows no order.
+//! What it means to hold several locks: loss of the first, release of all, tokens, guarded writes.
 
 use std::fmt;
 use std::future::{Future, pending};

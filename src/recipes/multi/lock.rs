@@ -1,4 +1,4 @@
-//! Several locks at once: all or none; knows no queue and no backend.
+//! Several locks at once: all or none.
 
 use std::borrow::Borrow;
 use std::pin::pin;

@@ -1,4 +1,4 @@
-//! The guard of work that is due, which records its success; knows nothing of when the work is due.
+//! The guard of work that is due, which records its success.
 
 use std::fmt;
 use std::ops::Deref;

@@ -1,5 +1,5 @@
 //! What operators do with a semaphore: they read who holds and who waits, remove one of them, and change the number of
-//! permits; knows nothing of acquiring and holding.
+//! permits.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A semaphore: at most so many holders at once; knows no backend, and nothing of how a turn is decided.
+//! A semaphore: at most so many holders at once.
 
 pub(crate) mod admin;
 pub(crate) mod limit;

@@ -1,4 +1,4 @@
-//! The guard of permits: what their holder can do; knows neither how they were taken nor who waits for them.
+//! The guard of permits: what their holder can do.
 
 use std::fmt;
 use std::ops::Deref;

@@ -1,4 +1,4 @@
-//! The semaphore, and its options; knows neither how permits are taken nor any concrete backend.
+//! The semaphore, and its options.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,4 @@
-//! A semaphore as all clones of its handle know it: where it is, its number of permits, and that it is no lock; knows no
-//! turns.
+//! A semaphore as all clones of its handle know it: where it is, its number of permits, and that it is no lock.
 //!
 //! A path is a lock or a semaphore. Each writes first, and then looks: a contender of the lock makes its node and then sees
 //! whether there is a number of permits; a semaphore has its number and then looks for such nodes. So of two that come

@@ -1,4 +1,4 @@
-//! How an acquisition at the head of a semaphore's queue takes its permits; knows nothing of how it came to be there.
+//! How an acquisition at the head of a semaphore's queue takes its permits.
 //!
 //! Only the head of the queue takes permits. So from the moment when a contender is the head, permits can only be given
 //! back, and what it then counts as taken is the most that there can be. Two rules keep that so:

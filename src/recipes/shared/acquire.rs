@@ -1,4 +1,4 @@
-//! How a caller asks for the lock of a value, and how the value is read under it; knows no nodes.
+//! How a caller asks for the lock of a value, and how the value is read under it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Work that goes on when the call that began it has returned; knows no values.
+//! Work that goes on when the call that began it has returned.
 
 use std::sync::{Arc, Weak};
 

@@ -1,4 +1,4 @@
-//! The values as they come, as a stream; knows neither watches nor locks.
+//! The values as they come, as a stream.
 //!
 //! The initial value is made by the caller that follows, and written in the background. So a caller that is not polled holds
 //! up no writer.
@@ -85,7 +85,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
                 (known.news_after(self.seen), known.is_unset_since(self.before), known.over.is_some())
             };
             if !is_unset {
-                // Whoever wrote the first value, or what is none.
+                // Another client wrote the first value, or foreign bytes.
                 self.begun = None;
             }
             self.seen = news.as_ref().map_or(self.seen, |(number, _)| *number);

@@ -1,4 +1,4 @@
-//! What the bytes of a value must be, and how a value is made of them; knows neither locks nor nodes.
+//! What the bytes of a value must be, and how a value is made of them.
 
 use std::ops::Deref;
 

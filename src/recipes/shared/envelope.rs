@@ -1,4 +1,4 @@
-//! What is kept beside a value, in the same node; knows neither types nor formats.
+//! What is kept beside a value, in the same node.
 //!
 //! Lines of text, an empty line, and then the value's own bytes to the end:
 //!

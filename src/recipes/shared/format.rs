@@ -1,4 +1,4 @@
-//! How a value becomes bytes, and bytes a value; knows neither locks nor nodes.
+//! How a value becomes bytes, and bytes a value.
 
 use std::error::Error;
 

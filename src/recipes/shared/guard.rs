@@ -1,4 +1,4 @@
-//! The value while its lock is held; knows neither how the node lays it out nor how a lost answer is resolved.
+//! The value while its lock is held.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};

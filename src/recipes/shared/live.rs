@@ -1,4 +1,4 @@
-//! The value without its lock: a copy that is always there, and waiting for a value; knows no watches and no nodes.
+//! The value without its lock: a copy that is always there, and waiting for a value.
 
 use std::fmt;
 use std::sync::Arc;

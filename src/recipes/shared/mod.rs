@@ -1,4 +1,4 @@
-//! A value behind the lock; knows no concrete backend.
+//! A value behind the lock.
 
 pub(crate) mod acquire;
 pub(crate) mod background;

@@ -1,4 +1,4 @@
-//! The value's node, read and written under the lock, and how the outcome is found if the answer is lost; knows no types.
+//! The value's node, read and written under the lock, and how the outcome is found if the answer is lost.
 
 use std::sync::Arc;
 

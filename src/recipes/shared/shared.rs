@@ -1,4 +1,4 @@
-//! A value in a znode, behind the lock; knows no concrete backend, and of the lock only its public interface.
+//! A value in a znode, behind the lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -173,7 +173,7 @@ pub struct SharedBuilder<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedBuilder<T> {
-    /// The value to begin with. Whoever finds no value writes it: once, under the lock. That is the first reader, or the
+    /// The value to begin with. The first client that finds no value writes it: once, under the lock. That is the first reader, or the
     /// first caller of [`live`](Shared::live), [`changes`](Shared::changes) or
     /// [`wait_for`](Shared::wait_for), who waits for a writer that holds the lock. A write that finds no value begins with
     /// it. A value whose node is deleted later is not written again: its loss is

@@ -1,4 +1,4 @@
-//! A value changed in one call: the lock, the change, the commit, and when to begin again; knows no nodes.
+//! A value changed in one call: the lock, the change, the commit, and when to begin again.
 
 use std::time::Duration;
 
