@@ -71,8 +71,8 @@ impl<'a> Doubt<'a> {
     /// Looks behind the transaction at a node that it makes, whose number no server gives in the answer: so the next transaction knows
     /// the node as one that was there. Nobody waits for that.
     fn looks_at_what_is_made(&self) {
-        let mut made = self.changes().filter(|operation| matches!(operation, Operation::Create { .. }));
-        if let Some(create) = made.next() {
+        let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
+        if let Some(create) = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path())) {
             drop(self.session.children_and_stat(create.path()));
         }
     }
@@ -104,6 +104,10 @@ impl<'a> Doubt<'a> {
         self.operations.iter().filter(|operation| !matches!(operation, Operation::Check { .. }))
     }
 
+    fn is_changed_once(&self, path: &str) -> bool {
+        self.changes().filter(|other| other.path() == path).count() == 1
+    }
+
     /// Whether nobody else can hold the locks meanwhile.
     fn is_alone(&self) -> bool {
         let is_of_a_lock = |lock: &Tenure| parent(&lock.own_node().path()) == lock.directory();
@@ -111,8 +115,7 @@ impl<'a> Doubt<'a> {
     }
 
     fn fate(&self, nodes: &Contents) -> Fate {
-        let is_once = |path: &str| self.changes().filter(|other| other.path() == path).count() == 1;
-        let told = self.changes().zip(nodes).filter(|(operation, _)| is_once(operation.path()));
+        let told = self.changes().zip(nodes).filter(|(operation, _)| self.is_changed_once(operation.path()));
         let (session, is_alone) = (self.session.id(), self.is_alone());
         let told = told.map(|(operation, node)| shown_by(operation, node.as_ref(), self.newest, session, is_alone));
         let told: Vec<_> = told.collect();
