@@ -1,7 +1,8 @@
 //! The library's own events and spans of `tracing`, and on which thread the user's subscriber hears of them.
 //!
-//! On a caller's thread, spans and what is below INFO are told at once. The rest is told by the [teller](TELLER): a subscriber
-//! may block or panic, which must cost no lease, and keep no caller from hearing of a loss.
+//! On a caller's thread, spans and what is below INFO are told at once. The rest is told by the [teller](TELLER): a subscriber,
+//! or without one a logger of the crate `log`, may block or panic, which must cost no lease, and keep no caller from hearing
+//! of a loss.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use tracing::dispatcher;
 use tracing::field::Value;
+use tracing::level_filters::LevelFilter;
 use tracing::span::Id;
 use tracing::{Dispatch, Level, Span};
 
@@ -60,8 +62,8 @@ macro_rules! tell {
         use tracing::level_filters::LevelFilter;
         let most = LevelFilter::current();
         // Without a subscriber it is for a logger of the crate `log`, if for anybody.
-        if most == LevelFilter::OFF && !$crate::telemetry::teller::is_ours() {
-            tracing::event!(tracing::Level::$level, $($event)+);
+        if most == LevelFilter::OFF && !$crate::telemetry::log::is_for_the_teller(tracing::Level::$level) {
+            let _panicked = $crate::telemetry::teller::guarded(|| tracing::event!(tracing::Level::$level, $($event)+));
         } else if most == LevelFilter::OFF || tracing::Level::$level <= most {
             $crate::telemetry::log::owned!($level [] $($event)+);
         }
@@ -151,6 +153,11 @@ macro_rules! own_by_copy {
 }
 own_by_copy!(i32 i64 u32 u64 usize);
 
+/// Whether the teller tells the events of this level that come on this thread.
+pub(crate) fn is_for_the_teller(level: Level) -> bool {
+    is_ours() || level <= Level::INFO && HAS_SESSIONS.load(Ordering::Relaxed)
+}
+
 /// `told` tells an event of this level.
 pub(crate) fn later(level: Level, told: impl FnOnce() + Send + 'static) {
     if is_ours() {
@@ -158,13 +165,16 @@ pub(crate) fn later(level: Level, told: impl FnOnce() + Send + 'static) {
             let inside = INSIDE.with_borrow(Clone::clone);
             move || inside.tell(told)
         });
-    } else if level <= Level::INFO && HAS_SESSIONS.load(Ordering::Relaxed) {
+    } else if !is_for_the_teller(level) {
+        let _panicked = guarded(told);
+    } else if LevelFilter::current() == LevelFilter::OFF {
+        // No subscriber is set for a while either: after that, nothing is told to a logger of the crate `log`.
+        event(|| told);
+    } else {
         event(|| {
             let (subscriber, inside) = (dispatcher::get_default(Dispatch::clone), OwnSpan::new(Span::current));
             move || dispatcher::with_default(&subscriber, || inside.tell(told))
         });
-    } else {
-        let _panicked = guarded(told);
     }
 }
 
@@ -289,5 +299,29 @@ impl<F> Drop for Around<F> {
     fn drop(&mut self) {
         let work = self.work.take();
         self.span.inside(|| drop(work));
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::cell::Cell;
+    use std::fmt;
+
+    use super::*;
+
+    /// A logger of the crate `log` may block as a subscriber may.
+    #[test]
+    fn without_a_subscriber_a_loss_is_told_by_the_teller_too() {
+        struct Asked(Cell<u32>);
+        impl fmt::Display for Asked {
+            fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.set(self.0.get() + 1);
+                Ok(())
+            }
+        }
+        there_are_sessions();
+        let asked = Asked(Cell::new(0));
+        tell!(WARN, why = %asked, "a lock was lost");
+        assert_eq!(asked.0.get(), 1, "it is written down for the teller");
     }
 }

@@ -35,31 +35,44 @@ thread_local! {
     static TOLD: RefCell<HashMap<u64, Span>> = RefCell::new(HashMap::default());
 }
 
-/// Makes the relay, if there is a subscriber. Before there is one, the relay would keep what is told from a logger of the crate
-/// `log`.
+/// Makes the relay. It is there before there is a subscriber, so that it is in force from the first event that one could hear
+/// of.
 pub(crate) fn prepare() {
-    if LevelFilter::current() != LevelFilter::OFF && RELAY.lock().is_none() {
-        // Another subscriber is asked what it wants of all that can be told, here and now.
-        TELLER.run(|| {
-            if RELAY.lock().is_none() {
-                let relay = Dispatch::new(Relay);
-                *RELAY.lock() = Some(relay);
-            }
-        });
+    if RELAY.lock().is_some() {
+        return;
     }
+    let make = || {
+        if RELAY.lock().is_none() {
+            let relay = Dispatch::new(Relay);
+            *RELAY.lock() = Some(relay);
+        }
+    };
+    match is_heard() {
+        // Another subscriber is asked what it wants of all that can be told, here and now.
+        true => TELLER.run(make),
+        false => make(),
+    }
+}
+
+/// Whether there is a subscriber. Without one, the relay would keep what is told from a logger of the crate `log`.
+fn is_heard() -> bool {
+    LevelFilter::current() != LevelFilter::OFF
 }
 
 /// As [`prepare`], and waits for it a moment.
 pub(crate) fn prepared() {
     prepare();
-    if LevelFilter::current() != LevelFilter::OFF && RELAY.lock().is_none() {
+    if RELAY.lock().is_none() {
         TELLER.flush(FAREWELL);
     }
 }
 
-/// Puts the relay in force on this thread, once there is one.
+/// Puts the relay in force on this thread, once there is a subscriber.
 pub(crate) fn relay_this_thread() {
     let in_force = IN_FORCE.take().or_else(|| {
+        if !is_heard() {
+            return None;
+        }
         prepare();
         let relay = RELAY.lock().clone();
         relay.as_ref().map(dispatcher::set_default)

@@ -3,7 +3,7 @@
 //!
 //! A subscriber is one for a whole process, so each is in a child, which is this test binary itself: see [`support::process`].
 
-use std::future::IntoFuture;
+use std::future::{IntoFuture, pending};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -22,7 +22,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 use zk_rwlock::coordinator::{Coordinator, Ending, Operation};
-use zk_rwlock::{Error, Loss, RwLock, WriteGuard, ZooKeeper};
+use zk_rwlock::{Error, Leadership, Loss, RwLock, WriteGuard, ZooKeeper};
 
 /// The session timeout of the children.
 const SHORT: Duration = Duration::from_secs(4);
@@ -82,6 +82,9 @@ impl tracing::field::Visit for Message {
 /// `tracing` itself asks a subscriber, once for each place of the client crate's, on the thread that comes there first.
 static BLOCKS_WHO_ASKS: AtomicBool = AtomicBool::new(false);
 
+/// Each thread of the library's that tells something.
+static BLOCKS_OUR_THREADS: AtomicBool = AtomicBool::new(false);
+
 impl Subscriber for Bad {
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         if BLOCKS_WHO_ASKS.load(Ordering::SeqCst) {
@@ -90,7 +93,7 @@ impl Subscriber for Bad {
         Interest::sometimes()
     }
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::DEBUG
+        *metadata.level() <= Level::DEBUG || BLOCKS_OUR_THREADS.load(Ordering::SeqCst)
     }
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
@@ -98,6 +101,10 @@ impl Subscriber for Bad {
     fn record(&self, _: &Id, _: &Record<'_>) {}
     fn record_follows_from(&self, _: &Id, _: &Id) {}
     fn event(&self, event: &Event<'_>) {
+        if BLOCKS_OUR_THREADS.load(Ordering::SeqCst) && thread::current().name().is_some_and(|it| it.starts_with("zk-"))
+        {
+            for_ever();
+        }
         if self.is_told(event) {
             say("told");
             self.0.follow();
@@ -132,7 +139,7 @@ fn the_life_of_a_child() {
     let (what, habit, sessions, server, path) = (word(), word(), word(), word(), word());
     let fault = habit.clone();
     let habit = if habit == "blocks" { Habit::Blocks } else { Habit::Panics };
-    if what != "waker" && what != "fault" {
+    if what == "subscriber" || what == "asked" {
         tracing::subscriber::set_global_default(Bad(habit)).expect("the first");
     }
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -149,6 +156,7 @@ fn the_life_of_a_child() {
         }
         match what.as_str() {
             "subscriber" => wait_for_long(&other, &path),
+            "late" => set_late(&other, &path, Bad(habit)).await,
             "waker" => be_woken(&other, &path, habit).await,
             "asked" => BLOCKS_WHO_ASKS.store(true, Ordering::SeqCst),
             other => panic!("there is no role {other}"),
@@ -162,6 +170,21 @@ fn the_life_of_a_child() {
     });
     // The threads that are blocked would be waited for.
     std::process::exit(0);
+}
+
+/// Sets the subscriber when there is a session, and has it told something at once.
+async fn set_late(zk: &ZooKeeper, path: &str, subscriber: Bad) {
+    let leadership = Leadership::new(zk, format!("{path}-led")).unwrap();
+    let mut leads = Box::pin(leadership.lead(|_| pending::<()>()));
+    tokio::select! {
+        _ = &mut leads => panic!("it leads for ever"),
+        () = eventually("it does not lead", || async { leadership.is_leader() }) => {}
+    }
+    BLOCKS_OUR_THREADS.store(true, Ordering::SeqCst);
+    tracing::subscriber::set_global_default(subscriber).expect("the first");
+    // The end of a term is told.
+    drop(leads);
+    wait_for_long(zk, path);
 }
 
 /// Waits for what this process holds, and has that told again and again.
@@ -316,7 +339,7 @@ async fn round(what: &str, habit: &str, sessions: usize) {
     let granted = tokio::time::timeout(SHORT * 2, lock.write().into_future()).await;
     assert!(granted.is_err(), "it has lost its lock");
     let next = contend(lock);
-    line_becomes(&lock_at(&zk, &path), if what == "subscriber" { "W+ W- W- W- W-" } else { "W+ W-" }).await;
+    line_becomes(&lock_at(&zk, &path), if what == "waker" { "W+ W-" } else { "W+ W- W- W- W-" }).await;
     proxy.black_hole();
     ends(child, next).await;
 }
@@ -369,6 +392,11 @@ async fn a_subscriber_that_blocks_for_ever_costs_no_lease_and_hides_no_loss() {
 #[support::judged]
 async fn a_subscriber_that_panics_costs_no_lease_and_hides_no_loss() {
     tokio::join!(round("subscriber", "panics", 1), round("subscriber", "panics", 2));
+}
+
+#[support::judged]
+async fn a_subscriber_that_is_set_late_and_blocks_at_once_costs_no_lease_and_hides_no_loss() {
+    tokio::join!(round("late", "blocks", 1), round("late", "blocks", 2));
 }
 
 /// The thread that keeps the sessions stands still when it comes to a place that it has not told of before, as at a break.
