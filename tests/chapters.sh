@@ -79,7 +79,8 @@ start() {
     (
         cd "${folder[$name]}"
         export RUST_TEST_THREADS=$threads CARGO_MANIFEST_DIR=$PWD CARGO_TERM_COLOR=never ZK_RWLOCK_SERVERS=$servers
-        exec setsid "${command[@]}" </dev/null >"$logs/$name.log" 2>&1
+        # The leader of a session is given each terminal that it opens, and then no other session can have that.
+        exec setsid bash -c '"$@"; exit $?' "$name" "${command[@]}" </dev/null >"$logs/$name.log" 2>&1
     ) &
     pids[$!]=$name
     end_if_silent $! "$name" &
