@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::sync::atomic::{AtomicU8, Ordering};
+use crate::sync::thread_local;
 use crate::telemetry::teller::{guarded, is_ours};
 
 const IDLE: u8 = 0;
@@ -61,7 +62,7 @@ struct Inside(*const ());
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        SHIELDED.set(self.0);
+        SHIELDED.with(|it| it.set(self.0));
     }
 }
 
@@ -72,7 +73,7 @@ impl Shield {
         context: &mut Context<'_>,
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        if is_ours() || ptr::eq(context.waker().data(), SHIELDED.get()) {
+        if is_ours() || ptr::eq(context.waker().data(), SHIELDED.with(Cell::get)) {
             return poll(context);
         }
         let is_same = |it: &&Arc<Shielded>| it.waker.as_ref().is_some_and(|it| it.will_wake(context.waker()));
@@ -84,14 +85,14 @@ impl Shield {
             }
         };
         let waker = Waker::from(shielded);
-        let _inside = Inside(SHIELDED.replace(waker.data()));
+        let _inside = Inside(SHIELDED.with(|it| it.replace(waker.data())));
         poll(&mut Context::from_waker(&waker))
     }
 }
 
 /// Polls what is given this waker, which is the library's own and needs no shield.
 pub(crate) fn unshielded<T>(waker: &Waker, poll: impl FnOnce() -> T) -> T {
-    let _inside = Inside(SHIELDED.replace(waker.data()));
+    let _inside = Inside(SHIELDED.with(|it| it.replace(waker.data())));
     poll()
 }
 
