@@ -35,6 +35,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// How long servers that are not reached have to say why, once a lock or a place is lost by that.
 const REASON: Duration = Duration::from_millis(500);
 
+const KILLED: &str = "the command was killed";
+
 /// How often a zklock that waits looks whether it stood still.
 const BEAT: Duration = Duration::from_millis(500);
 
@@ -335,8 +337,7 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                 Some(HoldState::Lost { why }) => {
                     say_in_passing(passing(guard), &format!("the lock is lost: {why}; the command is ended"));
                     let told = Told::of(guard, why, zk);
-                    let how = stop(guard, run, &mut child).await;
-                    child.reap();
+                    let how = stop(guard, run, child).await;
                     return lost(why, run.lost_exit_code, told, how).await;
                 }
                 Some(_) => {}
@@ -449,7 +450,16 @@ fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
 /// a quarter of the session timeout was left. KILL is sent when a sixth of that quarter is left. If another contender
 /// may have the lock by now, there is no grace. If somebody removed the node on purpose, the command has the usual
 /// grace.
-async fn stop(guard: &Grip, run: &Run, child: &mut Child) -> &'static str {
+async fn stop(guard: &Grip, run: &Run, mut child: Child) -> &'static str {
+    let how = end(guard, run, &mut child).await;
+    // One that had ended before, as while we were stopped, was not killed.
+    match child.reap().code == exit::by_signal(Signal::KILL.as_raw()) {
+        false if how == KILLED => "the command has ended",
+        _ => how,
+    }
+}
+
+async fn end(guard: &Grip, run: &Run, child: &mut Child) -> &'static str {
     let (grace, reserve) = grace(run.grace, guard.session_left());
     let started = Instant::now();
     if !grace.is_zero() {
@@ -471,7 +481,7 @@ async fn stop(guard: &Grip, run: &Run, child: &mut Child) -> &'static str {
     }
     if child.signal(Signal::KILL) {
         while child.next_event().await != ChildEvent::Ended {}
-        return "the command was killed";
+        return KILLED;
     }
     say("the command belongs to another user, and cannot be ended: it runs on without the lock");
     while child.next_event().await != ChildEvent::Ended {}
