@@ -297,8 +297,8 @@ async fn whoever_passes_over_a_ghost_in_the_queue_counts_the_permit_that_the_ser
     drop(semaphore.try_acquire().await.expect("free"));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_ghost_in_the_queue_of_a_semaphore_holds_up_nobody() {
+/// A client whose server shows a waiter for the only permit, which is free by now and has no waiter.
+fn client_that_shows_a_waiter_for_permits() -> Memory {
     let theirs = Memory::new();
     let other = limit(&theirs, 1);
     let permit = now(other.acquire()).expect("free");
@@ -306,6 +306,12 @@ async fn a_ghost_in_the_queue_of_a_semaphore_holds_up_nobody() {
     assert_pending!(ghost.poll());
     let ours = client_that_shows(&theirs, &sole_node(&theirs, "/limit/queue"));
     drop((ghost, permit));
+    ours
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ghost_in_the_queue_of_a_semaphore_holds_up_nobody() {
+    let ours = client_that_shows_a_waiter_for_permits();
     drop(limit(&ours, 1).try_acquire().await.expect("free"));
     drop(limit(&ours, 1).acquire().timeout(SECOND).await.expect("free"));
 }
@@ -313,13 +319,7 @@ async fn a_ghost_in_the_queue_of_a_semaphore_holds_up_nobody() {
 /// The leader is asked twice before the ghost is passed over, and then the permits are looked at and taken.
 #[tokio::test(start_paused = true)]
 async fn a_short_wait_behind_a_ghost_is_granted_in_time_by_servers_that_commit_slowly() {
-    let theirs = Memory::new();
-    let other = limit(&theirs, 1);
-    let permit = now(other.acquire()).expect("free");
-    let mut ghost = tokio_test::task::spawn(other.acquire().into_future());
-    assert_pending!(ghost.poll());
-    let ours = client_that_shows(&theirs, &sole_node(&theirs, "/limit/queue"));
-    drop((ghost, permit));
+    let ours = client_that_shows_a_waiter_for_permits();
     let ours = Hindered::new(&ours, |_| None).with_commits_that_take(SECOND / 4);
     drop(Semaphore::new(&ours, "/limit", 1).expect("valid").acquire().timeout(5 * SECOND).await.expect("in time"));
 }
