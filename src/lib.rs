@@ -99,10 +99,9 @@
 // The main file of a folder has the folder's name.
 #![allow(clippy::module_inception)]
 
-mod acquisition;
 mod call;
+mod contend;
 pub mod error;
-mod hold;
 mod keep;
 mod lock;
 pub mod memory;
@@ -113,18 +112,15 @@ mod session;
 #[cfg_attr(shuttle, path = "../threads/sync.rs")]
 mod sync;
 mod telemetry;
-#[cfg(test)]
-mod tests;
-mod ticket;
 mod validation;
 mod zookeeper;
 
 pub use crate::call::{Blocking, Call};
+pub use crate::contend::changes::Changes;
+pub use crate::contend::tenure::NodeData;
+pub use crate::contend::transaction::Transaction;
 pub use crate::error::error::Error;
 pub use crate::error::value::Written;
-pub use crate::hold::changes::Changes;
-pub use crate::hold::tenure::NodeData;
-pub use crate::hold::transaction::Transaction;
 pub use crate::lock::acquire::{Acquire, Granting, Guard};
 pub use crate::lock::hold::{Hold, ReadGuard, WriteGuard};
 pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};

@@ -99,7 +99,7 @@ mod tests {
     use crate::queue::metadata::{self, Metadata};
     use crate::queue::mode::Mode;
     use crate::queue::native;
-    use crate::tests::fuzz_text;
+    use crate::queue::tests::fuzz_text;
 
     #[test]
     fn an_input_of_any_length_is_refused_in_a_few_words() {

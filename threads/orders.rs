@@ -3,7 +3,7 @@
 //!
 //! Their files are compiled here once more, with loom's atomics in the place of the standard library's.
 
-/// As `src/sync.rs`, as far as it is used here. A loom's lock is never poisoned.
+/// As `src/sync/mod.rs`, as far as it is used here. A loom's lock is never poisoned.
 mod sync {
     pub(crate) use loom::sync::{MutexGuard, atomic};
 

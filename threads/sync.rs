@@ -1,4 +1,4 @@
-//! In the place of `src/sync.rs`, when the library is built for these tests: what shuttle switches threads at, and nothing
+//! In the place of `src/sync/mod.rs`, when the library is built for these tests: what shuttle switches threads at, and nothing
 //! that differs from run to run.
 
 #[path = "../src/sync/lock.rs"]

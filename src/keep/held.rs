@@ -3,8 +3,8 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::hold::tenure::Tenure;
 use crate::keep::kept::KeptUse;
 use crate::queue::contender::Contender;
 

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::acquisition::flow::GrantKind;
-use crate::acquisition::request::{Acquisition, Handle, IfTaken, Options, Waiting, looked_since};
 use crate::call;
+use crate::contend::flow::GrantKind;
+use crate::contend::request::{Acquisition, Handle, IfTaken, Options, Waiting, looked_since};
 use crate::error::error::Error;
 use crate::keep::held::Held;
 use crate::keep::keeper::{Keeper, WaitingEntry, Work};

@@ -8,9 +8,9 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use crate::acquisition::request::{Handle, Waiting};
+use crate::contend::request::{Handle, Waiting};
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::hold::tenure::Tenure;
 use crate::keep::kept::{Kept, KeptUse, WaitingUse, Why};
 use crate::keep::uses::Joined;
 use crate::queue::mode::Mode;

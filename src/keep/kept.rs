@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::acquisition::request::Handle;
+use crate::contend::limit::LimitedUse;
+use crate::contend::request::Handle;
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::hold::limit::LimitedUse;
-use crate::hold::tenure::Tenure;
 use crate::keep::uses::{Joined, Uses};
 use crate::observe::read;
 use crate::observe::trace::Holding;

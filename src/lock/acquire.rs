@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::acquisition::request::{Acquisition, Options};
 use crate::call::{self, Late};
+use crate::contend::request::{Acquisition, Options};
 use crate::error::error::Error;
 use crate::keep::held::Held;
 use crate::keep::join::{self, Lock};

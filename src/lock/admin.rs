@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::acquisition::request::Handle;
 use crate::call::{self, Call};
+use crate::contend::ask;
+use crate::contend::request::Handle;
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
 use crate::observe::record::{self, Record};
@@ -12,7 +13,6 @@ use crate::queue::member::{Member, Queue};
 use crate::queue::twin;
 use crate::session::request::{Failure, Operation};
 use crate::sync::OnceLock;
-use crate::ticket::ask;
 
 impl Handle {
     /// The queue, of a semaphore that has so many permits or of a lock; and the names of the permits that are taken. If

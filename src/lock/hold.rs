@@ -5,10 +5,10 @@ use std::future::Future;
 use std::ops::Deref;
 use std::time::Duration;
 
+use crate::contend::changes::{Changes, GuardLife, states_of};
+use crate::contend::tenure::NodeData;
+use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::hold::changes::{Changes, GuardLife, states_of};
-use crate::hold::tenure::NodeData;
-use crate::hold::transaction::Transaction;
 use crate::keep::held::Held;
 use crate::queue::contender::Contender;
 use crate::session::loss::{HoldState, Loss};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquisition::request::{Handle, WARN_AFTER, Waiters};
 use crate::call::Call;
+use crate::contend::request::{Handle, WARN_AFTER, Waiters};
 use crate::error::error::Error;
 use crate::keep::join::Lock;
 use crate::keep::keeper::Keeper;

@@ -319,7 +319,7 @@ fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
 mod tests {
     use super::*;
     use crate::queue::contender::{Contender, Owner};
-    use crate::tests::fuzz_text;
+    use crate::queue::tests::fuzz_text;
 
     const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
 

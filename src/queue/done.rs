@@ -91,7 +91,7 @@ impl Now {
 mod tests {
     use super::*;
     use crate::queue::dialect::Dialect;
-    use crate::tests::fuzz;
+    use crate::queue::tests::fuzz;
 
     const MINUTE: Duration = Duration::from_secs(60);
 

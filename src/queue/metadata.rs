@@ -94,7 +94,7 @@ fn read_foreign(data: &[u8]) -> Said {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::fuzz;
+    use crate::queue::tests::fuzz;
 
     #[test]
     fn a_note_is_text_that_can_be_read_back() {

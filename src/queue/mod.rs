@@ -8,6 +8,8 @@ pub(crate) mod metadata;
 pub(crate) mod mode;
 pub(crate) mod native;
 pub(crate) mod permits;
+#[cfg(test)]
+pub(crate) mod tests;
 pub(crate) mod turn;
 pub(crate) mod twin;
 pub(crate) mod waiter;

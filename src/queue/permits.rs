@@ -129,7 +129,7 @@ fn positive(digits: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{fuzz, fuzz_text};
+    use crate::queue::tests::{fuzz, fuzz_text};
 
     fn names<const N: usize>(names: [&str; N]) -> [String; N] {
         names.map(str::to_owned)

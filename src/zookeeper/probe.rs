@@ -210,7 +210,7 @@ fn of_tls(error: &io::Error) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::fuzz;
+    use crate::queue::tests::fuzz;
 
     #[test]
     fn an_answer_tells_a_server_that_cannot_serve_from_one_that_can_and_from_strangers() {

@@ -155,7 +155,7 @@ fn is_ipv6(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::fuzz_text;
+    use crate::queue::tests::fuzz_text;
 
     #[test]
     fn a_list_of_servers_may_have_schemes_ports_and_a_path() {

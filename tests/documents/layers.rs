@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 /// The folders and files of `src/`, each with those that it may import: all of them stand before it in this list.
-pub(super) const STREET: [(&str, &[&str]); 20] = [
+pub(super) const STREET: [(&str, &[&str]); 18] = [
     ("sync", &[]),
     ("queue", &["sync"]),
     ("telemetry", &["sync", "queue"]),
@@ -15,73 +15,23 @@ pub(super) const STREET: [(&str, &[&str]); 20] = [
     ("call", &["sync", "session", "error"]),
     ("memory", &["sync", "session"]),
     ("zookeeper", &["sync", "telemetry", "session", "error", "validation"]),
-    ("ticket", &["sync", "queue", "telemetry", "session"]),
     ("observe", &["sync", "queue", "telemetry", "session", "error", "validation", "call"]),
-    ("hold", &["sync", "queue", "telemetry", "session", "error", "validation", "ticket", "observe"]),
-    (
-        "acquisition",
-        &["sync", "queue", "telemetry", "session", "error", "validation", "call", "ticket", "observe", "hold"],
-    ),
-    ("keep", &["sync", "queue", "telemetry", "session", "error", "call", "observe", "hold", "acquisition"]),
-    (
-        "lock",
-        &[
-            "sync",
-            "queue",
-            "session",
-            "error",
-            "validation",
-            "call",
-            "ticket",
-            "observe",
-            "hold",
-            "acquisition",
-            "keep",
-        ],
-    ),
+    ("contend", &["sync", "queue", "telemetry", "session", "error", "validation", "call", "observe"]),
+    ("keep", &["sync", "queue", "telemetry", "session", "error", "call", "observe", "contend"]),
+    ("lock", &["sync", "queue", "session", "error", "validation", "call", "observe", "contend", "keep"]),
     (
         "recipes/leadership",
-        &["sync", "queue", "telemetry", "session", "error", "validation", "call", "hold", "acquisition", "lock"],
+        &["sync", "queue", "telemetry", "session", "error", "validation", "call", "contend", "lock"],
     ),
-    (
-        "recipes/semaphore",
-        &["sync", "queue", "session", "error", "call", "ticket", "hold", "acquisition", "keep", "lock"],
-    ),
-    (
-        "recipes/multi",
-        &["sync", "queue", "session", "error", "validation", "call", "observe", "hold", "acquisition", "lock"],
-    ),
+    ("recipes/semaphore", &["sync", "queue", "session", "error", "call", "contend", "keep", "lock"]),
+    ("recipes/multi", &["sync", "queue", "session", "error", "validation", "call", "observe", "contend", "lock"]),
     (
         "recipes/once",
-        &[
-            "queue",
-            "telemetry",
-            "session",
-            "error",
-            "validation",
-            "call",
-            "observe",
-            "hold",
-            "acquisition",
-            "keep",
-            "lock",
-        ],
+        &["queue", "telemetry", "session", "error", "validation", "call", "observe", "contend", "keep", "lock"],
     ),
     (
         "recipes/shared",
-        &[
-            "sync",
-            "queue",
-            "telemetry",
-            "session",
-            "error",
-            "validation",
-            "call",
-            "hold",
-            "acquisition",
-            "keep",
-            "lock",
-        ],
+        &["sync", "queue", "telemetry", "session", "error", "validation", "call", "contend", "keep", "lock"],
     ),
 ];
 
@@ -112,10 +62,15 @@ fn visit(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
         let (path, name) = (entry.path(), entry.file_name().into_string().expect("a plain name"));
         if path.is_dir() && name != "bin" && name != "tests" {
             visit(&path, &format!("{prefix}{name}::"), files);
-        } else if let Some(stem) = name.strip_suffix(".rs").filter(|stem| !matches!(*stem, "lib" | "mod" | "tests")) {
+        } else if let Some(stem) = name.strip_suffix(".rs").filter(|stem| !matches!(*stem, "lib" | "tests")) {
             let code = fs::read_to_string(&path).expect("a source file");
             let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-            files.insert(format!("{prefix}{stem}"), code.to_owned());
+            // Most folders' `mod.rs` only names the files beside it.
+            if stem != "mod" {
+                files.insert(format!("{prefix}{stem}"), code.to_owned());
+            } else if code.contains("\npub use ") || code.contains("\npub(crate) use ") {
+                files.insert(prefix.trim_end_matches("::").to_owned(), code.to_owned());
+            }
         }
     }
 }
@@ -251,7 +206,7 @@ fn whether_work_is_due_is_decided_without_the_time_of_day_of_any_host() {
         ["recipes::once::acquire", "recipes::once::guard", "queue::done", "observe::record", "session::position"];
     let asks = |file: &str| ["SystemTime::now", "Instant::now"].iter().any(|now| files[file].contains(now));
     assert_eq!(deciding.into_iter().filter(|file| asks(file)).collect::<Vec<_>>(), Vec::<&str>::new());
-    assert!(asks("acquisition::flow"), "what people read in a node is of the host's own clock");
+    assert!(asks("contend::flow"), "what people read in a node is of the host's own clock");
 }
 
 /// One circle stood there unseen, between a wait and the permits that it waits for.
@@ -259,9 +214,6 @@ fn whether_work_is_due_is_decided_without_the_time_of_day_of_any_host() {
 fn a_call_through_self_into_another_file_counts_as_an_import() {
     let calls = calls_through_self();
     let knows = |file: &str, other: &str| calls[file].contains(other);
-    assert!(
-        knows("acquisition::flow", "acquisition::wait") && knows("ticket::exchange", "ticket::ticket"),
-        "{calls:?}"
-    );
-    assert!(!knows("acquisition::wait", "acquisition::flow"));
+    assert!(knows("contend::flow", "contend::wait") && knows("contend::exchange", "contend::ticket"), "{calls:?}");
+    assert!(!knows("contend::wait", "contend::flow"));
 }

@@ -1,7 +1,7 @@
 use tokio_test::assert_pending;
 
 use super::*;
-use crate::acquisition::request::WARN_AFTER;
+use crate::contend::request::WARN_AFTER;
 use crate::lock::rw_lock::RwLock;
 use crate::memory::client::Memory;
 use crate::session::contract::Coordinator;

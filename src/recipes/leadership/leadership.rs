@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
+use crate::contend::tenure::while_held;
 use crate::error::error::Error;
-use crate::hold::tenure::while_held;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::recipes::leadership::campaign::{Candidate, Check};
 use crate::recipes::leadership::leader::Leader;

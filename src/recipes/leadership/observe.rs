@@ -11,10 +11,10 @@ use std::task::Poll;
 
 use futures_util::stream::poll_fn;
 
-use crate::acquisition::request::Handle;
 use crate::call::{self, Call};
+use crate::contend::changes::Changes;
+use crate::contend::request::Handle;
 use crate::error::error::Error;
-use crate::hold::changes::Changes;
 use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
 use crate::recipes::leadership::leader::{Leader, leading};

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 
+use crate::contend::changes::{Changes, GuardLife, states_of, worst_of};
+use crate::contend::tenure::{NodeData, Tenure, while_held};
+use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::hold::changes::{Changes, GuardLife, states_of, worst_of};
-use crate::hold::tenure::{NodeData, Tenure, while_held};
-use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::contender::Contender;
 use crate::session::loss::{HoldState, Loss};

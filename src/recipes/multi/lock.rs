@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use crate::acquisition::request::{Acquisition, Options};
 use crate::call::Call;
+use crate::contend::request::{Acquisition, Options};
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::hold::tenure::Tenure;
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::rw_lock::RwLock;
 use crate::observe::trace;

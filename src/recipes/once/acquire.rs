@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquisition::request::Options;
 use crate::call::Call;
+use crate::contend::request::Options;
 use crate::error::error::Error;
 use crate::keep::join::Lock;
 use crate::lock::acquire::{self, Acquire, Granting, Guard};

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::Deref;
 
+use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::hold::transaction::Transaction;
 use crate::lock::hold::WriteGuard;
 use crate::queue::{done, twin};
 use crate::session::request::Failure;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::call::{self, Call};
+use crate::contend::directory;
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;
 use crate::queue::member::{Member, Queue};
@@ -13,7 +14,6 @@ use crate::recipes::semaphore::stock::Stock;
 use crate::session::contract::Session;
 use crate::session::request::Failure;
 use crate::session::{presence, retry, second_look};
-use crate::ticket::directory;
 
 impl Semaphore {
     /// Reads who holds permits, and who waits for some: the holders in the order in which they took theirs, then the waiters

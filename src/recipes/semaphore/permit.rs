@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::Deref;
 
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::hold::tenure::Tenure;
 use crate::keep::held::Held;
 use crate::lock::hold::Hold;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquisition::request::{Acquisition, Options};
 use crate::call::Call;
+use crate::contend::request::{Acquisition, Options};
 use crate::error::error::Error;
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquisition::request::{Handle, IfTaken, Wait};
+use crate::contend::request::{Handle, IfTaken, Wait};
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;
-use crate::hold::tenure::Tenure;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::recipes::semaphore::limit::{self, PermitLimit};

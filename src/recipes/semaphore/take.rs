@@ -15,11 +15,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
-use crate::acquisition::flow::{Grant, GrantKind};
-use crate::acquisition::request::{Acquisition, Goal, IfTaken, Wait};
 use crate::call;
+use crate::contend::exchange::{Exchange, NotExchanged};
+use crate::contend::flow::{Grant, GrantKind};
+use crate::contend::request::{Acquisition, Goal, IfTaken, Wait};
+use crate::contend::tenure::Tenure;
+use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
-use crate::hold::tenure::Tenure;
 use crate::queue::contender::Contender;
 use crate::queue::metadata;
 use crate::queue::mode::Mode;
@@ -37,8 +39,6 @@ use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
-use crate::ticket::exchange::{Exchange, NotExchanged};
-use crate::ticket::ticket::Ticket;
 
 /// What an acquisition of permits is after.
 pub(crate) struct Wanted {

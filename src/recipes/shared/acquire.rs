@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::acquisition::request::Options;
 use crate::call::Call;
+use crate::contend::request::Options;
 use crate::error::error::Error;
 use crate::lock::acquire::{self, Acquire, Granting, Guard};
 use crate::lock::hold::{ReadGuard, WriteGuard};

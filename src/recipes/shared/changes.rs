@@ -10,9 +10,9 @@ use futures_util::future::OptionFuture;
 use futures_util::stream::unfold;
 use tokio::sync::oneshot;
 
+use crate::contend::changes::Changes;
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::hold::changes::Changes;
 use crate::recipes::shared::background;
 use crate::recipes::shared::codec::Stored;
 use crate::recipes::shared::known::Known;

@@ -115,7 +115,7 @@ pub(crate) fn now() -> SystemTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::fuzz;
+    use crate::queue::tests::fuzz;
 
     fn envelope() -> Envelope {
         let at = UNIX_EPOCH + Duration::from_millis(1_795_253_400_125);

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::contend::tenure::{NodeData, Tenure};
+use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
-use crate::hold::tenure::{NodeData, Tenure};
-use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::twin;
 use crate::recipes::shared::codec::{Form, ROOM};

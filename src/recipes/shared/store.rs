@@ -9,9 +9,9 @@ use std::sync::{Arc, Weak};
 
 use tokio::sync::oneshot;
 
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
-use crate::hold::tenure::Tenure;
 use crate::keep::join::Lock;
 use crate::lock::hold::ReadGuard;
 use crate::recipes::shared::background;

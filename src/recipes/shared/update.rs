@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::acquisition::request::Options;
 use crate::call;
+use crate::contend::request::Options;
 use crate::error::error::Error;
 use crate::error::value::Written;
 use crate::lock::acquire::{Acquire, Granting, Guard};

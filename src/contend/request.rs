@@ -11,8 +11,10 @@ use async_trait::async_trait;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use crate::contend::ask::Asking;
+use crate::contend::tenure::Tenure;
+use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
-use crate::hold::tenure::Tenure;
 use crate::observe::on_wait::{Listener, OnWait};
 use crate::observe::progress::Progress;
 use crate::observe::site::Site;
@@ -30,8 +32,6 @@ use crate::session::position::Position;
 use crate::session::request::{Ending, Failure, Stat, Watch};
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::log::OwnSpan;
-use crate::ticket::ask::Asking;
-use crate::ticket::ticket::Ticket;
 use crate::validation;
 
 /// How long an acquisition waits before it is warned of, unless the user says otherwise.

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use crate::contend::changes::OneHold;
+use crate::contend::exchange::{Exchange, NotExchanged};
+use crate::contend::removal::Leaving;
+use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
-use crate::hold::changes::OneHold;
 use crate::observe::trace::Holding;
 use crate::queue::contender::Contender;
 use crate::session::contract::Coordinator;
@@ -20,9 +23,6 @@ use crate::session::request::{Failure, Operation, Stat};
 use crate::session::retry;
 use crate::session::second_look::SecondLook;
 use crate::sync::{Mutex, OnceLock};
-use crate::ticket::exchange::{Exchange, NotExchanged};
-use crate::ticket::removal::Leaving;
-use crate::ticket::ticket::Ticket;
 use crate::validation;
 
 /// A ticket, and what belongs to it once it is granted. The ticket is given back when the hold is dropped.

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::hold::tenure::Tenure;
+use crate::contend::removal::removed_in_background;
+use crate::contend::tenure::Tenure;
 use crate::session::contract::Session;
 use crate::session::limits::LimitEnd;
 use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
 use crate::session::retry::slept;
-use crate::ticket::removal::removed_in_background;
 
 /// One use of a kept node that may last only so long. It ends when this is dropped.
 pub(crate) struct LimitedUse {

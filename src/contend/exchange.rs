@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
+use crate::contend::ticket::Ticket;
 use crate::session::loss::Loss;
 use crate::session::position::Position;
 use crate::session::presence::is_there;
 use crate::session::request::{Failure, Kind, Operation, Stat};
 use crate::session::retry::{UNKNOWN_TRIES, before_next_try};
 use crate::session::second_look::diverged;
-use crate::ticket::ticket::Ticket;
 
 /// What a place is exchanged for.
 pub(crate) struct Exchange<'a> {

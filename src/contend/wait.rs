@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
 
-use crate::acquisition::report::Lateness;
-use crate::acquisition::request::{Acquisition, Handle, IfTaken, Wait, Waiting};
+use crate::contend::ask::ask;
+use crate::contend::report::Lateness;
+use crate::contend::request::{Acquisition, Handle, IfTaken, Wait, Waiting};
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;
-use crate::hold::tenure::Tenure;
 use crate::observe::on_wait::OnWait;
 use crate::queue::contender::Contender;
 use crate::queue::permits::{self, PERMITS, QUEUE};
@@ -26,7 +27,6 @@ use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
-use crate::ticket::ask::ask;
 
 /// How often a server may leave out our node, which the leader has.
 const DENIALS: u32 = 3;

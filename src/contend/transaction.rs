@@ -4,9 +4,9 @@ use std::fmt;
 use std::slice;
 use std::sync::Arc;
 
+use crate::contend::doubt::Doubt;
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::hold::doubt::Doubt;
-use crate::hold::tenure::Tenure;
 use crate::session::loss::Loss;
 use crate::session::request::{Failure, Kind, Operation, Outcome, parent};
 use crate::validation::{self, REQUEST_LIMIT};

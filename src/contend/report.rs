@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::acquisition::request::{Acquisition, Handle, Waiting, WaitingContender, Waits};
 use crate::call;
+use crate::contend::request::{Acquisition, Handle, Waiting, WaitingContender, Waits};
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::hold::tenure::Tenure;
 use crate::observe::trace::Holding;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;

@@ -6,11 +6,12 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use crate::acquisition::report::Lateness;
-use crate::acquisition::request::{Acquisition, IfTaken, Wait, Waiting};
 use crate::call::{self, SESSION_TRIES};
+use crate::contend::report::Lateness;
+use crate::contend::request::{Acquisition, IfTaken, Wait, Waiting};
+use crate::contend::tenure::Tenure;
+use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
-use crate::hold::tenure::Tenure;
 use crate::observe::on_wait::OnWait;
 use crate::observe::trace;
 use crate::queue::contender::{Contender, Owner};
@@ -28,7 +29,6 @@ use crate::session::request::{Ending, Failure, Operation};
 use crate::session::retry;
 use crate::sync::random;
 use crate::telemetry::log::tell;
-use crate::ticket::ticket::Ticket;
 use crate::validation;
 
 /// How often an acquisition that finds the directory's numbers used up has the directory made anew. Other contenders

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::hold::tenure::Tenure;
 use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
 use crate::queue::permits::{self, PERMITS, Room};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::select_all;
 
-use crate::hold::tenure::{Tenure, while_held};
+use crate::contend::tenure::{Tenure, while_held};
 use crate::queue::mode::Mode;
 use crate::session::contract::Session;
 use crate::session::request::{Contents, Failure, Kind, Operation, Outcome, Stat, parent};

@@ -22,6 +22,8 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
+use crate::contend::directory;
+use crate::contend::removal::{Leaving, hand_off, remove, remove_all_of, remove_when_created, removed_in_background};
 use crate::queue::contender::{Contender, Owner};
 use crate::queue::mode::{self, Mode};
 use crate::session::contract::{Session, SessionSlot};
@@ -37,8 +39,6 @@ use crate::sync::Mutex;
 use crate::telemetry::log::tell;
 use crate::telemetry::meter::{self, Present};
 use crate::telemetry::names;
-use crate::ticket::directory;
-use crate::ticket::removal::{Leaving, hand_off, remove, remove_all_of, remove_when_created, removed_in_background};
 
 /// A node in a lock directory, or one that is being created there. Dropping the ticket removes the node, however far
 /// its creation got.
