@@ -236,8 +236,8 @@ impl Acquisition {
             let check = self.check_for_semaphore(&session, &names, None);
             call::bounded(&self.handle.coordinator, session.timeout(), check).await?;
         }
-        let (site, newcomer) = (&self.handle.site, (self.handle.dialect, self.mode));
-        let ahead = site
+        let (paths, newcomer) = (&self.handle.paths, (self.handle.dialect, self.mode));
+        let ahead = paths
             .ghosts_ahead(&session, &names, newcomer, |names| turn::ahead_of_newcomer(newcomer.0, newcomer.1, names));
         // Without anybody in the way it asks nothing.
         drop(ahead.await);
@@ -246,7 +246,7 @@ impl Acquisition {
         if self.has_enough(&session, is_free).await? && is_free {
             return Ok(session.timeout());
         }
-        Err(Error::WouldBlock { blockers: site.blockers_of_newcomer(&session, &names, newcomer).await })
+        Err(Error::WouldBlock { blockers: paths.blockers_of_newcomer(&session, &names, newcomer).await })
     }
 
     /// Whether the head of the queue could have what is wanted now. If not, and if it is the newcomer's turn, asks the leader

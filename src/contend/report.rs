@@ -96,8 +96,8 @@ impl Acquisition {
         let waits = waiting.waits().clone();
         let Some(Waits { session, me, .. }) = waits else { return false };
         let Ok(names) = session.children(&self.handle.path).await else { return true };
-        let site = &self.handle.site;
-        let ghosts = site.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
+        let paths = &self.handle.paths;
+        let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
         let mut is_haunted = !ghosts.is_empty();
         let names = session.upkeep().ghosts().without(&self.handle.path, &names, me.mode());
         if let (Some(goal), []) = (&self.goal, &turn::ahead_of(&me, &names)[..]) {
@@ -115,7 +115,7 @@ impl Acquisition {
         let waits = waiting.waits().clone();
         let Waits { session, me, seen, .. } = waits?;
         let Ok(names) = session.children(&self.handle.path).await else { return Some(seen.blockers) };
-        Some(self.handle.site.blockers(&session, &names, &me).await)
+        Some(self.handle.paths.blockers(&session, &names, &me).await)
     }
 }
 
@@ -198,7 +198,7 @@ impl Handle {
         let me = &position.contender;
         let look = async {
             let names = session.children(&self.path).await.ok()?;
-            Some((turn::turn(me, &names), self.site.blockers(session, &names, me).await))
+            Some((turn::turn(me, &names), self.paths.blockers(session, &names, me).await))
         };
         let found = call::unless(session.sleep(LOOK_UP_AHEAD), look).await.flatten();
         let mut is_its_turn = matches!(found, Some((Turn::Granted, _)));

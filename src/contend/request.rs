@@ -15,9 +15,9 @@ use crate::contend::ask::Asking;
 use crate::contend::tenure::Tenure;
 use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
+use crate::observe::lock_paths::LockPaths;
 use crate::observe::on_wait::{Listener, OnWait};
 use crate::observe::progress::Progress;
-use crate::observe::site::Site;
 use crate::observe::trace::{self, Acquiring};
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
@@ -43,7 +43,7 @@ pub(crate) struct Handle {
     /// The queue's directory.
     pub(crate) path: Arc<str>,
     /// Where to look for contenders in the way.
-    pub(crate) site: Site,
+    pub(crate) paths: LockPaths,
     pub(crate) host: String,
     pub(crate) label: Option<String>,
     pub(crate) dialect: Dialect,
@@ -57,7 +57,7 @@ pub(crate) struct Handle {
 impl Handle {
     /// The path that the user gave.
     pub(crate) fn shown(&self) -> &Arc<str> {
-        &self.site.path
+        &self.paths.path
     }
 
     /// Fails if the directory has a contender that may go by another rule.

@@ -109,32 +109,32 @@ impl Acquisition {
         }
         let is_alone = names.len() < 2;
         let leaving = if is_alone { Vec::new() } else { session.upkeep().nodes().leaving_soon(ticket.directory()) };
-        let (site, ghosts) = (&self.handle.site, session.upkeep().ghosts());
-        waiter.passes_over(ghosts.shown(&site.queue, &names, me.mode()));
+        let (paths, ghosts) = (&self.handle.paths, session.upkeep().ghosts());
+        waiter.passes_over(ghosts.shown(&paths.queue, &names, me.mode()));
         let mut step = waiter.next(News::Listed { names: &names, leaving: &leaving });
         if step == Step::Evicted && !names.iter().any(|name| name == me.name()) {
             self.unless_denied(held, wait).await?;
             return Ok(Step::List);
         }
         if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, wait.patience) {
-            let ahead = site.ghosts_ahead(session, &names, me.kind(), |names| turn::ahead_of(me, names));
+            let ahead = paths.ghosts_ahead(session, &names, me.kind(), |names| turn::ahead_of(me, names));
             waiter.passes_over(ahead.await);
             step = waiter.next(News::Listed { names: &names, leaving: &leaving });
         }
         let Step::Await { asks, .. } = step else { return Ok(step) };
         wait.directory = names.directory.filter(|_| asks).map(Box::new);
         if wait.patience == IfTaken::GiveUp {
-            let blockers = site.blockers(session, &names, me).await;
+            let blockers = paths.blockers(session, &names, me).await;
             return Err(Error::WouldBlock { blockers });
         }
         late.begins(held);
         if let Some(on_wait) = &mut wait.on_wait {
-            let seen = site.progress(session, &names, me).await;
-            on_wait.tell(session, site, me.dialect(), seen).await;
+            let seen = paths.progress(session, &names, me).await;
+            on_wait.tell(session, paths, me.dialect(), seen).await;
         }
         if let Some(waiting) = wait.waiting {
-            let names = ghosts.without(&site.queue, &names, me.mode());
-            waiting.sees(session, me, site.progress_beside(&[], &names, me));
+            let names = ghosts.without(&paths.queue, &names, me.mode());
+            waiting.sees(session, me, paths.progress_beside(&[], &names, me));
         }
         Ok(step)
     }
@@ -214,9 +214,9 @@ impl Behind<'_> {
     ///
     /// Reports changes meanwhile, if the caller wants to hear of them.
     async fn departure(&self, on_wait: &mut Option<Box<OnWait>>) -> Result<Departure, Error> {
-        let (session, site, me) = (self.held.ticket().session(), &self.handle.site, self.held.contender());
+        let (session, paths, me) = (self.held.ticket().session(), &self.handle.paths, self.held.contender());
         // Boxed, because few of thousands of waiters need it.
-        let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, site, me)));
+        let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         let haunted = self.waiting.map(|waiting| Box::pin(waiting.haunted()));
         tokio::select! {
             biased;

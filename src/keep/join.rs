@@ -13,8 +13,8 @@ use crate::call;
 use crate::contend::flow::GrantKind;
 use crate::contend::request::{Acquisition, Handle, IfTaken, Options, Waiting, looked_since};
 use crate::error::error::Error;
+use crate::keep::cache::{Cache, WaitingEntry, Work};
 use crate::keep::held::Held;
-use crate::keep::keeper::{Keeper, WaitingEntry, Work};
 use crate::keep::kept::{Kept, KeptUse};
 use crate::keep::uses::Joined;
 use crate::observe::on_wait::OnWait;
@@ -27,7 +27,7 @@ use crate::queue::mode::Mode;
 pub struct Lock {
     pub(crate) handle: Arc<Handle>,
     /// If the user asked for nodes to be kept.
-    pub(crate) keeper: Option<Keeper>,
+    pub(crate) cache: Option<Cache>,
 }
 
 /// A task that does nothing but join must let other tasks run, too. Tokio counts 128 steps of a task before it must;
@@ -46,7 +46,7 @@ impl Lock {
         acquisition: &Acquisition,
     ) -> Result<(Joined<KeptUse, WaitingEntry>, Option<Duration>), Error> {
         let timeout = acquisition.reported(acquisition.options.timeout())?;
-        let joined = self.keeper.as_ref().map_or(Joined::Refused, |keeper| keeper.join(acquisition.mode));
+        let joined = self.cache.as_ref().map_or(Joined::Refused, |cache| cache.join(acquisition.mode));
         Ok((joined, timeout))
     }
 
@@ -58,8 +58,8 @@ impl Lock {
         joined: Joined<KeptUse, WaitingEntry>,
         timeout: Option<Duration>,
     ) -> Result<Held, Error> {
-        let Some(keeper) = &self.keeper else { return acquisition.acquire().await.map(Held::alone) };
-        let answer = match enter(acquisition, keeper, joined, timeout).await {
+        let Some(cache) = &self.cache else { return acquisition.acquire().await.map(Held::alone) };
+        let answer = match enter(acquisition, cache, joined, timeout).await {
             Ok(Some(used)) => return Ok(Held::Kept(begin_use(acquisition, used))),
             // Boxed, as is what else takes long: a use that waits for another is over so soon that moving much would be
             // most of it.
@@ -73,8 +73,8 @@ impl Lock {
     /// Takes the lock if no contender is in the way, or joins a node that this process keeps.
     pub(crate) async fn attempt(&self, mode: Mode, timeout: Option<Duration>) -> Result<Held, Error> {
         let mut acquisition = Acquisition::new(Arc::clone(&self.handle), mode, Options::default());
-        if let Some(keeper) = &self.keeper {
-            match keeper.join(mode) {
+        if let Some(cache) = &self.cache {
+            match cache.join(mode) {
                 Joined::Runs(used) => {
                     let _span = acquisition.begin();
                     return Ok(Held::Kept(begin_use(&acquisition, used)));
@@ -86,7 +86,7 @@ impl Lock {
                     // Another use has begun to acquire a node. It may have to wait for it, and this one must not.
                 }
                 // A node that is only kept would be in the way.
-                Joined::Refused => keeper.let_go(),
+                Joined::Refused => cache.let_go(),
             }
         }
         acquisition.attempt(timeout).await.map(Held::alone)
@@ -97,7 +97,7 @@ impl Lock {
 /// by itself.
 async fn enter(
     acquisition: &mut Acquisition,
-    keeper: &Keeper,
+    cache: &Cache,
     mut joined: Joined<KeptUse, WaitingEntry>,
     timeout: Option<Duration>,
 ) -> Result<Option<KeptUse>, Error> {
@@ -105,7 +105,7 @@ async fn enter(
     let left = || timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
     loop {
         if let Joined::Refused = joined {
-            joined = keeper.join_or_begin(acquisition.mode, |kept| for_all(acquisition, kept));
+            joined = cache.join_or_begin(acquisition.mode, |kept| for_all(acquisition, kept));
         }
         let mut waits = match std::mem::replace(&mut joined, Joined::Refused) {
             Joined::Runs(used) => return Ok(Some(used)),
@@ -196,11 +196,11 @@ async fn wait_for_others(
 async fn tell_of(handle: &Handle, waiting: &Waiting, on_wait: &mut OnWait) {
     let mut waits = looked_since(waiting, 0).await;
     loop {
-        on_wait.tell(&waits.session, &handle.site, waits.me.dialect(), waits.seen.clone()).await;
+        on_wait.tell(&waits.session, &handle.paths, waits.me.dialect(), waits.seen.clone()).await;
         waits = tokio::select! {
             biased;
             later = looked_since(waiting, waits.looks) => later,
-            () = on_wait.keep_looking(&waits.session, &handle.site, &waits.me) => return,
+            () = on_wait.keep_looking(&waits.session, &handle.paths, &waits.me) => return,
         };
     }
 }

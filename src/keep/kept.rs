@@ -285,9 +285,9 @@ impl Kept {
                     Event::Deleted | Event::Over => Why::Lost,
                 },
                 _ = own_node.lost(&session) => Why::Lost,
-                () = unasked::is_idle(&kept, &session) => Why::Idle,
-                () = unasked::is_in_the_way(&kept, &session) => Why::Asked,
-                never = unasked::warns(&kept, &session) => match never {},
+                () = idle_check::is_idle(&kept, &session) => Why::Idle,
+                () = idle_check::is_in_the_way(&kept, &session) => Why::Asked,
+                never = idle_check::warns(&kept, &session) => match never {},
             };
             let why = own_node.loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
@@ -514,7 +514,7 @@ impl Drop for WaitingUse {
     }
 }
 
-mod unasked;
+mod idle_check;
 
 #[cfg(all(test, not(shuttle)))]
 mod tests;

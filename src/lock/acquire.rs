@@ -207,7 +207,7 @@ impl Guard for ReadGuard {
 fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(Held) -> G) -> Granting<G> {
     let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, options);
     let span = acquisition.begin();
-    if lock.keeper.is_some() {
+    if lock.cache.is_some() {
         let joining = Granting(Stage::Joining { lock, acquisition, guard }, Shield::default());
         return if span.is_none() { joining } else { Granting::by(span.around(joining)) };
     }

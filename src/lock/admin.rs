@@ -18,14 +18,14 @@ impl Handle {
     /// The queue, of a semaphore that has so many permits or of a lock; and the names of the permits that are taken. If
     /// `is_synced`, it is no older than this call.
     pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
-        let site = &self.site;
+        let paths = &self.paths;
         let seen = call::on_a_session(&self.coordinator, ("read the queue of", self.shown()), |session| async move {
-            let (taken, queued) = site.names(&session, is_synced).await?;
-            let queue = site.read_queue(&session, self.dialect, (&taken, &queued), permits).await?;
+            let (taken, queued) = paths.names(&session, is_synced).await?;
+            let queue = paths.read_queue(&session, self.dialect, (&taken, &queued), permits).await?;
             Ok((queue, taken, queued))
         });
         let (queue, taken, queued) = seen.await?;
-        if site.permits.is_none() {
+        if paths.permits.is_none() {
             self.check_for_foreign(&queued)?;
         }
         Ok((queue, taken))
@@ -79,7 +79,7 @@ impl Handle {
         let Some(member) = queue.members.into_iter().find(|member| member.token == Some(token)) else {
             return Ok(None);
         };
-        let is_removed = call::removes(&self.coordinator, self.shown(), &self.site.node(&member)).await?;
+        let is_removed = call::removes(&self.coordinator, self.shown(), &self.paths.node(&member)).await?;
         Ok(is_removed.then_some(member))
     }
 

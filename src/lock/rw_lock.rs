@@ -6,11 +6,11 @@ use std::time::Duration;
 use crate::call::Call;
 use crate::contend::request::{Handle, WARN_AFTER, Waiters};
 use crate::error::error::Error;
+use crate::keep::cache::Cache;
 use crate::keep::join::Lock;
-use crate::keep::keeper::Keeper;
 use crate::lock::acquire::Acquire;
 use crate::lock::hold::{ReadGuard, WriteGuard};
-use crate::observe::site::Site;
+use crate::observe::lock_paths::LockPaths;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::queue::native;
@@ -96,8 +96,8 @@ impl RwLock {
 
     /// Gives a node up that is only kept.
     pub(crate) fn let_go(&self) {
-        if let Some(keeper) = &self.lock.keeper {
-            keeper.let_go();
+        if let Some(cache) = &self.lock.cache {
+            cache.let_go();
         }
     }
 
@@ -404,9 +404,9 @@ impl RwLockBuilder {
             )));
         }
         let idle = self.idle;
-        let handle = Arc::new(self.handle(Site::of_lock)?);
-        let keeper = idle.map(|idle| Keeper::new(&handle, idle));
-        Ok(RwLock { lock: Arc::new(Lock { handle, keeper }) })
+        let handle = Arc::new(self.handle(LockPaths::of_lock)?);
+        let cache = idle.map(|idle| Cache::new(&handle, idle));
+        Ok(RwLock { lock: Arc::new(Lock { handle, cache }) })
     }
 
     /// The handle of a semaphore at this path, whose queue is a lock's.
@@ -417,10 +417,10 @@ impl RwLockBuilder {
         if self.dialect != Dialect::Native {
             return Err(Error::invalid(format!("a semaphore in the dialect {}; it has only its own", self.dialect)));
         }
-        self.handle(Site::of_semaphore)
+        self.handle(LockPaths::of_semaphore)
     }
 
-    fn handle(self, site: impl FnOnce(Arc<str>) -> Site) -> Result<Handle, Error> {
+    fn handle(self, paths: impl FnOnce(Arc<str>) -> LockPaths) -> Result<Handle, Error> {
         validation::check_directory(&self.path)?;
         if let Some(host) = &self.host {
             validation::check_host(host)?;
@@ -429,11 +429,11 @@ impl RwLockBuilder {
         if self.max_hold == Some(Duration::ZERO) {
             return Err(Error::invalid("a max_hold of zero; nobody could hold"));
         }
-        let site = site(self.path.into());
+        let paths = paths(self.path.into());
         Ok(Handle {
             coordinator: self.coordinator,
-            path: Arc::clone(&site.queue),
-            site,
+            path: Arc::clone(&paths.queue),
+            paths,
             host: self.host.unwrap_or_else(native::machine),
             label: self.label,
             dialect: self.dialect,

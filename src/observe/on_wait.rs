@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::observe::lock_paths::LockPaths;
 use crate::observe::progress::Progress;
-use crate::observe::site::Site;
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::session::contract::Session;
@@ -41,12 +41,18 @@ impl OnWait {
     }
 
     /// Reports what was seen, if it is news. Reads the nodes of the contenders in the way first.
-    pub(crate) async fn tell(&mut self, session: &Arc<dyn Session>, site: &Site, dialect: Dialect, seen: Progress) {
+    pub(crate) async fn tell(
+        &mut self,
+        session: &Arc<dyn Session>,
+        paths: &LockPaths,
+        dialect: Dialect,
+        seen: Progress,
+    ) {
         if let Some(heard) = self.heard.as_mut().filter(|heard| heard.is_as(&seen)) {
             heard.length = seen.length;
             return;
         }
-        let blockers = site.read_again(session, dialect, &seen.blockers).await;
+        let blockers = paths.read_again(session, dialect, &seen.blockers).await;
         self.tell_at_once(Progress { blockers, ..seen });
     }
 
@@ -57,13 +63,13 @@ impl OnWait {
     }
 
     /// Looks at the queue each time the interval has passed, and reports news.
-    pub(crate) async fn keep_looking(&mut self, session: &Arc<dyn Session>, site: &Site, me: &Contender) {
+    pub(crate) async fn keep_looking(&mut self, session: &Arc<dyn Session>, paths: &LockPaths, me: &Contender) {
         loop {
             session.sleep(self.pause()).await;
             // A failure is ignored here: the wait itself finds out what goes wrong.
-            if let Ok(names) = listing::list(session, &site.queue).await {
-                let seen = site.progress(session, &names, me).await;
-                self.tell(session, site, me.dialect(), seen).await;
+            if let Ok(names) = listing::list(session, &paths.queue).await {
+                let seen = paths.progress(session, &names, me).await;
+                self.tell(session, paths, me.dialect(), seen).await;
             }
         }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::call::{self, Call};
-use crate::observe::site::{NODES_A_REQUEST, Site};
+use crate::observe::lock_paths::{LockPaths, NODES_A_REQUEST};
 use crate::queue::dialect::Dialect;
 use crate::queue::done::{self, Done};
 use crate::queue::member::Queue;
@@ -111,8 +111,8 @@ impl Survey {
         below.extend(others.iter().map(|name| format!("{parent}/{name}")).filter(|path| path != "/zookeeper"));
         for dialect in Dialect::ALL {
             if contenders.iter().any(|name| Dialect::of(name) == Some(dialect)) {
-                let site = Site::of_lock(node.into());
-                self.queues.push(site.read_queue(session, dialect, (&[], &contenders), None).await?);
+                let queue_paths = LockPaths::of_lock(node.into());
+                self.queues.push(queue_paths.read_queue(session, dialect, (&[], &contenders), None).await?);
             }
         }
         Ok(())
@@ -148,17 +148,17 @@ async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<
 
 /// The queue of the semaphore at this node; `None` if it is no semaphore.
 async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
-    let site = Site::of_semaphore(node.into());
+    let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::answered(session, || session.data(node)).await;
     let Some((data, _)) = shown(read)? else { return Ok(None) };
     // That we may not list one of the two is said of it.
-    let Some((taken, queued)) = shown(site.names(session, false).await)? else { return Ok(None) };
+    let Some((taken, queued)) = shown(queue_paths.names(session, false).await)? else { return Ok(None) };
     let number = match permits::decode(&data) {
         Ok(Some(number)) => number,
         Ok(None) if taken.iter().all(|name| permits::parse(name).is_none()) => return Ok(None),
         _ => 0,
     };
-    let queue = site.read_queue(session, Dialect::Native, (&taken, &queued), Some(number)).await?;
+    let queue = queue_paths.read_queue(session, Dialect::Native, (&taken, &queued), Some(number)).await?;
     Ok((number > 0 || !queue.members.is_empty()).then_some(queue))
 }
 

@@ -439,7 +439,7 @@ impl LeadershipBuilder {
             self.lock = self.lock.label(data);
         }
         let lock = self.lock.build()?;
-        if lock.lock.keeper.is_some() {
+        if lock.lock.cache.is_some() {
             return Err(Error::invalid("keep in a leadership; a leader that resigns hands over"));
         }
         Ok(Leadership { candidate: Arc::new(Candidate::new(lock, self.health, self.pause)) })

@@ -152,11 +152,11 @@ struct Judging {
 }
 
 impl Judging {
-    fn new(Lock { handle, keeper }: &Lock, label: Option<String>, period: Duration) -> Result<Judging, Error> {
+    fn new(Lock { handle, cache }: &Lock, label: Option<String>, period: Duration) -> Result<Judging, Error> {
         if period.is_zero() {
             return Err(Error::invalid("once in a period of zero"));
         }
-        if keeper.is_some() {
+        if cache.is_some() {
             return Err(Error::invalid(
                 "once_in on a lock that is kept: work that is done once in a while needs no kept node, and other hosts would \
                  wait until it is given up; open the lock without keep",

@@ -10,7 +10,7 @@ use crate::error::permits::PermitsError;
 use crate::queue::member::{Member, Queue};
 use crate::queue::permits::{self, PERMITS};
 use crate::recipes::semaphore::semaphore::Semaphore;
-use crate::recipes::semaphore::stock::Stock;
+use crate::recipes::semaphore::state::SemaphoreState;
 use crate::session::contract::Session;
 use crate::session::request::Failure;
 use crate::session::{presence, retry, second_look};
@@ -46,8 +46,8 @@ impl Semaphore {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn queue(&self) -> Call<Queue> {
-        let stock = Arc::clone(&self.stock);
-        Call::in_time(&self.stock.handle.coordinator, async move { queue(&stock, false).await })
+        let state = Arc::clone(&self.state);
+        Call::in_time(&self.state.handle.coordinator, async move { queue(&state, false).await })
     }
 
     /// Removes the holder or waiter that has this [token](crate::Member::token), and returns it. `None` if nobody has it, and
@@ -76,10 +76,10 @@ impl Semaphore {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
-        let stock = Arc::clone(&self.stock);
-        Call::in_time(&self.stock.handle.coordinator, async move {
+        let state = Arc::clone(&self.state);
+        Call::in_time(&self.state.handle.coordinator, async move {
             // A server that lags might not show a member that other clients see already.
-            stock.handle.evict(queue(&stock, true).await?, token).await
+            state.handle.evict(queue(&state, true).await?, token).await
         })
     }
 
@@ -91,9 +91,9 @@ impl Semaphore {
     /// # Errors
     /// [`Error::Permits`] if something else is there. Otherwise see [`Error`].
     pub fn permits(&self) -> Call<Option<u32>> {
-        let stock = Arc::clone(&self.stock);
-        let work = async move { number(&stock, "read the permits of", false).await };
-        Call::in_time(&self.stock.handle.coordinator, work)
+        let state = Arc::clone(&self.state);
+        let work = async move { number(&state, "read the permits of", false).await };
+        Call::in_time(&self.state.handle.coordinator, work)
     }
 
     /// Changes the number of permits, for all. Makes the semaphore's node if it is missing.
@@ -129,44 +129,48 @@ impl Semaphore {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn set_permits(&self, permits: u32) -> Call<()> {
-        let stock = Arc::clone(&self.stock);
-        Call::in_time(&self.stock.handle.coordinator, async move { set(&stock, permits).await })
+        let state = Arc::clone(&self.state);
+        Call::in_time(&self.state.handle.coordinator, async move { set(&state, permits).await })
     }
 }
 
 /// The queue. If `is_synced`, it is no older than this call.
-async fn queue(stock: &Stock, is_synced: bool) -> Result<Queue, Error> {
-    let number = number(stock, "read the queue of", is_synced).await?.or(stock.limit.known());
-    let (queue, taken) = stock.handle.queue(is_synced, number).await?;
+async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
+    let number = number(state, "read the queue of", is_synced).await?.or(state.limit.known());
+    let (queue, taken) = state.handle.queue(is_synced, number).await?;
     if let Err(name) = permits::taken(&taken) {
-        return Err(stock.doubtful(format!("{name:?} is no permit")));
+        return Err(state.doubtful(format!("{name:?} is no permit")));
     }
-    number.map(|_| queue).ok_or_else(|| stock.doubt(PermitsError::Unset))
+    number.map(|_| queue).ok_or_else(|| state.doubt(PermitsError::Unset))
 }
 
-async fn number(stock: &Stock, operation: &'static str, is_synced: bool) -> Result<Option<u32>, Error> {
-    let path = stock.handle.shown();
-    let node = call::on_a_session(&stock.handle.coordinator, (operation, path), |session| async move {
+async fn number(state: &SemaphoreState, operation: &'static str, is_synced: bool) -> Result<Option<u32>, Error> {
+    let path = state.handle.shown();
+    let node = call::on_a_session(&state.handle.coordinator, (operation, path), |session| async move {
         call::answered(&session, || retry::data(&session, path, is_synced)).await
     });
-    node.await?.map_or(Ok(None), |(data, _)| stock.number(&data))
+    node.await?.map_or(Ok(None), |(data, _)| state.number(&data))
 }
 
-async fn set(stock: &Stock, permits: u32) -> Result<(), Error> {
+async fn set(state: &SemaphoreState, permits: u32) -> Result<(), Error> {
     if permits == 0 {
         return Err(Error::invalid("a semaphore of no permits; it has at least one"));
     }
-    let path = stock.handle.shown();
-    let set = call::on_a_session(&stock.handle.coordinator, ("set the permits of", path), |session| async move {
-        call::answered(&session, || try_to_set(stock, &session, permits)).await
+    let path = state.handle.shown();
+    let set = call::on_a_session(&state.handle.coordinator, ("set the permits of", path), |session| async move {
+        call::answered(&session, || try_to_set(state, &session, permits)).await
     });
     set.await??;
-    stock.limit.is_set(permits);
+    state.limit.is_set(permits);
     Ok(())
 }
 
-async fn try_to_set(stock: &Stock, session: &Arc<dyn Session>, permits: u32) -> Result<Result<(), Error>, Failure> {
-    let (path, mut is_made) = (stock.handle.shown(), false);
+async fn try_to_set(
+    state: &SemaphoreState,
+    session: &Arc<dyn Session>,
+    permits: u32,
+) -> Result<Result<(), Error>, Failure> {
+    let (path, mut is_made) = (state.handle.shown(), false);
     loop {
         let Some((data, stat)) = retry::data(session, path, true).await? else {
             // The leader has what the server denies.
@@ -178,18 +182,18 @@ async fn try_to_set(stock: &Stock, session: &Arc<dyn Session>, permits: u32) -> 
             continue;
         };
         // Who has never been a semaphore may have data that somebody needs.
-        if let Err(error) = stock.number(&data)
+        if let Err(error) = state.number(&data)
             && retry::data(session, &format!("{path}/{PERMITS}"), false).await?.is_none()
         {
             return Ok(Err(error));
         }
         if permits::decode(&data).is_ok_and(|number| number.is_none())
-            && let Some(error) = stock.finds_lock(session, None).await?
+            && let Some(error) = state.finds_lock(session, None).await?
         {
             return Ok(Err(error));
         }
-        let twin = stock.twin(session).await?;
-        match stock.write(session, permits, stat.version, twin).await {
+        let twin = state.twin(session).await?;
+        match state.write(session, permits, stat.version, twin).await {
             Ok(()) => return Ok(Ok(())),
             Err(Failure::BadVersion | Failure::NoNode) => {}
             Err(failure) => return Err(failure),

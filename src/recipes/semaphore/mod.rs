@@ -5,5 +5,5 @@ pub(crate) mod limit;
 pub(crate) mod number;
 pub(crate) mod permit;
 pub(crate) mod semaphore;
-pub(crate) mod stock;
+pub(crate) mod state;
 pub(crate) mod take;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;
 use crate::queue::{permits, twin};
-use crate::recipes::semaphore::stock::Stock;
+use crate::recipes::semaphore::state::SemaphoreState;
 use crate::session::contract::Session;
 use crate::session::presence;
 use crate::session::request::{Failure, Kind, Operation, Stat};
@@ -21,7 +21,7 @@ pub(super) enum Twin {
     Says(u32),
 }
 
-impl Stock {
+impl SemaphoreState {
     /// The number of permits that the semaphore's node gives, and the node's version. Writes the number if nobody has
     /// yet.
     pub(super) async fn agree(
@@ -41,7 +41,7 @@ impl Stock {
                     // Our server may have missed the number, and another client may have written it since. So the leader says.
                     match presence::is_there(session, path.to_string(), Some(stat.version)).await {
                         Some(true) => return Err(self.doubt(PermitsError::Vanished { was })),
-                        _ => Stock::before_next_round(session, path, Some(stat.version), &mut rounds).await,
+                        _ => SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await,
                     }
                 }
                 (None, _) => return Err(self.doubt(PermitsError::Unset)),
@@ -55,7 +55,7 @@ impl Stock {
                         }
                         // Another contender came first, or an earlier try of ours.
                         Err(Failure::BadVersion) => {
-                            Stock::before_next_round(session, path, Some(stat.version), &mut rounds).await;
+                            SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
                         }
                         Err(failure) => return Err(self.no_permit(failure)),
                     }

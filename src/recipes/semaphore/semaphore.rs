@@ -11,8 +11,8 @@ use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::queue::mode::Mode;
 use crate::recipes::semaphore::limit::PermitLimit;
 use crate::recipes::semaphore::permit::Permit;
-use crate::recipes::semaphore::stock::Stock;
-use crate::recipes::semaphore::take::Wanted;
+use crate::recipes::semaphore::state::SemaphoreState;
+use crate::recipes::semaphore::take::PermitRequest;
 use crate::session::contract::Coordinator;
 use crate::sync::atomic::AtomicBool;
 
@@ -67,7 +67,7 @@ use crate::sync::atomic::AtomicBool;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Semaphore {
-    pub(super) stock: Arc<Stock>,
+    pub(super) state: Arc<SemaphoreState>,
 }
 
 impl Semaphore {
@@ -98,7 +98,7 @@ impl Semaphore {
 
     /// The semaphore's node.
     pub fn path(&self) -> &str {
-        self.stock.handle.shown()
+        self.state.handle.shown()
     }
 
     /// Acquires a permit.
@@ -160,7 +160,7 @@ impl Semaphore {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn acquire_many(&self, permits: u32) -> Acquire<Permit> {
-        Acquire::new((Arc::clone(&self.stock), permits))
+        Acquire::new((Arc::clone(&self.state), permits))
     }
 
     /// Acquires a permit if one is free and nobody waits. Does not wait. Writes nothing to the ensemble if there is none.
@@ -201,7 +201,7 @@ impl Semaphore {
     /// # Errors
     /// As for [`try_acquire`](Self::try_acquire) and [`acquire_many`](Self::acquire_many).
     pub fn try_acquire_many(&self, permits: u32) -> Call<Permit> {
-        let acquisition = acquisition(Arc::clone(&self.stock), permits, Options::default());
+        let acquisition = acquisition(Arc::clone(&self.state), permits, Options::default());
         Call::new(move |timeout| async move {
             let held = acquisition.attempt(timeout).await?;
             Ok(Permit::new(held, permits))
@@ -211,19 +211,19 @@ impl Semaphore {
 
 impl Guard for Permit {
     /// With how many permits are wanted.
-    type Source = (Arc<Stock>, u32);
+    type Source = (Arc<SemaphoreState>, u32);
 
-    fn acquire((stock, permits): Self::Source, options: Options) -> Granting<Permit> {
-        let mut acquisition = acquisition(stock, permits, options);
+    fn acquire((state, permits): Self::Source, options: Options) -> Granting<Permit> {
+        let mut acquisition = acquisition(state, permits, options);
         let span = acquisition.begin();
         let work = async move { acquisition.acquire().await.map(|held| Permit::new(held, permits)) };
         Granting::by(span.around(Box::pin(work)))
     }
 }
 
-fn acquisition(stock: Arc<Stock>, permits: u32, options: Options) -> Acquisition {
-    let mut acquisition = Acquisition::new(Arc::clone(&stock.handle), Mode::Write, options);
-    acquisition.goal = Some(Arc::new(Wanted::new(stock, permits)));
+fn acquisition(state: Arc<SemaphoreState>, permits: u32, options: Options) -> Acquisition {
+    let mut acquisition = Acquisition::new(Arc::clone(&state.handle), Mode::Write, options);
+    acquisition.goal = Some(Arc::new(PermitRequest::new(state, permits)));
     acquisition
 }
 
@@ -277,13 +277,13 @@ impl SemaphoreBuilder {
             return Err(Error::invalid("a semaphore of no permits; it has at least one"));
         }
         let handle = self.lock.for_semaphore()?;
-        let taken = handle.site.permits.clone().unwrap_or_default();
-        let stock = Stock {
+        let taken = handle.paths.permits.clone().unwrap_or_default();
+        let state = SemaphoreState {
             handle: Arc::new(handle),
             limit: PermitLimit::new(self.permits),
             taken,
             is_alone: AtomicBool::new(false),
         };
-        Ok(Semaphore { stock: Arc::new(stock) })
+        Ok(Semaphore { state: Arc::new(state) })
     }
 }

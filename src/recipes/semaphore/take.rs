@@ -28,7 +28,7 @@ use crate::queue::mode::Mode;
 use crate::queue::permits::{self, Room};
 use crate::queue::waiter::Take;
 use crate::recipes::semaphore::limit::too_few;
-use crate::recipes::semaphore::stock::{SeenPermits, Stock, TAKE};
+use crate::recipes::semaphore::state::{SeenPermits, SemaphoreState, TAKE};
 use crate::session::contract::Session;
 use crate::session::in_the_way;
 use crate::session::keep_alive;
@@ -41,8 +41,8 @@ use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 
 /// What an acquisition of permits is after.
-pub(crate) struct Wanted {
-    stock: Arc<Stock>,
+pub(crate) struct PermitRequest {
+    state: Arc<SemaphoreState>,
     count: u32,
     look: Mutex<Look>,
 }
@@ -61,15 +61,15 @@ enum Look {
     Seen(SeenPermits),
 }
 
-impl Wanted {
-    pub(crate) fn new(stock: Arc<Stock>, count: u32) -> Wanted {
-        Wanted { stock, count, look: Mutex::default() }
+impl PermitRequest {
+    pub(crate) fn new(state: Arc<SemaphoreState>, count: u32) -> PermitRequest {
+        PermitRequest { state, count, look: Mutex::default() }
     }
 
     /// Fails if there are never so many permits.
     fn enough(&self, number: u32) -> Result<(), Error> {
         match self.count > number {
-            true => Err(too_few(self.stock.handle.shown(), self.count, number)),
+            true => Err(too_few(self.state.handle.shown(), self.count, number)),
             false => Ok(()),
         }
     }
@@ -97,7 +97,7 @@ impl Wanted {
         rounds: &mut u32,
         patience: IfTaken,
     ) -> Result<bool, Error> {
-        let Stock { handle, taken, .. } = &*self.stock;
+        let SemaphoreState { handle, taken, .. } = &*self.state;
         let name = permits::name(&held.ticket().owner().to_string(), self.count);
         let to = format!("{taken}/{name}");
         let exchange = Exchange { to, data: held.note(), unchanged: (handle.shown(), version) };
@@ -107,7 +107,7 @@ impl Wanted {
                 if refused.replace(version) == Some(version) {
                     if patience == IfTaken::GiveUp {
                         let what = "its number has changed, and the server does not show it yet";
-                        return Err(self.stock.doubtful(what.to_owned()));
+                        return Err(self.state.doubtful(what.to_owned()));
                     }
                     let session = held.ticket().session();
                     second_look::report(session, handle.shown().to_string(), *refused);
@@ -118,41 +118,41 @@ impl Wanted {
             Err(NotExchanged::NoDirectory) => {
                 make_directory(held.ticket().session(), taken, rounds)
                     .await
-                    .map_err(|failure| self.stock.no_permit(failure))?;
+                    .map_err(|failure| self.state.no_permit(failure))?;
                 Ok(false)
             }
-            Err(NotExchanged::Evicted) => Err(self.stock.no_permit(Failure::NoNode)),
-            Err(NotExchanged::Failed(failure)) => Err(self.stock.no_permit(failure)),
+            Err(NotExchanged::Evicted) => Err(self.state.no_permit(Failure::NoNode)),
+            Err(NotExchanged::Failed(failure)) => Err(self.state.no_permit(failure)),
         }
     }
 }
 
 #[async_trait]
-impl Goal for Wanted {
+impl Goal for PermitRequest {
     fn count(&self) -> u32 {
         self.count
     }
 
     /// The semaphore's number, and its permits.
     fn watched_bytes(&self) -> usize {
-        self.stock.handle.shown().len() + self.stock.taken.len()
+        self.state.handle.shown().len() + self.state.taken.len()
     }
 
     fn check(&self) -> Result<(), Error> {
-        self.stock.limit.check(self.stock.handle.shown(), self.count).map(drop)
+        self.state.limit.check(self.state.handle.shown(), self.count).map(drop)
     }
 
     async fn check_first(&self) -> Result<(), Error> {
-        let path = self.stock.handle.shown();
-        if !self.stock.limit.check(path, self.count)? {
+        let path = self.state.handle.shown();
+        if !self.state.limit.check(path, self.count)? {
             return Ok(());
         }
-        let read = call::on_a_session(&self.stock.handle.coordinator, (TAKE, path), |session| async move {
+        let read = call::on_a_session(&self.state.handle.coordinator, (TAKE, path), |session| async move {
             let node = retry::data(&session, path, false).await?;
             Ok((session, node))
         });
         match read.await? {
-            (session, Some(node)) => self.enough(self.stock.agree(&session, node).await?.0),
+            (session, Some(node)) => self.enough(self.state.agree(&session, node).await?.0),
             // It is made with the queue.
             (_, None) => Ok(()),
         }
@@ -160,11 +160,11 @@ impl Goal for Wanted {
 
     /// If the listing is sent only later, the look could be newer than what the listing shows: then none is sent.
     fn look_along(&self, ticket: &Ticket, is_listed: bool) {
-        let (session, path) = (ticket.session(), self.stock.handle.shown());
+        let (session, path) = (ticket.session(), self.state.handle.shown());
         let asked = || {
-            let (names, number) = (session.children(&self.stock.taken), session.data(path));
+            let (names, number) = (session.children(&self.state.taken), session.data(path));
             // Behind the number, which must be there first.
-            let is_alone = self.stock.is_alone.load(Ordering::Acquire);
+            let is_alone = self.state.is_alone.load(Ordering::Acquire);
             Look::Asked { names, number, beside: (!is_alone).then(|| session.children(path)) }
         };
         drop(self.replace(if is_listed { asked() } else { Look::Nothing }));
@@ -182,13 +182,13 @@ impl Goal for Wanted {
             Ok(node) => node,
             // The head looks again.
             Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(()),
-            Err(failure) => return Err(self.stock.no_permit(failure)),
+            Err(failure) => return Err(self.state.no_permit(failure)),
         };
         let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
-        let (number, version) = self.stock.agree(ticket.session(), node).await?;
+        let (number, version) = self.state.agree(ticket.session(), node).await?;
         self.enough(number)?;
         if let Some(Ok(beside)) = beside.filter(|_| had_number) {
-            self.stock.is_alone(ticket.session(), Some(beside)).await?;
+            self.state.is_alone(ticket.session(), Some(beside)).await?;
         }
         if let Ok(names) = names {
             drop(self.replace(Look::Seen(SeenPermits { number, version, names })));
@@ -197,16 +197,16 @@ impl Goal for Wanted {
     }
 
     async fn is_there(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
-        let (names, number) = (session.children(&self.stock.taken), session.data(self.stock.handle.shown()));
+        let (names, number) = (session.children(&self.state.taken), session.data(self.state.handle.shown()));
         let names = names.await.or_else(retry::none_without_directory);
-        let names = names.map(|names| self.stock.without_ghosts(session, &names));
+        let names = names.map(|names| self.state.without_ghosts(session, &names));
         let number = match number.await {
             Ok((data, _)) => permits::decode(&data).ok(),
             Err(Failure::NoNode) => return Ok(Some(true)),
             Err(_) => None,
         };
         if let Some(Some(number)) = number {
-            self.stock.limit.sees(self.stock.handle.shown(), number)?;
+            self.state.limit.sees(self.state.handle.shown(), number)?;
             self.enough(number)?;
         }
         let (Ok(names), Some(number)) = (names, number) else { return Ok(None) };
@@ -217,8 +217,8 @@ impl Goal for Wanted {
     }
 
     async fn finds_ghosts(&self, session: &Arc<dyn Session>) -> bool {
-        let Ok(names) = session.children(&self.stock.taken).await else { return false };
-        !self.stock.finds_ghosts(session, &self.stock.without_ghosts(session, &names)).await.is_empty()
+        let Ok(names) = session.children(&self.state.taken).await else { return false };
+        !self.state.finds_ghosts(session, &self.state.without_ghosts(session, &names)).await.is_empty()
     }
 
     async fn exchange(
@@ -229,7 +229,7 @@ impl Goal for Wanted {
         wait: &mut Wait<'_>,
     ) -> Result<(), Error> {
         let mut grant = Grant::by(turn, held);
-        let mut view = View::new(&self.stock, held, &mut grant);
+        let mut view = View::new(&self.state, held, &mut grant);
         let mut refused = None;
         // A ghost may have left the queue with permits that the server does not show.
         let mut seen = self.seen_as_head(&grant).filter(|_| view.ghosts.is_empty());
@@ -240,11 +240,11 @@ impl Goal for Wanted {
             };
             view.passes_over_ghosts(&mut now.names);
             match permits::room(now.number, &now.names, self.count) {
-                Err(name) => return Err(self.stock.doubtful(format!("{name:?} is no permit"))),
-                Ok(Room::Never) => return Err(too_few(self.stock.handle.shown(), self.count, now.number)),
+                Err(name) => return Err(self.state.doubtful(format!("{name:?} is no permit"))),
+                Ok(Room::Never) => return Err(too_few(self.state.handle.shown(), self.count, now.number)),
                 Ok(Room::Enough) => {
-                    self.stock.is_alone(held.ticket().session(), None).await?;
-                    self.stock.check_rights(held.ticket().session()).await?;
+                    self.state.is_alone(held.ticket().session(), None).await?;
+                    self.state.check_rights(held.ticket().session()).await?;
                     if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.patience).await? {
                         break;
                     }
@@ -254,13 +254,13 @@ impl Goal for Wanted {
                 Ok(Room::Short) => {
                     grant.kind = GrantKind::Look;
                     if wait.patience == IfTaken::GiveUp {
-                        let found = self.stock.finds_ghosts(held.ticket().session(), &now.names).await;
+                        let found = self.state.finds_ghosts(held.ticket().session(), &now.names).await;
                         if !found.is_empty() {
                             view.gone.extend(found);
                             continue;
                         }
                     }
-                    self.stock.report_short(held, &now, wait).await?;
+                    self.state.report_short(held, &now, wait).await?;
                     view.wait_for_change(&now, wait).await?;
                 }
             }
@@ -275,7 +275,7 @@ impl Goal for Wanted {
 
 /// What the head of the queue sees of the semaphore, and watches.
 struct View<'a> {
-    stock: &'a Stock,
+    state: &'a SemaphoreState,
     held: &'a Tenure,
     /// The connection by which we know that we are the head, or on which we have looked after a sync.
     connection: u64,
@@ -296,17 +296,17 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    fn new(stock: &'a Stock, held: &'a Tenure, grant: &mut Grant) -> View<'a> {
+    fn new(state: &'a SemaphoreState, held: &'a Tenure, grant: &mut Grant) -> View<'a> {
         let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
         let (connection, ghosts) = (held.ticket().connection(), std::mem::take(&mut grant.ghosts));
         let (shown_ghosts, gone) = (ghosts.len(), Vec::new());
-        View { stock, held, connection, number: None, names: None, signal, ghosts, shown_ghosts, gone, rounds: 0 }
+        View { state, held, connection, number: None, names: None, signal, ghosts, shown_ghosts, gone, rounds: 0 }
     }
 
     fn fault(&self, failure: Failure) -> Error {
         match self.held.loss() {
-            Some(loss) => self.stock.handle.evicted(loss),
-            None => self.stock.no_permit(failure),
+            Some(loss) => self.state.handle.evicted(loss),
+            None => self.state.no_permit(failure),
         }
     }
 
@@ -317,7 +317,7 @@ impl<'a> View<'a> {
         loop {
             match self.try_to_look(&session).await {
                 Ok(Some((mut names, node))) => {
-                    session.upkeep().ghosts().shown(&self.stock.taken, &names, Mode::Write);
+                    session.upkeep().ghosts().shown(&self.state.taken, &names, Mode::Write);
                     self.passes_over_ghosts(&mut names);
                     let is_whole = self.add_unseen(&mut names).await.map_err(|failure| self.fault(failure))?;
                     // Another server may have said that there is no ghost, or this one may have learnt so since: only a listing
@@ -328,7 +328,7 @@ impl<'a> View<'a> {
                     let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
                     let (number, version) = match (known, node) {
                         (Some(known), _) => known,
-                        (None, Some(node)) => self.stock.agree(&session, node).await?,
+                        (None, Some(node)) => self.state.agree(&session, node).await?,
                         (None, None) => continue,
                     };
                     return Ok(SeenPermits { number, version, names });
@@ -349,8 +349,8 @@ impl<'a> View<'a> {
         &mut self,
         session: &Arc<dyn Session>,
     ) -> Result<Option<(Vec<String>, Option<(Vec<u8>, Stat)>)>, Failure> {
-        let (path, upkeep) = (self.stock.handle.shown(), session.upkeep());
-        let directory = &self.stock.taken;
+        let (path, upkeep) = (self.state.handle.shown(), session.upkeep());
+        let directory = &self.state.taken;
         let connection = upkeep.connection();
         // All requests are on their way before one is answered.
         let synced = (connection != self.connection).then(|| session.sync(path));
@@ -402,7 +402,7 @@ impl<'a> View<'a> {
 
     /// Removes the permits that the leader no longer has from those that our server shows.
     fn passes_over_ghosts(&mut self, names: &mut Vec<String>) {
-        let known = self.held.ticket().session().upkeep().ghosts().among(&self.stock.taken, names, Mode::Write);
+        let known = self.held.ticket().session().upkeep().ghosts().among(&self.state.taken, names, Mode::Write);
         self.gone.extend(known);
         names.retain(|name| !self.gone.iter().any(|gone| **gone == **name));
     }
@@ -419,7 +419,7 @@ impl<'a> View<'a> {
             };
             shown += 1;
             let name = permits::name(ghost.owner(), metadata::read(&data).permits.unwrap_or(1));
-            let path = format!("{}/{name}", self.stock.taken);
+            let path = format!("{}/{name}", self.state.taken);
             if !names.contains(&name) && presence::is_there(session, path, None).await != Some(false) {
                 names.push(name);
             }
@@ -429,7 +429,7 @@ impl<'a> View<'a> {
 
     /// Watches the number of permits, unless it has changed since `now`.
     async fn watch_number(&mut self, now: &SeenPermits) -> Result<(), Error> {
-        let (session, path) = (self.held.ticket().session(), self.stock.handle.shown());
+        let (session, path) = (self.held.ticket().session(), self.state.handle.shown());
         let (watch, node) = (session.watch(path), session.data(path));
         match (watch.await, node.await) {
             (Ok(watch), Ok((_, stat))) if stat.version == now.version => {
@@ -438,7 +438,7 @@ impl<'a> View<'a> {
             }
             // It has changed, or the next look finds out why it cannot be read.
             (Ok(_), Ok(_)) | (Err(Failure::Unknown(_)), _) | (_, Err(Failure::Unknown(_))) => Ok(()),
-            (Err(failure), _) | (_, Err(failure)) => Err(self.stock.no_permit(failure)),
+            (Err(failure), _) | (_, Err(failure)) => Err(self.state.no_permit(failure)),
         }
     }
 
@@ -448,31 +448,31 @@ impl<'a> View<'a> {
             self.watch_number(now).await?;
         }
         let (Some((_, _, number)), Some(names)) = (&mut self.number, &mut self.names) else { return Ok(()) };
-        let (session, path) = (self.held.ticket().session(), self.stock.handle.shown());
-        let node = |name: &str| format!("{}/{name}", self.stock.taken);
+        let (session, path) = (self.held.ticket().session(), self.state.handle.shown());
+        let node = |name: &str| format!("{}/{name}", self.state.taken);
         let checks = || {
             let holders = now.names.iter().map(|name| check(node(name), None));
             std::iter::once(check(path.to_string(), Some(now.version))).chain(holders).collect()
         };
         let mut look = SecondLook::after(session, !self.gone.is_empty());
-        let (site, me) = (&self.stock.handle.site, self.held.contender());
+        let (paths, me) = (&self.state.handle.paths, self.held.contender());
         let haunted = wait.waiting.map(|waiting| Box::pin(waiting.haunted()));
-        let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, site, me));
+        let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {
             biased;
             // The session is over, and the acquisition is told so by the loss of its node.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
             missed = self.held.misses(&mut look, checks) => {
-                let missed = missed.map_err(|loss| self.stock.handle.evicted(loss))?;
+                let missed = missed.map_err(|loss| self.state.handle.evicted(loss))?;
                 if missed.contains(&0) {
                     second_look::report(session, path.to_string(), Some(now.version));
                     self.number = None;
                 }
                 let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));
                 let gone = gone.map(|name| Arc::from(&**name)).collect();
-                let kind = (self.stock.handle.dialect, Mode::Write);
-                self.gone.extend(in_the_way::left(session, &self.stock.taken, gone, kind).await);
+                let kind = (self.state.handle.dialect, Mode::Write);
+                self.gone.extend(in_the_way::left(session, &self.state.taken, gone, kind).await);
             }
             Some(()) = OptionFuture::from(looking) => {}
             Some(()) = OptionFuture::from(haunted) => {}
@@ -486,7 +486,7 @@ async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mu
     match retry::until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
         Ok(_) => Ok(()),
         Err(Failure::NodeExists) => {
-            Stock::before_next_round(session, directory, None, rounds).await;
+            SemaphoreState::before_next_round(session, directory, None, rounds).await;
             Ok(())
         }
         Err(failure) => Err(failure),

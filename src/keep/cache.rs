@@ -1,5 +1,4 @@
-//! How the acquisitions of one process share a node that it keeps: which of them acquires it, and which join it. Knows
-//! neither queue nor turns.
+//! How the acquisitions of one process share a node that it keeps: which of them acquires it, and which join it.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -21,7 +20,7 @@ use crate::sync::{Mutex, OnceLock, SharedMutex};
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Tenure>, Error>> + Send>>;
 
 /// The nodes that one lock's handle keeps.
-pub(crate) struct Keeper {
+pub(crate) struct Cache {
     handle: Arc<Handle>,
     idle: Duration,
     /// The newest node. Only this one is joined.
@@ -31,10 +30,10 @@ pub(crate) struct Keeper {
     writes_in_vain: Arc<AtomicBool>,
 }
 
-impl Keeper {
-    pub(crate) fn new(handle: &Arc<Handle>, idle: Duration) -> Keeper {
+impl Cache {
+    pub(crate) fn new(handle: &Arc<Handle>, idle: Duration) -> Cache {
         let (reads_in_vain, writes_in_vain) = (Arc::default(), Arc::default());
-        Keeper { handle: Arc::clone(handle), idle, newest: SharedMutex::default(), reads_in_vain, writes_in_vain }
+        Cache { handle: Arc::clone(handle), idle, newest: SharedMutex::default(), reads_in_vain, writes_in_vain }
     }
 
     /// Joins the newest node, if it covers this mode and is still kept.
@@ -50,7 +49,7 @@ impl Keeper {
         newest.map_or(Joined::Refused, |entry| entry.join(mode))
     }
 
-    /// As [`Keeper::join`]. If there is nothing to join, begins to acquire a node, unless that has not paid off lately.
+    /// As [`Cache::join`]. If there is nothing to join, begins to acquire a node, unless that has not paid off lately.
     pub(crate) fn join_or_begin(
         &self,
         mode: Mode,
@@ -102,7 +101,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Cache {
     fn drop(&mut self) {
         let newest = self.newest.write().take();
         if let Some(entry) = newest {
@@ -111,9 +110,9 @@ impl Drop for Keeper {
     }
 }
 
-impl fmt::Debug for Keeper {
+impl fmt::Debug for Cache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keeper").field("idle", &self.idle).finish_non_exhaustive()
+        f.debug_struct("Cache").field("idle", &self.idle).finish_non_exhaustive()
     }
 }
 

@@ -29,7 +29,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 /// A semaphore as all clones of its handle know it.
 #[derive(Debug)]
-pub struct Stock {
+pub struct SemaphoreState {
     pub(crate) handle: Arc<Handle>,
     pub(crate) limit: PermitLimit,
     /// The directory of the permits that are taken.
@@ -47,8 +47,8 @@ pub(super) struct SeenPermits {
     pub(super) names: Vec<String>,
 }
 
-impl Stock {
-    /// As [`Stock::finds_lock`], for an acquisition.
+impl SemaphoreState {
+    /// As [`SemaphoreState::finds_lock`], for an acquisition.
     pub(super) async fn check_for_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -84,7 +84,7 @@ impl Stock {
         retry::until_known(session, || session.children(path)).await.or_else(retry::none_without_directory)
     }
 
-    /// As [`Stock::check_for_lock`], until none was found once. The semaphore has its number by now.
+    /// As [`SemaphoreState::check_for_lock`], until none was found once. The semaphore has its number by now.
     pub(super) async fn is_alone(
         &self,
         session: &Arc<dyn Session>,
@@ -131,18 +131,18 @@ impl Stock {
         now: &SeenPermits,
         wait: &mut Wait<'_>,
     ) -> Result<(), Error> {
-        let (session, site, me) = (held.ticket().session(), &self.handle.site, held.contender());
+        let (session, paths, me) = (held.ticket().session(), &self.handle.paths, held.contender());
         let alone = [me.name().to_owned()];
         if wait.patience == IfTaken::GiveUp {
-            return Err(Error::WouldBlock { blockers: site.blockers(session, &alone, me).await });
+            return Err(Error::WouldBlock { blockers: paths.blockers(session, &alone, me).await });
         }
         if let Some(on_wait) = &mut wait.on_wait {
             let names = session.children(&self.handle.path).await;
             let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| alone.to_vec());
-            on_wait.tell(session, site, me.dialect(), site.progress_beside(&now.names, &names, me)).await;
+            on_wait.tell(session, paths, me.dialect(), paths.progress_beside(&now.names, &names, me)).await;
         }
         if let Some(waiting) = wait.waiting {
-            waiting.sees(session, me, site.progress_beside(&now.names, &alone, me));
+            waiting.sees(session, me, paths.progress_beside(&now.names, &alone, me));
         }
         Ok(())
     }

@@ -1,5 +1,4 @@
-//! Where those are who hold and wait: in a queue, and for a semaphore also among the holders of permits. Reads them, and
-//! decides nothing.
+//! The paths of a lock or a semaphore, and what is read there: who waits in the queue, and who holds.
 
 use std::sync::Arc;
 
@@ -26,7 +25,7 @@ const REQUESTS_IN_FLIGHT: usize = 4;
 
 /// The directories of a lock or of a semaphore.
 #[derive(Clone, Debug)]
-pub(crate) struct Site {
+pub(crate) struct LockPaths {
     /// The path that the user gave.
     pub(crate) path: Arc<str>,
     /// The queue's directory.
@@ -35,14 +34,14 @@ pub(crate) struct Site {
     pub(crate) permits: Option<Arc<str>>,
 }
 
-impl Site {
-    pub(crate) fn of_lock(path: Arc<str>) -> Site {
-        Site { queue: Arc::clone(&path), path, permits: None }
+impl LockPaths {
+    pub(crate) fn of_lock(path: Arc<str>) -> LockPaths {
+        LockPaths { queue: Arc::clone(&path), path, permits: None }
     }
 
-    pub(crate) fn of_semaphore(path: Arc<str>) -> Site {
+    pub(crate) fn of_semaphore(path: Arc<str>) -> LockPaths {
         let (queue, permits) = (format!("{path}/{QUEUE}").into(), format!("{path}/{PERMITS}").into());
-        Site { path, queue, permits: Some(permits) }
+        LockPaths { path, queue, permits: Some(permits) }
     }
 
     /// The path of a member's node.
@@ -161,7 +160,7 @@ impl Site {
         call::unless(session.sleep(session.timeout()), found).await.unwrap_or_default()
     }
 
-    /// As [`Site::progress`], beside these holders of permits, and without a request.
+    /// As [`LockPaths::progress`], beside these holders of permits, and without a request.
     pub(crate) fn progress_beside(&self, taken: &[String], names: &[String], me: &Contender) -> Progress {
         let (place, length) = turn::place_of(me, names);
         let blockers = self.in_the_way(me.dialect(), taken, &turn::ahead_of(me, names), names);
