@@ -1,4 +1,4 @@
-//! What is told of an acquisition while it waits: the error of its timeout, the warning that it takes long; decides nothing.
+//! What is told of an acquisition while it waits: the error of its timeout, the warning that it takes long.
 
 use std::pin::pin;
 use std::sync::{Arc, Weak};

@@ -1,4 +1,4 @@
-//! The queue as people see it; decides nothing.
+//! The queue as people see it, and what is traced of an acquisition.
 
 pub(crate) mod display;
 pub(crate) mod lock_paths;

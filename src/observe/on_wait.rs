@@ -1,4 +1,4 @@
-//! The function of a caller that hears of its wait, and when it is called; decides nothing.
+//! The function of a caller that hears of its wait, and when it is called.
 
 use std::fmt;
 use std::sync::Arc;

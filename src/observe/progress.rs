@@ -1,4 +1,4 @@
-//! How far a waiter has come, as its caller hears it; sends nothing, and decides nothing.
+//! How far a waiter has come, as its caller hears it.
 
 use std::fmt;
 use std::sync::Arc;

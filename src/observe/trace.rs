@@ -1,5 +1,4 @@
-//! What `tracing` records of acquisitions and holds. It decides nothing, and costs next to nothing without a
-//! subscriber.
+//! What `tracing` records of acquisitions and holds. It costs next to nothing without a subscriber.
 
 use std::future::Future;
 use std::pin::Pin;

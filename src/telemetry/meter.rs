@@ -1,5 +1,4 @@
-//! What is counted and measured, with the feature `metrics`; knows aims and labels, and decides nothing. Without the
-//! feature nothing is here.
+//! What is counted and measured, with the feature `metrics`. Without the feature nothing is here.
 
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
 

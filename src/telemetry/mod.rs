@@ -1,4 +1,4 @@
-//! What is counted and measured; decides nothing.
+//! What is counted, measured and logged, and who is told.
 
 pub(crate) mod log;
 pub(crate) mod meter;
