@@ -10,9 +10,9 @@ use crate::queue::permits::{self, PERMITS, Room};
 use crate::queue::{metadata, turn};
 use crate::session::follow;
 use crate::session::lease::Moment;
+use crate::session::presence::SecondLook;
 use crate::session::request::Failure;
 use crate::session::retry;
-use crate::session::second_look::SecondLook;
 
 /// A holder that waits for contention looks at the queue no more often than this.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);

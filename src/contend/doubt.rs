@@ -82,17 +82,13 @@ impl<'a> Doubt<'a> {
     async fn look(&self) -> Option<Contents> {
         let (session, paths) = (self.session, self.changed());
         let checks = self.locks.len().min(self.operations.len());
-        let mut tries = 0;
-        loop {
-            retry::before_next_try(session, &mut tries).await.ok()?;
+        session.connected().await.ok()?;
+        let look = || {
             // A quorum answers the first, which brings the second up to date.
             let (held, nodes) = (session.transact(&self.operations[..checks]), session.data_of_each(&paths));
-            match (held.await, nodes.await) {
-                (Ok(_), Ok(nodes)) => return Some(nodes),
-                (Err(Failure::Unknown(_)), _) | (Ok(_), Err(Failure::Unknown(_))) if tries < retry::UNKNOWN_TRIES => {}
-                _ => return None,
-            }
-        }
+            async move { held.await.and(nodes.await) }
+        };
+        retry::until_known(session, look).await.ok()
     }
 
     /// The nodes that it changes, one for each operation that changes anything.

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use crate::contend::ticket::Ticket;
 use crate::session::loss::Loss;
 use crate::session::position::Position;
-use crate::session::presence::is_there;
+use crate::session::presence::denied;
 use crate::session::request::{Failure, Kind, Operation, Stat};
-use crate::session::retry::{UNKNOWN_TRIES, before_next_try};
-use crate::session::second_look::diverged;
+use crate::session::retry::Tries;
 
 /// What a place is exchanged for.
 pub(crate) struct Exchange<'a> {
@@ -33,9 +32,6 @@ pub(crate) enum NotExchanged {
     /// Dropping the ticket removes whichever of the two nodes there is.
     Failed(Failure),
 }
-
-/// How often a server may deny a node that the leader has.
-const DENIALS: u32 = 3;
 
 /// The operations of the transaction, by their index.
 const OWN_PLACE: usize = 0;
@@ -72,7 +68,7 @@ impl Ticket {
         let from = own_node.path();
         self.doubts(Some(exchange.to.clone()));
         own_node.moving();
-        let (mut tries, mut may_be_done) = (0, false);
+        let (mut tries, mut denials, mut may_be_done) = (Tries::of_unknown(), Tries::of_denied(), false);
         let answer = loop {
             match self.try_to_exchange(&position, exchange).await {
                 Tried::Done(stat) => break Ok(stat),
@@ -80,19 +76,16 @@ impl Ticket {
                 // What the ensemble has committed, no server can deny: the leader is asked.
                 Tried::Unseen { is_done } => {
                     may_be_done |= is_done;
-                    if !may_be_done || is_there(session, exchange.to.clone(), None).await == Some(false) {
+                    let is_there = may_be_done
+                        && denied(session, &exchange.to, &mut denials).await.map_err(NotExchanged::Failed)?;
+                    if !is_there {
                         break Err(NotExchanged::Evicted);
                     }
-                    if tries >= DENIALS {
-                        return Err(NotExchanged::Failed(Failure::Refused(diverged(session, &exchange.to))));
-                    }
-                    before_next_try(session, &mut tries).await.map_err(NotExchanged::Failed)?;
                 }
-                Tried::Failed(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => {
+                Tried::Failed(failure) => {
                     may_be_done = true;
-                    before_next_try(session, &mut tries).await.map_err(NotExchanged::Failed)?;
+                    tries.again(session, failure).await.map_err(NotExchanged::Failed)?;
                 }
-                Tried::Failed(failure) => return Err(NotExchanged::Failed(failure)),
                 Tried::WithoutSignal => session.upkeep().signal_refused(),
             }
         };

@@ -25,8 +25,9 @@ use crate::session::listing;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::nodes::HandOff;
-use crate::session::request::{Ending, Failure, Operation};
-use crate::session::retry;
+use crate::session::presence;
+use crate::session::request::{Ending, Failure};
+use crate::session::retry::{self, Tries};
 use crate::sync::random;
 use crate::telemetry::log::tell;
 use crate::validation;
@@ -124,7 +125,7 @@ impl Acquisition {
     ) -> Result<Box<Tenure>, Error> {
         // Boxed, as is what else few wait in for long.
         let (held, look, mut late) = Box::pin(self.queue_up_anew()).await?;
-        let mut wait = Wait { patience, waiting, on_wait, look, directory: None, denials: 0 };
+        let mut wait = Wait { patience, waiting, on_wait, look, directory: None, denials: Tries::of_denied() };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&held, &mut wait, &mut late) => turn,
@@ -317,7 +318,7 @@ impl Acquisition {
         ticket: &Ticket,
         data: &[u8],
     ) -> Result<Option<Result<Names, Failure>>, Failure> {
-        let (mut missing, mut unknown) = (0, 0_u32);
+        let (mut missing, mut tries) = (0, Tries::of_unknown());
         loop {
             // All requests are on their way before one is answered.
             ticket.ask_for_node(self.mode, data);
@@ -345,8 +346,8 @@ impl Acquisition {
                         Err(failure) => return Err(failure),
                     }
                 }
-                Err(Failure::Unknown(_)) if unknown < retry::UNKNOWN_TRIES => {
-                    unknown += 1;
+                Err(Failure::Unknown(_)) if !tries.are_over() => {
+                    tries.count();
                     if ticket.recover().await? {
                         return Ok(None);
                     }
@@ -402,10 +403,9 @@ impl Acquisition {
             if tries > 1 {
                 session.sleep(session.timeout() / 20).await;
             }
-            let check = [Operation::Check { path: own_node.path(), version: None }];
-            match retry::until_known(session, || session.transact(&check)).await {
-                Ok(_) => {}
-                Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => own_node.lose(Loss::Removed),
+            match presence::is_there(session, own_node.path(), None).await {
+                Ok(true) => {}
+                Ok(false) => own_node.lose(Loss::Removed),
                 Err(failure) => return Err(self.handle.stop(failure)),
             }
             if let Some(answer) = self.granted(held, &grant) {

@@ -8,7 +8,7 @@ use crate::queue::contender::Owner;
 use crate::session::contract::Session;
 use crate::session::errand::errand;
 use crate::session::request::{Created, Failure, Operation, Reply};
-use crate::session::retry::{before_next_try, none_without_directory, synced, until_known_at_last};
+use crate::session::retry::{Tries, none_without_directory, repeated, synced};
 use crate::telemetry::log::tell;
 use crate::telemetry::meter::Present;
 use crate::telemetry::names;
@@ -78,7 +78,7 @@ pub(super) async fn remove(
     mut signal: bool,
     restart: Option<Arc<str>>,
 ) -> Result<(), Failure> {
-    let mut tries = 0;
+    let mut tries = Tries::endless();
     loop {
         let (index, failure) = match reply.await {
             Ok(()) => break,
@@ -86,9 +86,9 @@ pub(super) async fn remove(
             Err(failure) => (0, failure),
         };
         reply = match failure {
-            Failure::NoNode if tries > 0 => break,
+            Failure::NoNode if tries.were_made() => break,
             Failure::Unknown(_) => {
-                before_next_try(&session, &mut tries).await?;
+                tries.pause(&session).await?;
                 if signal { hand_off(&session, &path) } else { session.delete(&path) }
             }
             // A server that refuses the signal may still allow a plain delete, which waiters also see. A refused delete is about
@@ -148,7 +148,7 @@ pub(super) async fn remove_when_created(
 /// Removes every node of this owner, also a node whose create took effect although its answer was lost. The sync is a
 /// later write of this session, so the lost create cannot take effect after it.
 pub(super) async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: Owner) {
-    let listing = until_known_at_last(&session, || synced(&session, &directory, |it, path| it.children(path)));
+    let listing = repeated(&session, Tries::endless(), || synced(&session, &directory, |it, path| it.children(path)));
     let children = match listing.await.or_else(none_without_directory) {
         Ok(children) => children,
         Err(Failure::Over(_)) => return,

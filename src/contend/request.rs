@@ -30,6 +30,7 @@ use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::position::Position;
 use crate::session::request::{Ending, Failure, Stat, Watch};
+use crate::session::retry::Tries;
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::log::OwnSpan;
 use crate::validation;
@@ -304,7 +305,7 @@ pub(crate) struct Wait<'a> {
     /// What the last listing showed of the directory itself, if it is needed next.
     pub(crate) directory: Option<Box<Stat>>,
     /// How often the server has not listed our node although the leader has it.
-    pub(crate) denials: u32,
+    pub(crate) denials: Tries,
 }
 
 /// Where an acquisition waits, for the error of its timeout.

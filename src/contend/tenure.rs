@@ -18,10 +18,9 @@ use crate::session::lease::Moment;
 use crate::session::loss::{HoldState, Loss};
 use crate::session::node::OwnNode;
 use crate::session::position::Position;
-use crate::session::presence::check;
+use crate::session::presence::{self, SecondLook, check};
 use crate::session::request::{Failure, Operation, Stat};
 use crate::session::retry;
-use crate::session::second_look::SecondLook;
 use crate::sync::{Mutex, OnceLock};
 use crate::validation;
 
@@ -135,8 +134,19 @@ impl Tenure {
         look: &mut SecondLook<'_>,
         others: impl Fn() -> Vec<Operation>,
     ) -> Result<Vec<usize>, Loss> {
-        let checks = || [vec![check(self.own_node().path(), None)], others()].concat();
-        let missed = look.finds(checks).await;
+        loop {
+            look.pause().await;
+            let missed = self.failing(others()).await?;
+            if !missed.is_empty() {
+                return Ok(missed);
+            }
+        }
+    }
+
+    /// The indices of those of these checks that fail at the leader, or the loss if our own node is gone as well.
+    pub(crate) async fn failing(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
+        let checks = [vec![check(self.own_node().path(), None)], others].concat();
+        let missed = presence::failing(self.ticket.session(), &checks).await;
         if missed.contains(&0) {
             self.own_node().lose(Loss::Removed);
             return Err(Loss::Removed);

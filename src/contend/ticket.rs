@@ -34,7 +34,7 @@ use crate::session::loss::Loss;
 use crate::session::position::{Birth, Position};
 use crate::session::presence::is_there;
 use crate::session::request::{Created, Failure, Kind, Operation, Reply, Watch};
-use crate::session::retry::{UNKNOWN_TRIES, before_next_try, none_without_directory, synced, until_known};
+use crate::session::retry::{Tries, none_without_directory, synced, until_known};
 use crate::sync::Mutex;
 use crate::telemetry::log::tell;
 use crate::telemetry::meter::{self, Present};
@@ -278,12 +278,12 @@ impl Ticket {
         position.own_node.moving();
         let (czxid, own_node) = (position.czxid, Arc::clone(&position.own_node));
         let downgraded = Arc::new(Position { contender, czxid, birth: position.birth, own_node });
-        let mut tries = 0;
+        let mut tries = Tries::of_unknown();
         loop {
             let failure = match session.transact(&swap).await {
                 Ok(_) => break,
-                Err(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => {
-                    before_next_try(session, &mut tries).await?;
+                Err(failure @ Failure::Unknown(_)) => {
+                    tries.again(session, failure).await?;
                     continue;
                 }
                 // An earlier try, whose answer was lost, has replaced the node; or it is a stranger's; or it is gone by now.
@@ -293,12 +293,12 @@ impl Ticket {
                         // A server that denies the new node, or may not show it, does not overrule the leader, which has
                         // no old one any more.
                         Err(Failure::NoNode | Failure::NoAuth(_))
-                            if is_there(session, from.clone(), None).await == Some(false) =>
+                            if is_there(session, &from, None).await == Ok(false) =>
                         {
                             break;
                         }
-                        Err(Failure::NoNode) if tries < UNKNOWN_TRIES => {
-                            before_next_try(session, &mut tries).await?;
+                        Err(Failure::NoNode) if !tries.are_over() => {
+                            tries.pause(session).await?;
                             continue;
                         }
                         Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)) => *failure,

@@ -21,15 +21,11 @@ use crate::session::errand::errand;
 use crate::session::in_the_way;
 use crate::session::keep_alive;
 use crate::session::loss::Loss;
-use crate::session::presence::{self, check};
+use crate::session::presence::{self, SecondLook, check};
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
-use crate::session::second_look::{self, SecondLook};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
-
-/// How often a server may leave out our node, which the leader has.
-const DENIALS: u32 = 3;
 
 /// What a waiter waits for.
 struct Behind<'a> {
@@ -144,13 +140,13 @@ impl Acquisition {
     /// The server does not list our node. Fails unless the leader has it: no read overrules what the ensemble has committed.
     async fn unless_denied(&self, held: &Tenure, wait: &mut Wait<'_>) -> Result<(), Error> {
         let (session, path) = (held.ticket().session(), held.own_node().path());
-        if held.loss().is_some() || presence::is_there(session, path.clone(), None).await != Some(true) {
-            return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed)));
+        if held.loss().is_none() {
+            let denied = presence::denied(session, &path, &mut wait.denials).await;
+            if denied.map_err(|failure| self.handle.stop(failure))? {
+                return Ok(());
+            }
         }
-        if wait.denials >= DENIALS {
-            return Err(self.handle.stop(Failure::Refused(second_look::diverged(session, &path))));
-        }
-        retry::before_next_try(session, &mut wait.denials).await.map_err(|failure| self.handle.stop(failure))
+        Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed)))
     }
 
     /// Fails if the lock's path is that of a semaphore. Its node has data then: only where a listing shows that, they are read.
@@ -267,19 +263,13 @@ impl Behind<'_> {
 
     /// One look of [`Self::missed`]; `None` if it has found nothing.
     async fn look_again(&self, is_at_once: bool) -> Result<Option<Departure>, Error> {
-        let (ticket, own_node, predecessor) = (self.held.ticket(), self.held.own_node(), &self.predecessor);
-        let session = ticket.session();
-        let checks = [check(own_node.path(), None), check(ticket.child(&predecessor.name), None)];
-        match presence::failing(session, &checks).await[..] {
-            [] => return Ok(None),
-            [0, ..] => {
-                own_node.lose(Loss::Removed);
-                return Err(self.handle.evicted(Loss::Removed));
-            }
-            [..] => {}
+        let (ticket, predecessor) = (self.held.ticket(), &self.predecessor.name);
+        let missed = self.held.failing(vec![check(ticket.child(predecessor), None)]).await;
+        if missed.map_err(|loss| self.handle.evicted(loss))?.is_empty() {
+            return Ok(None);
         }
-        let gone = vec![Arc::clone(&predecessor.name)];
-        let ghosts = in_the_way::left(session, ticket.directory(), gone, self.held.contender().kind()).await;
+        let (gone, kind) = (vec![Arc::clone(predecessor)], self.held.contender().kind());
+        let ghosts = in_the_way::left(ticket.session(), ticket.directory(), gone, kind).await;
         Ok(match ghosts.is_empty() {
             // It has become a reader. The next listing may show the writer again: not without a pause between two of them.
             true => (!is_at_once).then_some(Departure::Gone),

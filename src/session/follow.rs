@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::{Coordinator, Session, SessionSlot};
+use crate::session::presence::{self, SecondLook, unless_over};
 use crate::session::request::Failure;
 use crate::session::retry;
-use crate::session::second_look::{self, SecondLook, unless_over};
 
 /// How long to wait before the next try: after a refusal, after a lost connection, or after a request that could not be sent.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
@@ -94,8 +94,8 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
                     biased;
                     event = change => unless_over(session, event).await?,
                     // This server may have it by now. If not, the next look comes after a longer pause.
-                    () = look.finds_there(path) => {
-                        second_look::report(session, path.to_owned(), None);
+                    () = look.finds(path, true) => {
+                        presence::report(session, path, None);
                         wanted = path;
                         continue;
                     }

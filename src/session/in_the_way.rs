@@ -8,7 +8,6 @@ use crate::queue::mode::Mode;
 use crate::session::contract::Session;
 use crate::session::ghosts::passes;
 use crate::session::presence::{self, check};
-use crate::session::second_look;
 
 /// How many contenders in the way an error names: it must come in time.
 pub(crate) const NAMED: usize = 8;
@@ -50,7 +49,7 @@ pub(crate) async fn left(
     let ghosts = session.upkeep().ghosts();
     let news = found.iter().filter(|(name, by)| ghosts.enter(directory, name, *by));
     let news: Vec<_> = news.map(|(name, _)| Arc::clone(name)).collect();
-    second_look::report_listed(session, directory, news);
+    presence::report_listed(session, directory, news);
     found.into_iter().filter(|(_, by)| passes(mode, *by)).map(|(name, _)| name).collect()
 }
 

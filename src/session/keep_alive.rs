@@ -11,16 +11,12 @@ use crate::session::listing;
 use crate::session::loss::Loss;
 use crate::session::node::{Asked, OwnNode};
 use crate::session::nodes::OwnNodes;
-use crate::session::presence::{self, check, is_there};
+use crate::session::presence::{self, check};
 use crate::session::request::Failure;
-use crate::session::retry::{before_next_try, until_known_at_last};
-use crate::session::second_look::diverged;
+use crate::session::retry::{Tries, repeated};
 use crate::session::upkeep::Upkeep;
 use crate::telemetry::log::tell;
 use crate::telemetry::{meter, names};
-
-/// How many checks one heartbeat has at most: its request must stay far below ZooKeeper's limit of 1 MiB.
-const CHECKS_PER_HEARTBEAT: usize = 1_000;
 
 /// How many watches on own nodes are asked for before the first is answered.
 const ARMED_AT_ONCE: usize = 64;
@@ -68,7 +64,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, own_nodes: &OwnNodes, grace: D
 
 /// Arms the watches on own nodes on behalf of their owners: of thousands, a few at a time.
 async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) {
-    let mut tries = 0;
+    let mut tries = Tries::endless();
     while !unwatched.is_empty() {
         let mut unknown = Vec::new();
         for some in unwatched.chunks(ARMED_AT_ONCE) {
@@ -85,9 +81,9 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
         unwatched = unknown;
         // A connection that breaks again and again is no server that errs.
         if !session.lease().is_connected() {
-            tries = 0;
+            tries = Tries::endless();
         }
-        if !unwatched.is_empty() && before_next_try(&session, &mut tries).await.is_err() {
+        if !unwatched.is_empty() && tries.pause(&session).await.is_err() {
             return;
         }
     }
@@ -97,9 +93,7 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
 pub(crate) async fn watched(session: &Arc<dyn Session>, own_node: &Arc<OwnNode>, asked: Asked) -> Result<(), Failure> {
     let Asked { path, watch } = asked;
     let answer = match watch.await {
-        Err(Failure::NoNode) if is_there(session, path.clone(), None).await == Some(true) => {
-            Err(Failure::Refused(diverged(session, &path)))
-        }
+        Err(Failure::NoNode) => presence::denied(session, &path, &mut Tries::default()).await.and(Err(Failure::NoNode)),
         answer => answer,
     };
     own_node.watched(Asked { path, watch: Box::pin(ready(answer)) }).await
@@ -117,7 +111,7 @@ pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
 /// still holds later looks whether nobody up to that node is left.
 async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
-    let mut left = match until_known_at_last(&live, || live.data(&path)).await {
+    let mut left = match repeated(&live, Tries::endless(), || live.data(&path)).await {
         Ok(_) => presence::first_there(&live, &[path.to_string()]).await,
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
@@ -154,7 +148,7 @@ pub(crate) fn interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<
 /// A contender up to this one that is still there.
 async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
-    let names = match until_known_at_last(session, || listing::list(session, &directory)).await {
+    let names = match repeated(session, Tries::endless(), || listing::list(session, &directory)).await {
         Err(Failure::NoNode) => return Ok(None),
         names => names?,
     };
@@ -253,19 +247,14 @@ async fn check_own(session: &Arc<dyn Session>) {
     if to_check.is_empty() && !(nodes.is_empty() && session.is_kept_by_reads()) {
         drop(session.sync("/").await);
     }
-    for some in to_check.chunks(CHECKS_PER_HEARTBEAT) {
-        let checks: Vec<_> = some.iter().map(|(_, path)| check(path.clone(), None)).collect();
-        match session.transact(&checks).await {
-            Err(Failure::Operation { index, failure }) if *failure == Failure::NoNode => {
-                if let Some((own_node, path)) = some.get(index) {
-                    own_node.gone_from(path);
-                }
+    let checks: Vec<_> = to_check.iter().map(|(_, path)| check(path, None)).collect();
+    for ((own_node, path), holds) in to_check.iter().zip(presence::ask_once(session, &checks).await) {
+        match holds {
+            Ok(false) => own_node.gone_from(path),
+            Err(failure @ Failure::NoAuth(_)) => {
+                tell!(WARN, path, %failure, "a heartbeat cannot check a lock node of our own");
             }
-            Err(Failure::Operation { failure, .. }) => {
-                tell!(WARN, %failure, "a heartbeat cannot check a lock node of our own");
-            }
-            Err(_) => return,
-            Ok(_) => {}
+            _ => {}
         }
     }
 }

@@ -18,7 +18,6 @@ pub(crate) mod position;
 pub(crate) mod presence;
 pub(crate) mod request;
 pub(crate) mod retry;
-pub(crate) mod second_look;
 pub(crate) mod shield;
 pub(crate) mod thread;
 pub(crate) mod unasked;

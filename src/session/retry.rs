@@ -7,45 +7,84 @@ use std::time::Duration;
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply, Stat};
 
-/// How often an answer may be lost before the outcome stays unknown: a broken server must not be asked for ever.
-pub(crate) const UNKNOWN_TRIES: u32 = 64;
+/// How often a request was sent again, and how often it may be.
+#[derive(Default)]
+pub(crate) struct Tries {
+    made: u32,
+    most: u32,
+}
+
+impl Tries {
+    /// How often an answer may be lost before the outcome stays unknown: a broken server must not be asked for ever.
+    pub(crate) const fn of_unknown() -> Tries {
+        Tries { made: 0, most: 64 }
+    }
+
+    /// How often a server may deny a node that the leader has.
+    pub(crate) const fn of_denied() -> Tries {
+        Tries { made: 0, most: 3 }
+    }
+
+    /// As long as the session lives. For work that must not stay undone, and that no caller waits for without a lease that runs
+    /// out meanwhile.
+    pub(crate) const fn endless() -> Tries {
+        Tries { made: 0, most: u32::MAX }
+    }
+
+    pub(crate) fn were_made(&self) -> bool {
+        self.made > 0
+    }
+
+    pub(crate) fn count(&mut self) {
+        self.made = self.made.saturating_add(1);
+    }
+
+    pub(crate) fn are_over(&self) -> bool {
+        self.made >= self.most
+    }
+
+    /// Waits until a request may be sent again that has failed in this way. Gives the failure back if it may not.
+    pub(crate) async fn again(&mut self, session: &Arc<dyn Session>, failure: Failure) -> Result<(), Failure> {
+        match failure {
+            Failure::Unknown(_) if !self.are_over() => self.pause(session).await,
+            failure => Err(failure),
+        }
+    }
+
+    /// Waits for the connection. Waits longer and longer if answers are lost again and again while the connection is there.
+    pub(crate) async fn pause(&mut self, session: &Arc<dyn Session>) -> Result<(), Failure> {
+        session.connected().await.map_err(Failure::Over)?;
+        self.count();
+        if self.made > 3 {
+            session.sleep(session.timeout() / 50 * (self.made - 3).min(12)).await;
+        }
+        Ok(())
+    }
+}
 
 /// Asks, and asks again after each reconnect until the outcome is known.
 pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    let mut tries = 0;
+    repeated(session, Tries::of_unknown(), ask).await
+}
+
+/// As [`until_known`], so many times.
+pub(crate) async fn repeated<T, F>(
+    session: &Arc<dyn Session>,
+    mut tries: Tries,
+    ask: impl Fn() -> F,
+) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
     loop {
         match ask().await {
-            Err(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => before_next_try(session, &mut tries).await?,
+            Err(failure) => tries.again(session, failure).await?,
             answer => return answer,
         }
     }
-}
-
-/// As [`until_known`], for as long as the session lives. For work that must not stay undone, and that no caller waits for
-/// without a lease that runs out meanwhile.
-pub(crate) async fn until_known_at_last<T>(
-    session: &Arc<dyn Session>,
-    ask: impl Fn() -> Reply<T>,
-) -> Result<T, Failure> {
-    loop {
-        match until_known(session, &ask).await {
-            Err(Failure::Unknown(_)) => {}
-            answer => return answer,
-        }
-    }
-}
-
-/// Waits for the connection. Waits longer and longer if answers are lost again and again while the connection is there.
-pub(crate) async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32) -> Result<(), Failure> {
-    session.connected().await.map_err(Failure::Over)?;
-    *tries = tries.saturating_add(1);
-    if *tries > 3 {
-        session.sleep(session.timeout() / 50 * (*tries - 3).min(12)).await;
-    }
-    Ok(())
 }
 
 /// Sleeps. `false` if the timer was over at once: it belongs to a runtime that is gone, and so would the next one.

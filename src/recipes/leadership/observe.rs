@@ -21,10 +21,9 @@ use crate::recipes::leadership::leader::{Leader, leading};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, PAUSE, follow};
 use crate::session::in_the_way;
-use crate::session::presence::{self, check};
+use crate::session::presence::{self, SecondLook, unless_over};
 use crate::session::request::{Failure, Stat};
 use crate::session::retry;
-use crate::session::second_look::{SecondLook, unless_over};
 use crate::sync::Mutex;
 
 /// The operation that a refusal names.
@@ -60,9 +59,9 @@ pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
 /// The node of this candidate. `None` if it has left: just now, or long ago, and the server does not know.
 async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
     let node = format!("{path}/{}", it.name());
-    let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, node.clone(), None));
+    let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, &node, None));
     let (read, is_there) = tokio::join!(call::answered(session, || session.data(&node)), asked);
-    if is_there == Some(Some(false)) {
+    if is_there == Some(Ok(false)) {
         in_the_way::left(session, path, vec![it.name().into()], it.kind()).await;
         return Ok(None);
     }
@@ -224,7 +223,7 @@ impl Observer {
         tokio::select! {
             biased;
             event = change => return unless_over(session, event).await,
-            _ = look.finds(|| vec![check(node.clone(), None)]) => {}
+            () = look.finds(&node, false) => {}
         }
         *is_haunted = true;
         in_the_way::left(session, &self.handle.path, vec![first.name().into()], first.kind()).await;

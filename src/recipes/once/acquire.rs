@@ -181,7 +181,7 @@ impl Judging {
                 let last = twin.done().map(|(last, _)| last.clone());
                 // Our server may have missed the record. So the leader says.
                 let is_there = match last {
-                    Some(_) => hold.run(presence::is_there(session, path.clone(), None)).await? == Some(true),
+                    Some(_) => hold.run(presence::is_there(session, &path, None)).await? == Ok(true),
                     None => false,
                 };
                 (last, is_there)

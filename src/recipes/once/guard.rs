@@ -8,11 +8,8 @@ use crate::error::error::Error;
 use crate::lock::hold::WriteGuard;
 use crate::queue::{done, twin};
 use crate::session::request::Failure;
-use crate::session::retry;
+use crate::session::retry::Tries;
 use crate::telemetry::log::tell;
-
-/// How often in a row the record may come or go between a look at it and our write, or our answer may be lost.
-const TRIES: u32 = 64;
 
 /// What an error says was tried.
 const RECORD: &str = "record the success in";
@@ -72,7 +69,7 @@ impl OnceGuard {
     pub async fn done(&self) -> Result<(), Error> {
         let (path, text) = (self.record(), done::text(&self.host, self.label.as_deref(), self.fencing_token()));
         let session = self.guard.held().ticket().session();
-        let (mut in_doubt, mut tries, twin) = (false, 0, twin::of(&path));
+        let (mut in_doubt, mut tries, twin) = (false, Tries::of_unknown(), twin::of(&path));
         // Both are made at once. A twin that may not be made is left out: an operator may have made the record alone.
         let (mut is_there, mut has_twin) = (self.is_there, Some(self.is_there));
         loop {
@@ -85,25 +82,25 @@ impl OnceGuard {
                 tell!(DEBUG, path, token = self.fencing_token(), "recorded that the work was done");
                 return Ok(());
             };
-            tries += 1;
+            tries.count();
             match error {
-                Error::TransactionRefused { path, reason, .. } if path == twin && tries < TRIES => {
+                Error::TransactionRefused { path, reason, .. } if path == twin && !tries.are_over() => {
                     has_twin = match reason {
                         Failure::NoNode => Some(false),
                         Failure::NodeExists => Some(true),
                         _ => None,
                     };
                 }
-                Error::TransactionRefused { reason: Failure::NoNode, .. } if is_there && tries < TRIES => {
+                Error::TransactionRefused { reason: Failure::NoNode, .. } if is_there && !tries.are_over() => {
                     is_there = false;
                 }
-                Error::TransactionRefused { reason: Failure::NodeExists, .. } if !is_there && tries < TRIES => {
+                Error::TransactionRefused { reason: Failure::NodeExists, .. } if !is_there && !tries.are_over() => {
                     is_there = true;
                 }
                 // To record the success twice does no harm.
-                Error::OutcomeUnknown { .. } if tries < TRIES => {
+                Error::OutcomeUnknown { .. } if !tries.are_over() => {
                     in_doubt = true;
-                    if retry::before_next_try(session, &mut tries).await.is_err() {
+                    if tries.pause(session).await.is_err() {
                         return Err(error);
                     }
                 }

@@ -12,8 +12,9 @@ use crate::queue::permits::{self, PERMITS};
 use crate::recipes::semaphore::semaphore::Semaphore;
 use crate::recipes::semaphore::state::SemaphoreState;
 use crate::session::contract::Session;
+use crate::session::presence;
 use crate::session::request::Failure;
-use crate::session::{presence, retry, second_look};
+use crate::session::retry::{self, Tries};
 
 impl Semaphore {
     /// Reads who holds permits, and who waits for some: the holders in the order in which they took theirs, then the waiters
@@ -174,8 +175,8 @@ async fn try_to_set(
     loop {
         let Some((data, stat)) = retry::data(session, path, true).await? else {
             // The leader has what the server denies.
-            if is_made && presence::is_there(session, path.to_string(), None).await == Some(true) {
-                return Err(Failure::Refused(second_look::diverged(session, path)));
+            if is_made {
+                presence::denied(session, path, &mut Tries::default()).await?;
             }
             is_made = true;
             directory::make(session, path, true, |_| {}).await?;

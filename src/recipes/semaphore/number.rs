@@ -7,10 +7,9 @@ use crate::error::permits::PermitsError;
 use crate::queue::{permits, twin};
 use crate::recipes::semaphore::state::SemaphoreState;
 use crate::session::contract::Session;
-use crate::session::presence;
+use crate::session::presence::{self, SecondLook};
 use crate::session::request::{Failure, Kind, Operation, Stat};
 use crate::session::retry;
-use crate::session::second_look::{self, SecondLook};
 
 /// What the second node says of the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +38,8 @@ impl SemaphoreState {
             match (self.limit.known(), twin) {
                 (known, Twin::Says(was)) if known != Some(was) => {
                     // Our server may have missed the number, and another client may have written it since. So the leader says.
-                    match presence::is_there(session, path.to_string(), Some(stat.version)).await {
-                        Some(true) => return Err(self.doubt(PermitsError::Vanished { was })),
+                    match presence::is_there(session, &**path, Some(stat.version)).await {
+                        Ok(true) => return Err(self.doubt(PermitsError::Vanished { was })),
                         _ => SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await,
                     }
                 }
@@ -119,7 +118,7 @@ impl SemaphoreState {
     ) {
         *rounds += 1;
         if *rounds > 1 {
-            second_look::report(session, path.to_owned(), version);
+            presence::report(session, path, version);
             SecondLook::new(session).pause().await;
         }
     }

@@ -33,10 +33,9 @@ use crate::session::contract::Session;
 use crate::session::in_the_way;
 use crate::session::keep_alive;
 use crate::session::nodes::HandOff;
-use crate::session::presence::{self, check};
+use crate::session::presence::{self, SecondLook, check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
-use crate::session::retry;
-use crate::session::second_look::{self, SecondLook};
+use crate::session::retry::{self, Tries};
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 
@@ -110,7 +109,7 @@ impl PermitRequest {
                         return Err(self.state.doubtful(what.to_owned()));
                     }
                     let session = held.ticket().session();
-                    second_look::report(session, handle.shown().to_string(), *refused);
+                    presence::report(session, handle.shown(), *refused);
                     SecondLook::new(session).pause().await;
                 }
                 Ok(false)
@@ -313,7 +312,7 @@ impl<'a> View<'a> {
     /// Looks at the semaphore, and watches its permits.
     async fn look(&mut self) -> Result<SeenPermits, Error> {
         let session = Arc::clone(self.held.ticket().session());
-        let mut tries = 0;
+        let mut tries = Tries::of_unknown();
         loop {
             match self.try_to_look(&session).await {
                 Ok(Some((mut names, node))) => {
@@ -334,11 +333,7 @@ impl<'a> View<'a> {
                     return Ok(SeenPermits { number, version, names });
                 }
                 Ok(None) => {}
-                Err(Failure::Unknown(_)) if tries < retry::UNKNOWN_TRIES => {
-                    let connected = retry::before_next_try(&session, &mut tries).await;
-                    connected.map_err(|failure| self.fault(failure))?;
-                }
-                Err(failure) => return Err(self.fault(failure)),
+                Err(failure) => tries.again(&session, failure).await.map_err(|failure| self.fault(failure))?,
             }
         }
     }
@@ -420,7 +415,7 @@ impl<'a> View<'a> {
             shown += 1;
             let name = permits::name(ghost.owner(), metadata::read(&data).permits.unwrap_or(1));
             let path = format!("{}/{name}", self.state.taken);
-            if !names.contains(&name) && presence::is_there(session, path, None).await != Some(false) {
+            if !names.contains(&name) && presence::is_there(session, path, None).await != Ok(false) {
                 names.push(name);
             }
         }
@@ -452,7 +447,7 @@ impl<'a> View<'a> {
         let node = |name: &str| format!("{}/{name}", self.state.taken);
         let checks = || {
             let holders = now.names.iter().map(|name| check(node(name), None));
-            std::iter::once(check(path.to_string(), Some(now.version))).chain(holders).collect()
+            std::iter::once(check(&**path, Some(now.version))).chain(holders).collect()
         };
         let mut look = SecondLook::after(session, !self.gone.is_empty());
         let (paths, me) = (&self.state.handle.paths, self.held.contender());
@@ -466,7 +461,7 @@ impl<'a> View<'a> {
             missed = self.held.misses(&mut look, checks) => {
                 let missed = missed.map_err(|loss| self.state.handle.evicted(loss))?;
                 if missed.contains(&0) {
-                    second_look::report(session, path.to_string(), Some(now.version));
+                    presence::report(session, path, Some(now.version));
                     self.number = None;
                 }
                 let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));

@@ -13,10 +13,9 @@ use crate::recipes::shared::envelope::{self, Envelope, Mark};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::PAUSE;
 use crate::session::loss::Loss;
-use crate::session::presence;
+use crate::session::presence::{self, PAUSE_MAX};
 use crate::session::request::{Failure, Outcome};
 use crate::session::retry;
-use crate::session::second_look::PAUSE_MAX;
 
 /// Where a value is kept, and in which form.
 pub(crate) struct ValueNode {
@@ -327,7 +326,7 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
 /// have missed the node, and another client may have made it since. So the leader says.
 pub(crate) async fn gone(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &twin::of(path), false).await?.is_some();
-    let is_gone = (is_known || has_twin) && presence::is_there(session, path.to_owned(), None).await == Some(false);
+    let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);
     Ok(Absence { is_gone, has_twin: is_gone && has_twin })
 }
 

@@ -23,15 +23,17 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, follow};
 use crate::session::lease::Lease;
 use crate::session::node::OwnNode;
-use crate::session::presence;
+use crate::session::presence::{self, SecondLook};
 use crate::session::request::{Ending, Failure, Stat};
 use crate::session::retry;
-use crate::session::second_look::{self, SecondLook};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
 
 /// The operation that an error names.
 const WATCH: &str = "watch";
+
+/// How often a read writes the first value, and finds none again.
+const BEGINS: u32 = 64;
 
 /// What the clones of a [`Shared`](crate::Shared) have in common.
 pub(crate) struct Store<T> {
@@ -110,7 +112,7 @@ impl<T: Send + Sync + 'static> Store<T> {
             let writes = held.own_node().settled_writes();
             let (bytes, base) = node.read(held, self.is_known()).await?;
             match (self.open(&bytes, &base), &terms.initial) {
-                (Err(ValueError::Unset), Some(initial)) if tries < retry::UNKNOWN_TRIES => {
+                (Err(ValueError::Unset), Some(initial)) if tries < BEGINS => {
                     tries += 1;
                     let payload = self.payload(&initial())?;
                     if let Some(committed) = node.begin(held, &payload, base).await? {
@@ -332,7 +334,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             };
             match outdated == Some(stat) {
                 true => {
-                    let (path, reason) = (self.path.clone(), second_look::diverged(session, &self.path));
+                    let (path, reason) = (self.path.clone(), presence::diverged(session, &self.path));
                     self.with(|store| store.troubled(Error::Refused { operation: WATCH, path, reason }))?;
                 }
                 false => self.with(|store| store.came(bytes, stat, session.lease(), synced))?,
@@ -343,8 +345,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             // Read in any case: what a server has lost may have come again with the same version. The leader's answer brings
             // it up to date.
             let known = self.news()?;
-            let is_there = presence::is_there(session, self.path.clone(), Some(stat.version)).await;
-            if let Some(is_there) = is_there {
+            if let Ok(is_there) = presence::is_there(session, &self.path, Some(stat.version)).await {
                 (synced, outdated) = (known, (!is_there).then_some(stat));
             }
         }

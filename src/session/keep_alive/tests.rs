@@ -223,6 +223,22 @@ async fn a_heartbeat_loses_the_node_that_it_finds_gone_and_no_other() {
     }
 }
 
+/// A server closes the connection at a request of 1 MiB, and at the same one after each reconnect.
+#[tokio::test(start_paused = true)]
+async fn the_heartbeats_of_a_thousand_nodes_with_long_paths_are_requests_that_servers_accept() {
+    let (session, _task) = Noted::kept_alive();
+    let paths: Vec<_> = (0..1_000).map(|number| format!("/{}/{number:04}", "a".repeat(1_100))).collect();
+    let own_nodes: Vec<_> = paths.iter().map(|path| session.holder(path)).collect();
+    let checks =
+        session.after(2_500).await.into_iter().filter_map(|(_, what)| Some(what.strip_prefix("check ")?.to_owned()));
+    let checks: Vec<_> = checks.collect();
+    assert!(checks.iter().all(|checks| checks.len() < 512 * 1_024), "{:?}", checks.iter().map(String::len));
+    let mut checked: Vec<_> = checks.iter().flat_map(|checks| checks.split(' ')).collect();
+    checked.sort_unstable();
+    assert_eq!(checked, paths, "each once");
+    drop(own_nodes);
+}
+
 /// Else its holder would hear of a removal only by the next heartbeat.
 #[tokio::test(start_paused = true)]
 async fn a_watch_whose_answer_is_lost_is_asked_for_again() {
