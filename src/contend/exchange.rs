@@ -68,7 +68,7 @@ impl Ticket {
         let from = own_node.path();
         self.doubts(Some(exchange.to.clone()));
         own_node.moving();
-        let (mut tries, mut denials, mut may_be_done) = (Tries::of_unknown(), Tries::of_denied(), false);
+        let (mut tries, mut denials, mut may_be_done) = (Tries::UNKNOWN, Tries::DENIED, false);
         let answer = loop {
             match self.try_to_exchange(&position, exchange).await {
                 Tried::Done(stat) => break Ok(stat),

@@ -125,7 +125,7 @@ impl Acquisition {
     ) -> Result<Box<Tenure>, Error> {
         // Boxed, as is what else few wait in for long.
         let (held, look, mut late) = Box::pin(self.queue_up_anew()).await?;
-        let mut wait = Wait { patience, waiting, on_wait, look, directory: None, denials: Tries::of_denied() };
+        let mut wait = Wait { patience, waiting, on_wait, look, directory: None, denials: Tries::DENIED };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&held, &mut wait, &mut late) => turn,
@@ -318,7 +318,7 @@ impl Acquisition {
         ticket: &Ticket,
         data: &[u8],
     ) -> Result<Option<Result<Names, Failure>>, Failure> {
-        let (mut missing, mut tries) = (0, Tries::of_unknown());
+        let (mut missing, mut tries) = (0, Tries::UNKNOWN);
         loop {
             // All requests are on their way before one is answered.
             ticket.ask_for_node(self.mode, data);

@@ -78,7 +78,7 @@ pub(super) async fn remove(
     mut signal: bool,
     restart: Option<Arc<str>>,
 ) -> Result<(), Failure> {
-    let mut tries = Tries::endless();
+    let mut tries = Tries::ENDLESS;
     loop {
         let (index, failure) = match reply.await {
             Ok(()) => break,
@@ -148,7 +148,7 @@ pub(super) async fn remove_when_created(
 /// Removes every node of this owner, also a node whose create took effect although its answer was lost. The sync is a
 /// later write of this session, so the lost create cannot take effect after it.
 pub(super) async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: Owner) {
-    let listing = repeated(&session, Tries::endless(), || synced(&session, &directory, |it, path| it.children(path)));
+    let listing = repeated(&session, Tries::ENDLESS, || synced(&session, &directory, |it, path| it.children(path)));
     let children = match listing.await.or_else(none_without_directory) {
         Ok(children) => children,
         Err(Failure::Over(_)) => return,

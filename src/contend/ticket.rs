@@ -278,7 +278,7 @@ impl Ticket {
         position.own_node.moving();
         let (czxid, own_node) = (position.czxid, Arc::clone(&position.own_node));
         let downgraded = Arc::new(Position { contender, czxid, birth: position.birth, own_node });
-        let mut tries = Tries::of_unknown();
+        let mut tries = Tries::UNKNOWN;
         loop {
             let failure = match session.transact(&swap).await {
                 Ok(_) => break,

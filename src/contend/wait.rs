@@ -18,7 +18,6 @@ use crate::queue::turn;
 use crate::queue::waiter::{Departure, News, Predecessor, Step, Take, Waiter};
 use crate::session::contract::Session;
 use crate::session::errand::errand;
-use crate::session::in_the_way;
 use crate::session::keep_alive;
 use crate::session::loss::Loss;
 use crate::session::presence::{self, SecondLook, check};
@@ -269,7 +268,7 @@ impl Behind<'_> {
             return Ok(None);
         }
         let (gone, kind) = (vec![Arc::clone(predecessor)], self.held.contender().kind());
-        let ghosts = in_the_way::left(ticket.session(), ticket.directory(), gone, kind).await;
+        let ghosts = presence::ghosts_of(ticket.session(), ticket.directory(), gone, kind).await;
         Ok(match ghosts.is_empty() {
             // It has become a reader. The next listing may show the writer again: not without a pause between two of them.
             true => (!is_at_once).then_some(Departure::Gone),

@@ -14,7 +14,7 @@ use crate::queue::mode::Mode;
 use crate::queue::permits::{PERMITS, QUEUE};
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
-use crate::session::in_the_way::{self, NAMED};
+use crate::session::presence::{self, NAMED};
 use crate::session::request::Failure;
 
 /// How many nodes are read with one request for a snapshot of the queue.
@@ -156,7 +156,7 @@ impl LockPaths {
     ) -> Vec<Arc<str>> {
         let names = session.upkeep().ghosts().without(&self.queue, names, kind.1);
         let ahead = ahead(&names);
-        let found = in_the_way::ahead(session, &self.queue, &ahead, kind);
+        let found = presence::ghosts_ahead(session, &self.queue, &ahead, kind);
         call::unless(session.sleep(session.timeout()), found).await.unwrap_or_default()
     }
 

@@ -64,7 +64,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, own_nodes: &OwnNodes, grace: D
 
 /// Arms the watches on own nodes on behalf of their owners: of thousands, a few at a time.
 async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) {
-    let mut tries = Tries::endless();
+    let mut tries = Tries::ENDLESS;
     while !unwatched.is_empty() {
         let mut unknown = Vec::new();
         for some in unwatched.chunks(ARMED_AT_ONCE) {
@@ -81,7 +81,7 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
         unwatched = unknown;
         // A connection that breaks again and again is no server that errs.
         if !session.lease().is_connected() {
-            tries = Tries::endless();
+            tries = Tries::ENDLESS;
         }
         if !unwatched.is_empty() && tries.pause(&session).await.is_err() {
             return;
@@ -93,7 +93,9 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
 pub(crate) async fn watched(session: &Arc<dyn Session>, own_node: &Arc<OwnNode>, asked: Asked) -> Result<(), Failure> {
     let Asked { path, watch } = asked;
     let answer = match watch.await {
-        Err(Failure::NoNode) => presence::denied(session, &path, &mut Tries::default()).await.and(Err(Failure::NoNode)),
+        Err(Failure::NoNode) => {
+            presence::denied(session, &path, &mut Tries::NONE.clone()).await.and(Err(Failure::NoNode))
+        }
         answer => answer,
     };
     own_node.watched(Asked { path, watch: Box::pin(ready(answer)) }).await
@@ -111,7 +113,7 @@ pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
 /// still holds later looks whether nobody up to that node is left.
 async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
-    let mut left = match repeated(&live, Tries::endless(), || live.data(&path)).await {
+    let mut left = match repeated(&live, Tries::ENDLESS, || live.data(&path)).await {
         Ok(_) => presence::first_there(&live, &[path.to_string()]).await,
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
@@ -148,7 +150,7 @@ pub(crate) fn interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<
 /// A contender up to this one that is still there.
 async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
-    let names = match repeated(session, Tries::endless(), || listing::list(session, &directory)).await {
+    let names = match repeated(session, Tries::ENDLESS, || listing::list(session, &directory)).await {
         Err(Failure::NoNode) => return Ok(None),
         names => names?,
     };

@@ -5,7 +5,6 @@ pub(crate) mod contract;
 pub(crate) mod errand;
 pub(crate) mod follow;
 pub(crate) mod ghosts;
-pub(crate) mod in_the_way;
 pub(crate) mod keep_alive;
 pub(crate) mod lease;
 pub(crate) mod limits;

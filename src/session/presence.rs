@@ -5,6 +5,7 @@
 //! nothing. The leader answers in the order of all writes, and after every event of what was written before. A transaction
 //! names only the first of its operations that fails, so the rest is asked again.
 
+use std::collections::BTreeSet;
 use std::future::pending;
 use std::ops::Range;
 use std::slice;
@@ -13,7 +14,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use crate::queue::contender::Contender;
+use crate::queue::dialect::Dialect;
+use crate::queue::mode::Mode;
 use crate::session::contract::Session;
+use crate::session::ghosts::passes;
 use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
 use crate::session::retry::{self, Tries, repeated};
 use crate::sync::random;
@@ -25,6 +30,9 @@ const BYTES_MAX: usize = 256 * 1024;
 
 /// Into how many transactions the checks behind one that failed are divided: others may have failed as well.
 const PARTS: usize = 16;
+
+/// How many contenders in the way an error names: it must come in time.
+pub(crate) const NAMED: usize = 8;
 
 /// The longest pause before a look.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
@@ -40,14 +48,14 @@ pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation 
 /// Whether each of these checks holds at the leader now.
 pub(crate) async fn ask(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut question = Question::of(session, checks);
-    while question.asks(session, checks, Tries::of_unknown).await {}
+    while question.asks(session, checks, &Tries::UNKNOWN).await {}
     question.known
 }
 
 /// As [`ask`], with one transaction for each batch, sent once. What is behind a check that fails stays unknown.
 pub(super) async fn ask_once(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut question = Question::of(session, checks);
-    question.asks(session, checks, Tries::default).await;
+    question.asks(session, checks, &Tries::NONE).await;
     question.known
 }
 
@@ -66,7 +74,7 @@ pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>
 pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| check(path, None)).collect();
     let mut question = Question::of(session, &checks);
-    while question.asks(session, &checks, Tries::endless).await {}
+    while question.asks(session, &checks, &Tries::ENDLESS).await {}
     match question.known.iter().position(|holds| *holds == Ok(true)) {
         Some(there) => Ok(Some(paths[there].clone())),
         None => question.known.into_iter().find_map(Result::err).map_or(Ok(None), Err),
@@ -93,9 +101,10 @@ impl Question {
     }
 
     /// Asks what is open now. Returns whether anything was.
-    async fn asks(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: fn() -> Tries) -> bool {
+    async fn asks(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &Tries) -> bool {
         let parts = self.parts();
-        let asked = parts.iter().map(|part| repeated(session, tries(), || session.transact(&checks[part.clone()])));
+        let asked =
+            parts.iter().map(|part| repeated(session, tries.clone(), || session.transact(&checks[part.clone()])));
         for (part, answer) in parts.iter().zip(join_all(asked).await) {
             self.hears(part, answer.map(drop));
         }
@@ -206,6 +215,62 @@ impl<'a> SecondLook<'a> {
     }
 }
 
+/// Asks the leader for these nodes, which the server shows in a directory. Returns the ghosts for this mode: the contenders
+/// that have left, as far as such a one may pass over them.
+pub(crate) async fn ghosts_among<N: AsRef<str>>(
+    session: &Arc<dyn Session>,
+    directory: &str,
+    names: &[N],
+    (dialect, mode): (Dialect, Mode),
+) -> Vec<Arc<str>> {
+    let checks: Vec<_> = names.iter().map(|name| check(format!("{directory}/{}", name.as_ref()), None)).collect();
+    let gone = failing(session, &checks).await;
+    let gone = gone.into_iter().map(|index| names[index].as_ref().into()).collect();
+    ghosts_of(session, directory, gone, (dialect, mode)).await
+}
+
+/// As [`ghosts_among`], of names that the leader does not have: those whose contenders have left. Logs those that are news.
+pub(crate) async fn ghosts_of(
+    session: &Arc<dyn Session>,
+    directory: &str,
+    gone: Vec<Arc<str>>,
+    (dialect, mode): (Dialect, Mode),
+) -> Vec<Arc<str>> {
+    // A server that has missed a downgrade does not show the reader, which a writer waits for. Another one does.
+    let as_reader = |name: &Arc<str>| {
+        let writer = Contender::parse_as(name, dialect).filter(|it| it.mode() == Mode::Write)?;
+        Some(check(format!("{directory}/{}", writer.downgraded()), None))
+    };
+    let (writers, checks): (Vec<_>, Vec<_>) = gone.iter().filter_map(|name| Some((name, as_reader(name)?))).unzip();
+    let known = writers.into_iter().zip(ask(session, &checks).await);
+    let readers: BTreeSet<_> = known.filter(|(_, holds)| *holds != Ok(false)).map(|(name, _)| name).collect();
+    let by = |name| if readers.contains(name) { Mode::Read } else { Mode::Write };
+    let found: Vec<_> = gone.iter().map(|name| (name, by(name))).collect();
+    let ghosts = session.upkeep().ghosts();
+    let news = found.iter().filter(|(name, by)| ghosts.enter(directory, name, *by));
+    report_listed(session, directory, news.map(|(name, _)| Arc::clone(name)).collect());
+    found.into_iter().filter(|(_, by)| passes(mode, *by)).map(|(name, _)| Arc::clone(name)).collect()
+}
+
+/// As [`ghosts_among`], of contenders in the way in the order of arrival: asks until [`NAMED`] are known that may be there. Returns
+/// the ghosts before and between them.
+pub(crate) async fn ghosts_ahead(
+    session: &Arc<dyn Session>,
+    directory: &str,
+    mut in_the_way: &[&str],
+    (dialect, mode): (Dialect, Mode),
+) -> Vec<Arc<str>> {
+    let (mut ghosts, mut there) = (Vec::new(), 0);
+    while there < NAMED && !in_the_way.is_empty() {
+        let (first, rest) = in_the_way.split_at(in_the_way.len().min(NAMED - there));
+        let found = ghosts_among(session, directory, first, (dialect, mode)).await;
+        there += first.len() - found.len();
+        ghosts.extend(found);
+        in_the_way = rest;
+    }
+    ghosts
+}
+
 /// A look has found what no watch has told. Logs an error if the server goes on showing a node as the leader does not have
 /// it. Its answer between two of the leader's proves that: by then a server has all that the leader had.
 pub(crate) fn report(session: &Arc<dyn Session>, path: &str, version: Option<i32>) {
@@ -279,109 +344,4 @@ pub(crate) async fn unless_over(session: &Arc<dyn Session>, event: Event) -> Res
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a leader answers that fails these checks, each in its own way.
-    fn answer(part: &Range<usize>, fails: &dyn Fn(usize) -> Option<Failure>) -> Result<(), Failure> {
-        let first = part.clone().find_map(|check| Some((check, fails(check)?)));
-        first.map_or(Ok(()), |(check, failure)| {
-            Err(Failure::Operation { index: check - part.start, failure: Box::new(failure) })
-        })
-    }
-
-    /// What is known at last of so many checks, and after how many answers.
-    fn asked(checks: usize, fails: &dyn Fn(usize) -> Option<Failure>) -> (Vec<Holds>, usize, usize) {
-        let (mut question, mut rounds, mut transactions) = (Question::new(checks, 100), 0, 0);
-        loop {
-            let parts = question.parts();
-            if parts.is_empty() {
-                return (question.known, rounds, transactions);
-            }
-            rounds += 1;
-            transactions += parts.len();
-            parts.iter().for_each(|part| question.hears(part, answer(part, fails)));
-        }
-    }
-
-    #[test]
-    fn every_subset_of_checks_that_fail_is_found() {
-        for checks in 0..=10_usize {
-            for failing in 0_u32..1 << checks {
-                let fails = |check| (failing >> check & 1 == 1).then_some(Failure::NoNode);
-                let expected: Vec<_> = (0..checks).map(|check| Ok(fails(check).is_none())).collect();
-                assert_eq!(asked(checks, &fails).0, expected);
-            }
-        }
-    }
-
-    #[test]
-    fn a_node_that_may_not_be_checked_is_unknown_and_no_other() {
-        let no_auth = || Failure::NoAuth(Box::default());
-        for denied in 0..6 {
-            let fails = |check| match check {
-                _ if check == denied => Some(no_auth()),
-                2 | 4 => Some(Failure::NoNode),
-                _ => None,
-            };
-            let known = asked(6, &fails).0;
-            for (check, holds) in known.into_iter().enumerate() {
-                let expected = if check == denied { Err(no_auth()) } else { Ok(check != 2 && check != 4) };
-                assert_eq!(holds, expected, "{check} beside {denied}");
-            }
-        }
-    }
-
-    #[test]
-    fn an_answer_that_is_lost_leaves_its_own_checks_unknown() {
-        let mut question = Question::new(CHECKS_MAX + 1, 100);
-        let parts = question.parts();
-        assert_eq!(parts, [0..CHECKS_MAX, CHECKS_MAX..CHECKS_MAX + 1]);
-        question.hears(&parts[0], Err(Failure::Unknown("the connection broke".to_owned())));
-        question.hears(&parts[1], Ok(()));
-        assert!(question.parts().is_empty());
-        assert!(question.known[..CHECKS_MAX].iter().all(Result::is_err) && question.known[CHECKS_MAX] == Ok(true));
-        let beyond = Failure::Operation { index: CHECKS_MAX, failure: Box::new(Failure::NoNode) };
-        question.hears(&parts[0], Err(beyond.clone()));
-        assert_eq!((question.parts().len(), &question.known[0]), (0, &Err(beyond)), "it is none of this transaction");
-    }
-
-    #[test]
-    fn no_transaction_of_checks_is_larger_than_a_quarter_of_what_servers_accept() {
-        for (longest, expected) in [(60, 1_000), (262, 1_000), (300, 873), (1_100, 238), (1_000_000, 1)] {
-            let mut question = Question::new(3_000, longest);
-            assert!(question.parts().into_iter().take(2).all(|part| part.len() == expected), "{longest}");
-        }
-    }
-
-    /// All is there, all is gone, one of a thousand is gone.
-    #[test]
-    fn a_question_takes_one_answer_more_for_each_that_fails_and_few_round_trips() {
-        let (_, rounds, transactions) = asked(CHECKS_MAX, &|_| None);
-        assert_eq!((rounds, transactions), (1, 1));
-        let (_, rounds, transactions) = asked(17, &|_| Some(Failure::NoNode));
-        assert_eq!((rounds, transactions), (2, 17));
-        let (_, rounds, transactions) = asked(CHECKS_MAX, &|check| (check == 300).then_some(Failure::NoNode));
-        assert_eq!((rounds, transactions), (2, 1 + 16));
-        let (_, rounds, transactions) = asked(CHECKS_MAX, &|_| Some(Failure::NoNode));
-        assert_eq!((rounds, transactions), (4, CHECKS_MAX));
-    }
-
-    const T: Duration = Duration::from_secs(10);
-
-    #[test]
-    fn looks_come_after_pauses_that_double_up_to_ten_minutes() {
-        let pauses = std::iter::successors(Some(T), |pause| Some(next(*pause, T)));
-        let seconds: Vec<_> = pauses.map(|pause| pause.as_secs()).take(9).collect();
-        assert_eq!(seconds, [10, 20, 40, 80, 160, 320, 600, 600, 600]);
-        assert_eq!(next(Duration::ZERO, T), T, "after a look at once");
-        assert_eq!(next(2 * PAUSE_MAX, 2 * PAUSE_MAX), 2 * PAUSE_MAX, "never sooner than a session timeout");
-    }
-
-    #[test]
-    fn looks_are_drawn_apart_by_up_to_a_tenth() {
-        for (lot, most) in [(0, 10_000), (500, 10_500), (999, 10_999), (1_000, 10_000), (u64::MAX, 10_615)] {
-            assert_eq!(drawn_apart(T, lot).as_millis(), most);
-        }
-    }
-}
+mod tests;

@@ -8,28 +8,20 @@ use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply, Stat};
 
 /// How often a request was sent again, and how often it may be.
-#[derive(Default)]
+#[derive(Clone)]
 pub(crate) struct Tries {
     made: u32,
     most: u32,
 }
 
 impl Tries {
+    pub(crate) const NONE: Tries = Tries { made: 0, most: 0 };
     /// How often an answer may be lost before the outcome stays unknown: a broken server must not be asked for ever.
-    pub(crate) const fn of_unknown() -> Tries {
-        Tries { made: 0, most: 64 }
-    }
-
+    pub(crate) const UNKNOWN: Tries = Tries { made: 0, most: 64 };
     /// How often a server may deny a node that the leader has.
-    pub(crate) const fn of_denied() -> Tries {
-        Tries { made: 0, most: 3 }
-    }
-
-    /// As long as the session lives. For work that must not stay undone, and that no caller waits for without a lease that runs
-    /// out meanwhile.
-    pub(crate) const fn endless() -> Tries {
-        Tries { made: 0, most: u32::MAX }
-    }
+    pub(crate) const DENIED: Tries = Tries { made: 0, most: 3 };
+    /// For work that must not stay undone, and that no caller waits for without a lease that runs out meanwhile.
+    pub(crate) const ENDLESS: Tries = Tries { made: 0, most: u32::MAX };
 
     pub(crate) fn were_made(&self) -> bool {
         self.made > 0
@@ -67,7 +59,7 @@ pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, ask: impl Fn()
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    repeated(session, Tries::of_unknown(), ask).await
+    repeated(session, Tries::UNKNOWN, ask).await
 }
 
 /// As [`until_known`], so many times.

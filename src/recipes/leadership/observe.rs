@@ -20,7 +20,6 @@ use crate::queue::mode::Mode;
 use crate::recipes::leadership::leader::{Leader, leading};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, PAUSE, follow};
-use crate::session::in_the_way;
 use crate::session::presence::{self, SecondLook, unless_over};
 use crate::session::request::{Failure, Stat};
 use crate::session::retry;
@@ -62,7 +61,7 @@ async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Resu
     let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, &node, None));
     let (read, is_there) = tokio::join!(call::answered(session, || session.data(&node)), asked);
     if is_there == Some(Ok(false)) {
-        in_the_way::left(session, path, vec![it.name().into()], it.kind()).await;
+        presence::ghosts_of(session, path, vec![it.name().into()], it.kind()).await;
         return Ok(None);
     }
     match read {
@@ -160,7 +159,7 @@ impl Followed for Observer {
                     let is_again = first.as_ref().is_some_and(|it| denied.as_deref() == Some(it.name()));
                     denied = first.as_ref().map(|it| it.name().to_owned());
                     if let Some(it) = first.filter(|_| is_again)
-                        && in_the_way::among(session, path, &[it.name()], it.kind()).await.is_empty()
+                        && presence::ghosts_among(session, path, &[it.name()], it.kind()).await.is_empty()
                     {
                         session.sleep(PAUSE).await;
                     }
@@ -226,7 +225,7 @@ impl Observer {
             () = look.finds(&node, false) => {}
         }
         *is_haunted = true;
-        in_the_way::left(session, &self.handle.path, vec![first.name().into()], first.kind()).await;
+        presence::ghosts_of(session, &self.handle.path, vec![first.name().into()], first.kind()).await;
         Ok(())
     }
 }

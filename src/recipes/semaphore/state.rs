@@ -15,7 +15,7 @@ use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::recipes::semaphore::limit::{self, PermitLimit};
 use crate::session::contract::Session;
-use crate::session::in_the_way;
+use crate::session::presence;
 use crate::session::request::Failure;
 use crate::session::retry;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -121,7 +121,7 @@ impl SemaphoreState {
 
     /// Asks the leader for these permits, all that the server shows. Returns those that it no longer has.
     pub(super) async fn finds_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<Arc<str>> {
-        in_the_way::among(session, &self.taken, names, (self.handle.dialect, Mode::Write)).await
+        presence::ghosts_among(session, &self.taken, names, (self.handle.dialect, Mode::Write)).await
     }
 
     /// There are too few permits. Reports who has them, or gives up.

@@ -30,7 +30,6 @@ use crate::queue::waiter::Take;
 use crate::recipes::semaphore::limit::too_few;
 use crate::recipes::semaphore::state::{SeenPermits, SemaphoreState, TAKE};
 use crate::session::contract::Session;
-use crate::session::in_the_way;
 use crate::session::keep_alive;
 use crate::session::nodes::HandOff;
 use crate::session::presence::{self, SecondLook, check};
@@ -312,7 +311,7 @@ impl<'a> View<'a> {
     /// Looks at the semaphore, and watches its permits.
     async fn look(&mut self) -> Result<SeenPermits, Error> {
         let session = Arc::clone(self.held.ticket().session());
-        let mut tries = Tries::of_unknown();
+        let mut tries = Tries::UNKNOWN;
         loop {
             match self.try_to_look(&session).await {
                 Ok(Some((mut names, node))) => {
@@ -467,7 +466,7 @@ impl<'a> View<'a> {
                 let gone = missed.iter().filter_map(|index| now.names.get(index.checked_sub(1)?));
                 let gone = gone.map(|name| Arc::from(&**name)).collect();
                 let kind = (self.state.handle.dialect, Mode::Write);
-                self.gone.extend(in_the_way::left(session, &self.state.taken, gone, kind).await);
+                self.gone.extend(presence::ghosts_of(session, &self.state.taken, gone, kind).await);
             }
             Some(()) = OptionFuture::from(looking) => {}
             Some(()) = OptionFuture::from(haunted) => {}

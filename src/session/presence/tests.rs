@@ -1,0 +1,106 @@
+//! Tests of what is asked, by which answers, and after which pauses.
+
+use super::*;
+
+/// What a leader answers that fails these checks, each in its own way.
+fn answer(part: &Range<usize>, fails: &dyn Fn(usize) -> Option<Failure>) -> Result<(), Failure> {
+    let first = part.clone().find_map(|check| Some((check, fails(check)?)));
+    first.map_or(Ok(()), |(check, failure)| {
+        Err(Failure::Operation { index: check - part.start, failure: Box::new(failure) })
+    })
+}
+
+/// What is known at last of so many checks, and after how many answers.
+fn asked(checks: usize, fails: &dyn Fn(usize) -> Option<Failure>) -> (Vec<Holds>, usize, usize) {
+    let (mut question, mut rounds, mut transactions) = (Question::new(checks, 100), 0, 0);
+    loop {
+        let parts = question.parts();
+        if parts.is_empty() {
+            return (question.known, rounds, transactions);
+        }
+        rounds += 1;
+        transactions += parts.len();
+        parts.iter().for_each(|part| question.hears(part, answer(part, fails)));
+    }
+}
+
+#[test]
+fn every_subset_of_checks_that_fail_is_found() {
+    for checks in 0..=10_usize {
+        for failing in 0_u32..1 << checks {
+            let fails = |check| (failing >> check & 1 == 1).then_some(Failure::NoNode);
+            let expected: Vec<_> = (0..checks).map(|check| Ok(fails(check).is_none())).collect();
+            assert_eq!(asked(checks, &fails).0, expected);
+        }
+    }
+}
+
+#[test]
+fn a_node_that_may_not_be_checked_is_unknown_and_no_other() {
+    let no_auth = || Failure::NoAuth(Box::default());
+    for denied in 0..6 {
+        let fails = |check| match check {
+            _ if check == denied => Some(no_auth()),
+            2 | 4 => Some(Failure::NoNode),
+            _ => None,
+        };
+        let known = asked(6, &fails).0;
+        for (check, holds) in known.into_iter().enumerate() {
+            let expected = if check == denied { Err(no_auth()) } else { Ok(check != 2 && check != 4) };
+            assert_eq!(holds, expected, "{check} beside {denied}");
+        }
+    }
+}
+
+#[test]
+fn an_answer_that_is_lost_leaves_its_own_checks_unknown() {
+    let mut question = Question::new(CHECKS_MAX + 1, 100);
+    let parts = question.parts();
+    assert_eq!(parts, [0..CHECKS_MAX, CHECKS_MAX..CHECKS_MAX + 1]);
+    question.hears(&parts[0], Err(Failure::Unknown("the connection broke".to_owned())));
+    question.hears(&parts[1], Ok(()));
+    assert!(question.parts().is_empty());
+    assert!(question.known[..CHECKS_MAX].iter().all(Result::is_err) && question.known[CHECKS_MAX] == Ok(true));
+    let beyond = Failure::Operation { index: CHECKS_MAX, failure: Box::new(Failure::NoNode) };
+    question.hears(&parts[0], Err(beyond.clone()));
+    assert_eq!((question.parts().len(), &question.known[0]), (0, &Err(beyond)), "it is none of this transaction");
+}
+
+#[test]
+fn no_transaction_of_checks_is_larger_than_a_quarter_of_what_servers_accept() {
+    for (longest, expected) in [(60, 1_000), (262, 1_000), (300, 873), (1_100, 238), (1_000_000, 1)] {
+        let mut question = Question::new(3_000, longest);
+        assert!(question.parts().into_iter().take(2).all(|part| part.len() == expected), "{longest}");
+    }
+}
+
+/// All is there, all is gone, one of a thousand is gone.
+#[test]
+fn a_question_takes_one_answer_more_for_each_that_fails_and_few_round_trips() {
+    let (_, rounds, transactions) = asked(CHECKS_MAX, &|_| None);
+    assert_eq!((rounds, transactions), (1, 1));
+    let (_, rounds, transactions) = asked(17, &|_| Some(Failure::NoNode));
+    assert_eq!((rounds, transactions), (2, 17));
+    let (_, rounds, transactions) = asked(CHECKS_MAX, &|check| (check == 300).then_some(Failure::NoNode));
+    assert_eq!((rounds, transactions), (2, 1 + 16));
+    let (_, rounds, transactions) = asked(CHECKS_MAX, &|_| Some(Failure::NoNode));
+    assert_eq!((rounds, transactions), (4, CHECKS_MAX));
+}
+
+const T: Duration = Duration::from_secs(10);
+
+#[test]
+fn looks_come_after_pauses_that_double_up_to_ten_minutes() {
+    let pauses = std::iter::successors(Some(T), |pause| Some(next(*pause, T)));
+    let seconds: Vec<_> = pauses.map(|pause| pause.as_secs()).take(9).collect();
+    assert_eq!(seconds, [10, 20, 40, 80, 160, 320, 600, 600, 600]);
+    assert_eq!(next(Duration::ZERO, T), T, "after a look at once");
+    assert_eq!(next(2 * PAUSE_MAX, 2 * PAUSE_MAX), 2 * PAUSE_MAX, "never sooner than a session timeout");
+}
+
+#[test]
+fn looks_are_drawn_apart_by_up_to_a_tenth() {
+    for (lot, most) in [(0, 10_000), (500, 10_500), (999, 10_999), (1_000, 10_000), (u64::MAX, 10_615)] {
+        assert_eq!(drawn_apart(T, lot).as_millis(), most);
+    }
+}
