@@ -59,8 +59,8 @@ impl Tenure {
             };
             let there = session.upkeep().ghosts().without(directory, &names, Mode::Write);
             let first = match self.has_left_the_queue() {
-                true => turn::first_in_queue(self.contender(), &there),
-                false => turn::first_kept_out(self.contender(), &there),
+                true => turn::first_in_queue(&self.contender(), &there),
+                false => turn::first_kept_out(&self.contender(), &there),
             };
             drop(there);
             if let Some(first) = first {

@@ -34,7 +34,7 @@ enum Fate {
 
 impl<'a> Doubt<'a> {
     pub(crate) fn of(locks: &'a [Tenure], session: &'a Arc<dyn Session>, operations: &'a [Operation]) -> Doubt<'a> {
-        let own = locks.iter().map(|lock| lock.position().czxid).max().unwrap_or_default();
+        let own = locks.iter().map(|lock| lock.own_node().token()).max().unwrap_or_default();
         Doubt { locks, session, operations, newest: session.upkeep().newest().max(own) }
     }
 

@@ -3,11 +3,9 @@
 //! The transaction checks that our place is there, so the ensemble itself refuses a contender that is not at the head any more.
 //! It ends as a writer's release does, so the next contender in the queue is let in by the same commit.
 
-use std::sync::Arc;
-
 use crate::contend::ticket::Ticket;
 use crate::session::loss::Loss;
-use crate::session::position::Position;
+use crate::session::node::state::NodeState;
 use crate::session::presence::denied;
 use crate::session::request::{Failure, Kind, Operation, Stat};
 use crate::session::retry::Tries;
@@ -56,21 +54,19 @@ enum Tried {
 }
 
 impl Ticket {
-    /// Exchanges our place for another node. The place must be at the head of the queue. Gives the new position.
+    /// Exchanges our place for another node. The place must be at the head of the queue.
     ///
     /// # Cancel safety
     /// Dropping the ticket removes whichever of the two nodes there is.
-    pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<Arc<Position>, NotExchanged> {
-        let Some(position) = self.position() else {
+    pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
+        let (session, own_node) = (self.session(), self.node());
+        if !own_node.read(NodeState::has_node) {
             return Err(NotExchanged::Evicted);
-        };
-        let (session, own_node) = (self.session(), &position.own_node);
-        let from = own_node.path();
-        self.doubts(Some(exchange.to.clone()));
-        own_node.moving();
+        }
+        own_node.change(|it| it.known.moves(Some(exchange.to.clone())));
         let (mut tries, mut denials, mut may_be_done) = (Tries::UNKNOWN, Tries::DENIED, false);
         let answer = loop {
-            match self.try_to_exchange(&position, exchange).await {
+            match self.try_to_exchange(exchange).await {
                 Tried::Done(stat) => break Ok(stat),
                 Tried::NotDone(why) => break Err(why),
                 // What the ensemble has committed, no server can deny: the leader is asked.
@@ -96,8 +92,7 @@ impl Ticket {
                 return Err(NotExchanged::Failed(Failure::Refused(format!("{} is of another session", exchange.to))));
             }
             Err(why) => {
-                self.doubts(None);
-                own_node.moved(from);
+                own_node.moved(NodeState::stays);
                 match why {
                     NotExchanged::Evicted => own_node.lose(Loss::Removed),
                     _ => session.upkeep().nodes().unwatched.add(own_node),
@@ -105,16 +100,13 @@ impl Ticket {
                 return Err(why);
             }
         };
-        own_node.moved(exchange.to.clone());
-        let (contender, birth) = (position.contender.clone(), position.birth);
-        let held = Arc::new(Position { contender, czxid: stat.czxid, birth, own_node: Arc::clone(own_node) });
-        self.is_outside(Arc::clone(&held));
+        own_node.moved(|it| it.exchanged(stat.czxid));
         session.upkeep().nodes().unwatched.add(own_node);
-        Ok(held)
+        Ok(())
     }
 
-    async fn try_to_exchange(&self, position: &Arc<Position>, exchange: &Exchange<'_>) -> Tried {
-        let (session, from) = (self.session(), position.own_node.path());
+    async fn try_to_exchange(&self, exchange: &Exchange<'_>) -> Tried {
+        let (session, from) = (self.session(), self.node().path());
         let (to, (unchanged, version)) = (exchange.to.clone(), exchange.unchanged);
         let mut operations = vec![
             Operation::Check { path: from.clone(), version: None },

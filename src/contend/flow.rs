@@ -183,7 +183,7 @@ impl Acquisition {
         let began = Instant::now();
         let (mut held, mut look) = self.warned_of(pin!(self.queue_up())).await?;
         let mut tries = 0;
-        while is_used_up(held.contender()) {
+        while is_used_up(&held.contender()) {
             tries += 1;
             if tries > RESTARTS || !Box::pin(self.restarts(held)).await? {
                 return Err(Error::SequenceExhausted { path: self.handle.path.to_string() });
@@ -293,7 +293,7 @@ impl Acquisition {
         let (ticket, look) = loop {
             let session_slot =
                 handle.coordinator.session_slot(watched).await.map_err(|failure| self.handle.stop(failure))?;
-            let ticket = Ticket::new(session_slot, Arc::clone(&handle.path), owner.clone(), self.sharing.is_some());
+            let ticket = Ticket::new(session_slot, &handle.path, &owner, self.mode, self.sharing.is_some());
             tries += 1;
             match self.take_place(&ticket, &data).await {
                 Ok(look) => break (ticket, look),
@@ -307,9 +307,7 @@ impl Acquisition {
                 Err(failure) => return Err(self.handle.stop(failure)),
             }
         };
-        let held = Tenure::new(ticket, handle.shown(), &handle.coordinator, data)
-            .ok_or_else(|| self.handle.stop(Failure::NoNode))?;
-        Ok((held, look))
+        Ok((Tenure::new(ticket, handle.shown(), &handle.coordinator, data), look))
     }
 
     /// Creates the node in the directory, and lists the children. Gives no listing if the answer to the create was lost.
@@ -321,7 +319,7 @@ impl Acquisition {
         let (mut missing, mut tries) = (0, Tries::UNKNOWN);
         loop {
             // All requests are on their way before one is answered.
-            ticket.ask_for_node(self.mode, data);
+            ticket.ask_for_node(data);
             let (listing, is_sent) = listing::list_or_join(ticket.session(), ticket.directory());
             self.goal.iter().for_each(|goal| goal.look_along(ticket, is_sent));
             // The listing is answered after the create, so waiting for the listing first wakes the task once, and not
@@ -335,7 +333,7 @@ impl Acquisition {
                     missing += 1;
                     // If a server errs, the listing behind the create shows the node that it denies. A second node would
                     // wait behind that one for ever.
-                    let is_there = look.is_ok_and(|names| names.iter().any(|name| ticket.owner().owns(name)));
+                    let is_there = look.is_ok_and(|names| names.iter().any(|name| ticket.node().owner().owns(name)));
                     if is_there && ticket.recover().await? {
                         return Ok(None);
                     }
@@ -392,7 +390,7 @@ impl Acquisition {
         }
         let kind = grant.kind.as_str();
         trace::granted(self.aim(), kind);
-        let (sequence, token) = (held.contender().sequence(), held.position().czxid);
+        let (sequence, token) = (held.contender().sequence(), held.own_node().token());
         tell!(DEBUG, path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
         Some(Ok(()))
     }
@@ -423,7 +421,7 @@ impl Acquisition {
         }
         // Of a node that is shared, each use is traced.
         if self.sharing.is_some() {
-            return self.trace.record("token", held.position().czxid);
+            return self.trace.record("token", held.own_node().token());
         }
         held.hold_begins();
         held.granted(self.holding(held));

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::removal::removed_in_background;
+use crate::contend::removal::remove;
 use crate::contend::tenure::Tenure;
 use crate::session::contract::Session;
+use crate::session::leaving::Leaving;
 use crate::session::limits::LimitEnd;
 use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
@@ -59,10 +60,9 @@ async fn give_up_in_time(own_node: Arc<OwnNode>, session: Arc<dyn Session>) {
     }
     while !own_node.has_left() {
         let path = own_node.path();
-        let reply = session.delete(&path);
-        removed_in_background(Arc::clone(&session), path.clone(), reply).await;
+        _ = remove(&session, &own_node, Leaving::delete(path.clone()), None).await;
         // Unless a downgrade is under way, which gives the node another name.
-        if own_node.is_standing_at(&path) || !slept(&session, slice).await {
+        if own_node.standing().as_ref() == Some(&path) || !slept(&session, slice).await {
             return;
         }
     }

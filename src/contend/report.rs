@@ -31,11 +31,11 @@ const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 impl Acquisition {
     /// What is told of a hold, or of one use of a kept one, until it ends.
     pub(crate) fn holding(&self, hold: &Tenure) -> Holding {
-        let (path, position) = (self.handle.shown(), hold.position());
-        let mut holding = self.trace.granted(self.aim(), path, self.label(), position);
+        let (path, own_node) = (self.handle.shown(), hold.own_node());
+        let mut holding = self.trace.granted(self.aim(), path, self.label(), own_node);
         if let Some(limit) = self.handle.warn_holding {
             let (own_node, session) = hold.node_and_session();
-            let (path, label, token) = (Arc::clone(path), self.options.label.clone(), position.czxid);
+            let (path, label, token) = (Arc::clone(path), self.options.label.clone(), own_node.token());
             let late = session.sleep(limit);
             holding.warned_of(beside(&session, async move {
                 late.await;
@@ -139,10 +139,10 @@ impl<'a> Lateness<'a> {
     pub(crate) fn begins(&mut self, held: &Tenure) {
         let Acquisition { handle, options, trace, goal, .. } = self.acquisition;
         let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };
-        let (session, position) = (Arc::clone(held.ticket().session()), Arc::clone(held.position()));
+        let (session, own_node) = (Arc::clone(held.ticket().session()), Arc::clone(held.own_node()));
         let (label, span, goal) = (options.label.clone(), trace.span(), goal.clone());
         let (began, is_warned_of) = (self.began, self.is_warned_of);
-        let waiter = WaitingContender { began, session, position, label, span, goal, is_warned_of };
+        let waiter = WaitingContender { began, session, own_node, label, span, goal, is_warned_of };
         let (number, is_watched) = handle.waiters.enter(waiter);
         self.number = Some(number);
         if !is_watched {
@@ -194,8 +194,8 @@ impl Handle {
 
     /// Warns of an acquisition that waits for long.
     async fn warn_of(&self, waiter: WaitingContender, others: usize) {
-        let WaitingContender { session, position, label, goal, .. } = &waiter;
-        let me = &position.contender;
+        let WaitingContender { session, own_node, label, goal, .. } = &waiter;
+        let me = &own_node.contender();
         let look = async {
             let names = session.children(&self.path).await.ok()?;
             Some((turn::turn(me, &names), self.paths.blockers(session, &names, me).await))

@@ -28,7 +28,7 @@ use crate::queue::waiter::Take;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
-use crate::session::position::Position;
+use crate::session::node::OwnNode;
 use crate::session::request::{Ending, Failure, Stat, Watch};
 use crate::session::retry::Tries;
 use crate::sync::{Mutex, MutexGuard, Notify};
@@ -219,7 +219,7 @@ struct Table {
 pub(crate) struct WaitingContender {
     pub(crate) began: Instant,
     pub(crate) session: Arc<dyn Session>,
-    pub(crate) position: Arc<Position>,
+    pub(crate) own_node: Arc<OwnNode>,
     pub(crate) label: Option<String>,
     pub(crate) span: OwnSpan,
     pub(crate) goal: Option<Arc<dyn Goal>>,
@@ -283,7 +283,7 @@ impl Table {
 impl WaitingContender {
     /// Whether it has neither been granted nor given up.
     pub(crate) fn waits(&self) -> bool {
-        !self.position.own_node.is_holding() && !self.position.own_node.has_left()
+        !self.own_node.is_holding() && !self.own_node.has_left()
     }
 }
 

@@ -7,8 +7,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::contend::changes::OneHold;
-use crate::contend::exchange::{Exchange, NotExchanged};
-use crate::contend::removal::Leaving;
 use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
 use crate::observe::trace::Holding;
@@ -17,11 +15,10 @@ use crate::session::contract::Coordinator;
 use crate::session::lease::Moment;
 use crate::session::loss::{HoldState, Loss};
 use crate::session::node::OwnNode;
-use crate::session::position::Position;
 use crate::session::presence::{self, SecondLook, check};
-use crate::session::request::{Failure, Operation, Stat};
+use crate::session::request::{Failure, Operation, Reply, Stat};
 use crate::session::retry;
-use crate::sync::{Mutex, OnceLock};
+use crate::sync::Mutex;
 use crate::validation;
 
 /// A ticket, and what belongs to it once it is granted. The ticket is given back when the hold is dropped.
@@ -29,9 +26,6 @@ pub(crate) struct Tenure {
     /// Dropped first: the hold ends before its node does.
     holding: Mutex<Holding>,
     ticket: Ticket,
-    position: Arc<Position>,
-    /// Where it stands since a downgrade, or since its place was exchanged for a permit.
-    moved: OnceLock<Arc<Position>>,
     /// The directory of the lock, or of the semaphore.
     directory: Arc<str>,
     data: Vec<u8>,
@@ -40,19 +34,15 @@ pub(crate) struct Tenure {
 }
 
 impl Tenure {
-    /// `None` if the ticket has no node yet.
-    ///
     /// It is boxed, because several futures pass it on, and each would keep room for all of it.
     pub(crate) fn new(
         ticket: Ticket,
         directory: &Arc<str>,
         coordinator: &Arc<dyn Coordinator>,
         data: Vec<u8>,
-    ) -> Option<Box<Tenure>> {
-        let (position, holding) = (ticket.position()?, Mutex::default());
+    ) -> Box<Tenure> {
         let (directory, _coordinator) = (Arc::clone(directory), Arc::clone(coordinator));
-        let moved = OnceLock::new();
-        Some(Box::new(Tenure { holding, ticket, position, moved, directory, data, _coordinator }))
+        Box::new(Tenure { holding: Mutex::default(), ticket, directory, data, _coordinator })
     }
 
     /// The lock was granted. `holding` ends with the hold.
@@ -64,16 +54,12 @@ impl Tenure {
         &self.ticket
     }
 
-    pub(crate) fn position(&self) -> &Arc<Position> {
-        self.moved.get().unwrap_or(&self.position)
-    }
-
-    pub(crate) fn contender(&self) -> &Contender {
-        &self.position().contender
+    pub(crate) fn contender(&self) -> Arc<Contender> {
+        self.own_node().contender()
     }
 
     pub(crate) fn own_node(&self) -> &Arc<OwnNode> {
-        &self.position().own_node
+        self.ticket.node()
     }
 
     /// The present moment, on the clock of the hold's session.
@@ -168,7 +154,7 @@ impl Tenure {
     }
 
     /// Deletes the node. The request is on its way when this returns.
-    pub(crate) fn leave(&self) -> Leaving {
+    pub(crate) fn leave(&self) -> Reply<()> {
         // The span ends here, however long the ensemble takes to answer, and also while the guard is still there.
         let holding = std::mem::take(&mut *self.holding.lock());
         drop(holding);
@@ -191,7 +177,7 @@ impl Tenure {
 
     pub(crate) async fn downgrade(&self) -> Result<(), Error> {
         self.change_to_read().await?;
-        self.holding.lock().goes_on_as_read(&self.directory, self.position());
+        self.holding.lock().goes_on_as_read(&self.directory, self.own_node());
         Ok(())
     }
 
@@ -200,15 +186,7 @@ impl Tenure {
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
-        let reads = self.ticket.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))?;
-        let _first = self.moved.set(reads);
-        Ok(())
-    }
-
-    /// Exchanges the place at the head of the queue for a node outside.
-    pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
-        let _first = self.moved.set(self.ticket.exchange(exchange).await?);
-        Ok(())
+        self.ticket.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))
     }
 
     /// What a failed request about the own node means for its holder.

@@ -81,10 +81,10 @@ impl Acquisition {
         &self,
         held: &Tenure,
         wait: &mut Wait<'_>,
-        waiter: &mut Waiter<&Contender>,
+        waiter: &mut Waiter<Arc<Contender>>,
         late: &mut Lateness<'_>,
     ) -> Result<Step, Error> {
-        let (ticket, me) = (held.ticket(), held.contender());
+        let (ticket, me) = (held.ticket(), &*held.contender());
         let session = ticket.session();
         let names = match wait.look.take() {
             // The listing's answer was lost: ask again.
@@ -186,7 +186,7 @@ impl Behind<'_> {
         // On the session's thread: a second look may end this wait before the answer has come.
         let own = own_node.ask_to_watch(session).map(|asked| {
             let (live, own_node) = (Arc::clone(session), Arc::clone(own_node));
-            errand(session, Box::pin(async move { keep_alive::watched(&live, &own_node, asked).await }), drop)
+            errand(session, async move { keep_alive::watched(&live, &own_node, asked).await }, drop)
         });
         let watch = session.watch(&ticket.child(&self.predecessor.name));
         if self.asks && !is_asked.swap(true, Ordering::Relaxed) {
@@ -209,7 +209,7 @@ impl Behind<'_> {
     ///
     /// Reports changes meanwhile, if the caller wants to hear of them.
     async fn departure(&self, on_wait: &mut Option<Box<OnWait>>) -> Result<Departure, Error> {
-        let (session, paths, me) = (self.held.ticket().session(), &self.handle.paths, self.held.contender());
+        let (session, paths, me) = (self.held.ticket().session(), &self.handle.paths, &*self.held.contender());
         // Boxed, because few of thousands of waiters need it.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         let haunted = self.waiting.map(|waiting| Box::pin(waiting.haunted()));

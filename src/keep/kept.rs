@@ -220,7 +220,7 @@ impl Kept {
     /// The node, whose uses are in the way of others of this process.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.hold();
-        hold.map(|it| read::blocked_by(it.contender(), it.note(), it.position().czxid)).unwrap_or_default()
+        hold.map(|it| read::blocked_by(&it.contender(), it.note(), it.own_node().token())).unwrap_or_default()
     }
 
     /// Whether the node is held, and by no use.
@@ -410,7 +410,7 @@ impl KeptUse {
         tokio::select! {
             biased;
             first = self.hold().contended() => first,
-            () = Kept::is_crowded(&kept) => Ok(self.hold().contender().clone()),
+            () = Kept::is_crowded(&kept) => Ok((*self.hold().contender()).clone()),
         }
     }
 
@@ -457,7 +457,7 @@ impl KeptUse {
         self.hold().change_to_read().await?;
         self.is_changing = false;
         if let Some(holding) = self.told.as_mut().and_then(Arc::get_mut) {
-            holding.goes_on_as_read(self.granted.hold.directory(), self.granted.hold.position());
+            holding.goes_on_as_read(self.granted.hold.directory(), self.granted.hold.own_node());
         }
         let woken = self.kept().state.lock().uses.downgraded(self.number);
         wake(woken);

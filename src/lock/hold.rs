@@ -231,7 +231,7 @@ impl Hold {
     /// Guards that use one [kept](crate::RwLockBuilder::keep) node have one token. So tokens rise with each
     /// node, and not with each use within a process.
     pub fn fencing_token(&self) -> i64 {
-        self.held.position().czxid
+        self.held.own_node().token()
     }
 
     /// The path of the lock's node.

@@ -11,7 +11,7 @@ use tracing::{Span, debug_span};
 
 use crate::error::error::Error;
 use crate::queue::mode::{Aim, Mode};
-use crate::session::position::Position;
+use crate::session::node::OwnNode;
 use crate::telemetry::log::{OwnSpan, tell};
 use crate::telemetry::meter::{self, Present};
 use crate::telemetry::names;
@@ -61,10 +61,10 @@ impl Acquiring {
     }
 
     /// The lock was granted, and its hold begins.
-    pub(crate) fn granted(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, position: &Position) -> Holding {
-        self.record("token", position.czxid);
+    pub(crate) fn granted(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, own_node: &OwnNode) -> Holding {
+        self.record("token", own_node.token());
         self.wait.granted();
-        let begin = |spans: &Spans| HoldSpan::begin(aim, path, position, label, &spans.caller, &spans.acquire);
+        let begin = |spans: &Spans| HoldSpan::begin(aim, path, own_node, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
         Holding { seen, metered: Present::new(names::HOLDING, Some((aim, path))), warning: None }
     }
@@ -127,9 +127,9 @@ impl Holding {
     }
 
     /// A downgrade: the hold of one mode ends here, and that of the other mode begins.
-    pub(crate) fn goes_on_as_read(&mut self, path: &str, position: &Position) {
+    pub(crate) fn goes_on_as_read(&mut self, path: &str, own_node: &OwnNode) {
         let goes_on = |hold: &HoldSpan| {
-            HoldSpan::begin(Aim::Lock(Mode::Read), path, position, hold.label.as_deref(), &hold.caller, &hold.span)
+            HoldSpan::begin(Aim::Lock(Mode::Read), path, own_node, hold.label.as_deref(), &hold.caller, &hold.span)
         };
         self.seen = self.seen.as_deref().map(goes_on).map(Box::new);
         self.metered.goes_on_as_read();
@@ -140,12 +140,12 @@ impl HoldSpan {
     fn begin(
         aim: Aim,
         path: &str,
-        position: &Position,
+        own_node: &OwnNode,
         label: Option<&str>,
         caller: &OwnSpan,
         after: &OwnSpan,
     ) -> HoldSpan {
-        let (sequence, token) = (position.contender.sequence(), position.czxid);
+        let (sequence, token) = (own_node.contender().sequence(), own_node.token());
         let span = OwnSpan::new(|| {
             let span =
                 debug_span!(parent: caller.id(), "hold", path, mode = %aim, sequence, token, label, held = Empty);

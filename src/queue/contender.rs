@@ -1,6 +1,7 @@
 //! The names of contenders, in any dialect.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::{Mode, Slot};
@@ -45,18 +46,15 @@ impl Contender {
     /// ```
     pub fn parse_as(name: &str, dialect: Dialect) -> Option<Contender> {
         let (owner, slot) = dialect.split(name)?;
+        Some(Contender::of(name.to_owned(), dialect, owner.len(), slot))
+    }
+
+    fn of(name: String, dialect: Dialect, owner_len: usize, Slot { mode, sequence }: Slot) -> Contender {
         let host_len = match dialect {
-            Dialect::Native => owner.find('~').unwrap_or(owner.len()),
+            Dialect::Native => name[..owner_len].find('~').unwrap_or(owner_len),
             _ => 0,
         };
-        Some(Contender {
-            name: name.to_owned(),
-            dialect,
-            host_len,
-            owner_len: owner.len(),
-            mode: slot.mode,
-            sequence: slot.sequence,
-        })
+        Contender { name, dialect, host_len, owner_len, mode, sequence }
     }
 
     /// The whole name of its node, without the directory.
@@ -152,16 +150,12 @@ impl fmt::Display for Contender {
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     dialect: Dialect,
-    text: String,
+    text: Arc<str>,
 }
 
 impl Owner {
     pub(crate) fn new(dialect: Dialect, text: String) -> Owner {
-        Owner { dialect, text }
-    }
-
-    pub(crate) fn dialect(&self) -> Dialect {
-        self.dialect
+        Owner { dialect, text: text.into() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -173,14 +167,14 @@ impl Owner {
         format!("{}{}", self.text, self.dialect.marker(mode))
     }
 
-    /// The whole name, for a node that is made with a given sequence number.
-    pub(crate) fn name(&self, mode: Mode, sequence: i64) -> String {
-        name(&self.text, self.dialect.marker(mode), sequence)
+    /// Its contender before a server has given it a number. A negative number never holds.
+    pub(crate) fn unnumbered(&self, mode: Mode) -> Contender {
+        Contender::of(self.prefix(mode), self.dialect, self.len(), Slot { mode, sequence: -1 })
     }
 
     /// Whether `name` is a contender of this owner, in either mode.
     pub(crate) fn owns(&self, name: &str) -> bool {
-        self.dialect.split(name).is_some_and(|(owner, _)| owner == self.text)
+        self.dialect.split(name).is_some_and(|(owner, _)| *owner == *self.text)
     }
 }
 
@@ -256,7 +250,7 @@ mod tests {
     #[test]
     fn two_nodes_are_one_holders_if_curator_may_have_made_both() {
         let one = |dialect: Dialect, mode, sequence| {
-            let name = Owner::new(dialect, "_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-".to_owned()).name(mode, sequence);
+            let name = name("_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-", dialect.marker(mode), sequence);
             Contender::parse_as(&name, dialect).unwrap()
         };
         let write = one(Dialect::Curator, Mode::Write, 7);

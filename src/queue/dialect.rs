@@ -361,7 +361,7 @@ mod tests {
             });
             let owner = Owner::new(dialect, owner);
             for mode in [Mode::Read, Mode::Write] {
-                let name = owner.name(mode, 42);
+                let name = format!("{}0000000042", owner.prefix(mode));
                 assert_eq!(dialect.slot(&name), Some(Slot { mode, sequence: 42 }), "{name}");
                 assert!(name.starts_with(&owner.prefix(mode)) && owner.owns(&name), "{name}");
                 assert_eq!(name.len(), owner.len() + dialect.marker(mode).len() + "0000000042".len(), "{name}");

@@ -356,16 +356,16 @@ impl Lease {
 
     /// The current epoch, if the lease is valid now: the time since which it has been valid without a gap.
     pub(crate) fn epoch(&self) -> Option<u64> {
-        self.validity().map(|(_, epoch)| epoch)
+        self.epoch_at(self.now())
     }
 
-    /// Whether the lease is valid at the present moment, and has been ever since this epoch began.
-    pub(crate) fn covers_at(&self, epoch: u64, now: Moment) -> bool {
-        self.validity_at(now).is_some_and(|(_, valid_in)| valid_in == epoch)
+    /// As [`Lease::epoch`], at this present moment.
+    pub(crate) fn epoch_at(&self, now: Moment) -> Option<u64> {
+        self.validity_at(now).map(|(_, epoch)| epoch)
     }
 
     /// The present moment, if the lease is valid and has been since this epoch began. Looks at nothing that is locked.
-    /// `None` if only [`Lease::covers_at`] can tell.
+    /// `None` if only [`Lease::epoch_at`] can tell.
     pub(crate) fn covered_at(&self, epoch: u64) -> Option<Moment> {
         // The end before its epoch, and the clock last: an end is published after its epoch.
         let until = self.valid_until.load(Ordering::Acquire);

@@ -5,14 +5,14 @@
 //! new callers join the next one.
 
 use std::sync::Arc;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::session::contract::Session;
+use crate::session::errand;
 use crate::session::listings::{Callers, Children, MANY, Names};
-use crate::session::request::{Failure, Reply, Stat, Task};
+use crate::session::request::{Failure, Reply, Stat};
 use crate::session::shield::shielded;
 
 /// How long a large listing waits for the large listings of other sessions.
@@ -30,11 +30,7 @@ pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> 
     let is_sent = first.is_some();
     if let Some(first) = first {
         let reply = session.children_and_stat(directory);
-        let mut followed: Task = Box::pin(follow(Arc::clone(session), Arc::clone(directory), reply, first));
-        if followed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            // On the session's thread: a caller that is not polled holds up no other.
-            session.spawn(followed);
-        }
+        errand::begin(session, follow(Arc::clone(session), Arc::clone(directory), reply, first));
     }
     let shared = Box::pin(async move {
         match shielded(answer.wait_for(Option::is_some)).await.as_deref() {

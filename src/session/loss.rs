@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::session::request::Ending;
 
 /// Why a lock was lost. A lost guard never becomes valid again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Loss {
     /// The session is over, and its nodes with it.

@@ -1,32 +1,18 @@
-//! One own node: what it is for, and whether it was lost.
-//!
-//! ```text
-//!               granted               a downgrade begins
-//! new --> Waiting ---------> Holding ---------------------> Moving
-//!          |   ^              |   ^                          ^ |  |
-//!          |   |              |   +--------------------------|-+  |
-//!          |   |              |      the node has moved      | |  |
-//!          |   +--------------|------------------------------|-+  |
-//!          +------------------|------------------------------+    |
-//!          | a waiter becomes the holder of a permit              |
-//!          |                  v                                   |
-//!          +---------------> Left <-------------------------------+
-//!                             the node is about to be deleted
-//! ```
-//!
-//! Beside its phase, a node has the reason of its loss. The reason is set once, and never taken back. It is one of
-//! five: the session is over; the lease had a gap since the grant (for a waiter: since the lease was first valid); it was
-//! held for longer than it may be; the node was removed; its grant was forged by a stranger. The owner of a lost node still leaves it, and deletes the node
-//! in case it is there.
+//! One own node: its [state](NodeState) behind a lock, what is awaited for it, and who waits for a change of it.
+
+pub(crate) mod state;
 
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use crate::queue::contender::{Contender, Owner};
+use crate::queue::mode::Mode;
 use crate::session::lease::{Lease, Moment};
 use crate::session::limits::Limits;
 use crate::session::loss::{HoldState, Loss};
-use crate::session::request::{Ending, Event, Failure, Reply, Watch};
+use crate::session::node::state::{Evidence, NodeState};
+use crate::session::request::{Created, Ending, Event, Failure, Reply, Watch};
 use crate::session::thread::FORKED;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Notified, Notify};
@@ -82,11 +68,14 @@ impl Unwatched {
     }
 }
 
-/// One node of ours: where it is, what for, and whether it was lost.
+/// One node of ours, from before its create until it is surely gone.
 pub(crate) struct OwnNode {
     /// Among the nodes of its session.
     pub(super) number: u64,
-    state: Mutex<NodeState>,
+    /// The lock's directory.
+    directory: Arc<str>,
+    owner: Owner,
+    state: Mutex<Locked>,
     changed: Notify,
     /// How many transactions under this hold have an unknown outcome. A path that was given to the caller counts as
     /// one.
@@ -103,44 +92,36 @@ pub(crate) struct OwnNode {
     limits: Limits,
     /// Where it is entered when a stranger's write has used up the watch on it.
     unwatched: Weak<Unwatched>,
-    /// When the library learnt of the node.
-    entered: Moment,
 }
 
-#[derive(Default)]
-struct NodeState {
-    path: String,
-    phase: Phase,
-    /// While it waits: the epoch since which the lease has been valid without a gap, if it has been valid at all.
-    valid_since: Option<u64>,
-    loss: Option<Loss>,
-    /// The loss of the hold has been reported.
-    is_told: bool,
+/// What is known of the node, and what is awaited for it.
+pub(crate) struct Locked {
+    pub(crate) known: NodeState,
+    pub(crate) creating: Option<Reply<Created>>,
+    /// The watch on the directory's data, by which other contenders ask for a node that is kept.
+    pub(crate) arming: Option<Reply<Watch>>,
     /// The watch on this node, and its waker, which is this own node itself: so thousands of waiters need no task each.
     /// The waker keeps the own node alive until the watch has fired.
     own: Option<(Watch, Waker)>,
-    /// The watch on this node was asked for, and has not fired yet.
-    is_watched: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
-    #[default]
-    Waiting,
-    /// Holding, in this epoch of the lease.
-    Holding(u64),
-    /// Being replaced by another node: while it holds, in this epoch of the lease, or while it waits. The end of the old
-    /// node is no loss.
-    Moving(Option<u64>),
-    Left,
+    /// The directories that we made to get here, the outermost first.
+    pub(crate) made: Vec<String>,
 }
 
 impl OwnNode {
-    pub(super) fn new(path: String, number: u64, lease: &Arc<Lease>, unwatched: &Arc<Unwatched>) -> Arc<OwnNode> {
-        let state = Mutex::new(NodeState { path, ..NodeState::default() });
+    pub(super) fn new(
+        number: u64,
+        (directory, owner): (Arc<str>, Owner),
+        mode: Mode,
+        lease: &Arc<Lease>,
+        unwatched: &Arc<Unwatched>,
+    ) -> Arc<OwnNode> {
+        let known = NodeState::new(&directory, owner.unnumbered(mode));
+        let state = Locked { known, creating: None, arming: None, own: None, made: Vec::new() };
         Arc::new(OwnNode {
             number,
-            state,
+            directory,
+            owner,
+            state: Mutex::new(state),
             changed: Notify::new(),
             unsettled: AtomicUsize::new(0),
             writes: AtomicUsize::new(0),
@@ -150,17 +131,65 @@ impl OwnNode {
             lease: Arc::clone(lease),
             limits: Limits::default(),
             unwatched: Arc::downgrade(unwatched),
-            entered: lease.now(),
         })
     }
 
+    /// Changes what is known of the node, and publishes it. Reports a lost hold, with its node and the reason, to tracing and
+    /// metrics: only once nothing is locked, because subscribers run code that is not ours.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Locked) -> T) -> T {
+        let mut state = self.state.lock();
+        let answer = change(&mut state);
+        self.held_in.store(state.known.held_in().map_or(0, |epoch| epoch + 1), Ordering::Release);
+        let news = state.known.news();
+        drop(state);
+        if let Some((node, cause)) = news {
+            meter::count(names::LOSSES, &[("cause", cause.label())]);
+            tell!(WARN, node, %cause, "a lock was lost while it was held");
+        }
+        answer
+    }
+
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&NodeState) -> T) -> T {
+        read(&self.state.lock().known)
+    }
+
+    /// The lock's directory.
+    pub(crate) fn directory(&self) -> &Arc<str> {
+        &self.directory
+    }
+
+    pub(crate) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
     pub(crate) fn path(&self) -> String {
-        self.state.lock().path.clone()
+        self.read(|it| it.path().to_owned())
+    }
+
+    /// Its contender in the queue, also while it holds a permit outside.
+    pub(crate) fn contender(&self) -> Arc<Contender> {
+        self.read(|it| Arc::clone(it.contender()))
+    }
+
+    /// The number of the transaction that created it: ensemble-wide, rising, never reset.
+    pub(crate) fn token(&self) -> i64 {
+        self.read(NodeState::token)
+    }
+
+    /// The node was created, or found after a lost answer.
+    pub(super) fn created(&self, created: &Created, session: i64) -> Result<(), Failure> {
+        let now = self.lease.now();
+        let (answer, _unlocked) = self.change(|it| (it.known.created(created, session, now), it.creating.take()));
+        answer
     }
 
     /// The epoch of the lease that the node can rely on, if there is one by now.
     pub(crate) fn epoch(&self) -> Option<u64> {
-        self.lease.epoch().filter(|_| self.lease.lasts_from(self.entered))
+        self.epoch_since(self.read(NodeState::birth).answered)
+    }
+
+    fn epoch_since(&self, entered: Moment) -> Option<u64> {
+        self.lease.epoch().filter(|_| self.lease.lasts_from(entered))
     }
 
     /// Its path, to give to the caller. What the caller does while the node is there is settled once the node is gone,
@@ -172,13 +201,11 @@ impl OwnNode {
 
     /// From now on this node's owner holds, as long as this epoch of the lease lasts.
     pub(crate) fn hold(&self, epoch: u64) {
-        let mut state = self.state.lock();
-        state.phase = Phase::Holding(epoch);
-        self.publish(&state);
+        self.change(|it| it.known.hold(epoch));
     }
 
     pub(crate) fn is_holding(&self) -> bool {
-        self.state.lock().is_holding()
+        self.read(NodeState::is_holding)
     }
 
     /// A transaction is sent that is carried out only while the node is there.
@@ -224,35 +251,24 @@ impl OwnNode {
         self.has_asked.load(Ordering::Acquire)
     }
 
-    /// The node is about to be replaced; [`OwnNode::moved`] ends this.
-    pub(crate) fn moving(&self) {
-        let mut state = self.state.lock();
-        match state.phase {
-            Phase::Holding(epoch) => state.phase = Phase::Moving(Some(epoch)),
-            Phase::Waiting => state.phase = Phase::Moving(None),
-            Phase::Moving(_) | Phase::Left => {}
-        }
+    /// What it has moved to is known. The watch on a node that was replaced has nothing more to tell.
+    pub(crate) fn moved(&self, moved: impl FnOnce(&mut NodeState)) {
+        let _unlocked = self.change(|it| {
+            moved(&mut it.known);
+            it.own.take()
+        });
     }
 
-    /// The node is at `path` now.
-    pub(crate) fn moved(&self, path: String) {
-        let mut state = self.state.lock();
-        state.path = path;
-        // The watch on the node that was replaced has nothing more to tell.
-        state.own = None;
-        state.is_watched = false;
-        if let Phase::Moving(held) = state.phase {
-            state.phase = held.map_or(Phase::Waiting, Phase::Holding);
+    /// The node is given back, or nobody wants it any more. Returns what `left` says of it.
+    pub(super) fn leave<T>(self: &Arc<Self>, left: impl FnOnce(&mut Locked) -> T) -> T {
+        if !self.read(NodeState::has_node) {
+            return self.change(left);
         }
-    }
-
-    /// The node is about to be deleted by us.
-    pub(crate) fn left(&self) {
-        let mut state = self.state.lock();
-        state.phase = Phase::Left;
-        self.publish(&state);
-        drop(state);
+        // This reports a loss.
+        self.loss();
+        let removals = self.change(left);
         self.changed.notify_waiters();
+        removals
     }
 
     /// The next change of anything that a task may wait for.
@@ -267,17 +283,12 @@ impl OwnNode {
     }
 
     pub(crate) fn has_left(&self) -> bool {
-        self.state.lock().phase == Phase::Left
+        self.read(NodeState::has_left)
     }
 
     /// The node was lost; the first reason stays.
     pub(crate) fn lose(&self, loss: Loss) {
-        let mut state = self.state.lock();
-        state.loss.get_or_insert(loss);
-        self.publish(&state);
-        let news = state.news();
-        drop(state);
-        tell(news);
+        self.change(|it| it.known.lose(loss));
         self.changed.notify_waiters();
     }
 
@@ -288,32 +299,24 @@ impl OwnNode {
             // A lock may be one that a thread of the parent's had when the process forked.
             return Some(Loss::SessionOver(Ending::Forked));
         }
-        let mut state = self.state.lock();
-        // The lease comes before the watch. The server removes the node of an owner that was stopped for too long, so
-        // the lease is the reason.
-        if state.loss.is_none() && state.phase != Phase::Left {
-            let since = match state.phase {
-                Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
-                Phase::Waiting | Phase::Moving(None) => {
-                    state.valid_since = state.valid_since.or_else(|| self.epoch());
-                    state.valid_since
+        let (loss, event) = self.change(|it| {
+            if it.known.loss().is_none() && it.known.has_node() {
+                if it.known.lacks_epoch() {
+                    it.known.relies_on(self.epoch_since(it.known.birth().answered));
                 }
-                Phase::Left => None,
-            };
-            let ran_out = since.is_some_and(|epoch| !lease.covers_at(epoch, now)).then_some(Loss::LeaseRanOut);
-            let too_long = !self.limits.allows(now);
-            state.loss = lease.over().map(Loss::SessionOver).or(ran_out).or(too_long.then_some(Loss::HeldTooLong));
-            if state.loss == Some(Loss::HeldTooLong) {
-                self.limits.exceeded(now, lease.margin());
+                it.known.look(&Evidence {
+                    valid_in: lease.epoch_at(now),
+                    over: lease.over(),
+                    is_held_too_long: !self.limits.allows(now),
+                });
+                if it.known.loss() == Some(Loss::HeldTooLong) {
+                    self.limits.exceeded(now, lease.margin());
+                }
             }
-        }
-        let told = state.look();
-        self.publish(&state);
-        let given_back = (state.phase == Phase::Left).then_some(Loss::GivenBack);
-        let (loss, news) = (state.loss.or(given_back), state.news());
-        drop(state);
-        tell(news);
-        self.told(told);
+            let event = it.look();
+            (it.known.loss(), event)
+        });
+        self.told(event);
         loss
     }
 
@@ -340,16 +343,12 @@ impl OwnNode {
 
     /// Whether it holds, and was not found lost so far: a lost node that is gone would hide others from a check of all.
     pub(super) fn is_held(&self) -> bool {
-        let state = self.state.lock();
-        state.is_holding() && state.loss.is_none()
+        self.read(|it| it.held_in().is_some())
     }
 
-    fn publish(&self, state: &NodeState) {
-        let held_in = match (state.loss, state.phase) {
-            (None, Phase::Holding(epoch) | Phase::Moving(Some(epoch))) => epoch + 1,
-            _ => 0,
-        };
-        self.held_in.store(held_in, Ordering::Release);
+    /// Its path, unless it is about to have another one, or was left.
+    pub(crate) fn standing(&self) -> Option<String> {
+        self.read(|it| it.is_standing_at(it.path()).then(|| it.path().to_owned()))
     }
 
     /// Passes the event of the watch on, now that the state is unlocked.
@@ -357,7 +356,7 @@ impl OwnNode {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
         if event == Event::Changed
-            && self.is_standing_at(&self.path())
+            && self.standing().is_some()
             && let Some(unwatched) = self.unwatched.upgrade()
         {
             unwatched.add(self);
@@ -375,13 +374,9 @@ impl OwnNode {
         }
     }
 
-    pub(crate) fn is_standing_at(&self, path: &str) -> bool {
-        let state = self.state.lock();
-        state.path == path && !matches!(state.phase, Phase::Left | Phase::Moving(_))
-    }
-
+    /// The node is not at this path any more, by what the leader says.
     pub(super) fn gone_from(&self, path: &str) {
-        if self.is_standing_at(path) {
+        if self.read(|it| it.is_standing_at(path)) {
             self.lose(Loss::Removed);
         }
     }
@@ -389,16 +384,6 @@ impl OwnNode {
     /// Whether a watch is armed that will show what happens to this node.
     pub(crate) fn is_armed(&self) -> bool {
         self.state.lock().own.is_some()
-    }
-
-    /// The path on which to arm the watch now, unless one was asked for already.
-    pub(super) fn begin_to_watch(&self) -> Option<String> {
-        let mut state = self.state.lock();
-        if state.is_watched || matches!(state.phase, Phase::Left | Phase::Moving(_)) {
-            return None;
-        }
-        state.is_watched = true;
-        Some(state.path.clone())
     }
 
     /// Keeps the watch that was asked for. A node that is not there any more is lost.
@@ -414,8 +399,7 @@ impl OwnNode {
                 Ok(())
             }
             Err(failure) => {
-                let mut state = self.state.lock();
-                state.is_watched &= state.path != path;
+                self.change(|it| it.known.is_not_watched(&path));
                 Err(failure)
             }
         }
@@ -423,7 +407,7 @@ impl OwnNode {
 
     fn arm(self: &Arc<Self>, path: &str, watch: Watch) {
         let mut state = self.state.lock();
-        if state.path == path {
+        if state.known.path() == path {
             state.own = Some((watch, Waker::from(Arc::clone(self))));
         }
         drop(state);
@@ -438,27 +422,7 @@ impl Wake for OwnNode {
     }
 }
 
-/// Reports a lost hold, with its node and the reason, to tracing and metrics. Only once nothing is locked, because
-/// subscribers run code that is not ours.
-fn tell(news: Option<(String, Loss)>) {
-    if let Some((node, cause)) = news {
-        meter::count(names::LOSSES, &[("cause", cause.label())]);
-        tell!(WARN, node, %cause, "a lock was lost while it was held");
-    }
-}
-
-impl NodeState {
-    fn is_holding(&self) -> bool {
-        matches!(self.phase, Phase::Holding(_) | Phase::Moving(Some(_)))
-    }
-
-    /// The loss of a hold, if it has not been reported yet.
-    fn news(&mut self) -> Option<(String, Loss)> {
-        let loss = self.loss.filter(|_| self.is_holding() && !self.is_told)?;
-        self.is_told = true;
-        Some((self.path.clone(), loss))
-    }
-
+impl Locked {
     /// Looks at the watch on this node, and returns its event if it has fired just now.
     ///
     /// Events come in order. So a task that has just seen another node's event also sees here what happened before it,
@@ -471,10 +435,7 @@ impl NodeState {
             return None;
         };
         self.own = None;
-        self.is_watched = false;
-        if event == Event::Deleted && matches!(self.phase, Phase::Waiting | Phase::Holding(_)) {
-            self.loss.get_or_insert(Loss::Removed);
-        }
+        self.known.heard(event);
         Some(event)
     }
 }

@@ -4,9 +4,11 @@ use std::sync::{Arc, Weak};
 
 use tracing::level_filters::LevelFilter;
 
+use crate::queue::contender::Owner;
+use crate::queue::mode::Mode;
 use crate::session::lease::Lease;
 use crate::session::node::{OwnNode, Unwatched};
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
 use crate::telemetry::log::tell;
 
@@ -36,6 +38,7 @@ impl HandOff {
 /// The own nodes on one session.
 #[derive(Default)]
 pub(crate) struct OwnNodes {
+    next: AtomicU64,
     members: Mutex<Members>,
     /// The connection was lost or is back, the session is over, or the first node was entered.
     pub(super) stirred: Notify,
@@ -45,7 +48,6 @@ pub(crate) struct OwnNodes {
 
 #[derive(Default)]
 struct Members {
-    next: u64,
     all: HashMap<u64, Arc<OwnNode>>,
     /// Nodes that must be gone, because their waiters were granted by a hand-off.
     handed_off: HashMap<Arc<str>, HandedOff>,
@@ -63,19 +65,21 @@ struct HandedOff {
 }
 
 impl OwnNodes {
-    /// Enters a node under this lease; it stays until [`OwnNodes::strike`].
-    pub(super) fn enter(&self, path: String, lease: &Arc<Lease>) -> Arc<OwnNode> {
+    /// A node under this lease, which is not asked for yet.
+    pub(super) fn begin(&self, queue: (Arc<str>, Owner), mode: Mode, lease: &Arc<Lease>) -> Arc<OwnNode> {
+        OwnNode::new(self.next.fetch_add(1, Ordering::Relaxed), queue, mode, lease, &self.unwatched)
+    }
+
+    /// Enters a node that is there; it stays until [`OwnNodes::strike`].
+    pub(super) fn enter(&self, own_node: &Arc<OwnNode>) {
         let mut members = self.members.lock();
-        let own_node = OwnNode::new(path, members.next, lease, &self.unwatched);
-        members.next += 1;
-        members.all.insert(own_node.number, Arc::clone(&own_node));
+        members.all.insert(own_node.number, Arc::clone(own_node));
         let is_first = members.all.len() == 1;
         drop(members);
         if is_first {
             self.stir();
         }
-        self.unwatched.add(&own_node);
-        own_node
+        self.unwatched.add(own_node);
     }
 
     pub(crate) fn strike(&self, own_node: &OwnNode) {
@@ -193,11 +197,11 @@ impl OwnNodes {
     /// The nodes for a heartbeat to check: all nodes of holders, or else one node of a waiter.
     pub(crate) fn to_check(&self) -> Vec<(Arc<OwnNode>, String)> {
         let members = self.members.lock();
-        let position = || members.all.values().filter(|own_node| own_node.is_standing_at(&own_node.path()));
-        let holding = position().filter(|own_node| own_node.is_held());
-        let mut chosen: Vec<_> = holding.map(|own_node| (Arc::clone(own_node), own_node.path())).collect();
+        let standing = |own_node: &Arc<OwnNode>| Some((Arc::clone(own_node), own_node.standing()?));
+        let holding = members.all.values().filter(|own_node| own_node.is_held());
+        let mut chosen: Vec<_> = holding.filter_map(standing).collect();
         if chosen.is_empty() {
-            chosen.extend(position().next().map(|own_node| (Arc::clone(own_node), own_node.path())));
+            chosen.extend(members.all.values().find_map(standing));
         }
         chosen
     }
@@ -249,13 +253,13 @@ mod tests {
             (names(&due), more)
         };
         assert_eq!(to_watch(), (vec![], true));
-        gone.left();
+        gone.leave(|it| it.known.leave(true));
         enter(&upkeep, ["3"]);
         assert_eq!(to_watch(), (vec!["/a/1".to_owned()], true));
         assert_eq!(to_watch(), (vec!["/a/3".to_owned()], false));
         assert_eq!(to_watch(), (vec![], false));
         let [gone] = enter(&upkeep, ["4"]);
-        gone.left();
+        gone.leave(|it| it.known.leave(true));
         assert_eq!(to_watch(), (vec![], false));
         enter(&upkeep, ["5"]);
         assert_eq!(names(&nodes.unwatched.take(Duration::ZERO).0), ["/a/5"]);
@@ -306,11 +310,11 @@ mod tests {
         first.hold(0);
         second.hold(0);
         assert_eq!(to_check(), ["/a/1", "/a/2"]);
-        first.left();
+        first.leave(|it| it.known.leave(true));
         assert_eq!(to_check(), ["/a/2"]);
-        second.moving();
+        second.change(|it| it.known.moves(None));
         assert_eq!(to_check(), ["/a/3"]);
-        third.left();
+        third.leave(|it| it.known.leave(true));
         assert!(to_check().is_empty());
     }
 

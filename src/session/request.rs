@@ -182,7 +182,7 @@ pub enum Event {
 pub type Watch = Pin<Box<dyn Future<Output = Event> + Send>>;
 
 /// Why a session is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Ending {
     /// The ensemble gave it up, or was not reached for longer than the session timeout.
@@ -212,7 +212,7 @@ pub enum Ending {
 }
 
 /// What a client lacks whose request was refused.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Denied {
     /// The right that the request needs: `READ`, `WRITE`, `CREATE` or `DELETE`.
     pub right: &'static str,
@@ -234,7 +234,7 @@ fn or_root(parent: &str) -> &str {
 }
 
 /// Why a request did not succeed, by what the caller may conclude.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Failure {
     /// Not carried out: there is no such node (for a create: no such parent).

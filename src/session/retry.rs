@@ -23,10 +23,6 @@ impl Tries {
     /// For work that must not stay undone, and that no caller waits for without a lease that runs out meanwhile.
     pub(crate) const ENDLESS: Tries = Tries { made: 0, most: u32::MAX };
 
-    pub(crate) fn were_made(&self) -> bool {
-        self.made > 0
-    }
-
     pub(crate) fn count(&mut self) {
         self.made = self.made.saturating_add(1);
     }

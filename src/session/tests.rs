@@ -9,7 +9,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::queue::contender::Owner;
+use crate::queue::dialect::Dialect;
+use crate::queue::mode::Mode;
 use crate::session::contract::Session;
+use crate::session::node::OwnNode;
 use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::upkeep::Upkeep;
 
@@ -35,6 +39,17 @@ pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
 
     fn transact(&self, _operations: &[Operation]) -> Reply<Vec<Outcome>> {
         Box::pin(pending())
+    }
+}
+
+impl Upkeep {
+    /// A node of ours that waits at this path.
+    pub(super) fn enter(&self, path: String) -> Arc<OwnNode> {
+        let owner = Owner::new(Dialect::Native, "host~id".to_owned());
+        let own_node = self.begin(&Arc::from("/lock"), &owner, Mode::Write);
+        own_node.waits_at(path);
+        self.nodes().enter(&own_node);
+        own_node
     }
 }
 

@@ -4,12 +4,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::queue::contender::Owner;
+use crate::queue::mode::Mode;
 use crate::session::ghosts::Ghosts;
 use crate::session::lease::{Lease, Moment};
 use crate::session::listings::Listings;
-use crate::session::node::OwnNode;
+use crate::session::node::{Locked, OwnNode};
 use crate::session::nodes::OwnNodes;
-use crate::session::request::Ending;
+use crate::session::request::{Created, Ending, Failure};
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 /// What the library keeps for one session. Its backend makes it, hands it out, and reports to it what happens.
@@ -116,9 +118,24 @@ impl Upkeep {
         &self.nodes
     }
 
-    /// There is an own node at this path. It is kept alive and watched until [`OwnNodes::strike`].
-    pub(crate) fn enter(&self, path: String) -> Arc<OwnNode> {
-        self.nodes.enter(path, &self.lease)
+    /// A node in this directory that is not asked for yet.
+    pub(crate) fn begin(&self, directory: &Arc<str>, owner: &Owner, mode: Mode) -> Arc<OwnNode> {
+        self.nodes.begin((Arc::clone(directory), owner.clone()), mode, &self.lease)
+    }
+
+    /// The node was created, or found after a lost answer, by this session. It is kept alive and watched until
+    /// [`OwnNodes::strike`].
+    pub(crate) fn created(&self, own_node: &Arc<OwnNode>, created: &Created, session: i64) -> Result<(), Failure> {
+        own_node.created(created, session)?;
+        self.nodes.enter(own_node);
+        Ok(())
+    }
+
+    /// The node is given back, or nobody wants it any more. Returns what `left` says of it, which is told whether it may signal.
+    pub(crate) fn leave<T>(&self, own_node: &Arc<OwnNode>, left: impl FnOnce(&mut Locked, bool) -> T) -> T {
+        let removals = own_node.leave(|it| left(it, !self.is_signal_refused()));
+        self.nodes.strike(own_node);
+        removals
     }
 
     /// How often the connection was lost. Two answers between which this stays the same are of one connection.

@@ -17,7 +17,7 @@ impl OwnNode {
 
     /// Asks for a watch on this node, unless one was asked for already. The request is on its way when this returns.
     pub(crate) fn ask_to_watch(&self, session: &Arc<dyn Session>) -> Option<Asked> {
-        let path = self.begin_to_watch()?;
+        let path = self.change(|it| it.known.begin_to_watch())?;
         Some(Asked { watch: session.watch(&path), path })
     }
 

@@ -123,7 +123,7 @@ impl MultiGuard {
 
     /// Each lock's directory with its fencing token, in the order in which the locks were taken.
     pub fn fencing_tokens(&self) -> impl Iterator<Item = (&str, i64)> {
-        self.locks.iter().map(|held| (held.directory(), held.position().czxid))
+        self.locks.iter().map(|held| (held.directory(), held.own_node().token()))
     }
 
     /// Whether all the locks are still held. See [`Hold::is_held`](crate::Hold::is_held).

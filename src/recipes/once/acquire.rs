@@ -18,6 +18,7 @@ use crate::queue::mode::{Aim, Mode};
 use crate::queue::twin;
 use crate::recipes::once::guard::OnceGuard;
 use crate::session::loss::Loss;
+use crate::session::node::state::NodeState;
 use crate::session::presence;
 use crate::session::request::Failure;
 use crate::telemetry::log::tell;
@@ -188,7 +189,7 @@ impl Judging {
             }
             Record::Done(last, _) => (Some(last), true),
         };
-        let (birth, at) = (hold.position().birth, hold.now());
+        let (birth, at) = (hold.own_node().read(NodeState::birth), hold.now());
         let now = Now::since(birth.ctime, at.saturating_sub(birth.answered), at.saturating_sub(birth.asked));
         let Some(last) = last.filter(|last| now.is_within(self.period, last.at)) else {
             return Ok(Some(OnceGuard::new(guard, self.host, self.label, is_there)));

@@ -31,6 +31,7 @@ use crate::recipes::semaphore::limit::too_few;
 use crate::recipes::semaphore::state::{SeenPermits, SemaphoreState, TAKE};
 use crate::session::contract::Session;
 use crate::session::keep_alive;
+use crate::session::node::state::NodeState;
 use crate::session::nodes::HandOff;
 use crate::session::presence::{self, SecondLook, check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
@@ -96,10 +97,10 @@ impl PermitRequest {
         patience: IfTaken,
     ) -> Result<bool, Error> {
         let SemaphoreState { handle, taken, .. } = &*self.state;
-        let name = permits::name(&held.ticket().owner().to_string(), self.count);
+        let name = permits::name(&held.own_node().owner().to_string(), self.count);
         let to = format!("{taken}/{name}");
         let exchange = Exchange { to, data: held.note(), unchanged: (handle.shown(), version) };
-        match held.exchange(&exchange).await {
+        match held.ticket().exchange(&exchange).await {
             Ok(()) => Ok(true),
             Err(NotExchanged::Changed) => {
                 if refused.replace(version) == Some(version) {
@@ -296,7 +297,7 @@ struct View<'a> {
 impl<'a> View<'a> {
     fn new(state: &'a SemaphoreState, held: &'a Tenure, grant: &mut Grant) -> View<'a> {
         let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
-        let (connection, ghosts) = (held.ticket().connection(), std::mem::take(&mut grant.ghosts));
+        let (connection, ghosts) = (held.own_node().read(NodeState::connection), std::mem::take(&mut grant.ghosts));
         let (shown_ghosts, gone) = (ghosts.len(), Vec::new());
         View { state, held, connection, number: None, names: None, signal, ghosts, shown_ghosts, gone, rounds: 0 }
     }
@@ -449,7 +450,7 @@ impl<'a> View<'a> {
             std::iter::once(check(&**path, Some(now.version))).chain(holders).collect()
         };
         let mut look = SecondLook::after(session, !self.gone.is_empty());
-        let (paths, me) = (&self.state.handle.paths, self.held.contender());
+        let (paths, me) = (&self.state.handle.paths, &*self.held.contender());
         let haunted = wait.waiting.map(|waiting| Box::pin(waiting.haunted()));
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {

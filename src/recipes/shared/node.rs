@@ -69,7 +69,7 @@ impl ValueNode {
         let written = Written {
             host: handle.host.clone(),
             label: label.clone(),
-            token: held.position().czxid,
+            token: held.own_node().token(),
             commit: own_node.next_commit(),
             at: envelope::now(),
             schema: self.form.schema,
@@ -141,7 +141,7 @@ impl ValueNode {
             Err(failure) => return Err(Error::from_failure(failure, "read", &self.path)),
         };
         let now = Base::of(node.as_ref());
-        if now.mark.is_some_and(|mark| mark.token == held.position().czxid) {
+        if now.mark.is_some_and(|mark| mark.token == held.own_node().token()) {
             return Ok(now);
         }
         if now.czxid.is_some_and(|czxid| before.is_replaced(czxid)) {

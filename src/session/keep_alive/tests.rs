@@ -153,7 +153,7 @@ async fn while_a_node_is_kept_each_touch_is_made_to_count_a_settling_time_later(
 async fn a_node_that_is_about_to_have_another_name_keeps_its_lease() {
     let (session, _task) = Noted::kept_alive();
     let own_node = session.holder("/a/1");
-    own_node.moving();
+    own_node.change(|it| it.known.moves(None));
     let sent = session.after(20_000).await;
     assert!(sent.iter().all(|(_, what)| what == "read /" || what == "check /" || what == "watch /a/1"), "{sent:?}");
     assert_eq!(own_node.loss(), None);
@@ -260,7 +260,7 @@ async fn a_server_that_errs_is_asked_for_a_watch_less_and_less_often_and_not_for
     watches.retain(|(_, what)| what == "watch /a/1");
     // From the twelfth pause on, each has 1,440 ms.
     assert_eq!(watches.len(), 4 + 12 + (60_000 - 200 - 120 * 78) / 1_440, "{watches:?}");
-    own_node.left();
+    own_node.leave(|it| it.known.leave(true));
     session.after(62_000).await;
     assert!(session.after(70_000).await.iter().all(|(_, what)| what != "watch /a/1"));
 }

@@ -8,20 +8,32 @@ use crate::session::request::Ending;
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::AtomicBool;
 
+impl OwnNode {
+    pub(in crate::session) fn waits_at(&self, path: String) {
+        let now = self.lease.now();
+        self.change(|it| it.known = NodeState::waiting_at(path, now));
+    }
+}
+
 /// A node that holds, on a lease that lasts, and its session's upkeep.
 fn holding() -> (Arc<OwnNode>, Arc<Upkeep>) {
     let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
     upkeep.began(upkeep.lease().now());
-    let own_node = OwnNode::new("/lock/node".to_owned(), 0, upkeep.lease(), &upkeep.nodes().unwatched);
+    let own_node = upkeep.enter("/lock/node".to_owned());
+    upkeep.nodes().unwatched.take(Duration::ZERO);
     own_node.hold(upkeep.lease().epoch().unwrap());
     assert!(own_node.held_at().is_some());
     (own_node, upkeep)
 }
 
+/// A node is left, or lost.
+const ENDS: [fn(&Arc<OwnNode>); 2] =
+    [|node| drop(node.leave(|it| it.known.leave(true))), |node| node.lose(Loss::Removed)];
+
 /// `is_held` reads nothing but a number, so the number must say so as soon as the node does.
 #[test]
 fn a_node_that_was_lost_or_left_is_held_at_no_moment_from_then_on() {
-    for end in [OwnNode::left, |node: &OwnNode| node.lose(Loss::Removed)] {
+    for end in ENDS {
         let (own_node, _upkeep) = holding();
         end(&own_node);
         assert_eq!(own_node.held_at(), None);
@@ -43,7 +55,7 @@ impl Wake for Looks {
 
 #[test]
 fn who_is_told_of_a_loss_or_of_an_end_finds_it_at_once() {
-    for end in [OwnNode::left, |node: &OwnNode| node.lose(Loss::Removed)] {
+    for end in ENDS {
         let (own_node, _upkeep) = holding();
         let has_seen = AtomicBool::new(false);
         let looks = Arc::new(Looks { own_node: Arc::clone(&own_node), has_seen });
@@ -65,7 +77,7 @@ fn a_node_found_removed_after_the_lease_ran_out_was_lost_with_the_lease() {
         let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
         let lease = upkeep.lease();
         upkeep.began(lease.now());
-        let own_node = OwnNode::new("/lock/node".to_owned(), 0, upkeep.lease(), &upkeep.nodes().unwatched);
+        let own_node = upkeep.enter("/lock/node".to_owned());
         own_node.hold(lease.epoch().unwrap());
         assert_eq!(own_node.loss(), None);
 
@@ -73,6 +85,10 @@ fn a_node_found_removed_after_the_lease_ran_out_was_lost_with_the_lease() {
         own_node.arm("/lock/node", Box::pin(std::future::ready(Event::Deleted)));
         assert_eq!(own_node.loss(), Some(why));
     }
+}
+
+fn to_watch(own_node: &OwnNode) -> Option<String> {
+    own_node.change(|it| it.known.begin_to_watch())
 }
 
 fn fired(event: Event) -> Watch {
@@ -96,31 +112,31 @@ fn watched(own_node: &Arc<OwnNode>, watch: Result<Watch, Failure>) -> Result<(),
 fn a_node_is_watched_once_and_again_when_the_request_failed_or_a_stranger_wrote() {
     let (own_node, upkeep) = holding();
     let path = || Some("/lock/node".to_owned());
-    assert_eq!((own_node.begin_to_watch(), own_node.begin_to_watch()), (path(), None));
+    assert_eq!((to_watch(&own_node), to_watch(&own_node)), (path(), None));
     let unknown = Failure::Unknown(String::new());
     assert_eq!(watched(&own_node, Err(unknown.clone())), Err(unknown));
-    assert_eq!((own_node.is_armed(), own_node.begin_to_watch()), (false, path()));
+    assert_eq!((own_node.is_armed(), to_watch(&own_node)), (false, path()));
     assert_eq!(watched(&own_node, Ok(Box::pin(std::future::pending()))), Ok(()));
-    assert_eq!((own_node.is_armed(), own_node.begin_to_watch()), (true, None));
+    assert_eq!((own_node.is_armed(), to_watch(&own_node)), (true, None));
     assert!(upkeep.nodes().unwatched.take(Duration::ZERO).0.is_empty());
 
     let (own_node, upkeep) = holding();
     assert_eq!(watched(&own_node, Ok(fired(Event::Changed))), Ok(()));
     assert_eq!((own_node.is_armed(), own_node.loss()), (false, None));
-    assert_eq!((upkeep.nodes().unwatched.take(Duration::ZERO).0.len(), own_node.begin_to_watch()), (1, path()));
+    assert_eq!((upkeep.nodes().unwatched.take(Duration::ZERO).0.len(), to_watch(&own_node)), (1, path()));
 }
 
 #[test]
 fn a_watch_on_the_node_that_was_replaced_tells_nothing_of_the_new_one() {
     let (own_node, _upkeep) = holding();
-    own_node.begin_to_watch();
-    own_node.moving();
+    to_watch(&own_node);
+    own_node.change(|it| it.known.moves(Some("/lock/new".to_owned())));
     own_node.gone_from("/lock/node");
-    assert_eq!((own_node.loss(), own_node.begin_to_watch()), (None, None));
-    own_node.moved("/lock/new".to_owned());
-    assert_eq!(own_node.begin_to_watch(), Some("/lock/new".to_owned()));
+    assert_eq!((own_node.loss(), to_watch(&own_node)), (None, None));
+    own_node.moved(|it| it.exchanged(0));
+    assert_eq!(to_watch(&own_node), Some("/lock/new".to_owned()));
     assert!(watched(&own_node, Err(Failure::Unknown(String::new()))).is_err());
-    assert_eq!(own_node.begin_to_watch(), None, "the new one was asked for");
+    assert_eq!(to_watch(&own_node), None, "the new one was asked for");
     assert_eq!(watched(&own_node, Ok(fired(Event::Deleted))), Ok(()));
     assert_eq!(watched(&own_node, Err(Failure::NoNode)), Ok(()));
     assert_eq!((own_node.loss(), own_node.is_armed()), (None, false));
@@ -154,18 +170,4 @@ fn writes_are_settled_when_the_last_of_them_has_an_outcome() {
     assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (false, Some(2)));
     own_node.path_for_others();
     assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (true, None));
-}
-
-#[test]
-fn a_lost_hold_is_reported_once_and_a_lost_waiter_never() {
-    let (own_node, _upkeep) = holding();
-    own_node.state.lock().loss = Some(Loss::Removed);
-    let news = own_node.state.lock().news();
-    assert_eq!(news, Some(("/lock/node".to_owned(), Loss::Removed)));
-    assert_eq!(own_node.state.lock().news(), None);
-    for phase in [Phase::Waiting, Phase::Moving(None), Phase::Left] {
-        let (own_node, _upkeep) = holding();
-        (own_node.state.lock().phase, own_node.state.lock().loss) = (phase, Some(Loss::Removed));
-        assert_eq!(own_node.state.lock().news(), None, "{phase:?}");
-    }
 }

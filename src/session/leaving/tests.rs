@@ -1,0 +1,149 @@
+//! Tests of each step of a removal.
+
+use super::*;
+use crate::session::request::{Denied, Ending};
+
+const PATH: &str = "/lock/host~id-WRITE-0000000003";
+
+fn unknown() -> Failure {
+    Failure::Unknown(String::new())
+}
+
+fn over() -> Failure {
+    Failure::Over(Ending::Expired)
+}
+
+fn no_auth() -> Failure {
+    Failure::NoAuth(Box::<Denied>::default())
+}
+
+fn in_transaction(index: usize, failure: Failure) -> Failure {
+    Failure::Operation { index, failure: Box::new(failure) }
+}
+
+/// What a machine asks for, in short.
+fn asked(leaving: &Leaving) -> String {
+    match leaving.asks() {
+        Ok(Ask::Created) => "created?".to_owned(),
+        Ok(Ask::Delete(Deletion { path, signals, .. })) => {
+            format!("{} {path}", if *signals { "signal" } else { "delete" })
+        }
+        Ok(Ask::Restart) => "restart".to_owned(),
+        Ok(Ask::List) => "list".to_owned(),
+        Ok(Ask::Link) => "link?".to_owned(),
+        Err(outcome) => format!("{outcome:?}"),
+    }
+}
+
+/// What the machine asks for after each of these answers.
+#[track_caller]
+fn goes(mut leaving: Leaving, steps: impl IntoIterator<Item = (Input, &'static str)>) {
+    for (answer, expected) in steps {
+        let shown;
+        (leaving, shown) = leaving.on(answer);
+        assert_eq!((asked(&leaving), shown), (expected.to_owned(), None));
+    }
+}
+
+fn deleting(signals: bool, restarts: bool) -> Leaving {
+    Leaving::Deleting(Deletion { path: PATH.to_owned(), signals, restarts, ..Deletion::default() })
+}
+
+fn deleted(failure: impl Into<Option<Failure>>) -> Input {
+    Input::Deleted(failure.into().map_or(Ok(()), Err))
+}
+
+const LINKED: Input = Input::Linked(Ok(()));
+
+#[test]
+fn a_deletion_is_repeated_until_it_is_known() {
+    let again = "delete /lock/host~id-WRITE-0000000003";
+    goes(deleting(false, false), [(deleted(None), "Ok(())")]);
+    goes(deleting(false, false), [(deleted(Failure::NoNode), "Err(NoNode)")]);
+    goes(
+        deleting(false, false),
+        [(deleted(unknown()), "link?"), (LINKED, again), (deleted(Failure::NoNode), "Ok(())")],
+    );
+    let again = "signal /lock/host~id-WRITE-0000000003";
+    goes(
+        deleting(true, false),
+        [
+            (deleted(unknown()), "link?"),
+            (LINKED, again),
+            (deleted(unknown()), "link?"),
+            (LINKED, again),
+            (deleted(in_transaction(0, Failure::NoNode)), "Ok(())"),
+        ],
+    );
+    goes(deleting(true, false), [(deleted(unknown()), "link?"), (Input::Linked(Err(over())), "Err(Over(Expired))")]);
+    goes(deleting(true, true), [(deleted(over()), "Err(Over(Expired))")]);
+}
+
+#[test]
+fn a_refused_signal_is_followed_by_a_plain_delete() {
+    for refusal in [no_auth(), Failure::Refused(String::new())] {
+        let (plain, shown) = deleting(true, false).on(deleted(in_transaction(0, refusal)));
+        assert_eq!(shown, Some(Shown::SignalRefused));
+        assert_eq!(asked(&plain), "delete /lock/host~id-WRITE-0000000003");
+        assert_eq!(plain.on(deleted(no_auth())), (Leaving::Gone(Err(no_auth())), None));
+    }
+    // The delete is refused, and no signal.
+    let refused = deleting(true, false).on(deleted(in_transaction(1, no_auth())));
+    assert_eq!(refused, (Leaving::Gone(Err(no_auth())), None));
+}
+
+#[test]
+fn the_numbers_of_a_directory_begin_anew_once_its_last_node_is_gone() {
+    goes(deleting(true, true), [(deleted(None), "restart"), (deleted(Failure::NotEmpty), "Ok(())")]);
+    goes(deleting(true, true), [(deleted(Failure::NoNode), "Err(NoNode)")]);
+}
+
+#[test]
+fn a_node_that_is_created_after_its_end_is_deleted() {
+    let created = || Input::Created(Ok(PATH.to_owned()));
+    let coming = |sweeps| Leaving::Coming { sweeps };
+    let delete = "delete /lock/host~id-WRITE-0000000003";
+    goes(coming(false), [(created(), delete), (deleted(None), "Ok(())")]);
+    goes(coming(true), [(created(), delete), (deleted(None), "list")]);
+    goes(coming(true), [(created(), delete), (deleted(Failure::NoNode), "list")]);
+    goes(coming(true), [(created(), delete), (deleted(unknown()), "link?"), (LINKED, delete), (deleted(None), "list")]);
+    for (failure, next) in [(unknown(), "list"), (Failure::NoNode, "list"), (no_auth(), "Ok(())")] {
+        goes(coming(false), [(Input::Created(Err(failure)), next)]);
+    }
+    goes(coming(true), [(Input::Created(Err(no_auth())), "list")]);
+    goes(coming(true), [(Input::Created(Err(over())), "Err(Over(Expired))")]);
+}
+
+#[test]
+fn a_sweep_deletes_each_node_that_a_listing_shows() {
+    let listed = |names: &[&str]| Input::Listed(Ok(names.iter().map(|name| (*name).to_owned()).collect()));
+    goes(Leaving::Listing, [(listed(&[]), "Ok(())")]);
+    goes(Leaving::Listing, [(Input::Listed(Err(Failure::NoNode)), "Ok(())")]);
+    goes(Leaving::Listing, [(Input::Listed(Err(over())), "Err(Over(Expired))")]);
+    goes(
+        Leaving::Listing,
+        [
+            (Input::Listed(Err(unknown())), "link?"),
+            (LINKED, "list"),
+            (listed(&["/a", "/b", "/c"]), "delete /a"),
+            (deleted(Failure::NoNode), "delete /b"),
+            (deleted(unknown()), "link?"),
+            (LINKED, "delete /b"),
+            (deleted(Failure::NoNode), "delete /c"),
+            (deleted(None), "Ok(())"),
+        ],
+    );
+    goes(Leaving::Listing, [(listed(&["/a", "/b"]), "delete /a"), (deleted(over()), "Err(Over(Expired))")]);
+    let (next, shown) = Leaving::Listing.on(listed(&["/a", "/b"])).0.on(deleted(no_auth()));
+    assert_eq!((asked(&next), shown), ("delete /b".to_owned(), Some(Shown::Stays("/a".to_owned(), no_auth()))));
+    let unlisted = Leaving::Listing.on(Input::Listed(Err(no_auth())));
+    assert_eq!(unlisted, (Leaving::Gone(Ok(())), Some(Shown::Unlisted(no_auth()))));
+}
+
+#[test]
+fn an_answer_to_something_else_changes_nothing() {
+    let machines = || [Leaving::Coming { sweeps: true }, deleting(true, true), Leaving::Listing, Leaving::Restarting];
+    for (at, machine) in machines().into_iter().enumerate() {
+        assert_eq!(machine.on(LINKED), (machines()[at].clone(), None));
+    }
+}

@@ -1,0 +1,296 @@
+//! Tests of each step that a node can take.
+
+use super::*;
+use crate::queue::dialect::Dialect;
+
+impl NodeState {
+    /// A node that waits at this path since this moment.
+    pub(in crate::session) fn waiting_at(path: String, now: Moment) -> NodeState {
+        let owner = Owner::new(Dialect::Native, "host~id".to_owned());
+        let mut record = NodeState::new("/lock", owner.unnumbered(Mode::Write));
+        (record.phase, record.path, record.birth.answered) = (Phase::Waiting, path, now);
+        record
+    }
+}
+
+const NOW: Moment = Moment::from_secs(100);
+const SESSION: i64 = 7;
+const WRITER: &str = "/lock/host~id-WRITE-0000000003";
+const READER: &str = "/lock/host~id-READ-0000000003";
+const PERMIT: &str = "/permits/host~id-1";
+
+fn owner() -> Owner {
+    Owner::new(Dialect::Native, "host~id".to_owned())
+}
+
+/// A node that was not asked for yet.
+fn absent(mode: Mode) -> NodeState {
+    NodeState::new("/lock", owner().unnumbered(mode))
+}
+
+fn unknown() -> Failure {
+    Failure::Unknown(String::new())
+}
+
+fn created(path: &str) -> Created {
+    Created { path: path.to_owned(), czxid: 40, ctime: SystemTime::UNIX_EPOCH, ephemeral_owner: SESSION }
+}
+
+/// A writer in the queue.
+fn waiting() -> NodeState {
+    let mut record = absent(Mode::Write);
+    record.asked(NOW, 0);
+    record.created(&created(WRITER), SESSION, NOW).unwrap();
+    record
+}
+
+fn holding() -> NodeState {
+    let mut record = waiting();
+    record.hold(2);
+    record
+}
+
+/// A node of each phase, in the order of a life.
+fn of_each_phase() -> Vec<NodeState> {
+    let (mut coming, mut moving, mut changing, mut left) = (absent(Mode::Write), waiting(), holding(), holding());
+    coming.asked(NOW, 0);
+    moving.moves(Some(PERMIT.to_owned()));
+    changing.moves(None);
+    left.leave(true);
+    vec![absent(Mode::Write), coming, waiting(), holding(), moving, changing, left]
+}
+
+/// What is removed: where, and whether by a signal.
+fn removed(leaving: &Leaving) -> (&str, bool) {
+    match leaving {
+        Leaving::Coming { sweeps: false } => ("what is created", false),
+        Leaving::Coming { sweeps: true } => ("what is created, and all", false),
+        Leaving::Listing => ("all", false),
+        Leaving::Deleting(deletion) => (&deletion.path, deletion.signals),
+        other => panic!("{other:?} removes nothing"),
+    }
+}
+
+/// What the end of the node has removed, at once and in this order.
+#[track_caller]
+fn ends_with<const N: usize>(mut record: NodeState, expected: [(&str, bool); N]) {
+    let removals = record.end(true);
+    assert_eq!(removals.iter().map(removed).collect::<Vec<_>>(), expected);
+    assert_eq!((record.phase(), record.loss()), (Phase::Left, record.loss.or(Some(Loss::GivenBack))));
+    assert_eq!((record.end(true), record.leave(true)), (vec![], None), "all is removed once");
+}
+
+#[test]
+fn a_node_is_asked_for_until_it_is_there_and_then_it_waits() {
+    let mut record = absent(Mode::Write);
+    assert_eq!((record.phase(), record.path()), (Phase::Absent, "/lock/host~id-WRITE-"));
+    assert!(record.contender().sequence() < 0, "no number: it can never hold");
+    for (failure, may_have_orphan) in [(Failure::NoNode, false), (unknown(), true), (Failure::NoNode, true)] {
+        record.asked(NOW, 1);
+        assert_eq!(record.phase(), Phase::Coming);
+        record.refused(&failure);
+        assert_eq!((record.phase(), record.may_have_orphan), (Phase::Absent, may_have_orphan));
+        assert_eq!(record.path(), "/lock/host~id-WRITE-", "the same is asked for again");
+    }
+    record.asked(2 * NOW, 3);
+    record.created(&created(WRITER), SESSION, 3 * NOW).unwrap();
+    assert_eq!((record.phase(), record.path(), record.contender().sequence()), (Phase::Waiting, WRITER, 3));
+    assert_eq!((record.token(), record.connection()), (40, 3));
+    assert_eq!((record.birth().asked, record.birth().answered), (NOW, 3 * NOW));
+}
+
+#[test]
+fn a_node_of_another_session_or_with_a_strange_name_is_not_ours() {
+    for (path, session) in [(WRITER, SESSION + 1), ("/lock/strange", SESSION)] {
+        let mut record = absent(Mode::Write);
+        record.asked(NOW, 0);
+        assert!(matches!(record.created(&created(path), session, NOW), Err(Failure::Refused(_))));
+        assert_eq!((record.phase(), record.has_node()), (Phase::Absent, false));
+    }
+}
+
+#[test]
+fn only_a_writer_that_held_alone_signals_and_only_if_it_may() {
+    let reader = |holds: bool| {
+        let mut record = absent(Mode::Read);
+        record.asked(NOW, 0);
+        record.created(&created(READER), SESSION, NOW).unwrap();
+        if holds {
+            record.hold(1);
+        }
+        record
+    };
+    let mut forged = holding();
+    forged.lose(Loss::Interfered);
+    let mut lost = holding();
+    lost.lose(Loss::LeaseRanOut);
+    for (mut record, signals) in [
+        (waiting(), false),
+        (holding(), true),
+        (reader(false), false),
+        (reader(true), false),
+        (forged, false),
+        (lost, true),
+    ] {
+        let path = record.path().to_owned();
+        ends_with(record.clone(), [(&path, signals)]);
+        assert_eq!(record.leave(false).as_ref().map(removed), Some((&*path, false)), "it may not");
+        assert_eq!(record.leave(true), None);
+    }
+}
+
+#[test]
+fn the_last_in_a_directory_whose_numbers_are_nearly_used_up_restarts_them() {
+    for (number, restarts) in [(mode::RESTART_FROM - 1, false), (mode::RESTART_FROM, true), (-5, true)] {
+        let mut record = absent(Mode::Write);
+        record.asked(NOW, 0);
+        let named = created(&format!("/lock/host~id-WRITE-{number:010}"));
+        record.created(&named, SESSION, NOW).unwrap();
+        let Some(Leaving::Deleting(deletion)) = record.leave(true) else { panic!("there is a node") };
+        assert_eq!(deletion.restarts, restarts, "{number}");
+    }
+}
+
+#[test]
+fn whatever_may_be_there_is_removed_however_far_it_got() {
+    let coming = |may_have_orphan| {
+        let mut record = absent(Mode::Write);
+        record.asked(NOW, 0);
+        record.may_have_orphan = may_have_orphan;
+        record
+    };
+    ends_with(absent(Mode::Write), []);
+    ends_with(coming(false), [("what is created", false)]);
+    ends_with(coming(true), [("what is created, and all", false)]);
+    let mut lost = coming(false);
+    lost.refused(&unknown());
+    ends_with(lost, [("all", false)]);
+    let mut denied = coming(false);
+    denied.refused(&Failure::NoNode);
+    ends_with(denied.clone(), []);
+    denied.doubted();
+    ends_with(denied, [("all", false)]);
+    let mut exchanging = waiting();
+    exchanging.moves(Some(PERMIT.to_owned()));
+    ends_with(exchanging, [(WRITER, false), (PERMIT, false)]);
+    let mut changing = holding();
+    changing.moves(None);
+    ends_with(changing, [(WRITER, true), ("all", false)]);
+}
+
+#[test]
+fn a_writer_that_is_downgraded_holds_on_as_a_reader() {
+    let mut record = holding();
+    record.begin_to_watch();
+    record.moves(None);
+    assert_eq!((record.phase(), record.held_in(), record.begin_to_watch()), (Phase::Moving(Some(2)), Some(2), None));
+    record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
+    assert_eq!((record.phase(), record.path(), record.token()), (Phase::Holding(2), READER, 40));
+    assert_eq!(record.begin_to_watch(), Some(READER.to_owned()), "the other watch tells nothing of it");
+    ends_with(record, [(READER, false)]);
+}
+
+#[test]
+fn a_waiter_that_gets_its_permit_holds_that_and_leaves_the_queue() {
+    let mut record = waiting();
+    record.moves(Some(PERMIT.to_owned()));
+    record.exchanged(50);
+    assert_eq!((record.phase(), record.path(), record.token()), (Phase::Waiting, PERMIT, 50));
+    assert_eq!(record.contender().sequence(), 3);
+    record.hold(2);
+    ends_with(record, [(PERMIT, false)]);
+}
+
+#[test]
+fn a_move_that_was_not_made_leaves_everything_as_it_was() {
+    let mut record = waiting();
+    record.moves(Some(PERMIT.to_owned()));
+    record.stays();
+    assert_eq!((record.phase(), record.path(), record.token()), (Phase::Waiting, WRITER, 40));
+    ends_with(record, [(WRITER, false)]);
+    let mut record = holding();
+    record.moves(None);
+    record.stays();
+    assert_eq!((record.phase(), record.path()), (Phase::Holding(2), WRITER));
+    ends_with(record, [(WRITER, true), ("all", false)]);
+}
+
+#[test]
+fn a_node_that_was_left_during_a_move_does_not_come_back() {
+    let mut record = holding();
+    record.moves(None);
+    assert_eq!(record.leave(true).as_ref().map(removed), Some((WRITER, true)));
+    record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
+    assert_eq!(record.phase(), Phase::Left);
+    ends_with(record, [("all", false)]);
+}
+
+fn evidence() -> Evidence {
+    Evidence { over: None, valid_in: Some(2), is_held_too_long: false }
+}
+
+#[test]
+fn a_node_is_lost_by_its_session_its_lease_or_its_limit_and_by_the_first_of_them() {
+    let over = Loss::SessionOver(Ending::Expired);
+    let ended = Evidence { over: Some(Ending::Expired), valid_in: None, is_held_too_long: true };
+    let lapsed = Evidence { valid_in: Some(3), is_held_too_long: true, ..evidence() };
+    let long = Evidence { is_held_too_long: true, ..evidence() };
+    for (evidence, loss) in
+        [(evidence(), None), (ended, Some(over)), (lapsed, Some(Loss::LeaseRanOut)), (long, Some(Loss::HeldTooLong))]
+    {
+        let mut record = holding();
+        record.look(&evidence);
+        assert_eq!((record.loss(), record.held_in()), (loss, Some(2).filter(|_| loss.is_none())));
+        record.lose(Loss::Removed);
+        assert_eq!(record.loss(), loss.or(Some(Loss::Removed)), "the first reason stays");
+        record.look(&Evidence { over: Some(Ending::Closed), ..evidence });
+        assert_eq!(record.loss(), loss.or(Some(Loss::Removed)));
+    }
+}
+
+#[test]
+fn a_waiter_relies_on_the_lease_from_the_moment_when_it_is_valid() {
+    let mut record = waiting();
+    record.look(&Evidence { valid_in: None, ..evidence() });
+    assert!(record.lacks_epoch() && record.loss().is_none(), "it has relied on none yet");
+    record.relies_on(Some(2));
+    record.look(&evidence());
+    assert!(!record.lacks_epoch() && record.loss().is_none());
+    record.look(&Evidence { valid_in: None, ..evidence() });
+    assert_eq!(record.loss(), Some(Loss::LeaseRanOut));
+    assert!(!record.lacks_epoch());
+}
+
+#[test]
+fn what_a_watch_tells_is_a_loss_only_where_the_node_stands() {
+    for (mut record, standing) in of_each_phase().into_iter().zip([false, false, true, true, false, false, false]) {
+        let given_back = (record.phase() == Phase::Left).then_some(Loss::GivenBack);
+        record.heard(Event::Changed);
+        assert_eq!(record.loss(), given_back);
+        record.heard(Event::Deleted);
+        let loss = if standing { Some(Loss::Removed) } else { given_back };
+        assert_eq!((record.loss(), record.phase()), (loss, record.phase()), "{:?}", record.phase());
+    }
+}
+
+#[test]
+fn a_lost_hold_is_reported_once_and_a_lost_waiter_never() {
+    for (mut record, is_told) in of_each_phase().into_iter().zip([false, false, false, true, false, true, false]) {
+        record.lose(Loss::Removed);
+        let path = record.path().to_owned();
+        assert_eq!(record.news(), is_told.then_some((path, Loss::Removed)), "{:?}", record.phase());
+        assert_eq!(record.news(), None);
+    }
+}
+
+#[test]
+fn only_names_of_its_owner_are_orphans_and_only_after_a_lost_answer() {
+    let names = ["host~id-WRITE-0000000003", "host~id-WRITE-0000000002", "host~it-WRITE-0000000001", "strange"];
+    let names = names.map(str::to_owned);
+    let mut record = waiting();
+    assert_eq!(record.orphans(&names, &owner()), Vec::<String>::new());
+    record.doubted();
+    assert_eq!(record.orphans(&names, &owner()), [names[1].clone()]);
+    record.leave(true);
+    assert_eq!(record.orphans(&names, &owner()), Vec::<String>::new(), "its end sweeps them");
+}
