@@ -15,6 +15,7 @@ use crate::session::thread::BackgroundThread;
 use crate::sync::random;
 use crate::telemetry::log::tell;
 use crate::zookeeper::abilities::Abilities;
+use crate::zookeeper::attempts::end_those_that_take_longer;
 use crate::zookeeper::comeback::comeback;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::patience::Patience;
@@ -64,8 +65,8 @@ impl Comeback {
     }
 }
 
-/// Opens a session. Also returns the earliest moment at which the session can have begun. Tries for as long as it is
-/// polled.
+/// Opens a session. Also returns how long its attempts at one server may take, and the earliest moment at which the session can
+/// have begun. Tries for as long as it is polled.
 ///
 /// In place of a lost session it goes through the list once, and pauses before it does so again: the client crate would
 /// go on by itself, and all clients of an ensemble would be back within its pauses of a second.
@@ -73,19 +74,21 @@ async fn open(
     servers: &Servers,
     options: &ZooKeeperBuilder,
     lost: Option<Comeback>,
-) -> Result<(zk::Client, ClientEnded, Moment), zk::Error> {
+) -> Result<(zk::Client, ClientEnded, Option<Duration>, Moment), zk::Error> {
     let (timeout, encrypted) = (options.session_timeout, options.is_encrypted());
     let mut silent = Silent::default();
     let mut patience = Patience::Quick;
     loop {
         let asked = since_boot();
-        let limit = patience.limit(timeout).max(options.silence(patience).unwrap_or_default());
+        let attempt = options.attempt(patience);
+        let limit = patience.limit(timeout).max(attempt.unwrap_or_default());
         let (named, turns) = to_connect_to(servers, timeout, &silent.servers);
         let connecting = connect(options.connector(options.silence(patience), lost.is_some()), &named, encrypted);
         let (connected, ended) = tokio::select! {
             biased;
             connected = noticed(turns, tokio::time::timeout(limit, connecting)) => connected,
             () = silent.are_found(servers, options) => continue,
+            () = end_those_that_take_longer(attempt, servers) => continue,
         };
         match connected {
             // The client crate gives up after a session timeout, whatever limit it is given.
@@ -96,7 +99,7 @@ async fn open(
             Ok(answer) => {
                 let client = answer?;
                 if !patience.is_tried() || suits(&client, timeout).await {
-                    return Ok((client, ended, asked));
+                    return Ok((client, ended, attempt, asked));
                 }
                 patience = Patience::Quick;
                 continue;
@@ -154,7 +157,7 @@ pub(super) async fn new_session(
         }
         open(&servers, &options, lost).await
     };
-    let (client, ended, asked) = tokio::select! {
+    let (client, ended, attempt, asked) = tokio::select! {
         biased;
         connected = opened => connected.map_err(|error| connect_failure(error, servers.as_str()))?,
         why = reason_at_the_end(&servers, &options, bound) => {
@@ -169,8 +172,8 @@ pub(super) async fn new_session(
         )));
     }
     let session = ZooKeeperSession::new((client, ended), &background, &options, asked, abilities, servers.clone())?;
-    let (lease, attempt) = (session.lease(), options.silence(Patience::Quick).unwrap_or(options.session_timeout));
-    let (timeout, rides_out) = (lease.timeout(), lease.rides_out(attempt));
+    session.ends_attempts_that_take_longer(attempt);
+    let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
     tell!(INFO, ?timeout, ?rides_out, "a session begins: a break of the connection that lasts no longer costs no lock");
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));

@@ -24,6 +24,8 @@
 //! - Its pauses before it tries a server again grow too fast for the lease (`to_connect_to` in [`connect`]), and it
 //!   gives up a silent connection too late (`Patience` there). For a whole fleet without sessions they are too short
 //!   (`Comeback` there).
+//! - It has one limit for a connection that is silent and for an attempt at one. So attempts that take longer than they should
+//!   are ended by their sockets ([`attempts`]).
 //! - It does not tell of a connection that breaks between the handshake and the first answer, and stays "connected" until it
 //!   has another one. So a server is named, and counts as connected, by what it has answered (`lost` in [`session`]).
 //! - It shuffles its list of servers, in which each is named several times: one that is dead may come several times running
@@ -37,6 +39,7 @@ pub(crate) mod security;
 pub(crate) mod tls;
 
 mod abilities;
+mod attempts;
 pub(crate) mod comeback;
 mod connect;
 mod line;

@@ -56,7 +56,7 @@ fn set(ports: &[u16]) -> io::Result<Vec<SocketAddr>> {
 
 /// Where the connection of this number leads to; `None` if it is no connection.
 #[cfg(target_os = "linux")]
-fn peer_of(number: std::os::fd::RawFd) -> Option<SocketAddr> {
+pub(super) fn peer_of(number: std::os::fd::RawFd) -> Option<SocketAddr> {
     use nix::sys::socket::{SockaddrStorage, getpeername};
 
     let peer = getpeername::<SockaddrStorage>(number).ok()?;

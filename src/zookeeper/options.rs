@@ -7,6 +7,7 @@ use zookeeper_client as zk;
 use crate::error::error::Error;
 use crate::session::lease::Lease;
 use crate::session::thread::since_boot_here;
+use crate::zookeeper::attempts::can_be_ended;
 use crate::zookeeper::patience::Patience;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 use crate::zookeeper::security::Sasl;
@@ -125,14 +126,17 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// How long a connection may be silent before it is given up for a fresh one. Default: a twelfth of the session timeout,
-    /// and at least 350 ms; two fifths of a session timeout of less than 3 s. At most half the session timeout.
+    /// How long a connection may be silent before it is given up for a fresh one. Default: a third of the session timeout, or somewhat
+    /// less where [a break may last](Self::tick_time) less long; two fifths of a session timeout of less than 3 s. At most half the
+    /// session timeout.
     ///
-    /// A server that stands still for longer, as to collect garbage or to flush its log, costs the connection, and a
-    /// transaction that is under way its outcome ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)). With a longer
-    /// limit it costs neither: take twice the longest such pause. But an attempt to connect has the same limit.
-    /// So a holder is back later after a break, or if a host of several is dead: what
-    /// [a break may last](Self::tick_time) is shorter by as much as the limit is longer than its default.
+    /// A server that stands still for half of this, as to collect garbage or to flush its log, costs nothing. One that stands still
+    /// for longer may cost the connection, and a transaction that is under way its outcome
+    /// ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)). So take twice the longest such pause. But a connection to a server
+    /// that is dead is given up as late. With a limit near to what a break may last, or beyond, that costs the lock.
+    ///
+    /// An attempt to connect to one server takes no longer than a twelfth of the session timeout, and at least 350 ms. Only on Linux
+    /// can it be ended so early. Elsewhere that is the default of this limit as well, and one that is set counts for both.
     pub fn read_timeout(mut self, limit: Duration) -> Self {
         self.read_timeout = Some(limit);
         self
@@ -252,11 +256,33 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// How long a connection, or an attempt at one, may be silent; `None` for the client crate's default.
+    /// How long a connection may be silent; `None` for the client crate's default.
     pub(super) fn silence(&self, patience: Patience) -> Option<Duration> {
-        let usual = patience.silence(self.session_timeout);
+        let attempt = patience.attempt(self.session_timeout);
+        let usual = if can_be_ended() {
+            let rides_out = self.lease(self.session_timeout).rides_out(attempt.unwrap_or_default());
+            patience.silence(self.session_timeout, rides_out)
+        } else {
+            attempt
+        };
         let is_longer = |limit: &Duration| usual.is_some() || *limit > self.session_timeout * 2 / 5;
         self.read_timeout.filter(is_longer).or(usual)
+    }
+
+    /// How long an attempt at one server may take; `None` for the client crate's default.
+    pub(super) fn attempt(&self, patience: Patience) -> Option<Duration> {
+        let silence = self.silence(patience)?;
+        let attempt = patience.attempt(self.session_timeout).filter(|_| can_be_ended());
+        Some(attempt.map_or(silence, |attempt| attempt.min(silence)))
+    }
+
+    /// How long a break of the connection may last, at any time, that costs a session with this lease no lock.
+    pub(super) fn rides_out(&self, lease: &Lease) -> Duration {
+        let of = |it: Option<Duration>| it.unwrap_or(self.session_timeout);
+        let (attempt, silence) = (of(self.attempt(Patience::Quick)), of(self.silence(Patience::Quick)));
+        let rides_out = lease.rides_out(attempt);
+        // Else the connection may be given up too late.
+        if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
     }
 
     pub(super) fn lease(&self, timeout: Duration) -> Lease {
@@ -352,7 +378,7 @@ impl ZooKeeperBuilder {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
 
@@ -408,12 +434,28 @@ mod tests {
     }
 
     #[test]
-    fn a_read_timeout_counts_for_quick_attempts_and_for_patient_ones_if_it_is_longer() {
-        let silences = |options: ZooKeeperBuilder| [Patience::Quick, Patience::Patient].map(|it| options.silence(it));
-        let limited = |limit| silences(ZooKeeperBuilder::new().read_timeout(limit));
-        assert_eq!(silences(ZooKeeperBuilder::new()), [Some(10 * SECOND / 12), None]);
-        assert_eq!(limited(2 * SECOND), [Some(2 * SECOND), None]);
-        assert_eq!(limited(5 * SECOND), [Some(5 * SECOND); 2]);
+    fn a_read_timeout_counts_for_connections_and_for_attempts_if_it_is_shorter_than_theirs() {
+        let limits = |options: ZooKeeperBuilder| {
+            let of = |patience| (options.silence(patience), options.attempt(patience));
+            [Patience::Quick, Patience::Patient].map(of)
+        };
+        let (limited, twelfth) = (|limit| limits(ZooKeeperBuilder::new().read_timeout(limit)), Some(10 * SECOND / 12));
+        let ticking = ZooKeeperBuilder::new().tick_time(2 * SECOND);
+        assert_eq!(limits(ticking), [(Some(10 * SECOND / 3), twelfth), (None, None)]);
+        assert_eq!(limited(2 * SECOND), [(Some(2 * SECOND), twelfth), (None, None)]);
+        assert_eq!(limited(5 * SECOND), [(Some(5 * SECOND), twelfth), (Some(5 * SECOND), Some(5 * SECOND))]);
+        assert_eq!(limited(SECOND / 2), [(Some(SECOND / 2), Some(SECOND / 2)), (None, None)]);
+    }
+
+    #[test]
+    fn a_break_may_last_less_long_only_with_a_read_timeout_longer_than_that() {
+        let rides_out = |options: ZooKeeperBuilder| {
+            let options = options.tick_time(2 * SECOND);
+            options.rides_out(&options.lease(options.session_timeout)).as_millis() / 100
+        };
+        let limited = |limit| rides_out(ZooKeeperBuilder::new().read_timeout(limit));
+        assert_eq!(rides_out(ZooKeeperBuilder::new()), 42);
+        assert_eq!([SECOND / 2, 3 * SECOND, 5 * SECOND].map(limited), [45, 42, 0]);
     }
 
     #[test]

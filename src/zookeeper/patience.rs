@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// From this session timeout on, a silent connection is given up sooner than the client crate would, and before the next
-/// heartbeat is due. Only the client crate's pings then keep a quiet connection.
+/// From this session timeout on, an attempt to connect is given up sooner than the client crate would, and a connection before the
+/// client crate's own limit is over.
 const LONG: Duration = Duration::from_secs(3);
 
 /// A shorter limit would take every pause of a server for a break.
@@ -21,22 +21,33 @@ pub enum Patience {
 }
 
 impl Patience {
-    /// How soon a quick client's connection counts as silent.
+    /// How long a quick client's attempt at one server may take.
     ///
     /// Short sessions have the client crate's own limit: a shorter one would take every pause of a server for a break.
     fn quick(session_timeout: Duration) -> Duration {
         if session_timeout < LONG { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
     }
 
-    /// How long a connection may be silent; `None` for the client crate's default.
-    pub fn silence(self, session_timeout: Duration) -> Option<Duration> {
+    /// How long an attempt at one server may take; `None` for the client crate's default.
+    pub fn attempt(self, session_timeout: Duration) -> Option<Duration> {
         match self {
             Patience::Quick => Some(Patience::quick(session_timeout)),
             Patience::Patient => None,
         }
     }
 
-    /// How long one attempt to open a session may take.
+    /// How long a connection may be silent, where breaks must not cost a lock that last as long as `rides_out`; `None` for the
+    /// client crate's default.
+    ///
+    /// A connection outlives each standstill of half of this: see docs/upstream/README.md. The client crate notices the
+    /// end of the limit late, by up to an eighth.
+    pub fn silence(self, session_timeout: Duration, rides_out: Duration) -> Option<Duration> {
+        let attempt = self.attempt(session_timeout)?;
+        let longest = if session_timeout < LONG { attempt } else { session_timeout / 3 };
+        Some(longest.min(rides_out * 8 / 9).max(attempt))
+    }
+
+    /// How long the attempts at all servers to open a session may take.
     pub fn limit(self, session_timeout: Duration) -> Duration {
         match self {
             Patience::Quick => session_timeout / 4,
@@ -79,10 +90,15 @@ mod tests {
     }
 
     #[test]
-    fn a_quick_client_bears_less_silence_than_a_patient_one() {
-        let silence = |timeout| Patience::Quick.silence(ms(timeout)).unwrap().as_millis();
-        assert_eq!([1_000, 2_999, 3_000, 4_200, 6_000, 60_000].map(silence), [400, 1_199, 350, 350, 500, 5_000]);
-        assert_eq!(Patience::Patient.silence(ms(6_000)), None);
+    fn a_quick_client_gives_up_an_attempt_sooner_than_a_connection_and_a_patient_one_neither() {
+        let attempt = |timeout| Patience::Quick.attempt(ms(timeout)).unwrap().as_millis();
+        assert_eq!([1_000, 2_999, 3_000, 4_200, 6_000, 60_000].map(attempt), [400, 1_199, 350, 350, 500, 5_000]);
+        let silence = |timeout| Patience::Quick.silence(ms(timeout), ms(timeout)).unwrap().as_millis();
+        assert_eq!([1_000, 2_999, 3_000, 6_000, 60_000].map(silence), [400, 1_199, 1_000, 2_000, 20_000]);
+        let silence = |rides_out| Patience::Quick.silence(ms(6_000), ms(rides_out)).unwrap().as_millis();
+        assert_eq!([2_250, 1_800, 562, 0].map(silence), [2_000, 1_600, 500, 500]);
+        assert_eq!(Patience::Patient.attempt(ms(6_000)), None);
+        assert_eq!(Patience::Patient.silence(ms(6_000), ms(6_000)), None);
         assert_eq!([Patience::Quick, Patience::Patient].map(|it| it.limit(ms(6_000))), [ms(1_500), ms(6_000)]);
     }
 

@@ -7,13 +7,15 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::telemetry::log::tell;
+use crate::zookeeper::attempts::Spared;
 use crate::zookeeper::line::{Line, receive, send, shake_hands};
 use crate::zookeeper::lookup;
 use crate::zookeeper::options::ZooKeeperBuilder;
@@ -98,7 +100,8 @@ pub async fn four_letter_word(
     let servers = Servers::parse(server).map_err(|error| error.to_string())?;
     let Some(server) = servers.each().next() else { return Err("there is no server".to_owned()) };
     let heard = async {
-        let stream = TcpStream::connect(server.address()).await?;
+        let addresses = lookup::addresses(&server.address()).await.map_err(io::Error::other)?;
+        let (stream, _spared) = connect(&addresses).await?;
         let mut line = shake_hands(stream, server.host(), options).await?;
         send(&mut *line, word.as_bytes()).await?;
         let mut answer = Vec::new();
@@ -117,8 +120,8 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
     let found = found.map_err(|_| "the name service does not answer")?;
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
     let began = Instant::now();
-    let stream = timeout_at(deadline, TcpStream::connect(&*addresses)).await;
-    let mut stream = match stream.map_err(|_| "does not answer")? {
+    let stream = timeout_at(deadline, connect(&addresses)).await;
+    let (mut stream, _spared) = match stream.map_err(|_| "does not answer")? {
         Ok(stream) => stream,
         // It was closed even before the connect returned.
         Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
@@ -144,6 +147,20 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
         Ok(heard) => Err(heard.err().and_then(|error| of_tls(&error)).unwrap_or_else(closed)),
         Err(_) => Err("takes connections, and answers nothing".to_owned()),
     }
+}
+
+/// A connection to the first of these addresses that takes one.
+async fn connect(addresses: &[SocketAddr]) -> io::Result<(TcpStream, Spared)> {
+    let mut failed = io::Error::other("the host has no address");
+    for address in addresses {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        let spared = Spared::of(&socket);
+        match socket.connect(*address).await {
+            Ok(stream) => return Ok((stream, spared)),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }
 
 const FULL: &str = "closes every connection at once: so does a server that has as many connections from this host as its \

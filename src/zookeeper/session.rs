@@ -27,6 +27,7 @@ use crate::sync::{Mutex, OnceLock, watch};
 use crate::telemetry::log::{self, tell};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
+use crate::zookeeper::attempts::end_those_of_a_session;
 use crate::zookeeper::link::SessionLink;
 use crate::zookeeper::no_delay;
 use crate::zookeeper::options::ZooKeeperBuilder;
@@ -131,6 +132,12 @@ impl ZooKeeperSession {
         let shared: Arc<dyn Session> = self.clone();
         self.keep(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
         self.has_a_connection();
+    }
+
+    /// While it has no connection. Without a limit the client crate's own counts.
+    pub(super) fn ends_attempts_that_take_longer(&self, than: Option<Duration>) {
+        let (servers, link, upkeep) = (self.servers.clone(), self.link.subscribe(), Arc::clone(&self.upkeep));
+        drop(self.background.handle().spawn(end_those_of_a_session(than, servers, link, upkeep)));
     }
 
     /// Runs a task without which the session cannot go on.

@@ -1,18 +1,108 @@
-//! A server that stands still, as to collect garbage: with a read timeout that is long enough it costs no connection, and without
-//! it no commit its outcome whose versions are named.
+//! A server that stands still, as to collect garbage: for half of the time that a connection may be silent it costs no connection,
+//! and for longer no commit its outcome whose versions are named.
+//!
+//! A subscriber is one for a whole process, so what is told is heard in a child, which is this test binary itself: see
+//! [`support::process`].
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use support::process::{Process, role, say};
 use support::scene::*;
 use support::server::Server;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::Outcome;
+
+/// A session timeout, and a stop that it bears.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const STOP: Duration = Duration::from_millis(1500);
+
+/// Says each event above the level `debug`, from some moment on.
+struct Loud;
+
+static HEARS: AtomicBool = AtomicBool::new(false);
+
+impl Subscriber for Loud {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() < Level::DEBUG
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        if HEARS.load(Ordering::SeqCst) {
+            say(&format!("{event:?}"));
+        }
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// Commits while the server stands still, and says what comes of it.
+#[test]
+fn the_life_of_a_child() {
+    let Some(role) = role() else { return };
+    tracing::subscriber::set_global_default(Loud).expect("the first");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let server = Server::start();
+        let zk = connect_with(&server.address(), TIMEOUT).await;
+        let guard = lock_at(&zk, "/pauses/loud").write().await.expect("free");
+        HEARS.store(true, Ordering::SeqCst);
+        for round in 0..role.parse().unwrap() {
+            // At another moment between two pings.
+            tokio::time::sleep(STOP / 5 * (round % 5)).await;
+            server.pause();
+            let path = format!("/pauses/loud-{round}");
+            let commit = soon("the commit", guard.transaction().create(&path, "").commit());
+            let (outcome, ()) = tokio::join!(commit, goes_on(&server, STOP));
+            say(&format!("{:?}", outcome.map(|outcomes| outcomes.len())));
+        }
+        HEARS.store(false, Ordering::SeqCst);
+        say(&format!("{}", guard.is_held()));
+    });
+}
+
+async fn goes_on(server: &Server, after: Duration) {
+    tokio::time::sleep(after).await;
+    server.resume();
+}
+
+#[support::judged]
+async fn a_stop_of_a_seventh_of_the_session_timeout_costs_no_commit_its_outcome_and_is_told_at_the_level_debug_alone() {
+    let rounds = 3;
+    let mut child = Process::start(module_path!(), &rounds.to_string());
+    let said: Vec<_> = tokio::task::spawn_blocking(move || child.said().collect()).await.expect("no panic");
+    let mut expected = vec!["Ok(1)".to_owned(); rounds];
+    expected.push("true".to_owned());
+    assert_eq!(said, expected);
+}
+
+/// A connection to it is given up meanwhile, and comes to be again.
+#[support::judged(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_of_two_fifths_of_the_session_timeout_costs_no_lock() {
+    let server = Server::start();
+    let builder = ZooKeeper::builder().session_timeout(TIMEOUT).tick_time(TIMEOUT / 5);
+    let zk = builder.connect(&server.address()).await.expect("reachable");
+    let guard = lock_at(&zk, "/pauses/long").write().await.expect("free");
+    for round in 0..2 {
+        tokio::time::sleep(TIMEOUT / 10 * round).await;
+        server.pause();
+        goes_on(&server, TIMEOUT * 2 / 5).await;
+        assert!(tokio::time::timeout(TIMEOUT / 2, guard.lost()).await.is_err(), "{round}: it is lost");
+    }
+    guard.transaction().commit().await.expect("held");
+}
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_of_half_the_read_timeout_costs_no_commit_its_outcome() {
     let server = Server::start();
-    let stop = Duration::from_millis(1500);
-    let builder = ZooKeeper::builder().session_timeout(Duration::from_secs(10)).read_timeout(2 * stop);
+    let stop = STOP;
+    let builder = ZooKeeper::builder().session_timeout(TIMEOUT).read_timeout(2 * stop);
     let zk = builder.connect(&server.address()).await.expect("reachable");
     let guard = lock_at(&zk, "/pauses/lock").write().await.expect("free");
     for round in 0..3 {
@@ -21,11 +111,7 @@ async fn a_stop_of_half_the_read_timeout_costs_no_commit_its_outcome() {
         server.pause();
         let path = format!("/pauses/{round}");
         let commit = soon("the commit", guard.transaction().create(&path, "").commit());
-        let goes_on = async {
-            tokio::time::sleep(stop).await;
-            server.resume();
-        };
-        let (outcome, ()) = tokio::join!(commit, goes_on);
+        let (outcome, ()) = tokio::join!(commit, goes_on(&server, stop));
         assert!(outcome.is_ok(), "{round}: {outcome:?}");
     }
     assert!(guard.is_held());
@@ -34,18 +120,15 @@ async fn a_stop_of_half_the_read_timeout_costs_no_commit_its_outcome() {
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_that_costs_the_connection_costs_no_commit_its_outcome_that_names_a_version() {
     let server = Server::start();
-    let zk = ZooKeeper::builder().session_timeout(Duration::from_secs(10)).connect(&server.address()).await;
+    let builder = ZooKeeper::builder().session_timeout(TIMEOUT).read_timeout(TIMEOUT / 12);
+    let zk = builder.connect(&server.address()).await;
     let guard = lock_at(&zk.expect("reachable"), "/pauses/named").write().await.expect("free");
     guard.transaction().create("/pauses/node", "").commit().await.expect("held");
     guard.transaction().commit().await.expect("held");
     for (version, stop) in (0..).zip([900, 1500].map(Duration::from_millis)) {
         server.pause();
         let commit = guard.transaction().set_version("/pauses/node", format!("{version}"), version);
-        let goes_on = async {
-            tokio::time::sleep(stop).await;
-            server.resume();
-        };
-        let (outcome, ()) = tokio::join!(soon("the commit", commit.commit()), goes_on);
+        let (outcome, ()) = tokio::join!(soon("the commit", commit.commit()), goes_on(&server, stop));
         assert_eq!(outcome.expect("it is found out"), [Outcome::Set { version: version + 1 }], "{stop:?}");
         guard.transaction().commit().await.expect("held");
     }

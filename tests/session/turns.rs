@@ -65,7 +65,7 @@ async fn of_two_servers_one_that_stands_still_fails_none_of_fifty_connects() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// The client crate has one limit for a connection and for an attempt at one: a twelfth of the session timeout.
+/// An attempt takes a twelfth of the session timeout at most, though the client crate would wait for longer.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_reconnects_comes_to_a_silent_server_once_before_it_comes_to_the_other() {
     let still = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -296,7 +296,7 @@ impl Client {
         let mut patience = Patience::Quick;
         loop {
             // The client crate's own limit is two fifths.
-            let silence = patience.silence(session_timeout).unwrap_or(session_timeout * 2 / 5);
+            let silence = patience.attempt(session_timeout).unwrap_or(session_timeout * 2 / 5);
             let asked = Instant::now();
             let tries = async {
                 for tries in 1.. {

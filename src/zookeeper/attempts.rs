@@ -1,0 +1,347 @@
+//! Ends attempts to connect that take long, where a connection may be silent for longer.
+//!
+//! The client crate has one limit for both, and shows no socket of its own. So while a session has no connection, this module looks
+//! through the sockets of this process for those that may lead to a server's port. On one that is seen for too long, nothing may have
+//! come yet, by the system's table of sockets. Then it is shut down, which ends the attempt, and the crate goes on to the next server.
+//! On a connection that was made something has come, if only that there is a session. So at worst another client's attempt begins
+//! again. Only the connections on which servers are asked for a reason are spared: they come to an end by themselves.
+//!
+//! Where the system has no such table, attempts and connections have one limit.
+
+use std::future::pending;
+#[cfg(target_os = "linux")]
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpSocket;
+#[cfg(target_os = "linux")]
+use tokio::time::Instant;
+
+use crate::session::upkeep::Upkeep;
+use crate::sync::watch;
+use crate::zookeeper::link::SessionLink;
+use crate::zookeeper::servers::Servers;
+
+/// So many looks are made in the time that an attempt may take.
+const LOOKS: u32 = 8;
+
+/// A look takes no more than such a part of a processor's time, however many files are open.
+const SHARE: u32 = 4;
+
+/// Whether the system allows it.
+pub(super) fn can_be_ended() -> bool {
+    #[cfg(target_os = "linux")]
+    return *system::SHOWS_WHAT_HAS_COME;
+    #[cfg(not(target_os = "linux"))]
+    return false;
+}
+
+/// Ends the attempts at these servers that take longer than this, for as long as it is polled.
+pub(super) async fn end_those_that_take_longer(than: Option<Duration>, servers: &Servers) {
+    let Some(limit) = than.filter(|_| can_be_ended()) else { return pending().await };
+    #[cfg(target_os = "linux")]
+    {
+        let ports: Vec<u16> = servers.each().map(|server| server.port()).collect();
+        // An attempt may begin right after a look, and a look may be late.
+        let (pause, seen_for) = (limit / LOOKS, limit - limit * 3 / (2 * LOOKS));
+        let (mut attempts, mut next) = (system::Attempts::new(ports, seen_for, pause / 2), Instant::now());
+        loop {
+            tokio::time::sleep_until(next).await;
+            let began = Instant::now();
+            let look = move || {
+                let took = attempts.look();
+                (attempts, took)
+            };
+            // Heartbeats must not wait for the look.
+            let Ok((looked, took)) = tokio::task::spawn_blocking(look).await else { return pending().await };
+            (attempts, next) = (looked, began + pause.max(took * SHARE));
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _nothing = (limit, servers, LOOKS, SHARE);
+        pending().await
+    }
+}
+
+/// The same, whenever a session has no connection, until it is over.
+pub(super) async fn end_those_of_a_session(
+    than: Option<Duration>,
+    servers: Servers,
+    mut link: watch::Receiver<SessionLink>,
+    upkeep: Arc<Upkeep>,
+) {
+    let Some(limit) = than.filter(|_| can_be_ended()) else { return };
+    let is_over = || upkeep.lease().over().is_some();
+    while !is_over() && link.wait_for(|link| link.lost().is_some()).await.is_ok() {
+        // A connection that breaks before its first answer is not told.
+        let is_back = async {
+            loop {
+                let is_up = link.borrow_and_update().lost().is_none();
+                if is_over() || (is_up && upkeep.lease().is_answered()) {
+                    break;
+                }
+                tokio::time::sleep(limit / LOOKS).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = is_back => {}
+            () = end_those_that_take_longer(Some(limit), &servers) => {}
+        }
+    }
+}
+
+/// A socket that is no attempt of the client crate's.
+pub(super) struct Spared {
+    #[cfg(target_os = "linux")]
+    inode: Option<u64>,
+}
+
+impl Spared {
+    pub(super) fn of(socket: &TcpSocket) -> Spared {
+        #[cfg(target_os = "linux")]
+        return Spared { inode: system::spare(socket.as_raw_fd()) };
+        #[cfg(not(target_os = "linux"))]
+        return Spared {};
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Spared {
+    fn drop(&mut self) {
+        self.inode.iter().for_each(system::spare_no_longer);
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod system {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::fs;
+    use std::io::{self, Write};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::os::fd::RawFd;
+    use std::sync::{Arc, LazyLock};
+    use std::time::{Duration, Instant};
+
+    use nix::errno::Errno;
+    use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, shutdown};
+    use rustix::time::{ClockId, clock_gettime};
+
+    use crate::sync::Mutex;
+    use crate::telemetry::log::tell;
+    use crate::zookeeper::no_delay::peer_of;
+
+    static SPARED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+    pub(super) fn spare(number: RawFd) -> Option<u64> {
+        let inode = inode_of(number)?;
+        SPARED.lock().insert(inode);
+        Some(inode)
+    }
+
+    pub(super) fn spare_no_longer(inode: &u64) {
+        SPARED.lock().remove(inode);
+    }
+
+    const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
+
+    /// As the tables write the states of a socket whose other side has not answered yet, and has.
+    const CONNECTING: &str = "02";
+    const CONNECTED: &str = "01";
+
+    /// Not every system that has the tables has their last columns.
+    pub(super) static SHOWS_WHAT_HAS_COME: LazyLock<bool> = LazyLock::new(|| {
+        let shows = || {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+            let port = listener.local_addr()?.port();
+            let _near = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+            let count = || unanswered().iter().filter(|(of, _)| *of == port).count();
+            let before = count();
+            listener.accept()?.0.write_all(b"x")?;
+            Ok::<_, io::Error>((before, count()) == (1, 0))
+        };
+        shows().unwrap_or(false)
+    });
+
+    /// What the tables said last.
+    static LAST: Mutex<Option<Said>> = Mutex::new(None);
+
+    #[derive(Clone)]
+    struct Said {
+        at: Instant,
+        unanswered: Arc<[(u16, u64)]>,
+    }
+
+    impl Said {
+        /// What the tables say, not longer ago than this. They take some milliseconds to read, and a process may have many clients.
+        fn within(age: Duration) -> Said {
+            let mut last = LAST.lock();
+            match &*last {
+                Some(said) if said.at.elapsed() <= age => said.clone(),
+                _ => last.insert(Said { at: Instant::now(), unanswered: unanswered().into() }).clone(),
+            }
+        }
+
+        /// The sockets on which nothing has come from these ports yet.
+        fn of(&self, ports: &[u16]) -> BTreeSet<u64> {
+            let to_them = self.unanswered.iter().filter(|(port, _)| ports.contains(port));
+            let spared = SPARED.lock();
+            to_them.map(|(_, socket)| *socket).filter(|socket| !spared.contains(socket)).collect()
+        }
+    }
+
+    /// The attempts at these ports that are under way.
+    pub(super) struct Attempts {
+        ports: Vec<u16>,
+        limit: Duration,
+        age: Duration,
+        /// When each was seen first; `None` once the tables have said what it is.
+        seen: BTreeMap<u64, Option<Instant>>,
+    }
+
+    impl Attempts {
+        /// Those that are seen for longer than `limit` are ended, by what the tables said `age` ago at most.
+        pub(super) fn new(ports: Vec<u16>, limit: Duration, age: Duration) -> Attempts {
+            Attempts { ports, limit, age, seen: BTreeMap::new() }
+        }
+
+        /// Returns how long the processor was busy with it.
+        pub(super) fn look(&mut self) -> Duration {
+            let busy = || {
+                let busy = clock_gettime(ClockId::ThreadCPUTime);
+                Duration::new(busy.tv_sec.unsigned_abs(), u32::try_from(busy.tv_nsec).unwrap_or(0))
+            };
+            let began = busy();
+            let (open, now) = (sockets_to(&self.ports), Instant::now());
+            self.seen.retain(|socket, _| open.iter().any(|(_, of)| of == socket));
+            open.iter().for_each(|(_, socket)| _ = self.seen.entry(*socket).or_insert(Some(now)));
+            let since = |socket: &u64| self.seen.get(socket).copied().flatten();
+            let is_late =
+                |(_, socket): &(RawFd, u64)| since(socket).is_some_and(|it| now.duration_since(it) >= self.limit);
+            let late: Vec<_> = open.into_iter().filter(is_late).collect();
+            if !late.is_empty() {
+                self.end(late);
+            }
+            busy().saturating_sub(began)
+        }
+
+        fn end(&mut self, late: Vec<(RawFd, u64)>) {
+            let unanswered = Said::within(self.age).of(&self.ports);
+            for (number, socket) in late {
+                // The number may stand for another file by now.
+                let is_still = unanswered.contains(&socket) && inode_of(number) == Some(socket);
+                if is_still && shutdown(number, Shutdown::Both).is_ok() {
+                    tell!(DEBUG, "an attempt to connect takes too long: it is ended");
+                }
+                self.seen.insert(socket, None);
+            }
+        }
+    }
+
+    /// The sockets of this process that lead to these ports, and those that lead nowhere yet, with their numbers.
+    fn sockets_to(ports: &[u16]) -> Vec<(RawFd, u64)> {
+        let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+        let numbers = open.filter_map(|open| open.file_name().to_str()?.parse().ok());
+        let leads_there = |number: &RawFd| match peer_of(*number) {
+            Some(peer) => ports.contains(&peer.port()),
+            None => getpeername::<SockaddrStorage>(*number).is_err_and(|error| error == Errno::ENOTCONN),
+        };
+        numbers.filter(leads_there).filter_map(|number| Some((number, inode_of(number)?))).collect()
+    }
+
+    /// The ports and sockets of which nothing has come yet, of all processes that the tables show.
+    fn unanswered() -> Vec<(u16, u64)> {
+        let tables = TABLES.map(|table| fs::read_to_string(table).unwrap_or_default());
+        tables.iter().flat_map(|table| table.lines()).filter_map(unanswered_in).collect()
+    }
+
+    /// The port and the socket of this line of a table, if nothing has come on it.
+    ///
+    /// How long an acknowledgement may be put off (`ato`) is decided when the first data come, and is zero until then.
+    fn unanswered_in(line: &str) -> Option<(u16, u64)> {
+        let mut words = line.split_ascii_whitespace().skip(2);
+        let (peer, state) = (words.next()?, words.next()?);
+        if ![CONNECTING, CONNECTED].contains(&state) {
+            return None;
+        }
+        let inode = words.nth(5)?.parse().ok()?;
+        let port = u16::from_str_radix(peer.rsplit_once(':')?.1, 16).ok()?;
+        (state == CONNECTING || words.nth(3)? == "0").then_some((port, inode))
+    }
+
+    /// What tells the file of this number from all others.
+    fn inode_of(number: RawFd) -> Option<u64> {
+        let link = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+        link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(shuttle)))]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+
+    use super::system::Attempts;
+    use super::*;
+
+    fn address(of: &TcpListener) -> SocketAddr {
+        of.local_addr().unwrap()
+    }
+
+    /// What a read of the other side's end says, if it was ended.
+    fn is_ended(mut accepted: TcpStream) -> bool {
+        accepted.set_nonblocking(true).unwrap();
+        match accepted.read(&mut [0]) {
+            Ok(0) => true,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn only_connections_to_the_servers_on_which_nothing_has_come_are_ended() {
+        assert!(can_be_ended());
+        let [server, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let to = |listener: &TcpListener| {
+            let near = TcpStream::connect(address(listener)).unwrap();
+            (near, listener.accept().unwrap().0)
+        };
+        let (unanswered, answered, elsewhere) = (to(&server), to(&server), to(&other));
+        (&answered.1).write_all(b"x").unwrap();
+        let asking = TcpSocket::new_v4().unwrap();
+        let spared = Spared::of(&asking);
+        let asking = asking.connect(address(&server)).await.unwrap();
+        let asked = server.accept().unwrap().0;
+        let look = || Attempts::new(vec![address(&server).port()], Duration::ZERO, Duration::ZERO).look();
+        look();
+        assert_eq!([unanswered.1, answered.1, elsewhere.1].map(is_ended), [true, false, false]);
+        assert!(!is_ended(asked.try_clone().unwrap()));
+        drop(spared);
+        look();
+        assert!(is_ended(asked));
+        drop(asking);
+    }
+
+    #[tokio::test]
+    async fn an_attempt_at_a_server_that_drops_every_packet_is_ended_when_its_time_is_over() {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let full = socket.listen(1).unwrap();
+        let servers = Servers::parse(&full.local_addr().unwrap().to_string()).unwrap();
+        let limit = Duration::from_millis(400);
+        let connect = || tokio::time::timeout(limit / 2, tokio::net::TcpStream::connect(full.local_addr().unwrap()));
+        let mut waiting = Vec::new();
+        while let Ok(connected) = connect().await {
+            waiting.push(connected.unwrap());
+        }
+        let began = std::time::Instant::now();
+        let ended = tokio::select! {
+            ended = tokio::net::TcpStream::connect(full.local_addr().unwrap()) => ended,
+            () = end_those_that_take_longer(Some(limit), &servers) => panic!("it has no end"),
+        };
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert!(began.elapsed() > limit / 2, "{:?}", began.elapsed());
+    }
+}
