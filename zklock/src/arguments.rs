@@ -557,6 +557,8 @@ With --json, one object:
             \"losses\", \"vulnerabilities\", \"problem\"}: the issues of
             ZooKeeper's by which its release can lose or keep nodes, its
             CVEs that concern a lock, and why it was not looked at
+  looked_at, of  how many servers of the ensemble were looked at, and
+            how many it has; null if the servers may not tell
 
 Every server of --zk is asked: diverged are nodes that one shows and
 another does not, also after it has caught up with the leader. To
@@ -565,8 +567,9 @@ the majority and the leader contradict, and only if all servers of
 the ensemble were looked at. With
 4lw.commands.whitelist=srvr,dump the servers also tell which sessions
 live: a ghost is a node whose session is over. A server that was not
-looked at within --connect-timeout (or 10 s) is odd, too: away. Of a
-name with several addresses one is asked.
+looked at within --connect-timeout (or 10 s) is odd, too: away, also
+one that --zk does not name. Of a name with several addresses one is
+asked.
 
 The counter shows only in the nodes that are there. The counter of an
 empty directory does not show."

@@ -10,6 +10,7 @@ use zk_rwlock::{Contender, Dialect, Error, Semaphore, ZooKeeper};
 
 use crate::arguments::{Check, Connection};
 use crate::connect::{self, connect_to};
+use crate::diverged::Seen;
 use crate::exit::{self, Exit};
 use crate::output::{self, tame};
 use crate::servers::Places;
@@ -41,11 +42,14 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     let mut odd = nodes.oddities(&check.path, connection.dialect);
     odd.extend(odd_record(&zk, &check.path).await?);
     odd.extend(wider_acls(&zk, nodes.places(&check.path)).await?);
-    odd.extend(diverged::diverged(&servers, connection).await);
+    let members = diverged::members(&servers, connection).await;
+    odd.extend(diverged::diverged(&servers, &members));
     for (node, stat) in servers::ghosts(&servers, &ephemeral) {
         odd.extend(ghost(&zk, &check.path, &nodes.path_of(&check.path, node), stat).await);
     }
     odd.extend(servers.iter().filter_map(servers::ServerReport::away));
+    let seen = Seen::of(&servers, &members);
+    odd.extend(seen.others());
     if odd.is_empty() {
         place::tell_if_missing(&zk, &check.path).await;
     }
@@ -57,10 +61,16 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
         let servers: Vec<_> = servers.iter().map(servers::ServerReport::json).collect();
         output::tame_json(&format!(
             "{:#}\n",
-            json!({ "path": check.path, "odd": odd.collect::<Vec<_>>(), "servers": servers })
+            json!({
+                "path": check.path,
+                "odd": odd.collect::<Vec<_>>(),
+                "servers": servers,
+                "looked_at": seen.looked_at,
+                "of": seen.of,
+            })
         ))
     } else if odd.is_empty() {
-        format!("{}: nothing odd\n", check.path)
+        format!("{}: nothing odd, {seen}\n", check.path)
     } else {
         let line = |odd: &Odd| {
             let about = match odd.kind {

@@ -1,6 +1,7 @@
 //! Nodes about which the servers of an ensemble do not agree, and what to do about that.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use zk_rwlock::coordinator::{Coordinator, Failure};
 
@@ -60,13 +61,8 @@ fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
 }
 
 /// What is odd about nodes that only some servers show, each with what to do.
-pub(crate) async fn diverged(servers: &[ServerReport], connection: &Connection) -> Vec<Odd> {
-    let found = disagreements(servers);
-    if found.is_empty() {
-        return Vec::new();
-    }
-    let is_whole = is_whole(servers, &members(servers, connection).await);
-    told(servers, &found, is_whole)
+pub(crate) fn diverged(servers: &[ServerReport], members: &Members) -> Vec<Odd> {
+    told(servers, &disagreements(servers), is_whole(servers, members))
 }
 
 fn told(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: bool) -> Vec<Odd> {
@@ -82,7 +78,7 @@ fn told(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: bool) ->
 
 /// The numbers of the servers of an ensemble.
 #[derive(Debug, PartialEq, Eq)]
-enum Members {
+pub(crate) enum Members {
     Known(BTreeSet<u8>),
     /// The servers keep no list: there are none but those of the connect string.
     Unlisted,
@@ -90,7 +86,7 @@ enum Members {
 }
 
 /// Asks the first server that shows anything.
-async fn members(servers: &[ServerReport], connection: &Connection) -> Members {
+pub(crate) async fn members(servers: &[ServerReport], connection: &Connection) -> Members {
     let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return Members::Unknown };
     let asked = async {
         let options = connect::options(patience(connection), connection).ok()?;
@@ -116,16 +112,58 @@ fn listed(config: &str) -> Members {
     }
 }
 
-/// Whether every server of the ensemble was looked at. The number of the server that gave a session is its highest byte: two
-/// names in the connect string may lead to one server.
+/// The number of the server that gave a session is its highest byte: two names in the connect string may lead to one server.
+fn number(server: &ServerReport) -> Option<u8> {
+    server.session.map(|session| session.to_be_bytes()[0])
+}
+
+/// Whether every server of the ensemble was looked at.
 fn is_whole(servers: &[ServerReport], members: &Members) -> bool {
-    let number = |server: &ServerReport| server.session.map(|session| session.to_be_bytes()[0]);
     let is_looked_at = servers.iter().all(|server| server.looks.len() == 3);
     let numbers: Option<BTreeSet<u8>> = servers.iter().map(number).collect();
     match members {
         Members::Known(listed) => is_looked_at && servers.len() == listed.len() && numbers.as_ref() == Some(listed),
         Members::Unlisted => is_looked_at,
         Members::Unknown => false,
+    }
+}
+
+/// How many servers were looked at, and of how many.
+pub(crate) struct Seen {
+    named: usize,
+    pub(crate) looked_at: usize,
+    /// `None` if that is not known.
+    pub(crate) of: Option<usize>,
+}
+
+impl Seen {
+    pub(crate) fn of(servers: &[ServerReport], members: &Members) -> Seen {
+        let looked_at = servers.iter().filter(|server| server.looks.len() == 3);
+        let (looked_at, of) = match members {
+            Members::Known(listed) => {
+                let numbers: BTreeSet<u8> = looked_at.filter_map(number).collect();
+                (numbers.intersection(listed).count(), Some(listed.len()))
+            }
+            Members::Unlisted => (looked_at.count(), Some(servers.len())),
+            Members::Unknown => (looked_at.count(), None),
+        };
+        Seen { named: servers.len(), looked_at, of }
+    }
+
+    /// That other servers may show more.
+    pub(crate) fn others(&self) -> Option<Odd> {
+        let (looked_at, of) = (self.looked_at, self.of.filter(|of| *of > self.looked_at)?);
+        let advice = if self.named < of { ": name all of the ensemble in --zk" } else { "" };
+        Some(Odd { kind: "away", node: None, what: format!("{looked_at} of {of} were looked at{advice}") })
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.of {
+            Some(of) => write!(f, "on {} of {of} servers", self.looked_at),
+            None => write!(f, "on {} of --zk, and whether the ensemble has others is not known", self.looked_at),
+        }
     }
 }
 
@@ -218,5 +256,29 @@ mod tests {
         let mut away = given(&[1, 200]);
         away[0].looks.clear();
         assert!(!is_whole(&away, &known) && !is_whole(&away, &Members::Unlisted));
+    }
+
+    #[test]
+    fn the_servers_that_were_looked_at_are_counted_against_those_of_the_ensemble() {
+        let of = |number: i64| ServerReport { session: Some(number << 56), ..server("zk", "follower", [&["a"]; 3]) };
+        let known = |numbers: &[u8]| Members::Known(numbers.iter().copied().collect());
+        let seen = |servers: &[ServerReport], members: &Members| {
+            let seen = Seen::of(servers, members);
+            (seen.to_string(), seen.others().map(|odd| odd.what).unwrap_or_default())
+        };
+        let away = || ServerReport { looks: Vec::new(), session: None, ..of(0) };
+        let all = "name all of the ensemble in --zk";
+        for (servers, members, on, others) in [
+            (vec![of(1), of(2), of(3)], known(&[1, 2, 3]), "on 3 of 3 servers", String::new()),
+            (vec![of(2)], known(&[1, 2, 3]), "on 1 of 3 servers", format!("1 of 3 were looked at: {all}")),
+            (vec![of(1), of(1)], known(&[1, 2, 3]), "on 1 of 3 servers", format!("1 of 3 were looked at: {all}")),
+            (vec![of(1), away(), of(3)], known(&[1, 2, 3]), "on 2 of 3 servers", "2 of 3 were looked at".to_owned()),
+            (vec![of(0)], Members::Unlisted, "on 1 of 1 servers", String::new()),
+            (vec![of(0), away()], Members::Unlisted, "on 1 of 2 servers", "1 of 2 were looked at".to_owned()),
+        ] {
+            assert_eq!(seen(&servers, &members), (on.to_owned(), others));
+        }
+        let (on, others) = seen(&[of(1)], &Members::Unknown);
+        assert!(on.ends_with("whether the ensemble has others is not known") && others.is_empty(), "{on}");
     }
 }

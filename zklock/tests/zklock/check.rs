@@ -24,7 +24,7 @@ async fn json(servers: &str, path: &str) -> Value {
 async fn a_foreign_node_where_the_record_would_lie_is_odd() {
     let path = "/zklock/check/recorded";
     assert_eq!(run(&["--once-in", "1h", path, "true"]).await.code, Some(0));
-    assert_eq!(run(&["check", path]).await.stdout, format!("{path}: nothing odd\n"));
+    assert_eq!(run(&["check", path]).await.stdout, format!("{path}: nothing odd, on 1 of 1 servers\n"));
     let (zk, _lock) = server_lock(path).await;
     let record = format!("{path}.done");
     let foreign = Operation::Set { path: record.clone(), data: b"theirs".to_vec(), version: None };
@@ -83,7 +83,7 @@ async fn servers_that_show_other_nodes_are_told_apart() {
         clients.push(zk);
     }
     let both = servers.each_ref().map(Server::address).join(",");
-    assert_eq!(check(&both, path).await.stdout, format!("{path}: nothing odd\n"));
+    assert_eq!(check(&both, path).await.stdout, format!("{path}: nothing odd, on 2 of 2 servers\n"));
     let held = RwLock::builder(&clients[1], path).host("ghost").build().unwrap().write().await.unwrap();
     let odd = check(&both, path).await;
     assert_eq!(odd.code, Some(1), "{odd:#?}");
@@ -102,11 +102,13 @@ async fn each_server_of_an_ensemble_is_asked_and_one_that_is_away_is_named() {
     let zk = connect(&ensemble.addresses()).await;
     let held = lock_at(&zk, path).write().await.unwrap();
     let follower = ensemble.followers()[0];
+    let clean = check(&ensemble.addresses(), path).await;
+    let all = format!("{path}: nothing odd, on 3 of 3 servers\n");
+    assert_eq!((clean.code, clean.stdout), (Some(0), all), "{}", clean.stderr);
     // A follower says in words of its own which sessions there are.
-    for servers in [ensemble.addresses(), ensemble.server(follower).address()] {
-        let clean = check(&servers, path).await;
-        assert_eq!((clean.code, clean.stdout), (Some(0), format!("{path}: nothing odd\n")), "{}", clean.stderr);
-    }
+    let one = check(&ensemble.server(follower).address(), path).await;
+    let others = format!("{path}: the servers: 1 of 3 were looked at: name all of the ensemble in --zk\n");
+    assert_eq!((one.code, one.stdout), (Some(1), others), "{}", one.stderr);
     let said = json(&ensemble.addresses(), path).await;
     let servers = said["servers"].as_array().unwrap();
     let leads = servers.iter().filter(|server| server["mode"] == "leader").count();
@@ -118,8 +120,14 @@ async fn each_server_of_an_ensemble_is_asked_and_one_that_is_away_is_named() {
     let away = check(&ensemble.addresses(), path).await;
     let named = format!("{path}: the servers: {} was not looked at: ", ensemble.server(follower).address());
     assert!(away.code == Some(1) && away.stdout.starts_with(&named), "{away:#?}");
-    assert_eq!(away.stdout.lines().count(), 1, "{away:#?}");
-    assert_eq!(json(&ensemble.addresses(), path).await["odd"][0]["kind"], "away");
+    let (_, others) = away.stdout.split_once('\n').expect("a line");
+    assert_eq!(others, format!("{path}: the servers: 2 of 3 were looked at\n"));
+    let said = json(&ensemble.addresses(), path).await;
+    assert_eq!(
+        (&said["odd"][0]["kind"], &said["looked_at"], &said["of"]),
+        (&"away".into(), &2.into(), &3.into()),
+        "{said:#}"
+    );
     assert!(held.is_held());
 }
 
@@ -132,7 +140,12 @@ async fn servers_are_asked_below_the_path_at_the_end_of_the_connect_string() {
     let zk = connect(&below).await;
     let held = (outside.write().await.unwrap(), lock_at(&zk, path).write().await.unwrap());
     let clean = check(&below, path).await;
-    assert_eq!((clean.code, clean.stdout), (Some(0), format!("{path}: nothing odd\n")), "{}", clean.stderr);
+    assert_eq!(
+        (clean.code, clean.stdout),
+        (Some(0), format!("{path}: nothing odd, on 1 of 1 servers\n")),
+        "{}",
+        clean.stderr
+    );
     let said = json(&below, path).await;
     assert_eq!(
         (&said["servers"][0]["server"], &said["servers"][0]["mode"]),
@@ -160,7 +173,12 @@ async fn a_server_is_asked_at_an_address_of_ipv6() {
     let address = forwarded(listener, server.clone(), None);
     assert!(address.starts_with("[::1]:"), "{address}");
     let clean = check(&address, path).await;
-    assert_eq!((clean.code, clean.stdout), (Some(0), format!("{path}: nothing odd\n")), "{}", clean.stderr);
+    assert_eq!(
+        (clean.code, clean.stdout),
+        (Some(0), format!("{path}: nothing odd, on 1 of 1 servers\n")),
+        "{}",
+        clean.stderr
+    );
     let said = json(&format!("{server},{address}"), path).await;
     assert_eq!((&said["servers"][1]["server"], &said["servers"][1]["mode"]), (&address.into(), &"standalone".into()));
 
@@ -187,7 +205,7 @@ async fn a_node_whose_session_is_over_is_told_as_one_to_break() {
     let held = lock.write().await.unwrap();
     let id = session(&zk).await.id();
     let server = shared_server().address();
-    assert_eq!(check(&server, path).await.stdout, format!("{path}: nothing odd\n"));
+    assert_eq!(check(&server, path).await.stdout, format!("{path}: nothing odd, on 1 of 1 servers\n"));
     let odd = check(&forgetful(server, id).await, path).await;
     assert_eq!(odd.code, Some(1), "{odd:#?}");
     let told = format!(

@@ -1177,7 +1177,7 @@ async fn check_finds_what_is_odd() {
     let (zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();
     let clean = run(&["check", path]).await;
-    assert_eq!((clean.code, &clean.stdout[..]), (Some(0), "/zklock/checked: nothing odd\n"));
+    assert_eq!((clean.code, &clean.stdout[..]), (Some(0), "/zklock/checked: nothing odd, on 1 of 1 servers\n"));
     let operator = session(&zk).await;
     for (name, kind) in [
         ("notes.txt", Kind::Persistent),
@@ -1769,7 +1769,7 @@ async fn the_pages_can_be_followed_word_for_word() {
     assert!(watch.says().await.starts_with("PLACE") && watch.says().await.contains("hangs"));
     watch.signal(Signal::INT);
     let check = ended(typed(next("zklock check "), &commands)).await;
-    assert_eq!((check.code, &check.stdout[..]), (Some(0), "/locks/orders/migrate: nothing odd\n"));
+    assert_eq!((check.code, &check.stdout[..]), (Some(0), "/locks/orders/migrate: nothing odd, on 1 of 1 servers\n"));
 
     assert_eq!(ended(typed(next("zklock ask "), &commands)).await.code, Some(0));
     assert!(held.is_held(), "it keeps nothing");
