@@ -21,6 +21,9 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 /// How long before the end of its time a call that is cut off has the servers asked for the reason.
 const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 
+/// How often a call looks at the clock while it waits for the servers.
+const SLICES: u32 = 8;
+
 /// On how many sessions a call is tried, if each ends before there is anything of ours on it.
 pub(crate) const SESSION_TRIES: usize = 3;
 
@@ -276,12 +279,17 @@ async fn in_time_awake<T, S: Future<Output = ()>>(
     is_connected: impl Fn() -> bool,
     work: impl Future<Output = T>,
 ) -> Option<T> {
-    let mut work = pin!(work);
-    let began = Instant::now();
-    let answer = unless(sleep(limit), &mut work).await;
-    let is_late = || began.elapsed() > limit.saturating_add(limit / 50);
-    match answer {
-        None if is_late() || !is_connected() => unless(sleep(limit.saturating_mul(2)), work).await,
+    let (mut work, mut is_late) = (pin!(work), false);
+    // In slices: a stop may be over just when the time is.
+    let end = async {
+        for slice in [limit / SLICES; SLICES as usize] {
+            let began = Instant::now();
+            sleep(slice).await;
+            is_late |= began.elapsed() > slice + limit / 50;
+        }
+    };
+    match unless(end, &mut work).await {
+        None if is_late || !is_connected() => unless(sleep(limit.saturating_mul(2)), work).await,
         answer => answer,
     }
 }
@@ -297,4 +305,24 @@ pub(crate) async fn unless<T>(end: impl Future<Output = ()>, work: impl Future<O
 
 fn no_answer(limit: Duration) -> String {
     format!("no answer within {}, the session timeout", humantime::format_duration(limit))
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_that_is_over_just_when_the_time_is_gives_the_time_for_another_session() {
+        for (stopped, is_answered) in [(0, false), (960, true), (2_000, true)] {
+            let work = async {
+                sleep(Duration::from_millis(50)).await;
+                advance(Duration::from_millis(stopped)).await;
+                sleep(Duration::from_millis(1_500)).await;
+            };
+            let answer = in_time_awake(Duration::from_secs(1), sleep, || true, work).await;
+            assert_eq!(answer.is_some(), is_answered, "{stopped}");
+        }
+    }
 }
