@@ -2,6 +2,7 @@
 
 mod history;
 mod lease_model;
+mod life;
 mod model;
 mod protocol;
 mod rounds;

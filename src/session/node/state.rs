@@ -343,11 +343,13 @@ impl NodeState {
         format!("{}/{name}", self.path.rsplit_once('/').unwrap_or_default().0)
     }
 
-    pub(crate) fn path(&self) -> &str {
+    /// Where it is, or what is asked for.
+    pub fn path(&self) -> &str {
         &self.path
     }
 
-    pub(crate) fn contender(&self) -> &Arc<Contender> {
+    /// Its contender in the queue, also while it holds a permit outside.
+    pub fn contender(&self) -> &Arc<Contender> {
         &self.contender
     }
 

@@ -1,0 +1,533 @@
+//! The life of a node, searched exhaustively: entering with lost answers, holding, moving, and leaving at any point, with every fault.
+//!
+//! Contenders and removals decide with the library's own [`NodeState`] and [`Leaving`]. The model's server carries requests out in
+//! the order of each session. A connection can break at any moment: then each request that has no answer is carried out, or is
+//! carried out late, or never is. Once the server has carried out a newer write of a session, it carries out no older one.
+//!
+//! In each state the search looks whether all is removed in the end, if whoever is there gives up now and nothing fails from now on.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, SystemTime};
+
+use stateright::{Checker, Model, Property};
+use zk_rwlock::coordinator::{
+    Ask, Contender, Created, Denied, Ending, Failure, Input, Leaving, NodeState, Phase, Shown,
+};
+use zk_rwlock::{Loss, Mode};
+
+/// What a contender is after: the lock, or a permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Goal {
+    Lock(Mode),
+    Permit,
+}
+
+struct Lives {
+    goals: Vec<Goal>,
+    /// How many creates a contender sends at most.
+    creates: u8,
+    /// How often connections break at most, and sessions expire.
+    cuts: usize,
+    expiries: usize,
+    /// The server denies the directory of a node that it has made.
+    denies: bool,
+    /// The server allows no writes to lock nodes.
+    refuses_signals: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    next: i64,
+    cuts: usize,
+    expired: usize,
+    /// The paths of the nodes that the ensemble has.
+    nodes: BTreeSet<String>,
+    members: Vec<Member>,
+    /// What must never happen, and has.
+    wrong: Option<&'static str>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Member {
+    node: NodeState,
+    /// A create was sent and is answered.
+    creates: u8,
+    /// Its owner has dropped it.
+    is_dropped: bool,
+    has_held: bool,
+    is_over: bool,
+    may_signal: bool,
+    /// The removal of its release is the first of these.
+    is_released: bool,
+    removals: Vec<Leaving>,
+    /// What was sent on the connection that is up now.
+    sent: VecDeque<Request>,
+    /// What was sent before, and may yet be carried out.
+    late: VecDeque<What>,
+}
+
+/// A request, and who awaits its answer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Request {
+    what: What,
+    by: By,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum What {
+    Create,
+    Delete {
+        path: String,
+        signals: bool,
+    },
+    List,
+    /// One node is replaced by another.
+    Swap {
+        from: String,
+        to: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum By {
+    Acquisition,
+    Removal(usize),
+}
+
+/// What was answered.
+enum Reply {
+    Created(Result<String, Failure>),
+    Done(Result<(), Failure>),
+    Listed(Result<Vec<String>, Failure>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Action {
+    Enter(usize),
+    /// The first of its requests is carried out and answered.
+    Serve(usize),
+    /// It is carried out, and denied.
+    Deny(usize),
+    Cut(usize),
+    /// The first of the requests of a connection that has broken is carried out.
+    Late(usize),
+    /// A removal has heard that the connection is back.
+    Link(usize, usize),
+    Take(usize),
+    Move(usize),
+    Release(usize),
+    Drop(usize),
+    Expire(usize),
+}
+
+const NOW: Duration = Duration::from_secs(1);
+
+fn owner(member: usize) -> String {
+    format!("/lock/h~{member}-")
+}
+
+fn permit(member: usize) -> String {
+    format!("/permits/h~{member}")
+}
+
+fn unknown() -> Failure {
+    Failure::Unknown(String::new())
+}
+
+fn contender(path: &str) -> Contender {
+    Contender::parse(path.rsplit('/').next().unwrap_or_default()).expect("the model makes well-formed names")
+}
+
+impl Member {
+    fn new(member: usize, goal: Goal) -> Member {
+        let mode = if goal == Goal::Lock(Mode::Read) { "READ" } else { "WRITE" };
+        let node = NodeState::new("/lock", contender(&format!("h~{member}-{mode}-0000000000")));
+        Member {
+            node,
+            creates: 0,
+            is_dropped: false,
+            has_held: false,
+            is_over: false,
+            may_signal: true,
+            is_released: false,
+            removals: Vec::new(),
+            sent: VecDeque::new(),
+            late: VecDeque::new(),
+        }
+    }
+
+    fn send(&mut self, what: What, by: By) {
+        self.sent.push_back(Request { what, by });
+    }
+
+    fn asks_for_node(&mut self) {
+        self.creates += 1;
+        self.node.asked(NOW, 0);
+        self.send(What::Create, By::Acquisition);
+    }
+
+    fn stands(&self) -> bool {
+        matches!(self.node.phase(), Phase::Waiting | Phase::Holding(_))
+    }
+
+    /// Something removes a node from now on. Its first request is sent, unless the create has been.
+    fn begins(&mut self, leaving: Leaving) {
+        self.removals.push(leaving);
+        self.asks(self.removals.len() - 1);
+    }
+
+    /// Sends what a removal asks for.
+    fn asks(&mut self, removal: usize) {
+        let what = match self.removals[removal].asks() {
+            Ok(Ask::Delete(deletion)) => What::Delete { path: deletion.path.clone(), signals: deletion.signals },
+            Ok(Ask::List) => What::List,
+            // A create that was sent, a connection that is awaited, or nothing any more.
+            _ => return,
+        };
+        self.send(what, By::Removal(removal));
+    }
+
+    fn removal_hears(&mut self, removal: usize, input: Input) {
+        let leaving = std::mem::replace(&mut self.removals[removal], Leaving::Listing);
+        let (next, shown) = leaving.on(input);
+        self.may_signal &= shown != Some(Shown::SignalRefused);
+        self.removals[removal] = next;
+        self.asks(removal);
+    }
+
+    fn drops(&mut self) {
+        self.is_dropped = true;
+        let removals = self.node.end(self.may_signal);
+        for leaving in removals {
+            if let Leaving::Coming { .. } = leaving {
+                let create = self.sent.iter_mut().find(|it| it.what == What::Create);
+                create.expect("it is under way").by = By::Removal(self.removals.len());
+            }
+            self.begins(leaving);
+        }
+    }
+
+    /// The acquisition hears an answer, and goes on as `take_place`, `downgrade` and `exchange` do.
+    fn hears(&mut self, me: usize, reply: Reply, creates: u8) {
+        if self.is_dropped {
+            return;
+        }
+        match reply {
+            Reply::Created(Ok(path)) => self.stands_at(path),
+            Reply::Created(Err(failure)) => {
+                self.node.refused(&failure);
+                if matches!(failure, Failure::Unknown(_) | Failure::NoNode) {
+                    self.node.doubted();
+                    self.send(What::List, By::Acquisition);
+                }
+            }
+            Reply::Listed(Ok(names)) => match names.first() {
+                Some(path) => self.stands_at(path.clone()),
+                None if self.creates < creates => self.asks_for_node(),
+                None => self.drops(),
+            },
+            Reply::Listed(Err(Failure::Unknown(_))) => self.send(What::List, By::Acquisition),
+            Reply::Done(Ok(())) => self.is_moved(),
+            Reply::Done(Err(Failure::Unknown(_))) => self.moves(me),
+            Reply::Done(Err(_)) | Reply::Listed(Err(_)) => {}
+        }
+    }
+
+    fn stands_at(&mut self, path: String) {
+        let created = Created { path, czxid: 1, ctime: SystemTime::UNIX_EPOCH, ephemeral_owner: 1 };
+        self.node.created(&created, 1, NOW).expect("it is ours");
+    }
+
+    fn path(&self) -> String {
+        self.node.path().to_owned()
+    }
+
+    /// Sends the exchange or the downgrade, also once more.
+    fn moves(&mut self, me: usize) {
+        let to = match self.has_held {
+            true => self.path().replace("WRITE", "READ"),
+            false => permit(me),
+        };
+        self.send(What::Swap { from: self.path(), to }, By::Acquisition);
+    }
+
+    fn is_moved(&mut self) {
+        match self.has_held {
+            true => self.node.downgraded(contender(&self.path().replace("WRITE", "READ"))),
+            false => {
+                self.node.exchanged(2);
+                self.node.hold(0);
+            }
+        }
+    }
+}
+
+impl State {
+    fn is_wrong(&mut self, condition: bool, what: &'static str) {
+        if condition {
+            self.wrong.get_or_insert(what);
+        }
+    }
+
+    /// The ensemble carries a request out.
+    fn carry_out(&mut self, me: usize, what: &What, refuses_signals: bool) -> Reply {
+        match what {
+            What::Create => {
+                let mode = self.members[me].node.contender().mode();
+                let path = format!("{}{mode}-{:010}", owner(me), self.next);
+                self.next += 1;
+                self.nodes.insert(path.clone());
+                Reply::Created(Ok(path))
+            }
+            What::Delete { signals: true, .. } if refuses_signals => {
+                let failure = Box::new(Failure::NoAuth(Box::<Denied>::default()));
+                Reply::Done(Err(Failure::Operation { index: 0, failure }))
+            }
+            What::Delete { path, signals } => {
+                let is_own = path.starts_with(&owner(me)) || *path == permit(me);
+                self.is_wrong(!is_own, "a contender deletes the node of another");
+                self.is_wrong(*signals && !self.members[me].has_held, "a contender signals that has not held");
+                let is_gone = !self.nodes.remove(path);
+                Reply::Done(if is_gone { Err(Failure::NoNode) } else { Ok(()) })
+            }
+            What::List => {
+                Reply::Listed(Ok(self.nodes.iter().filter(|path| path.starts_with(&owner(me))).cloned().collect()))
+            }
+            What::Swap { from, to } => {
+                if self.nodes.remove(from) {
+                    self.nodes.insert(to.clone());
+                }
+                Reply::Done(if self.nodes.contains(to) { Ok(()) } else { Err(Failure::NoNode) })
+            }
+        }
+    }
+
+    fn answers(&mut self, me: usize, by: By, reply: Reply, creates: u8) {
+        let member = &mut self.members[me];
+        match (by, reply) {
+            (By::Acquisition, reply) => member.hears(me, reply, creates),
+            (By::Removal(removal), Reply::Created(answer)) => member.removal_hears(removal, Input::Created(answer)),
+            (By::Removal(removal), Reply::Done(answer)) => member.removal_hears(removal, Input::Deleted(answer)),
+            (By::Removal(removal), Reply::Listed(answer)) => member.removal_hears(removal, Input::Listed(answer)),
+        }
+        let was_there = member.is_released && !member.is_over;
+        let says_gone = member.removals.first() == Some(&Leaving::Gone(Err(Failure::NoNode)));
+        self.is_wrong(was_there && says_gone, "a release that was repeated says that its node had gone before");
+    }
+
+    fn serve(&mut self, me: usize, model: &Lives, is_denied: bool) {
+        if self.members[me].is_over {
+            return self.fail(me, &Failure::Over(Ending::Expired), model.creates);
+        }
+        let Some(request) = self.members[me].sent.pop_front() else { return };
+        // A newer write, or a sync.
+        self.members[me].late.clear();
+        let mut reply = self.carry_out(me, &request.what, model.refuses_signals);
+        if is_denied {
+            reply = Reply::Created(Err(Failure::NoNode));
+        }
+        self.answers(me, request.by, reply, model.creates);
+    }
+
+    /// Every request of a connection, or of a session, is answered so.
+    fn fail(&mut self, me: usize, failure: &Failure, creates: u8) {
+        let failed: Vec<_> = self.members[me].sent.drain(..).collect();
+        if *failure == unknown() {
+            let late = &mut self.members[me].late;
+            for Request { what, .. } in &failed {
+                // The same once more changes nothing, but a create.
+                if *what == What::Create || !late.contains(what) && *what != What::List {
+                    late.push_back(what.clone());
+                }
+            }
+        }
+        for request in failed {
+            let failure = failure.clone();
+            let reply = match request.what {
+                What::Create => Reply::Created(Err(failure)),
+                What::List => Reply::Listed(Err(failure)),
+                What::Delete { .. } | What::Swap { .. } => Reply::Done(Err(failure)),
+            };
+            self.answers(me, request.by, reply, creates);
+        }
+    }
+
+    fn link(&mut self, me: usize, removal: usize) {
+        let is_over = self.members[me].is_over;
+        let linked = if is_over { Err(Failure::Over(Ending::Expired)) } else { Ok(()) };
+        self.members[me].removal_hears(removal, Input::Linked(linked));
+    }
+
+    fn cut_off(member: &Member) -> Vec<usize> {
+        let is_cut = |(_, it): &(usize, &Leaving)| matches!(it, Leaving::Cut(_));
+        member.removals.iter().enumerate().filter(is_cut).map(|(at, _)| at).collect()
+    }
+
+    /// Whether all is removed, if everybody gives up now and nothing fails from now on.
+    fn comes_to_rest(&self, model: &Lives) -> bool {
+        let mut state = self.clone();
+        for me in 0..state.members.len() {
+            if !state.members[me].is_dropped {
+                state.members[me].drops();
+            }
+            for _ in 0..32 {
+                while !state.members[me].sent.is_empty() {
+                    state.serve(me, model, false);
+                }
+                for removal in State::cut_off(&state.members[me]) {
+                    state.link(me, removal);
+                }
+            }
+        }
+        let is_gone = |it: &Leaving| it.asks().is_err();
+        let all_gone = state.members.iter().all(|member| member.removals.iter().all(is_gone));
+        state.wrong.is_none() && all_gone && state.nodes.is_empty()
+    }
+}
+
+impl Model for Lives {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let members = self.goals.iter().enumerate().map(|(member, goal)| Member::new(member, *goal)).collect();
+        vec![State { next: 1, cuts: 0, expired: 0, nodes: BTreeSet::new(), members, wrong: None }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        for (me, member) in state.members.iter().enumerate() {
+            if !member.late.is_empty() {
+                actions.push(Action::Late(me));
+            }
+            if let Some(first) = member.sent.front() {
+                actions.push(Action::Serve(me));
+                if self.denies && first.what == What::Create {
+                    actions.push(Action::Deny(me));
+                }
+                if state.cuts < self.cuts {
+                    actions.push(Action::Cut(me));
+                }
+            }
+            actions.extend(State::cut_off(member).into_iter().map(|removal| Action::Link(me, removal)));
+            if member.creates > 0 && !member.is_over && state.expired < self.expiries {
+                actions.push(Action::Expire(me));
+            }
+            if member.is_dropped {
+                continue;
+            }
+            actions.push(Action::Drop(me));
+            if member.creates == 0 {
+                actions.push(Action::Enter(me));
+            }
+            if !member.stands() {
+                continue;
+            }
+            actions.push(Action::Release(me));
+            let sequence = member.node.contender().sequence();
+            let is_first =
+                state.nodes.iter().all(|path| path.starts_with("/permits") || contender(path).sequence() >= sequence);
+            let holds = matches!(member.node.phase(), Phase::Holding(_));
+            match self.goals[me] {
+                Goal::Lock(_) if !holds && is_first => actions.push(Action::Take(me)),
+                Goal::Lock(Mode::Write) if holds && member.node.contender().mode() == Mode::Write => {
+                    actions.push(Action::Move(me));
+                }
+                Goal::Permit if !holds && is_first => actions.push(Action::Move(me)),
+                _ => {}
+            }
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        match action {
+            Action::Enter(me) => state.members[me].asks_for_node(),
+            Action::Serve(me) => state.serve(me, self, false),
+            Action::Deny(me) => state.serve(me, self, true),
+            Action::Cut(me) => {
+                state.cuts += usize::from(self.cuts < usize::MAX);
+                state.fail(me, &unknown(), self.creates);
+            }
+            Action::Late(me) => {
+                let late = state.members[me].late.pop_front()?;
+                drop(state.carry_out(me, &late, self.refuses_signals));
+            }
+            Action::Link(me, removal) => state.link(me, removal),
+            Action::Take(me) => {
+                state.members[me].node.hold(0);
+                state.members[me].has_held = true;
+            }
+            Action::Move(me) => {
+                let member = &mut state.members[me];
+                let outside = (self.goals[me] == Goal::Permit).then(|| permit(me));
+                member.node.moves(outside);
+                member.moves(me);
+            }
+            Action::Release(me) => {
+                let member = &mut state.members[me];
+                if let Some(leaving) = member.node.leave(member.may_signal) {
+                    member.is_released = true;
+                    member.begins(leaving);
+                }
+                state.members[me].drops();
+            }
+            Action::Drop(me) => state.members[me].drops(),
+            Action::Expire(me) => {
+                state.expired += 1;
+                state.members[me].is_over = true;
+                state.members[me].late.clear();
+                state.members[me].node.lose(Loss::SessionOver(Ending::Expired));
+                state.nodes.retain(|path| !path.starts_with(&owner(me)) && *path != permit(me));
+                state.fail(me, &Failure::Over(Ending::Expired), self.creates);
+            }
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Lives>> {
+        vec![
+            Property::always("nothing happens that never may", |_: &Lives, state: &State| state.wrong.is_none()),
+            Property::always("no contender loses its node by its own requests", |_, state: &State| {
+                let has_its_node = |it: &Member| !it.stands() || it.is_over || state.nodes.contains(it.node.path());
+                state.members.iter().all(has_its_node)
+            }),
+            Property::always("all is removed in the end", |model, state: &State| state.comes_to_rest(model)),
+        ]
+    }
+}
+
+fn search(model: Lives) -> usize {
+    let checker = model.checker().threads(2).spawn_bfs().join();
+    checker.assert_properties();
+    println!("{} states, {} of them different", checker.state_count(), checker.unique_state_count());
+    checker.unique_state_count()
+}
+
+const ANY: usize = usize::MAX;
+
+fn right(goals: Vec<Goal>) -> Lives {
+    Lives { goals, creates: 2, cuts: ANY, expiries: 1, denies: true, refuses_signals: false }
+}
+
+const GOALS: [Goal; 3] = [Goal::Lock(Mode::Read), Goal::Lock(Mode::Write), Goal::Permit];
+
+/// One contender of each kind, with every fault and without limit.
+#[test]
+fn whatever_one_contender_leaves_behind_is_removed() {
+    for goal in GOALS {
+        let states = search(right(vec![goal]));
+        assert!(states > 500, "the search was cut short");
+        search(Lives { refuses_signals: true, ..right(vec![goal]) });
+    }
+}
+
+/// Two contenders, whose connections break once; without limit with `MODEL_CONTENDERS=4`.
+#[test]
+fn whatever_two_contenders_leave_behind_is_removed_and_none_removes_what_is_of_the_other() {
+    let is_long = std::env::var("MODEL_CONTENDERS").is_ok_and(|most| most == "4");
+    for pair in [[GOALS[1], GOALS[1]], [GOALS[0], GOALS[1]], [GOALS[1], GOALS[2]]] {
+        let cuts = if is_long { ANY } else { 1 };
+        let states = search(Lives { cuts, ..right(pair.to_vec()) });
+        assert!(states > 10_000, "the search was cut short");
+    }
+}
