@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use support::hindered::{Asked, Count, Hindered, refused_at};
 use support::polled::{now, read, write, writing};
-use tokio::task::spawn;
+use tokio::task::{JoinHandle, spawn};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_test::assert_pending;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
@@ -326,13 +326,33 @@ async fn a_short_wait_behind_a_ghost_is_granted_in_time_by_servers_that_commit_s
 
 // Leaders, and holders that make way.
 
+/// Leads for good, until it is aborted.
+fn leads(zk: &Memory) -> JoinHandle<Result<(), Error>> {
+    let leadership = Leadership::new(zk, PATH).expect("valid");
+    spawn(async move { leadership.lead(|_| std::future::pending::<()>()).await.map(drop) })
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_leader_that_is_told_is_no_ghost() {
+    for another_leads in [false, true] {
+        let (ours, theirs) = two();
+        let (first, _session) = (leads(&theirs), ours.session_slot(0).await.expect("open"));
+        sleep(SECOND).await;
+        ours.faults().freeze(sole_node(&theirs, PATH));
+        first.abort();
+        sleep(SECOND).await;
+        let _second = another_leads.then(|| leads(&theirs));
+        sleep(SECOND).await;
+        let [here, there] = [&ours, &theirs].map(|zk| Leadership::new(zk, PATH).expect("valid"));
+        let leader = there.leader().await.expect("readable");
+        assert_eq!(here.changes().next().await.expect("open").expect("readable"), leader);
+        assert_eq!((here.leader().await.expect("readable"), leader.is_some()), (leader, another_leads));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_is_a_ghost_is_given_by_no_call() {
     let (ours, theirs) = two();
-    let leads = |zk: &Memory| {
-        let leadership = Leadership::new(zk, PATH).expect("valid");
-        spawn(async move { leadership.lead(|_| std::future::pending::<()>()).await.map(drop) })
-    };
     let first = leads(&theirs);
     sleep(SECOND).await;
     let here = Leadership::new(&ours, PATH).expect("valid");

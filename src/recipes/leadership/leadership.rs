@@ -302,8 +302,8 @@ impl Leadership {
 
     /// Who leads, and each change of that, beginning with the present leader.
     ///
-    /// Costs three requests for each change, and between them a check after a session timeout of silence, then ever more
-    /// seldom. It wakes no candidate: it watches the leader's node, or, when nobody leads, the directory until the first
+    /// Costs four requests for each change: as [`leader`](Self::leader) does, it passes over a leader that the ensemble no longer
+    /// has. Between them it checks after a session timeout of silence, then ever more seldom. It wakes no candidate: it watches the leader's node, or, when nobody leads, the directory until the first
     /// candidate comes.
     ///
     /// # Examples

@@ -216,7 +216,13 @@ impl Observer {
             let (change, data) = (session.watch(&node), session.data(&node));
             Box::pin(async move { Ok((change.await?, data.await?)) })
         });
-        let (change, (data, stat)) = looked.await?;
+        // What the server shows may be a leader that the ensemble no longer has. If nobody can say so, it is told.
+        let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, &node, None));
+        let (looked, is_there) = tokio::join!(looked, asked);
+        if is_there == Some(Ok(false)) {
+            return self.passes_over(session, first, is_haunted).await;
+        }
+        let (change, (data, stat)) = looked?;
         self.sees(Ok(Some(Leader::of(first, &data, stat))));
         let mut look = SecondLook::after(session, *is_haunted);
         tokio::select! {
@@ -224,6 +230,16 @@ impl Observer {
             event = change => return unless_over(session, event).await,
             () = look.finds(&node, false) => {}
         }
+        self.passes_over(session, first, is_haunted).await
+    }
+
+    /// The candidate has left, although the server shows it.
+    async fn passes_over(
+        &self,
+        session: &Arc<dyn Session>,
+        first: &Contender,
+        is_haunted: &mut bool,
+    ) -> Result<(), Failure> {
         *is_haunted = true;
         presence::ghosts_of(session, &self.handle.path, vec![first.name().into()], first.kind()).await;
         Ok(())
