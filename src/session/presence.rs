@@ -325,13 +325,21 @@ pub(crate) async fn denied(session: &Arc<dyn Session>, path: &str, tries: &mut T
     }
 }
 
+/// What to do where a server and the leader do not agree about a node.
+const NEXT: &str = "zklock check, with that node as its path, asks all servers, and says what to do";
+
 /// The server goes on showing this node as the leader does not have it. Logs an error, and says the same in words.
 ///
 /// It cannot tell which of the two is wrong: the leader itself may be the one server that has lost the node.
 pub(crate) fn diverged(session: &Arc<dyn Session>, path: &str) -> String {
-    const NEXT: &str = "zklock check, with that node as its path, asks all servers, and says what to do";
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     tell!(ERROR, node = path, server, "a server and the leader do not agree about a node: {NEXT}");
+    words_of(session)
+}
+
+/// The words of [`diverged`].
+pub(crate) fn words_of(session: &Arc<dyn Session>) -> String {
+    let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     format!("the server (address: {server}) and the leader do not agree about it: {NEXT}")
 }
 

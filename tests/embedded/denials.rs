@@ -7,7 +7,7 @@ use std::time::Duration;
 use support::hindered::{Asked, Hindered};
 use support::polled::{Lost, lose, now, write};
 use zk_rwlock::coordinator::Failure;
-use zk_rwlock::{Error, Memory, RwLock, Semaphore};
+use zk_rwlock::{Error, Memory, RwLock, Semaphore, Shared};
 
 const SEMAPHORE: &str = "/limit";
 const LOCK: &str = "/lock";
@@ -108,5 +108,42 @@ fn a_downgrade_whose_answer_was_lost_is_done_whatever_a_server_says_of_its_node(
         let guard = now(guard.downgrade()).expect("it was done");
         let nodes = memory.children(LOCK);
         assert!(guard.is_held() && nodes.len() == 1 && nodes[0].contains("-READ-"), "{nodes:?}");
+    }
+}
+
+/// After a commit, a read that shows nothing does not mean that nothing was written.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_a_server_denies_is_not_said_not_to_have_been_written() {
+    for (reads, is_read) in [(1, true), (3, true), (usize::MAX, false)] {
+        for has_initial in [false, true] {
+            let memory = Memory::new();
+            let well = Shared::builder(&memory.connect(), "/v").initial(|| 1_u64).build().expect("valid");
+            well.update(|value| *value = 7).await.expect("free");
+            let value = || {
+                let builder = Shared::builder(&denying(&memory, "/v/value", Failure::NoNode, reads).0, "/v");
+                if has_initial { builder.initial(|| 1_u64).build() } else { builder.build() }.expect("valid")
+            };
+            let told = |error: Error| {
+                assert!(!is_read && error.value_error().is_none(), "{reads}: {error}");
+                let is_true = |words| error.to_string().contains(words);
+                let exists = has_initial && is_true("nothing was changed: the node exists");
+                assert!(exists || is_true("the leader do not agree about it"), "{error}");
+            };
+            match value().update(|value| *value += 1).await {
+                Ok(_) => assert_eq!(*well.read().await.expect("free"), 8),
+                Err(error) => told(error),
+            }
+            match value().read().await {
+                Ok(read) => assert_eq!(*read, 8),
+                Err(error) => told(error),
+            }
+            // Who has an initial value waits until it is shown.
+            let live = tokio::time::timeout(Duration::from_secs(60), value().live()).await;
+            match live {
+                Ok(Ok(live)) => assert_eq!(**live.get(), 8),
+                Ok(Err(error)) => told(error),
+                Err(_) => assert!(has_initial && !is_read),
+            }
+        }
     }
 }

@@ -15,7 +15,7 @@ use crate::session::follow::PAUSE;
 use crate::session::loss::Loss;
 use crate::session::presence::{self, PAUSE_MAX};
 use crate::session::request::{Failure, Outcome};
-use crate::session::retry;
+use crate::session::retry::{self, Tries};
 
 /// Where a value is kept, and in which form.
 pub(crate) struct ValueNode {
@@ -47,14 +47,28 @@ impl ValueNode {
     }
 
     /// What the node holds, which is nothing if there is no node. `is_known` says that a value was seen there before this call.
-    pub(crate) async fn read(&self, held: &Tenure, is_known: bool) -> Result<(Vec<u8>, Base), Error> {
-        let (node, session) = (held.data(&self.path).await?, held.ticket().session());
-        let absence = match node {
-            Some(_) => Absence::default(),
-            None => held.run(gone(session, &self.path, is_known)).await?.unwrap_or_default(),
-        };
-        let base = Base { absence, ..Base::of(node.as_ref()) };
-        Ok((node.map(|node| node.data).unwrap_or_default(), base))
+    /// If `is_needed`, the leader is asked for a node that the server does not show.
+    pub(crate) async fn read(&self, held: &Tenure, is_known: bool, is_needed: bool) -> Result<(Vec<u8>, Base), Error> {
+        let (session, mut denials) = (held.ticket().session(), Tries::DENIED);
+        loop {
+            let node = held.data(&self.path).await?;
+            let absence = match node {
+                Some(_) => Absence::default(),
+                None => held.run(gone(session, &self.path, is_known)).await?.unwrap_or_default(),
+            };
+            if node.is_none() && is_needed && !absence.is_gone {
+                match held.run(presence::denied(session, &self.path, &mut denials)).await? {
+                    Ok(true) => continue,
+                    Err(failure @ Failure::Refused(_)) => {
+                        return Err(Error::from_failure(failure, "read", &self.path));
+                    }
+                    // Or nobody knows.
+                    Ok(false) | Err(_) => {}
+                }
+            }
+            let base = Base { absence, ..Base::of(node.as_ref()) };
+            return Ok((node.map(|node| node.data).unwrap_or_default(), base));
+        }
     }
 
     /// Writes a value, with what is kept beside it.
@@ -107,7 +121,7 @@ impl ValueNode {
         loop {
             let attempt = async {
                 let guard = self.lock.read().await?;
-                let (bytes, base) = self.read(guard.held(), false).await?;
+                let (bytes, base) = self.read(guard.held(), false, false).await?;
                 if base.is_vanished() {
                     return Err(self.fault(ValueError::Vanished));
                 }

@@ -25,7 +25,7 @@ use crate::session::lease::Lease;
 use crate::session::node::OwnNode;
 use crate::session::presence::{self, SecondLook};
 use crate::session::request::{Ending, Failure, Stat};
-use crate::session::retry;
+use crate::session::retry::{self, Tries};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
 
@@ -110,7 +110,8 @@ impl<T: Send + Sync + 'static> Store<T> {
         let mut tries = 0;
         loop {
             let writes = held.own_node().settled_writes();
-            let (bytes, base) = node.read(held, self.is_known()).await?;
+            let is_needed = terms.initial.is_none() || tries == BEGINS;
+            let (bytes, base) = node.read(held, self.is_known(), is_needed).await?;
             match (self.open(&bytes, &base), &terms.initial) {
                 (Err(ValueError::Unset), Some(initial)) if tries < BEGINS => {
                     tries += 1;
@@ -133,7 +134,8 @@ impl<T: Send + Sync + 'static> Store<T> {
     /// not in the node yet.
     pub(crate) async fn load(&self, held: &Tenure, instead: Option<T>) -> Result<Loaded<T>, Error> {
         let Store { node, terms, .. } = self;
-        let (bytes, base) = node.read(held, self.is_known()).await?;
+        let is_needed = terms.initial.is_none() && instead.is_none();
+        let (bytes, base) = node.read(held, self.is_known(), is_needed).await?;
         if let Some(value) = instead {
             let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
             return Ok(Loaded { value, written, base });
@@ -313,7 +315,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
         let mut synced = self.news()?;
         retry::until_known(session, || session.sync(&self.path)).await?;
         // What it has shown, and the leader did not have any more.
-        let mut outdated = None;
+        let (mut outdated, mut denials) = (None, Tries::DENIED);
         loop {
             // Before the look, which may be older than what is known after it.
             let is_known = self.with(|store| store.is_known())?;
@@ -325,9 +327,9 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             let (mut change, (bytes, stat)) = match looked.await {
                 Ok(looked) => looked,
                 Err(Failure::NoNode) => {
-                    let gone = node::gone(session, &self.path, is_known).await?;
-                    self.with(|store| store.no_node(gone.is_gone))?;
-                    follow::possible(session, &self.path).await?;
+                    if self.sees_none(session, is_known, &mut denials).await? {
+                        follow::possible(session, &self.path).await?;
+                    }
                     continue;
                 }
                 Err(failure) => return Err(failure),
@@ -356,6 +358,30 @@ impl<T: Send + Sync + 'static> Follower<T> {
     /// The store, unless its last handle is gone.
     fn with<R>(&self, work: impl FnOnce(&Store<T>) -> R) -> Result<R, Failure> {
         background::with(&self.store, work).ok_or(Failure::Over(Ending::Closed))
+    }
+
+    /// The server shows no node. Returns whether to wait for one; else the leader has it, and its answer has brought the server up
+    /// to date.
+    async fn sees_none(
+        &self,
+        session: &Arc<dyn Session>,
+        is_known: bool,
+        denials: &mut Tries,
+    ) -> Result<bool, Failure> {
+        let absence = node::gone(session, &self.path, is_known).await?;
+        let is_needed = !absence.is_gone && self.with(|store| store.terms.initial.is_none())?;
+        let is_denied = is_needed && presence::is_there(session, &self.path, None).await == Ok(true);
+        if is_denied && !denials.are_over() {
+            return denials.pause(session).await.map(|()| false);
+        }
+        self.with(|store| match is_denied {
+            true => {
+                let (path, reason) = (self.path.clone(), presence::words_of(session));
+                store.troubled(Error::Refused { operation: WATCH, path, reason });
+            }
+            false => store.no_node(absence.is_gone),
+        })?;
+        Ok(true)
     }
 
     fn news(&self) -> Result<u64, Failure> {
