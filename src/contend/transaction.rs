@@ -200,22 +200,22 @@ impl<'guard> Transaction<'guard> {
                     }
                     Err(lost(lock, lock.loss().unwrap_or(Loss::Removed)))
                 }
-                _ => {
-                    let refused = operations.get(index);
-                    let reason = match (refused, *failure) {
-                        (Some(Operation::Create { path, .. }), Failure::NoNode) => {
-                            Failure::NoParent(parent(path).to_owned())
-                        }
-                        (_, failure) => failure,
-                    };
-                    let path = refused.map(|operation| operation.path().to_owned()).unwrap_or_default();
-                    Err(Error::TransactionRefused { index: index.saturating_sub(checks), path, reason })
-                }
+                _ => Err(refused(operations.get(index), index.saturating_sub(checks), *failure)),
             },
             Err(Failure::Over(ending)) => Err(lost(speaker, Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "commit under the lock", speaker.directory())),
         }
     }
+}
+
+/// The refusal of the operation that is the `index`th of the caller's.
+fn refused(operation: Option<&Operation>, index: usize, failure: Failure) -> Error {
+    let reason = match (operation, failure) {
+        (Some(Operation::Create { path, .. }), Failure::NoNode) => Failure::NoParent(parent(path).to_owned()),
+        (_, failure) => failure,
+    };
+    let path = operation.map(|operation| operation.path().to_owned()).unwrap_or_default();
+    Error::TransactionRefused { index, path, reason }
 }
 
 impl fmt::Debug for Transaction<'_> {
