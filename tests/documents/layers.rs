@@ -185,6 +185,18 @@ fn locks_atomics_and_chance_come_from_one_file() {
     assert_eq!(wrong.map(|(file, _)| file).collect::<Vec<_>>(), Vec::<&String>::new());
 }
 
+/// Others check a node only in a transaction that changes something, or to bring reads up to date.
+#[test]
+fn whether_the_leader_has_a_node_is_asked_in_one_place() {
+    let mut files = BTreeMap::new();
+    visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
+    let makes = |line: &str| line.contains("Operation::Check {") && !line.contains("..") && !line.contains("=>");
+    let asking = files.iter().filter(|(_, code)| code.lines().any(makes)).map(|(file, _)| file.as_str());
+    let others =
+        ["contend::exchange", "contend::transaction", "session::contract", "session::presence", "zookeeper::session"];
+    assert_eq!(asking.collect::<Vec<_>>(), others);
+}
+
 /// A subscriber of the user's may block or panic: `telemetry::log` says who tells it, and holds spans.
 #[test]
 fn events_and_spans_go_one_way() {
