@@ -1,19 +1,24 @@
 //! The library's own threads.
 //!
 //! Sessions, heartbeats and removals run on one. So a program that blocks its own runtime, or has none, neither loses its
-//! locks nor leaves nodes behind. The other has timers.
+//! locks nor leaves nodes behind. The same thread reads the sockets of the client crate, so an answer costs no other thread. The
+//! second thread has timers.
 
 use std::collections::BTreeSet;
+use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
+use async_executor::{Executor, FallibleTask};
+use async_io::Timer;
 use futures_util::FutureExt;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
 
 use crate::session::lease::{Moment, nanos, since_boot};
 use crate::session::shield::shielded;
@@ -62,67 +67,100 @@ pub(crate) fn since_boot_here() -> Moment {
 }
 
 pub(crate) struct BackgroundThread {
-    main: Thread,
-    /// What others wait for has timers of its own: they go on if the main thread stands still.
-    timers: Thread,
-    tenants: mpsc::Sender<()>,
-    sessions: Mutex<BTreeSet<i64>>,
-}
-
-/// A thread that runs tasks until this is dropped. It runs no code of the user's, but wakers.
-struct Thread {
-    handle: Handle,
+    tasks: Tasks,
     id: ThreadId,
     is_running: Arc<AtomicBool>,
     /// Since when it runs tasks without a pause, in nanoseconds; 0 while it waits for something to do.
     busy_since: Arc<AtomicU64>,
+    /// What others wait for has timers of its own: they go on if the thread of the sessions stands still.
+    timers: Arc<Timers>,
+    tenants: mpsc::Sender<()>,
+    sessions: Mutex<BTreeSet<i64>>,
     _stop: oneshot::Sender<()>,
 }
 
-/// Says, when it is dropped, that the thread has ended.
-struct Running(Arc<AtomicBool>);
+/// Says, when it is dropped, that a thread has ended.
+struct Alive(Arc<AtomicBool>);
 
-impl Drop for Running {
+impl Drop for Alive {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
 }
 
-impl Thread {
-    /// `late` is done before the thread ends.
-    fn start(name: &str, late: impl Future<Output = ()> + Send + 'static) -> io::Result<Thread> {
+/// A thread that runs no code of the user's, but wakers.
+fn start(name: &str, is_running: &Arc<AtomicBool>, run: impl FnOnce(Alive) + Send + 'static) -> io::Result<ThreadId> {
+    let alive = Alive(Arc::clone(is_running));
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+        teller::this_thread_is_ours();
+        run(alive);
+    })?;
+    Ok(thread.thread().id())
+}
+
+/// The thread of the timers, until this is dropped. Here is also what must not be read on the thread of the sessions.
+struct Timers {
+    handle: Handle,
+    is_running: Arc<AtomicBool>,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Timers {
+    fn start() -> io::Result<Timers> {
         let (stop, stopped) = oneshot::channel::<()>();
         // It gets its runtime once there is a thread: a runtime must not be dropped where the caller may be async.
         let (give, given) = std::sync::mpsc::channel::<Runtime>();
         let is_running = Arc::new(AtomicBool::new(true));
-        let running = Running(Arc::clone(&is_running));
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+        start("zk-rwlock-timer", &is_running, move |_alive| {
             let Ok(runtime) = given.recv() else { return };
-            // It has ended before its tasks are dropped, in which others may hear of that.
-            let _running = running;
-            teller::this_thread_is_ours();
-            relay::relay_this_thread();
-            runtime.block_on(async {
-                let _dropped = stopped.await;
-                late.await;
-            });
+            drop(runtime.block_on(stopped));
         })?;
         let mut builder = Builder::new_current_thread();
-        let busy_since = Arc::new(AtomicU64::new(nanos(since_boot())));
-        let [waits, works] = [Arc::clone(&busy_since), Arc::clone(&busy_since)];
         // A subscriber may be set at any time.
-        builder.enable_all().on_thread_park(move || {
-            relay::relay_this_thread();
-            waits.store(0, Ordering::Relaxed);
-        });
-        builder.on_thread_unpark(move || {
-            works.store(nanos(since_boot()), Ordering::Relaxed);
-            relay::relay_this_thread();
-        });
+        builder.enable_all().on_thread_park(relay::relay_this_thread).on_thread_unpark(relay::relay_this_thread);
         let runtime = builder.build()?;
         let handle = runtime.handle().clone();
         let _it_waits_for_it = give.send(runtime);
-        Ok(Thread { handle, id: thread.thread().id(), is_running, busy_since, _stop: stop })
+        Ok(Timers { handle, is_running, _stop: stop })
+    }
+}
+
+/// The tasks of the thread of the sessions. They end with it.
+#[derive(Clone)]
+pub(crate) struct Tasks(Weak<Executor<'static>>);
+
+impl Tasks {
+    /// Runs a task. What it panics over ends it, and nothing else.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.begin(task).into_iter().for_each(FallibleTask::detach);
+    }
+
+    /// Runs a task until what this returns is dropped. That gives its output, or what it has panicked over, or `None` once the
+    /// thread has ended.
+    pub(crate) fn begin<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> Option<FallibleTask<thread::Result<T>>> {
+        Some(self.0.upgrade()?.spawn(Guarded(Some(Box::pin(task)))).fallible())
+    }
+}
+
+/// A task whose panics are its output. The executor would end the process over a panic of a destructor.
+struct Guarded<F>(Option<Pin<Box<F>>>);
+
+impl<F: Future> Future for Guarded<F> {
+    type Output = thread::Result<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(task) = &mut self.0 else { return Poll::Pending };
+        let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
+        polled.map_or_else(|panicked| Poll::Ready(Err(panicked)), |polled| polled.map(Ok))
+    }
+}
+
+impl<F> Drop for Guarded<F> {
+    fn drop(&mut self) {
+        let _panicked = teller::guarded(|| drop(self.0.take()));
     }
 }
 
@@ -141,35 +179,57 @@ impl BackgroundThread {
     }
 
     fn start() -> io::Result<BackgroundThread> {
+        let (stop, stopped) = oneshot::channel::<()>();
         let (tenants, mut all_gone) = mpsc::channel::<()>(1);
-        let main = Thread::start("zk-rwlock", async move {
-            let _or_late = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
+        let (timers, executor) = (Arc::new(Timers::start()?), Arc::new(Executor::new()));
+        let (is_running, busy_since) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
+        let (tasks, busy, of_tokio) = (Tasks(Arc::downgrade(&executor)), Arc::clone(&busy_since), Arc::clone(&timers));
+        let until_stopped = async move {
+            let _dropped = stopped.await;
+            tokio::select! {
+                _ = all_gone.recv() => {}
+                _ = Timer::after(FAREWELL) => {}
+            }
+        };
+        let id = start("zk-rwlock", &is_running, move |alive| {
+            let _context = of_tokio.handle.enter();
+            // It has ended before its tasks are dropped, in which others may hear of that.
+            let (executor, _alive) = (executor, alive);
+            let mut running = pin!(executor.run(until_stopped));
+            async_io::block_on(poll_fn(|context| {
+                busy.store(nanos(since_boot()), Ordering::Relaxed);
+                // A subscriber may be set at any time.
+                relay::relay_this_thread();
+                let ended = running.as_mut().poll(context);
+                busy.store(0, Ordering::Relaxed);
+                ended
+            }));
         })?;
-        let timers = Thread::start("zk-rwlock-timer", async {})?;
-        Ok(BackgroundThread { main, timers, tenants, sessions: Mutex::default() })
+        let sessions = Mutex::default();
+        Ok(BackgroundThread { tasks, id, is_running, busy_since, timers, tenants, sessions, _stop: stop })
     }
 
     /// Whether tasks are run. A thread may end by a panic, and then its sessions are over.
     pub(crate) fn is_running(&self) -> bool {
-        !is_forked() && [&self.main, &self.timers].iter().all(|it| it.is_running.load(Ordering::Acquire))
+        !is_forked() && [&self.is_running, &self.timers.is_running].iter().all(|it| it.load(Ordering::Acquire))
     }
 
     /// For how long the thread of the sessions has run tasks without a pause: if it is long, one of them stands still.
     pub(crate) fn busy_for(&self) -> Duration {
-        match self.main.busy_since.load(Ordering::Relaxed) {
+        match self.busy_since.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
             since => since_boot().saturating_sub(Duration::from_nanos(since)),
         }
     }
 
-    pub(crate) fn handle(&self) -> &Handle {
-        &self.main.handle
+    pub(crate) fn handle(&self) -> &Tasks {
+        &self.tasks
     }
 
     /// Runs a task, which keeps the thread running a little longer if it must still be finished.
-    pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
         let tenant = self.tenant();
-        self.main.handle.spawn(task.map(move |()| drop(tenant)))
+        self.tasks.spawn(task.map(move |()| drop(tenant)));
     }
 
     /// While it lives, the thread goes on a little longer.
@@ -189,8 +249,10 @@ impl BackgroundThread {
             return Box::pin(std::future::pending());
         }
         let background = Arc::clone(self);
-        let is_here = thread::current().id() == self.main.id;
-        let _context = if is_here { self.main.handle.enter() } else { self.timers.handle.enter() };
+        if thread::current().id() == self.id {
+            return Box::pin(shielded(Timer::after(duration)).map(move |_| drop(background)));
+        }
+        let _context = self.timers.handle.enter();
         let sleep = tokio::time::sleep(duration);
         Box::pin(shielded(sleep).map(move |()| drop(background)))
     }
@@ -198,14 +260,13 @@ impl BackgroundThread {
 
 #[cfg(test)]
 mod tests {
-    use std::task::{Context, Wake, Waker};
-
     use super::*;
 
     #[test]
     fn the_threads_are_known_as_ours_and_no_other() {
         let background = BackgroundThread::get().expect("a thread");
-        assert!(pollster::block_on(background.handle().spawn(async { teller::is_ours() })).expect("it ends"));
+        let is_ours = background.handle().begin(async { teller::is_ours() }).expect("a thread");
+        assert!(pollster::block_on(is_ours).expect("a thread").expect("no panic"));
         assert!(!teller::is_ours());
     }
 
@@ -213,37 +274,50 @@ mod tests {
     fn a_timer_goes_on_while_the_thread_stands_still() {
         let background = BackgroundThread::get().expect("a thread");
         let (go_on, blocked) = std::sync::mpsc::channel::<()>();
-        drop(background.handle().spawn(async move { _ = blocked.recv() }));
+        background.handle().spawn(async move { _ = blocked.recv() });
         pollster::block_on(background.sleep(Duration::from_millis(10)));
         drop(go_on);
     }
 
     #[test]
-    fn a_thread_that_ends_by_a_panic_says_so_before_its_tasks_are_dropped() {
+    fn a_task_that_panics_ends_alone_also_if_its_destructor_does() {
         struct Panics;
-        impl Wake for Panics {
-            fn wake(self: Arc<Self>) {
-                panic!("as a stranger may");
+        impl Drop for Panics {
+            fn drop(&mut self) {
+                panic!("as a destructor may");
             }
         }
-        struct Tells(std::sync::mpsc::Sender<bool>, Weak<BackgroundThread>);
+        let background = BackgroundThread::get().expect("a thread");
+        let panicked =
+            background.handle().begin(async { assert!(!teller::is_ours(), "as a task may") }).expect("a thread");
+        assert!(pollster::block_on(panicked).expect("a thread").is_err());
+        let panics = Panics;
+        let given_up = background.handle().begin(async move {
+            let _panics = panics;
+            std::future::pending::<()>().await;
+        });
+        drop(given_up);
+        let next = background.handle().begin(async {}).expect("a thread");
+        assert!(pollster::block_on(next).is_some() && background.is_running());
+    }
+
+    #[test]
+    fn a_thread_that_ends_says_so_before_its_tasks_are_dropped() {
+        struct Tells(std::sync::mpsc::Sender<bool>, Arc<AtomicBool>);
         impl Drop for Tells {
             fn drop(&mut self) {
-                self.0.send(self.1.upgrade().is_some_and(|it| it.is_running())).expect("it is awaited");
+                self.0.send(self.1.load(Ordering::Acquire)).expect("it is awaited");
             }
         }
-        let background = Arc::new(BackgroundThread::start().expect("a thread"));
+        let background = BackgroundThread::start().expect("a thread");
         let (tell, told) = std::sync::mpsc::channel();
-        let tells = Tells(tell, Arc::downgrade(&background));
+        let tells = Tells(tell, Arc::clone(&background.is_running));
         assert!(background.is_running());
-        drop(background.handle().spawn(async move {
+        background.handle().spawn(async move {
             let _kept = tells;
-            // Its timers call this waker in the thread's own loop.
-            let mut sleep = Box::pin(tokio::time::sleep(Duration::from_millis(1)));
-            let waker = Waker::from(Arc::new(Panics));
-            assert!(sleep.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             std::future::pending::<()>().await;
-        }));
+        });
+        drop(background);
         assert!(!told.recv().expect("it is dropped"));
     }
 }

@@ -8,8 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
-use tokio::task::{AbortHandle, JoinSet};
+use futures_util::future::{OptionFuture, join_all};
 
 use crate::error::error::Error;
 use crate::session::connection::ConnectionState;
@@ -284,7 +283,7 @@ impl Drop for Sessions {
         }
         let deadline = Instant::now() + FAREWELL;
         // This thread must not be async.
-        while Instant::now() < deadline && !leaving.iter().all(AbortHandle::is_finished) {
+        while Instant::now() < deadline && leaving.iter().any(|follower| follower.strong_count() > 0) {
             thread::sleep(Duration::from_millis(1));
         }
         log::flush_events(deadline.saturating_duration_since(Instant::now()));
@@ -395,13 +394,13 @@ impl Sessions {
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
         let (servers, options, background) = (self.servers.clone(), self.options.clone(), self.background());
         let (abilities, comeback) = (Arc::clone(&self.abilities), self.outage.comeback());
-        let (mut task, handle) = (JoinSet::new(), background.handle().clone());
-        task.spawn_on(new_session(servers, options, background, abilities, comeback), &handle);
+        let tasks = background.handle().clone();
+        let attempt = OptionFuture::from(tasks.begin(new_session(servers, options, background, abilities, comeback)));
         async move {
-            match shielded(task.join_next()).await {
+            match shielded(attempt).await.flatten() {
                 Some(Ok(answer)) => answer,
-                Some(Err(panicked)) => Err(Failure::Unreachable(words_of(panicked))),
-                None => Err(Failure::Unreachable("nothing was tried".to_owned())),
+                Some(Err(panicked)) => Err(Failure::Unreachable(words_of(&*panicked))),
+                None => Err(Failure::Unreachable("the library's thread has ended".to_owned())),
             }
         }
     }

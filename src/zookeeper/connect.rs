@@ -1,17 +1,17 @@
 //! How a session is opened, and how patiently.
 
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinError;
 use zookeeper_client as zk;
 
 use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment, since_boot};
 use crate::session::request::{Ending, Failure};
-use crate::session::thread::BackgroundThread;
+use crate::session::thread::{BackgroundThread, Tasks};
 use crate::sync::random;
 use crate::telemetry::log::tell;
 use crate::zookeeper::abilities::Abilities;
@@ -71,6 +71,7 @@ impl Comeback {
 /// In place of a lost session it goes through the list once, and pauses before it does so again: the client crate would
 /// go on by itself, and all clients of an ensemble would be back within its pauses of a second.
 async fn open(
+    tasks: &Tasks,
     servers: &Servers,
     options: &ZooKeeperBuilder,
     lost: Option<Comeback>,
@@ -86,7 +87,7 @@ async fn open(
         let connecting = connect(options.connector(options.silence(patience), lost.is_some()), &named, encrypted);
         let (connected, ended) = tokio::select! {
             biased;
-            connected = noticed(turns, tokio::time::timeout(limit, connecting)) => connected,
+            connected = noticed(tasks, turns, tokio::time::timeout(limit, connecting)) => connected,
             () = silent.are_found(servers, options) => continue,
             () = end_those_that_take_longer(attempt, servers) => continue,
         };
@@ -155,7 +156,7 @@ pub(super) async fn new_session(
         if let Some(lost) = lost {
             lost.is_due(bound).await;
         }
-        open(&servers, &options, lost).await
+        open(background.handle(), &servers, &options, lost).await
     };
     let (client, ended, attempt, asked) = tokio::select! {
         biased;
@@ -197,11 +198,10 @@ async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
     }
 }
 
-/// Why the task that was to open a session has ended without an answer.
+/// Why the task that was to open a session has panicked.
 ///
 /// The client crate's reactor panics if the system gives it no file descriptor.
-pub(super) fn words_of(gone: JoinError) -> String {
-    let Ok(payload) = gone.try_into_panic() else { return "the attempt was given up".to_owned() };
+pub(super) fn words_of(payload: &(dyn Any + Send)) -> String {
     let told = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
     let told = told.and_then(|told| told.lines().next()).unwrap_or_default();
     if told.contains("Too many open files") {
@@ -274,20 +274,16 @@ mod tests {
         assert_eq!(to_connect_to("a,b,c,d,e", 60 * second).split(',').count(), 25);
     }
 
-    #[tokio::test]
-    async fn an_attempt_that_panics_is_told_with_what_was_lacking() {
-        let told =
-            async |words: &'static str| words_of(tokio::spawn(async move { panic!("{words}") }).await.unwrap_err());
+    #[test]
+    fn an_attempt_that_panics_is_told_with_what_was_lacking() {
+        let told = |words: &'static str| words_of(&words);
         let lacking = "cannot initialize: Os { code: 24, message: \"Too many open files\" }\nand more";
-        let lacking = told(lacking).await;
+        let lacking = told(lacking);
         assert!(
             lacking.starts_with("this process may open too few files") && lacking.ends_with("files\" }"),
             "{lacking}"
         );
-        assert_eq!(told("a bug").await, "the attempt panicked: a bug");
-        let given_up = tokio::spawn(pending::<()>());
-        given_up.abort();
-        assert_eq!(words_of(given_up.await.unwrap_err()), "the attempt was given up");
+        assert_eq!(told("a bug"), "the attempt panicked: a bug");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use tokio::sync::Semaphore;
-use tokio::task::AbortHandle;
 use zookeeper_client as zk;
 
 use crate::session::contract::{self, Session, SessionSlot};
@@ -59,7 +58,8 @@ pub(super) struct ZooKeeperSession {
     upkeep: Arc<Upkeep>,
     link: watch::Sender<SessionLink>,
     /// What reports the session's state, until the client's task has ended.
-    follower: OnceLock<AbortHandle>,
+    /// What the follower of the client's state has, until it ends.
+    follower: OnceLock<Weak<()>>,
     background: Arc<BackgroundThread>,
     servers: Servers,
     /// The address of the server that it is connected to, if that is certain.
@@ -127,8 +127,9 @@ impl ZooKeeperSession {
     /// Begins what goes on in the background for as long as the session lives.
     fn begin(self: &Arc<Self>, states: zk::StateWatcher, ended: ClientEnded) {
         let follow = follow_state((states, ended), Arc::downgrade(self), Arc::clone(&self.upkeep), self.link.clone());
-        let follower = self.background.run(self.kept(follow));
-        let _first = self.follower.set(follower.abort_handle());
+        let follows = Arc::new(());
+        let _first = self.follower.set(Arc::downgrade(&follows));
+        self.background.run(self.kept(follow).map(move |()| drop(follows)));
         let shared: Arc<dyn Session> = self.clone();
         self.keep(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
         self.has_a_connection();
@@ -137,12 +138,12 @@ impl ZooKeeperSession {
     /// While it has no connection. Without a limit the client crate's own counts.
     pub(super) fn ends_attempts_that_take_longer(&self, than: Option<Duration>) {
         let (servers, link, upkeep) = (self.servers.clone(), self.link.subscribe(), Arc::clone(&self.upkeep));
-        drop(self.background.handle().spawn(end_those_of_a_session(than, servers, link, upkeep)));
+        self.background.handle().spawn(end_those_of_a_session(than, servers, link, upkeep));
     }
 
     /// Runs a task without which the session cannot go on.
     fn keep(&self, task: impl Future<Output = ()> + Send + 'static) {
-        drop(self.background.handle().spawn(self.kept(task)));
+        self.background.handle().spawn(self.kept(task));
     }
 
     /// The task. If it ends by a panic, or its thread does, the session is over.
@@ -266,7 +267,7 @@ impl ZooKeeperSession {
     }
 
     /// What shows whether the client's task has ended. It does not keep the session.
-    pub(super) fn follower(&self) -> Option<AbortHandle> {
+    pub(super) fn follower(&self) -> Option<Weak<()>> {
         self.follower.get().cloned()
     }
 
@@ -298,7 +299,7 @@ impl ZooKeeperSession {
         self.is_over(Ending::Replaced);
         // An answer may come so fast that it is read while its request is still being sent, under the pipeline's lock.
         let pipeline = Arc::clone(&self.pipeline);
-        drop(self.background.run(async move { pipeline.close() }));
+        self.background.run(async move { pipeline.close() });
         Failure::Over(Ending::Replaced)
     }
 }

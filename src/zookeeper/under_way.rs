@@ -55,7 +55,7 @@ impl UnderWay {
     pub(super) fn new(background: &BackgroundThread) -> Arc<UnderWay> {
         let all = Arc::new(UnderWay { table: Mutex::default(), is_empty: Notify::new() });
         let going_on = GoingOn(Arc::downgrade(&all));
-        drop(background.handle().spawn(async move { poll_fn(|context| going_on.poll(context)).await }));
+        background.handle().spawn(poll_fn(move |context| going_on.poll(context)));
         all
     }
 
@@ -84,7 +84,7 @@ impl UnderWay {
             return;
         }
         let (all, late) = (Arc::clone(self), background.sleep(patience));
-        drop(background.handle().spawn(async move {
+        background.handle().spawn(async move {
             all.give_up(CLOSED, |request| request.is_removal());
             let mut is_empty = pin!(all.is_empty.notified());
             is_empty.as_mut().enable();
@@ -96,7 +96,7 @@ impl UnderWay {
                 }
             }
             all.give_up(CLOSED, |_| true);
-        }));
+        });
     }
 
     fn give_up(&self, why: &str, which: impl Fn(&dyn Unanswered) -> bool) {
@@ -294,7 +294,7 @@ mod tests {
             }
         });
         let answer = all.send(Box::pin(work), false);
-        drop(background.handle().spawn(async move { is_done.store(true, Ordering::Release) }));
+        background.handle().spawn(async move { is_done.store(true, Ordering::Release) });
         pollster::block_on(answer).expect("it is done");
     }
 }
