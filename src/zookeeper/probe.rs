@@ -153,10 +153,13 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
 async fn connect(addresses: &[SocketAddr]) -> io::Result<(TcpStream, Spared)> {
     let mut failed = io::Error::other("the host has no address");
     for address in addresses {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        let spared = Spared::of(&socket);
-        match socket.connect(*address).await {
-            Ok(stream) => return Ok((stream, spared)),
+        let connected = async {
+            let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            let spared = Spared::of(&socket);
+            Ok((socket.connect(*address).await?, spared))
+        };
+        match connected.await {
+            Ok(connected) => return Ok(connected),
             Err(error) => failed = error,
         }
     }
