@@ -150,7 +150,7 @@ impl Ticket {
     /// The second look after a lost answer. A listing that follows a later write of ours shows every node that the lost
     /// request made. Only the node that we stand at may stay.
     pub(crate) fn remove_strays(&self, children: &[String]) {
-        for stray in self.node.read(|it| it.orphans(children, self.node.owner())) {
+        for stray in self.node.read(|it| it.orphans(children)) {
             drop(remove(self.session(), &self.node, Leaving::delete(self.child(&stray)), None));
         }
     }

@@ -23,9 +23,38 @@ fn the_page_shows_each_folder_and_what_it_may_import() {
     let rows: Vec<_> = rows.collect();
     assert_eq!(rows.len(), layers::STREET.len());
     for (row, (name, may)) in rows.into_iter().zip(layers::STREET) {
-        let shown = (spans(row[0]).next(), spans(row[2]).collect::<BTreeSet<_>>());
+        let shown = (spans(row[0]).next(), spans(row[1]).collect::<BTreeSet<_>>());
         assert_eq!(shown, (Some(name), may.iter().copied().collect()));
     }
+}
+
+/// The variants of an enum in this source, in their order.
+fn variants<'s>(source: &'s str, name: &str) -> Vec<&'s str> {
+    let body = source.split_once(&format!("pub enum {name} {{\n")).expect("it is there").1;
+    let body = body.split_once("\n}").expect("it ends").0;
+    let names = body.lines().filter_map(|line| line.strip_prefix("    "));
+    let names = names.filter(|line| line.starts_with(|first: char| first.is_ascii_uppercase()));
+    names.map(|line| line.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default()).collect()
+}
+
+#[test]
+fn the_page_shows_the_phases_of_each_machine() {
+    let machines: Vec<_> = rows(PAGE).into_iter().skip_while(|row| !row[0].starts_with("one node, from")).collect();
+    assert!(machines.len() > 3, "they are on the page");
+    for (row, (file, name)) in machines.into_iter().zip([
+        ("session/node/state.rs", "Phase"),
+        ("session/leaving.rs", "Leaving"),
+        ("queue/waiter.rs", "Step"),
+    ]) {
+        let source = fs::read_to_string(root().join("src").join(file)).expect("it is there");
+        assert_eq!(spans(row[1]).collect::<Vec<_>>(), [file]);
+        assert_eq!(spans(row[2]).collect::<Vec<_>>(), variants(&source, name), "{name}");
+    }
+}
+
+#[test]
+fn the_page_is_read_in_ten_minutes() {
+    assert!(PAGE.split_whitespace().count() <= 1_800, "{}", PAGE.split_whitespace().count());
 }
 
 #[test]

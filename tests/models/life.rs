@@ -57,8 +57,8 @@ struct Member {
     has_held: bool,
     is_over: bool,
     may_signal: bool,
-    /// The removal of its release is the first of these.
-    is_released: bool,
+    /// Which of these is the removal of its release.
+    release: Option<usize>,
     removals: Vec<Leaving>,
     /// What was sent on the connection that is up now.
     sent: VecDeque<Request>,
@@ -149,7 +149,7 @@ impl Member {
             has_held: false,
             is_over: false,
             may_signal: true,
-            is_released: false,
+            release: None,
             removals: Vec::new(),
             sent: VecDeque::new(),
             late: VecDeque::new(),
@@ -310,8 +310,9 @@ impl State {
             (By::Removal(removal), Reply::Done(answer)) => member.removal_hears(removal, Input::Deleted(answer)),
             (By::Removal(removal), Reply::Listed(answer)) => member.removal_hears(removal, Input::Listed(answer)),
         }
-        let was_there = member.is_released && !member.is_over;
-        let says_gone = member.removals.first() == Some(&Leaving::Gone(Err(Failure::NoNode)));
+        let was_there = !member.is_over;
+        let says_gone =
+            member.release.and_then(|at| member.removals.get(at)) == Some(&Leaving::Gone(Err(Failure::NoNode)));
         self.is_wrong(was_there && says_gone, "a release that was repeated says that its node had gone before");
     }
 
@@ -320,8 +321,10 @@ impl State {
             return self.fail(me, &Failure::Over(Ending::Expired), model.creates);
         }
         let Some(request) = self.members[me].sent.pop_front() else { return };
-        // A newer write, or a sync.
-        self.members[me].late.clear();
+        // A newer write; or a sync, but for the search of an acquisition: a create may come late all the same.
+        if request.what != What::List || request.by != By::Acquisition {
+            self.members[me].late.clear();
+        }
         let mut reply = self.carry_out(me, &request.what, model.refuses_signals);
         if is_denied {
             reply = Reply::Created(Err(Failure::NoNode));
@@ -350,6 +353,21 @@ impl State {
             };
             self.answers(me, request.by, reply, creates);
         }
+    }
+
+    /// It lists the queue, and removes what its lost creates have made.
+    fn lists(&mut self, me: usize) {
+        let names: Vec<_> =
+            self.nodes.iter().filter_map(|path| path.strip_prefix("/lock/")).map(str::to_owned).collect();
+        for orphan in self.members[me].node.orphans(&names) {
+            self.members[me].begins(Leaving::delete(format!("/lock/{orphan}")));
+        }
+    }
+
+    fn take(&mut self, me: usize) {
+        self.lists(me);
+        self.members[me].node.hold(0);
+        self.members[me].has_held = true;
     }
 
     fn link(&mut self, me: usize, removal: usize) {
@@ -453,11 +471,9 @@ impl Model for Lives {
                 drop(state.carry_out(me, &late, self.refuses_signals));
             }
             Action::Link(me, removal) => state.link(me, removal),
-            Action::Take(me) => {
-                state.members[me].node.hold(0);
-                state.members[me].has_held = true;
-            }
+            Action::Take(me) => state.take(me),
             Action::Move(me) => {
+                state.lists(me);
                 let member = &mut state.members[me];
                 let outside = (self.goals[me] == Goal::Permit).then(|| permit(me));
                 member.node.moves(outside);
@@ -466,7 +482,7 @@ impl Model for Lives {
             Action::Release(me) => {
                 let member = &mut state.members[me];
                 if let Some(leaving) = member.node.leave(member.may_signal) {
-                    member.is_released = true;
+                    member.release = Some(member.removals.len());
                     member.begins(leaving);
                 }
                 state.members[me].drops();

@@ -19,7 +19,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::queue::contender::{Contender, Owner};
+use crate::queue::contender::Contender;
 use crate::queue::mode::{self, Mode};
 use crate::session::lease::Moment;
 use crate::session::leaving::{Deletion, Leaving};
@@ -77,8 +77,8 @@ pub struct NodeState {
     birth: Birth,
     /// On which connection the node was asked for, as `Upkeep::connection` counts them.
     connection: u64,
-    /// There may be a node of ours in the queue that no answer has shown: the answer to a create was lost, or a downgrade is under
-    /// way.
+    /// There may be a node of ours in the queue that no answer has shown: the answer to a create was lost, or the node was left
+    /// during a downgrade.
     may_have_orphan: bool,
     /// A node outside the queue that an exchange may have made. No answer has shown it.
     unseen: Option<String>,
@@ -161,17 +161,13 @@ impl NodeState {
             Phase::Waiting => self.phase = Phase::Moving(None),
             _ => {}
         }
-        match outside {
-            Some(path) => self.unseen = Some(path),
-            None => self.may_have_orphan = true,
-        }
+        self.unseen = outside;
     }
 
     /// It was replaced by the node of this reader, which is ours.
     pub fn downgraded(&mut self, reader: Contender) {
-        let path = self.path_of(reader.name());
-        if self.is_at(path) {
-            (self.contender, self.may_have_orphan) = (Arc::new(reader), false);
+        if self.is_at(self.path_of(reader.name())) {
+            self.contender = Arc::new(reader);
         }
     }
 
@@ -186,6 +182,7 @@ impl NodeState {
 
     /// It was not replaced. Without doubt there is no node outside.
     pub fn stays(&mut self) {
+        self.may_have_orphan |= self.may_be_reader();
         self.unseen = None;
         self.is_at(self.path.clone());
     }
@@ -207,6 +204,7 @@ impl NodeState {
         }
         let dialect = self.contender.dialect();
         let held_alone = self.is_holding() && self.is_in_queue() && self.contender.mode() == Mode::Write;
+        self.may_have_orphan |= self.may_be_reader();
         let is_forged = self.loss == Some(Loss::Interfered);
         let is_old = !(0..mode::RESTART_FROM).contains(&self.contender.sequence());
         self.phase = Phase::Left;
@@ -332,10 +330,16 @@ impl NodeState {
 
     /// Nodes of its owner among these names that are not its own: after a lost answer there may be some. A listing that follows a
     /// later write of ours shows them all.
-    pub(crate) fn orphans(&self, names: &[String], owner: &Owner) -> Vec<String> {
-        let looks = self.may_have_orphan && self.has_node();
-        let is_one = |name: &&String| owner.owns(name) && *name != self.contender.name();
-        names.iter().filter(|_| looks).filter(is_one).cloned().collect()
+    pub fn orphans(&self, names: &[String]) -> Vec<String> {
+        let (looks, me) = (self.may_have_orphan && self.has_node(), &self.contender);
+        let is_owners = |name: &str| me.dialect().split(name).is_some_and(|(owner, _)| owner == me.owner());
+        let is_one = |name: &&String| looks && *name != me.name() && is_owners(name);
+        names.iter().filter(is_one).cloned().collect()
+    }
+
+    /// Whether a downgrade is under way: then there is the node of a reader in its place, or will be.
+    fn may_be_reader(&self) -> bool {
+        matches!(self.phase, Phase::Moving(_)) && self.unseen.is_none()
     }
 
     /// Its path with another name in its directory.

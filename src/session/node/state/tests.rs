@@ -1,6 +1,7 @@
 //! Tests of each step that a node can take.
 
 use super::*;
+use crate::queue::contender::Owner;
 use crate::queue::dialect::Dialect;
 
 impl NodeState {
@@ -187,7 +188,11 @@ fn a_writer_that_is_downgraded_holds_on_as_a_reader() {
     record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
     assert_eq!((record.phase(), record.path(), record.token()), (Phase::Holding(2), READER, 40));
     assert_eq!(record.begin_to_watch(), Some(READER.to_owned()), "the other watch tells nothing of it");
-    ends_with(record, [(READER, false)]);
+    ends_with(record.clone(), [(READER, false)]);
+    record.doubted();
+    record.moves(None);
+    record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
+    ends_with(record, [(READER, false), ("all", false)]);
 }
 
 #[test]
@@ -288,9 +293,9 @@ fn only_names_of_its_owner_are_orphans_and_only_after_a_lost_answer() {
     let names = ["host~id-WRITE-0000000003", "host~id-WRITE-0000000002", "host~it-WRITE-0000000001", "strange"];
     let names = names.map(str::to_owned);
     let mut record = waiting();
-    assert_eq!(record.orphans(&names, &owner()), Vec::<String>::new());
+    assert_eq!(record.orphans(&names), Vec::<String>::new());
     record.doubted();
-    assert_eq!(record.orphans(&names, &owner()), [names[1].clone()]);
+    assert_eq!(record.orphans(&names), [names[1].clone()]);
     record.leave(true);
-    assert_eq!(record.orphans(&names, &owner()), Vec::<String>::new(), "its end sweeps them");
+    assert_eq!(record.orphans(&names), Vec::<String>::new(), "its end sweeps them");
 }
