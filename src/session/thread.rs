@@ -4,6 +4,7 @@
 //! locks nor leaves nodes behind. The same thread reads the sockets of the client crate, so an answer costs no other thread. The
 //! second thread has timers.
 
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::io;
@@ -164,6 +165,18 @@ impl<F> Drop for Guarded<F> {
     }
 }
 
+/// What a panic has said, and what is lacking if it is known.
+pub(crate) fn words_of(panicked: &(dyn Any + Send)) -> String {
+    let told = panicked.downcast_ref::<String>().map(String::as_str).or(panicked.downcast_ref::<&str>().copied());
+    let told = told.and_then(|told| told.lines().next()).unwrap_or_default();
+    if told.contains("Too many open files") {
+        return format!(
+            "this process may open too few files (RLIMIT_NOFILE, ulimit -n): a connection needs some ten file descriptors: {told}"
+        );
+    }
+    format!("the attempt panicked: {told}")
+}
+
 impl BackgroundThread {
     /// The background thread of this process, started if need be.
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
@@ -173,7 +186,9 @@ impl BackgroundThread {
         if let Some(background) = current.upgrade().filter(|background| background.is_running()) {
             return Ok(background);
         }
-        let background = Arc::new(BackgroundThread::start()?);
+        // The reactors panic if the system gives them no file descriptor.
+        let started = catch_unwind(BackgroundThread::start);
+        let background = Arc::new(started.unwrap_or_else(|panicked| Err(io::Error::other(words_of(&*panicked))))?);
         *current = Arc::downgrade(&background);
         Ok(background)
     }
@@ -181,6 +196,8 @@ impl BackgroundThread {
     fn start() -> io::Result<BackgroundThread> {
         let (stop, stopped) = oneshot::channel::<()>();
         let (tenants, mut all_gone) = mpsc::channel::<()>(1);
+        // What reads the sockets begins here, where a panic of its is an error.
+        let _at_once = Timer::after(Duration::ZERO).now_or_never();
         let (timers, executor) = (Arc::new(Timers::start()?), Arc::new(Executor::new()));
         let (is_running, busy_since) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
         let (tasks, busy, of_tokio) = (Tasks(Arc::downgrade(&executor)), Arc::clone(&busy_since), Arc::clone(&timers));
@@ -319,5 +336,17 @@ mod tests {
         });
         drop(background);
         assert!(!told.recv().expect("it is dropped"));
+    }
+
+    #[test]
+    fn an_attempt_that_panics_is_told_with_what_was_lacking() {
+        let told = |words: &'static str| words_of(&words);
+        let lacking = "cannot initialize: Os { code: 24, message: \"Too many open files\" }\nand more";
+        let lacking = told(lacking);
+        assert!(
+            lacking.starts_with("this process may open too few files") && lacking.ends_with("files\" }"),
+            "{lacking}"
+        );
+        assert_eq!(told("a bug"), "the attempt panicked: a bug");
     }
 }

@@ -1,6 +1,5 @@
 //! How a session is opened, and how patiently.
 
-use std::any::Any;
 use std::collections::BTreeSet;
 use std::future::pending;
 use std::sync::Arc;
@@ -198,20 +197,6 @@ async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
     }
 }
 
-/// Why the task that was to open a session has panicked.
-///
-/// The client crate's reactor panics if the system gives it no file descriptor.
-pub(super) fn words_of(payload: &(dyn Any + Send)) -> String {
-    let told = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
-    let told = told.and_then(|told| told.lines().next()).unwrap_or_default();
-    if told.contains("Too many open files") {
-        return format!(
-            "this process may open too few files (RLIMIT_NOFILE, ulimit -n): a connection needs some ten file descriptors: {told}"
-        );
-    }
-    format!("the attempt panicked: {told}")
-}
-
 /// Waits for so long, and asks the servers why there is no session when that is nearly over.
 async fn reason_at_the_end(servers: &Servers, options: &ZooKeeperBuilder, bound: Duration) -> String {
     let patience = ASKED_AHEAD.min(bound / 2);
@@ -272,18 +257,6 @@ mod tests {
         assert_eq!(to_connect_to("tcp://a,tcp://b/c", second), "tcp://a,tcp://b,tcp://a,tcp://b/c");
         assert_eq!(to_connect_to("a", 60 * second).split(',').count(), 24);
         assert_eq!(to_connect_to("a,b,c,d,e", 60 * second).split(',').count(), 25);
-    }
-
-    #[test]
-    fn an_attempt_that_panics_is_told_with_what_was_lacking() {
-        let told = |words: &'static str| words_of(&words);
-        let lacking = "cannot initialize: Os { code: 24, message: \"Too many open files\" }\nand more";
-        let lacking = told(lacking);
-        assert!(
-            lacking.starts_with("this process may open too few files") && lacking.ends_with("files\" }"),
-            "{lacking}"
-        );
-        assert_eq!(told("a bug"), "the attempt panicked: a bug");
     }
 
     #[test]
