@@ -110,7 +110,7 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
         let is_signalled = held && leaver.mode() == Mode::Write && vanishes >> (time % 64) & 1 == 0;
         names.retain(|name| name != leaver.name());
         for waits in all.iter_mut().filter(|waits| waits.awaits.as_deref() == Some(leaver.name())) {
-            let departure = if is_signalled { Departure::Signalled } else { Departure::Gone };
+            let departure = if is_signalled { Departure::Signalled } else { Departure::ListAgain };
             let step = waits.waiter.next(News::Departed(departure));
             waits.follow(step, &names);
         }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::error::error::Error;
 use crate::session::connection::CutOff;
 use crate::session::contract::{Coordinator, Session};
-use crate::session::follow::is_known_to_be_over;
+use crate::session::follow::wait_until_known_to_be_over;
 use crate::session::request::Failure;
 use crate::session::retry;
 use crate::session::shield::Shield;
@@ -265,7 +265,7 @@ where
         let session_slot = coordinator.session_slot(0).await.map_err(fault)?;
         tries += 1;
         match ask(Arc::clone(session_slot.session())).await {
-            Err(Failure::Over(_)) if tries < SESSION_TRIES => is_known_to_be_over(session_slot.session()).await,
+            Err(Failure::Over(_)) if tries < SESSION_TRIES => wait_until_known_to_be_over(session_slot.session()).await,
             answer => return answer.map_err(fault),
         }
     }

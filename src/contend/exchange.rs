@@ -6,7 +6,7 @@
 use crate::contend::ticket::Ticket;
 use crate::session::loss::Loss;
 use crate::session::node::state::NodeState;
-use crate::session::presence::denied;
+use crate::session::presence::leader_still_has;
 use crate::session::request::{Failure, Kind, Operation, Stat};
 use crate::session::retry::Tries;
 
@@ -73,7 +73,7 @@ impl Ticket {
                 Tried::Unseen { is_done } => {
                     may_be_done |= is_done;
                     let is_there = may_be_done
-                        && denied(session, &exchange.to, &mut denials).await.map_err(NotExchanged::Failed)?;
+                        && leader_still_has(session, &exchange.to, &mut denials).await.map_err(NotExchanged::Failed)?;
                     if !is_there {
                         break Err(NotExchanged::Evicted);
                     }

@@ -124,7 +124,7 @@ impl Acquisition {
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Tenure>, Error> {
         // Boxed, as is what else few wait in for long.
-        let (held, look, mut late) = Box::pin(self.queue_up_anew()).await?;
+        let (held, look, mut late) = Box::pin(self.queue_up_by_a_usable_number()).await?;
         let mut wait = Wait { patience, waiting, on_wait, look, directory: None, denials: Tries::DENIED };
         let turn = tokio::select! {
             biased;
@@ -176,7 +176,9 @@ impl Acquisition {
     }
 
     /// Queues up, in a directory whose numbers are not used up.
-    async fn queue_up_anew(&self) -> Result<(Box<Tenure>, Option<Result<Names, Failure>>, Lateness<'_>), Error> {
+    async fn queue_up_by_a_usable_number(
+        &self,
+    ) -> Result<(Box<Tenure>, Option<Result<Names, Failure>>, Lateness<'_>), Error> {
         if let Some(goal) = &self.goal {
             goal.check_first().await?;
         }
@@ -185,7 +187,7 @@ impl Acquisition {
         let mut tries = 0;
         while is_used_up(&held.contender()) {
             tries += 1;
-            if tries > RESTARTS || !Box::pin(self.restarts(held)).await? {
+            if tries > RESTARTS || !Box::pin(self.leave_used_up(held)).await? {
                 return Err(Error::SequenceExhausted { path: self.handle.path.to_string() });
             }
             (held, look) = Box::pin(self.queue_up()).await?;
@@ -299,7 +301,7 @@ impl Acquisition {
                 Ok(look) => break (ticket, look),
                 // The session ended unnoticed while it was idle. It had no node of ours, so a fresh session will do.
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
-                    follow::is_known_to_be_over(ticket.session()).await;
+                    follow::wait_until_known_to_be_over(ticket.session()).await;
                 }
                 Err(Failure::NoAuth(lacks)) if ticket.unmake_directory().await => {
                     return Err(Error::shut_out(&handle.path, lacks));
@@ -357,7 +359,7 @@ impl Acquisition {
 
     /// Leaves a directory whose numbers are used up. Says whether the directory may be made anew: it may if only
     /// contenders are left in it that will find the numbers used up, too.
-    pub(crate) async fn restarts(&self, held: Box<Tenure>) -> Result<bool, Error> {
+    pub(crate) async fn leave_used_up(&self, held: Box<Tenure>) -> Result<bool, Error> {
         let (ticket, dialect) = (held.ticket(), self.handle.dialect);
         match ticket.leave().await {
             Ok(()) | Err(Failure::NoNode) => {}
@@ -386,7 +388,7 @@ impl Acquisition {
         }
         own_node.hold(own_node.epoch()?);
         if let Some(signal) = &grant.signal {
-            session.upkeep().nodes().confirm_gone(signal, own_node);
+            session.upkeep().nodes().request_check(signal, own_node);
         }
         let kind = grant.kind.as_str();
         trace::granted(self.aim(), kind);

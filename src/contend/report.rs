@@ -15,7 +15,7 @@ use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
-use crate::session::errand::beside;
+use crate::session::errand::spawn_cancellable;
 use crate::telemetry::log::tell;
 
 /// How often the task that warns looks at a queue, at most.
@@ -37,7 +37,7 @@ impl Acquisition {
             let (own_node, session) = hold.node_and_session();
             let (path, label, token) = (Arc::clone(path), self.options.label.clone(), own_node.token());
             let late = session.sleep(limit);
-            holding.warned_of(beside(&session, async move {
+            holding.warned_of(spawn_cancellable(&session, async move {
                 late.await;
                 if own_node.loss().is_none() {
                     let node = own_node.path();
@@ -98,14 +98,14 @@ impl Acquisition {
         let Ok(names) = session.children(&self.handle.path).await else { return true };
         let paths = &self.handle.paths;
         let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
-        let mut is_haunted = !ghosts.is_empty();
+        let mut has_ghosts = !ghosts.is_empty();
         let names = session.upkeep().ghosts().without(&self.handle.path, &names, me.mode());
         if let (Some(goal), []) = (&self.goal, &turn::ahead_of(&me, &names)[..]) {
-            is_haunted |= goal.finds_ghosts(&session).await;
+            has_ghosts |= goal.finds_ghosts(&session).await;
         }
         // It is granted, or it waits for others.
-        if is_haunted {
-            waiting.is_haunted();
+        if has_ghosts {
+            waiting.notify_of_ghosts();
         }
         true
     }
@@ -148,7 +148,7 @@ impl<'a> Lateness<'a> {
         if !is_watched {
             let session = held.ticket().session();
             let watch = watch(Arc::downgrade(handle), limit, Arc::downgrade(session));
-            handle.waiters.watched_by(beside(session, watch));
+            handle.waiters.watched_by(spawn_cancellable(session, watch));
         }
     }
 }
@@ -179,7 +179,7 @@ async fn watch(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>
             span.around(pin!(handle.warn_of(waiter, others))).await;
             drop(handle);
             sleep(PAUSE).await?;
-        } else if next.is_none() && handle.waiters.is_over() {
+        } else if next.is_none() && handle.waiters.end_watch_if_all_are_warned() {
             return None;
         }
     }

@@ -1,4 +1,4 @@
-//! One acquisition: where it queues up, what it is after, what is known of it while it waits, and how it fails; sends nothing.
+//! One acquisition: where it queues up, what it is after, what is known of it while it waits, and how it fails.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -266,7 +266,7 @@ impl Waiters {
     }
 
     /// The task that warns ends, unless there is something to say yet. Returns whether it ends.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn end_watch_if_all_are_warned(&self) -> bool {
         let mut table = self.0.lock();
         let is_over = table.unwarned().next().is_none();
         table.watched.take_if(|_| is_over);
@@ -313,7 +313,7 @@ pub(crate) struct Wait<'a> {
 pub(crate) struct Waiting {
     waits: Mutex<Option<Waits>>,
     /// Contenders in the way were found to be ghosts.
-    haunted: Notify,
+    ghosts_found: Notify,
 }
 
 impl Waiting {
@@ -322,12 +322,12 @@ impl Waiting {
     }
 
     /// Waits until contenders in the way were found to be ghosts since the last listing.
-    pub(crate) async fn haunted(&self) {
-        self.haunted.notified().await;
+    pub(crate) async fn ghosts_found(&self) {
+        self.ghosts_found.notified().await;
     }
 
-    pub(crate) fn is_haunted(&self) {
-        self.haunted.notify_one();
+    pub(crate) fn notify_of_ghosts(&self) {
+        self.ghosts_found.notify_one();
     }
 
     /// Records what the acquisition saw when it listed the queue.

@@ -37,7 +37,7 @@ struct Behind<'a> {
     asks: bool,
     directory: Option<Box<Stat>>,
     /// The server has shown a contender that had left, and may show others.
-    is_haunted: bool,
+    has_ghosts: bool,
     /// Tells of other ghosts.
     waiting: Option<&'a Waiting>,
 }
@@ -62,10 +62,10 @@ impl Acquisition {
             step = match step {
                 Step::List => Box::pin(self.list(held, wait, &mut waiter, late)).await?,
                 Step::Await { predecessor, asks } => {
-                    let (directory, is_haunted) = (wait.directory.take(), waiter.is_haunted());
+                    let (directory, has_ghosts) = (wait.directory.take(), waiter.has_ghosts());
                     let (handle, waiting) = (&self.handle, wait.waiting);
                     let is_again = before.replace(Arc::clone(&predecessor.name)).as_ref() == Some(&predecessor.name);
-                    let behind = Behind { handle, held, predecessor, is_again, asks, directory, is_haunted, waiting };
+                    let behind = Behind { handle, held, predecessor, is_again, asks, directory, has_ghosts, waiting };
                     let departure = behind.departure(&mut wait.on_wait).await?;
                     waiter.next(News::Departed(departure))
                 }
@@ -140,7 +140,7 @@ impl Acquisition {
     async fn unless_denied(&self, held: &Tenure, wait: &mut Wait<'_>) -> Result<(), Error> {
         let (session, path) = (held.ticket().session(), held.own_node().path());
         if held.loss().is_none() {
-            let denied = presence::denied(session, &path, &mut wait.denials).await;
+            let denied = presence::leader_still_has(session, &path, &mut wait.denials).await;
             if denied.map_err(|failure| self.handle.stop(failure))? {
                 return Ok(());
             }
@@ -212,13 +212,13 @@ impl Behind<'_> {
         let (session, paths, me) = (self.held.ticket().session(), &self.handle.paths, &*self.held.contender());
         // Boxed, because few of thousands of waiters need it.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
-        let haunted = self.waiting.map(|waiting| Box::pin(waiting.haunted()));
+        let ghosts_found = self.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
         tokio::select! {
             biased;
             heard = self.heard() => heard,
             missed = self.missed() => missed,
-            Some(()) = OptionFuture::from(looking) => Ok(Departure::Gone),
-            Some(()) = OptionFuture::from(haunted) => Ok(Departure::Gone),
+            Some(never) = OptionFuture::from(looking) => match never {},
+            Some(()) = OptionFuture::from(ghosts_found) => Ok(Departure::ListAgain),
         }
     }
 
@@ -236,12 +236,12 @@ impl Behind<'_> {
                 Some(departure) => return Ok(departure),
                 None => return std::future::pending().await,
             },
-            Err(Failure::NoNode) => return Ok(Departure::Gone),
+            Err(Failure::NoNode) => return Ok(Departure::ListAgain),
             Err(failure) => return Err(self.handle.stop(failure)),
         };
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
-            Event::Deleted => Departure::Gone,
+            Event::Deleted => Departure::ListAgain,
             // The acquisition is told so by the loss of its node.
             Event::Over => std::future::pending().await,
         })
@@ -249,8 +249,8 @@ impl Behind<'_> {
 
     /// Waits until the leader no longer has our node or the predecessor's, although nothing was heard of that.
     async fn missed(&self) -> Result<Departure, Error> {
-        let mut look = SecondLook::after(self.held.ticket().session(), self.is_haunted);
-        let mut is_at_once = self.is_haunted;
+        let mut look = SecondLook::after(self.held.ticket().session(), self.has_ghosts);
+        let mut is_at_once = self.has_ghosts;
         loop {
             look.pause().await;
             // Boxed, because thousands pause, and few look at once.
@@ -271,8 +271,8 @@ impl Behind<'_> {
         let ghosts = presence::ghosts_of(ticket.session(), ticket.directory(), gone, kind).await;
         Ok(match ghosts.is_empty() {
             // It has become a reader. The next listing may show the writer again: not without a pause between two of them.
-            true => (!is_at_once).then_some(Departure::Gone),
-            false => Some(Departure::Missed),
+            true => (!is_at_once).then_some(Departure::ListAgain),
+            false => Some(Departure::GoneAtLeader),
         })
     }
 }

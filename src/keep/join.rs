@@ -200,7 +200,7 @@ async fn tell_of(handle: &Handle, waiting: &Waiting, on_wait: &mut OnWait) {
         waits = tokio::select! {
             biased;
             later = looked_since(waiting, waits.looks) => later,
-            () = on_wait.keep_looking(&waits.session, &handle.paths, &waits.me) => return,
+            never = on_wait.keep_looking(&waits.session, &handle.paths, &waits.me) => match never {},
         };
     }
 }

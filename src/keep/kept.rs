@@ -16,7 +16,7 @@ use crate::observe::trace::Holding;
 use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Mode;
-use crate::session::errand::beside;
+use crate::session::errand::spawn_cancellable;
 use crate::session::lease::Moment;
 use crate::session::loss::Loss;
 use crate::session::request::{Ending, Event, Watch};
@@ -179,7 +179,7 @@ impl Kept {
     }
 
     /// Another contender asks for the node. Not the node's own acquisition, which asks for all nodes if it has to wait.
-    fn is_asked_for(&self) {
+    fn note_the_ask(&self) {
         let state = self.state.lock();
         if !state.uses.is_asked() {
             self.in_vain.store(state.uses.count() <= 1, Ordering::Release);
@@ -276,7 +276,7 @@ impl Kept {
         let Some(watch) = asked else { return self.give_up(Why::Unsure) };
         let ((own_node, session), kept) = (hold.node_and_session(), Arc::downgrade(self));
         let by = Arc::clone(&session);
-        let watched_over = beside(&by, async move {
+        let watched_over = spawn_cancellable(&by, async move {
             let why = tokio::select! {
                 biased;
                 event = watch => match event {
@@ -292,7 +292,7 @@ impl Kept {
             let why = own_node.loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
                 if why == Why::Asked && !own_node.has_asked() {
-                    kept.is_asked_for();
+                    kept.note_the_ask();
                 }
                 kept.give_up(why);
             }

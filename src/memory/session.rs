@@ -155,7 +155,7 @@ impl Session for MemorySession {
     fn spawn(&self, task: Task) {
         let (id, ensemble) = (self.id, Arc::downgrade(&self.ensemble));
         // Without one of its tasks, a session would not go on as its client believes.
-        self.ensemble.spawn(Box::pin(unasked::or_else(task, move || {
+        self.ensemble.spawn(Box::pin(unasked::on_unasked_end(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
                 ensemble.change(|world, fired| world.expire(id, Ending::Failed, fired));
             }

@@ -1,5 +1,6 @@
 //! The function of a caller that hears of its wait, and when it is called.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +64,12 @@ impl OnWait {
     }
 
     /// Looks at the queue each time the interval has passed, and reports news.
-    pub(crate) async fn keep_looking(&mut self, session: &Arc<dyn Session>, paths: &LockPaths, me: &Contender) {
+    pub(crate) async fn keep_looking(
+        &mut self,
+        session: &Arc<dyn Session>,
+        paths: &LockPaths,
+        me: &Contender,
+    ) -> Infallible {
         loop {
             session.sleep(self.pause()).await;
             // A failure is ignored here: the wait itself finds out what goes wrong.

@@ -1,4 +1,4 @@
-//! A member of a queue as people see it: by its name alone, and by what its node says; sends nothing.
+//! A member of a queue as people see it: by its name alone, and by what its node says.
 
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;

@@ -68,10 +68,10 @@ pub enum News<'a> {
 pub enum Departure {
     /// Its node was written to.
     Signalled,
-    /// Something else happened to its node, perhaps before it could be watched.
-    Gone,
+    /// Something else happened to its node, perhaps before it could be watched; or another listing may show more.
+    ListAgain,
     /// The leader no longer has its node, nor one after a downgrade that would be in the way, although nothing was heard of that.
-    Missed,
+    GoneAtLeader,
 }
 
 /// What to do next.
@@ -127,7 +127,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
     }
 
     /// Whether the server has shown contenders that had left.
-    pub fn is_haunted(&self) -> bool {
+    pub fn has_ghosts(&self) -> bool {
         !self.ghosts.is_empty()
     }
 
@@ -179,11 +179,11 @@ impl<C: Borrow<Contender>> Waiter<C> {
             Departure::Signalled if self.hands_off && predecessor.mode == Mode::Write => {
                 self.take(Some(predecessor.name))
             }
-            Departure::Missed => {
+            Departure::GoneAtLeader => {
                 self.ghosts.push(predecessor.name);
                 Step::List
             }
-            Departure::Signalled | Departure::Gone => Step::List,
+            Departure::Signalled | Departure::ListAgain => Step::List,
         }
     }
 

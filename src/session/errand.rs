@@ -34,7 +34,7 @@ pub(crate) fn errand<T: Send + 'static>(
 }
 
 /// Work on the session's thread that nobody waits for. Dropping what this returns ends it.
-pub(crate) fn beside(
+pub(crate) fn spawn_cancellable(
     session: &Arc<dyn Session>,
     work: impl Future<Output: Send> + Send + 'static,
 ) -> oneshot::Sender<()> {

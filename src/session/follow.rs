@@ -35,7 +35,7 @@ pub(crate) async fn follow(it: &impl Followed, mut session_slot: Option<SessionS
             Some(on) => {
                 let Err(failure) = it.watch(on.session()).await;
                 if let Failure::Over(_) = failure {
-                    is_known_to_be_over(on.session()).await;
+                    wait_until_known_to_be_over(on.session()).await;
                     session_slot = None;
                     continue;
                 }
@@ -64,7 +64,7 @@ pub(crate) async fn follow(it: &impl Followed, mut session_slot: Option<SessionS
 
 /// Waits until the session counts as over. Its requests fail a moment before that, and until then the coordinator gives
 /// it out again.
-pub(crate) async fn is_known_to_be_over(session: &Arc<dyn Session>) {
+pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     tokio::select! {
         biased;
         _ = session.over() => {}

@@ -56,7 +56,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, own_nodes: &OwnNodes, grace: D
         if !unwatched.is_empty() {
             session.spawn(Box::pin(watch_own(Arc::clone(&session), unwatched)));
         }
-        for path in own_nodes.to_look_at() {
+        for path in own_nodes.take_unchecked() {
             session.spawn(Box::pin(expect_gone(Arc::downgrade(&session), path)));
         }
     }
@@ -93,9 +93,11 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
 pub(crate) async fn watched(session: &Arc<dyn Session>, own_node: &Arc<OwnNode>, asked: Asked) -> Result<(), Failure> {
     let Asked { path, watch } = asked;
     let answer = match watch.await {
-        Err(Failure::NoNode) => {
-            presence::denied(session, &path, &mut Tries::NONE.clone()).await.and(Err(Failure::NoNode))
-        }
+        Err(Failure::NoNode) => match presence::is_there(session, &path, None).await {
+            Ok(true) => Err(Failure::Refused(presence::diverged(session, &path))),
+            Ok(false) => Err(Failure::NoNode),
+            Err(failure) => Err(failure),
+        },
         answer => answer,
     };
     own_node.watched(Asked { path, watch: Box::pin(ready(answer)) }).await
@@ -127,11 +129,11 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     }
     let Some(live) = session.upgrade() else { return };
     let nodes = live.upkeep().nodes();
-    let Some((signal, granted)) = nodes.looked_at(&path) else { return };
+    let Some((signal, granted)) = nodes.finish_check(&path) else { return };
     if left == Ok(None) && granted.iter().any(|own_node| own_node.is_holding()) {
         left = left_before(&live, &path).await;
         if left == Ok(None) {
-            nodes.gone(signal);
+            nodes.record_confirmed(signal);
         }
     }
     if let Ok(Some(left)) = left {

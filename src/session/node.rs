@@ -84,7 +84,7 @@ pub(crate) struct OwnNode {
     writes: AtomicUsize,
     /// The number of the last commit of a value under this hold.
     commits: AtomicU32,
-    /// The epoch of the lease in which the node is held, and one; 0 if it is not held, or lost.
+    /// The epoch of the lease in which the node is held, plus 1; 0 if it is not held, or lost.
     held_in: AtomicU64,
     /// Its owner has asked for every node in the directory that is only kept, and so for this one.
     has_asked: AtomicBool,
@@ -399,7 +399,7 @@ impl OwnNode {
                 Ok(())
             }
             Err(failure) => {
-                self.change(|it| it.known.is_not_watched(&path));
+                self.change(|it| it.known.watch_failed(&path));
                 Err(failure)
             }
         }

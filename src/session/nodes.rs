@@ -95,7 +95,7 @@ impl OwnNodes {
     }
 
     /// Asks keep-alive to check that the holder's node is gone, whose signal let `own_node` in.
-    pub(crate) fn confirm_gone(&self, signal: &Arc<HandOff>, own_node: &Arc<OwnNode>) {
+    pub(crate) fn request_check(&self, signal: &Arc<HandOff>, own_node: &Arc<OwnNode>) {
         let mut members = self.members.lock();
         let is_gone = signal.is_confirmed() || members.gone.as_ref().is_some_and(|gone| gone.path == signal.path);
         if is_gone && !members.handed_off.contains_key(&signal.path) {
@@ -125,7 +125,7 @@ impl OwnNodes {
     }
 
     /// The paths of the nodes to check: the nodes whose hand-off let in a contender that still holds.
-    pub(super) fn to_look_at(&self) -> Vec<Arc<str>> {
+    pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
         let mut members = self.members.lock();
         members.handed_off.retain(|_, handed| handed.is_asked || handed.granted.iter().any(|it| it.is_holding()));
         let unasked = members.handed_off.iter_mut().filter(|(_, handed)| !handed.is_asked);
@@ -137,13 +137,13 @@ impl OwnNodes {
     }
 
     /// Nobody is left up to the node of this hand-off, so those whom it lets in later need not look again.
-    pub(super) fn gone(&self, signal: Arc<HandOff>) {
+    pub(super) fn record_confirmed(&self, signal: Arc<HandOff>) {
         signal.confirm();
         self.members.lock().gone = Some(signal);
     }
 
     /// Ends the check of a node after a hand-off. Returns the hand-off, and the own nodes that were granted by it.
-    pub(super) fn looked_at(&self, path: &Arc<str>) -> Option<(Arc<HandOff>, Vec<Arc<OwnNode>>)> {
+    pub(super) fn finish_check(&self, path: &Arc<str>) -> Option<(Arc<HandOff>, Vec<Arc<OwnNode>>)> {
         self.members.lock().handed_off.remove(path).map(|handed| (handed.signal, handed.granted))
     }
 
@@ -325,17 +325,17 @@ mod tests {
         let [holder, other] = enter(&upkeep, ["2", "3"]);
         let path: Arc<str> = Arc::from("/a/1");
         let signal = nodes.hand_off(&path);
-        nodes.confirm_gone(&signal, &holder);
+        nodes.request_check(&signal, &holder);
         assert!(Arc::ptr_eq(&signal, &nodes.hand_off(&path)) && !signal.is_confirmed());
-        assert!(nodes.to_look_at().is_empty(), "nobody holds who was let in");
+        assert!(nodes.take_unchecked().is_empty(), "nobody holds who was let in");
         holder.hold(0);
-        nodes.confirm_gone(&signal, &other);
-        nodes.confirm_gone(&signal, &holder);
-        assert_eq!((nodes.to_look_at(), nodes.to_look_at()), (vec![Arc::clone(&path)], vec![]));
-        nodes.confirm_gone(&nodes.hand_off(&path), &other);
-        let (signal, granted) = nodes.looked_at(&path).expect("it is under way");
+        nodes.request_check(&signal, &other);
+        nodes.request_check(&signal, &holder);
+        assert_eq!((nodes.take_unchecked(), nodes.take_unchecked()), (vec![Arc::clone(&path)], vec![]));
+        nodes.request_check(&nodes.hand_off(&path), &other);
+        let (signal, granted) = nodes.finish_check(&path).expect("it is under way");
         assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "until the check has ended");
-        assert!(nodes.looked_at(&path).is_none() && !signal.is_confirmed());
+        assert!(nodes.finish_check(&path).is_none() && !signal.is_confirmed());
     }
 
     #[test]
@@ -346,22 +346,22 @@ mod tests {
         holder.hold(0);
         let [gone, there]: [Arc<str>; 2] = ["/a/1", "/a/2"].map(Arc::from);
         for (path, is_gone) in [(&there, false), (&gone, true)] {
-            nodes.confirm_gone(&nodes.hand_off(path), &holder);
-            nodes.to_look_at();
-            let (signal, granted) = nodes.looked_at(path).expect("it is under way");
+            nodes.request_check(&nodes.hand_off(path), &holder);
+            nodes.take_unchecked();
+            let (signal, granted) = nodes.finish_check(path).expect("it is under way");
             assert_eq!(names(&granted), ["/a/3"]);
             if is_gone {
-                nodes.gone(signal);
+                nodes.record_confirmed(signal);
             }
         }
         assert!(nodes.hand_off(&gone).is_confirmed() && !nodes.hand_off(&there).is_confirmed());
         let again = Arc::new(HandOff::new(Arc::clone(&gone)));
-        nodes.confirm_gone(&again, &holder);
-        assert!(again.is_confirmed() && nodes.to_look_at().is_empty());
+        nodes.request_check(&again, &holder);
+        assert!(again.is_confirmed() && nodes.take_unchecked().is_empty());
         let again = nodes.hand_off(&there);
-        nodes.confirm_gone(&again, &holder);
+        nodes.request_check(&again, &holder);
         assert!(!again.is_confirmed());
-        assert_eq!(nodes.to_look_at(), [there]);
+        assert_eq!(nodes.take_unchecked(), [there]);
     }
 
     #[test]

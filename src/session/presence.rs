@@ -168,8 +168,8 @@ impl<'a> SecondLook<'a> {
     }
 
     /// A server that has shown a node that was gone may show more of them: then the first look comes at once.
-    pub(crate) fn after(session: &'a Arc<dyn Session>, is_haunted: bool) -> SecondLook<'a> {
-        let pause = if is_haunted { Duration::ZERO } else { session.timeout() };
+    pub(crate) fn after(session: &'a Arc<dyn Session>, has_ghosts: bool) -> SecondLook<'a> {
+        let pause = if has_ghosts { Duration::ZERO } else { session.timeout() };
         SecondLook { session, pause }
     }
 
@@ -317,7 +317,7 @@ fn answered(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 }
 
 /// A server denies this node. Returns whether the leader has it; if so, the server may be asked again, but not for ever.
-pub(crate) async fn denied(session: &Arc<dyn Session>, path: &str, tries: &mut Tries) -> Holds {
+pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut Tries) -> Holds {
     match is_there(session, path, None).await {
         Ok(true) if tries.are_over() => Err(Failure::Refused(diverged(session, path))),
         Ok(true) => tries.pause(session).await.map(|()| true),

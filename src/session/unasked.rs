@@ -3,7 +3,7 @@
 use crate::telemetry::teller::guarded;
 
 /// Runs the task. Unless it comes to its end, this was its fault.
-pub(crate) async fn or_else(task: impl Future<Output = ()>, fault: impl FnOnce()) {
+pub(crate) async fn on_unasked_end(task: impl Future<Output = ()>, fault: impl FnOnce()) {
     let mut unasked = Unasked(Some(fault));
     task.await;
     unasked.0 = None;
@@ -29,7 +29,7 @@ mod tests {
         for (panics, expected) in [(false, false), (true, true)] {
             let (tell, told) = oneshot::channel();
             let task = async move { assert!(!panics, "as a task may") };
-            drop(tokio::spawn(or_else(task, || _ = tell.send(()))).await);
+            drop(tokio::spawn(on_unasked_end(task, || _ = tell.send(()))).await);
             assert_eq!(told.await.is_ok(), expected);
         }
     }

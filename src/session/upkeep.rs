@@ -1,5 +1,5 @@
-//! What a backend keeps for one session: its lease, the own nodes on it, the listings under way, and the ghosts that it
-//! knows; sends nothing.
+//! What the library keeps for one session: its lease, the own nodes on it, the listings under way, and the ghosts that it
+//! knows.
 
 use std::fmt;
 use std::sync::Arc;

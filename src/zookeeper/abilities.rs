@@ -26,13 +26,13 @@ impl Abilities {
     /// server's (`SessionTrackerImpl`).
     pub(crate) fn shown_by(&self, session: i64) {
         if (1..1 << 28).contains(&session) {
-            self.are_keepers();
+            self.mark_as_clickhouse_keeper();
         }
     }
 
     /// The servers are of ClickHouse Keeper: they lack what some Keeper on which there can be a lock lacks. All of those
     /// read several nodes with one request.
-    pub(crate) fn are_keepers(&self) {
+    pub(crate) fn mark_as_clickhouse_keeper(&self) {
         for lacking in [&self.containers, &self.ephemerals, &self.kept_by_reads] {
             lacking.is_missed();
         }

@@ -311,7 +311,7 @@ impl Sessions {
         *sessions = alive;
         let session_slot = sessions.iter().find_map(|session| {
             let session_slot = session.session_slot(watched_bytes)?;
-            session.is_used();
+            session.mark_used();
             Some(session_slot)
         });
         let mut idle = if sessions.len() > 1 { sessions.split_off(1) } else { Vec::new() };

@@ -159,7 +159,7 @@ impl Identity {
         self.connection.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub(super) fn is_shown_on(&self, connection: u64) {
+    pub(super) fn mark_shown_on(&self, connection: u64) {
         self.shown_on.fetch_max(connection, Ordering::AcqRel);
     }
 
@@ -183,7 +183,7 @@ impl Identity {
     /// connection. Otherwise the server has replaced the session.
     pub(super) fn made(&self, ephemeral_owner: i64, connection: u64) -> bool {
         if ephemeral_owner == self.session {
-            self.is_shown_on(connection);
+            self.mark_shown_on(connection);
         }
         ephemeral_owner == 0 || ephemeral_owner == self.session
     }
@@ -252,11 +252,11 @@ mod tests {
         assert_eq!([asked(), asked()], [1, 1]);
         identity.was_asked();
         assert_eq!(asked(), 2, "the answer was none");
-        identity.is_shown_on(identity.connection());
+        identity.mark_shown_on(identity.connection());
         identity.was_asked();
         assert_eq!((asked(), identity.is_known()), (2, true));
         identity.connection_changes();
-        identity.is_shown_on(0);
+        identity.mark_shown_on(0);
         assert!(!identity.is_known(), "that was an earlier connection");
     }
 

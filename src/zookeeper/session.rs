@@ -149,7 +149,7 @@ impl ZooKeeperSession {
     /// The task. If it ends by a panic, or its thread does, the session is over.
     fn kept<F: Future<Output = ()>>(&self, task: F) -> impl Future<Output = ()> + use<F> {
         let this = Weak::clone(&self.this);
-        unasked::or_else(task, move || {
+        unasked::on_unasked_end(task, move || {
             if let Some(session) = this.upgrade() {
                 session.fails();
             }
@@ -196,7 +196,7 @@ impl ZooKeeperSession {
             abilities.ephemerals.known(client.list_ephemerals(&node).await, failure)
         });
         if owned.await?.iter().any(|owned| owned == path) {
-            self.pipeline.identity.is_shown_on(connection);
+            self.pipeline.identity.mark_shown_on(connection);
             return Ok(true);
         }
         if matches!(self.data(path).await, Ok((_, stat)) if stat.ephemeral_owner == self.id) {
@@ -262,7 +262,7 @@ impl ZooKeeperSession {
     }
 
     /// The acquisition that the session was opened for has taken its slot.
-    pub(super) fn is_used(&self) {
+    pub(super) fn mark_used(&self) {
         self.is_fresh.store(false, Ordering::Release);
     }
 
@@ -280,23 +280,23 @@ impl ZooKeeperSession {
 
     /// The session is known to be over.
     pub(super) fn ended(&self, why: Ending) {
-        self.is_over(why);
+        self.end(why);
         self.pipeline.close();
     }
 
-    fn is_over(&self, why: Ending) {
+    fn end(&self, why: Ending) {
         self.upkeep.end(why);
         // Only Keeper begins another session where one is to go on.
         if why == Ending::Replaced {
-            self.abilities.are_keepers();
+            self.abilities.mark_as_clickhouse_keeper();
         }
         self.link
             .send_if_modified(|link| link.becomes(SessionLink::Over(why, link.lost().unwrap_or_else(Instant::now))));
     }
 
     /// The server takes us for another session, so this session serves no more.
-    fn is_replaced(&self) -> Failure {
-        self.is_over(Ending::Replaced);
+    fn end_as_replaced(&self) -> Failure {
+        self.end(Ending::Replaced);
         // An answer may come so fast that it is read while its request is still being sent, under the pipeline's lock.
         let pipeline = Arc::clone(&self.pipeline);
         self.background.run(async move { pipeline.close() });
@@ -368,7 +368,7 @@ impl Session for ZooKeeperSession {
                 rights.refuse_wider(&client, shown, &path).await?;
             }
             match this.upgrade().filter(|_| !identity.made(stat.ephemeral_owner, connection)) {
-                Some(session) => Err(session.is_replaced()),
+                Some(session) => Err(session.end_as_replaced()),
                 None => Ok(translate::created(path, &stat)),
             }
         })

@@ -25,7 +25,7 @@ fn name_of(path: &str) -> String {
 }
 
 /// A client whose server lists the node of a writer that has left the lock at this path, and another client.
-async fn haunted(path: &str) -> (Tapped, ZooKeeper, String) {
+async fn ghosts_found(path: &str) -> (Tapped, ZooKeeper, String) {
     let tapped = Tapped::new(shared_server()).await;
     let other = connect(&shared_server().address()).await;
     let lock = directory(&other, path).await;
@@ -40,7 +40,7 @@ async fn haunted(path: &str) -> (Tapped, ZooKeeper, String) {
 async fn calls_that_do_not_wait_and_short_waits_pass_over_a_ghost() {
     let path = "/ghosts/passed";
     for call in 0..7 {
-        let (tapped, other, _) = haunted(path).await;
+        let (tapped, other, _) = ghosts_found(path).await;
         let lock = lock_at(&tapped.zk, path);
         let both = MultiLock::new([(&lock, Mode::Write)]).unwrap();
         let began = Instant::now();
@@ -61,7 +61,7 @@ async fn calls_that_do_not_wait_and_short_waits_pass_over_a_ghost() {
 #[support::judged]
 async fn an_error_names_the_holder_and_no_ghost() {
     let path = "/ghosts/named";
-    let (tapped, other, ghost) = haunted(path).await;
+    let (tapped, other, ghost) = ghosts_found(path).await;
     let holder = lock_at(&other, path).write().await.unwrap();
     let lock = lock_at(&tapped.zk, path);
     let errors = [lock.try_write().await.unwrap_err(), lock.write().timeout(SHORT / 10).await.unwrap_err()];
@@ -77,7 +77,7 @@ async fn an_error_names_the_holder_and_no_ghost() {
 #[support::judged]
 async fn a_node_that_its_server_lists_and_denies_is_asked_for_at_the_leader() {
     let path = "/ghosts/denied";
-    let (tapped, other, _) = haunted(path).await;
+    let (tapped, other, _) = ghosts_found(path).await;
     tapped.proxy.reset();
     soon("granted", lock_at(&tapped.zk, path).write()).await.unwrap().release().await.unwrap();
     assert!(tapped.proxy.count(Op::GetChildren2) <= 4, "{:?}", tapped.proxy.requests());
@@ -107,7 +107,7 @@ async fn a_permit_that_is_a_ghost_is_taken_at_once_and_within_a_short_wait() {
 #[support::judged]
 async fn no_call_gives_a_leader_that_is_a_ghost() {
     let path = "/ghosts/led";
-    let (tapped, other, _) = haunted(path).await;
+    let (tapped, other, _) = ghosts_found(path).await;
     let here = Leadership::new(&tapped.zk, path).unwrap();
     assert_eq!(soon("an answer", here.leader()).await.unwrap(), None);
     let there = Leadership::new(&other, path).unwrap();

@@ -386,7 +386,7 @@ impl Model for Protocol {
                 if state.stands(nearest) {
                     state.members[i].step = Step::Waiting(me, nearest);
                 } else {
-                    state.hears(i, me, News::Departed(Departure::Gone));
+                    state.hears(i, me, News::Departed(Departure::ListAgain));
                 }
             }
             Action::See(i) => {
@@ -399,7 +399,7 @@ impl Model for Protocol {
                         state.members[i].waiter = None;
                     }
                     Event::Changed => state.hears(i, me, News::Departed(Departure::Signalled)),
-                    Event::Deleted => state.hears(i, me, News::Departed(Departure::Gone)),
+                    Event::Deleted => state.hears(i, me, News::Departed(Departure::ListAgain)),
                 }
             }
             Action::Ask(i) => {

@@ -21,7 +21,7 @@ fn a_node_is_kept_in_vain_that_is_asked_for_before_it_was_used_again() {
     for (uses, is_in_vain) in [(1, true), (2, false), (3, false)] {
         let (kept, _uses, in_vain) = entering(uses);
         in_vain.store(!is_in_vain, Ordering::Release);
-        kept.is_asked_for();
+        kept.note_the_ask();
         assert_eq!(in_vain.load(Ordering::Acquire), is_in_vain, "{uses} uses");
     }
 }
@@ -31,7 +31,7 @@ fn a_node_that_is_given_up_already_is_not_judged_again() {
     for why in [Why::Idle, Why::Lost, Why::Closed, Why::Replaced, Why::Unsure, Why::Asked] {
         let (kept, _uses, in_vain) = entering(1);
         kept.give_up(why);
-        kept.is_asked_for();
+        kept.note_the_ask();
         assert!(!in_vain.load(Ordering::Acquire), "{why:?}");
     }
 }

@@ -46,7 +46,7 @@ fn a_waiter_takes_the_lock_once_a_listing_shows_nobody_in_the_way() {
     let mut waiter = waiter(true);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
     assert!(waiter.has_waited());
-    assert_eq!(waiter.departs(Departure::Gone), Step::List);
+    assert_eq!(waiter.departs(Departure::ListAgain), Step::List);
     assert_eq!(waiter.lists(&[ME]), taken_by_listing(true));
 }
 
@@ -82,7 +82,7 @@ fn a_waiter_asks_once_for_what_may_only_be_kept_and_leaves_it_to_a_writer_betwee
     let kept = ["h~a~keep-READ-0000000000", "h~c~keep-READ-0000000001"];
     let mut behind_keepers = waiter(true);
     assert!(asks(behind_keepers.lists(&[kept[0], kept[1], ME])));
-    assert_eq!(behind_keepers.departs(Departure::Gone), Step::List);
+    assert_eq!(behind_keepers.departs(Departure::ListAgain), Step::List);
     assert!(!asks(behind_keepers.lists(&[kept[0], ME])), "it was asked together with the first");
 
     let plain = "h~c-READ-0000000001";
@@ -104,7 +104,7 @@ fn a_waiter_asks_once_for_what_may_only_be_kept_and_leaves_it_to_a_writer_betwee
 
     let mut behind_a_writer = waiter(true);
     assert!(asks(behind_a_writer.lists(&[kept[0], "h~c~keep-WRITE-0000000001", ME])));
-    assert_eq!(behind_a_writer.departs(Departure::Gone), Step::List);
+    assert_eq!(behind_a_writer.departs(Departure::ListAgain), Step::List);
     assert!(!asks(behind_a_writer.lists(&[kept[0], ME])), "it was asked together with the writer");
 }
 
@@ -113,17 +113,17 @@ fn a_waiter_passes_over_whoever_left_without_a_word_for_as_long_as_a_server_show
     let (holder, me) = ("h~0-WRITE-0000000000", "h~c-WRITE-0000000003");
     let mut waiter = Waiter::new(Contender::parse(me).unwrap(), true);
     assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), ME);
-    assert_eq!(waiter.departs(Departure::Missed), Step::List);
+    assert_eq!(waiter.departs(Departure::GoneAtLeader), Step::List);
     assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), FIRST);
-    assert_eq!(waiter.departs(Departure::Missed), Step::List);
+    assert_eq!(waiter.departs(Departure::GoneAtLeader), Step::List);
     assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), holder, "writers before a ghost count");
     assert_eq!(waiter.ghosts, [ME, FIRST].map(Arc::from));
     // What only looks like a ghost's name counts: a writer that has downgraded has its number.
     assert_eq!(awaits(waiter.lists(&["h~b-READ-0000000002", FIRST, ME, me])), "h~b-READ-0000000002");
     // The other server has heard of all.
-    assert_eq!(waiter.departs(Departure::Gone), Step::List);
+    assert_eq!(waiter.departs(Departure::ListAgain), Step::List);
     assert_eq!(waiter.lists(&[me]), taken_by_listing(true));
-    assert!(!waiter.is_haunted());
+    assert!(!waiter.has_ghosts());
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_waiter_beside_a_ghost_is_evicted_without_its_node() {
     for (left, step) in [(&[FIRST, ME][..], taken), (&[FIRST], Step::Evicted)] {
         let mut waiter = waiter(true);
         assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
-        assert_eq!(waiter.departs(Departure::Missed), Step::List);
+        assert_eq!(waiter.departs(Departure::GoneAtLeader), Step::List);
         assert_eq!(waiter.lists(left), step);
     }
 }

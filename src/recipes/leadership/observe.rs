@@ -129,7 +129,7 @@ impl Followed for Observer {
         if self.seen.lock().told.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
         }
-        let (mut denied, mut is_haunted) = (None, false);
+        let (mut denied, mut has_ghosts) = (None, false);
         loop {
             let names = match retry::until_known(session, || session.children(path)).await {
                 Ok(names) => names,
@@ -148,7 +148,7 @@ impl Followed for Observer {
             session.upkeep().ghosts().shown(path, &names, Mode::Write);
             let first = leading_but_ghosts(session, &self.handle, &names);
             let waited = match &first {
-                Some(first) => self.watch_leader(session, first, &mut is_haunted).await,
+                Some(first) => self.watch_leader(session, first, &mut has_ghosts).await,
                 None => self.watch_directory(session).await,
             };
             match waited {
@@ -209,7 +209,7 @@ impl Observer {
         &self,
         session: &Arc<dyn Session>,
         first: &Contender,
-        is_haunted: &mut bool,
+        has_ghosts: &mut bool,
     ) -> Result<(), Failure> {
         let node = format!("{}/{}", self.handle.path, first.name());
         let looked = retry::until_known(session, || {
@@ -220,17 +220,17 @@ impl Observer {
         let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, &node, None));
         let (looked, is_there) = tokio::join!(looked, asked);
         if is_there == Some(Ok(false)) {
-            return self.passes_over(session, first, is_haunted).await;
+            return self.passes_over(session, first, has_ghosts).await;
         }
         let (change, (data, stat)) = looked?;
         self.sees(Ok(Some(Leader::of(first, &data, stat))));
-        let mut look = SecondLook::after(session, *is_haunted);
+        let mut look = SecondLook::after(session, *has_ghosts);
         tokio::select! {
             biased;
             event = change => return unless_over(session, event).await,
             () = look.finds(&node, false) => {}
         }
-        self.passes_over(session, first, is_haunted).await
+        self.passes_over(session, first, has_ghosts).await
     }
 
     /// The candidate has left, although the server shows it.
@@ -238,9 +238,9 @@ impl Observer {
         &self,
         session: &Arc<dyn Session>,
         first: &Contender,
-        is_haunted: &mut bool,
+        has_ghosts: &mut bool,
     ) -> Result<(), Failure> {
-        *is_haunted = true;
+        *has_ghosts = true;
         presence::ghosts_of(session, &self.handle.path, vec![first.name().into()], first.kind()).await;
         Ok(())
     }

@@ -176,7 +176,7 @@ async fn try_to_set(
         let Some((data, stat)) = retry::data(session, path, true).await? else {
             // The leader has what the server denies.
             if is_made {
-                presence::denied(session, path, &mut Tries::NONE.clone()).await?;
+                presence::leader_still_has(session, path, &mut Tries::NONE.clone()).await?;
             }
             is_made = true;
             directory::make(session, path, true, |_| {}).await?;

@@ -1,4 +1,4 @@
-//! How many permits a semaphore has, as far as its handle knows; sends nothing.
+//! How many permits a semaphore has, as far as its handle knows.
 
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;

@@ -451,7 +451,7 @@ impl<'a> View<'a> {
         };
         let mut look = SecondLook::after(session, !self.gone.is_empty());
         let (paths, me) = (&self.state.handle.paths, &*self.held.contender());
-        let haunted = wait.waiting.map(|waiting| Box::pin(waiting.haunted()));
+        let ghosts_found = wait.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {
             biased;
@@ -469,8 +469,8 @@ impl<'a> View<'a> {
                 let kind = (self.state.handle.dialect, Mode::Write);
                 self.gone.extend(presence::ghosts_of(session, &self.state.taken, gone, kind).await);
             }
-            Some(()) = OptionFuture::from(looking) => {}
-            Some(()) = OptionFuture::from(haunted) => {}
+            Some(never) = OptionFuture::from(looking) => match never {},
+            Some(()) = OptionFuture::from(ghosts_found) => {}
         }
         Ok(())
     }

@@ -57,7 +57,7 @@ impl ValueNode {
                 None => held.run(gone(session, &self.path, is_known)).await?.unwrap_or_default(),
             };
             if node.is_none() && is_needed && !absence.is_gone {
-                match held.run(presence::denied(session, &self.path, &mut denials)).await? {
+                match held.run(presence::leader_still_has(session, &self.path, &mut denials)).await? {
                     Ok(true) => continue,
                     Err(failure @ Failure::Refused(_)) => {
                         return Err(Error::from_failure(failure, "read", &self.path));

@@ -166,7 +166,7 @@ impl NodeState {
 
     /// It was replaced by the node of this reader, which is ours.
     pub fn downgraded(&mut self, reader: Contender) {
-        if self.is_at(self.path_of(reader.name())) {
+        if self.finish_move_at(self.path_of(reader.name())) {
             self.contender = Arc::new(reader);
         }
     }
@@ -174,7 +174,7 @@ impl NodeState {
     /// It was replaced by the node outside the queue, which is ours, and which this transaction has created.
     pub fn exchanged(&mut self, token: i64) {
         if let Some(path) = self.unseen.clone()
-            && self.is_at(path)
+            && self.finish_move_at(path)
         {
             (self.token, self.unseen) = (token, None);
         }
@@ -184,11 +184,11 @@ impl NodeState {
     pub fn stays(&mut self) {
         self.may_have_orphan |= self.may_be_reader();
         self.unseen = None;
-        self.is_at(self.path.clone());
+        self.finish_move_at(self.path.clone());
     }
 
     /// The end of a move: the node is at this path. `false` if it was left meanwhile: then either may be there.
-    fn is_at(&mut self, path: String) -> bool {
+    fn finish_move_at(&mut self, path: String) -> bool {
         let Phase::Moving(held) = self.phase else { return false };
         self.phase = held.map_or(Phase::Waiting, Phase::Holding);
         // The watch on the node that was replaced has nothing more to tell.
@@ -289,7 +289,7 @@ impl NodeState {
     }
 
     /// The watch that was asked for on this path cannot be armed.
-    pub(crate) fn is_not_watched(&mut self, path: &str) {
+    pub(crate) fn watch_failed(&mut self, path: &str) {
         self.is_watched &= self.path != path;
     }
 
