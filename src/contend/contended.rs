@@ -27,7 +27,7 @@ impl Tenure {
         let (mut before, mut pause) = (None, LOOK_PAUSE);
         loop {
             let first = self.somebody_kept_out().await?;
-            if !self.has_left_the_queue() || self.finds_too_few(&first).await? {
+            if !self.is_of_semaphore() || self.finds_too_few(&first).await? {
                 return Ok(first);
             }
             // It is about to take permits that are free, unless its process stands still.
@@ -39,8 +39,8 @@ impl Tenure {
         }
     }
 
-    /// With its permits: their directory is another one.
-    fn has_left_the_queue(&self) -> bool {
+    /// Its queue is that of a semaphore, whose own directory is above it.
+    fn is_of_semaphore(&self) -> bool {
         self.directory() != &**self.ticket().directory()
     }
 
@@ -51,14 +51,14 @@ impl Tenure {
             let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
                 Ok(seen) => seen,
                 // An empty queue of a semaphore is removed by the servers, and made anew by the next who comes.
-                Err(Failure::NoNode) if self.has_left_the_queue() => match follow::possible(session, directory).await {
+                Err(Failure::NoNode) if self.is_of_semaphore() => match follow::possible(session, directory).await {
                     Ok(()) => continue,
                     Err(_) => return std::future::pending().await,
                 },
                 Err(failure) => return Err(self.lost_by(failure, "watch")),
             };
             let there = session.upkeep().ghosts().without(directory, &names, Mode::Write);
-            let first = match self.has_left_the_queue() {
+            let first = match self.is_of_semaphore() {
                 true => turn::first_in_queue(&self.contender(), &there),
                 false => turn::first_kept_out(&self.contender(), &there),
             };

@@ -64,7 +64,7 @@ impl Ticket {
             return Err(NotExchanged::Evicted);
         }
         own_node.change(|it| it.known.moves(Some(exchange.to.clone())));
-        let (mut tries, mut denials, mut may_be_done) = (Tries::UNKNOWN, Tries::DENIED, false);
+        let (mut tries, mut denials, mut may_be_done) = (Tries::LOST_ANSWERS, Tries::DENIALS, false);
         let answer = loop {
             match self.try_to_exchange(exchange).await {
                 Tried::Done(stat) => break Ok(stat),

@@ -125,7 +125,7 @@ impl Acquisition {
     ) -> Result<Box<Tenure>, Error> {
         // Boxed, as is what else few wait in for long.
         let (held, look, mut late) = Box::pin(self.queue_up_by_a_usable_number()).await?;
-        let mut wait = Wait { patience, waiting, on_wait, look, directory: None, denials: Tries::DENIED };
+        let mut wait = Wait { patience, waiting, on_wait, look, directory: None, denials: Tries::DENIALS };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&held, &mut wait, &mut late) => turn,
@@ -151,13 +151,11 @@ impl Acquisition {
                 // A waiter whose watch on its own node was used up by another client's write may have been evicted
                 // without noticing.
                 let is_deaf = grant.signal.is_some() && held.loss().is_none() && !held.own_node().is_armed();
-                match if is_deaf { None } else { self.granted(held, &grant) } {
-                    Some(answer) => answer,
-                    None => {
-                        late.begins(held);
-                        self.grant_once_confirmed(held, grant).await
-                    }
+                if !is_deaf && self.take(held, &grant)? {
+                    return Ok(());
                 }
+                late.begins(held);
+                self.grant_once_confirmed(held, grant).await
             }
             (Ok(take), Some(goal)) => tokio::select! {
                 biased;
@@ -318,7 +316,7 @@ impl Acquisition {
         ticket: &Ticket,
         data: &[u8],
     ) -> Result<Option<Result<Names, Failure>>, Failure> {
-        let (mut missing, mut tries) = (0, Tries::UNKNOWN);
+        let (mut missing, mut tries) = (0, Tries::LOST_ANSWERS);
         loop {
             // All requests are on their way before one is answered.
             ticket.ask_for_node(data);
@@ -377,16 +375,17 @@ impl Acquisition {
         }
     }
 
-    /// Takes the lock, now that no contender before us excludes us. `None` if a quorum has to be asked first.
+    /// Takes the lock, now that no contender before us excludes us. Returns whether it did: if not, a quorum has to be asked first.
     ///
     /// Our evidence may be old, if we were cut off. Only under a valid lease is it certain that the session still
     /// exists, and with it our own node.
-    pub(crate) fn granted(&self, held: &Tenure, grant: &Grant) -> Option<Result<(), Error>> {
+    pub(crate) fn take(&self, held: &Tenure, grant: &Grant) -> Result<bool, Error> {
         let (session, own_node) = (held.ticket().session(), held.own_node());
         if let Some(loss) = held.loss() {
-            return Some(Err(Error::Evicted(loss)));
+            return Err(Error::Evicted(loss));
         }
-        own_node.hold(own_node.epoch()?);
+        let Some(epoch) = own_node.epoch() else { return Ok(false) };
+        own_node.hold(epoch);
         if let Some(signal) = &grant.signal {
             session.upkeep().nodes().request_check(signal, own_node);
         }
@@ -394,7 +393,7 @@ impl Acquisition {
         trace::granted(self.aim(), kind);
         let (sequence, token) = (held.contender().sequence(), held.own_node().token());
         tell!(DEBUG, path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
-        Some(Ok(()))
+        Ok(true)
     }
 
     pub(crate) async fn grant_once_confirmed(&self, held: &Tenure, grant: Grant) -> Result<(), Error> {
@@ -408,8 +407,8 @@ impl Acquisition {
                 Ok(false) => own_node.lose(Loss::Removed),
                 Err(failure) => return Err(self.handle.stop(failure)),
             }
-            if let Some(answer) = self.granted(held, &grant) {
-                return answer;
+            if self.take(held, &grant)? {
+                return Ok(());
             }
         }
         // The servers' answers take longer than the lease, or the server does not show whose session this is.

@@ -185,7 +185,7 @@ impl Ticket {
         let session = self.session();
         // From here on either name may be ours; if this future is dropped, both are removed.
         self.node.change(|it| it.known.moves(None));
-        let mut tries = Tries::UNKNOWN;
+        let mut tries = Tries::LOST_ANSWERS;
         loop {
             let failure = match session.transact(&swap).await {
                 Ok(_) => break,

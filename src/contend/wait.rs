@@ -190,7 +190,7 @@ impl Behind<'_> {
         });
         let watch = session.watch(&ticket.child(&self.predecessor.name));
         if self.asks && !is_asked.swap(true, Ordering::Relaxed) {
-            own_node.asks();
+            own_node.mark_asked();
             ask(&self.handle.path, &self.handle.asking, session, self.directory.as_deref().copied());
         }
         // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.

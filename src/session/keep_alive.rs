@@ -184,8 +184,7 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
         }
         is_told &= left.is_none();
         let now = lease.now();
-        // While no node is kept, there must be room for the client's own pings: requests put them off.
-        let period = if nodes.is_empty() { live.timeout() / 4 } else { lease.heartbeat_period() };
+        let period = if nodes.is_empty() { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if lease.is_steady() {
             drop(live);

@@ -296,6 +296,12 @@ impl Lease {
         usual.min(self.spare() / 2).max(self.timeout / MOST_HEARTBEATS)
     }
 
+    /// How often an idle session, without a node, is touched: there must be room for the client's own pings, which requests
+    /// put off.
+    pub(crate) fn idle_period(&self) -> Duration {
+        self.timeout / 4
+    }
+
     /// How long a break of the connection may last, at any time, without costing a hold: if an attempt to connect that the
     /// break swallows takes no longer than `attempt`. Zero if the lease may end even without a break.
     pub(crate) fn rides_out(&self, attempt: Duration) -> Duration {
@@ -314,7 +320,7 @@ impl Lease {
     /// If answers come very late, the touches of an idle session are too far apart. The lease then has one gap, until a
     /// touch counts that was sent at this moment or later.
     pub(crate) fn lasts_from(&self, entered: Moment) -> bool {
-        self.is_steady() || self.spare() >= self.timeout / 4 || self.counts_since(entered)
+        self.is_steady() || self.spare() >= self.idle_period() || self.counts_since(entered)
     }
 
     /// Whether the next touch can count before the lease ends, at the most heartbeats.

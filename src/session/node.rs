@@ -243,7 +243,7 @@ impl OwnNode {
     }
 
     /// Its owner asks for every node in the directory that is only kept.
-    pub(crate) fn asks(&self) {
+    pub(crate) fn mark_asked(&self) {
         self.has_asked.store(true, Ordering::Release);
     }
 

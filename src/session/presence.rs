@@ -48,7 +48,7 @@ pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation 
 /// Whether each of these checks holds at the leader now.
 pub(crate) async fn ask(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut question = Question::of(session, checks);
-    while question.asks(session, checks, &Tries::UNKNOWN).await {}
+    while question.asks(session, checks, &Tries::LOST_ANSWERS).await {}
     question.known
 }
 

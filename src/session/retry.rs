@@ -17,9 +17,9 @@ pub(crate) struct Tries {
 impl Tries {
     pub(crate) const NONE: Tries = Tries { made: 0, most: 0 };
     /// How often an answer may be lost before the outcome stays unknown: a broken server must not be asked for ever.
-    pub(crate) const UNKNOWN: Tries = Tries { made: 0, most: 64 };
+    pub(crate) const LOST_ANSWERS: Tries = Tries { made: 0, most: 64 };
     /// How often a server may deny a node that the leader has.
-    pub(crate) const DENIED: Tries = Tries { made: 0, most: 3 };
+    pub(crate) const DENIALS: Tries = Tries { made: 0, most: 3 };
     /// For work that must not stay undone, and that no caller waits for without a lease that runs out meanwhile.
     pub(crate) const ENDLESS: Tries = Tries { made: 0, most: u32::MAX };
 
@@ -55,7 +55,7 @@ pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, ask: impl Fn()
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    repeated(session, Tries::UNKNOWN, ask).await
+    repeated(session, Tries::LOST_ANSWERS, ask).await
 }
 
 /// As [`until_known`], so many times.

@@ -69,7 +69,7 @@ impl OnceGuard {
     pub async fn done(&self) -> Result<(), Error> {
         let (path, text) = (self.record(), done::text(&self.host, self.label.as_deref(), self.fencing_token()));
         let session = self.guard.held().ticket().session();
-        let (mut in_doubt, mut tries, twin) = (false, Tries::UNKNOWN, twin::of(&path));
+        let (mut in_doubt, mut tries, twin) = (false, Tries::LOST_ANSWERS, twin::of(&path));
         // Both are made at once. A twin that may not be made is left out: an operator may have made the record alone.
         let (mut is_there, mut has_twin) = (self.is_there, Some(self.is_there));
         loop {

@@ -265,10 +265,7 @@ impl Goal for PermitRequest {
             }
         }
         // The transaction has just confirmed our place, so there is no need to ask for it.
-        match acquisition.granted(held, &grant) {
-            Some(answer) => answer,
-            None => acquisition.grant_once_confirmed(held, grant).await,
-        }
+        if acquisition.take(held, &grant)? { Ok(()) } else { acquisition.grant_once_confirmed(held, grant).await }
     }
 }
 
@@ -312,7 +309,7 @@ impl<'a> View<'a> {
     /// Looks at the semaphore, and watches its permits.
     async fn look(&mut self) -> Result<SeenPermits, Error> {
         let session = Arc::clone(self.held.ticket().session());
-        let mut tries = Tries::UNKNOWN;
+        let mut tries = Tries::LOST_ANSWERS;
         loop {
             match self.try_to_look(&session).await {
                 Ok(Some((mut names, node))) => {

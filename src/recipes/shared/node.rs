@@ -49,7 +49,7 @@ impl ValueNode {
     /// What the node holds, which is nothing if there is no node. `is_known` says that a value was seen there before this call.
     /// If `is_needed`, the leader is asked for a node that the server does not show.
     pub(crate) async fn read(&self, held: &Tenure, is_known: bool, is_needed: bool) -> Result<(Vec<u8>, Base), Error> {
-        let (session, mut denials) = (held.ticket().session(), Tries::DENIED);
+        let (session, mut denials) = (held.ticket().session(), Tries::DENIALS);
         loop {
             let node = held.data(&self.path).await?;
             let absence = match node {

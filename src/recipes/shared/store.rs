@@ -315,7 +315,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
         let mut synced = self.news()?;
         retry::until_known(session, || session.sync(&self.path)).await?;
         // What it has shown, and the leader did not have any more.
-        let (mut outdated, mut denials) = (None, Tries::DENIED);
+        let (mut outdated, mut denials) = (None, Tries::DENIALS);
         loop {
             // Before the look, which may be older than what is known after it.
             let is_known = self.with(|store| store.is_known())?;
