@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::call::{self, SESSION_TRIES};
 use crate::contend::report::Lateness;
-use crate::contend::request::{Acquisition, IfTaken, Wait, Waiting};
+use crate::contend::request::{Acquisition, IfTaken, WaitContext, WaitReport};
 use crate::contend::tenure::Tenure;
 use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
@@ -86,8 +86,8 @@ impl GrantKind {
 
 impl Grant {
     /// The grant for a waiter's evidence.
-    pub(crate) fn by(take: Take, held: &Tenure) -> Grant {
-        let (ticket, nodes) = (held.ticket(), held.ticket().session().upkeep().nodes());
+    pub(crate) fn by(take: Take, entry: &Tenure) -> Grant {
+        let (ticket, nodes) = (entry.ticket(), entry.ticket().session().upkeep().nodes());
         let signal = take.signalled_by.map(|name| nodes.hand_off(&ticket.child(&name).into()));
         let kind = match (&signal, take.has_waited) {
             (Some(_), _) => GrantKind::HandOff,
@@ -112,7 +112,7 @@ impl Acquisition {
     }
 
     async fn enter_in_time(&self, timeout: Duration, on_wait: Option<Box<OnWait>>) -> Result<Box<Tenure>, Error> {
-        let waiting = Waiting::default();
+        let waiting = WaitReport::default();
         self.within(timeout, &waiting, pin!(self.enter(IfTaken::Wait, Some(&waiting), on_wait))).await
     }
 
@@ -120,55 +120,55 @@ impl Acquisition {
     pub(crate) async fn enter(
         &self,
         patience: IfTaken,
-        waiting: Option<&Waiting>,
+        waiting: Option<&WaitReport>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Tenure>, Error> {
         // Boxed, as is what else few wait in for long.
-        let (held, look, mut late) = Box::pin(self.queue_up_by_a_usable_number()).await?;
-        let mut wait = Wait { patience, waiting, on_wait, look, directory: None, denials: Tries::DENIALS };
+        let (entry, look, mut late) = Box::pin(self.queue_up_by_a_usable_number()).await?;
+        let mut wait = WaitContext { patience, waiting, on_wait, look, directory: None, denials: Tries::DENIALS };
         let turn = tokio::select! {
             biased;
-            turn = self.wait_for_turn(&held, &mut wait, &mut late) => turn,
+            turn = self.wait_for_turn(&entry, &mut wait, &mut late) => turn,
             // A loss ends the wait also while an answer is outstanding.
-            loss = held.lost() => Err(self.handle.evicted(loss)),
+            loss = entry.lost() => Err(self.handle.evicted(loss)),
         };
-        Box::pin(self.take_or_give_up(&held, turn, &mut wait, &mut late)).await?;
-        self.begin_hold(&held);
-        Ok(held)
+        Box::pin(self.take_or_give_up(&entry, turn, &mut wait, &mut late)).await?;
+        self.begin_hold(&entry);
+        Ok(entry)
     }
 
     /// What follows the wait.
     async fn take_or_give_up(
         &self,
-        held: &Tenure,
+        entry: &Tenure,
         turn: Result<Take, Error>,
-        wait: &mut Wait<'_>,
+        wait: &mut WaitContext<'_>,
         late: &mut Lateness<'_>,
     ) -> Result<(), Error> {
         let taken = match (turn, &self.goal) {
             (Ok(take), None) => {
-                let grant = Grant::by(take, held);
+                let grant = Grant::by(take, entry);
                 // A waiter whose watch on its own node was used up by another client's write may have been evicted
                 // without noticing.
-                let is_deaf = grant.signal.is_some() && held.loss().is_none() && !held.own_node().is_armed();
-                if !is_deaf && self.take(held, &grant)? {
+                let is_deaf = grant.signal.is_some() && entry.loss().is_none() && !entry.own_node().is_armed();
+                if !is_deaf && self.take(entry, &grant)? {
                     return Ok(());
                 }
-                late.begins(held);
-                self.grant_once_confirmed(held, grant).await
+                late.begins(entry);
+                self.grant_once_confirmed(entry, grant).await
             }
             (Ok(take), Some(goal)) => tokio::select! {
                 biased;
-                exchanged = goal.exchange(self, held, take, wait) => exchanged,
-                loss = held.lost() => Err(self.handle.evicted(loss)),
+                exchanged = goal.exchange(self, entry, take, wait) => exchanged,
+                loss = entry.lost() => Err(self.handle.evicted(loss)),
             },
             (Err(error), _) => Err(error),
         };
         // A contender that lacks one permission may also lack the permission to leave. The error must say so.
         let Err(Error::PermissionDenied { operation, path, lacks }) = taken else { return taken };
-        match held.ticket().leave().await {
-            Err(Failure::NoAuth(lacks)) => Err(Error::stays(held.own_node().path(), lacks)),
-            Ok(()) if held.ticket().unmake_directory().await => Err(Error::shut_out(&self.handle.path, lacks)),
+        match entry.ticket().leave().await {
+            Err(Failure::NoAuth(lacks)) => Err(Error::stays(entry.own_node().path(), lacks)),
+            Ok(()) if entry.ticket().unmake_directory().await => Err(Error::shut_out(&self.handle.path, lacks)),
             _ => Err(Error::PermissionDenied { operation, path, lacks }),
         }
     }
@@ -181,20 +181,20 @@ impl Acquisition {
             goal.check_first().await?;
         }
         let began = Instant::now();
-        let (mut held, mut look) = self.warned_of(pin!(self.queue_up())).await?;
+        let (mut entry, mut look) = self.warned_of(pin!(self.queue_up())).await?;
         let mut tries = 0;
-        while is_used_up(&held.contender()) {
+        while is_used_up(&entry.contender()) {
             tries += 1;
-            if tries > RESTARTS || !Box::pin(self.leave_used_up(held)).await? {
+            if tries > RESTARTS || !Box::pin(self.leave_used_up(entry)).await? {
                 return Err(Error::SequenceExhausted { path: self.handle.path.to_string() });
             }
-            (held, look) = Box::pin(self.queue_up()).await?;
+            (entry, look) = Box::pin(self.queue_up()).await?;
         }
         if let Some(sharing) = &self.sharing {
-            sharing(&held, held.ticket().armed().await);
+            sharing(&entry, entry.ticket().armed().await);
         }
-        self.trace.record("sequence", held.contender().sequence());
-        Ok((held, look, Lateness::since(began, self)))
+        self.trace.record("sequence", entry.contender().sequence());
+        Ok((entry, look, Lateness::since(began, self)))
     }
 
     /// Refuses what can never be granted. Sends nothing.
@@ -357,11 +357,11 @@ impl Acquisition {
 
     /// Leaves a directory whose numbers are used up. Says whether the directory may be made anew: it may if only
     /// contenders are left in it that will find the numbers used up, too.
-    pub(crate) async fn leave_used_up(&self, held: Box<Tenure>) -> Result<bool, Error> {
-        let (ticket, dialect) = (held.ticket(), self.handle.dialect);
+    pub(crate) async fn leave_used_up(&self, entry: Box<Tenure>) -> Result<bool, Error> {
+        let (ticket, dialect) = (entry.ticket(), self.handle.dialect);
         match ticket.leave().await {
             Ok(()) | Err(Failure::NoNode) => {}
-            Err(Failure::NoAuth(lacks)) => return Err(Error::stays(held.own_node().path(), lacks)),
+            Err(Failure::NoAuth(lacks)) => return Err(Error::stays(entry.own_node().path(), lacks)),
             Err(failure) => return Err(self.handle.stop(failure)),
         }
         if dialect.keeps_directories() {
@@ -379,9 +379,9 @@ impl Acquisition {
     ///
     /// Our evidence may be old, if we were cut off. Only under a valid lease is it certain that the session still
     /// exists, and with it our own node.
-    pub(crate) fn take(&self, held: &Tenure, grant: &Grant) -> Result<bool, Error> {
-        let (session, own_node) = (held.ticket().session(), held.own_node());
-        if let Some(loss) = held.loss() {
+    pub(crate) fn take(&self, entry: &Tenure, grant: &Grant) -> Result<bool, Error> {
+        let (session, own_node) = (entry.ticket().session(), entry.own_node());
+        if let Some(loss) = entry.loss() {
             return Err(Error::Evicted(loss));
         }
         let Some(epoch) = own_node.epoch() else { return Ok(false) };
@@ -391,13 +391,13 @@ impl Acquisition {
         }
         let kind = grant.kind.as_str();
         trace::granted(self.aim(), kind);
-        let (sequence, token) = (held.contender().sequence(), held.own_node().token());
+        let (sequence, token) = (entry.contender().sequence(), entry.own_node().token());
         tell!(DEBUG, path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
         Ok(true)
     }
 
-    pub(crate) async fn grant_once_confirmed(&self, held: &Tenure, grant: Grant) -> Result<(), Error> {
-        let (session, own_node) = (held.ticket().session(), held.own_node());
+    pub(crate) async fn grant_once_confirmed(&self, entry: &Tenure, grant: Grant) -> Result<(), Error> {
+        let (session, own_node) = (entry.ticket().session(), entry.own_node());
         for tries in 0..LEASE_TRIES {
             if tries > 1 {
                 session.sleep(session.timeout() / 20).await;
@@ -407,7 +407,7 @@ impl Acquisition {
                 Ok(false) => own_node.lose(Loss::Removed),
                 Err(failure) => return Err(self.handle.stop(failure)),
             }
-            if self.take(held, &grant)? {
+            if self.take(entry, &grant)? {
                 return Ok(());
             }
         }
@@ -416,15 +416,15 @@ impl Acquisition {
     }
 
     /// Records the hold for its limit, for tracing, and for the warning that it lasts long.
-    pub(crate) fn begin_hold(&self, held: &Tenure) {
+    pub(crate) fn begin_hold(&self, entry: &Tenure) {
         if let Some(longest) = self.handle.max_hold {
-            held.limit(longest);
+            entry.limit(longest);
         }
         // Of a node that is shared, each use is traced.
         if self.sharing.is_some() {
-            return self.trace.record("token", held.own_node().token());
+            return self.trace.record("token", entry.own_node().token());
         }
-        held.hold_begins();
-        held.granted(self.holding(held));
+        entry.hold_begins();
+        entry.granted(self.holding(entry));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::call;
-use crate::contend::request::{Acquisition, Handle, Waiting, WaitingContender, Waits};
+use crate::contend::request::{Acquisition, Handle, RegisteredWaiter, WaitReport, WaitSnapshot};
 use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::observe::trace::Holding;
@@ -62,7 +62,7 @@ impl Acquisition {
     pub(crate) async fn within<G>(
         &self,
         timeout: Duration,
-        waiting: &Waiting,
+        waiting: &WaitReport,
         mut granted: impl Future<Output = Result<G, Error>> + Unpin,
     ) -> Result<G, Error> {
         let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
@@ -92,9 +92,9 @@ impl Acquisition {
     }
 
     /// Asks the leader for those in the way of a waiter. Returns whether it is one already.
-    async fn asks_for_ghosts(&self, waiting: &Waiting) -> bool {
+    async fn asks_for_ghosts(&self, waiting: &WaitReport) -> bool {
         let waits = waiting.waits().clone();
-        let Some(Waits { session, me, .. }) = waits else { return false };
+        let Some(WaitSnapshot { session, me, .. }) = waits else { return false };
         let Ok(names) = session.children(&self.handle.path).await else { return true };
         let paths = &self.handle.paths;
         let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
@@ -111,9 +111,9 @@ impl Acquisition {
     }
 
     /// The contenders in the way of a waiter, as far as that can be read now. `None` if it has not listed any yet.
-    async fn in_the_way(&self, waiting: &Waiting) -> Option<Blockers> {
+    async fn in_the_way(&self, waiting: &WaitReport) -> Option<Blockers> {
         let waits = waiting.waits().clone();
-        let Waits { session, me, seen, .. } = waits?;
+        let WaitSnapshot { session, me, seen, .. } = waits?;
         let Ok(names) = session.children(&self.handle.path).await else { return Some(seen.blockers) };
         Some(self.handle.paths.blockers(&session, &names, &me).await)
     }
@@ -142,7 +142,7 @@ impl<'a> Lateness<'a> {
         let (session, own_node) = (Arc::clone(held.ticket().session()), Arc::clone(held.own_node()));
         let (label, span, goal) = (options.label.clone(), trace.span(), goal.clone());
         let (began, is_warned_of) = (self.began, self.is_warned_of);
-        let waiter = WaitingContender { began, session, own_node, label, span, goal, is_warned_of };
+        let waiter = RegisteredWaiter { began, session, own_node, label, span, goal, is_warned_of };
         let (number, is_watched) = handle.waiters.enter(waiter);
         self.number = Some(number);
         if !is_watched {
@@ -193,8 +193,8 @@ impl Handle {
     }
 
     /// Warns of an acquisition that waits for long.
-    async fn warn_of(&self, waiter: WaitingContender, others: usize) {
-        let WaitingContender { session, own_node, label, goal, .. } = &waiter;
+    async fn warn_of(&self, waiter: RegisteredWaiter, others: usize) {
+        let RegisteredWaiter { session, own_node, label, goal, .. } = &waiter;
         let me = &own_node.contender();
         let look = async {
             let names = session.children(&self.path).await.ok()?;

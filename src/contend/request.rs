@@ -52,7 +52,7 @@ pub(crate) struct Handle {
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) asking: Arc<Asking>,
-    pub(crate) waiters: Waiters,
+    pub(crate) waiters: WaiterRegistry,
 }
 
 impl Handle {
@@ -161,7 +161,7 @@ pub(crate) trait Goal: Send + Sync {
         acquisition: &Acquisition,
         held: &Tenure,
         turn: Take,
-        wait: &mut Wait<'_>,
+        wait: &mut WaitContext<'_>,
     ) -> Result<(), Error>;
 }
 
@@ -204,19 +204,19 @@ impl Acquisition {
 
 /// The acquisitions of one handle that wait in the queue, so that one task can warn of all that wait for long.
 #[derive(Default)]
-pub(crate) struct Waiters(Mutex<Table>);
+pub(crate) struct WaiterRegistry(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
     next: u64,
-    all: BTreeMap<u64, WaitingContender>,
+    all: BTreeMap<u64, RegisteredWaiter>,
     /// Ends the task that warns of them, when it is dropped.
     watched: Option<oneshot::Sender<()>>,
 }
 
 /// One acquisition that waits in the queue.
 #[derive(Clone)]
-pub(crate) struct WaitingContender {
+pub(crate) struct RegisteredWaiter {
     pub(crate) began: Instant,
     pub(crate) session: Arc<dyn Session>,
     pub(crate) own_node: Arc<OwnNode>,
@@ -226,9 +226,9 @@ pub(crate) struct WaitingContender {
     pub(crate) is_warned_of: bool,
 }
 
-impl Waiters {
+impl WaiterRegistry {
     /// Enters a waiter. Returns its number, and whether there is a task that warns.
-    pub(crate) fn enter(&self, waiter: WaitingContender) -> (u64, bool) {
+    pub(crate) fn enter(&self, waiter: RegisteredWaiter) -> (u64, bool) {
         let mut table = self.0.lock();
         let number = table.next;
         table.next += 1;
@@ -254,7 +254,7 @@ impl Waiters {
     }
 
     /// The first that has waited for so long, and how many others have.
-    pub(crate) fn due(&self, limit: Duration) -> Option<(WaitingContender, usize)> {
+    pub(crate) fn due(&self, limit: Duration) -> Option<(RegisteredWaiter, usize)> {
         let mut table = self.0.lock();
         let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
         let first = due.next().map(|waiter| {
@@ -275,12 +275,12 @@ impl Waiters {
 }
 
 impl Table {
-    fn unwarned(&mut self) -> impl Iterator<Item = &mut WaitingContender> {
+    fn unwarned(&mut self) -> impl Iterator<Item = &mut RegisteredWaiter> {
         self.all.values_mut().filter(|waiter| !waiter.is_warned_of && waiter.waits())
     }
 }
 
-impl WaitingContender {
+impl RegisteredWaiter {
     /// Whether it has neither been granted nor given up.
     pub(crate) fn waits(&self) -> bool {
         !self.own_node.is_holding() && !self.own_node.has_left()
@@ -295,10 +295,10 @@ pub(crate) enum IfTaken {
 }
 
 /// What an acquisition that has its ticket keeps until its turn has come.
-pub(crate) struct Wait<'a> {
+pub(crate) struct WaitContext<'a> {
     pub(crate) patience: IfTaken,
     /// Records the contenders in the way.
-    pub(crate) waiting: Option<&'a Waiting>,
+    pub(crate) waiting: Option<&'a WaitReport>,
     pub(crate) on_wait: Option<Box<OnWait>>,
     /// The listing that was requested together with the node. `None` after a create whose answer was lost.
     pub(crate) look: Option<Result<Names, Failure>>,
@@ -310,14 +310,14 @@ pub(crate) struct Wait<'a> {
 
 /// Where an acquisition waits, for the error of its timeout.
 #[derive(Default)]
-pub(crate) struct Waiting {
-    waits: Mutex<Option<Waits>>,
+pub(crate) struct WaitReport {
+    waits: Mutex<Option<WaitSnapshot>>,
     /// Contenders in the way were found to be ghosts.
     ghosts_found: Notify,
 }
 
-impl Waiting {
-    pub(crate) fn waits(&self) -> MutexGuard<'_, Option<Waits>> {
+impl WaitReport {
+    pub(crate) fn waits(&self) -> MutexGuard<'_, Option<WaitSnapshot>> {
         self.waits.lock()
     }
 
@@ -334,7 +334,7 @@ impl Waiting {
     pub(crate) fn sees(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
         let mut waits = self.waits();
         let looks = waits.as_ref().map_or(1, |waits| waits.looks + 1);
-        *waits = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
+        *waits = Some(WaitSnapshot { session: Arc::clone(session), me: me.clone(), seen, looks });
     }
 
     /// The acquisition has ended: what it waited for is in the way of nobody.
@@ -349,8 +349,9 @@ impl Waiting {
     }
 }
 
+/// What its last listing has shown.
 #[derive(Clone)]
-pub(crate) struct Waits {
+pub(crate) struct WaitSnapshot {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) me: Contender,
     /// The acquisition's position by its last listing.
@@ -361,7 +362,7 @@ pub(crate) struct Waits {
 
 /// Where the acquisition waits, once it has listed the queue more than `looks` times. A listing wakes the read that
 /// polls the shared acquisition, and with it all the reads that wait.
-pub(crate) async fn looked_since(waiting: &Waiting, looks: usize) -> Waits {
+pub(crate) async fn looked_since(waiting: &WaitReport, looks: usize) -> WaitSnapshot {
     poll_fn(|_| match &*waiting.waits() {
         Some(waits) if waits.looks > looks => Poll::Ready(waits.clone()),
         _ => Poll::Pending,

@@ -7,7 +7,7 @@ use futures_util::future::OptionFuture;
 
 use crate::contend::ask::ask;
 use crate::contend::report::Lateness;
-use crate::contend::request::{Acquisition, Handle, IfTaken, Wait, Waiting};
+use crate::contend::request::{Acquisition, Handle, IfTaken, WaitContext, WaitReport};
 use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;
@@ -29,7 +29,7 @@ use crate::telemetry::meter;
 /// What a waiter waits for.
 struct Behind<'a> {
     handle: &'a Handle,
-    held: &'a Tenure,
+    entry: &'a Tenure,
     predecessor: Predecessor,
     /// The listing before this one has shown it as well.
     is_again: bool,
@@ -39,7 +39,7 @@ struct Behind<'a> {
     /// The server has shown a contender that had left, and may show others.
     has_ghosts: bool,
     /// Tells of other ghosts.
-    waiting: Option<&'a Waiting>,
+    waiting: Option<&'a WaitReport>,
 }
 
 impl Acquisition {
@@ -48,29 +48,29 @@ impl Acquisition {
     /// Each of thousands of waiters keeps every value that is alive across this wait, so nothing else is done here.
     pub(crate) async fn wait_for_turn(
         &self,
-        held: &Tenure,
-        wait: &mut Wait<'_>,
+        entry: &Tenure,
+        wait: &mut WaitContext<'_>,
         late: &mut Lateness<'_>,
     ) -> Result<Take, Error> {
         if let Some(goal) = &self.goal {
-            late.begins(held);
-            goal.looked(held).await?;
+            late.begins(entry);
+            goal.looked(entry).await?;
         }
-        let mut waiter = Waiter::new(held.contender(), self.handle.dialect.hands_off());
+        let mut waiter = Waiter::new(entry.contender(), self.handle.dialect.hands_off());
         let (mut step, mut before) = (Step::List, None);
         loop {
             step = match step {
-                Step::List => Box::pin(self.list(held, wait, &mut waiter, late)).await?,
+                Step::List => Box::pin(self.list(entry, wait, &mut waiter, late)).await?,
                 Step::Await { predecessor, asks } => {
                     let (directory, has_ghosts) = (wait.directory.take(), waiter.has_ghosts());
                     let (handle, waiting) = (&self.handle, wait.waiting);
                     let is_again = before.replace(Arc::clone(&predecessor.name)).as_ref() == Some(&predecessor.name);
-                    let behind = Behind { handle, held, predecessor, is_again, asks, directory, has_ghosts, waiting };
+                    let behind = Behind { handle, entry, predecessor, is_again, asks, directory, has_ghosts, waiting };
                     let departure = behind.departure(&mut wait.on_wait).await?;
                     waiter.next(News::Departed(departure))
                 }
                 Step::Take(take) => return Ok(take),
-                Step::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
+                Step::Evicted => return Err(Error::Evicted(entry.loss().unwrap_or(Loss::Removed))),
                 Step::Foreign(name) => return Err(self.handle.doubt(&name)),
             }
         }
@@ -79,12 +79,12 @@ impl Acquisition {
     /// Lists the queue. If a contender has to be waited for, reports the contenders in the way.
     async fn list(
         &self,
-        held: &Tenure,
-        wait: &mut Wait<'_>,
+        entry: &Tenure,
+        wait: &mut WaitContext<'_>,
         waiter: &mut Waiter<Arc<Contender>>,
         late: &mut Lateness<'_>,
     ) -> Result<Step, Error> {
-        let (ticket, me) = (held.ticket(), &*held.contender());
+        let (ticket, me) = (entry.ticket(), &*entry.contender());
         let session = ticket.session();
         let names = match wait.look.take() {
             // The listing's answer was lost: ask again.
@@ -108,7 +108,7 @@ impl Acquisition {
         waiter.passes_over(ghosts.shown(&paths.queue, &names, me.mode()));
         let mut step = waiter.next(News::Listed { names: &names, leaving: &leaving });
         if step == Step::Evicted && !names.iter().any(|name| name == me.name()) {
-            self.unless_denied(held, wait).await?;
+            self.unless_denied(entry, wait).await?;
             return Ok(Step::List);
         }
         if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, wait.patience) {
@@ -122,7 +122,7 @@ impl Acquisition {
             let blockers = paths.blockers(session, &names, me).await;
             return Err(Error::WouldBlock { blockers });
         }
-        late.begins(held);
+        late.begins(entry);
         if let Some(on_wait) = &mut wait.on_wait {
             let seen = paths.progress(session, &names, me).await;
             on_wait.tell(session, paths, me.dialect(), seen).await;
@@ -137,15 +137,15 @@ impl Acquisition {
 
 impl Acquisition {
     /// The server does not list our node. Fails unless the leader has it: no read overrules what the ensemble has committed.
-    async fn unless_denied(&self, held: &Tenure, wait: &mut Wait<'_>) -> Result<(), Error> {
-        let (session, path) = (held.ticket().session(), held.own_node().path());
-        if held.loss().is_none() {
+    async fn unless_denied(&self, entry: &Tenure, wait: &mut WaitContext<'_>) -> Result<(), Error> {
+        let (session, path) = (entry.ticket().session(), entry.own_node().path());
+        if entry.loss().is_none() {
             let denied = presence::leader_still_has(session, &path, &mut wait.denials).await;
             if denied.map_err(|failure| self.handle.stop(failure))? {
                 return Ok(());
             }
         }
-        Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed)))
+        Err(Error::Evicted(entry.loss().unwrap_or(Loss::Removed)))
     }
 
     /// Fails if the lock's path is that of a semaphore. Its node has data then: only where a listing shows that, they are read.
@@ -181,7 +181,7 @@ impl Behind<'_> {
     /// predecessor lets us in, we hear of the removal first. The predecessor's watch is armed before we ask, so we hear
     /// of it when it gives its node up.
     async fn arm(&self, is_asked: &AtomicBool) -> Result<Watch, Failure> {
-        let (ticket, own_node) = (self.held.ticket(), self.held.own_node());
+        let (ticket, own_node) = (self.entry.ticket(), self.entry.own_node());
         let session = ticket.session();
         // On the session's thread: a second look may end this wait before the answer has come.
         let own = own_node.ask_to_watch(session).map(|asked| {
@@ -209,7 +209,7 @@ impl Behind<'_> {
     ///
     /// Reports changes meanwhile, if the caller wants to hear of them.
     async fn departure(&self, on_wait: &mut Option<Box<OnWait>>) -> Result<Departure, Error> {
-        let (session, paths, me) = (self.held.ticket().session(), &self.handle.paths, &*self.held.contender());
+        let (session, paths, me) = (self.entry.ticket().session(), &self.handle.paths, &*self.entry.contender());
         // Boxed, because few of thousands of waiters need it.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         let ghosts_found = self.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
@@ -226,7 +226,7 @@ impl Behind<'_> {
     async fn heard(&self) -> Result<Departure, Error> {
         let armed = Box::pin(async {
             let is_asked = AtomicBool::new(false);
-            retry::until_known(self.held.ticket().session(), || self.arm(&is_asked)).await
+            retry::until_known(self.entry.ticket().session(), || self.arm(&is_asked)).await
         });
         // What may have failed takes more room than the watch, and thousands await theirs.
         let watch = match armed.await {
@@ -249,7 +249,7 @@ impl Behind<'_> {
 
     /// Waits until the leader no longer has our node or the predecessor's, although nothing was heard of that.
     async fn missed(&self) -> Result<Departure, Error> {
-        let mut look = SecondLook::after(self.held.ticket().session(), self.has_ghosts);
+        let mut look = SecondLook::after(self.entry.ticket().session(), self.has_ghosts);
         let mut is_at_once = self.has_ghosts;
         loop {
             look.pause().await;
@@ -262,12 +262,12 @@ impl Behind<'_> {
 
     /// One look of [`Self::missed`]; `None` if it has found nothing.
     async fn look_again(&self, is_at_once: bool) -> Result<Option<Departure>, Error> {
-        let (ticket, predecessor) = (self.held.ticket(), &self.predecessor.name);
-        let missed = self.held.failing(vec![check(ticket.child(predecessor), None)]).await;
+        let (ticket, predecessor) = (self.entry.ticket(), &self.predecessor.name);
+        let missed = self.entry.failing(vec![check(ticket.child(predecessor), None)]).await;
         if missed.map_err(|loss| self.handle.evicted(loss))?.is_empty() {
             return Ok(None);
         }
-        let (gone, kind) = (vec![Arc::clone(predecessor)], self.held.contender().kind());
+        let (gone, kind) = (vec![Arc::clone(predecessor)], self.entry.contender().kind());
         let ghosts = presence::ghosts_of(ticket.session(), ticket.directory(), gone, kind).await;
         Ok(match ghosts.is_empty() {
             // It has become a reader. The next listing may show the writer again: not without a pause between two of them.

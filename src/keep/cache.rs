@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use crate::contend::request::{Handle, Waiting};
+use crate::contend::request::{Handle, WaitReport};
 use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::keep::kept::{Kept, KeptUse, WaitingUse, Why};
@@ -53,7 +53,7 @@ impl Cache {
     pub(crate) fn join_or_begin(
         &self,
         mode: Mode,
-        begin: impl Fn(&Arc<Kept>) -> (Work, Arc<Waiting>),
+        begin: impl Fn(&Arc<Kept>) -> (Work, Arc<WaitReport>),
     ) -> Joined<KeptUse, WaitingEntry> {
         loop {
             let before = self.newest.write().clone();
@@ -129,7 +129,7 @@ pub(crate) struct Entry {
     /// Wakes all uses that wait.
     waker: Waker,
     /// Where the acquisition waits, for the errors of the uses' timeouts.
-    pub(crate) waiting: Arc<Waiting>,
+    pub(crate) waiting: Arc<WaitReport>,
 }
 
 struct WakeAll(Weak<Kept>);
@@ -143,7 +143,7 @@ impl Wake for WakeAll {
 }
 
 impl Entry {
-    fn new(kept: Arc<Kept>, work: Work, waiting: Arc<Waiting>) -> Arc<Entry> {
+    fn new(kept: Arc<Kept>, work: Work, waiting: Arc<WaitReport>) -> Arc<Entry> {
         let waker = Waker::from(Arc::new(WakeAll(Arc::downgrade(&kept))));
         let (work, is_wanted, error) = (Mutex::new(Some(work)), AtomicBool::new(false), OnceLock::new());
         Arc::new(Entry { kept, work, is_wanted, error, waker, waiting })
@@ -211,7 +211,7 @@ pub(crate) struct WaitingEntry {
 
 impl WaitingEntry {
     /// Where the acquisition waits.
-    pub(crate) fn waiting(&self) -> &Arc<Waiting> {
+    pub(crate) fn waiting(&self) -> &Arc<WaitReport> {
         &self.entry.waiting
     }
 

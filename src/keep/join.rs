@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::call;
 use crate::contend::flow::GrantKind;
-use crate::contend::request::{Acquisition, Handle, IfTaken, Options, Waiting, looked_since};
+use crate::contend::request::{Acquisition, Handle, IfTaken, Options, WaitReport, looked_since};
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, WaitingEntry, Work};
 use crate::keep::held::Held;
@@ -193,7 +193,7 @@ async fn wait_for_others(
 }
 
 /// Reports how far the shared acquisition has come, whenever that changes.
-async fn tell_of(handle: &Handle, waiting: &Waiting, on_wait: &mut OnWait) {
+async fn tell_of(handle: &Handle, waiting: &WaitReport, on_wait: &mut OnWait) {
     let mut waits = looked_since(waiting, 0).await;
     loop {
         on_wait.tell(&waits.session, &handle.paths, waits.me.dialect(), waits.seen.clone()).await;
@@ -207,8 +207,8 @@ async fn tell_of(handle: &Handle, waiting: &Waiting, on_wait: &mut OnWait) {
 
 /// The acquisition of a node that several uses share. Each use has its own timeout. The error of that timeout names
 /// the contenders that the shared acquisition waits for.
-fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> (Work, Arc<Waiting>) {
-    let waiting = Arc::new(Waiting::default());
+fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> (Work, Arc<WaitReport>) {
+    let waiting = Arc::new(WaitReport::default());
     let options = Options { label: first.options.label.clone(), ..Options::default() };
     let mut all = Acquisition::new(Arc::clone(&first.handle), first.mode, options);
     let kept = Arc::clone(kept);

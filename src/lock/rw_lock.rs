@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::request::{Handle, WARN_AFTER, Waiters};
+use crate::contend::request::{Handle, WARN_AFTER, WaiterRegistry};
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
 use crate::keep::join::Lock;
@@ -441,7 +441,7 @@ impl RwLockBuilder {
             warn_holding: self.warn_holding,
             max_hold: self.max_hold,
             asking: Arc::default(),
-            waiters: Waiters::default(),
+            waiters: WaiterRegistry::default(),
         })
     }
 }

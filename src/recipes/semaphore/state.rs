@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::request::{Handle, IfTaken, Wait};
+use crate::contend::request::{Handle, IfTaken, WaitContext};
 use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::error::permits::PermitsError;
@@ -129,7 +129,7 @@ impl SemaphoreState {
         &self,
         held: &Tenure,
         now: &SeenPermits,
-        wait: &mut Wait<'_>,
+        wait: &mut WaitContext<'_>,
     ) -> Result<(), Error> {
         let (session, paths, me) = (held.ticket().session(), &self.handle.paths, &*held.contender());
         let alone = [me.name().to_owned()];

@@ -18,7 +18,7 @@ use futures_util::future::OptionFuture;
 use crate::call;
 use crate::contend::exchange::{Exchange, NotExchanged};
 use crate::contend::flow::{Grant, GrantKind};
-use crate::contend::request::{Acquisition, Goal, IfTaken, Wait};
+use crate::contend::request::{Acquisition, Goal, IfTaken, WaitContext};
 use crate::contend::tenure::Tenure;
 use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
@@ -225,7 +225,7 @@ impl Goal for PermitRequest {
         acquisition: &Acquisition,
         held: &Tenure,
         turn: Take,
-        wait: &mut Wait<'_>,
+        wait: &mut WaitContext<'_>,
     ) -> Result<(), Error> {
         let mut grant = Grant::by(turn, held);
         let mut view = View::new(&self.state, held, &mut grant);
@@ -435,7 +435,7 @@ impl<'a> View<'a> {
     }
 
     /// Waits until a permit may have been given back, or the number of permits may have changed, since `now`.
-    async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
+    async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut WaitContext<'_>) -> Result<(), Error> {
         if self.number.is_none() {
             self.watch_number(now).await?;
         }
