@@ -90,7 +90,7 @@ async fn whatever_signal_ends_a_zklock_that_waits_it_leaves_the_queue_first() {
         let waiting = || Running::start(zklock(&["--session-timeout", "60", lock.path(), "echo", "ran"]));
         let waiting: Vec<_> = signals.iter().map(|signal| (*signal, waiting())).collect();
         line_becomes(&lock, &format!("W+{}", " W-".repeat(signals.len()))).await;
-        join_all(waiting.into_iter().map(async |(signal, waiting)| {
+        join_all(waiting.into_iter().map(|(signal, waiting)| async move {
             send(signal, waiting.pid()).await;
             let run = waiting.ends().await;
             assert_eq!((run.code, &run.stdout[..]), (code(signal), ""), "signal {signal}");
