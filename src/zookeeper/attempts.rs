@@ -1,26 +1,33 @@
 //! Ends attempts to connect that take long, where a connection may be silent for longer.
 //!
 //! The client crate has one limit for both, and shows no socket of its own. So while a session has no connection, this module looks
-//! through the sockets of this process for those that may lead to a server's port. On one that is seen for too long, nothing may have
-//! come yet, by the system's table of sockets. Then it is shut down, which ends the attempt, and the crate goes on to the next server.
-//! On a connection that was made something has come, if only that there is a session. So at worst another client's attempt begins
-//! again. Only the connections on which servers are asked for a reason are spared: they come to an end by themselves.
+//! through the sockets of this process for those that lead to one of its servers' addresses. On one that is seen for too long, nothing
+//! may have come yet, by the system's table of sockets. Then it is shut down, which ends the attempt, and the crate goes on to the next
+//! server. On a connection that was made something has come, if only that there is a session. It may be an attempt of another client
+//! of this process: so the longest limit counts of those whose servers have that port. The connections on which servers are asked for a reason are spared:
+//! they come to an end by themselves.
 //!
 //! Where the system has no such table, attempts and connections have one limit.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 #[cfg(target_os = "linux")]
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use futures_util::future::join_all;
 use tokio::net::TcpSocket;
 #[cfg(target_os = "linux")]
 use tokio::time::Instant;
 
 use crate::session::upkeep::Upkeep;
-use crate::sync::watch;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Mutex, watch};
 use crate::zookeeper::link::SessionLink;
+#[cfg(target_os = "linux")]
+use crate::zookeeper::lookup::addresses;
 use crate::zookeeper::servers::Servers;
 
 /// So many looks are made in the time that an attempt may take.
@@ -28,6 +35,39 @@ const LOOKS: u32 = 8;
 
 /// A look takes no more than such a part of a processor's time, however many files are open.
 const SHARE: u32 = 4;
+
+/// The limits of this process's clients, with the ports of their servers.
+static LIMITS: Mutex<BTreeMap<usize, (BTreeSet<u16>, Duration)>> = Mutex::new(BTreeMap::new());
+
+/// A client whose attempts may take so long.
+pub(super) struct Limit(usize);
+
+impl Limit {
+    /// `None`: as long as the client crate lets them.
+    pub(super) fn of(servers: &Servers, limit: Option<Duration>) -> Limit {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        LIMITS.lock().insert(number, (ports_of(servers), limit.unwrap_or(Duration::MAX)));
+        Limit(number)
+    }
+
+    /// The longest of those whose servers may be these.
+    fn longest(ports: &BTreeSet<u16>) -> Duration {
+        let limits = LIMITS.lock();
+        let of_these = limits.values().filter(|(of, _)| !of.is_disjoint(ports));
+        of_these.map(|(_, limit)| *limit).max().unwrap_or(Duration::MAX)
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        LIMITS.lock().remove(&self.0);
+    }
+}
+
+fn ports_of(servers: &Servers) -> BTreeSet<u16> {
+    servers.each().map(|server| server.port()).collect()
+}
 
 /// Whether the system allows it.
 pub(super) fn can_be_ended() -> bool {
@@ -42,15 +82,20 @@ pub(super) async fn end_those_that_take_longer(than: Option<Duration>, servers: 
     let Some(limit) = than.filter(|_| can_be_ended()) else { return pending().await };
     #[cfg(target_os = "linux")]
     {
-        let ports: Vec<u16> = servers.each().map(|server| server.port()).collect();
-        // An attempt may begin right after a look, and a look may be late.
-        let (pause, seen_for) = (limit / LOOKS, limit - limit * 3 / (2 * LOOKS));
-        let (mut attempts, mut next) = (system::Attempts::new(ports, seen_for, pause / 2), Instant::now());
+        // A name whose look-up takes long is one that no attempt has come through by.
+        let found = servers.each().map(|server| async move {
+            tokio::time::timeout(limit / 2, addresses(&server.address())).await.ok()?.ok()
+        });
+        let found: Vec<_> = join_all(found).await.into_iter().flatten().flatten().collect();
+        let (pause, ports) = (limit / LOOKS, ports_of(servers));
+        let (mut attempts, mut next) = (system::Attempts::new(found), Instant::now());
         loop {
             tokio::time::sleep_until(next).await;
             let began = Instant::now();
+            // An attempt may begin right after a look, and a look may be late.
+            let longest = Limit::longest(&ports);
             let look = move || {
-                let took = attempts.look();
+                let took = attempts.look(longest - longest / (2 * LOOKS) * 3);
                 (attempts, took)
             };
             // Heartbeats must not wait for the look.
@@ -72,8 +117,12 @@ pub(super) async fn end_those_of_a_session(
     mut link: watch::Receiver<SessionLink>,
     upkeep: Arc<Upkeep>,
 ) {
-    let Some(limit) = than.filter(|_| can_be_ended()) else { return };
+    let _of_this_client = Limit::of(&servers, than);
     let is_over = || upkeep.lease().over().is_some();
+    let Some(limit) = than.filter(|_| can_be_ended()) else {
+        while !is_over() && link.changed().await.is_ok() {}
+        return;
+    };
     while !is_over() && link.wait_for(|link| link.lost().is_some()).await.is_ok() {
         // A connection that breaks before its first answer is not told.
         let is_back = async {
@@ -120,9 +169,9 @@ mod system {
     use std::collections::{BTreeMap, BTreeSet};
     use std::fs;
     use std::io::{self, Write};
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
     use std::os::fd::RawFd;
-    use std::sync::{Arc, LazyLock};
+    use std::sync::LazyLock;
     use std::time::{Duration, Instant};
 
     use nix::errno::Errno;
@@ -155,9 +204,9 @@ mod system {
     pub(super) static SHOWS_WHAT_HAS_COME: LazyLock<bool> = LazyLock::new(|| {
         let shows = || {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-            let port = listener.local_addr()?.port();
-            let _near = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-            let count = || unanswered().iter().filter(|(of, _)| *of == port).count();
+            let address = listener.local_addr()?;
+            let _near = TcpStream::connect(address)?;
+            let count = || unanswered().iter().filter(|(of, _)| *of == address).count();
             let before = count();
             listener.accept()?.0.write_all(b"x")?;
             Ok::<_, io::Error>((before, count()) == (1, 0))
@@ -165,61 +214,31 @@ mod system {
         shows().unwrap_or(false)
     });
 
-    /// What the tables said last.
-    static LAST: Mutex<Option<Said>> = Mutex::new(None);
-
-    #[derive(Clone)]
-    struct Said {
-        at: Instant,
-        unanswered: Arc<[(u16, u64)]>,
-    }
-
-    impl Said {
-        /// What the tables say, not longer ago than this. They take some milliseconds to read, and a process may have many clients.
-        fn within(age: Duration) -> Said {
-            let mut last = LAST.lock();
-            match &*last {
-                Some(said) if said.at.elapsed() <= age => said.clone(),
-                _ => last.insert(Said { at: Instant::now(), unanswered: unanswered().into() }).clone(),
-            }
-        }
-
-        /// The sockets on which nothing has come from these ports yet.
-        fn of(&self, ports: &[u16]) -> BTreeSet<u64> {
-            let to_them = self.unanswered.iter().filter(|(port, _)| ports.contains(port));
-            let spared = SPARED.lock();
-            to_them.map(|(_, socket)| *socket).filter(|socket| !spared.contains(socket)).collect()
-        }
-    }
-
-    /// The attempts at these ports that are under way.
+    /// The attempts at these servers that are under way.
     pub(super) struct Attempts {
-        ports: Vec<u16>,
-        limit: Duration,
-        age: Duration,
+        servers: Vec<SocketAddr>,
         /// When each was seen first; `None` once the tables have said what it is.
         seen: BTreeMap<u64, Option<Instant>>,
     }
 
     impl Attempts {
-        /// Those that are seen for longer than `limit` are ended, by what the tables said `age` ago at most.
-        pub(super) fn new(ports: Vec<u16>, limit: Duration, age: Duration) -> Attempts {
-            Attempts { ports, limit, age, seen: BTreeMap::new() }
+        pub(super) fn new(servers: Vec<SocketAddr>) -> Attempts {
+            Attempts { servers, seen: BTreeMap::new() }
         }
 
+        /// Ends those that are seen for longer than this.
         /// Returns how long the processor was busy with it.
-        pub(super) fn look(&mut self) -> Duration {
+        pub(super) fn look(&mut self, limit: Duration) -> Duration {
             let busy = || {
                 let busy = clock_gettime(ClockId::ThreadCPUTime);
                 Duration::new(busy.tv_sec.unsigned_abs(), u32::try_from(busy.tv_nsec).unwrap_or(0))
             };
             let began = busy();
-            let (open, now) = (sockets_to(&self.ports), Instant::now());
+            let (open, now) = (sockets_to(&self.servers), Instant::now());
             self.seen.retain(|socket, _| open.iter().any(|(_, of)| of == socket));
             open.iter().for_each(|(_, socket)| _ = self.seen.entry(*socket).or_insert(Some(now)));
             let since = |socket: &u64| self.seen.get(socket).copied().flatten();
-            let is_late =
-                |(_, socket): &(RawFd, u64)| since(socket).is_some_and(|it| now.duration_since(it) >= self.limit);
+            let is_late = |(_, socket): &(RawFd, u64)| since(socket).is_some_and(|it| now.duration_since(it) >= limit);
             let late: Vec<_> = open.into_iter().filter(is_late).collect();
             if !late.is_empty() {
                 self.end(late);
@@ -228,10 +247,13 @@ mod system {
         }
 
         fn end(&mut self, late: Vec<(RawFd, u64)>) {
-            let unanswered = Said::within(self.age).of(&self.ports);
+            // What has come meanwhile shows here: so it is read now.
+            let to_them = unanswered().into_iter().filter(|(peer, _)| self.servers.contains(peer));
+            let unanswered: BTreeSet<u64> = to_them.map(|(_, socket)| socket).collect();
             for (number, socket) in late {
                 // The number may stand for another file by now.
-                let is_still = unanswered.contains(&socket) && inode_of(number) == Some(socket);
+                let is_spared = SPARED.lock().contains(&socket);
+                let is_still = !is_spared && unanswered.contains(&socket) && inode_of(number) == Some(socket);
                 if is_still && shutdown(number, Shutdown::Both).is_ok() {
                     tell!(DEBUG, "an attempt to connect takes too long: it is ended");
                 }
@@ -240,35 +262,52 @@ mod system {
         }
     }
 
-    /// The sockets of this process that lead to these ports, and those that lead nowhere yet, with their numbers.
-    fn sockets_to(ports: &[u16]) -> Vec<(RawFd, u64)> {
+    /// The sockets of this process that lead to these servers, and those that lead nowhere yet, with their numbers.
+    fn sockets_to(servers: &[SocketAddr]) -> Vec<(RawFd, u64)> {
         let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
         let numbers = open.filter_map(|open| open.file_name().to_str()?.parse().ok());
         let leads_there = |number: &RawFd| match peer_of(*number) {
-            Some(peer) => ports.contains(&peer.port()),
+            Some(peer) => servers.contains(&canonical(peer)),
             None => getpeername::<SockaddrStorage>(*number).is_err_and(|error| error == Errno::ENOTCONN),
         };
         numbers.filter(leads_there).filter_map(|number| Some((number, inode_of(number)?))).collect()
     }
 
-    /// The ports and sockets of which nothing has come yet, of all processes that the tables show.
-    fn unanswered() -> Vec<(u16, u64)> {
+    /// An address of IPv4, also if the socket is of IPv6.
+    fn canonical(peer: SocketAddr) -> SocketAddr {
+        SocketAddr::new(peer.ip().to_canonical(), peer.port())
+    }
+
+    /// The peers and sockets of which nothing has come yet, of all processes that the tables show.
+    fn unanswered() -> Vec<(SocketAddr, u64)> {
         let tables = TABLES.map(|table| fs::read_to_string(table).unwrap_or_default());
         tables.iter().flat_map(|table| table.lines()).filter_map(unanswered_in).collect()
     }
 
-    /// The port and the socket of this line of a table, if nothing has come on it.
+    /// An address as the tables write it: words of four bytes in this machine's order, and the port.
+    fn peer_in(word: &str) -> Option<SocketAddr> {
+        let (ip, port) = word.split_once(':')?;
+        let words = (0..ip.len() / 8).map(|at| u32::from_str_radix(ip.get(8 * at..8 * at + 8)?, 16).ok());
+        let bytes: Vec<u8> = words.collect::<Option<Vec<_>>>()?.into_iter().flat_map(u32::to_ne_bytes).collect();
+        let ip = match bytes.len() {
+            4 => IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?),
+            _ => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?),
+        };
+        Some(canonical(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?)))
+    }
+
+    /// The peer and the socket of this line of a table, if nothing has come on it.
     ///
     /// How long an acknowledgement may be put off (`ato`) is decided when the first data come, and is zero until then.
-    fn unanswered_in(line: &str) -> Option<(u16, u64)> {
+    fn unanswered_in(line: &str) -> Option<(SocketAddr, u64)> {
         let mut words = line.split_ascii_whitespace().skip(2);
         let (peer, state) = (words.next()?, words.next()?);
         if ![CONNECTING, CONNECTED].contains(&state) {
             return None;
         }
         let inode = words.nth(5)?.parse().ok()?;
-        let port = u16::from_str_radix(peer.rsplit_once(':')?.1, 16).ok()?;
-        (state == CONNECTING || words.nth(3)? == "0").then_some((port, inode))
+        let peer = peer_in(peer)?;
+        (state == CONNECTING || words.nth(3)? == "0").then_some((peer, inode))
     }
 
     /// What tells the file of this number from all others.
@@ -303,7 +342,8 @@ mod tests {
     #[tokio::test]
     async fn only_connections_to_the_servers_on_which_nothing_has_come_are_ended() {
         assert!(can_be_ended());
-        let [server, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let other = TcpListener::bind(("127.0.0.2", address(&server).port())).unwrap();
         let to = |listener: &TcpListener| {
             let near = TcpStream::connect(address(listener)).unwrap();
             (near, listener.accept().unwrap().0)
@@ -314,7 +354,7 @@ mod tests {
         let spared = Spared::of(&asking);
         let asking = asking.connect(address(&server)).await.unwrap();
         let asked = server.accept().unwrap().0;
-        let look = || Attempts::new(vec![address(&server).port()], Duration::ZERO, Duration::ZERO).look();
+        let look = || Attempts::new(vec![address(&server)]).look(Duration::ZERO);
         look();
         assert_eq!([unanswered.1, answered.1, elsewhere.1].map(is_ended), [true, false, false]);
         assert!(!is_ended(asked.try_clone().unwrap()));
@@ -322,6 +362,21 @@ mod tests {
         look();
         assert!(is_ended(asked));
         drop(asking);
+    }
+
+    #[test]
+    fn the_longest_limit_of_all_clients_of_a_server_counts() {
+        let ms = |limit| Some(Duration::from_millis(limit));
+        let of = |servers, limit| Limit::of(&Servers::parse(servers).unwrap(), limit);
+        let ports = |servers| ports_of(&Servers::parse(servers).unwrap());
+        let clients = [of("a:1", ms(500)), of("a:1,b:2", ms(900)), of("b:2", ms(700)), of("c:3", None)];
+        let longest = |servers| Limit::longest(&ports(servers));
+        assert_eq!(["x:1", "x:2", "x:1,x:2"].map(longest), [ms(900).unwrap(); 3]);
+        assert_eq!(["x:3", "x:4"].map(longest), [Duration::MAX; 2]);
+        let [short, long, ..] = clients;
+        drop(long);
+        assert_eq!(longest("x:1"), ms(500).unwrap());
+        drop(short);
     }
 
     #[tokio::test]
@@ -336,6 +391,7 @@ mod tests {
         while let Ok(connected) = connect().await {
             waiting.push(connected.unwrap());
         }
+        let _client = Limit::of(&servers, Some(limit));
         let began = std::time::Instant::now();
         let ended = tokio::select! {
             ended = tokio::net::TcpStream::connect(full.local_addr().unwrap()) => ended,

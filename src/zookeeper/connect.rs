@@ -14,7 +14,7 @@ use crate::session::thread::{BackgroundThread, Tasks};
 use crate::sync::random;
 use crate::telemetry::log::tell;
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::attempts::end_those_that_take_longer;
+use crate::zookeeper::attempts::{Limit, end_those_that_take_longer};
 use crate::zookeeper::comeback::comeback;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::patience::Patience;
@@ -81,6 +81,7 @@ async fn open(
     loop {
         let asked = since_boot();
         let attempt = options.attempt(patience);
+        let _of_this_client = Limit::of(servers, attempt);
         let limit = patience.limit(timeout).max(attempt.unwrap_or_default());
         let (named, turns) = to_connect_to(servers, timeout, &silent.servers);
         let connecting = connect(options.connector(options.silence(patience), lost.is_some()), &named, encrypted);

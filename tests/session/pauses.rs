@@ -10,6 +10,7 @@ use std::time::Duration;
 use support::process::{Process, role, say};
 use support::scene::*;
 use support::server::Server;
+use support::wire::{Frames, Proxy, Rule};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 use zk_rwlock::ZooKeeper;
@@ -132,4 +133,20 @@ async fn a_stop_that_costs_the_connection_costs_no_commit_its_outcome_that_names
         assert_eq!(outcome.expect("it is found out"), [Outcome::Set { version: version + 1 }], "{stop:?}");
         guard.transaction().commit().await.expect("held");
     }
+}
+
+/// Which of a process's sockets are whose, nothing shows.
+#[support::judged]
+async fn a_client_that_ends_attempts_sooner_costs_another_of_its_process_no_lock_on_a_slow_server() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let of = |timeout| ZooKeeper::builder().session_timeout(timeout).connect(proxy.address());
+    let [sooner, other] = [of(TIMEOUT / 2).await.unwrap(), of(TIMEOUT).await.unwrap()];
+    drop(lock_at(&sooner, "/pauses/sooner").write().await.unwrap());
+    let held = lock_at(&other, "/pauses/later").write().await.unwrap();
+    // Longer than an attempt of the first may take, and shorter than one of the other.
+    proxy.apply(Rule::on(Frames::from_server()).and_all_later().delay(TIMEOUT / 20));
+    proxy.disconnect();
+    let lost = tokio::time::timeout(TIMEOUT, held.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
 }
