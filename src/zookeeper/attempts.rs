@@ -47,14 +47,15 @@ impl Limit {
     pub(super) fn of(servers: &Servers, limit: Option<Duration>) -> Limit {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        LIMITS.lock().insert(number, (ports_of(servers), limit.unwrap_or(Duration::MAX)));
+        let ports = servers.each().map(|server| server.port()).collect();
+        LIMITS.lock().insert(number, (ports, limit.unwrap_or(Duration::MAX)));
         Limit(number)
     }
 
-    /// The longest of those whose servers may be these.
-    fn longest(ports: &BTreeSet<u16>) -> Duration {
+    /// The longest of those that have a server at this port.
+    fn longest(port: u16) -> Duration {
         let limits = LIMITS.lock();
-        let of_these = limits.values().filter(|(of, _)| !of.is_disjoint(ports));
+        let of_these = limits.values().filter(|(ports, _)| ports.contains(&port));
         of_these.map(|(_, limit)| *limit).max().unwrap_or(Duration::MAX)
     }
 }
@@ -63,10 +64,6 @@ impl Drop for Limit {
     fn drop(&mut self) {
         LIMITS.lock().remove(&self.0);
     }
-}
-
-fn ports_of(servers: &Servers) -> BTreeSet<u16> {
-    servers.each().map(|server| server.port()).collect()
 }
 
 /// Whether the system allows it.
@@ -87,15 +84,15 @@ pub(super) async fn end_those_that_take_longer(than: Option<Duration>, servers: 
             tokio::time::timeout(limit / 2, addresses(&server.address())).await.ok()?.ok()
         });
         let found: Vec<_> = join_all(found).await.into_iter().flatten().flatten().collect();
-        let (pause, ports) = (limit / LOOKS, ports_of(servers));
+        // An attempt may begin right after a look, and a look may be late.
+        let seen_for = |limit: Duration| limit - limit / (2 * LOOKS) * 3;
+        let pause = limit / LOOKS;
         let (mut attempts, mut next) = (system::Attempts::new(found), Instant::now());
         loop {
             tokio::time::sleep_until(next).await;
             let began = Instant::now();
-            // An attempt may begin right after a look, and a look may be late.
-            let longest = Limit::longest(&ports);
             let look = move || {
-                let took = attempts.look(longest - longest / (2 * LOOKS) * 3);
+                let took = attempts.look(seen_for(limit), |port| seen_for(Limit::longest(port)));
                 (attempts, took)
             };
             // Heartbeats must not wait for the look.
@@ -226,9 +223,9 @@ mod system {
             Attempts { servers, seen: BTreeMap::new() }
         }
 
-        /// Ends those that are seen for longer than this.
+        /// Ends those that are seen for longer than this, and than what counts for the port.
         /// Returns how long the processor was busy with it.
-        pub(super) fn look(&mut self, limit: Duration) -> Duration {
+        pub(super) fn look(&mut self, limit: Duration, of_port: impl Fn(u16) -> Duration) -> Duration {
             let busy = || {
                 let busy = clock_gettime(ClockId::ThreadCPUTime);
                 Duration::new(busy.tv_sec.unsigned_abs(), u32::try_from(busy.tv_nsec).unwrap_or(0))
@@ -241,19 +238,24 @@ mod system {
             let is_late = |(_, socket): &(RawFd, u64)| since(socket).is_some_and(|it| now.duration_since(it) >= limit);
             let late: Vec<_> = open.into_iter().filter(is_late).collect();
             if !late.is_empty() {
-                self.end(late);
+                self.end(late, now, of_port);
             }
             busy().saturating_sub(began)
         }
 
-        fn end(&mut self, late: Vec<(RawFd, u64)>) {
+        fn end(&mut self, late: Vec<(RawFd, u64)>, now: Instant, of_port: impl Fn(u16) -> Duration) {
             // What has come meanwhile shows here: so it is read now.
             let to_them = unanswered().into_iter().filter(|(peer, _)| self.servers.contains(peer));
-            let unanswered: BTreeSet<u64> = to_them.map(|(_, socket)| socket).collect();
+            let unanswered: BTreeMap<u64, u16> = to_them.map(|(peer, socket)| (socket, peer.port())).collect();
             for (number, socket) in late {
+                let since = self.seen.get(&socket).copied().flatten();
+                let is_in_time = |port: &u16| since.is_some_and(|it| now.duration_since(it) < of_port(*port));
+                if unanswered.get(&socket).is_some_and(is_in_time) {
+                    continue;
+                }
                 // The number may stand for another file by now.
                 let is_spared = SPARED.lock().contains(&socket);
-                let is_still = !is_spared && unanswered.contains(&socket) && inode_of(number) == Some(socket);
+                let is_still = !is_spared && unanswered.contains_key(&socket) && inode_of(number) == Some(socket);
                 if is_still && shutdown(number, Shutdown::Both).is_ok() {
                     tell!(DEBUG, "an attempt to connect takes too long: it is ended");
                 }
@@ -354,7 +356,7 @@ mod tests {
         let spared = Spared::of(&asking);
         let asking = asking.connect(address(&server)).await.unwrap();
         let asked = server.accept().unwrap().0;
-        let look = || Attempts::new(vec![address(&server)]).look(Duration::ZERO);
+        let look = || Attempts::new(vec![address(&server)]).look(Duration::ZERO, |_| Duration::ZERO);
         look();
         assert_eq!([unanswered.1, answered.1, elsewhere.1].map(is_ended), [true, false, false]);
         assert!(!is_ended(asked.try_clone().unwrap()));
@@ -368,14 +370,12 @@ mod tests {
     fn the_longest_limit_of_all_clients_of_a_server_counts() {
         let ms = |limit| Some(Duration::from_millis(limit));
         let of = |servers, limit| Limit::of(&Servers::parse(servers).unwrap(), limit);
-        let ports = |servers| ports_of(&Servers::parse(servers).unwrap());
         let clients = [of("a:1", ms(500)), of("a:1,b:2", ms(900)), of("b:2", ms(700)), of("c:3", None)];
-        let longest = |servers| Limit::longest(&ports(servers));
-        assert_eq!(["x:1", "x:2", "x:1,x:2"].map(longest), [ms(900).unwrap(); 3]);
-        assert_eq!(["x:3", "x:4"].map(longest), [Duration::MAX; 2]);
+        assert_eq!([1, 2].map(Limit::longest), [ms(900).unwrap(); 2]);
+        assert_eq!([3, 4].map(Limit::longest), [Duration::MAX; 2]);
         let [short, long, ..] = clients;
         drop(long);
-        assert_eq!(longest("x:1"), ms(500).unwrap());
+        assert_eq!(Limit::longest(1), ms(500).unwrap());
         drop(short);
     }
 
