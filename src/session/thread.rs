@@ -197,7 +197,7 @@ impl BackgroundThread {
         let (stop, stopped) = oneshot::channel::<()>();
         let (tenants, mut all_gone) = mpsc::channel::<()>(1);
         // What reads the sockets begins here, where a panic of its is an error.
-        let _at_once = Timer::after(Duration::ZERO).now_or_never();
+        let _not_yet = Timer::after(FAREWELL).now_or_never();
         let (timers, executor) = (Arc::new(Timers::start()?), Arc::new(Executor::new()));
         let (is_running, busy_since) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
         let (tasks, busy, of_tokio) = (Tasks(Arc::downgrade(&executor)), Arc::clone(&busy_since), Arc::clone(&timers));

@@ -6,7 +6,6 @@ mod callbacks;
 mod comeback;
 mod ensemble;
 #[cfg(target_os = "linux")]
-mod files;
 mod forks;
 mod garbled;
 mod keeper;
