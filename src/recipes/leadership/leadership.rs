@@ -303,7 +303,8 @@ impl Leadership {
     /// Who leads, and each change of that, beginning with the present leader.
     ///
     /// Costs four requests for each change: as [`leader`](Self::leader) does, it passes over a leader that the ensemble no longer
-    /// has. Between them it checks after a session timeout of silence, then ever more seldom. It wakes no candidate: it watches the leader's node, or, when nobody leads, the directory until the first
+    /// has. Between them it checks after a session timeout of silence, then ever more seldom. It wakes no candidate: it watches
+    /// the leader's node, or, when nobody leads, the directory until the first
     /// candidate comes.
     ///
     /// # Examples

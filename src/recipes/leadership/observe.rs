@@ -58,9 +58,8 @@ pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
 /// The node of this candidate. `None` if it has left: just now, or long ago, and the server does not know.
 async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
     let node = format!("{path}/{}", it.name());
-    let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, &node, None));
-    let (read, is_there) = tokio::join!(call::answered(session, || session.data(&node)), asked);
-    if is_there == Some(Ok(false)) {
+    let (read, has_left) = beside_the_leader(session, &node, call::answered(session, || session.data(&node))).await;
+    if has_left {
         presence::ghosts_of(session, path, vec![it.name().into()], it.kind()).await;
         return Ok(None);
     }
@@ -69,6 +68,14 @@ async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Resu
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),
     }
+}
+
+/// What a read of this node gives, and whether the ensemble's leader has it no longer. If that cannot be said in time, the server
+/// is believed.
+async fn beside_the_leader<T>(session: &Arc<dyn Session>, node: &str, read: impl Future<Output = T>) -> (T, bool) {
+    let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, node, None));
+    let (read, is_there) = tokio::join!(read, asked);
+    (read, is_there == Some(Ok(false)))
 }
 
 /// The leader among these names, without those that have left although the server still shows them.
@@ -216,10 +223,8 @@ impl Observer {
             let (change, data) = (session.watch(&node), session.data(&node));
             Box::pin(async move { Ok((change.await?, data.await?)) })
         });
-        // What the server shows may be a leader that the ensemble no longer has. If nobody can say so, it is told.
-        let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, &node, None));
-        let (looked, is_there) = tokio::join!(looked, asked);
-        if is_there == Some(Ok(false)) {
+        let (looked, has_left) = beside_the_leader(session, &node, looked).await;
+        if has_left {
             return self.passes_over(session, first, has_ghosts).await;
         }
         let (change, (data, stat)) = looked?;
