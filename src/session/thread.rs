@@ -31,7 +31,7 @@ use crate::telemetry::{relay, teller};
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// One thread for the whole process, for as long as it is used.
-static KEEPER: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
+static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
 /// The process that has connected first. The client crate has a thread of its own for as long as that lasts. In a process that is
 /// forked, nothing would serve a connection.
@@ -99,7 +99,7 @@ fn start(name: &str, is_running: &Arc<AtomicBool>, run: impl FnOnce(Alive) + Sen
     Ok(thread.thread().id())
 }
 
-/// The thread of the timers, until this is dropped. Here is also what must not be read on the thread of the sessions.
+/// The thread of the timers, until this is dropped. Its runtime is also that of the sockets by which servers are asked for a reason.
 struct Timers {
     handle: Handle,
     is_running: Arc<AtomicBool>,
@@ -182,7 +182,7 @@ impl BackgroundThread {
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
         let _by_another = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
         relay::prepared();
-        let mut current = KEEPER.lock();
+        let mut current = BACKGROUND.lock();
         if let Some(background) = current.upgrade().filter(|background| background.is_running()) {
             return Ok(background);
         }

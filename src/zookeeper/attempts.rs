@@ -4,8 +4,8 @@
 //! through the sockets of this process for those that lead to one of its servers' addresses. On one that is seen for too long, nothing
 //! may have come yet, by the system's table of sockets. Then it is shut down, which ends the attempt, and the crate goes on to the next
 //! server. On a connection that was made something has come, if only that there is a session. It may be an attempt of another client
-//! of this process: so the longest limit counts of those whose servers have that port. The connections on which servers are asked for a reason are spared:
-//! they come to an end by themselves.
+//! of this process: so the longest limit counts of those whose servers have that port. The connections on which servers are asked for a
+//! reason are spared: they come to an end by themselves.
 //!
 //! Where the system has no such table, attempts and connections have one limit.
 
@@ -53,6 +53,7 @@ impl Limit {
     }
 
     /// The longest of those that have a server at this port.
+    #[cfg(target_os = "linux")]
     fn longest(port: u16) -> Duration {
         let limits = LIMITS.lock();
         let of_these = limits.values().filter(|(ports, _)| ports.contains(&port));
@@ -220,11 +221,11 @@ mod system {
 
     impl Attempts {
         pub(super) fn new(servers: Vec<SocketAddr>) -> Attempts {
-            Attempts { servers, seen: BTreeMap::new() }
+            Attempts { servers: servers.into_iter().map(canonical).collect(), seen: BTreeMap::new() }
         }
 
-        /// Ends those that are seen for longer than this, and than what counts for the port.
-        /// Returns how long the processor was busy with it.
+        /// Ends those that are seen for longer than this, and than what counts for the port. Returns how long the processor was busy
+        /// with it.
         pub(super) fn look(&mut self, limit: Duration, of_port: impl Fn(u16) -> Duration) -> Duration {
             let busy = || {
                 let busy = clock_gettime(ClockId::ThreadCPUTime);
@@ -275,7 +276,7 @@ mod system {
         numbers.filter(leads_there).filter_map(|number| Some((number, inode_of(number)?))).collect()
     }
 
-    /// An address of IPv4, also if the socket is of IPv6.
+    /// An address of IPv4, also if the socket is of IPv6; and none with a scope, which the tables leave out.
     fn canonical(peer: SocketAddr) -> SocketAddr {
         SocketAddr::new(peer.ip().to_canonical(), peer.port())
     }
