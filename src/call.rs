@@ -10,8 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::error::Error;
-use crate::session::connection::CutOff;
-use crate::session::contract::{Coordinator, Session};
+use crate::session::contract::{Coordinator, CutOff, Session};
 use crate::session::follow::wait_until_known_to_be_over;
 use crate::session::request::Failure;
 use crate::session::retry;

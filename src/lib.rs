@@ -148,9 +148,9 @@ pub use crate::recipes::shared::known::CopyState;
 pub use crate::recipes::shared::live::Live;
 pub use crate::recipes::shared::shared::{Shared, SharedBuilder};
 pub use crate::recipes::shared::update::Updated;
-pub use crate::session::connection::ConnectionState;
-pub use crate::session::loss::{HoldState, Loss};
+pub use crate::session::contract::ConnectionState;
 pub use crate::session::request::Outcome;
+pub use crate::session::request::{HoldState, Loss};
 #[cfg(feature = "metrics")]
 pub use crate::telemetry::metrics;
 pub use crate::zookeeper::client::ZooKeeper;

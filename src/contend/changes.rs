@@ -13,8 +13,8 @@ use futures_util::stream::unfold;
 use futures_util::{FutureExt, StreamExt};
 
 use crate::session::contract::Session;
-use crate::session::loss::HoldState;
 use crate::session::node::OwnNode;
+use crate::session::request::HoldState;
 use crate::session::shield::Shield;
 use crate::sync::{Mutex, OnceLock, watch};
 

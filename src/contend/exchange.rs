@@ -4,10 +4,9 @@
 //! It ends as a writer's release does, so the next contender in the queue is let in by the same commit.
 
 use crate::contend::ticket::Ticket;
-use crate::session::loss::Loss;
 use crate::session::node::state::NodeState;
 use crate::session::presence::leader_still_has;
-use crate::session::request::{Failure, Kind, Operation, Stat};
+use crate::session::request::{Failure, Kind, Loss, Operation, Stat};
 use crate::session::retry::Tries;
 
 /// What a place is exchanged for.

@@ -1,18 +1,14 @@
 //! One contender, from asking until its node is gone.
 //!
 //! - Asking: [`request`] has the options, [`flow`] the way to a grant, [`wait`] the turn, [`report`] who is in the way.
-//! - Its node: [`ticket`] takes it and finds it again, in a [`directory`]; [`ask`] asks for one that is only kept.
-//! - Holding: [`tenure`] with its [`changes`], [`transaction`] with its [`doubt`], whom it keeps out ([`contended`]), its [`limit`].
+//! - Its node: [`ticket`] takes it and finds it again, in a [`directory`].
+//! - Holding: [`tenure`] with its [`changes`], and [`transaction`].
 //! - Leaving: [`removal`] deletes the node; [`exchange`] trades it for a permit.
 
-pub(crate) mod ask;
 pub(crate) mod changes;
-mod contended;
 pub(crate) mod directory;
-mod doubt;
 pub(crate) mod exchange;
 pub(crate) mod flow;
-pub(crate) mod limit;
 pub(crate) mod removal;
 pub(crate) mod report;
 pub(crate) mod request;

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use crate::queue::contender::Owner;
 use crate::session::contract::Session;
-use crate::session::errand::errand;
 use crate::session::leaving::{Ask, Deletion, Input, Leaving, Shown};
 use crate::session::node::OwnNode;
 use crate::session::request::{Created, Failure, Operation, Reply};
-use crate::session::retry::{Tries, synced};
+use crate::session::retry::{Tries, errand, synced};
 use crate::telemetry::log::tell;
 use crate::telemetry::meter::Present;
 use crate::telemetry::names;

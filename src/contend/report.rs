@@ -15,7 +15,7 @@ use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
-use crate::session::errand::spawn_cancellable;
+use crate::session::retry::spawn_cancellable;
 use crate::telemetry::log::tell;
 
 /// How often the task that warns looks at a queue, at most.

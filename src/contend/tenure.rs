@@ -1,4 +1,4 @@
-//! One hold, from its ticket to its end: what can be done with it, and how it is lost.
+//! One hold, from its ticket to its end: what can be done with it, whom it keeps out, how long it may last, and how it is lost.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -7,17 +7,22 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::contend::changes::OneHold;
+use crate::contend::removal::remove;
 use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
 use crate::observe::trace::Holding;
 use crate::queue::contender::Contender;
-use crate::session::contract::Coordinator;
+use crate::queue::mode::Mode;
+use crate::queue::permits::{self, PERMITS, Room};
+use crate::queue::{metadata, turn};
+use crate::session::contract::{Coordinator, Session};
+use crate::session::follow;
 use crate::session::lease::Moment;
-use crate::session::loss::{HoldState, Loss};
-use crate::session::node::OwnNode;
+use crate::session::leaving::Leaving;
+use crate::session::node::{LimitEnd, OwnNode};
 use crate::session::presence::{self, SecondLook, check};
-use crate::session::request::{Failure, Operation, Reply, Stat};
-use crate::session::retry;
+use crate::session::request::{Failure, HoldState, Loss, Operation, Reply, Stat};
+use crate::session::retry::{self, slept};
 use crate::sync::Mutex;
 use crate::validation;
 
@@ -236,5 +241,156 @@ pub struct NodeData {
 impl NodeData {
     pub(crate) fn of((data, stat): (Vec<u8>, Stat)) -> NodeData {
         NodeData { data, version: stat.version, czxid: stat.czxid }
+    }
+}
+
+/// One use of a kept node that may last only so long. It ends when this is dropped.
+pub(crate) struct LimitedUse {
+    own_node: Arc<OwnNode>,
+    end: LimitEnd,
+}
+
+impl Drop for LimitedUse {
+    fn drop(&mut self) {
+        self.own_node.limits().ended(self.end);
+    }
+}
+
+impl Tenure {
+    /// From now on no hold by this node may last longer. The session's thread gives the node up, whatever its owner does.
+    pub(crate) fn limit(&self, longest: Duration) {
+        let (own_node, session) = self.node_and_session();
+        own_node.limits().set(longest);
+        let by = Arc::clone(&session);
+        by.spawn(Box::pin(give_up_in_time(own_node, session)));
+    }
+
+    /// A use begins. `None` if it may last for ever.
+    pub(crate) fn limited_use(&self) -> Option<LimitedUse> {
+        let end = self.own_node().limits().begins(self.now())?;
+        Some(LimitedUse { own_node: Arc::clone(self.own_node()), end })
+    }
+
+    /// The only hold by this node begins.
+    pub(crate) fn hold_begins(&self) {
+        let _until_the_node_is_gone = self.own_node().limits().begins(self.now());
+    }
+}
+
+/// Gives the node up once it was held for too long, and its holder has had the time to stop. The node's owner may be
+/// faster. A node that was lost by its lease stands as well, if its session lives on.
+async fn give_up_in_time(own_node: Arc<OwnNode>, session: Arc<dyn Session>) {
+    if matches!(own_node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {
+        return;
+    }
+    let slice = session.timeout() / 20;
+    while let Some(left) = own_node.given_up_in().filter(|left| !left.is_zero() && !own_node.has_left()) {
+        // In slices, because timers stand still while the machine is suspended.
+        if !slept(&session, left.min(slice)).await {
+            return;
+        }
+    }
+    while !own_node.has_left() {
+        let path = own_node.path();
+        _ = remove(&session, &own_node, Leaving::delete(path.clone()), None).await;
+        // Unless a downgrade is under way, which gives the node another name.
+        if own_node.standing().as_ref() == Some(&path) || !slept(&session, slice).await {
+            return;
+        }
+    }
+}
+
+/// A holder that waits for contention looks at the queue no more often than this.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+impl Tenure {
+    /// Waits until a contender waits that this hold keeps out, and gives the first one.
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+        self.run(self.somebody_waits()).await?
+    }
+
+    async fn somebody_waits(&self) -> Result<Contender, Error> {
+        let (mut before, mut pause) = (None, LOOK_PAUSE);
+        loop {
+            let first = self.somebody_kept_out().await?;
+            if !self.is_of_semaphore() || self.finds_too_few(&first).await? {
+                return Ok(first);
+            }
+            // It is about to take permits that are free, unless its process stands still.
+            let session = self.ticket().session();
+            let first = Some(first.name().to_owned());
+            pause = if before == first { (2 * pause).min(session.timeout()) } else { LOOK_PAUSE };
+            before = first;
+            session.sleep(pause).await;
+        }
+    }
+
+    /// Its queue is that of a semaphore, whose own directory is above it.
+    fn is_of_semaphore(&self) -> bool {
+        self.directory() != &**self.ticket().directory()
+    }
+
+    async fn somebody_kept_out(&self) -> Result<Contender, Error> {
+        let (session, directory) = (self.ticket().session(), self.ticket().directory());
+        let (mut last_change, mut look) = (None::<Moment>, SecondLook::new(session));
+        loop {
+            let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
+                Ok(seen) => seen,
+                // An empty queue of a semaphore is removed by the servers, and made anew by the next who comes.
+                Err(Failure::NoNode) if self.is_of_semaphore() => match follow::possible(session, directory).await {
+                    Ok(()) => continue,
+                    Err(_) => return std::future::pending().await,
+                },
+                Err(failure) => return Err(self.lost_by(failure, "watch")),
+            };
+            let there = session.upkeep().ghosts().without(directory, &names, Mode::Write);
+            let first = match self.is_of_semaphore() {
+                true => turn::first_in_queue(&self.contender(), &there),
+                false => turn::first_kept_out(&self.contender(), &there),
+            };
+            drop(there);
+            if let Some(first) = first {
+                return Ok(first);
+            }
+            // A long listing would take memory for as long as the watch is out.
+            drop(names);
+            // The event may have been lost. If the session is over, `lost` says what that means for the hold.
+            if look.hears(&mut change).await.is_err() {
+                return std::future::pending().await;
+            }
+            // Readers may come and go by the thousand: pause between two listings.
+            let since = last_change.map(|last| self.now().saturating_sub(last));
+            if let Some(rest) = since.and_then(|since| LOOK_PAUSE.checked_sub(since)) {
+                session.sleep(rest).await;
+            }
+            last_change = Some(self.now());
+        }
+    }
+
+    /// Whether there are too few permits for this contender, which is the first in the queue.
+    async fn finds_too_few(&self, first: &Contender) -> Result<bool, Error> {
+        let (session, queue) = (self.ticket().session(), self.ticket().directory());
+        let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
+        let (node, taken) = (format!("{queue}/{}", first.name()), format!("{semaphore}/{PERMITS}"));
+        let read = || async {
+            // All are on their way before one is answered.
+            let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
+            let wanted = match node.await {
+                Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
+                answer => answer.map(|(data, _)| metadata::read(&data).permits),
+            };
+            Ok((wanted, number.await?.0, names.await?))
+        };
+        let (wanted, number, names) =
+            retry::until_known(session, read).await.map_err(|failure| self.lost_by(failure, "read"))?;
+        let wanted = match wanted {
+            // It took its permits, or gave up.
+            Err(Failure::NoNode) => return Ok(false),
+            Err(_) => None,
+            Ok(wanted) => wanted,
+        };
+        let number = permits::decode(&number).ok().flatten();
+        let room = wanted.zip(number).map(|(wanted, number)| permits::room(number, &names, wanted));
+        Ok(room != Some(Ok(Room::Enough)))
     }
 }

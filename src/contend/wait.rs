@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
 
-use crate::contend::ask::ask;
+use crate::contend::directory::ask;
 use crate::contend::report::Lateness;
 use crate::contend::request::{Acquisition, Handle, IfTaken, WaitContext, WaitReport};
 use crate::contend::tenure::Tenure;
@@ -17,12 +17,10 @@ use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::queue::turn;
 use crate::queue::waiter::{Departure, News, Predecessor, Step, Take, Waiter};
 use crate::session::contract::Session;
-use crate::session::errand::errand;
 use crate::session::keep_alive;
-use crate::session::loss::Loss;
 use crate::session::presence::{self, SecondLook, check};
-use crate::session::request::{Event, Failure, Stat, Watch};
-use crate::session::retry;
+use crate::session::request::{Event, Failure, Loss, Stat, Watch};
+use crate::session::retry::{self, errand};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
 

@@ -11,9 +11,8 @@ use crate::error::value::ValueError;
 use crate::queue::dialect::Dialect;
 use crate::queue::done::Done;
 use crate::queue::member::Blockers;
-use crate::session::connection::CutOff;
-use crate::session::loss::Loss;
-use crate::session::request::{Denied, Ending, Failure};
+use crate::session::contract::CutOff;
+use crate::session::request::{Denied, Ending, Failure, Loss};
 
 /// Why a lock operation did not succeed.
 ///

@@ -7,5 +7,5 @@ pub(crate) mod value;
 
 pub use self::permits::PermitsError;
 pub use self::value::ValueError;
-pub use crate::session::connection::CutOff;
+pub use crate::session::contract::CutOff;
 pub use crate::session::request::{Denied, Ending, Failure};

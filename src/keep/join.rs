@@ -1,7 +1,8 @@
-//! How an acquisition joins a node that its process keeps, or acquires one to be kept.
+//! How an acquisition joins a node that its process keeps, or acquires one to be kept, and the hold as its guards have it.
 
 use std::cell::Cell;
 use std::future::Future;
+use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,14 +13,15 @@ use tokio::time::Instant;
 use crate::call;
 use crate::contend::flow::GrantKind;
 use crate::contend::request::{Acquisition, Handle, IfTaken, Options, WaitReport, looked_since};
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, WaitingEntry, Work};
-use crate::keep::held::Held;
 use crate::keep::kept::{Kept, KeptUse};
 use crate::keep::uses::Joined;
 use crate::observe::on_wait::OnWait;
 use crate::observe::progress::Progress;
 use crate::observe::trace::{self, Acquiring};
+use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
 
 /// A lock's handle, with the nodes that it keeps.
@@ -226,4 +228,63 @@ pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse
     acquisition.trace.record("sequence", used.hold().contender().sequence());
     used.granted(acquisition.holding(used.hold()));
     used
+}
+
+/// What a guard holds. Several guards may share it.
+pub(crate) enum Held {
+    Alone(Arc<Tenure>),
+    Kept(KeptUse),
+}
+
+impl Held {
+    pub(crate) fn alone(hold: Box<Tenure>) -> Held {
+        Held::Alone(Arc::from(hold))
+    }
+
+    /// The same once more. It ends with the last of them.
+    pub(crate) fn share(&self) -> Held {
+        match self {
+            Held::Alone(hold) => Held::Alone(Arc::clone(hold)),
+            Held::Kept(used) => Held::Kept(used.share()),
+        }
+    }
+
+    /// Gives the lock back. Returns when its node is surely gone, or at once if the node is kept, or is shared.
+    pub(crate) async fn release(self) -> Result<(), Error> {
+        match self {
+            Held::Alone(hold) => {
+                let loss = hold.loss();
+                match Arc::into_inner(hold) {
+                    Some(hold) => hold.give_back().await,
+                    None => loss.map_or(Ok(()), |loss| Err(Error::Lost(loss))),
+                }
+            }
+            Held::Kept(used) => used.release().await,
+        }
+    }
+
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+        match self {
+            Held::Alone(hold) => hold.contended().await,
+            Held::Kept(used) => used.contended().await,
+        }
+    }
+
+    pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
+        match self {
+            Held::Alone(hold) => hold.downgrade().await,
+            Held::Kept(used) => used.downgrade().await,
+        }
+    }
+}
+
+impl Deref for Held {
+    type Target = Tenure;
+
+    fn deref(&self) -> &Tenure {
+        match self {
+            Held::Alone(hold) => hold,
+            Held::Kept(used) => used.hold(),
+        }
+    }
 }

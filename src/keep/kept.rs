@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::contend::limit::LimitedUse;
 use crate::contend::request::Handle;
-use crate::contend::tenure::Tenure;
+use crate::contend::tenure::{LimitedUse, Tenure};
 use crate::error::error::Error;
 use crate::keep::uses::{Joined, Uses};
 use crate::observe::read;
@@ -16,10 +15,9 @@ use crate::observe::trace::Holding;
 use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Mode;
-use crate::session::errand::spawn_cancellable;
 use crate::session::lease::Moment;
-use crate::session::loss::Loss;
-use crate::session::request::{Ending, Event, Watch};
+use crate::session::request::{Ending, Event, Loss, Watch};
+use crate::session::retry::spawn_cancellable;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::log::tell;

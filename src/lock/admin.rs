@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::call::{self, Call};
-use crate::contend::ask;
+use crate::contend::directory;
 use crate::contend::request::Handle;
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
@@ -91,7 +91,7 @@ impl Handle {
         let asked = call::on_a_session(&self.coordinator, ("ask", path), |session| async move {
             // A server that lags shows an older version of the directory. To set that is refused, and reports to nobody.
             call::answered(&session, || session.sync(path)).await?;
-            match call::answered(&session, || ask::ask_as_it_is(&session, path, None)).await {
+            match call::answered(&session, || directory::ask_as_it_is(&session, path, None)).await {
                 Err(Failure::NoNode) => Ok(()),
                 answer => answer,
             }

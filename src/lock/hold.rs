@@ -9,9 +9,9 @@ use crate::contend::changes::{Changes, GuardLife, states_of};
 use crate::contend::tenure::NodeData;
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::keep::held::Held;
+use crate::keep::join::Held;
 use crate::queue::contender::Contender;
-use crate::session::loss::{HoldState, Loss};
+use crate::session::request::{HoldState, Loss};
 
 /// Something that is held: what [`ReadGuard`](crate::ReadGuard), [`WriteGuard`](crate::WriteGuard),
 /// [`Permit`](crate::Permit) and a leader's [`Term`](crate::Term) have in common. They deref to it.

@@ -12,8 +12,7 @@ use async_trait::async_trait;
 
 use crate::memory::server::{Ensemble, Fired, World};
 use crate::memory::session::{MemorySession, sleep};
-use crate::session::connection::ConnectionState;
-use crate::session::contract::{Coordinator, Session, SessionSlot};
+use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::request::{Ending, Failure};
 use crate::sync::Mutex;

@@ -16,8 +16,8 @@ use crate::memory::tree::{Node, Tree, children_key, children_of};
 use crate::session::contract::Session;
 use crate::session::lease::Lease;
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
+use crate::session::retry;
 use crate::session::thread::BackgroundThread;
-use crate::session::unasked;
 use crate::session::upkeep::Upkeep;
 
 /// The timeout of every session of an embedded ensemble.
@@ -155,7 +155,7 @@ impl Session for MemorySession {
     fn spawn(&self, task: Task) {
         let (id, ensemble) = (self.id, Arc::downgrade(&self.ensemble));
         // Without one of its tasks, a session would not go on as its client believes.
-        self.ensemble.spawn(Box::pin(unasked::on_unasked_end(task, move || {
+        self.ensemble.spawn(Box::pin(retry::on_unasked_end(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
                 ensemble.change(|world, fired| world.expire(id, Ending::Failed, fired));
             }

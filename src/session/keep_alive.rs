@@ -1,4 +1,4 @@
-//! Keeps one session alive and watches the own nodes on it, until the session is over.
+//! Keeps one session alive and watches the own nodes on it, until the session is over. How a task waits for news of one of them.
 
 use std::future::ready;
 use std::sync::{Arc, Weak};
@@ -8,13 +8,12 @@ use crate::queue::contender::Contender;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
 use crate::session::listing;
-use crate::session::loss::Loss;
 use crate::session::node::{Asked, OwnNode};
-use crate::session::nodes::OwnNodes;
 use crate::session::presence::{self, check};
-use crate::session::request::Failure;
-use crate::session::retry::{Tries, repeated};
-use crate::session::upkeep::Upkeep;
+use crate::session::request::{Failure, Loss};
+use crate::session::retry::{Tries, repeated, slept};
+use crate::session::shield::shielded;
+use crate::session::upkeep::{OwnNodes, Upkeep};
 use crate::telemetry::log::tell;
 use crate::telemetry::{meter, names};
 
@@ -258,6 +257,48 @@ async fn check_own(session: &Arc<dyn Session>) {
                 tell!(WARN, path, %failure, "a heartbeat cannot check a lock node of our own");
             }
             _ => {}
+        }
+    }
+}
+
+impl OwnNode {
+    /// Waits until the hold is over, and says why.
+    pub(crate) async fn lost(self: &Arc<Self>, session: &Arc<dyn Session>) -> Loss {
+        shielded(self.until(session, || self.loss())).await
+    }
+
+    /// Asks for a watch on this node, unless one was asked for already. The request is on its way when this returns.
+    pub(crate) fn ask_to_watch(&self, session: &Arc<dyn Session>) -> Option<Asked> {
+        let path = self.change(|it| it.known.begin_to_watch())?;
+        Some(Asked { watch: session.watch(&path), path })
+    }
+
+    /// Waits until `look` finds something; looks again after every change, and when the lease would run out.
+    pub(crate) async fn until<T>(&self, session: &Arc<dyn Session>, mut look: impl FnMut() -> Option<T>) -> T {
+        loop {
+            // Registered before looking, so that a change in between is not missed.
+            let mut changed = std::pin::pin!(self.changed());
+            changed.as_mut().enable();
+            if let Some(found) = look() {
+                return found;
+            }
+            match self.remaining() {
+                // The lease ran out, or the limit was reached, since `look` was called.
+                None if self.is_holding() => {}
+                Some(left) if self.is_holding() && left < Duration::MAX => {
+                    // In slices, because timers stand still while the machine is suspended and the lease does not.
+                    let slice = left.min(session.timeout() / 20);
+                    let is_awake = tokio::select! {
+                        biased;
+                        () = changed.as_mut() => true,
+                        is_awake = slept(session, slice) => is_awake,
+                    };
+                    if !is_awake {
+                        changed.await;
+                    }
+                }
+                _ => changed.await,
+            }
         }
     }
 }

@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::session::contract::Session;
-use crate::session::errand;
-use crate::session::listings::{Callers, Children, MANY, Names};
+use crate::session::directories::{Callers, Children, MANY, Names};
 use crate::session::request::{Failure, Reply, Stat};
+use crate::session::retry;
 use crate::session::shield::shielded;
 
 /// How long a large listing waits for the large listings of other sessions.
@@ -30,7 +30,7 @@ pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> 
     let is_sent = first.is_some();
     if let Some(first) = first {
         let reply = session.children_and_stat(directory);
-        errand::begin(session, follow(Arc::clone(session), Arc::clone(directory), reply, first));
+        retry::begin(session, follow(Arc::clone(session), Arc::clone(directory), reply, first));
     }
     let shared = Box::pin(async move {
         match shielded(answer.wait_for(Option::is_some)).await.as_deref() {

@@ -1,23 +1,23 @@
-//! One own node: its [state](NodeState) behind a lock, what is awaited for it, and who waits for a change of it.
+//! One own node: its [state](NodeState) behind a lock, what is awaited for it, who waits for a change of it, and until when it may
+//! be held.
 
-pub(crate) mod state;
-
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::queue::contender::{Contender, Owner};
 use crate::queue::mode::Mode;
-use crate::session::lease::{Lease, Moment};
-use crate::session::limits::Limits;
-use crate::session::loss::{HoldState, Loss};
+use crate::session::lease::{Lease, Moment, nanos};
 use crate::session::node::state::{Evidence, NodeState};
-use crate::session::request::{Created, Ending, Event, Failure, Reply, Watch};
+use crate::session::request::{Created, Ending, Event, Failure, HoldState, Loss, Reply, Watch};
 use crate::session::thread::FORKED;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Mutex, Notified, Notify};
+use crate::sync::{Mutex, Notified, Notify, OnceLock};
 use crate::telemetry::log::tell;
 use crate::telemetry::{meter, names};
+
+pub(crate) mod state;
 
 /// A watch on an own node that was asked for.
 pub(crate) struct Asked {
@@ -437,6 +437,89 @@ impl Locked {
         self.own = None;
         self.known.heard(event);
         Some(event)
+    }
+}
+
+pub(crate) struct Limits {
+    /// How long each may last.
+    longest: OnceLock<Duration>,
+    ends: Mutex<Ends>,
+    /// The first of the ends, in nanoseconds: a kept node is checked millions of times a second.
+    first: AtomicU64,
+    /// When the node is given up, once one has lasted too long.
+    given_up: OnceLock<Moment>,
+}
+
+/// When one ends, and its number: several may end together.
+pub(crate) type LimitEnd = (Moment, u64);
+
+#[derive(Default)]
+struct Ends {
+    all: BTreeSet<LimitEnd>,
+    /// How many have begun.
+    begun: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        let (longest, ends, given_up) = (OnceLock::new(), Mutex::default(), OnceLock::new());
+        Limits { longest, ends, first: AtomicU64::new(u64::MAX), given_up }
+    }
+}
+
+impl Limits {
+    /// From now on each hold, or use, may last so long.
+    pub(crate) fn set(&self, longest: Duration) {
+        self.longest.get_or_init(|| longest);
+    }
+
+    /// A hold, or a use, begins. `None` if it may last for ever.
+    pub(crate) fn begins(&self, now: Moment) -> Option<LimitEnd> {
+        let end = now.saturating_add(*self.longest.get()?);
+        let mut ends = self.ends.lock();
+        ends.begun += 1;
+        let end = (end, ends.begun);
+        ends.all.insert(end);
+        self.publish(&ends);
+        Some(end)
+    }
+
+    pub(crate) fn ended(&self, end: LimitEnd) {
+        let mut ends = self.ends.lock();
+        ends.all.remove(&end);
+        self.publish(&ends);
+    }
+
+    fn publish(&self, ends: &Ends) {
+        self.first.store(ends.first().map_or(u64::MAX, nanos), Ordering::Release);
+    }
+
+    /// Whether none has lasted too long.
+    pub(crate) fn allows(&self, now: Moment) -> bool {
+        nanos(now) < self.first.load(Ordering::Acquire)
+    }
+
+    /// One is found to have lasted too long: the node is given up a margin from now.
+    pub(crate) fn exceeded(&self, now: Moment, margin: Duration) {
+        self.given_up.get_or_init(|| now.saturating_add(margin));
+    }
+
+    /// For how long surely none lasts too long. One that begins later ends later than that, too.
+    pub(crate) fn left(&self, now: Moment) -> Duration {
+        let Some(longest) = self.longest.get() else { return Duration::MAX };
+        self.ends.lock().first().map_or(*longest, |end| end.saturating_sub(now))
+    }
+
+    /// How long it is until the node is given up, or would be; `None` if it would not.
+    pub(crate) fn given_up_in(&self, now: Moment, margin: Duration) -> Option<Duration> {
+        let would_be = || self.ends.lock().first().map(|end| end.saturating_add(margin));
+        self.given_up.get().copied().or_else(would_be).map(|end| end.saturating_sub(now))
+    }
+}
+
+impl Ends {
+    fn first(&self) -> Option<Moment> {
+        self.all.first().map(|(end, _)| *end)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::session::contract::Session;
-use crate::session::ghosts::passes;
+use crate::session::directories::passes;
 use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
 use crate::session::retry::{self, Tries, repeated};
 use crate::sync::random;

@@ -1,11 +1,17 @@
-//! Asking again until the outcome is known.
+//! How work on a session is carried through: asked again until its outcome is known, and on the session's thread, which goes on
+//! whether or not the caller is polled.
 
 use std::future::Future;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
 use crate::session::contract::Session;
-use crate::session::request::{Failure, Reply, Stat};
+use crate::session::request::{Failure, Reply, Stat, Task};
+use crate::session::shield::shielded;
+use crate::telemetry::teller::guarded;
 
 /// How often a request was sent again, and how often it may be.
 #[derive(Clone)]
@@ -120,4 +126,77 @@ pub(crate) async fn data(
 
 pub(crate) fn none_without_directory(failure: Failure) -> Result<Vec<String>, Failure> {
     if failure == Failure::NoNode { Ok(Vec::new()) } else { Err(failure) }
+}
+
+/// Begins work, and leaves the rest to the session's thread: a caller that is not polled holds up nobody.
+pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
+    let mut task: Task = Box::pin(work);
+    if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        session.spawn(task);
+    }
+}
+
+/// Work on the session's thread that a caller waits for. If the caller has gone by then, `unheard` gets the answer.
+pub(crate) fn errand<T: Send + 'static>(
+    session: &Arc<dyn Session>,
+    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    unheard: fn(Result<T, Failure>),
+) -> Reply<T> {
+    let (tell, told) = oneshot::channel();
+    begin(session, async move {
+        if let Err(answer) = tell.send(work.await) {
+            unheard(answer);
+        }
+    });
+    let ended = || Failure::Unknown("the session's thread has ended".to_owned());
+    Box::pin(async move { shielded(told).await.unwrap_or_else(|_| Err(ended())) })
+}
+
+/// Work on the session's thread that nobody waits for. Dropping what this returns ends it.
+pub(crate) fn spawn_cancellable(
+    session: &Arc<dyn Session>,
+    work: impl Future<Output: Send> + Send + 'static,
+) -> oneshot::Sender<()> {
+    let (end, ended) = oneshot::channel();
+    session.spawn(Box::pin(async move {
+        tokio::select! {
+            biased;
+            _ = ended => {}
+            _ = work => {}
+        }
+    }));
+    end
+}
+
+/// Runs the task. Unless it comes to its end, this was its fault.
+pub(crate) async fn on_unasked_end(task: impl Future<Output = ()>, fault: impl FnOnce()) {
+    let mut unasked = Unasked(Some(fault));
+    task.await;
+    unasked.0 = None;
+}
+
+struct Unasked<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> Drop for Unasked<F> {
+    fn drop(&mut self) {
+        // While a panic unwinds, another one would end the process.
+        let _panicked = self.0.take().and_then(guarded);
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_panics_is_noticed_and_one_that_ends_is_not() {
+        for (panics, expected) in [(false, false), (true, true)] {
+            let (tell, told) = oneshot::channel();
+            let task = async move { assert!(!panics, "as a task may") };
+            drop(tokio::spawn(on_unasked_end(task, || _ = tell.send(()))).await);
+            assert_eq!(told.await.is_ok(), expected);
+        }
+    }
 }

@@ -2,17 +2,19 @@
 //! knows.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use tracing::level_filters::LevelFilter;
 
 use crate::queue::contender::Owner;
 use crate::queue::mode::Mode;
-use crate::session::ghosts::Ghosts;
+use crate::session::directories::{Ghosts, Listings};
 use crate::session::lease::{Lease, Moment};
-use crate::session::listings::Listings;
-use crate::session::node::{Locked, OwnNode};
-use crate::session::nodes::OwnNodes;
+use crate::session::node::{Locked, OwnNode, Unwatched};
 use crate::session::request::{Created, Ending, Failure};
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use crate::sync::{HashMap, Mutex, Notify};
+use crate::telemetry::log::tell;
 
 /// What the library keeps for one session. Its backend makes it, hands it out, and reports to it what happens.
 ///
@@ -174,94 +176,208 @@ impl fmt::Debug for Upkeep {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
+/// A signal that a holder has released the lock. Another client can have forged it, as long as nobody has looked whether a
+/// contender is left up to the holder's node.
+pub(crate) struct HandOff {
+    /// The path of the holder's node.
+    pub(crate) path: Arc<str>,
+    is_gone: AtomicBool,
+}
 
-    use super::*;
-    use crate::session::loss::Loss;
-    use crate::sync::atomic::AtomicU64;
-
-    /// The upkeep of a session that has just begun, and its clock in seconds.
-    fn begun() -> (Arc<Upkeep>, Arc<AtomicU64>) {
-        let clock = Arc::new(AtomicU64::new(1_000));
-        let hands = Arc::clone(&clock);
-        let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
-        let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
-        upkeep.began(upkeep.lease().now());
-        (upkeep, clock)
+impl HandOff {
+    fn new(path: Arc<str>) -> HandOff {
+        HandOff { path, is_gone: AtomicBool::new(false) }
     }
 
-    fn holding(upkeep: &Arc<Upkeep>) -> Arc<OwnNode> {
-        let own_node = upkeep.enter("/lock/node".to_owned());
-        own_node.hold(upkeep.lease().epoch().expect("it has just begun"));
-        own_node
+    /// Nobody is left, so the signal was true.
+    pub(crate) fn confirm(&self) {
+        self.is_gone.store(true, Ordering::Release);
     }
 
-    #[test]
-    fn a_hold_whose_lease_ran_out_is_lost_though_an_answer_renews_it() {
-        let renewals: [fn(&Upkeep); 2] = [
-            |upkeep| upkeep.began(upkeep.lease().now()),
-            |upkeep| {
-                upkeep.connected(false);
-                upkeep.connected(true);
-                upkeep.resumed();
-                upkeep.acknowledged(upkeep.lease().now());
-            },
-        ];
-        for renew in renewals {
-            let (upkeep, clock) = begun();
-            let own_node = holding(&upkeep);
-            upkeep.answered(upkeep.lease().now());
-            clock.fetch_add(30, Ordering::SeqCst);
-            renew(&upkeep);
-            assert_eq!(own_node.loss(), Some(Loss::LeaseRanOut));
-            assert!(own_node.held_at().is_none());
-        }
-    }
-
-    #[test]
-    fn an_answer_is_a_touch() {
-        let (upkeep, clock) = begun();
-        for _ in 0..2 {
-            upkeep.answered(upkeep.lease().now());
-            assert_eq!(upkeep.lease().since_touch(), Duration::ZERO);
-            clock.fetch_add(2, Ordering::SeqCst);
-            assert_eq!(upkeep.lease().since_touch(), Duration::from_secs(2));
-        }
-    }
-
-    #[test]
-    fn a_handshake_counts_only_if_it_is_known_to_have_resumed_the_session() {
-        for resumes in [false, true] {
-            let (upkeep, clock) = begun();
-            clock.fetch_add(5, Ordering::SeqCst);
-            upkeep.answered(upkeep.lease().now());
-            upkeep.connected(false);
-            upkeep.connected(true);
-            if resumes {
-                upkeep.resumed();
-            }
-            let before = upkeep.lease().remaining();
-            upkeep.acknowledged(upkeep.lease().now());
-            assert_eq!(upkeep.lease().remaining() > before, resumes);
-        }
-    }
-
-    #[test]
-    fn each_connection_that_is_lost_counts_once() {
-        let (upkeep, _clock) = begun();
-        for (is_connected, losses) in [(true, 0), (false, 1), (false, 1), (true, 1), (true, 1), (false, 2)] {
-            upkeep.connected(is_connected);
-            assert_eq!(upkeep.connection(), losses);
-        }
-    }
-
-    #[test]
-    fn a_signal_that_was_refused_once_is_not_tried_again() {
-        let (upkeep, _clock) = begun();
-        assert!(!upkeep.is_signal_refused());
-        upkeep.signal_refused();
-        assert!(upkeep.is_signal_refused());
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
     }
 }
+
+/// The own nodes on one session.
+#[derive(Default)]
+pub(crate) struct OwnNodes {
+    next: AtomicU64,
+    members: Mutex<Members>,
+    /// The connection was lost or is back, the session is over, or the first node was entered.
+    pub(super) stirred: Notify,
+    /// The nodes that keep-alive watches soon. It also hears here of a hand-off to be confirmed.
+    pub(crate) unwatched: Arc<Unwatched>,
+}
+
+#[derive(Default)]
+struct Members {
+    all: HashMap<u64, Arc<OwnNode>>,
+    /// Nodes that must be gone, because their waiters were granted by a hand-off.
+    handed_off: HashMap<Arc<str>, HandedOff>,
+    /// The last of these hand-offs after which nobody was left.
+    gone: Option<Arc<HandOff>>,
+    /// Nodes that leave by themselves with their last use.
+    leaving: Vec<Weak<OwnNode>>,
+    over: bool,
+}
+
+struct HandedOff {
+    signal: Arc<HandOff>,
+    granted: Vec<Arc<OwnNode>>,
+    is_asked: bool,
+}
+
+impl OwnNodes {
+    /// A node under this lease, which is not asked for yet.
+    pub(super) fn begin(&self, queue: (Arc<str>, Owner), mode: Mode, lease: &Arc<Lease>) -> Arc<OwnNode> {
+        OwnNode::new(self.next.fetch_add(1, Ordering::Relaxed), queue, mode, lease, &self.unwatched)
+    }
+
+    /// Enters a node that is there; it stays until [`OwnNodes::strike`].
+    pub(super) fn enter(&self, own_node: &Arc<OwnNode>) {
+        let mut members = self.members.lock();
+        members.all.insert(own_node.number, Arc::clone(own_node));
+        let is_first = members.all.len() == 1;
+        drop(members);
+        if is_first {
+            self.stir();
+        }
+        self.unwatched.add(own_node);
+    }
+
+    pub(crate) fn strike(&self, own_node: &OwnNode) {
+        self.members.lock().all.remove(&own_node.number);
+    }
+
+    /// The signal of the holder whose node is at `path`. One signal may let in thousands of readers.
+    pub(crate) fn hand_off(&self, path: &Arc<str>) -> Arc<HandOff> {
+        let members = self.members.lock();
+        let known = members.handed_off.get(path).map(|handed| &handed.signal);
+        let known = known.or(members.gone.as_ref().filter(|gone| gone.path == *path));
+        known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
+    }
+
+    /// Asks keep-alive to check that the holder's node is gone, whose signal let `own_node` in.
+    pub(crate) fn request_check(&self, signal: &Arc<HandOff>, own_node: &Arc<OwnNode>) {
+        let mut members = self.members.lock();
+        let is_gone = signal.is_confirmed() || members.gone.as_ref().is_some_and(|gone| gone.path == signal.path);
+        if is_gone && !members.handed_off.contains_key(&signal.path) {
+            return signal.confirm();
+        }
+        let handed = members.handed_off.entry(Arc::clone(&signal.path)).or_insert_with(|| {
+            let signal = Arc::clone(signal);
+            HandedOff { signal, granted: Vec::new(), is_asked: false }
+        });
+        handed.granted.push(Arc::clone(own_node));
+        drop(members);
+        self.unwatched.news.notify_one();
+    }
+
+    /// This node is no longer kept. It leaves with its last use, and nobody has to ask for it.
+    pub(crate) fn leaves_soon(&self, own_node: &Arc<OwnNode>) {
+        let mut members = self.members.lock();
+        members.leaving.retain(|node| node.strong_count() > 0);
+        members.leaving.push(Arc::downgrade(own_node));
+    }
+
+    /// The names of the nodes in this directory that nobody has to ask for.
+    pub(crate) fn leaving_soon(&self, directory: &str) -> Vec<String> {
+        let leaving: Vec<_> = self.members.lock().leaving.iter().filter_map(Weak::upgrade).collect();
+        let name = |node: Arc<OwnNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
+        leaving.into_iter().filter_map(name).collect()
+    }
+
+    /// The paths of the nodes to check: the nodes whose hand-off let in a contender that still holds.
+    pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
+        let mut members = self.members.lock();
+        members.handed_off.retain(|_, handed| handed.is_asked || handed.granted.iter().any(|it| it.is_holding()));
+        let unasked = members.handed_off.iter_mut().filter(|(_, handed)| !handed.is_asked);
+        let asked = unasked.map(|(path, handed)| {
+            handed.is_asked = true;
+            Arc::clone(path)
+        });
+        asked.collect()
+    }
+
+    /// Nobody is left up to the node of this hand-off, so those whom it lets in later need not look again.
+    pub(super) fn record_confirmed(&self, signal: Arc<HandOff>) {
+        signal.confirm();
+        self.members.lock().gone = Some(signal);
+    }
+
+    /// Ends the check of a node after a hand-off. Returns the hand-off, and the own nodes that were granted by it.
+    pub(super) fn finish_check(&self, path: &Arc<str>) -> Option<(Arc<HandOff>, Vec<Arc<OwnNode>>)> {
+        self.members.lock().handed_off.remove(path).map(|handed| (handed.signal, handed.granted))
+    }
+
+    /// The session is over. A node that was not lost before is lost with the session, whatever removes the node next.
+    pub(crate) fn session_is_over(&self) {
+        self.members.lock().over = true;
+        self.look_at_all();
+        self.stir();
+        self.unwatched.news.notify_one();
+    }
+
+    /// Makes the renewal of the lease look again.
+    pub(crate) fn stir(&self) {
+        self.stirred.notify_one();
+    }
+
+    /// Looks at each node, and reports each loss; then every task that waits for a loss looks.
+    pub(crate) fn look_at_all(&self) {
+        for own_node in self.all() {
+            own_node.loss();
+        }
+        self.tell_all();
+    }
+
+    /// Logs each hold that is in doubt because the connection is lost, or no longer in doubt because it is back.
+    pub(crate) fn link_changed(&self, lease: &Lease, is_connected: bool) {
+        if LevelFilter::current() < LevelFilter::WARN {
+            return;
+        }
+        for own_node in self.all().into_iter().filter(|own_node| own_node.is_holding() && own_node.loss().is_none()) {
+            let (node, left) = (own_node.path(), lease.remaining().unwrap_or_default());
+            if is_connected {
+                tell!(INFO, node, ?left, "the connection is back, and the lock is still held");
+            } else {
+                tell!(WARN, node, ?left, "the connection is lost while a lock is held");
+            }
+        }
+    }
+
+    /// Makes every task that waits for a loss look again.
+    pub(crate) fn tell_all(&self) {
+        for own_node in self.all() {
+            own_node.wake_all();
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<OwnNode>> {
+        self.members.lock().all.values().cloned().collect()
+    }
+
+    /// The nodes for a heartbeat to check: all nodes of holders, or else one node of a waiter.
+    pub(crate) fn to_check(&self) -> Vec<(Arc<OwnNode>, String)> {
+        let members = self.members.lock();
+        let standing = |own_node: &Arc<OwnNode>| Some((Arc::clone(own_node), own_node.standing()?));
+        let holding = members.all.values().filter(|own_node| own_node.is_held());
+        let mut chosen: Vec<_> = holding.filter_map(standing).collect();
+        if chosen.is_empty() {
+            chosen.extend(members.all.values().find_map(standing));
+        }
+        chosen
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.lock().all.is_empty()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.members.lock().over
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -11,8 +11,7 @@ use async_trait::async_trait;
 use futures_util::future::{OptionFuture, join_all};
 
 use crate::error::error::Error;
-use crate::session::connection::ConnectionState;
-use crate::session::contract::{Coordinator, Session, SessionSlot};
+use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
 use crate::session::shield::shielded;
 use crate::session::thread::{BackgroundThread, is_forked, words_of};

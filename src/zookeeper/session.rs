@@ -17,9 +17,9 @@ use crate::session::lease::Moment;
 use crate::session::request::{
     self, Contents, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch, parent,
 };
+use crate::session::retry;
 use crate::session::shield::shielded;
 use crate::session::thread::{BackgroundThread, is_forked};
-use crate::session::unasked;
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
@@ -149,7 +149,7 @@ impl ZooKeeperSession {
     /// The task. If it ends by a panic, or its thread does, the session is over.
     fn kept<F: Future<Output = ()>>(&self, task: F) -> impl Future<Output = ()> + use<F> {
         let this = Weak::clone(&self.this);
-        unasked::on_unasked_end(task, move || {
+        retry::on_unasked_end(task, move || {
             if let Some(session) = this.upgrade() {
                 session.fails();
             }

@@ -148,7 +148,7 @@ fn every_error_and_every_loss_has_a_row_that_says_what_to_do() {
         names.map(|name| format!("`{of}::{}`", name.split([' ', '(', ',']).next().expect("a name"))).collect()
     };
     let mut expected = variants(include_str!("../../src/error/error.rs"), "Error");
-    expected.extend(variants(include_str!("../../src/session/loss.rs"), "Loss"));
+    expected.extend(variants(include_str!("../../src/session/request.rs"), "Loss"));
     expected.extend(variants(include_str!("../../src/error/value.rs"), "ValueError"));
     let told: BTreeSet<String> = rows(GUIDE)
         .iter()

@@ -9,8 +9,7 @@ use super::Kept;
 use crate::queue::mode::{Aim, Mode};
 use crate::queue::turn;
 use crate::session::contract::Session;
-use crate::session::listing;
-use crate::session::retry;
+use crate::session::{listing, retry};
 
 /// How often to look whether a node is idle, at most.
 const IDLE_LOOK: Duration = Duration::from_millis(10);

@@ -13,8 +13,7 @@ use crate::lock::hold::WriteGuard;
 use crate::lock::rw_lock::RwLock;
 use crate::recipes::leadership::pause::{self, Pauses};
 use crate::recipes::leadership::term::Term;
-use crate::session::loss::Loss;
-use crate::session::request::Ending;
+use crate::session::request::{Ending, Loss};
 use crate::sync::{Mutex, random, watch};
 use crate::telemetry::log::tell;
 

@@ -13,7 +13,7 @@ use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::contender::Contender;
-use crate::session::loss::{HoldState, Loss};
+use crate::session::request::{HoldState, Loss};
 use crate::sync::OnceLock;
 use crate::validation;
 

@@ -17,10 +17,9 @@ use crate::queue::metadata::date;
 use crate::queue::mode::{Aim, Mode};
 use crate::queue::twin;
 use crate::recipes::once::guard::OnceGuard;
-use crate::session::loss::Loss;
 use crate::session::node::state::NodeState;
 use crate::session::presence;
-use crate::session::request::Failure;
+use crate::session::request::{Failure, Loss};
 use crate::telemetry::log::tell;
 use crate::validation;
 

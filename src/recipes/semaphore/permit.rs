@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::keep::held::Held;
+use crate::keep::join::Held;
 use crate::lock::hold::Hold;
 
 /// One permit of a [`Semaphore`](crate::Semaphore), or several that were acquired together. Made by

@@ -15,9 +15,8 @@ use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::recipes::semaphore::limit::{self, PermitLimit};
 use crate::session::contract::Session;
-use crate::session::presence;
 use crate::session::request::Failure;
-use crate::session::retry;
+use crate::session::{presence, retry};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The operation that a refusal names.

@@ -32,10 +32,10 @@ use crate::recipes::semaphore::state::{SeenPermits, SemaphoreState, TAKE};
 use crate::session::contract::Session;
 use crate::session::keep_alive;
 use crate::session::node::state::NodeState;
-use crate::session::nodes::HandOff;
 use crate::session::presence::{self, SecondLook, check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry::{self, Tries};
+use crate::session::upkeep::HandOff;
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 

@@ -12,9 +12,8 @@ use crate::recipes::shared::codec::{Form, ROOM};
 use crate::recipes::shared::envelope::{self, Envelope, Mark};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::PAUSE;
-use crate::session::loss::Loss;
 use crate::session::presence::{self, PAUSE_MAX};
-use crate::session::request::{Failure, Outcome};
+use crate::session::request::{Failure, Loss, Outcome};
 use crate::session::retry::{self, Tries};
 
 /// Where a value is kept, and in which form.

@@ -11,8 +11,7 @@ use crate::error::value::Written;
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::recipes::shared::guard::SharedWriteGuard;
 use crate::recipes::shared::shared::Shared;
-use crate::session::loss::Loss;
-use crate::session::request::Failure;
+use crate::session::request::{Failure, Loss};
 
 /// How often an update begins again.
 const TRIES: u32 = 16;

@@ -1,7 +1,10 @@
 //! Tests of what is sent to keep a session alive, and when: on a clock that stands still while there is work.
 
 use std::future::{pending, ready};
+use std::pin::pin;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::UNIX_EPOCH;
 
 use tokio::time::Instant;
@@ -10,6 +13,7 @@ use super::*;
 use crate::session::lease::Lease;
 use crate::session::request::{Ending, Operation, Outcome, Reply, Stat, Watch};
 use crate::session::tests::{Answers, Stub};
+use crate::session::upkeep::Upkeep;
 
 const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
@@ -276,4 +280,59 @@ async fn a_watch_that_is_denied_ends_a_hold_only_if_the_leader_has_no_node_eithe
     noted.wrong.lock().unwrap().push(("/lock/node".to_owned(), Failure::NoNode));
     assert_eq!(watched(&session, &holder, denied()).await, Ok(()));
     assert_eq!(holder.loss(), Some(Loss::Removed));
+}
+
+/// A session that nobody asks anything.
+#[derive(Debug)]
+struct Silent(Arc<Upkeep>);
+
+impl Answers for Silent {
+    fn upkeep(&self) -> &Arc<Upkeep> {
+        &self.0
+    }
+}
+
+/// A node that holds on a session of 6 s, and how the session's clock is set forward.
+fn holding() -> (Arc<OwnNode>, Arc<dyn Session>, impl Fn(u64)) {
+    let clock = Arc::new(AtomicU64::new(100_000));
+    let hands = Arc::clone(&clock);
+    let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
+    let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
+    upkeep.began(upkeep.lease().now());
+    let own_node = upkeep.enter("/lock/node".to_owned());
+    own_node.hold(upkeep.lease().epoch().unwrap());
+    let forward = move |milliseconds| {
+        clock.fetch_add(milliseconds, Ordering::SeqCst);
+    };
+    (own_node, Arc::new(Stub(Silent(upkeep))), forward)
+}
+
+#[test]
+fn a_lease_that_runs_out_while_a_holder_looks_has_it_look_again() {
+    let (own_node, session, forward) = holding();
+    let mut looks = 0;
+    let look = || {
+        looks += 1;
+        if looks == 1 {
+            forward(6_000);
+            return None;
+        }
+        own_node.loss()
+    };
+    let found = pin!(own_node.until(&session, look)).poll(&mut Context::from_waker(Waker::noop()));
+    assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
+}
+
+/// Timers stand still while the machine is suspended, and the lease does not.
+#[tokio::test(start_paused = true)]
+async fn a_holder_hears_soon_that_its_machine_was_suspended() {
+    let (own_node, session, forward) = holding();
+    let wakes = async {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        forward(6_000);
+        tokio::time::Instant::now()
+    };
+    let (why, woke) = tokio::join!(own_node.until(&session, || own_node.loss()), wakes);
+    assert_eq!(why, Loss::LeaseRanOut);
+    assert!(woke.elapsed() <= Duration::from_millis(300), "{:?}", woke.elapsed());
 }

@@ -23,8 +23,7 @@ use crate::queue::contender::Contender;
 use crate::queue::mode::{self, Mode};
 use crate::session::lease::Moment;
 use crate::session::leaving::{Deletion, Leaving};
-use crate::session::loss::Loss;
-use crate::session::request::{Created, Ending, Event, Failure};
+use crate::session::request::{Created, Ending, Event, Failure, Loss};
 
 /// Where a node stands in its life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

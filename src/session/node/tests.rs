@@ -171,3 +171,35 @@ fn writes_are_settled_when_the_last_of_them_has_an_outcome() {
     own_node.path_for_others();
     assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (true, None));
 }
+
+const MARGIN: Duration = Duration::from_secs(2);
+
+const fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[test]
+fn the_first_that_lasts_too_long_ends_the_node() {
+    let limits = Limits::default();
+    assert_eq!((limits.begins(s(1)), limits.left(s(1)), limits.allows(s(1 << 30))), (None, Duration::MAX, true));
+    limits.set(s(10));
+    let [first, second] = [s(1), s(4)].map(|at| limits.begins(at).expect("limited"));
+    assert_eq!((limits.left(s(4)), limits.allows(s(10)), limits.allows(s(11))), (s(7), true, false));
+    limits.ended(first);
+    assert_eq!((limits.left(s(4)), limits.allows(s(13)), limits.allows(s(14))), (s(10), true, false));
+    assert_eq!(limits.given_up_in(s(4), MARGIN), Some(s(12)));
+    limits.exceeded(s(14), MARGIN);
+    limits.ended(second);
+    assert_eq!((limits.given_up_in(s(15), MARGIN), limits.allows(s(15))), (Some(s(1)), true));
+}
+
+#[test]
+fn who_begins_next_ends_no_earlier_than_is_said_now() {
+    let limits = Limits::default();
+    limits.set(s(10));
+    let until = s(3) + limits.left(s(3));
+    limits.begins(s(3)).expect("limited");
+    assert!(limits.allows(until - s(1)) && !limits.allows(until));
+    limits.set(Duration::MAX);
+    assert_eq!(limits.left(s(3)), s(10), "the first word counts");
+}

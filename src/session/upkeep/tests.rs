@@ -1,0 +1,249 @@
+//! Tests of what is kept for a session; no backend takes part.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use super::*;
+use crate::session::request::{Ending, Loss};
+use crate::sync::atomic::AtomicU64;
+
+/// The upkeep of a session that has just begun, and its clock in seconds.
+fn begun() -> (Arc<Upkeep>, Arc<AtomicU64>) {
+    let clock = Arc::new(AtomicU64::new(1_000));
+    let hands = Arc::clone(&clock);
+    let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
+    let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
+    upkeep.began(upkeep.lease().now());
+    (upkeep, clock)
+}
+
+fn holding(upkeep: &Arc<Upkeep>) -> Arc<OwnNode> {
+    let own_node = upkeep.enter("/lock/node".to_owned());
+    own_node.hold(upkeep.lease().epoch().expect("it has just begun"));
+    own_node
+}
+
+#[test]
+fn a_hold_whose_lease_ran_out_is_lost_though_an_answer_renews_it() {
+    let renewals: [fn(&Upkeep); 2] = [
+        |upkeep| upkeep.began(upkeep.lease().now()),
+        |upkeep| {
+            upkeep.connected(false);
+            upkeep.connected(true);
+            upkeep.resumed();
+            upkeep.acknowledged(upkeep.lease().now());
+        },
+    ];
+    for renew in renewals {
+        let (upkeep, clock) = begun();
+        let own_node = holding(&upkeep);
+        upkeep.answered(upkeep.lease().now());
+        clock.fetch_add(30, Ordering::SeqCst);
+        renew(&upkeep);
+        assert_eq!(own_node.loss(), Some(Loss::LeaseRanOut));
+        assert!(own_node.held_at().is_none());
+    }
+}
+
+#[test]
+fn an_answer_is_a_touch() {
+    let (upkeep, clock) = begun();
+    for _ in 0..2 {
+        upkeep.answered(upkeep.lease().now());
+        assert_eq!(upkeep.lease().since_touch(), Duration::ZERO);
+        clock.fetch_add(2, Ordering::SeqCst);
+        assert_eq!(upkeep.lease().since_touch(), Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn a_handshake_counts_only_if_it_is_known_to_have_resumed_the_session() {
+    for resumes in [false, true] {
+        let (upkeep, clock) = begun();
+        clock.fetch_add(5, Ordering::SeqCst);
+        upkeep.answered(upkeep.lease().now());
+        upkeep.connected(false);
+        upkeep.connected(true);
+        if resumes {
+            upkeep.resumed();
+        }
+        let before = upkeep.lease().remaining();
+        upkeep.acknowledged(upkeep.lease().now());
+        assert_eq!(upkeep.lease().remaining() > before, resumes);
+    }
+}
+
+#[test]
+fn each_connection_that_is_lost_counts_once() {
+    let (upkeep, _clock) = begun();
+    for (is_connected, losses) in [(true, 0), (false, 1), (false, 1), (true, 1), (true, 1), (false, 2)] {
+        upkeep.connected(is_connected);
+        assert_eq!(upkeep.connection(), losses);
+    }
+}
+
+#[test]
+fn a_signal_that_was_refused_once_is_not_tried_again() {
+    let (upkeep, _clock) = begun();
+    assert!(!upkeep.is_signal_refused());
+    upkeep.signal_refused();
+    assert!(upkeep.is_signal_refused());
+}
+
+const GRACE: Duration = Duration::from_millis(50);
+
+/// The upkeep of a session that has begun.
+fn upkeep() -> Arc<Upkeep> {
+    let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
+    upkeep.began(upkeep.lease().now());
+    upkeep
+}
+
+/// Nodes with these names, entered in this order.
+fn enter<const N: usize>(upkeep: &Arc<Upkeep>, names: [&str; N]) -> [Arc<OwnNode>; N] {
+    names.map(|name| upkeep.enter(format!("/a/{name}")))
+}
+
+fn names(own_nodes: &[Arc<OwnNode>]) -> Vec<String> {
+    own_nodes.iter().map(|own_node| own_node.path()).collect()
+}
+
+#[test]
+fn a_node_is_watched_at_the_second_call_unless_it_has_left() {
+    let upkeep = upkeep();
+    let nodes = upkeep.nodes();
+    let [_, gone] = enter(&upkeep, ["1", "2"]);
+    let to_watch = || {
+        let (due, more) = nodes.unwatched.take(GRACE);
+        (names(&due), more)
+    };
+    assert_eq!(to_watch(), (vec![], true));
+    gone.leave(|it| it.known.leave(true));
+    enter(&upkeep, ["3"]);
+    assert_eq!(to_watch(), (vec!["/a/1".to_owned()], true));
+    assert_eq!(to_watch(), (vec!["/a/3".to_owned()], false));
+    assert_eq!(to_watch(), (vec![], false));
+    let [gone] = enter(&upkeep, ["4"]);
+    gone.leave(|it| it.known.leave(true));
+    assert_eq!(to_watch(), (vec![], false));
+    enter(&upkeep, ["5"]);
+    assert_eq!(names(&nodes.unwatched.take(Duration::ZERO).0), ["/a/5"]);
+}
+
+#[test]
+fn a_node_that_leaves_soon_is_named_in_its_directory_until_it_is_gone() {
+    let upkeep = upkeep();
+    let nodes = upkeep.nodes();
+    let [first, second, third] = enter(&upkeep, ["1", "2", "3"]);
+    nodes.leaves_soon(&first);
+    nodes.leaves_soon(&second);
+    assert_eq!(nodes.leaving_soon("/a"), ["1", "2"]);
+    assert!(nodes.leaving_soon("/b").is_empty() && nodes.leaving_soon("/a/1").is_empty());
+    nodes.strike(&first);
+    drop((first, nodes.unwatched.take(Duration::ZERO)));
+    assert_eq!(nodes.leaving_soon("/a"), ["2"]);
+    nodes.leaves_soon(&third);
+    assert_eq!(nodes.members.lock().leaving.len(), 2, "the one that is gone is forgotten");
+}
+
+#[test]
+fn only_the_first_of_several_nodes_stirs() {
+    let upkeep = upkeep();
+    let nodes = upkeep.nodes();
+    let is_stirred = || pin!(nodes.stirred.notified()).enable();
+    assert!(nodes.is_empty() && !is_stirred());
+    let [first] = enter(&upkeep, ["1"]);
+    assert!(is_stirred());
+    let [second] = enter(&upkeep, ["2"]);
+    assert!(!is_stirred());
+    nodes.strike(&first);
+    assert!(!nodes.is_empty());
+    nodes.strike(&second);
+    assert!(nodes.is_empty());
+}
+
+#[test]
+fn each_holder_is_checked_or_one_waiter_if_there_is_none() {
+    let upkeep = upkeep();
+    let [first, second, third] = enter(&upkeep, ["1", "2", "3"]);
+    let to_check = || {
+        let mut paths: Vec<_> = upkeep.nodes().to_check().into_iter().map(|(_, path)| path).collect();
+        paths.sort();
+        paths
+    };
+    assert_eq!(to_check().len(), 1);
+    first.hold(0);
+    second.hold(0);
+    assert_eq!(to_check(), ["/a/1", "/a/2"]);
+    first.leave(|it| it.known.leave(true));
+    assert_eq!(to_check(), ["/a/2"]);
+    second.change(|it| it.known.moves(None));
+    assert_eq!(to_check(), ["/a/3"]);
+    third.leave(|it| it.known.leave(true));
+    assert!(to_check().is_empty());
+}
+
+#[test]
+fn a_hand_off_is_checked_once_for_all_that_it_let_in_and_still_hold() {
+    let upkeep = upkeep();
+    let nodes = upkeep.nodes();
+    let [holder, other] = enter(&upkeep, ["2", "3"]);
+    let path: Arc<str> = Arc::from("/a/1");
+    let signal = nodes.hand_off(&path);
+    nodes.request_check(&signal, &holder);
+    assert!(Arc::ptr_eq(&signal, &nodes.hand_off(&path)) && !signal.is_confirmed());
+    assert!(nodes.take_unchecked().is_empty(), "nobody holds who was let in");
+    holder.hold(0);
+    nodes.request_check(&signal, &other);
+    nodes.request_check(&signal, &holder);
+    assert_eq!((nodes.take_unchecked(), nodes.take_unchecked()), (vec![Arc::clone(&path)], vec![]));
+    nodes.request_check(&nodes.hand_off(&path), &other);
+    let (signal, granted) = nodes.finish_check(&path).expect("it is under way");
+    assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "until the check has ended");
+    assert!(nodes.finish_check(&path).is_none() && !signal.is_confirmed());
+}
+
+#[test]
+fn the_last_node_that_was_gone_after_its_hand_off_is_not_checked_again() {
+    let upkeep = upkeep();
+    let nodes = upkeep.nodes();
+    let [holder] = enter(&upkeep, ["3"]);
+    holder.hold(0);
+    let [gone, there]: [Arc<str>; 2] = ["/a/1", "/a/2"].map(Arc::from);
+    for (path, is_gone) in [(&there, false), (&gone, true)] {
+        nodes.request_check(&nodes.hand_off(path), &holder);
+        nodes.take_unchecked();
+        let (signal, granted) = nodes.finish_check(path).expect("it is under way");
+        assert_eq!(names(&granted), ["/a/3"]);
+        if is_gone {
+            nodes.record_confirmed(signal);
+        }
+    }
+    assert!(nodes.hand_off(&gone).is_confirmed() && !nodes.hand_off(&there).is_confirmed());
+    let again = Arc::new(HandOff::new(Arc::clone(&gone)));
+    nodes.request_check(&again, &holder);
+    assert!(again.is_confirmed() && nodes.take_unchecked().is_empty());
+    let again = nodes.hand_off(&there);
+    nodes.request_check(&again, &holder);
+    assert!(!again.is_confirmed());
+    assert_eq!(nodes.take_unchecked(), [there]);
+}
+
+#[test]
+fn the_end_of_a_session_is_the_reason_of_each_loss_whatever_is_heard_next() {
+    let upkeep = upkeep();
+    let [holder, waiter, removed] = enter(&upkeep, ["1", "2", "3"]);
+    holder.hold(upkeep.lease().epoch().unwrap());
+    removed.lose(Loss::Removed);
+    assert!(!upkeep.nodes().is_over());
+    upkeep.end(Ending::Expired);
+    assert!(upkeep.nodes().is_over());
+    for (own_node, loss) in [
+        (holder, Loss::SessionOver(Ending::Expired)),
+        (waiter, Loss::SessionOver(Ending::Expired)),
+        (removed, Loss::Removed),
+    ] {
+        own_node.lose(Loss::Interfered);
+        assert_eq!(own_node.loss(), Some(loss));
+    }
+}
