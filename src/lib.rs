@@ -125,32 +125,26 @@ pub use crate::lock::acquire::{Acquire, Granting, Guard};
 pub use crate::lock::hold::{Hold, ReadGuard, WriteGuard};
 pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 pub use crate::memory::client::Memory;
-pub use crate::observe::progress::Progress;
 pub use crate::observe::survey::Survey;
 pub use crate::queue::contender::Contender;
 pub use crate::queue::dialect::Dialect;
-pub use crate::queue::done::Done;
-pub use crate::queue::member::{Blockers, Member, MemberState, Queue};
+pub use crate::queue::member::{Blockers, Member, MemberState, Progress, Queue};
+pub use crate::queue::metadata::Done;
 pub use crate::queue::mode::Mode;
-pub use crate::recipes::leadership::leader::Leader;
+pub use crate::recipes::leadership::campaign::Term;
+pub use crate::recipes::leadership::leader::{Leader, LeaderChanges};
 pub use crate::recipes::leadership::leadership::{Leadership, LeadershipBuilder};
-pub use crate::recipes::leadership::observe::LeaderChanges;
-pub use crate::recipes::leadership::term::Term;
 pub use crate::recipes::multi::guard::MultiGuard;
 pub use crate::recipes::multi::lock::MultiLock;
-pub use crate::recipes::once::guard::OnceGuard;
-pub use crate::recipes::semaphore::permit::Permit;
-pub use crate::recipes::semaphore::semaphore::{Semaphore, SemaphoreBuilder};
-pub use crate::recipes::shared::changes::ValueChanges;
+pub use crate::recipes::once::OnceGuard;
+pub use crate::recipes::semaphore::semaphore::{Permit, Semaphore, SemaphoreBuilder};
 pub use crate::recipes::shared::codec::Stored;
-pub use crate::recipes::shared::guard::{SharedReadGuard, SharedWriteGuard};
+pub use crate::recipes::shared::guard::{SharedReadGuard, SharedWriteGuard, Updated};
 pub use crate::recipes::shared::known::CopyState;
-pub use crate::recipes::shared::live::Live;
+pub use crate::recipes::shared::live::{Live, ValueChanges};
 pub use crate::recipes::shared::shared::{Shared, SharedBuilder};
-pub use crate::recipes::shared::update::Updated;
 pub use crate::session::contract::ConnectionState;
-pub use crate::session::request::Outcome;
-pub use crate::session::request::{HoldState, Loss};
+pub use crate::session::request::{HoldState, Loss, Outcome};
 #[cfg(feature = "metrics")]
 pub use crate::telemetry::metrics;
 pub use crate::zookeeper::client::ZooKeeper;
@@ -169,7 +163,7 @@ pub use crate::zookeeper::options::ZooKeeperBuilder;
 #[doc(hidden)]
 pub mod coordinator {
     pub use crate::queue::contender::Contender;
-    pub use crate::queue::done::read as done_of;
+    pub use crate::queue::metadata::read_done as done_of;
     pub use crate::queue::mode::{REFUSED_FROM, RESTART_FROM};
     pub use crate::queue::permits::permits_of;
     pub use crate::queue::turn::{Turn, turn};
@@ -193,8 +187,8 @@ pub mod coordinator {
 /// How the value of a [`Shared`] becomes bytes.
 pub mod format {
     #[cfg(feature = "json")]
-    pub use crate::recipes::shared::format::Json;
-    pub use crate::recipes::shared::format::{Format, FormatError, Raw};
+    pub use crate::recipes::shared::codec::Json;
+    pub use crate::recipes::shared::codec::{Format, FormatError, Raw};
 }
 
 /// How to use one lock well, task by task.

@@ -1,16 +1,15 @@
 //! What went wrong, by what the caller can do about it.
 
-use std::fmt;
-use std::io;
 use std::time::Duration;
+use std::{fmt, io};
 
 use thiserror::Error;
 
 use crate::error::permits::PermitsError;
 use crate::error::value::ValueError;
 use crate::queue::dialect::Dialect;
-use crate::queue::done::Done;
 use crate::queue::member::Blockers;
+use crate::queue::metadata::Done;
 use crate::session::contract::CutOff;
 use crate::session::request::{Denied, Ending, Failure, Loss};
 

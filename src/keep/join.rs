@@ -19,9 +19,9 @@ use crate::keep::cache::{Cache, WaitingEntry, Work};
 use crate::keep::kept::{Kept, KeptUse};
 use crate::keep::uses::Joined;
 use crate::observe::on_wait::OnWait;
-use crate::observe::progress::Progress;
 use crate::observe::trace::{self, Acquiring};
 use crate::queue::contender::Contender;
+use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
 
 /// A lock's handle, with the nodes that it keeps.

@@ -10,7 +10,7 @@ use crate::contend::request::Handle;
 use crate::contend::tenure::{LimitedUse, Tenure};
 use crate::error::error::Error;
 use crate::keep::uses::{Joined, Uses};
-use crate::observe::read;
+use crate::observe::lock_paths;
 use crate::observe::trace::Holding;
 use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
@@ -218,7 +218,7 @@ impl Kept {
     /// The node, whose uses are in the way of others of this process.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.hold();
-        hold.map(|it| read::blocked_by(&it.contender(), it.note(), it.own_node().token())).unwrap_or_default()
+        hold.map(|it| lock_paths::blocked_by(&it.contender(), it.note(), it.own_node().token())).unwrap_or_default()
     }
 
     /// Whether the node is held, and by no use.

@@ -14,8 +14,8 @@ use crate::keep::join::{self, Held, Lock};
 use crate::keep::uses::Joined;
 use crate::lock::hold::{ReadGuard, WriteGuard};
 use crate::observe::on_wait::Listener;
-use crate::observe::progress::Progress;
 use crate::observe::trace::Acquiring;
+use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
 use crate::session::shield::Shield;
 

@@ -7,11 +7,11 @@ use crate::contend::directory;
 use crate::contend::request::Handle;
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
-use crate::observe::record::{self, Record};
-use crate::queue::done::{self, Done};
 use crate::queue::member::{Member, Queue};
-use crate::queue::twin;
+use crate::queue::metadata::{self, Done};
+use crate::session::contract::Session;
 use crate::session::request::{Failure, Operation};
+use crate::session::retry;
 use crate::sync::OnceLock;
 
 impl Handle {
@@ -34,7 +34,7 @@ impl Handle {
     /// As [`Handle::queue`], with the record of when a job was last done. Both are asked for at once.
     async fn queue_and_record(&self) -> Result<Queue, Error> {
         let path = &self.path;
-        let read = |session| async move { record::of(&session, path).await };
+        let read = |session| async move { last_done(&session, path).await };
         let last = call::on_a_session(&self.coordinator, ("read the record of", path), read);
         let ((queue, _), done) = tokio::try_join!(self.queue(false, None), last)?;
         Ok(Queue { done, ..queue })
@@ -42,14 +42,14 @@ impl Handle {
 
     /// Forgets when a job under the lock was last done.
     async fn forget(&self) -> Result<Option<Done>, Error> {
-        let path = &done::path_of(&self.path);
-        let twin = &twin::of(path);
+        let path = &metadata::record_path(&self.path);
+        let twin = &metadata::twin_of(path);
         // The record as it was found first. A success since then stays, also if an answer is lost and all is tried again.
         let last = &OnceLock::new();
         let found = call::on_a_session(&self.coordinator, ("forget the record", path), |session| async move {
             call::answered(&session, || session.sync(path)).await?;
             let forget = || async {
-                let (record, second) = (record::at(&session, path).await?, record::at(&session, twin).await?);
+                let (record, second) = (Record::read(&session, path).await?, Record::read(&session, twin).await?);
                 if matches!(record, Record::Foreign) {
                     return Ok(record);
                 }
@@ -250,5 +250,48 @@ impl RwLock {
     pub fn ask(&self) -> Call<()> {
         let handle = Arc::clone(self.handle());
         Call::in_time(&self.handle().coordinator, async move { handle.ask().await })
+    }
+}
+
+/// What lies where a lock's record would lie.
+pub(crate) enum Record {
+    /// No node, or an empty one, as an operator may make it beforehand.
+    None { is_there: bool },
+    /// With the version of its node.
+    Done(Done, i32),
+    /// A node with other content.
+    Foreign,
+}
+
+impl Record {
+    /// Reads the record at `path`.
+    pub(crate) async fn read(session: &Arc<dyn Session>, path: &str) -> Result<Record, Failure> {
+        let node = retry::data(session, path, false).await?;
+        Ok(match node {
+            None => Record::None { is_there: false },
+            Some((data, _)) if data.is_empty() => Record::None { is_there: true },
+            Some((data, stat)) => match metadata::read_done(&data, stat.mtime) {
+                Some(last) => Record::Done(last, stat.version),
+                None => Record::Foreign,
+            },
+        })
+    }
+
+    /// What it says, and the version of its node.
+    pub(crate) fn done(&self) -> Option<(&Done, i32)> {
+        match self {
+            Record::Done(done, version) => Some((done, *version)),
+            Record::None { .. } | Record::Foreign => None,
+        }
+    }
+}
+
+/// The record of the lock in this directory, for people to see: none if it may not be read, or says nothing.
+pub(crate) async fn last_done(session: &Arc<dyn Session>, directory: &str) -> Result<Option<Done>, Failure> {
+    let path = metadata::record_path(directory);
+    match call::answered(session, || Record::read(session, &path)).await {
+        Ok(Record::Done(done, _)) => Ok(Some(done)),
+        Ok(Record::None { .. } | Record::Foreign) | Err(Failure::NoAuth(_)) => Ok(None),
+        Err(failure) => Err(failure),
     }
 }

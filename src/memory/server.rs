@@ -6,13 +6,12 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use crate::memory::clock::Clock;
 use crate::memory::executor::Executor;
-use crate::memory::index::Index;
 use crate::memory::link::{Link, LinkState};
 use crate::memory::tree::{
     Backup, Change, Node, Owned, Stamp, Tree, children_key, children_of, commit, is_from, parent_of,
 };
+use crate::memory::tree::{Clock, Index};
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicU64, Ordering};

@@ -1,11 +1,12 @@
-//! The nodes of an embedded ensemble, and the transactions on them.
+//! The nodes of an embedded ensemble, the transactions on them, their clock, and who watches and owns which.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::session::request::{Event, Failure, Kind, Operation, Outcome, Stat};
+use crate::sync::HashMap;
 
 /// The nodes by their paths.
 pub(super) type Tree = BTreeMap<String, Node>;
@@ -229,4 +230,96 @@ pub(super) fn children_of(tree: &Tree, path: &str) -> Vec<String> {
     let below = if path == "/" { path.to_owned() } else { format!("{path}/") };
     let inside = tree.range(below.clone()..).map_while(|(node, _)| node.strip_prefix(&below));
     inside.filter(|name| !name.contains('/')).map(str::to_owned).collect()
+}
+
+/// A clock that goes as this machine's does, and may show another time.
+#[derive(Default)]
+pub(super) struct Clock {
+    ahead: Duration,
+    behind: Duration,
+}
+
+impl Clock {
+    /// The present time, in whole milliseconds, as ZooKeeper counts. Never before 1970.
+    pub(super) fn now(&self) -> SystemTime {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let set = since_1970.saturating_add(self.ahead).saturating_sub(self.behind);
+        UNIX_EPOCH + Duration::from_millis(u64::try_from(set.as_millis()).unwrap_or(u64::MAX).min(LATEST))
+    }
+
+    pub(super) fn set_forward(&mut self, by: Duration) {
+        self.ahead = self.ahead.saturating_add(by);
+    }
+
+    pub(super) fn set_back(&mut self, by: Duration) {
+        self.behind = self.behind.saturating_add(by);
+    }
+}
+
+/// The latest time that ZooKeeper could show, in milliseconds.
+const LATEST: u64 = i64::MAX.unsigned_abs();
+
+/// The sessions by what they watch, and the ephemeral nodes by their sessions: an ensemble of a hundred thousand sessions
+/// cannot look at all of them for each change, nor at all nodes for each session that ends.
+#[derive(Default)]
+pub(super) struct Index {
+    /// By the key of the watch. May name a session whose watch has fired since.
+    watching: HashMap<String, BTreeSet<i64>>,
+    /// They are late to hear of a change, and must be told of every one: a watch may be armed in what is past.
+    lagging: BTreeSet<i64>,
+    owned: HashMap<i64, BTreeSet<String>>,
+}
+
+impl Index {
+    pub(super) fn watches(&mut self, session: i64, key: &str) {
+        self.watching.entry(key.to_owned()).or_default().insert(session);
+    }
+
+    pub(super) fn watches_no_more(&mut self, session: i64, key: &str) {
+        if let Some(sessions) = self.watching.get_mut(key) {
+            sessions.remove(&session);
+            if sessions.is_empty() {
+                self.watching.remove(key);
+            }
+        }
+    }
+
+    pub(super) fn lags(&mut self, session: i64, lags: bool) {
+        if lags {
+            self.lagging.insert(session);
+        } else {
+            self.lagging.remove(&session);
+        }
+    }
+
+    /// The sessions that must hear of these changes, in the order of their numbers.
+    pub(super) fn concerned(&self, changes: &[Change]) -> BTreeSet<i64> {
+        let watch = changes.iter().filter_map(|(path, _)| self.watching.get(path)).flatten();
+        watch.chain(&self.lagging).copied().collect()
+    }
+
+    /// An ephemeral node came or went.
+    pub(super) fn notes(&mut self, node: Owned) {
+        let Owned { session, path, is_there } = node;
+        let paths = self.owned.entry(session).or_default();
+        if is_there {
+            paths.insert(path);
+        } else {
+            paths.remove(&path);
+        }
+        if paths.is_empty() {
+            self.owned.remove(&session);
+        }
+    }
+
+    /// The ephemeral nodes of a session, in the order of their paths.
+    pub(super) fn owned_by(&self, session: i64) -> Vec<String> {
+        self.owned.get(&session).into_iter().flatten().cloned().collect()
+    }
+
+    /// The ephemeral nodes are these, and no others.
+    pub(super) fn owns_anew(&mut self, all: impl Iterator<Item = Owned>) {
+        self.owned.clear();
+        all.for_each(|node| self.notes(node));
+    }
 }

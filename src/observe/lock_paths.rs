@@ -5,17 +5,16 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use crate::call;
-use crate::observe::progress::Progress;
-use crate::observe::read;
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
-use crate::queue::member::{Blockers, Member, MemberState, Queue};
+use crate::queue::member::{Blockers, Member, MemberState, Progress, Queue};
+use crate::queue::metadata::{self, Said};
 use crate::queue::mode::Mode;
-use crate::queue::permits::{PERMITS, QUEUE};
+use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
 use crate::session::presence::{self, NAMED};
-use crate::session::request::Failure;
+use crate::session::request::{Failure, Stat};
 
 /// How many nodes are read with one request for a snapshot of the queue.
 pub(super) const NODES_A_REQUEST: usize = 256;
@@ -77,7 +76,7 @@ impl LockPaths {
         // All were in the listing, which shows one moment. Of one that has left since, or may not be read, the name remains:
         // without it a lock that is held would show waiters, and no holder.
         let members = members.iter().zip(nodes).map(|(member, node)| match node {
-            Some(node) => read::with_node(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
+            Some(node) => with_node(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
             None => member.clone(),
         });
         Ok(members.collect())
@@ -104,7 +103,7 @@ impl LockPaths {
 
     /// A member of the queue by its name. The holder of the lock of a semaphore's queue is the next to take permits.
     fn queued(&self, contender: &Contender, turn: &Turn) -> Member {
-        let member = read::contender(contender, turn);
+        let member = member_by_name(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {
             true => Member { state: MemberState::Waits { behind: PERMITS.to_owned() }, ..member },
             false => member,
@@ -190,5 +189,66 @@ impl LockPaths {
 
 /// The holders of permits by the names of their nodes. Names that are no permit's are left out.
 fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
-    taken.iter().filter_map(|name| read::holder(name))
+    taken.iter().filter_map(|name| permit_holder(name))
+}
+
+/// A contender as its name shows it.
+pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
+    let state = match turn {
+        Turn::Granted => MemberState::Holds,
+        Turn::Behind(other) => MemberState::Waits { behind: other.name().to_owned() },
+        Turn::Evicted => MemberState::Stuck,
+    };
+    let keeps = contender.keeps();
+    Member { keeps, ..member(contender.name(), contender.mode(), state, contender.host()) }
+}
+
+/// A holder of permits as the name of its node shows it; `None` if the name is no permit's.
+fn permit_holder(name: &str) -> Option<Member> {
+    let by = permits::parse(name)?;
+    Some(Member { permits: Some(by.count), ..member(name, Mode::Write, MemberState::Holds, by.host) })
+}
+
+fn member(node: &str, mode: Mode, state: MemberState, host: &str) -> Member {
+    Member {
+        mode,
+        permits: None,
+        state,
+        host: host.to_owned(),
+        pid: None,
+        label: None,
+        session: None,
+        since: None,
+        token: None,
+        keeps: false,
+        is_own: false,
+        node: node.to_owned(),
+    }
+}
+
+/// The same member, with what its node says of it.
+fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
+    let Said { host, pid, label, permits } = match Contender::parse_as(&member.node, dialect) {
+        Some(contender) => Said::of(&contender, Some(data)),
+        None => Said { host: member.host.clone(), permits: member.permits, ..metadata::read(data) },
+    };
+    Member {
+        permits: permits.filter(|_| dialect == Dialect::Native),
+        host,
+        pid,
+        label,
+        session: Some(stat.ephemeral_owner),
+        since: Some(stat.ctime),
+        token: Some(stat.czxid),
+        is_own,
+        ..member.clone()
+    }
+}
+
+/// A contender of this process that is in the way. `note` is what its node says.
+pub(crate) fn blocked_by(holder: &Contender, note: &[u8], token: i64) -> Blockers {
+    let Said { host, pid, label, .. } = Said::of(holder, Some(note));
+    let member =
+        Member { host, pid, label, token: Some(token), is_own: true, ..member_by_name(holder, &Turn::Granted) };
+    Blockers { ahead: 1, first: vec![member] }
 }

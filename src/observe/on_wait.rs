@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::observe::lock_paths::LockPaths;
-use crate::observe::progress::Progress;
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
+use crate::queue::member::Progress;
 use crate::session::contract::Session;
 use crate::session::listing;
 use crate::sync::Mutex;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::call::{self, Call};
 use crate::observe::lock_paths::{LockPaths, NODES_A_REQUEST};
 use crate::queue::dialect::Dialect;
-use crate::queue::done::{self, Done};
 use crate::queue::member::Queue;
+use crate::queue::metadata::{self, Done};
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::{Failure, shown};
@@ -69,7 +69,7 @@ impl Survey {
     async fn walk(session: Arc<dyn Session>, prefix: &str) -> Result<Survey, Failure> {
         let mut survey = Survey { queues: Vec::new(), unreadable: Vec::new() };
         let mut level = vec![prefix.to_owned()];
-        let mut records = Vec::from_iter((prefix != "/").then(|| done::path_of(prefix)));
+        let mut records = Vec::from_iter((prefix != "/").then(|| metadata::record_path(prefix)));
         while !level.is_empty() {
             let mut below = Vec::new();
             for some in level.chunks(LISTINGS_IN_FLIGHT) {
@@ -81,7 +81,7 @@ impl Survey {
                     }
                 }
             }
-            records.extend(below.iter().filter(|path| done::lock_of(path).is_some()).cloned());
+            records.extend(below.iter().filter(|path| metadata::lock_of_record(path).is_some()).cloned());
             level = below;
         }
         survey.look_at_records(&session, &records).await?;
@@ -123,7 +123,7 @@ impl Survey {
         let mut records = BTreeMap::new();
         for some in paths.chunks(NODES_A_REQUEST) {
             let read = call::answered(session, || records_at(session, some)).await?;
-            let locks = some.iter().filter_map(|path| done::lock_of(path));
+            let locks = some.iter().filter_map(|path| metadata::lock_of_record(path));
             records.extend(locks.zip(read).filter_map(|(lock, done)| Some((lock, done?))));
         }
         for queue in &mut self.queues {
@@ -143,7 +143,7 @@ impl Survey {
 /// What is at each of these paths, all asked for at once. A record that we may not read is left out.
 async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<Option<Done>>, Failure> {
     let nodes = session.data_of_each(paths).await?.into_iter();
-    Ok(nodes.map(|node| node.and_then(|(data, stat)| done::read(&data, stat.mtime))).collect())
+    Ok(nodes.map(|node| node.and_then(|(data, stat)| metadata::read_done(&data, stat.mtime))).collect())
 }
 
 /// The queue of the semaphore at this node; `None` if it is no semaphore.

@@ -1,4 +1,4 @@
-//! What a contender writes into its node, for people to read.
+//! What the data of our nodes say: who contends, when a job was last done. And where the twin of such a node lies.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -91,6 +91,100 @@ fn read_foreign(data: &[u8]) -> Said {
     }
 }
 
+/// What the path of a record ends with. No contender's name ends so, in any dialect: they end with a number.
+const RECORD_SUFFIX: &str = ".done";
+
+/// The first line of a record.
+const HEADING: &str = "zk-rwlock done ";
+
+/// The last second of the year 9999, since 1970: later times cannot be printed.
+const LAST_SHOWN: Duration = Duration::from_secs(253_402_300_799);
+
+/// Clocks that count the same time differ by less than one part in so many.
+const DRIFT: u32 = 100;
+
+/// When a job that runs [once in a while](crate::Acquire::once_in) last succeeded, and who did it. Its `Display` prints
+/// it for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Done {
+    /// When its success was recorded, on the ensemble's clock.
+    pub at: SystemTime,
+    /// The host that it gives; empty if it gives none.
+    pub host: String,
+    /// The process id that it gives.
+    pub pid: Option<u32>,
+    /// The label that it gives: what was done.
+    pub label: Option<String>,
+    /// The [fencing token](crate::Hold::fencing_token) under which it was done.
+    pub token: Option<i64>,
+}
+
+/// Where the record of a lock lies: beside the lock's directory. The directory goes when it is empty, and the record stays.
+pub(crate) fn record_path(directory: &str) -> String {
+    format!("{directory}{RECORD_SUFFIX}")
+}
+
+/// The lock whose record would lie at `path`.
+pub(crate) fn lock_of_record(path: &str) -> Option<&str> {
+    path.strip_suffix(RECORD_SUFFIX).filter(|directory| !directory.ends_with('/'))
+}
+
+/// What a record says.
+pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8> {
+    let mut text = format!("{HEADING}1\nhost={host}\npid={}\ntoken={token}\n", std::process::id());
+    if let Some(label) = label {
+        text.push_str(&format!("label={label}\n"));
+    }
+    text.into_bytes()
+}
+
+/// Reads the record of when a job was last [done](crate::OnceGuard::done), which was written at that time. `None` if the
+/// bytes are no record.
+pub fn read_done(data: &[u8], at: SystemTime) -> Option<Done> {
+    let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;
+    let token = text.split('\n').find_map(|line| line.strip_prefix("token=")).and_then(|token| token.parse().ok());
+    let said = read(data);
+    Some(Done { at: at.min(UNIX_EPOCH + LAST_SHOWN), host: said.host, pid: said.pid, label: said.label, token })
+}
+
+/// The present time on the ensemble's clock, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Now {
+    earliest: SystemTime,
+    latest: SystemTime,
+}
+
+impl Now {
+    /// The time now, if at least `least` and at most `most` has passed since it was `then`, by a clock that only counts.
+    pub(crate) fn since(then: SystemTime, least: Duration, most: Duration) -> Now {
+        let (least, most) = (least - least / DRIFT, most.saturating_add(most / DRIFT));
+        Now { earliest: then.checked_add(least).unwrap_or(then), latest: then.checked_add(most).unwrap_or(then) }
+    }
+
+    /// Whether less than `period` lies between `at` and now.
+    ///
+    /// A moment in the future shows that the ensemble's clock was set back, since a leader with another clock took over.
+    /// How long ago it was is not known then. It counts as long as it is near, so that a small step does no harm, and not
+    /// for ever.
+    pub(crate) fn is_within(&self, period: Duration, at: SystemTime) -> bool {
+        let is_late_enough = at.checked_add(period).is_none_or(|end| end > self.earliest);
+        let is_early_enough = self.latest.checked_add(period).is_none_or(|end| at < end);
+        is_late_enough && is_early_enough
+    }
+}
+
+const TWIN_SUFFIX: &str = ".twin";
+
+/// Where the twin of the persistent node at `path` lies: a second node beside it, by which the loss of the first shows.
+///
+/// Servers before 3.8.7 and 3.9.6 let any client delete a persistent node that has no children (CVE-2026-79993), and an operator may
+/// do so by mistake. A node that was never written and one that is gone would look the same. So the first write makes the twin
+/// in the same transaction.
+pub(crate) fn twin_of(path: &str) -> String {
+    format!("{path}{TWIN_SUFFIX}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,6 +262,94 @@ mod tests {
                 let said = Said::of(&Contender::parse_as(name, dialect).unwrap(), Some(data));
                 assert!(dialect == Dialect::Native || !said.host.contains(char::is_control), "{said:?}");
             }
+        });
+    }
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn minutes(n: u32) -> SystemTime {
+        UNIX_EPOCH + n * MINUTE
+    }
+
+    #[test]
+    fn a_record_is_text_that_can_be_read_back() {
+        let text = record_text("web-1", Some("report = daily"), 4294967301);
+        let pid = std::process::id();
+        let expected = format!("zk-rwlock done 1\nhost=web-1\npid={pid}\ntoken=4294967301\nlabel=report = daily\n");
+        assert_eq!(String::from_utf8(text.clone()).unwrap(), expected);
+        let (host, label) = ("web-1".to_owned(), Some("report = daily".to_owned()));
+        let done = Done { at: minutes(7), host, pid: Some(pid), label, token: Some(4294967301) };
+        assert_eq!(read_done(&text, minutes(7)), Some(done));
+    }
+
+    #[test]
+    fn other_bytes_are_no_record() {
+        for data in [&b""[..], b"\xff\xfe", b"host=web-1\npid=7\n", b"zk-rwlock value 1\n", b" zk-rwlock done 1\n"] {
+            assert_eq!(read_done(data, minutes(7)), None);
+        }
+        let bare = Done { at: minutes(7), host: String::new(), pid: None, label: None, token: None };
+        assert_eq!(read_done(b"zk-rwlock done 2\ntoken=x", minutes(7)), Some(bare));
+    }
+
+    #[test]
+    fn a_carriage_return_belongs_to_the_text_that_it_ends() {
+        let record = record_text("web-1\r", Some("report\r"), 7);
+        let done = read_done(&record, minutes(7)).unwrap();
+        assert_eq!((&*done.host, done.label.as_deref(), done.token), ("web-1\r", Some("report\r"), Some(7)));
+    }
+
+    #[test]
+    fn a_records_name_is_no_contenders_in_any_dialect() {
+        for lock in ["/cron/report", "/a-WRITE-0000000007", "/x/__lock__0000000007", "/y/lock-0000000007"] {
+            let path = record_path(lock);
+            assert_eq!(lock_of_record(&path), Some(lock));
+            let name = path.rsplit('/').next().unwrap();
+            assert_eq!(Dialect::of(name), None, "{name}");
+            assert!(Dialect::ALL.iter().all(|dialect| dialect.foreign(name).is_none()), "{name}");
+        }
+        assert_eq!((lock_of_record("/cron/report"), lock_of_record("/cron/.done")), (None, None));
+    }
+
+    #[test]
+    fn what_was_done_less_than_a_period_ago_is_fresh() {
+        let now = Now::since(minutes(100), Duration::ZERO, Duration::ZERO);
+        for (at, is_fresh) in [(49, false), (50, false), (51, true), (100, true), (149, true), (150, false)] {
+            assert_eq!(now.is_within(50 * MINUTE, minutes(at)), is_fresh, "{at}");
+        }
+    }
+
+    #[test]
+    fn a_contender_that_waited_counts_its_wait() {
+        let now = Now::since(minutes(100), 100 * MINUTE, 101 * MINUTE);
+        assert!(!now.is_within(50 * MINUTE, minutes(149)), "done while it waited, and a period ago by now");
+        assert!(now.is_within(50 * MINUTE, minutes(150)), "if its clock is fast, less than a period ago");
+        assert!(now.is_within(MINUTE, minutes(202)), "done just now, as far as is known");
+        assert!(!now.is_within(MINUTE, minutes(204)));
+    }
+
+    #[test]
+    fn no_time_is_too_far_away() {
+        let far = UNIX_EPOCH + Duration::from_millis(i64::MAX.unsigned_abs());
+        for now in [Now::since(minutes(1), Duration::MAX, Duration::MAX), Now::since(far, MINUTE, MINUTE)] {
+            assert!(now.is_within(Duration::MAX, minutes(1)) && now.is_within(Duration::MAX, far));
+            assert!(!now.is_within(MINUTE, UNIX_EPOCH));
+        }
+        assert!(!Now::since(minutes(1), MINUTE, MINUTE).is_within(365 * 24 * 60 * MINUTE, far));
+    }
+
+    #[test]
+    fn any_bytes_are_no_record_or_one_that_is_the_same_when_written_again() {
+        let samples = [
+            record_text("web-1", Some("report = daily"), 4294967301),
+            record_text("h", None, -1),
+            b"zk-rwlock done 2".to_vec(),
+        ];
+        fuzz(&samples, |data| {
+            let Some(done) = read_done(data, minutes(7)) else { return };
+            assert!(data.starts_with(HEADING.as_bytes()));
+            let token = done.token.unwrap_or_default();
+            let again = read_done(&record_text(&done.host, done.label.as_deref(), token), minutes(7)).unwrap();
+            assert_eq!((again.host, again.label, again.token), (done.host, done.label, Some(token)));
         });
     }
 }

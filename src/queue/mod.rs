@@ -2,7 +2,6 @@
 
 pub(crate) mod contender;
 pub(crate) mod dialect;
-pub(crate) mod done;
 pub(crate) mod member;
 pub(crate) mod metadata;
 pub(crate) mod mode;
@@ -11,5 +10,4 @@ pub(crate) mod permits;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod turn;
-pub(crate) mod twin;
 pub(crate) mod waiter;

@@ -12,7 +12,7 @@ pub(super) fn named(table: &str) -> Vec<&str> {
 }
 
 /// Whether `lock::faults::some_test` is a test in `tests/lock/faults.rs`, and so on, `threads::locks::some_test` one in
-/// `threads/locks.rs`, and `recipes::shared::envelope::tests::some_test` a unit test in `src/recipes/shared/envelope.rs`.
+/// `threads/locks.rs`, and `recipes::shared::codec::tests::some_test` a unit test in `src/recipes/shared/codec.rs`.
 pub(super) fn exists(name: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let Some((module, test)) = name.rsplit_once("::") else { return false };

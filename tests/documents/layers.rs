@@ -214,8 +214,7 @@ fn events_and_spans_go_one_way() {
 fn whether_work_is_due_is_decided_without_the_time_of_day_of_any_host() {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
-    let deciding =
-        ["recipes::once::acquire", "recipes::once::guard", "queue::done", "observe::record", "session::node::state"];
+    let deciding = ["recipes::once", "queue::metadata", "lock::admin", "session::node::state"];
     let asks = |file: &str| ["SystemTime::now", "Instant::now"].iter().any(|now| files[file].contains(now));
     assert_eq!(deciding.into_iter().filter(|file| asks(file)).collect::<Vec<_>>(), Vec::<&str>::new());
     assert!(asks("contend::flow"), "what people read in a node is of the host's own clock");

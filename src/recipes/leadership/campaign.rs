@@ -1,6 +1,8 @@
 //! A campaign and the term it may lead to: when to stand, when to step down, when to try again.
 
+use std::fmt;
 use std::future::{Future, IntoFuture, pending};
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +11,8 @@ use tokio::time::Instant;
 
 use crate::call;
 use crate::error::error::Error;
-use crate::lock::hold::WriteGuard;
+use crate::lock::hold::{Hold, WriteGuard};
 use crate::lock::rw_lock::RwLock;
-use crate::recipes::leadership::pause::{self, Pauses};
-use crate::recipes::leadership::term::Term;
 use crate::session::request::{Ending, Loss};
 use crate::sync::{Mutex, random, watch};
 use crate::telemetry::log::tell;
@@ -109,7 +109,7 @@ impl Candidate {
         }
         let mut rest = self.rest.lock();
         let longest = rest.0.after(lasted, ended.is_ok());
-        rest.1 = longest.map(|longest| Instant::now() + pause::drawn(longest.min(FOR_EVER), random()));
+        rest.1 = longest.map(|longest| Instant::now() + drawn(longest.min(FOR_EVER), random()));
     }
 
     /// Waits until a health check says so.
@@ -269,5 +269,114 @@ impl Drop for CampaignTurn {
         let mut ended = None;
         self.candidate.status.send_modify(|status| ended = status.term.take());
         drop(ended);
+    }
+}
+
+/// One term of a leader. [`Leadership::lead`](crate::Leadership::lead) gives it to the work.
+///
+/// It derefs to [`Hold`], with all that holding means. It is cheap to clone, for the tasks that the work starts. A clone does
+/// not make the term last: when the term ends, every clone [says so](Self::is_leader), and a transaction of it is refused.
+#[derive(Clone)]
+pub struct Term {
+    pub(crate) guard: Arc<WriteGuard>,
+}
+
+impl Term {
+    /// The number of the term: higher than that of every term before, of whichever candidate. It is the
+    /// [fencing token](Hold::fencing_token) of the grant.
+    ///
+    /// Send it along with every write to another system, and have that system refuse a number lower than the highest it
+    /// has seen. Then a leader that was stopped, or whose packets were late, does no harm.
+    pub fn number(&self) -> i64 {
+        self.fencing_token()
+    }
+
+    /// Whether the term still lasts. The last moment of `true` lies before another candidate leads: see
+    /// [`Hold::is_held`], also for the one exception. Sends nothing.
+    pub fn is_leader(&self) -> bool {
+        self.is_held()
+    }
+}
+
+impl Deref for Term {
+    type Target = Hold;
+
+    fn deref(&self) -> &Hold {
+        &self.guard
+    }
+}
+
+impl fmt::Debug for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Term").field("number", &self.number()).field("is_leader", &self.is_leader()).finish()
+    }
+}
+
+/// The pause is doubled at most so often.
+const DOUBLINGS: u32 = 5;
+
+/// How many terms in a row were short, or were none at all, and so how long the next pause is.
+pub(crate) struct Pauses {
+    pause: Duration,
+    short: u32,
+}
+
+impl Pauses {
+    pub(crate) fn new(pause: Duration) -> Pauses {
+        Pauses { pause, short: 0 }
+    }
+
+    /// The longest pause before the next campaign, after a term that lasted so long, or zero if it came to none. `None` if
+    /// there is none to be made: the term lasted for long, and its end was wanted.
+    pub(crate) fn after(&mut self, lasted: Duration, is_wanted: bool) -> Option<Duration> {
+        let longest = self.pause.saturating_mul(1 << self.short);
+        if lasted > longest {
+            self.short = 0;
+            return (!is_wanted).then_some(self.pause);
+        }
+        self.short = (self.short + 1).min(DOUBLINGS);
+        Some(longest)
+    }
+}
+
+/// A time between half of `longest` and all of it, by a number drawn at random: candidates that lost together must not
+/// come back together.
+pub(crate) fn drawn(longest: Duration, random: u64) -> Duration {
+    let half = longest / 2;
+    half + half.mul_f64((random % 1_000) as f64 / 1_000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn the_pause_doubles_up_to_32_times_and_begins_anew_after_a_long_term() {
+        let mut pauses = Pauses::new(SECOND);
+        let longest: Vec<_> = (0..8).map(|_| pauses.after(Duration::ZERO, false).unwrap().as_secs()).collect();
+        assert_eq!(longest, [1, 2, 4, 8, 16, 32, 32, 32]);
+        assert_eq!(pauses.after(32 * SECOND, false), Some(32 * SECOND), "no longer than the pause before it");
+        assert_eq!(pauses.after(33 * SECOND, false), Some(SECOND));
+        assert_eq!(pauses.after(SECOND / 2, false), Some(SECOND));
+    }
+
+    #[test]
+    fn a_long_term_whose_end_was_wanted_is_followed_by_no_pause_and_a_short_one_is() {
+        let mut pauses = Pauses::new(SECOND);
+        assert_eq!(pauses.after(2 * SECOND, true), None);
+        assert_eq!(pauses.after(SECOND, true), Some(SECOND));
+        assert_eq!(pauses.after(2 * SECOND, true), Some(2 * SECOND));
+        assert_eq!(pauses.after(5 * SECOND, true), None);
+        assert_eq!(Pauses::new(Duration::ZERO).after(Duration::ZERO, false), Some(Duration::ZERO));
+        assert_eq!(Pauses::new(Duration::MAX).after(SECOND, false), Some(Duration::MAX));
+    }
+
+    #[test]
+    fn what_is_drawn_lies_between_half_of_the_longest_and_all_of_it() {
+        let drawn: Vec<_> = [0, 500, 999, 1_000, u64::MAX].map(|random| drawn(SECOND, random)).to_vec();
+        assert!(drawn.iter().all(|it| (SECOND / 2..=SECOND).contains(it)), "{drawn:?}");
+        assert!(drawn[0] < drawn[1] && drawn[1] < drawn[2] && drawn[0] == drawn[3]);
     }
 }

@@ -1,14 +1,33 @@
-//! Who leads, as the queue shows it.
+//! Who leads: asked once or followed for good, without disturbing a candidate.
+//!
+//! An observer watches the leader's node, as the first candidate behind it does, and no other. When there is no leader it
+//! watches the children of the directory, until the first candidate comes. So candidates that come and go in the queue
+//! wake no observer, and an observer wakes no candidate.
 
+use std::convert::Infallible;
 use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::SystemTime;
 
+use futures_util::stream::poll_fn;
+
+use crate::call::{self, Call};
+use crate::contend::changes::Changes;
+use crate::contend::request::Handle;
+use crate::error::error::Error;
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::metadata::Said;
 use crate::queue::mode::Mode;
 use crate::queue::turn::{self, Turn};
-use crate::session::request::Stat;
+use crate::session::contract::{Coordinator, Session};
+use crate::session::follow::{self, Followed, PAUSE, follow};
+use crate::session::presence::{self, SecondLook, unless_over};
+use crate::session::request::{Failure, Stat};
+use crate::session::retry;
+use crate::sync::Mutex;
 
 /// Who leads. Given by [`Leadership::leader`](crate::Leadership::leader) and
 /// [`Leadership::changes`](crate::Leadership::changes).
@@ -55,6 +74,232 @@ impl fmt::Display for Leader {
 pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<Contender> {
     let first = turn::turns(dialect, names).into_iter().next();
     first.filter(|(contender, turn)| contender.mode() == Mode::Write && *turn == Turn::Granted).map(|(first, _)| first)
+}
+
+/// The operation that a refusal names.
+const READ: &str = "read the leader of";
+
+/// How many bytes a node's name has at most.
+const NAME_BYTES: usize = 128;
+
+/// Who leads now.
+pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
+    let lock = Arc::clone(handle);
+    Call::in_time(&handle.coordinator, async move {
+        let (handle, path) = (&lock, &lock.path);
+        let seen = call::on_a_session(&lock.coordinator, (READ, path), |session| async move {
+            let mut gone: Vec<Contender> = Vec::new();
+            loop {
+                let names = call::names(&session, path, false).await?;
+                let mut there = names.clone();
+                there.retain(|name| !gone.iter().any(|it| it.name() == name));
+                let Some(first) = leading_but_ghosts(&session, handle, &there) else { return Ok((names, None)) };
+                match node_of(&session, path, &first).await? {
+                    Some((data, stat)) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
+                    None => gone.push(first),
+                }
+            }
+        });
+        let (names, leader) = seen.await?;
+        lock.check_for_foreign(&names)?;
+        Ok(leader)
+    })
+}
+
+/// The node of this candidate. `None` if it has left: just now, or long ago, and the server does not know.
+async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
+    let node = format!("{path}/{}", it.name());
+    let (read, has_left) = beside_the_leader(session, &node, call::answered(session, || session.data(&node))).await;
+    if has_left {
+        presence::ghosts_of(session, path, vec![it.name().into()], it.kind()).await;
+        return Ok(None);
+    }
+    match read {
+        Ok(node) => Ok(Some(node)),
+        Err(Failure::NoNode) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// What a read of this node gives, and whether the ensemble's leader has it no longer. If that cannot be said in time, the server
+/// is believed.
+async fn beside_the_leader<T>(session: &Arc<dyn Session>, node: &str, read: impl Future<Output = T>) -> (T, bool) {
+    let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, node, None));
+    let (read, is_there) = tokio::join!(read, asked);
+    (read, is_there == Some(Ok(false)))
+}
+
+/// The leader among these names, without those that have left although the server still shows them.
+fn leading_but_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[String]) -> Option<Contender> {
+    leading(handle.dialect, &session.upkeep().ghosts().without(&handle.path, names, Mode::Write))
+}
+
+/// The leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
+///
+/// The first call of [`next`](Changes::next) gives the present leader. `None` in it says that nobody leads. A lost
+/// connection, or the end of this client's session, is no news: what was missed is told when the connection is back. An
+/// error says, once, that the directory cannot be watched just now. It ends once the coordinator was closed.
+///
+/// The watch is taken back when this is dropped. Nothing is sent while nobody polls it.
+pub type LeaderChanges = Changes<LeaderNews>;
+
+type LeaderNews = Result<Option<Leader>, Error>;
+
+pub(crate) fn changes(handle: &Arc<Handle>) -> LeaderChanges {
+    let observer = Arc::new(Observer { handle: Arc::clone(handle), seen: Mutex::default() });
+    let its_own = Arc::clone(&observer);
+    let mut observing = Box::pin(async move { follow(&*its_own, None).await });
+    Changes::of(poll_fn(move |context| match observing.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => observer.news().map_or(Poll::Pending, |news| Poll::Ready(Some(news))),
+    }))
+}
+
+struct Observer {
+    handle: Arc<Handle>,
+    seen: Mutex<SeenLeaders>,
+}
+
+#[derive(Default)]
+struct SeenLeaders {
+    news: Option<LeaderNews>,
+    /// What was told last: not the term alone, whose number an ensemble that came back as it was before gives out once
+    /// more. Of an error its text.
+    told: Option<Result<Option<Leader>, String>>,
+}
+
+impl Followed for Observer {
+    fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
+        Some(Arc::clone(&self.handle.coordinator))
+    }
+
+    fn watched_bytes(&self) -> usize {
+        self.handle.path.len() + NAME_BYTES
+    }
+
+    fn refused(&self, failure: Failure) {
+        self.sees(Err(Error::from_failure(failure, READ, &self.handle.path)));
+    }
+
+    async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
+        let path = &self.handle.path;
+        // Another server may lag behind what the last one has shown us.
+        if self.seen.lock().told.is_some() {
+            retry::until_known(session, || session.sync(path)).await?;
+        }
+        let (mut denied, mut has_ghosts) = (None, false);
+        loop {
+            let names = match retry::until_known(session, || session.children(path)).await {
+                Ok(names) => names,
+                Err(Failure::NoNode) => {
+                    self.sees(Ok(None));
+                    follow::possible(session, path).await?;
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            if let Err(error) = self.handle.check_for_foreign(&names) {
+                self.sees(Err(error));
+                session.sleep(PAUSE).await;
+                continue;
+            }
+            session.upkeep().ghosts().shown(path, &names, Mode::Write);
+            let first = leading_but_ghosts(session, &self.handle, &names);
+            let waited = match &first {
+                Some(first) => self.watch_leader(session, first, &mut has_ghosts).await,
+                None => self.watch_directory(session).await,
+            };
+            match waited {
+                // One has come.
+                Ok(()) => {}
+                // It has left just now. If the server lists it once more, the leader is asked.
+                Err(Failure::NoNode) => {
+                    let is_again = first.as_ref().is_some_and(|it| denied.as_deref() == Some(it.name()));
+                    denied = first.as_ref().map(|it| it.name().to_owned());
+                    if let Some(it) = first.filter(|_| is_again)
+                        && presence::ghosts_among(session, path, &[it.name()], it.kind()).await.is_empty()
+                    {
+                        session.sleep(PAUSE).await;
+                    }
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+}
+
+impl Observer {
+    fn sees(&self, news: LeaderNews) {
+        self.seen.lock().news = Some(news);
+    }
+
+    /// What was seen since the last call, unless it is what was told then.
+    fn news(&self) -> Option<LeaderNews> {
+        let mut seen = self.seen.lock();
+        let news = seen.news.take()?;
+        let told = news.clone().map_err(|error| error.to_string());
+        (seen.told.replace(told.clone()) != Some(told)).then_some(news)
+    }
+
+    /// Waits until a candidate has come, also if no event tells of it.
+    async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
+        let path = &self.handle.path;
+        let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
+        if leading_but_ghosts(session, &self.handle, &names).is_some() {
+            return Ok(());
+        }
+        self.sees(Ok(None));
+        let mut look = SecondLook::new(session);
+        loop {
+            if look.hears(&mut change).await? {
+                return Ok(());
+            }
+            let names = session.children(path).await;
+            if !names.is_ok_and(|names| leading_but_ghosts(session, &self.handle, &names).is_none()) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until the candidate that leads has left, also if no event tells of it.
+    /// A server that has shown a leader which had left may show others.
+    async fn watch_leader(
+        &self,
+        session: &Arc<dyn Session>,
+        first: &Contender,
+        has_ghosts: &mut bool,
+    ) -> Result<(), Failure> {
+        let node = format!("{}/{}", self.handle.path, first.name());
+        let looked = retry::until_known(session, || {
+            let (change, data) = (session.watch(&node), session.data(&node));
+            Box::pin(async move { Ok((change.await?, data.await?)) })
+        });
+        let (looked, has_left) = beside_the_leader(session, &node, looked).await;
+        if has_left {
+            return self.passes_over(session, first, has_ghosts).await;
+        }
+        let (change, (data, stat)) = looked?;
+        self.sees(Ok(Some(Leader::of(first, &data, stat))));
+        let mut look = SecondLook::after(session, *has_ghosts);
+        tokio::select! {
+            biased;
+            event = change => return unless_over(session, event).await,
+            () = look.finds(&node, false) => {}
+        }
+        self.passes_over(session, first, has_ghosts).await
+    }
+
+    /// The candidate has left, although the server shows it.
+    async fn passes_over(
+        &self,
+        session: &Arc<dyn Session>,
+        first: &Contender,
+        has_ghosts: &mut bool,
+    ) -> Result<(), Failure> {
+        *has_ghosts = true;
+        presence::ghosts_of(session, &self.handle.path, vec![first.name().into()], first.kind()).await;
+        Ok(())
+    }
 }
 
 #[cfg(test)]

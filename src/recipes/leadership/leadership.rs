@@ -9,10 +9,8 @@ use crate::call::Call;
 use crate::contend::tenure::while_held;
 use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
-use crate::recipes::leadership::campaign::{Candidate, Check};
-use crate::recipes::leadership::leader::Leader;
-use crate::recipes::leadership::observe::{self, LeaderChanges};
-use crate::recipes::leadership::term::Term;
+use crate::recipes::leadership::campaign::{Candidate, Check, Term};
+use crate::recipes::leadership::leader::{self, Leader, LeaderChanges};
 use crate::session::contract::Coordinator;
 use crate::validation;
 
@@ -297,7 +295,7 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn leader(&self) -> Call<Option<Leader>> {
-        observe::leader(self.candidate.lock.handle())
+        leader::leader(self.candidate.lock.handle())
     }
 
     /// Who leads, and each change of that, beginning with the present leader.
@@ -330,7 +328,7 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> LeaderChanges {
-        observe::changes(self.candidate.lock.handle())
+        leader::changes(self.candidate.lock.handle())
     }
 
     /// The lock, for its queue and for operators.

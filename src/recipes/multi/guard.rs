@@ -1,9 +1,8 @@
 //! What it means to hold several locks: loss of the first, release of all, tokens, guarded writes.
 
-use std::fmt;
 use std::future::{Future, pending};
-use std::mem;
 use std::time::Duration;
+use std::{fmt, mem};
 
 use futures_util::future::{join_all, select_all};
 

@@ -13,10 +13,12 @@ use crate::error::error::Error;
 use crate::error::permits::PermitsError;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
-use crate::recipes::semaphore::limit::{self, PermitLimit};
+use crate::queue::{metadata, permits};
 use crate::session::contract::Session;
-use crate::session::request::Failure;
-use crate::session::{presence, retry};
+use crate::session::presence::{self, SecondLook};
+use crate::session::request::{Failure, Kind, Operation, Stat};
+use crate::session::retry;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The operation that a refusal names.
@@ -151,7 +153,7 @@ impl SemaphoreState {
     }
 
     pub(super) fn doubt(&self, reason: PermitsError) -> Error {
-        limit::of(self.handle.shown(), reason)
+        with_reason(self.handle.shown(), reason)
     }
 
     pub(super) fn no_permit(&self, failure: Failure) -> Error {
@@ -159,5 +161,245 @@ impl SemaphoreState {
             Failure::NoNode | Failure::Over(_) => self.handle.stop(failure),
             failure => Error::from_failure(failure, TAKE, self.handle.shown()),
         }
+    }
+}
+
+/// The number of a semaphore's permits, as its handle knows it. All clones of the handle share this.
+#[derive(Debug)]
+pub(crate) struct PermitLimit(Mutex<KnownNumber>);
+
+#[derive(Clone, Copy, Debug)]
+enum KnownNumber {
+    Nothing,
+    /// The user gave it. It has not been compared with the ensemble's yet.
+    Given(u32),
+    /// The ensemble had it when it was last looked at.
+    Seen(u32),
+}
+
+impl PermitLimit {
+    pub(crate) fn new(given: Option<u32>) -> PermitLimit {
+        PermitLimit(Mutex::new(given.map_or(KnownNumber::Nothing, KnownNumber::Given)))
+    }
+
+    /// The number to begin with, if the ensemble has none.
+    pub(crate) fn known(&self) -> Option<u32> {
+        match *self.0.lock() {
+            KnownNumber::Nothing => None,
+            KnownNumber::Given(number) | KnownNumber::Seen(number) => Some(number),
+        }
+    }
+
+    /// The ensemble has this number. From now on the handle goes by what the ensemble has.
+    ///
+    /// # Errors
+    /// The user gave another number, and this is the handle's first look.
+    pub(crate) fn sees(&self, path: &str, number: u32) -> Result<(), Error> {
+        let mut known = self.0.lock();
+        match *known {
+            KnownNumber::Given(ours) if ours != number => {
+                Err(with_reason(path, PermitsError::Other { ours, theirs: number }))
+            }
+            _ => {
+                *known = KnownNumber::Seen(number);
+                Ok(())
+            }
+        }
+    }
+
+    /// The number was changed for all by this handle.
+    pub(crate) fn is_set(&self, number: u32) {
+        *self.0.lock() = KnownNumber::Seen(number);
+    }
+
+    /// Refuses what cannot be had by what the user gave. Returns whether the ensemble has to be asked first, because it may
+    /// have fewer.
+    pub(crate) fn check(&self, path: &str, wanted: u32) -> Result<bool, Error> {
+        if wanted == 0 {
+            return Err(Error::invalid("no permits are asked for; at least one is"));
+        }
+        match *self.0.lock() {
+            KnownNumber::Given(permits) if wanted > permits => Err(too_few(path, wanted, permits)),
+            KnownNumber::Given(_) => Ok(false),
+            KnownNumber::Seen(permits) => Ok(wanted > permits),
+            KnownNumber::Nothing => Ok(wanted > 1),
+        }
+    }
+}
+
+/// What is wrong with the number of the semaphore at this path.
+pub(crate) fn with_reason(path: &str, reason: PermitsError) -> Error {
+    Error::Permits { path: path.to_owned(), reason }
+}
+
+pub(crate) fn too_few(path: &str, wanted: u32, permits: u32) -> Error {
+    with_reason(path, PermitsError::TooFew { wanted, permits })
+}
+
+/// What the second node says of the number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Twin {
+    Missing,
+    /// It is no number.
+    Silent,
+    Says(u32),
+}
+
+impl SemaphoreState {
+    /// The number of permits that the semaphore's node gives, and the node's version. Writes the number if nobody has
+    /// yet.
+    pub(super) async fn agree(
+        &self,
+        session: &Arc<dyn Session>,
+        (mut data, mut stat): (Vec<u8>, Stat),
+    ) -> Result<(u32, i32), Error> {
+        let (path, mut rounds) = (self.handle.shown(), 0);
+        loop {
+            if let Some(number) = self.number(&data)? {
+                self.limit.sees(path, number)?;
+                return Ok((number, stat.version));
+            }
+            let twin = self.twin(session).await.map_err(|failure| self.no_permit(failure))?;
+            match (self.limit.known(), twin) {
+                (known, Twin::Says(was)) if known != Some(was) => {
+                    // Our server may have missed the number, and another client may have written it since. So the leader says.
+                    match presence::is_there(session, &**path, Some(stat.version)).await {
+                        Ok(true) => return Err(self.doubt(PermitsError::Vanished { was })),
+                        _ => SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await,
+                    }
+                }
+                (None, _) => return Err(self.doubt(PermitsError::Unset)),
+                (Some(number), twin) => {
+                    // A number that is written beside a lock would shut its users out.
+                    self.check_for_lock(session, None).await?;
+                    match self.write(session, number, stat.version, twin).await {
+                        Ok(()) => {
+                            self.limit.is_set(number);
+                            return Ok((number, stat.version.wrapping_add(1)));
+                        }
+                        // Another contender came first, or an earlier try of ours.
+                        Err(Failure::BadVersion) => {
+                            SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
+                        }
+                        Err(failure) => return Err(self.no_permit(failure)),
+                    }
+                }
+            }
+            (data, stat) =
+                retry::until_known(session, || session.data(path)).await.map_err(|failure| self.no_permit(failure))?;
+        }
+    }
+
+    /// The number that the data of the semaphore's node give; `None` if they give none yet.
+    pub(super) fn number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
+        let doubtful = |what: String| self.doubtful(format!("its data are {what:?}, and not a number of permits"));
+        permits::decode(data).map_err(doubtful)
+    }
+
+    /// What the twin of the semaphore's node says.
+    pub(super) async fn twin(&self, session: &Arc<dyn Session>) -> Result<Twin, Failure> {
+        Ok(match retry::data(session, &metadata::twin_of(self.handle.shown()), false).await? {
+            None => Twin::Missing,
+            Some((data, _)) => permits::decode(&data).ok().flatten().map_or(Twin::Silent, Twin::Says),
+        })
+    }
+
+    /// Writes the number, if its node has this version, and the same to its twin. A twin that may not be written is left out:
+    /// an operator may have made the semaphore's node alone.
+    pub(super) async fn write(
+        &self,
+        session: &Arc<dyn Session>,
+        number: u32,
+        version: i32,
+        twin: Twin,
+    ) -> Result<(), Failure> {
+        let (path, data) = (self.handle.shown().to_string(), permits::encode(number));
+        let twin_path = metadata::twin_of(&path);
+        let second = match twin {
+            Twin::Missing => Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent },
+            Twin::Silent | Twin::Says(_) => Operation::Set { path: twin_path, data: data.clone(), version: None },
+        };
+        let mut set = vec![Operation::Set { path, data, version: Some(version) }, second];
+        loop {
+            match retry::until_known(session, || session.transact(&set)).await {
+                Ok(_) => return Ok(()),
+                Err(Failure::Operation { index: 1, failure }) => match *failure {
+                    // It has come or gone since: look again.
+                    Failure::NodeExists | Failure::NoNode => return Err(Failure::BadVersion),
+                    _ => set.truncate(1),
+                },
+                Err(Failure::Operation { failure, .. }) => return Err(*failure),
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// The leader has this node otherwise than our server has shown it. Once, that may be a change just now.
+    pub(super) async fn before_next_round(
+        session: &Arc<dyn Session>,
+        path: &str,
+        version: Option<i32>,
+        rounds: &mut u32,
+    ) {
+        *rounds += 1;
+        if *rounds > 1 {
+            presence::report(session, path, version);
+            SecondLook::new(session).pause().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a handle says of so many permits that are wanted: ask the ensemble first, or not, or that they are too many.
+    fn check(limit: &PermitLimit, wanted: u32) -> Result<bool, u32> {
+        limit.check("/s", wanted).map_err(|error| match error {
+            Error::Permits { reason: PermitsError::TooFew { wanted: asked, permits }, .. } if asked == wanted => {
+                permits
+            }
+            other => panic!("{other}"),
+        })
+    }
+
+    #[test]
+    fn more_permits_than_the_user_gave_are_refused_without_a_request() {
+        let limit = PermitLimit::new(Some(3));
+        assert_eq!(limit.known(), Some(3));
+        assert_eq!([1, 2, 3, 4].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(false), Err(3)]);
+    }
+
+    #[test]
+    fn more_permits_than_were_seen_are_asked_for() {
+        let unknown = PermitLimit::new(None);
+        assert_eq!(unknown.known(), None);
+        assert_eq!([1, 2].map(|wanted| check(&unknown, wanted)), [Ok(false), Ok(true)]);
+        let limit = PermitLimit::new(Some(3));
+        limit.is_set(5);
+        assert_eq!(limit.known(), Some(5));
+        assert_eq!([4, 5, 6].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(true)]);
+    }
+
+    #[test]
+    fn no_permits_are_never_asked_for() {
+        for limit in [PermitLimit::new(None), PermitLimit::new(Some(1))] {
+            assert!(matches!(limit.check("/s", 0), Err(Error::InvalidInput(_))));
+        }
+    }
+
+    #[test]
+    fn another_number_than_the_user_gave_is_refused_at_the_first_look_alone() {
+        let limit = PermitLimit::new(Some(3));
+        assert!(matches!(
+            limit.sees("/s", 4),
+            Err(Error::Permits { reason: PermitsError::Other { ours: 3, theirs: 4 }, .. })
+        ));
+        assert_eq!(limit.known(), Some(3));
+        assert!(limit.sees("/s", 3).is_ok() && limit.sees("/s", 4).is_ok());
+        assert_eq!(limit.known(), Some(4));
+        let unknown = PermitLimit::new(None);
+        assert!(unknown.sees("/s", 2).is_ok());
+        assert_eq!(unknown.known(), Some(2));
     }
 }

@@ -1,11 +1,30 @@
-//! What the bytes of a value must be, and how a value is made of them.
+//! How a value becomes bytes, and bytes a value: the caller's format, and what is kept beside the value in its node.
+//!
+//! Lines of text, an empty line, and then the value's own bytes to the end:
+//!
+//! ```text
+//! zk-rwlock value 1
+//! format=json
+//! schema=3
+//! host=web-1
+//! label=rotate keys
+//! token=4294967301
+//! commit=1
+//! after=4294967290/2
+//! at=2026-11-21T09:30:00.125Z
+//!
+//! {"endpoint":"db-1"}
+//! ```
+//!
+//! The first line tells our values from foreign bytes. Unknown fields are ignored, so that later versions can add
+//! fields. A change that older versions must not ignore gets a new number in the first line.
 
 use std::ops::Deref;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
-use crate::recipes::shared::envelope::Envelope;
-use crate::recipes::shared::format::{Format, FormatError};
+use crate::queue::metadata::date;
 use crate::validation::REQUEST_LIMIT;
 
 /// What is sent with a value: two paths, an ACL, and the frames of the transaction.
@@ -127,9 +146,217 @@ fn unwritable(problem: FormatError) -> ValueError {
     ValueError::Unwritable { problem: problem.to_string() }
 }
 
+const MAGIC: &str = "zk-rwlock value ";
+
+const VERSION: &str = "1";
+
+/// A number that names one commit among all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) token: i64,
+    pub(crate) commit: u32,
+}
+
+impl Mark {
+    /// The mark of the commit that wrote this.
+    pub(crate) fn of(written: &Written) -> Mark {
+        Mark { token: written.token, commit: written.commit }
+    }
+
+    fn parse(text: &str) -> Option<Mark> {
+        let (token, commit) = text.split_once('/')?;
+        Some(Mark { token: token.parse().ok()?, commit: commit.parse().ok()? })
+    }
+}
+
+/// Everything that is kept beside a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Envelope {
+    pub(crate) format: String,
+    pub(crate) written: Written,
+    /// The commit that this one replaced. By it a writer that reconnects late can still tell the outcome of its own
+    /// commit.
+    pub(crate) after: Option<Mark>,
+}
+
+impl Envelope {
+    /// The bytes of a node.
+    pub(crate) fn seal(&self, payload: &[u8]) -> Vec<u8> {
+        let Written { host, label, token, commit, at, schema } = &self.written;
+        let mut head = format!("{MAGIC}{VERSION}\nformat={}\nschema={schema}\nhost={host}\n", self.format);
+        if let Some(label) = label {
+            head.push_str(&format!("label={label}\n"));
+        }
+        head.push_str(&format!("token={token}\ncommit={commit}\n"));
+        if let Some(Mark { token, commit }) = self.after {
+            head.push_str(&format!("after={token}/{commit}\n"));
+        }
+        head.push_str(&format!("at={}\n\n", humantime::format_rfc3339_millis(date(*at))));
+        let mut bytes = head.into_bytes();
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    /// The envelope and the value's own bytes. Otherwise the reason why the bytes are not ours.
+    pub(crate) fn open(bytes: &[u8]) -> Result<(Envelope, &[u8]), String> {
+        let foreign = || format!("they begin with {:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(24)]));
+        if !bytes.starts_with(MAGIC.as_bytes()) {
+            return Err(foreign());
+        }
+        let end = bytes.windows(2).position(|pair| pair == b"\n\n").ok_or("the head has no end")?;
+        let head = std::str::from_utf8(&bytes[..end]).map_err(|_| "the head is no text")?;
+        let mut lines = head.split('\n');
+        let version = lines.next().and_then(|first| first.strip_prefix(MAGIC)).unwrap_or_default();
+        if version != VERSION {
+            return Err(format!("they are laid out in version {version:?}, and this library knows {VERSION}"));
+        }
+        let fields: Vec<(&str, &str)> = lines.filter_map(|line| line.split_once('=')).collect();
+        let field = |name: &str| fields.iter().find(|(field, _)| *field == name).map(|(_, text)| *text);
+        let needed = |name: &'static str| field(name).ok_or_else(|| format!("the head has no {name}"));
+        let number = |name: &'static str| needed(name)?.parse().map_err(|_| format!("{name} is no number"));
+        let at = humantime::parse_rfc3339(needed("at")?).map_err(|_| "at is no time")?;
+        let written = Written {
+            host: needed("host")?.to_owned(),
+            label: field("label").map(str::to_owned),
+            token: needed("token")?.parse().map_err(|_| "token is no number")?,
+            commit: number("commit")?,
+            at,
+            schema: number("schema")?,
+        };
+        let after = field("after").and_then(Mark::parse);
+        Ok((Envelope { format: needed("format")?.to_owned(), written, after }, &bytes[end + 2..]))
+    }
+}
+
+/// The present time, as exactly as the envelope keeps it.
+pub(crate) fn now() -> SystemTime {
+    let since = date(SystemTime::now()).duration_since(UNIX_EPOCH).unwrap_or_default();
+    UNIX_EPOCH + Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or_default())
+}
+
+/// The error of a [`Format`].
+pub type FormatError = Box<dyn std::error::Error + Send + Sync>;
+
+/// How values of type `T` are written down. The default is [`Json`](crate::format::Json). To choose another, see
+/// [`Shared::with_format`](crate::Shared::with_format).
+///
+/// [`decode`](Format::decode) must read what [`encode`](Format::encode) made. A commit tries that before it sends
+/// anything, so that a value which cannot be read again never replaces one that can.
+///
+/// # Examples
+///
+/// ```
+/// use zk_rwlock::format::{Format, FormatError};
+/// use zk_rwlock::{Error, Memory, Shared};
+///
+/// /// Numbers, big-endian.
+/// struct BigEndian;
+///
+/// impl Format<u64> for BigEndian {
+///     fn name(&self) -> &str {
+///         "u64-be"
+///     }
+///
+///     fn encode(&self, value: &u64) -> Result<Vec<u8>, FormatError> {
+///         Ok(value.to_be_bytes().to_vec())
+///     }
+///
+///     fn decode(&self, bytes: &[u8]) -> Result<u64, FormatError> {
+///         Ok(u64::from_be_bytes(bytes.try_into()?))
+///     }
+/// }
+/// # tokio_test::block_on(async {
+/// let counter = Shared::with_format(&Memory::new(), "/counter", BigEndian).initial(|| 41).build()?;
+/// *counter.write().await? += 0; // dropped without a commit: nothing is written
+/// let mut value = counter.write().await?;
+/// *value += 1;
+/// value.commit().await?;
+/// drop(value);
+/// assert_eq!(*counter.read().await?, 42);
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot write and read a `{T}`",
+    note = "with the format `Json` a value needs `serde::Serialize` and `serde::de::DeserializeOwned`; `Raw` is for bytes, such as `Vec<u8>` and `String`"
+)]
+pub trait Format<T>: Send + Sync + 'static {
+    /// The name of the format. It is kept beside the value, and compared before anything is decoded. At most 64
+    /// letters, digits, `.`, `_`, `+` and `-`.
+    fn name(&self) -> &str;
+
+    /// The bytes of a value.
+    ///
+    /// # Errors
+    /// If the format cannot express the value. Then nothing is sent.
+    fn encode(&self, value: &T) -> Result<Vec<u8>, FormatError>;
+
+    /// The value of these bytes.
+    ///
+    /// # Errors
+    /// If the bytes are not those of a `T`.
+    fn decode(&self, bytes: &[u8]) -> Result<T, FormatError>;
+}
+
+/// JSON, by serde. People can read it with `zkCli`, too. Numbers come back exactly, floating ones to the last bit. JSON
+/// has no infinities and no NaN: it writes `null` in their place. An `f64` does not read that back, so the commit is
+/// [refused](crate::error::ValueError::Unwritable); an `Option<f64>` comes back as `None`. `Some(None)` comes back as `None`, too.
+#[cfg(feature = "json")]
+#[cfg_attr(docsrs, doc(cfg(feature = "json")))]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Json;
+
+#[cfg(feature = "json")]
+impl<T: serde::Serialize + serde::de::DeserializeOwned> Format<T> for Json {
+    fn name(&self) -> &str {
+        "json"
+    }
+
+    fn encode(&self, value: &T) -> Result<Vec<u8>, FormatError> {
+        Ok(serde_json::to_vec(value)?)
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<T, FormatError> {
+        Ok(serde_json::from_slice(bytes)?)
+    }
+}
+
+/// The bytes as they are, for `Vec<u8>`, `Box<[u8]>` and `String`, which has to be UTF-8.
+///
+/// # Examples
+///
+/// ```
+/// # use zk_rwlock::format::Raw;
+/// # use zk_rwlock::{Error, Memory, Shared};
+/// # tokio_test::block_on(async {
+/// let blob: Shared<Vec<u8>> = Shared::with_format(&Memory::new(), "/blob", Raw).build()?;
+/// blob.write().replacing(vec![0, 255]).await?.commit().await?;
+/// assert_eq!(*blob.read().await?, [0, 255]);
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Raw;
+
+impl<T> Format<T> for Raw
+where
+    T: AsRef<[u8]> + TryFrom<Vec<u8>, Error: std::error::Error + Send + Sync + 'static>,
+{
+    fn name(&self) -> &str {
+        "raw"
+    }
+
+    fn encode(&self, value: &T) -> Result<Vec<u8>, FormatError> {
+        Ok(value.as_ref().to_vec())
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<T, FormatError> {
+        Ok(T::try_from(bytes.to_vec())?)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue::tests::fuzz;
 
     #[test]
     fn a_format_has_a_name_of_one_to_64_plain_characters() {
@@ -143,5 +370,74 @@ mod tests {
         let form = Form::new("byte");
         assert_eq!(form.open(b""), Err(ValueError::Unset));
         assert!(matches!(form.open(b"rubbish"), Err(ValueError::Foreign { .. })));
+    }
+
+    fn envelope() -> Envelope {
+        let at = UNIX_EPOCH + Duration::from_millis(1_795_253_400_125);
+        let label = Some("rotate = keys".to_owned());
+        let written = Written { host: "web-1".to_owned(), label, token: 4_294_967_301, commit: 1, at, schema: 3 };
+        Envelope { format: "json".to_owned(), written, after: Some(Mark { token: 4_294_967_290, commit: 2 }) }
+    }
+
+    #[test]
+    fn a_node_is_text_for_people_and_the_value_as_it_is() {
+        let bytes = envelope().seal(b"{\"endpoint\":\"db-1\"}");
+        let text = "zk-rwlock value 1\nformat=json\nschema=3\nhost=web-1\nlabel=rotate = keys\ntoken=4294967301\ncommit=1\n\
+                    after=4294967290/2\nat=2026-11-21T09:30:00.125Z\n\n{\"endpoint\":\"db-1\"}";
+        assert_eq!(String::from_utf8(bytes).unwrap(), text);
+    }
+
+    #[test]
+    fn any_bytes_can_be_the_value() {
+        for payload in [&b""[..], b"\n\n", b"\n\nzk-rwlock value 1\n", &[0, 255, 10, 10, 0]] {
+            let bytes = envelope().seal(payload);
+            assert_eq!(Envelope::open(&bytes), Ok((envelope(), payload)));
+        }
+    }
+
+    #[test]
+    fn what_is_not_ours_is_told_with_the_reason() {
+        for (bytes, reason) in [
+            (&b"{\"json\": true}"[..], "they begin with \"{\\\"json\\\": true}\""),
+            (b"\xff\xfe", "they begin with \"\u{fffd}\u{fffd}\""),
+            (b"zk-rwlock value 1\nformat=json\n", "the head has no end"),
+            (b"zk-rwlock value 1\n\xff\n\n", "the head is no text"),
+            (b"zk-rwlock value 2\n\n", "they are laid out in version \"2\", and this library knows 1"),
+            (b"zk-rwlock value 1\n\n", "the head has no at"),
+            (b"zk-rwlock value 1\nat=now\n\n", "at is no time"),
+            (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=x\n\n", "token is no number"),
+            (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=1\ncommit=-1\n\n", "commit is no number"),
+        ] {
+            assert_eq!(Envelope::open(bytes), Err(reason.to_owned()));
+        }
+    }
+
+    #[test]
+    fn fields_of_later_versions_are_passed_over() {
+        let text = String::from_utf8(envelope().seal(b"1")).unwrap().replace("host=", "colour=blue\nnonsense\nhost=");
+        assert_eq!(Envelope::open(text.as_bytes()), Ok((envelope(), &b"1"[..])));
+    }
+
+    #[test]
+    fn any_bytes_are_refused_or_read_back_as_they_are_written() {
+        let bare = Envelope { after: None, ..envelope() };
+        let written = Written { label: Some("keys\r".to_owned()), ..envelope().written };
+        let returned = Envelope { written, ..envelope() };
+        assert_eq!(Envelope::open(&returned.seal(b"1")), Ok((returned, &b"1"[..])));
+        let samples =
+            [envelope().seal(b"{\"endpoint\":\"db-1\"}"), bare.seal(b"\n\n\0\xff"), b"zk-rwlock value 2\n\n".to_vec()];
+        fuzz(&samples, |bytes| match Envelope::open(bytes) {
+            Ok((envelope, payload)) => {
+                assert!(bytes.ends_with(payload));
+                // Written as we write it: numbers without a sign, times in milliseconds, and no fields of later versions.
+                let written = envelope.seal(payload);
+                let (again, same) = Envelope::open(&written).unwrap();
+                assert_eq!((again.seal(same), same), (written.clone(), payload));
+                assert_eq!((again.format, again.after), (envelope.format, envelope.after));
+                assert_eq!(again.written.token, envelope.written.token);
+                assert_eq!((again.written.host, again.written.label), (envelope.written.host, envelope.written.label));
+            }
+            Err(reason) => assert!(!reason.is_empty() && reason.len() < 3 * bytes.len() + 200, "{reason}"),
+        });
     }
 }

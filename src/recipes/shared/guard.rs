@@ -1,16 +1,24 @@
-//! The value while its lock is held.
+//! A value under its lock: how a caller asks for it, reads it, and changes it.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::time::Instant;
+
+use crate::call::{self, Call};
+use crate::contend::request::Options;
 use crate::error::error::Error;
 use crate::error::value::Written;
+use crate::lock::acquire::{self, Acquire, Granting, Guard};
 use crate::lock::hold::{ReadGuard, WriteGuard};
-use crate::recipes::shared::codec::Stored;
-use crate::recipes::shared::envelope::Mark;
+use crate::queue::mode::Mode;
+use crate::recipes::shared::codec::{Mark, Stored};
 use crate::recipes::shared::node::{Base, NewValue};
+use crate::recipes::shared::shared::Shared;
 use crate::recipes::shared::store::{Loaded, Store};
+use crate::session::request::{Failure, Loss};
 
 /// A [`Shared`](crate::Shared) value, held to read. It does not change for as long as the guard is held. Derefs to the
 /// value.
@@ -191,5 +199,307 @@ impl<T> Deref for SharedWriteGuard<T> {
 impl<T> DerefMut for SharedWriteGuard<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.loaded.value
+    }
+}
+
+impl<T: Send + Sync + 'static> Shared<T> {
+    /// Acquires the lock to read, and reads the value. The value does not change for as long as the guard is held.
+    ///
+    /// Await the returned builder, with or without options. Waits until every earlier writer has left: see
+    /// [`RwLock`](crate::RwLock) for fairness. Costs one request more than the lock.
+    ///
+    /// The value is the last writer's, whichever server this client is connected to. The server that shows the lock as
+    /// ours has seen our node and the earlier writer's release, and so every commit before it. The reads of one session
+    /// never go back behind that.
+    ///
+    /// If there is no value yet, the first reader writes the [initial](crate::SharedBuilder::initial) one, once.
+    ///
+    /// # Cancel safety
+    /// As for [`RwLock::read`](crate::RwLock::read).
+    ///
+    /// # Errors
+    /// As for [`RwLock::read`](crate::RwLock::read), and [`Error::Value`] if the node holds no value of ours. The lock
+    /// is then given back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "json")]
+    /// # tokio_test::block_on(async {
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, Shared};
+    /// # let zk = Memory::new();
+    /// let limit: Shared<u32> = Shared::builder(&zk, "/limits/requests").initial(|| 100).build()?;
+    /// let value = limit.read().timeout(Duration::from_secs(5)).await?;
+    /// assert_eq!(*value, 100);
+    /// value.release().await?;
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn read(&self) -> Acquire<SharedReadGuard<T>> {
+        Acquire::new(self.clone())
+    }
+
+    /// Acquires the lock to write, and reads the value, which can then be changed and
+    /// [committed](SharedWriteGuard::commit).
+    ///
+    /// Await the returned builder, with or without options. Waits until every earlier contender has left.
+    ///
+    /// # Cancel safety
+    /// As for [`RwLock::write`](crate::RwLock::write).
+    ///
+    /// # Errors
+    /// As for [`Shared::read`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "json")]
+    /// # tokio_test::block_on(async {
+    /// # use zk_rwlock::{Error, Memory, Shared};
+    /// # let zk = Memory::new();
+    /// let limit: Shared<u32> = Shared::builder(&zk, "/limits/requests").initial(|| 100).build()?;
+    /// let mut value = limit.write().label("double").await?;
+    /// *value *= 2;
+    /// value.commit().await?;
+    /// assert_eq!(*value.downgrade().await?, 200);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn write(&self) -> Acquire<SharedWriteGuard<T>> {
+        Acquire::new((self.clone(), None))
+    }
+
+    /// Acquires the lock to read if no writer holds it or waits for it, and reads the value. See
+    /// [`RwLock::try_read`](crate::RwLock::try_read).
+    ///
+    /// # Cancel safety
+    /// As for [`RwLock::try_read`](crate::RwLock::try_read).
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise as for [`Shared::read`].
+    pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
+        let Shared { store } = self.clone();
+        Call::new(|timeout| acquire::attempt(store.lock(), Mode::Read, timeout, ReadGuard::new, |it| read(store, it)))
+    }
+
+    /// Acquires the lock to write if no contender holds it or waits for it, and reads the value. See
+    /// [`RwLock::try_write`](crate::RwLock::try_write).
+    ///
+    /// # Cancel safety
+    /// As for [`RwLock::try_write`](crate::RwLock::try_write).
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise as for [`Shared::read`].
+    pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
+        let Shared { store } = self.clone();
+        Call::new(|timeout| {
+            acquire::attempt(store.lock(), Mode::Write, timeout, WriteGuard::new, |it| write(store, None, None, it))
+        })
+    }
+}
+
+impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
+    type Source = Shared<T>;
+
+    fn acquire(Shared { store }: Shared<T>, options: Options) -> Granting<SharedReadGuard<T>> {
+        Granting::by(acquire::acquire_and(store.lock(), options, |guard| read(store, guard)))
+    }
+}
+
+impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
+    /// With the value to begin with, if it replaces the node's value.
+    type Source = (Shared<T>, Option<T>);
+
+    fn acquire((Shared { store }, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
+        let label = options.label.clone();
+        Granting::by(acquire::acquire_and(store.lock(), options, |guard| write(store, instead, label, guard)))
+    }
+}
+
+impl<T: Send + Sync + 'static> Acquire<SharedWriteGuard<T>> {
+    /// Begins with this value, whatever the node holds: also if it holds nothing, or nothing that can be read. A
+    /// [commit](SharedWriteGuard::commit) then writes it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "json")]
+    /// # tokio_test::block_on(async {
+    /// # use zk_rwlock::{Error, Memory, RwLock, Shared};
+    /// # let zk = Memory::new();
+    /// let limit: Shared<u32> = Shared::new(&zk, "/limits/requests")?;
+    /// assert!(limit.write().await.is_err(), "there is nothing to change yet");
+    /// limit.write().replacing(100).await?.commit().await?;
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn replacing(mut self, value: T) -> Self {
+        self.source.1 = Some(value);
+        self
+    }
+}
+
+async fn read<T>(store: Arc<Store<T>>, guard: ReadGuard) -> Result<SharedReadGuard<T>, Error>
+where
+    T: Send + Sync + 'static,
+{
+    let stored = store.read_under(&guard).await?;
+    Ok(SharedReadGuard::new(stored, guard))
+}
+
+async fn write<T>(
+    store: Arc<Store<T>>,
+    instead: Option<T>,
+    label: Option<String>,
+    guard: WriteGuard,
+) -> Result<SharedWriteGuard<T>, Error>
+where
+    T: Send + Sync + 'static,
+{
+    let loaded = store.load(guard.held(), instead).await?;
+    let label = label.or_else(|| store.node.label().clone());
+    Ok(SharedWriteGuard::new(loaded, label, store, guard))
+}
+
+/// How often an update begins again.
+const TRIES: u32 = 16;
+
+/// What an [update](Shared::update) has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Updated<R> {
+    /// What the change returned.
+    pub output: R,
+    /// What is kept beside the value that the change made.
+    pub written: Written,
+}
+
+impl<R: Send + 'static> Guard for Updated<R> {
+    type Source = Box<dyn FnOnce(Options) -> Granting<Updated<R>> + Send>;
+
+    fn acquire(update: Self::Source, options: Options) -> Granting<Updated<R>> {
+        update(options)
+    }
+}
+
+impl<T: Send + Sync + 'static> Shared<T> {
+    /// Changes the value in one call: acquires the lock to write, reads the value, calls `change`, commits, and gives the
+    /// lock back in the background.
+    ///
+    /// Await the returned builder, with or without options. Waits until every earlier contender has left. It costs what
+    /// [`write`](Self::write) and a commit do. A write without the lock would cost less, but could change the value under
+    /// a reader that holds the lock.
+    ///
+    /// Under the lock no other user of it is faster, so `change` is usually called once. The update begins again, with the
+    /// value that is there by then, if nothing was written because the session ended, or because a client without the lock
+    /// wrote the node. So **`change` may be called several times**, and must do nothing but change the value that it is
+    /// given. After 16 times the error is returned. An update whose outcome is not known is not repeated.
+    ///
+    /// To look at the value before you decide whether to write it at all, use [`write`](Self::write).
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the lock back. If the commit was sent, the value is then the old one or the new one.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write) and for [`commit`](SharedWriteGuard::commit). [`Error::Timeout`] says that nothing
+    /// was written. If the time is over while the commit is under way, the error is [`Error::OutcomeUnknown`].
+    ///
+    /// # Panics
+    /// If `change` panics, nothing is written, and the lock is given back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "json")]
+    /// # tokio_test::block_on(async {
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, Shared};
+    /// # let zk = Memory::new();
+    /// let next: Shared<u64> = Shared::builder(&zk, "/invoices/next").initial(|| 1).build()?;
+    /// let take = |next: &mut u64| {
+    ///     *next += 1;
+    ///     *next - 1
+    /// };
+    /// let number = next.update(take).timeout(Duration::from_secs(5)).label("invoice").await?.output;
+    /// assert_eq!((number, next.update(take).await?.output), (1, 2));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn update<R>(&self, change: impl FnMut(&mut T) -> R + Send + 'static) -> Acquire<Updated<R>>
+    where
+        R: Send + 'static,
+    {
+        let shared = self.clone();
+        Acquire::<Updated<R>>::new(Box::new(|options| Granting::by(update(shared, options, change))))
+    }
+}
+
+async fn update<T, R>(
+    shared: Shared<T>,
+    options: Options,
+    mut change: impl FnMut(&mut T) -> R + Send,
+) -> Result<Updated<R>, Error>
+where
+    T: Send + Sync + 'static,
+    R: Send,
+{
+    let (timeout, begun, mut tries) = (options.timeout()?, Instant::now(), 1);
+    let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()).max(Duration::from_millis(1)));
+    loop {
+        let options = Options { timeout: left(), ..options.clone() };
+        let once = async {
+            let mut guard = Acquire::<SharedWriteGuard<T>> { source: (shared.clone(), None), options }.await?;
+            let output = change(&mut guard);
+            match call::in_time(shared.store.node.coordinator(), left(), guard.commit()).await {
+                Ok(written) => Ok(Updated { output, written }),
+                Err(Error::Timeout { .. }) => {
+                    let reason = "no answer in the time given".to_owned();
+                    Err(Error::OutcomeUnknown { operation: "commit a value", reason })
+                }
+                Err(error) => Err(error),
+            }
+        };
+        match once.await {
+            Err(error) if tries < TRIES && begins_again(&error) => tries += 1,
+            answer => return answer.map_err(|error| error.of_the_whole(timeout)),
+        }
+    }
+}
+
+/// Whether nothing was written for a reason that the next try may not meet. An operator who removes our node wants us to
+/// stop.
+fn begins_again(error: &Error) -> bool {
+    match error {
+        Error::Lost(loss) | Error::Evicted(loss) => matches!(loss, Loss::SessionOver(_) | Loss::LeaseRanOut),
+        Error::TransactionRefused { reason, .. } => {
+            matches!(reason, Failure::BadVersion | Failure::NodeExists | Failure::NoNode)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::request::Ending;
+
+    #[test]
+    fn an_update_begins_again_only_where_the_next_try_may_do_better() {
+        let refused = |reason| Error::TransactionRefused { index: 0, path: "/v".to_owned(), reason };
+        for error in [
+            Error::Lost(Loss::LeaseRanOut),
+            Error::Evicted(Loss::SessionOver(Ending::Expired)),
+            refused(Failure::BadVersion),
+            refused(Failure::NodeExists),
+            refused(Failure::NoNode),
+        ] {
+            assert!(begins_again(&error), "{error}");
+        }
+        for error in [
+            Error::Lost(Loss::Removed),
+            Error::Evicted(Loss::Removed),
+            refused(Failure::NoAuth(Box::default())),
+            Error::Unreachable("away".to_owned()),
+            Error::OutcomeUnknown { operation: "commit", reason: "cut".to_owned() },
+        ] {
+            assert!(!begins_again(&error), "{error}");
+        }
     }
 }

@@ -7,9 +7,8 @@ use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::lock::rw_lock::RwLock;
-use crate::queue::twin;
-use crate::recipes::shared::codec::{Form, ROOM};
-use crate::recipes::shared::envelope::{self, Envelope, Mark};
+use crate::queue::metadata;
+use crate::recipes::shared::codec::{self, Envelope, Form, Mark, ROOM};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::PAUSE;
 use crate::session::presence::{self, PAUSE_MAX};
@@ -84,7 +83,7 @@ impl ValueNode {
             label: label.clone(),
             token: held.own_node().token(),
             commit: own_node.next_commit(),
-            at: envelope::now(),
+            at: codec::now(),
             schema: self.form.schema,
         };
         let mark = Mark::of(&written);
@@ -269,7 +268,7 @@ impl Commit<'_> {
         let transaction = Transaction::under(self.held).size_limit(self.size_limit.saturating_add(ROOM));
         match self.base.version {
             None if self.base.absence.has_twin => transaction.create(self.path, self.bytes),
-            None => transaction.create(self.path, self.bytes).create(twin::of(self.path), []),
+            None => transaction.create(self.path, self.bytes).create(metadata::twin_of(self.path), []),
             Some(version) => transaction.set_version(self.path, self.bytes, version),
         }
     }
@@ -338,7 +337,7 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
 /// Whether there was such a node, and is none: a value was seen there, or its twin is there. Asked if our server shows none: it may
 /// have missed the node, and another client may have made it since. So the leader says.
 pub(crate) async fn gone(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
-    let has_twin = retry::data(session, &twin::of(path), false).await?.is_some();
+    let has_twin = retry::data(session, &metadata::twin_of(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);
     Ok(Absence { is_gone, has_twin: is_gone && has_twin })
 }

@@ -5,11 +5,9 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
-use crate::recipes::shared::changes::{self, ValueChanges};
-use crate::recipes::shared::codec::{Form, Terms};
 #[cfg(feature = "json")]
-use crate::recipes::shared::format::Json;
-use crate::recipes::shared::format::{Format, FormatError};
+use crate::recipes::shared::codec::Json;
+use crate::recipes::shared::codec::{Form, Format, FormatError, Terms};
 use crate::recipes::shared::node::ValueNode;
 use crate::recipes::shared::store::Store;
 use crate::session::contract::Coordinator;
@@ -127,12 +125,6 @@ impl<T: Send + Sync + 'static> Shared<T> {
         let (lock, form) = (RwLock::builder(coordinator, format!("{path}/lock")), Form::new(format.name()));
         let terms = Terms { format: Box::new(format), initial: None, migrate: None };
         SharedBuilder { lock, path, form, terms }
-    }
-
-    /// The values, in the order in which they come, beginning with the present one, or with the
-    /// [initial](SharedBuilder::initial) one, which is then written first. See [`ValueChanges`].
-    pub fn changes(&self) -> ValueChanges<T> {
-        changes::changes(&self.store)
     }
 }
 

@@ -7,6 +7,7 @@
 use std::convert::Infallible;
 use std::sync::{Arc, Weak};
 
+use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
 use crate::contend::tenure::Tenure;
@@ -14,20 +15,20 @@ use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::keep::join::Lock;
 use crate::lock::hold::ReadGuard;
-use crate::recipes::shared::background;
-use crate::recipes::shared::codec::{Stored, Terms};
-use crate::recipes::shared::envelope::Envelope;
+use crate::recipes::shared::codec::{Envelope, Stored, Terms};
 use crate::recipes::shared::known::{CopyState, Known, Seen};
 use crate::recipes::shared::node::{self, Base, NewValue, ValueNode};
-use crate::session::contract::{Coordinator, Session};
+use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::follow::{self, Followed, follow};
 use crate::session::lease::Lease;
 use crate::session::node::OwnNode;
 use crate::session::presence::{self, SecondLook};
-use crate::session::request::{Ending, Failure, Stat};
+use crate::session::request::{Ending, Failure, Stat, Task};
 use crate::session::retry::{self, Tries};
+use crate::session::thread::BackgroundThread;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
+use crate::telemetry::teller::{self, Teller};
 
 /// The operation that an error names.
 const WATCH: &str = "watch";
@@ -210,7 +211,7 @@ impl<T: Send + Sync + 'static> Store<T> {
                     () = follow(&follower, session_slot) => {}
                 }
             };
-            let started = background::start(self.node.coordinator(), self.node.path.len(), |it| Box::pin(follow(it)));
+            let started = start_in_background(self.node.coordinator(), self.node.path.len(), |it| Box::pin(follow(it)));
             started.unwrap_or_else(|error| self.over(error));
             stop
         });
@@ -296,7 +297,7 @@ struct Follower<T> {
 
 impl<T: Send + Sync + 'static> Followed for Follower<T> {
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>> {
-        background::with(&self.store, |store| Arc::clone(store.node.coordinator()))
+        with_upgraded(&self.store, |store| Arc::clone(store.node.coordinator()))
     }
 
     fn watched_bytes(&self) -> usize {
@@ -357,7 +358,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
 impl<T: Send + Sync + 'static> Follower<T> {
     /// The store, unless its last handle is gone.
     fn with<R>(&self, work: impl FnOnce(&Store<T>) -> R) -> Result<R, Failure> {
-        background::with(&self.store, work).ok_or(Failure::Over(Ending::Closed))
+        with_upgraded(&self.store, work).ok_or(Failure::Over(Ending::Closed))
     }
 
     /// The server shows no node. Returns whether to wait for one; else the leader has it, and its answer has brought the server up
@@ -389,16 +390,53 @@ impl<T: Send + Sync + 'static> Follower<T> {
     }
 }
 
+/// Drops values of the user's, whose destructors may block or panic.
+static DROPS: Teller = Teller::new("zk-rwlock-values");
+
+/// Starts work on the session's own thread, with a slot on it; or on the library's thread, if there is no session yet. The embedded ensemble has no thread: there the client that makes the work ready runs it.
+pub(crate) fn start_in_background(
+    coordinator: &Arc<dyn Coordinator>,
+    watched_bytes: usize,
+    work: impl FnOnce(Option<SessionSlot>) -> Task,
+) -> Result<(), Error> {
+    // The slot is usually there at once.
+    if let Some(Ok(session_slot)) = coordinator.session_slot(watched_bytes).now_or_never() {
+        let session = Arc::clone(session_slot.session());
+        session.spawn(work(Some(session_slot)));
+        return Ok(());
+    }
+    let background = BackgroundThread::get().map_err(|error| Error::Unreachable(error.to_string()))?;
+    let (handle, work) = (background.handle().clone(), work(None));
+    handle.spawn(async move {
+        work.await;
+        drop(background);
+    });
+    Ok(())
+}
+
+/// Uses for a moment what has code of the user's in it: values, and how they are made. If its last owner goes meanwhile, it is
+/// not dropped on a thread of the library's.
+pub(crate) fn with_upgraded<S: Send + Sync + 'static, T>(shared: &Weak<S>, work: impl FnOnce(&S) -> T) -> Option<T> {
+    let shared = shared.upgrade()?;
+    let result = work(&shared);
+    if let Some(last) = Arc::into_inner(shared)
+        && teller::is_ours()
+    {
+        DROPS.run(move || drop(last));
+    }
+    Some(result)
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+    #[cfg(not(shuttle))]
+    use std::{sync::mpsc, thread};
 
     use super::*;
-    use crate::error::value::Written;
     use crate::lock::rw_lock::RwLock;
     use crate::memory::client::Memory;
-    use crate::recipes::shared::codec::Form;
-    use crate::recipes::shared::format::Raw;
+    use crate::recipes::shared::codec::{Form, Raw};
 
     fn trouble(reason: &str) -> Error {
         Error::Unreachable(reason.to_owned())
@@ -443,5 +481,30 @@ mod tests {
         assert!(matches!(copy.state(), CopyState::Fetching));
         copy.troubled(trouble("a"));
         assert!(matches!(copy.state(), CopyState::Behind(Error::Unreachable(reason)) if reason == "a"));
+    }
+
+    #[cfg(not(shuttle))]
+    #[test]
+    fn the_last_of_a_value_is_not_dropped_on_a_thread_of_the_librarys() {
+        struct Tells(mpsc::Sender<Option<String>>);
+        impl Drop for Tells {
+            fn drop(&mut self) {
+                self.0.send(thread::current().name().map(str::to_owned)).expect("it is awaited");
+            }
+        }
+        for (is_ours, expected) in [(true, "zk-rwlock-values"), (false, "a caller")] {
+            let (tell, dropped) = mpsc::channel();
+            let caller = thread::Builder::new().name("a caller".to_owned()).spawn(move || {
+                if is_ours {
+                    teller::this_thread_is_ours();
+                }
+                let mut owner = Some(Arc::new(Tells(tell)));
+                let weak = owner.as_ref().map(Arc::downgrade).unwrap_or_default();
+                assert!(with_upgraded(&weak, |_| owner.take().is_some()).is_some_and(|had_it| had_it));
+                assert!(with_upgraded(&weak, |_| ()).is_none());
+            });
+            caller.expect("a thread").join().expect("no panic");
+            assert_eq!(dropped.recv().expect("it is dropped").as_deref(), Some(expected));
+        }
     }
 }

@@ -1,4 +1,0 @@
-//! Several locks at once, all or none.
-
-pub(crate) mod guard;
-pub(crate) mod lock;
