@@ -1,13 +1,16 @@
-//! How a place at the head of a queue is exchanged for a node outside the queue, in one transaction.
+//! How the node of a contender is replaced by another in one transaction: a writer's by a reader's, or a place at the head of a queue
+//! by a node outside the queue.
 //!
-//! The transaction checks that our place is there, so the ensemble itself refuses a contender that is not at the head any more.
+//! The exchange checks that our place is there, so the ensemble itself refuses a contender that is not at the head any more.
 //! It ends as a writer's release does, so the next contender in the queue is let in by the same commit.
 
-use crate::contend::ticket::Ticket;
+use crate::contend::tenure::Tenure;
+use crate::error::error::Error;
+use crate::queue::contender::Contender;
 use crate::session::node::state::NodeState;
-use crate::session::presence::leader_still_has;
+use crate::session::presence::{is_there, leader_still_has};
 use crate::session::request::{Failure, Kind, Loss, Operation, Stat};
-use crate::session::retry::Tries;
+use crate::session::retry::{Tries, until_known};
 
 /// What a place is exchanged for.
 pub(crate) struct Exchange<'a> {
@@ -26,7 +29,7 @@ pub(crate) enum NotExchanged {
     Changed,
     /// The directory of the new node does not exist. We keep our place.
     NoDirectory,
-    /// Dropping the ticket removes whichever of the two nodes there is.
+    /// Dropping this removes whichever of the two nodes there is.
     Failed(Failure),
 }
 
@@ -52,13 +55,82 @@ enum Tried {
     WithoutSignal,
 }
 
-impl Ticket {
+impl Tenure {
+    pub(crate) async fn downgrade(&self) -> Result<(), Error> {
+        self.change_to_read().await?;
+        self.holding.lock().goes_on_as_read(self.directory(), self.own_node());
+        Ok(())
+    }
+
+    /// Replaces the node by a READ node.
+    pub(crate) async fn change_to_read(&self) -> Result<(), Error> {
+        if let Some(loss) = self.loss() {
+            return Err(Error::Lost(loss));
+        }
+        self.swap().await.map_err(|failure| self.lost_by(failure, "downgrade"))
+    }
+
+    /// Replaces a WRITE node by a READ node of the same number, in one transaction.
+    async fn swap(&self) -> Result<(), Failure> {
+        let writer = self.own_node().contender();
+        let reader = Contender::parse_as(&writer.downgraded(), writer.dialect());
+        let Some(reader) = reader.filter(|_| self.own_node().read(NodeState::has_node)) else {
+            return Err(Failure::NoNode);
+        };
+        let (from, to) = (self.child(writer.name()), self.child(reader.name()));
+        let swap = [
+            Operation::Create { path: to.clone(), data: self.note().to_vec(), kind: Kind::Ephemeral },
+            Operation::Delete { path: from.clone(), version: None },
+        ];
+        let session = self.session();
+        // From here on either name may be ours; if this future is dropped, both are removed.
+        self.own_node().change(|it| it.known.moves(None));
+        let mut tries = Tries::LOST_ANSWERS;
+        loop {
+            let failure = match session.transact(&swap).await {
+                Ok(_) => break,
+                Err(failure @ Failure::Unknown(_)) => {
+                    tries.again(session, failure).await?;
+                    continue;
+                }
+                // An earlier try, whose answer was lost, has replaced the node; or it is a stranger's; or it is gone by now.
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => {
+                    match until_known(session, || session.data(&to)).await {
+                        Ok((_, stat)) if stat.ephemeral_owner == session.id() => break,
+                        // A server that denies the new node, or may not show it, does not overrule the leader, which has
+                        // no old one any more.
+                        Err(Failure::NoNode | Failure::NoAuth(_))
+                            if is_there(session, &from, None).await == Ok(false) =>
+                        {
+                            break;
+                        }
+                        Err(Failure::NoNode) if !tries.are_over() => {
+                            tries.pause(session).await?;
+                            continue;
+                        }
+                        Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)) => *failure,
+                        Err(failure) => failure,
+                    }
+                }
+                Err(failure) => failure,
+            };
+            // If that is not known, either name may be ours.
+            if !matches!(failure, Failure::Unknown(_)) {
+                self.own_node().moved(NodeState::stays);
+            }
+            return Err(failure);
+        }
+        self.own_node().moved(|it| it.downgraded(reader));
+        session.upkeep().nodes().unwatched.add(self.own_node());
+        Ok(())
+    }
+
     /// Exchanges our place for another node. The place must be at the head of the queue.
     ///
     /// # Cancel safety
-    /// Dropping the ticket removes whichever of the two nodes there is.
+    /// Dropping this removes whichever of the two nodes there is.
     pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
-        let (session, own_node) = (self.session(), self.node());
+        let (session, own_node) = (self.session(), self.own_node());
         if !own_node.read(NodeState::has_node) {
             return Err(NotExchanged::Evicted);
         }
@@ -105,7 +177,7 @@ impl Ticket {
     }
 
     async fn try_to_exchange(&self, exchange: &Exchange<'_>) -> Tried {
-        let (session, from) = (self.session(), self.node().path());
+        let (session, from) = (self.session(), self.own_node().path());
         let (to, (unchanged, version)) = (exchange.to.clone(), exchange.unchanged);
         let mut operations = vec![
             Operation::Check { path: from.clone(), version: None },

@@ -10,7 +10,6 @@ use crate::call::{self, SESSION_TRIES};
 use crate::contend::report::Lateness;
 use crate::contend::request::{Acquisition, IfTaken, WaitContext, WaitReport};
 use crate::contend::tenure::Tenure;
-use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
 use crate::observe::on_wait::OnWait;
 use crate::observe::trace;
@@ -84,8 +83,8 @@ impl GrantKind {
 impl Grant {
     /// The grant for a waiter's evidence.
     pub(crate) fn by(take: Take, entry: &Tenure) -> Grant {
-        let (ticket, nodes) = (entry.ticket(), entry.ticket().session().upkeep().nodes());
-        let signal = take.signalled_by.map(|name| nodes.hand_off(&ticket.child(&name).into()));
+        let nodes = entry.session().upkeep().nodes();
+        let signal = take.signalled_by.map(|name| nodes.hand_off(&entry.child(&name).into()));
         let kind = match (&signal, take.has_waited) {
             (Some(_), _) => GrantKind::HandOff,
             (None, true) => GrantKind::Look,
@@ -163,9 +162,9 @@ impl Acquisition {
         };
         // A contender that lacks one permission may also lack the permission to leave. The error must say so.
         let Err(Error::PermissionDenied { operation, path, lacks }) = taken else { return taken };
-        match entry.ticket().leave().await {
+        match entry.leave().await {
             Err(Failure::NoAuth(lacks)) => Err(Error::stays(entry.own_node().path(), lacks)),
-            Ok(()) if entry.ticket().unmake_directory().await => Err(Error::shut_out(&self.handle.path, lacks)),
+            Ok(()) if entry.unmake_directory().await => Err(Error::shut_out(&self.handle.path, lacks)),
             _ => Err(Error::PermissionDenied { operation, path, lacks }),
         }
     }
@@ -188,7 +187,7 @@ impl Acquisition {
             (entry, look) = Box::pin(self.queue_up()).await?;
         }
         if let Some(sharing) = &self.sharing {
-            sharing(&entry, entry.ticket().armed().await);
+            sharing(&entry, entry.armed().await);
         }
         self.trace.record("sequence", entry.contender().sequence());
         Ok((entry, look, Lateness::since(began, self)))
@@ -266,19 +265,18 @@ impl Acquisition {
         call::bounded(&self.handle.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
     }
 
-    /// Takes a ticket at the end of the queue, and lists the queue with it.
+    /// Takes a place at the end of the queue, and lists the queue with it.
     pub(crate) async fn queue_up(&self) -> Result<(Box<Tenure>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
         // By this number we tell our node from all others, also after the answer to its create was lost.
         let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, self.sharing.is_some(), random));
-        let data = Metadata {
+        let metadata = Metadata {
             host: handle.host.clone(),
             pid: std::process::id(),
             label: self.options.label.clone(),
             since: SystemTime::now(),
             permits: self.goal.as_ref().map(|goal| goal.count()),
-        }
-        .encode();
+        };
         // Each waiter watches two nodes: its own, and its predecessor's, whose host may be longer.
         let mut watched = 2 * (handle.path.len() + "/READ-lock-0000000000".len());
         watched += owner.len() + handle.dialect.longest_owner(owner.len());
@@ -287,42 +285,39 @@ impl Acquisition {
         }
         watched += self.goal.as_ref().map_or(0, |goal| goal.watched_bytes());
         let mut tries = 0;
-        let (ticket, look) = loop {
+        loop {
             let session_slot =
                 handle.coordinator.session_slot(watched).await.map_err(|failure| self.handle.stop(failure))?;
-            let ticket = Ticket::new(session_slot, &handle.path, &owner, self.mode, self.sharing.is_some());
+            let node = session_slot.session().upkeep().begin(&handle.path, &owner, self.mode);
+            let keeps = self.sharing.is_some();
+            let entry = Tenure::new(session_slot, node, keeps, handle.shown(), &handle.coordinator, metadata.encode());
             tries += 1;
-            match self.take_place(&ticket, &data).await {
-                Ok(look) => break (ticket, look),
+            match self.take_place(&entry).await {
+                Ok(look) => return Ok((entry, look)),
                 // The session ended unnoticed while it was idle. It had no node of ours, so a fresh session will do.
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
-                    follow::wait_until_known_to_be_over(ticket.session()).await;
+                    follow::wait_until_known_to_be_over(entry.session()).await;
                 }
-                Err(Failure::NoAuth(lacks)) if ticket.unmake_directory().await => {
+                Err(Failure::NoAuth(lacks)) if entry.unmake_directory().await => {
                     return Err(Error::shut_out(&handle.path, lacks));
                 }
                 Err(failure) => return Err(self.handle.stop(failure)),
             }
-        };
-        Ok((Tenure::new(ticket, handle.shown(), &handle.coordinator, data), look))
+        }
     }
 
     /// Creates the node in the directory, and lists the children. Gives no listing if the answer to the create was lost.
-    pub(crate) async fn take_place(
-        &self,
-        ticket: &Ticket,
-        data: &[u8],
-    ) -> Result<Option<Result<Names, Failure>>, Failure> {
+    pub(crate) async fn take_place(&self, entry: &Tenure) -> Result<Option<Result<Names, Failure>>, Failure> {
         let (mut missing, mut tries) = (0, Tries::LOST_ANSWERS);
         loop {
             // All requests are on their way before one is answered.
-            ticket.ask_for_node(data);
-            let (listing, is_sent) = listing::list_or_join(ticket.session(), ticket.directory());
-            self.goal.iter().for_each(|goal| goal.look_along(ticket, is_sent));
+            entry.ask_for_node();
+            let (listing, is_sent) = listing::list_or_join(entry.session(), entry.queue());
+            self.goal.iter().for_each(|goal| goal.look_along(entry, is_sent));
             // The listing is answered after the create, so waiting for the listing first wakes the task once, and not
             // twice.
             let look = listing.await;
-            match ticket.entered().await {
+            match entry.entered().await {
                 Ok(()) => return Ok(Some(look)),
                 // The directory can vanish again between its making and the next try: the server reaps it when it is
                 // empty.
@@ -330,12 +325,12 @@ impl Acquisition {
                     missing += 1;
                     // If a server errs, the listing behind the create shows the node that it denies. A second node would
                     // wait behind that one for ever.
-                    let is_there = look.is_ok_and(|names| names.iter().any(|name| ticket.node().owner().owns(name)));
-                    if is_there && ticket.recover().await? {
+                    let is_there = look.is_ok_and(|names| names.iter().any(|name| entry.own_node().owner().owns(name)));
+                    if is_there && entry.recover().await? {
                         return Ok(None);
                     }
                     let has_to_stay = self.handle.dialect.keeps_directories();
-                    match ticket.make_directory(has_to_stay).await {
+                    match entry.make_directory(has_to_stay).await {
                         // A directory above it may be a container, too, if Curator made it.
                         Ok(()) | Err(Failure::NoNode) => {}
                         Err(failure) => return Err(failure),
@@ -343,7 +338,7 @@ impl Acquisition {
                 }
                 Err(Failure::Unknown(_)) if !tries.are_over() => {
                     tries.count();
-                    if ticket.recover().await? {
+                    if entry.recover().await? {
                         return Ok(None);
                     }
                 }
@@ -355,8 +350,8 @@ impl Acquisition {
     /// Leaves a directory whose numbers are used up. Says whether the directory may be made anew: it may if only
     /// contenders are left in it that will find the numbers used up, too.
     pub(crate) async fn leave_used_up(&self, entry: Box<Tenure>) -> Result<bool, Error> {
-        let (ticket, dialect) = (entry.ticket(), self.handle.dialect);
-        match ticket.leave().await {
+        let dialect = self.handle.dialect;
+        match entry.leave().await {
             Ok(()) | Err(Failure::NoNode) => {}
             Err(Failure::NoAuth(lacks)) => return Err(Error::stays(entry.own_node().path(), lacks)),
             Err(failure) => return Err(self.handle.stop(failure)),
@@ -365,7 +360,7 @@ impl Acquisition {
             return Ok(false);
         }
         let is_passing = |name: &String| Contender::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
-        match retry::until_known(ticket.session(), || ticket.list()).await {
+        match retry::until_known(entry.session(), || entry.list()).await {
             Ok(names) => Ok(names.iter().all(is_passing)),
             Err(Failure::NoNode) => Ok(true),
             Err(failure) => Err(self.handle.stop(failure)),
@@ -377,7 +372,7 @@ impl Acquisition {
     /// Our evidence may be old, if we were cut off. Only under a valid lease is it certain that the session still
     /// exists, and with it our own node.
     pub(crate) fn take(&self, entry: &Tenure, grant: &Grant) -> Result<bool, Error> {
-        let (session, own_node) = (entry.ticket().session(), entry.own_node());
+        let (session, own_node) = (entry.session(), entry.own_node());
         if let Some(loss) = entry.loss() {
             return Err(Error::Evicted(loss));
         }
@@ -394,7 +389,7 @@ impl Acquisition {
     }
 
     pub(crate) async fn grant_once_confirmed(&self, entry: &Tenure, grant: Grant) -> Result<(), Error> {
-        let (session, own_node) = (entry.ticket().session(), entry.own_node());
+        let (session, own_node) = (entry.session(), entry.own_node());
         for tries in 0..LEASE_TRIES {
             if tries > 1 {
                 session.sleep(session.timeout() / 20).await;

@@ -1,8 +1,7 @@
 //! One contender, from asking until its node is gone.
 //!
 //! - Asking: [`request`] has the options, [`flow`] the way to a grant, [`wait`] the turn, [`report`] who is in the way.
-//! - Its node: [`ticket`] takes it and finds it again, in a [`directory`].
-//! - Holding: [`tenure`] with its [`changes`], and [`transaction`].
+//! - Its node and its hold: [`tenure`], in a [`directory`]; [`changes`], [`transaction`].
 //! - Leaving: [`removal`] deletes the node; [`exchange`] trades it for a permit.
 
 pub(crate) mod changes;
@@ -13,6 +12,5 @@ pub(crate) mod removal;
 pub(crate) mod report;
 pub(crate) mod request;
 pub(crate) mod tenure;
-pub(crate) mod ticket;
 pub(crate) mod transaction;
 pub(crate) mod wait;

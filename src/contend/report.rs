@@ -139,14 +139,14 @@ impl<'a> Lateness<'a> {
     pub(crate) fn begins(&mut self, held: &Tenure) {
         let Acquisition { handle, options, trace, goal, .. } = self.acquisition;
         let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };
-        let (session, own_node) = (Arc::clone(held.ticket().session()), Arc::clone(held.own_node()));
+        let (session, own_node) = (Arc::clone(held.session()), Arc::clone(held.own_node()));
         let (label, span, goal) = (options.label.clone(), trace.span(), goal.clone());
         let (began, is_warned_of) = (self.began, self.is_warned_of);
         let waiter = RegisteredWaiter { began, session, own_node, label, span, goal, is_warned_of };
         let (number, is_watched) = handle.waiters.enter(waiter);
         self.number = Some(number);
         if !is_watched {
-            let session = held.ticket().session();
+            let session = held.session();
             let watch = watch(Arc::downgrade(handle), limit, Arc::downgrade(session));
             handle.waiters.watched_by(spawn_cancellable(session, watch));
         }

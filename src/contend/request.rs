@@ -13,7 +13,6 @@ use tokio::time::Instant;
 
 use crate::contend::directory::Asking;
 use crate::contend::tenure::Tenure;
-use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
 use crate::observe::lock_paths::LockPaths;
 use crate::observe::on_wait::{Listener, OnWait};
@@ -139,7 +138,7 @@ pub(crate) trait Goal: Send + Sync {
     async fn check_first(&self) -> Result<(), Error>;
 
     /// Sends a look, right behind the create of our node, and behind the listing of the queue if that is sent now.
-    fn look_along(&self, ticket: &Ticket, is_listed: bool);
+    fn look_along(&self, entry: &Tenure, is_listed: bool);
 
     /// The queue is listed anew, so the look that was sent is too old.
     fn forget_look(&self);
@@ -292,7 +291,7 @@ pub(crate) enum IfTaken {
     GiveUp,
 }
 
-/// What an acquisition that has its ticket keeps until its turn has come.
+/// What an acquisition that has its place keeps until its turn has come.
 pub(crate) struct WaitContext<'a> {
     pub(crate) patience: IfTaken,
     /// Records the contenders in the way.

@@ -1,4 +1,5 @@
-//! One hold, from its ticket to its end: what can be done with it, whom it keeps out, how long it may last, and how it is lost.
+//! One contender: its place in the queue, from asking for its node until that is surely gone; the hold by it, how long the hold may
+//! last, and how it is lost.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -6,33 +7,36 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::contend::changes::OneHold;
+use crate::contend::directory;
 use crate::contend::removal::remove;
-use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
 use crate::observe::trace::Holding;
 use crate::queue::contender::Contender;
-use crate::queue::mode::Mode;
-use crate::queue::permits::{self, PERMITS, Room};
-use crate::queue::{metadata, turn};
-use crate::session::contract::{Coordinator, Session};
-use crate::session::follow;
+use crate::session::contract::{Coordinator, Session, SessionSlot};
+use crate::session::directories::Names;
 use crate::session::lease::Moment;
 use crate::session::leaving::Leaving;
-use crate::session::node::{LimitEnd, OwnNode};
+use crate::session::listing;
+use crate::session::node::{LimitEnd, Locked, OwnNode};
 use crate::session::presence::{self, SecondLook, check};
-use crate::session::request::{Failure, HoldState, Loss, Operation, Reply, Stat};
-use crate::session::retry::{self, slept};
+use crate::session::request::{Created, Failure, HoldState, Kind, Loss, Operation, Reply, Stat, Watch};
+use crate::session::retry::{self, none_without_directory, slept, synced, until_known};
 use crate::sync::Mutex;
+use crate::telemetry::log::tell;
+use crate::telemetry::{meter, names};
 use crate::validation;
 
-/// A ticket, and what belongs to it once it is granted. The ticket is given back when the hold is dropped.
+/// A node in a lock directory, or one that is being created there, and the hold by it once it is granted. Dropping this ends the
+/// hold, and removes the node, however far its creation got.
 pub(crate) struct Tenure {
-    /// Dropped first: the hold ends before its node does.
-    holding: Mutex<Holding>,
-    ticket: Ticket,
+    pub(super) holding: Mutex<Holding>,
+    session_slot: SessionSlot,
+    /// The process may keep the node between uses.
+    keeps: bool,
+    own_node: Arc<OwnNode>,
     /// The directory of the lock, or of the semaphore.
     directory: Arc<str>,
+    /// What the node says for people to read.
     data: Vec<u8>,
     /// Keeps the coordinator alive: its last user closes the sessions, and that may be a hold.
     _coordinator: Arc<dyn Coordinator>,
@@ -41,13 +45,124 @@ pub(crate) struct Tenure {
 impl Tenure {
     /// It is boxed, because several futures pass it on, and each would keep room for all of it.
     pub(crate) fn new(
-        ticket: Ticket,
+        session_slot: SessionSlot,
+        own_node: Arc<OwnNode>,
+        keeps: bool,
         directory: &Arc<str>,
         coordinator: &Arc<dyn Coordinator>,
         data: Vec<u8>,
     ) -> Box<Tenure> {
         let (directory, _coordinator) = (Arc::clone(directory), Arc::clone(coordinator));
-        Box::new(Tenure { holding: Mutex::default(), ticket, directory, data, _coordinator })
+        Box::new(Tenure { holding: Mutex::default(), session_slot, keeps, own_node, directory, data, _coordinator })
+    }
+
+    /// Asks for a node. The request is on its way when this returns. [`Tenure::entered`] waits for the answer.
+    pub(crate) fn ask_for_node(&self) {
+        let (session, now) = (self.session(), self.session().lease().now());
+        let connection = session.upkeep().connection();
+        // A contender that sees the node asks after the create, so after the watch was armed.
+        let arming = self.keeps.then(|| session.watch(self.queue()));
+        let reply = session.create(&self.own_node.path(), &self.data, Kind::EphemeralSequential);
+        let _unlocked = self.own_node.change(|it| {
+            it.known.asked(now, connection);
+            (it.creating.replace(reply), std::mem::replace(&mut it.arming, arming))
+        });
+    }
+
+    /// The watch that was armed before our node was created. It fires when another contender asks for the node. `None`
+    /// if no such watch is known to be armed.
+    pub(crate) async fn armed(&self) -> Option<Watch> {
+        let arming = self.own_node.change(|it| it.arming.take())?;
+        arming.await.ok()
+    }
+
+    /// Waits for the answer to [`Tenure::ask_for_node`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future keeps the request. Dropping this removes the node that the request makes.
+    pub(crate) async fn entered(&self) -> Result<(), Failure> {
+        let answer = poll_fn(|context| {
+            self.own_node.change(|it| match &mut it.creating {
+                Some(reply) => reply.as_mut().poll(context),
+                None => Poll::Ready(Err(Failure::Unknown("no node was asked for".to_owned()))),
+            })
+        });
+        match answer.await {
+            Ok(created) => self.stand_at(&created),
+            Err(failure) => {
+                // If the create was carried out after all, nothing shows that the watch was armed before it.
+                let _unlocked = self.own_node.change(|it| {
+                    it.known.refused(&failure);
+                    (it.creating.take(), it.arming.take())
+                });
+                Err(failure)
+            }
+        }
+    }
+
+    fn stand_at(&self, created: &Created) -> Result<(), Failure> {
+        self.session().upkeep().created(&self.own_node, created, self.session().id())
+    }
+
+    /// Makes the lock directory, with the directories above it.
+    pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
+        directory::make(self.session(), self.queue(), has_to_stay, |step| {
+            self.own_node.change(|it| it.made.push(step.to_owned()))
+        })
+        .await
+    }
+
+    /// Removes the directories that we made and, by their ACL, cannot use, the innermost first: other clients would fail on
+    /// them. Returns whether one was removed. Only an empty directory is removed, so no other client has put anything into it.
+    pub(crate) async fn unmake_directory(&self) -> bool {
+        let mut is_removed = false;
+        for step in self.own_node.change(|it| std::mem::take(&mut it.made)).iter().rev() {
+            is_removed |= until_known(self.session(), || self.session().delete(step)).await.is_ok();
+        }
+        is_removed
+    }
+
+    /// After a lost answer: looks for a node that the create may have made, and stands at it if it is there.
+    ///
+    /// Without the sync a lagging server could hide the node, and a second node of ours would queue behind it for ever.
+    pub(crate) async fn recover(&self) -> Result<bool, Failure> {
+        self.own_node.change(|it| it.known.doubted());
+        let (session, directory, owner) = (self.session(), self.queue(), self.own_node.owner());
+        let children = until_known(session, || synced(session, directory, |it, path| it.children(path)));
+        let children = children.await.or_else(none_without_directory)?;
+        for child in children.iter().filter(|child| owner.owns(child)) {
+            let path = self.child(child);
+            match until_known(session, || session.data(&path)).await {
+                Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
+                    meter::count(names::RECOVERIES, &[]);
+                    tell!(INFO, path = %directory, node = %child, "the answer to a create was lost, and its node found");
+                    let Stat { czxid, ctime, ephemeral_owner, .. } = stat;
+                    self.stand_at(&Created { path, czxid, ctime, ephemeral_owner })?;
+                    return Ok(true);
+                }
+                Ok(_) | Err(Failure::NoNode) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        tell!(DEBUG, path = %directory, %owner, "the answer to a create was lost, and there is no node");
+        Ok(false)
+    }
+
+    /// The second look after a lost answer. A listing that follows a later write of ours shows every node that the lost
+    /// request made. Only the node that we stand at may stay.
+    pub(crate) fn remove_strays(&self, children: &[String]) {
+        for stray in self.own_node.read(|it| it.orphans(children)) {
+            drop(remove(self.session(), &self.own_node, Leaving::delete(self.child(&stray)), None));
+        }
+    }
+
+    /// The children of the directory.
+    pub(crate) fn list(&self) -> Reply<Names> {
+        listing::list(self.session(), self.queue())
+    }
+
+    pub(crate) fn child(&self, name: &str) -> String {
+        format!("{}/{name}", self.queue())
     }
 
     /// The lock was granted. `holding` ends with the hold.
@@ -55,8 +170,13 @@ impl Tenure {
         *self.holding.lock() = holding;
     }
 
-    pub(crate) fn ticket(&self) -> &Ticket {
-        &self.ticket
+    pub(crate) fn session(&self) -> &Arc<dyn Session> {
+        self.session_slot.session()
+    }
+
+    /// The directory of the queue that the node is in.
+    pub(crate) fn queue(&self) -> &Arc<str> {
+        self.own_node.directory()
     }
 
     pub(crate) fn contender(&self) -> Arc<Contender> {
@@ -64,12 +184,12 @@ impl Tenure {
     }
 
     pub(crate) fn own_node(&self) -> &Arc<OwnNode> {
-        self.ticket.node()
+        &self.own_node
     }
 
     /// The present moment, on the clock of the hold's session.
     pub(crate) fn now(&self) -> Moment {
-        self.ticket.session().lease().now()
+        self.session().lease().now()
     }
 
     /// Why the lock is not held any more, if it is not. Somebody else may have given it back: the end of a leader's term
@@ -85,7 +205,7 @@ impl Tenure {
 
     /// Waits until the lock is not held any more.
     pub(crate) async fn lost(&self) -> Loss {
-        self.own_node().lost(self.ticket.session()).await
+        self.own_node().lost(self.session()).await
     }
 
     /// What its node says for people to read.
@@ -107,7 +227,7 @@ impl Tenure {
     pub(crate) fn session_left(&self) -> Duration {
         match self.own_node().has_left() {
             false => {
-                let session_left = self.ticket.session().lease().session_left();
+                let session_left = self.session().lease().session_left();
                 self.own_node().given_up_in().map_or(session_left, |left| left.min(session_left))
             }
             true => Duration::ZERO,
@@ -115,7 +235,7 @@ impl Tenure {
     }
 
     pub(crate) fn node_and_session(&self) -> OneHold {
-        (Arc::clone(self.own_node()), Arc::clone(self.ticket.session()))
+        (Arc::clone(self.own_node()), Arc::clone(self.session()))
     }
 
     /// Waits until some of these checks fail at the leader, although nothing was heard of that. Returns their indices, or the
@@ -137,7 +257,7 @@ impl Tenure {
     /// The indices of those of these checks that fail at the leader, or the loss if our own node is gone as well.
     pub(crate) async fn failing(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
         let checks = [vec![check(self.own_node().path(), None)], others].concat();
-        let missed = presence::failing(self.ticket.session(), &checks).await;
+        let missed = presence::failing(self.session(), &checks).await;
         if missed.contains(&0) {
             self.own_node().lose(Loss::Removed);
             return Err(Loss::Removed);
@@ -151,7 +271,7 @@ impl Tenure {
 
     pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
         validation::check(path)?;
-        match self.run(retry::data(self.ticket.session(), path, false)).await? {
+        match self.run(retry::data(self.session(), path, false)).await? {
             Ok(node) => Ok(node.map(NodeData::of)),
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),
@@ -163,7 +283,8 @@ impl Tenure {
         // The span ends here, however long the ensemble takes to answer, and also while the guard is still there.
         let holding = std::mem::take(&mut *self.holding.lock());
         drop(holding);
-        self.ticket.leave()
+        let leaving = self.session().upkeep().leave(&self.own_node, |it, may_signal| it.known.leave(may_signal));
+        remove(self.session(), &self.own_node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
     }
 
     /// Removes the node, and returns when it is surely gone.
@@ -180,20 +301,6 @@ impl Tenure {
         }
     }
 
-    pub(crate) async fn downgrade(&self) -> Result<(), Error> {
-        self.change_to_read().await?;
-        self.holding.lock().goes_on_as_read(&self.directory, self.own_node());
-        Ok(())
-    }
-
-    /// Replaces the node by a READ node.
-    pub(crate) async fn change_to_read(&self) -> Result<(), Error> {
-        if let Some(loss) = self.loss() {
-            return Err(Error::Lost(loss));
-        }
-        self.ticket.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))
-    }
-
     /// What a failed request about the own node means for its holder.
     pub(crate) fn lost_by(&self, failure: Failure, operation: &'static str) -> Error {
         match failure {
@@ -204,6 +311,22 @@ impl Tenure {
         }
     }
 }
+
+impl Drop for Tenure {
+    fn drop(&mut self) {
+        // The hold ends before its node does.
+        drop(std::mem::take(self.holding.get_mut()));
+        let end = |it: &mut Locked, may_signal| (it.known.end(may_signal), it.creating.take());
+        let (removals, mut creating) = self.session().upkeep().leave(&self.own_node, end);
+        for leaving in removals {
+            // It goes on in the background.
+            drop(remove(self.session(), &self.own_node, leaving, creating.take()));
+        }
+    }
+}
+
+/// A held node, and its session.
+pub(crate) type OneHold = (Arc<OwnNode>, Arc<dyn Session>);
 
 /// Polls `work` only while `loss` finds none, and gives its output only if there is none by then. `lost` wakes the caller.
 ///
@@ -297,100 +420,5 @@ async fn give_up_in_time(own_node: Arc<OwnNode>, session: Arc<dyn Session>) {
         if own_node.standing().as_ref() == Some(&path) || !slept(&session, slice).await {
             return;
         }
-    }
-}
-
-/// A holder that waits for contention looks at the queue no more often than this.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
-
-impl Tenure {
-    /// Waits until a contender waits that this hold keeps out, and gives the first one.
-    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
-        self.run(self.somebody_waits()).await?
-    }
-
-    async fn somebody_waits(&self) -> Result<Contender, Error> {
-        let (mut before, mut pause) = (None, LOOK_PAUSE);
-        loop {
-            let first = self.somebody_kept_out().await?;
-            if !self.is_of_semaphore() || self.finds_too_few(&first).await? {
-                return Ok(first);
-            }
-            // It is about to take permits that are free, unless its process stands still.
-            let session = self.ticket().session();
-            let first = Some(first.name().to_owned());
-            pause = if before == first { (2 * pause).min(session.timeout()) } else { LOOK_PAUSE };
-            before = first;
-            session.sleep(pause).await;
-        }
-    }
-
-    /// Its queue is that of a semaphore, whose own directory is above it.
-    fn is_of_semaphore(&self) -> bool {
-        self.directory() != &**self.ticket().directory()
-    }
-
-    async fn somebody_kept_out(&self) -> Result<Contender, Error> {
-        let (session, directory) = (self.ticket().session(), self.ticket().directory());
-        let (mut last_change, mut look) = (None::<Moment>, SecondLook::new(session));
-        loop {
-            let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
-                Ok(seen) => seen,
-                // An empty queue of a semaphore is removed by the servers, and made anew by the next who comes.
-                Err(Failure::NoNode) if self.is_of_semaphore() => match follow::possible(session, directory).await {
-                    Ok(()) => continue,
-                    Err(_) => return std::future::pending().await,
-                },
-                Err(failure) => return Err(self.lost_by(failure, "watch")),
-            };
-            let there = session.upkeep().ghosts().without(directory, &names, Mode::Write);
-            let first = match self.is_of_semaphore() {
-                true => turn::first_in_queue(&self.contender(), &there),
-                false => turn::first_kept_out(&self.contender(), &there),
-            };
-            drop(there);
-            if let Some(first) = first {
-                return Ok(first);
-            }
-            // A long listing would take memory for as long as the watch is out.
-            drop(names);
-            // The event may have been lost. If the session is over, `lost` says what that means for the hold.
-            if look.hears(&mut change).await.is_err() {
-                return std::future::pending().await;
-            }
-            // Readers may come and go by the thousand: pause between two listings.
-            let since = last_change.map(|last| self.now().saturating_sub(last));
-            if let Some(rest) = since.and_then(|since| LOOK_PAUSE.checked_sub(since)) {
-                session.sleep(rest).await;
-            }
-            last_change = Some(self.now());
-        }
-    }
-
-    /// Whether there are too few permits for this contender, which is the first in the queue.
-    async fn finds_too_few(&self, first: &Contender) -> Result<bool, Error> {
-        let (session, queue) = (self.ticket().session(), self.ticket().directory());
-        let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
-        let (node, taken) = (format!("{queue}/{}", first.name()), format!("{semaphore}/{PERMITS}"));
-        let read = || async {
-            // All are on their way before one is answered.
-            let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
-            let wanted = match node.await {
-                Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
-                answer => answer.map(|(data, _)| metadata::read(&data).permits),
-            };
-            Ok((wanted, number.await?.0, names.await?))
-        };
-        let (wanted, number, names) =
-            retry::until_known(session, read).await.map_err(|failure| self.lost_by(failure, "read"))?;
-        let wanted = match wanted {
-            // It took its permits, or gave up.
-            Err(Failure::NoNode) => return Ok(false),
-            Err(_) => None,
-            Ok(wanted) => wanted,
-        };
-        let number = permits::decode(&number).ok().flatten();
-        let room = wanted.zip(number).map(|(wanted, number)| permits::room(number, &names, wanted));
-        Ok(room != Some(Ok(Room::Enough)))
     }
 }

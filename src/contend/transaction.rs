@@ -171,7 +171,7 @@ impl<'guard> Transaction<'guard> {
         // A transaction stays unsettled if its answer is lost. It does so too if it goes through another session than
         // the lock's: the requests of two sessions have no common order. The next use of a kept node then waits for another
         // node.
-        let session = speaker.ticket().session();
+        let session = speaker.session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
@@ -187,7 +187,7 @@ impl<'guard> Transaction<'guard> {
             false => session.transact(&operations).await,
         };
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
-            let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.ticket().session(), session));
+            let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.session(), session));
             of_this_session.for_each(|lock| lock.own_node().write_settled());
         }
         match answer {

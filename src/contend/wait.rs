@@ -1,4 +1,4 @@
-//! How an acquisition that has its ticket waits for its turn. It carries out what a [`Waiter`] decides, and decides
+//! How an acquisition that has its place waits for its turn. It carries out what a [`Waiter`] decides, and decides
 //! nothing.
 
 use std::sync::Arc;
@@ -82,18 +82,17 @@ impl Acquisition {
         waiter: &mut Waiter<Arc<Contender>>,
         late: &mut Lateness<'_>,
     ) -> Result<Step, Error> {
-        let (ticket, me) = (entry.ticket(), &*entry.contender());
-        let session = ticket.session();
+        let (session, me) = (entry.session(), &*entry.contender());
         let names = match wait.look.take() {
             // The listing's answer was lost: ask again.
             None | Some(Err(Failure::Unknown(_))) => {
                 self.goal.iter().for_each(|goal| goal.forget_look());
-                retry::until_known(session, || ticket.list()).await
+                retry::until_known(session, || entry.list()).await
             }
             Some(names) => names,
         };
         let names = names.map_err(|failure| self.handle.stop(failure))?;
-        ticket.remove_strays(&names);
+        entry.remove_strays(&names);
         if !waiter.has_waited() {
             self.check_for_semaphore(session, &names, names.directory.as_ref()).await?;
         }
@@ -101,7 +100,7 @@ impl Acquisition {
             meter::entered(self.aim(), names.len().saturating_sub(1));
         }
         let is_alone = names.len() < 2;
-        let leaving = if is_alone { Vec::new() } else { session.upkeep().nodes().leaving_soon(ticket.directory()) };
+        let leaving = if is_alone { Vec::new() } else { session.upkeep().nodes().leaving_soon(entry.queue()) };
         let (paths, ghosts) = (&self.handle.paths, session.upkeep().ghosts());
         waiter.passes_over(ghosts.shown(&paths.queue, &names, me.mode()));
         let mut step = waiter.next(News::Listed { names: &names, leaving: &leaving });
@@ -136,7 +135,7 @@ impl Acquisition {
 impl Acquisition {
     /// The server does not list our node. Fails unless the leader has it: no read overrules what the ensemble has committed.
     async fn unless_denied(&self, entry: &Tenure, wait: &mut WaitContext<'_>) -> Result<(), Error> {
-        let (session, path) = (entry.ticket().session(), entry.own_node().path());
+        let (session, path) = (entry.session(), entry.own_node().path());
         if entry.loss().is_none() {
             let denied = presence::leader_still_has(session, &path, &mut wait.denials).await;
             if denied.map_err(|failure| self.handle.stop(failure))? {
@@ -179,14 +178,13 @@ impl Behind<'_> {
     /// predecessor lets us in, we hear of the removal first. The predecessor's watch is armed before we ask, so we hear
     /// of it when it gives its node up.
     async fn arm(&self, is_asked: &AtomicBool) -> Result<Watch, Failure> {
-        let (ticket, own_node) = (self.entry.ticket(), self.entry.own_node());
-        let session = ticket.session();
+        let (session, own_node) = (self.entry.session(), self.entry.own_node());
         // On the session's thread: a second look may end this wait before the answer has come.
         let own = own_node.ask_to_watch(session).map(|asked| {
             let (live, own_node) = (Arc::clone(session), Arc::clone(own_node));
             errand(session, async move { keep_alive::watched(&live, &own_node, asked).await }, drop)
         });
-        let watch = session.watch(&ticket.child(&self.predecessor.name));
+        let watch = session.watch(&self.entry.child(&self.predecessor.name));
         if self.asks && !is_asked.swap(true, Ordering::Relaxed) {
             own_node.mark_asked();
             ask(&self.handle.path, &self.handle.asking, session, self.directory.as_deref().copied());
@@ -207,7 +205,7 @@ impl Behind<'_> {
     ///
     /// Reports changes meanwhile, if the caller wants to hear of them.
     async fn departure(&self, on_wait: &mut Option<Box<OnWait>>) -> Result<Departure, Error> {
-        let (session, paths, me) = (self.entry.ticket().session(), &self.handle.paths, &*self.entry.contender());
+        let (session, paths, me) = (self.entry.session(), &self.handle.paths, &*self.entry.contender());
         // Boxed, because few of thousands of waiters need it.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         let ghosts_found = self.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
@@ -224,7 +222,7 @@ impl Behind<'_> {
     async fn heard(&self) -> Result<Departure, Error> {
         let armed = Box::pin(async {
             let is_asked = AtomicBool::new(false);
-            retry::until_known(self.entry.ticket().session(), || self.arm(&is_asked)).await
+            retry::until_known(self.entry.session(), || self.arm(&is_asked)).await
         });
         // What may have failed takes more room than the watch, and thousands await theirs.
         let watch = match armed.await {
@@ -247,7 +245,7 @@ impl Behind<'_> {
 
     /// Waits until the leader no longer has our node or the predecessor's, although nothing was heard of that.
     async fn missed(&self) -> Result<Departure, Error> {
-        let mut look = SecondLook::after(self.entry.ticket().session(), self.has_ghosts);
+        let mut look = SecondLook::after(self.entry.session(), self.has_ghosts);
         let mut is_at_once = self.has_ghosts;
         loop {
             look.pause().await;
@@ -260,13 +258,13 @@ impl Behind<'_> {
 
     /// One look of [`Self::missed`]; `None` if it has found nothing.
     async fn look_again(&self, is_at_once: bool) -> Result<Option<Departure>, Error> {
-        let (ticket, predecessor) = (self.entry.ticket(), &self.predecessor.name);
-        let missed = self.entry.failing(vec![check(ticket.child(predecessor), None)]).await;
+        let (entry, predecessor) = (self.entry, &self.predecessor.name);
+        let missed = entry.failing(vec![check(entry.child(predecessor), None)]).await;
         if missed.map_err(|loss| self.handle.evicted(loss))?.is_empty() {
             return Ok(None);
         }
-        let (gone, kind) = (vec![Arc::clone(predecessor)], self.entry.contender().kind());
-        let ghosts = presence::ghosts_of(ticket.session(), ticket.directory(), gone, kind).await;
+        let (gone, kind) = (vec![Arc::clone(predecessor)], entry.contender().kind());
+        let ghosts = presence::ghosts_of(entry.session(), entry.queue(), gone, kind).await;
         Ok(match ghosts.is_empty() {
             // It has become a reader. The next listing may show the writer again: not without a pause between two of them.
             true => (!is_at_once).then_some(Departure::ListAgain),

@@ -243,7 +243,7 @@ where
 {
     let late = late(&lock, timeout);
     let held = lock.attempt(mode, timeout).await?;
-    let limit = held.ticket().session().timeout();
+    let limit = held.session().timeout();
     call::in_time_for(late, call::bounded(&lock.handle.coordinator, limit, rest(guard(held)))).await
 }
 

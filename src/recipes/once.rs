@@ -171,7 +171,7 @@ impl Judging {
     /// Looks whether the work is due. If not, gives the lock back.
     async fn judge(self, guard: WriteGuard) -> Result<Option<OnceGuard>, Error> {
         let hold = guard.held();
-        let (session, path) = (hold.ticket().session(), metadata::record_path(hold.directory()));
+        let (session, path) = (hold.session(), metadata::record_path(hold.directory()));
         let seen = hold.run(Record::read(session, &path)).await?;
         let (last, is_there) = match seen.map_err(|failure| refused(failure, &path))? {
             Record::Foreign => return Err(Error::ForeignRecord { path }),
@@ -271,7 +271,7 @@ impl OnceGuard {
     pub async fn done(&self) -> Result<(), Error> {
         let (path, text) =
             (self.record(), metadata::record_text(&self.host, self.label.as_deref(), self.fencing_token()));
-        let session = self.guard.held().ticket().session();
+        let session = self.guard.held().session();
         let (mut in_doubt, mut tries, twin) = (false, Tries::LOST_ANSWERS, metadata::twin_of(&path));
         // Both are made at once. A twin that may not be made is left out: an operator may have made the record alone.
         let (mut is_there, mut has_twin) = (self.is_there, Some(self.is_there));

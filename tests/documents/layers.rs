@@ -225,6 +225,6 @@ fn whether_work_is_due_is_decided_without_the_time_of_day_of_any_host() {
 fn a_call_through_self_into_another_file_counts_as_an_import() {
     let calls = calls_through_self();
     let knows = |file: &str, other: &str| calls[file].contains(other);
-    assert!(knows("contend::flow", "contend::wait") && knows("contend::exchange", "contend::ticket"), "{calls:?}");
+    assert!(knows("contend::flow", "contend::wait") && knows("contend::exchange", "contend::tenure"), "{calls:?}");
     assert!(!knows("contend::wait", "contend::flow"));
 }

@@ -47,7 +47,7 @@ pub(super) async fn is_in_the_way(kept: &Weak<Kept>, session: &Arc<dyn Session>)
         }
         // The hold itself is not kept here: it ends with its last use.
         let hold = kept.upgrade().and_then(|kept| kept.hold());
-        let place = hold.map(|hold| (hold.contender(), Arc::clone(hold.ticket().directory())));
+        let place = hold.map(|hold| (hold.contender(), Arc::clone(hold.queue())));
         let Some((me, directory)) = place else { continue };
         if let Ok(names) = listing::list(session, &directory).await
             && turn::first_kept_out(&me, &session.upkeep().ghosts().without(&directory, &names, Mode::Write)).is_some()

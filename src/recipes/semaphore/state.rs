@@ -132,7 +132,7 @@ impl SemaphoreState {
         now: &SeenPermits,
         wait: &mut WaitContext<'_>,
     ) -> Result<(), Error> {
-        let (session, paths, me) = (held.ticket().session(), &self.handle.paths, &*held.contender());
+        let (session, paths, me) = (held.session(), &self.handle.paths, &*held.contender());
         let alone = [me.name().to_owned()];
         if wait.patience == IfTaken::GiveUp {
             return Err(Error::WouldBlock { blockers: paths.blockers(session, &alone, me).await });

@@ -20,7 +20,6 @@ use crate::contend::exchange::{Exchange, NotExchanged};
 use crate::contend::flow::{Grant, GrantKind};
 use crate::contend::request::{Acquisition, Goal, IfTaken, WaitContext};
 use crate::contend::tenure::Tenure;
-use crate::contend::ticket::Ticket;
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
 use crate::queue::metadata;
@@ -99,7 +98,7 @@ impl PermitRequest {
         let name = permits::name(&held.own_node().owner().to_string(), self.count);
         let to = format!("{taken}/{name}");
         let exchange = Exchange { to, data: held.note(), unchanged: (handle.shown(), version) };
-        match held.ticket().exchange(&exchange).await {
+        match held.exchange(&exchange).await {
             Ok(()) => Ok(true),
             Err(NotExchanged::Changed) => {
                 if refused.replace(version) == Some(version) {
@@ -107,16 +106,14 @@ impl PermitRequest {
                         let what = "its number has changed, and the server does not show it yet";
                         return Err(self.state.doubtful(what.to_owned()));
                     }
-                    let session = held.ticket().session();
+                    let session = held.session();
                     presence::report(session, handle.shown(), *refused);
                     SecondLook::new(session).pause().await;
                 }
                 Ok(false)
             }
             Err(NotExchanged::NoDirectory) => {
-                make_directory(held.ticket().session(), taken, rounds)
-                    .await
-                    .map_err(|failure| self.state.no_permit(failure))?;
+                make_directory(held.session(), taken, rounds).await.map_err(|failure| self.state.no_permit(failure))?;
                 Ok(false)
             }
             Err(NotExchanged::Evicted) => Err(self.state.no_permit(Failure::NoNode)),
@@ -157,8 +154,8 @@ impl Goal for PermitRequest {
     }
 
     /// If the listing is sent only later, the look could be newer than what the listing shows: then none is sent.
-    fn look_along(&self, ticket: &Ticket, is_listed: bool) {
-        let (session, path) = (ticket.session(), self.state.handle.shown());
+    fn look_along(&self, entry: &Tenure, is_listed: bool) {
+        let (session, path) = (entry.session(), self.state.handle.shown());
         let asked = || {
             let (names, number) = (session.children(&self.state.taken), session.data(path));
             // Behind the number, which must be there first.
@@ -174,7 +171,6 @@ impl Goal for PermitRequest {
 
     async fn looked(&self, held: &Tenure) -> Result<(), Error> {
         let Look::Asked { names, number, beside } = self.replace(Look::Nothing) else { return Ok(()) };
-        let ticket = held.ticket();
         let (names, number, beside) = (names.await, number.await, OptionFuture::from(beside).await);
         let node = match number {
             Ok(node) => node,
@@ -183,10 +179,10 @@ impl Goal for PermitRequest {
             Err(failure) => return Err(self.state.no_permit(failure)),
         };
         let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
-        let (number, version) = self.state.agree(ticket.session(), node).await?;
+        let (number, version) = self.state.agree(held.session(), node).await?;
         self.enough(number)?;
         if let Some(Ok(beside)) = beside.filter(|_| had_number) {
-            self.state.is_alone(ticket.session(), Some(beside)).await?;
+            self.state.is_alone(held.session(), Some(beside)).await?;
         }
         if let Ok(names) = names {
             drop(self.replace(Look::Seen(SeenPermits { number, version, names })));
@@ -241,8 +237,8 @@ impl Goal for PermitRequest {
                 Err(name) => return Err(self.state.doubtful(format!("{name:?} is no permit"))),
                 Ok(Room::Never) => return Err(too_few(self.state.handle.shown(), self.count, now.number)),
                 Ok(Room::Enough) => {
-                    self.state.is_alone(held.ticket().session(), None).await?;
-                    self.state.check_rights(held.ticket().session()).await?;
+                    self.state.is_alone(held.session(), None).await?;
+                    self.state.check_rights(held.session()).await?;
                     if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.patience).await? {
                         break;
                     }
@@ -252,7 +248,7 @@ impl Goal for PermitRequest {
                 Ok(Room::Short) => {
                     grant.kind = GrantKind::Look;
                     if wait.patience == IfTaken::GiveUp {
-                        let found = self.state.finds_ghosts(held.ticket().session(), &now.names).await;
+                        let found = self.state.finds_ghosts(held.session(), &now.names).await;
                         if !found.is_empty() {
                             view.gone.extend(found);
                             continue;
@@ -307,7 +303,7 @@ impl<'a> View<'a> {
 
     /// Looks at the semaphore, and watches its permits.
     async fn look(&mut self) -> Result<SeenPermits, Error> {
-        let session = Arc::clone(self.held.ticket().session());
+        let session = Arc::clone(self.held.session());
         let mut tries = Tries::LOST_ANSWERS;
         loop {
             match self.try_to_look(&session).await {
@@ -346,7 +342,7 @@ impl<'a> View<'a> {
         // All requests are on their way before one is answered.
         let synced = (connection != self.connection).then(|| session.sync(path));
         let lists = self.signal.is_some() && self.names.is_some();
-        let queue = lists.then(|| session.children(self.held.ticket().directory()));
+        let queue = lists.then(|| session.children(self.held.queue()));
         let watched = session.watch_children(directory);
         let node = self.number.is_none().then(|| session.data(path));
         if let Some(synced) = synced {
@@ -380,7 +376,7 @@ impl<'a> View<'a> {
         let has_taken = before_us.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.owner())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
         let shown = keep_alive::up_to(&queue, &signal.path);
-        if let Some(left) = presence::first_there(self.held.ticket().session(), &shown).await? {
+        if let Some(left) = presence::first_there(self.held.session(), &shown).await? {
             keep_alive::interfered(&signal.path, &left, [self.held.own_node()]);
             return Err(Failure::NoNode);
         }
@@ -393,7 +389,7 @@ impl<'a> View<'a> {
 
     /// Removes the permits that the leader no longer has from those that our server shows.
     fn passes_over_ghosts(&mut self, names: &mut Vec<String>) {
-        let known = self.held.ticket().session().upkeep().ghosts().among(&self.state.taken, names, Mode::Write);
+        let known = self.held.session().upkeep().ghosts().among(&self.state.taken, names, Mode::Write);
         self.gone.extend(known);
         names.retain(|name| !self.gone.iter().any(|gone| **gone == **name));
     }
@@ -401,9 +397,9 @@ impl<'a> View<'a> {
     /// Adds the permits of those whom our server shows in the queue although they have left it: it may lack their permits, too.
     /// `false` if the server shows fewer of them than before: it may have learnt of their permits after it listed `names`.
     async fn add_unseen(&mut self, names: &mut Vec<String>) -> Result<bool, Failure> {
-        let (ticket, session, mut shown) = (self.held.ticket(), self.held.ticket().session(), 0);
+        let (session, mut shown) = (self.held.session(), 0);
         for ghost in self.ghosts.iter().filter_map(|name| Contender::parse(name)) {
-            let data = match retry::until_known(session, || session.data(&ticket.child(ghost.name()))).await {
+            let data = match retry::until_known(session, || session.data(&self.held.child(ghost.name()))).await {
                 Ok((data, _)) => data,
                 Err(Failure::NoNode) => continue,
                 Err(failure) => return Err(failure),
@@ -420,7 +416,7 @@ impl<'a> View<'a> {
 
     /// Watches the number of permits, unless it has changed since `now`.
     async fn watch_number(&mut self, now: &SeenPermits) -> Result<(), Error> {
-        let (session, path) = (self.held.ticket().session(), self.state.handle.shown());
+        let (session, path) = (self.held.session(), self.state.handle.shown());
         let (watch, node) = (session.watch(path), session.data(path));
         match (watch.await, node.await) {
             (Ok(watch), Ok((_, stat))) if stat.version == now.version => {
@@ -439,7 +435,7 @@ impl<'a> View<'a> {
             self.watch_number(now).await?;
         }
         let (Some((_, _, number)), Some(names)) = (&mut self.number, &mut self.names) else { return Ok(()) };
-        let (session, path) = (self.held.ticket().session(), self.state.handle.shown());
+        let (session, path) = (self.held.session(), self.state.handle.shown());
         let node = |name: &str| format!("{}/{name}", self.state.taken);
         let checks = || {
             let holders = now.names.iter().map(|name| check(node(name), None));

@@ -163,7 +163,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         let NewValue { version, written, .. } = &committed;
         loaded.base = Base { version: Some(*version), mark: Some(Mark::of(written)), ..loaded.base };
         loaded.written = Some(written.clone());
-        self.store.committed(held.ticket().session().lease(), &committed);
+        self.store.committed(held.session().lease(), &committed);
         Ok(committed.written)
     }
 

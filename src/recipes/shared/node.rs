@@ -47,7 +47,7 @@ impl ValueNode {
     /// What the node holds, which is nothing if there is no node. `is_known` says that a value was seen there before this call.
     /// If `is_needed`, the leader is asked for a node that the server does not show.
     pub(crate) async fn read(&self, held: &Tenure, is_known: bool, is_needed: bool) -> Result<(Vec<u8>, Base), Error> {
-        let (session, mut denials) = (held.ticket().session(), Tries::DENIALS);
+        let (session, mut denials) = (held.session(), Tries::DENIALS);
         loop {
             let node = held.data(&self.path).await?;
             let absence = match node {
@@ -147,7 +147,7 @@ impl ValueNode {
         if let Some(loss) = held.loss() {
             return Err(Error::Lost(loss));
         }
-        let node = match look(held.ticket().session(), &self.path).await {
+        let node = match look(held.session(), &self.path).await {
             Ok(node) => node,
             Err(Failure::Over(ending)) => return Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => return Err(Error::from_failure(failure, "read", &self.path)),
@@ -276,7 +276,7 @@ impl Commit<'_> {
     /// Finds the outcome of the commit. After a reconnect, the next request on the same session comes after all earlier
     /// ones, or these are never carried out: servers refuse what a session sent to another server before.
     async fn fate(&self) -> Fate {
-        let session = self.held.ticket().session();
+        let session = self.held.session();
         let look = async {
             session.connected().await.map_err(Failure::Over)?;
             look(session, self.path).await

@@ -118,7 +118,7 @@ impl<T: Send + Sync + 'static> Store<T> {
                     tries += 1;
                     let payload = self.payload(&initial())?;
                     if let Some(committed) = node.begin(held, &payload, base).await? {
-                        self.committed(held.ticket().session().lease(), &committed);
+                        self.committed(held.session().lease(), &committed);
                     }
                 }
                 (Ok(value), _) => {
