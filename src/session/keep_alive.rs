@@ -183,7 +183,8 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
         }
         is_told &= left.is_none();
         let now = lease.now();
-        let period = if nodes.is_empty() { lease.idle_period() } else { lease.heartbeat_period() };
+        let is_idle = nodes.is_empty();
+        let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if lease.is_steady() {
             drop(live);
@@ -195,6 +196,9 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
         } else if due <= now {
             due = now + period;
             live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(upkeep))));
+        }
+        if !nodes.plan_renewal(due, is_idle) {
+            continue;
         }
         let nap = if lease.is_connected() { due - now } else { live.timeout() };
         let nap = nap.min(left.unwrap_or(nap));

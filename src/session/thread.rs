@@ -39,8 +39,7 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether this process was forked from one that had connected.
 pub(crate) fn is_forked() -> bool {
-    let process = PROCESS.load(Ordering::Relaxed);
-    process != 0 && process != std::process::id()
+    since_boot_here() == FORKED
 }
 
 /// What the clock of a lease says in a process that was forked: later than the end of any lease.
@@ -60,7 +59,8 @@ pub(crate) fn since_boot_here() -> Moment {
     if at.wrapping_sub(ASKED.load(Ordering::Relaxed)) < ASKED_EVERY {
         return now;
     }
-    if is_forked() {
+    let process = PROCESS.load(Ordering::Relaxed);
+    if process != 0 && process != std::process::id() {
         return FORKED;
     }
     ASKED.store(at, Ordering::Relaxed);

@@ -129,7 +129,7 @@ impl Upkeep {
     /// [`OwnNodes::strike`].
     pub(crate) fn created(&self, own_node: &Arc<OwnNode>, created: &Created, session: i64) -> Result<(), Failure> {
         own_node.created(created, session)?;
-        self.nodes.enter(own_node);
+        self.nodes.enter(own_node, self.lease.now() + self.lease.heartbeat_period());
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl HandOff {
 pub(crate) struct OwnNodes {
     next: AtomicU64,
     members: Mutex<Members>,
-    /// The connection was lost or is back, the session is over, or the first node was entered.
+    /// The connection was lost or is back, the session is over, or the lease is to be renewed sooner.
     pub(super) stirred: Notify,
     /// The nodes that keep-alive watches soon. It also hears here of a hand-off to be confirmed.
     pub(crate) unwatched: Arc<Unwatched>,
@@ -220,6 +220,8 @@ struct Members {
     /// Nodes that leave by themselves with their last use.
     leaving: Vec<Weak<OwnNode>>,
     over: bool,
+    /// When the renewal of the lease looks next.
+    renewal: Moment,
 }
 
 struct HandedOff {
@@ -234,13 +236,14 @@ impl OwnNodes {
         OwnNode::new(self.next.fetch_add(1, Ordering::Relaxed), queue, mode, lease, &self.unwatched)
     }
 
-    /// Enters a node that is there; it stays until [`OwnNodes::strike`].
-    pub(super) fn enter(&self, own_node: &Arc<OwnNode>) {
+    /// Enters a node that is there; it stays until [`OwnNodes::strike`]. The lease is renewed by this moment.
+    pub(super) fn enter(&self, own_node: &Arc<OwnNode>, renewed_by: Moment) {
         let mut members = self.members.lock();
         members.all.insert(own_node.number, Arc::clone(own_node));
-        let is_first = members.all.len() == 1;
+        let is_late = members.all.len() == 1 && members.renewal > renewed_by;
         drop(members);
-        if is_first {
+        // A wake-up of the session's thread for each short hold would cost a tenth of it.
+        if is_late {
             self.stir();
         }
         self.unwatched.add(own_node);
@@ -372,6 +375,13 @@ impl OwnNodes {
 
     pub(super) fn is_empty(&self) -> bool {
         self.members.lock().all.is_empty()
+    }
+
+    /// The renewal of the lease looks next at this moment. Returns false if nodes have come to a session that was idle.
+    pub(super) fn plan_renewal(&self, at: Moment, is_idle: bool) -> bool {
+        let mut members = self.members.lock();
+        members.renewal = at;
+        !is_idle || members.all.is_empty()
     }
 
     pub(super) fn is_over(&self) -> bool {

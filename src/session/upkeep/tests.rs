@@ -147,19 +147,22 @@ fn a_node_that_leaves_soon_is_named_in_its_directory_until_it_is_gone() {
 }
 
 #[test]
-fn only_the_first_of_several_nodes_stirs() {
+fn a_first_node_stirs_only_if_the_lease_would_be_renewed_too_late() {
     let upkeep = upkeep();
-    let nodes = upkeep.nodes();
+    let (nodes, lease) = (upkeep.nodes(), upkeep.lease());
     let is_stirred = || pin!(nodes.stirred.notified()).enable();
-    assert!(nodes.is_empty() && !is_stirred());
+    assert!(nodes.plan_renewal(lease.now() + lease.heartbeat_period(), true));
     let [first] = enter(&upkeep, ["1"]);
-    assert!(is_stirred());
-    let [second] = enter(&upkeep, ["2"]);
     assert!(!is_stirred());
+    assert!(!nodes.plan_renewal(lease.now() + lease.timeout(), true), "it is not idle");
+    let [second] = enter(&upkeep, ["2"]);
     nodes.strike(&first);
-    assert!(!nodes.is_empty());
     nodes.strike(&second);
-    assert!(nodes.is_empty());
+    assert!(nodes.is_empty() && !is_stirred());
+    let [_third] = enter(&upkeep, ["3"]);
+    assert!(is_stirred());
+    let [_fourth] = enter(&upkeep, ["4"]);
+    assert!(!is_stirred(), "it is not the first");
 }
 
 #[test]
