@@ -211,9 +211,8 @@ mod tests {
                 assert_eq!((contender.host(), contender.mode()), (text, Mode::Write));
             }
             if label {
-                let (label, since) = (Some(text.to_owned()), UNIX_EPOCH);
-                let note = Metadata { host: String::new(), pid: 1, label, since, permits: None };
-                assert_eq!(metadata::read(&note.encode()).label.as_deref().unwrap_or_default(), text);
+                let note = Metadata { label: Some(text.to_owned()), ..Metadata::default() };
+                assert_eq!(metadata::read(&note.encode(UNIX_EPOCH)).label.as_deref().unwrap_or_default(), text);
             }
         });
     }

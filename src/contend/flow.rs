@@ -270,11 +270,11 @@ impl Acquisition {
         let handle = &self.handle;
         // By this number we tell our node from all others, also after the answer to its create was lost.
         let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, self.sharing.is_some(), random));
+        let since = SystemTime::now();
         let metadata = Metadata {
             host: handle.host.clone(),
-            pid: std::process::id(),
+            pid: Some(std::process::id()),
             label: self.options.label.clone(),
-            since: SystemTime::now(),
             permits: self.goal.as_ref().map(|goal| goal.count()),
         };
         // Each waiter watches two nodes: its own, and its predecessor's, whose host may be longer.
@@ -290,7 +290,8 @@ impl Acquisition {
                 handle.coordinator.session_slot(watched).await.map_err(|failure| self.handle.stop(failure))?;
             let node = session_slot.session().upkeep().begin(&handle.path, &owner, self.mode);
             let keeps = self.sharing.is_some();
-            let entry = Tenure::new(session_slot, node, keeps, handle.shown(), &handle.coordinator, metadata.encode());
+            let note = metadata.encode(since);
+            let entry = Tenure::new(session_slot, node, keeps, handle.shown(), &handle.coordinator, note);
             tries += 1;
             match self.take_place(&entry).await {
                 Ok(look) => return Ok((entry, look)),

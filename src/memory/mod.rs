@@ -1,9 +1,8 @@
 //! The embedded backend: an ensemble in this process, and its [`Faults`]. See [`Memory`](crate::Memory).
 
-mod executor;
-mod link;
 mod server;
 mod session;
+mod tasks;
 mod tree;
 
 pub(crate) mod client;

@@ -6,8 +6,7 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use crate::memory::executor::Executor;
-use crate::memory::link::{Link, LinkState};
+use crate::memory::tasks::{Executor, Link, LinkState};
 use crate::memory::tree::{
     Backup, Change, Node, Owned, Stamp, Tree, children_key, children_of, commit, is_from, parent_of,
 };
@@ -270,7 +269,7 @@ impl World {
     pub(super) fn forget_watches(&mut self, session: i64) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         for (key, armed) in std::mem::take(&mut state.watches) {
-            self.index.watches_no_more(session, &key);
+            self.index.remove_watch(session, &key);
             state.forgotten.extend(armed);
         }
     }
@@ -294,7 +293,7 @@ impl World {
         let number = self.last_watch;
         if let Some(state) = self.sessions.get_mut(&session) {
             state.watches.entry(key.clone()).or_default().push(Armed { number, tell });
-            self.index.watches(session, &key);
+            self.index.add_watch(session, &key);
         }
         let disarm = Disarm { ensemble, session, key, number };
         Box::pin(async move {
@@ -345,7 +344,7 @@ impl World {
         let at = Stamp { zxid, time: self.clock.now() };
         let committed = commit(Arc::make_mut(&mut self.tree), at, session, operations)?;
         self.zxid = zxid;
-        committed.owned.into_iter().for_each(|node| self.index.notes(node));
+        committed.owned.into_iter().for_each(|node| self.index.note(node));
         self.tell_all(&committed.changes, fired);
         Ok(committed.outcomes)
     }
@@ -389,7 +388,7 @@ impl World {
     /// Tells the client that its session is over.
     fn end(&mut self, session: i64, why: Ending, fired: &mut Vec<Fired>) {
         self.forget_watches(session);
-        self.index.lags(session, false);
+        self.index.set_lagging(session, false);
         let Some(mut state) = self.sessions.remove(&session) else { return };
         fired.extend(state.untold.take().into_iter().flatten());
         let upkeep = Arc::clone(&state.upkeep);
@@ -469,7 +468,7 @@ impl World {
         (self.tree, self.zxid) = (Arc::clone(&backup.tree), backup.zxid);
         let ephemeral = self.tree.iter().filter(|(_, node)| node.owner != 0);
         let owned = |(path, node): (&String, &Node)| Owned { session: node.owner, path: path.clone(), is_there: true };
-        self.index.owns_anew(ephemeral.map(owned));
+        self.index.own_anew(ephemeral.map(owned));
         let sessions: Vec<i64> = self.sessions.keys().copied().collect();
         for session in sessions {
             self.end(session, Ending::Expired, fired);
@@ -485,14 +484,14 @@ impl World {
     pub(super) fn lag(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.view = Some(Arc::clone(&self.tree));
-            self.index.lags(session, true);
+            self.index.set_lagging(session, true);
         }
     }
 
     /// A session's server is neither behind the other servers any more nor silent.
     pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Fired>) {
         self.refresh(session, fired);
-        self.index.lags(session, false);
+        self.index.set_lagging(session, false);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.view = None;
         if let Some(untold) = state.untold.take() {
@@ -554,7 +553,7 @@ impl Drop for Disarm {
             watches.contains_key(&self.key)
         });
         if !is_watched {
-            world.index.watches_no_more(self.session, &self.key);
+            world.index.remove_watch(self.session, &self.key);
         }
     }
 }

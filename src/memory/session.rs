@@ -10,8 +10,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use crate::memory::link::{Link, LinkState};
 use crate::memory::server::{Ensemble, Fired, World};
+use crate::memory::tasks::{Link, LinkState};
 use crate::memory::tree::{Node, Tree, children_key, children_of};
 use crate::session::contract::Session;
 use crate::session::lease::Lease;

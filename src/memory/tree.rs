@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::session::request::{Event, Failure, Kind, Operation, Outcome, Stat};
-use crate::sync::HashMap;
 
 /// The nodes by their paths.
 pub(super) type Tree = BTreeMap<String, Node>;
@@ -264,62 +263,47 @@ const LATEST: u64 = i64::MAX.unsigned_abs();
 #[derive(Default)]
 pub(super) struct Index {
     /// By the key of the watch. May name a session whose watch has fired since.
-    watching: HashMap<String, BTreeSet<i64>>,
+    watching: BTreeSet<(String, i64)>,
     /// They are late to hear of a change, and must be told of every one: a watch may be armed in what is past.
     lagging: BTreeSet<i64>,
-    owned: HashMap<i64, BTreeSet<String>>,
+    owned: BTreeSet<(i64, String)>,
 }
 
 impl Index {
-    pub(super) fn watches(&mut self, session: i64, key: &str) {
-        self.watching.entry(key.to_owned()).or_default().insert(session);
+    pub(super) fn add_watch(&mut self, session: i64, key: &str) {
+        self.watching.insert((key.to_owned(), session));
     }
 
-    pub(super) fn watches_no_more(&mut self, session: i64, key: &str) {
-        if let Some(sessions) = self.watching.get_mut(key) {
-            sessions.remove(&session);
-            if sessions.is_empty() {
-                self.watching.remove(key);
-            }
-        }
+    pub(super) fn remove_watch(&mut self, session: i64, key: &str) {
+        self.watching.remove(&(key.to_owned(), session));
     }
 
-    pub(super) fn lags(&mut self, session: i64, lags: bool) {
-        if lags {
-            self.lagging.insert(session);
-        } else {
-            self.lagging.remove(&session);
-        }
+    pub(super) fn set_lagging(&mut self, session: i64, lags: bool) {
+        let _before = if lags { self.lagging.insert(session) } else { self.lagging.remove(&session) };
     }
 
     /// The sessions that must hear of these changes, in the order of their numbers.
     pub(super) fn concerned(&self, changes: &[Change]) -> BTreeSet<i64> {
-        let watch = changes.iter().filter_map(|(path, _)| self.watching.get(path)).flatten();
+        let of_key = |key: &String| self.watching.range((key.clone(), i64::MIN)..=(key.clone(), i64::MAX));
+        let watch = changes.iter().flat_map(|(key, _)| of_key(key)).map(|(_, session)| session);
         watch.chain(&self.lagging).copied().collect()
     }
 
     /// An ephemeral node came or went.
-    pub(super) fn notes(&mut self, node: Owned) {
-        let Owned { session, path, is_there } = node;
-        let paths = self.owned.entry(session).or_default();
-        if is_there {
-            paths.insert(path);
-        } else {
-            paths.remove(&path);
-        }
-        if paths.is_empty() {
-            self.owned.remove(&session);
-        }
+    pub(super) fn note(&mut self, Owned { session, path, is_there }: Owned) {
+        let node = (session, path);
+        let _before = if is_there { self.owned.insert(node) } else { self.owned.remove(&node) };
     }
 
     /// The ephemeral nodes of a session, in the order of their paths.
     pub(super) fn owned_by(&self, session: i64) -> Vec<String> {
-        self.owned.get(&session).into_iter().flatten().cloned().collect()
+        let from_there = self.owned.range((session, String::new())..);
+        from_there.take_while(|(owner, _)| *owner == session).map(|(_, path)| path.clone()).collect()
     }
 
     /// The ephemeral nodes are these, and no others.
-    pub(super) fn owns_anew(&mut self, all: impl Iterator<Item = Owned>) {
+    pub(super) fn own_anew(&mut self, all: impl Iterator<Item = Owned>) {
         self.owned.clear();
-        all.for_each(|node| self.notes(node));
+        all.for_each(|node| self.note(node));
     }
 }

@@ -8,7 +8,7 @@ use crate::call;
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::member::{Blockers, Member, MemberState, Progress, Queue};
-use crate::queue::metadata::{self, Said};
+use crate::queue::metadata::{self, Metadata};
 use crate::queue::mode::Mode;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::queue::turn::{self, Turn};
@@ -228,9 +228,9 @@ fn member(node: &str, mode: Mode, state: MemberState, host: &str) -> Member {
 
 /// The same member, with what its node says of it.
 fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
-    let Said { host, pid, label, permits } = match Contender::parse_as(&member.node, dialect) {
-        Some(contender) => Said::of(&contender, Some(data)),
-        None => Said { host: member.host.clone(), permits: member.permits, ..metadata::read(data) },
+    let Metadata { host, pid, label, permits } = match Contender::parse_as(&member.node, dialect) {
+        Some(contender) => Metadata::of(&contender, Some(data)),
+        None => Metadata { host: member.host.clone(), permits: member.permits, ..metadata::read(data) },
     };
     Member {
         permits: permits.filter(|_| dialect == Dialect::Native),
@@ -247,7 +247,7 @@ fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Ve
 
 /// A contender of this process that is in the way. `note` is what its node says.
 pub(crate) fn blocked_by(holder: &Contender, note: &[u8], token: i64) -> Blockers {
-    let Said { host, pid, label, .. } = Said::of(holder, Some(note));
+    let Metadata { host, pid, label, .. } = Metadata::of(holder, Some(note));
     let member =
         Member { host, pid, label, token: Some(token), is_own: true, ..member_by_name(holder, &Turn::Granted) };
     Blockers { ahead: 1, first: vec![member] }

@@ -143,7 +143,7 @@ fn permits(number: u32) -> String {
 }
 
 /// What a process tells of itself, behind its host.
-fn tell(f: &mut fmt::Formatter<'_>, pid: Option<u32>, label: Option<&String>) -> fmt::Result {
+pub(crate) fn write_process(f: &mut fmt::Formatter<'_>, pid: Option<u32>, label: Option<&String>) -> fmt::Result {
     let pid = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
     let label = label.map(|label| format!(" {label:?}")).unwrap_or_default();
     write!(f, "{pid}{label}")
@@ -157,7 +157,7 @@ impl fmt::Display for Member {
             Some(many) => write!(f, "{many} PERMITS {who}")?,
             None => write!(f, "{} {who}", self.mode)?,
         }
-        tell(f, self.pid, self.label.as_ref())?;
+        write_process(f, self.pid, self.label.as_ref())?;
         if let Some(since) = self.since {
             // The clocks of two machines differ. An entry in the future counts as an entry of just now.
             let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
@@ -183,8 +183,7 @@ impl fmt::Display for Done {
         if !self.host.is_empty() {
             write!(f, " by {}", self.host)?;
         }
-        tell(f, self.pid, self.label.as_ref())?;
-        Ok(())
+        write_process(f, self.pid, self.label.as_ref())
     }
 }
 

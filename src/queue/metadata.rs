@@ -15,21 +15,23 @@ pub(crate) fn date(at: SystemTime) -> SystemTime {
     at.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST_WRITTEN)
 }
 
-/// What a contender writes into its node, for people to read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a contender writes into its node, for people to read. As it is read, any client may have written it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Metadata {
+    /// Empty if it does not say.
     pub(crate) host: String,
-    pub(crate) pid: u32,
+    pub(crate) pid: Option<u32>,
     pub(crate) label: Option<String>,
-    pub(crate) since: SystemTime,
     /// How many permits it wants, if it stands in the queue of a semaphore.
     pub(crate) permits: Option<u32>,
 }
 
 impl Metadata {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let since = humantime::format_rfc3339_millis(date(self.since));
-        let mut text = format!("host={}\npid={}\nsince={since}\n", self.host, self.pid);
+    /// The data of the node, with the time since when it contends.
+    pub(crate) fn encode(&self, since: SystemTime) -> Vec<u8> {
+        let since = humantime::format_rfc3339_millis(date(since));
+        let pid = self.pid.map(|pid| format!("pid={pid}\n")).unwrap_or_default();
+        let mut text = format!("host={}\n{pid}since={since}\n", self.host);
         if let Some(permits) = self.permits {
             text.push_str(&format!("permits={permits}\n"));
         }
@@ -38,27 +40,15 @@ impl Metadata {
         }
         text.into_bytes()
     }
-}
 
-/// What the data of a contender's node say of its process. Any client may have written them.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Said {
-    /// Empty if it does not say.
-    pub(crate) host: String,
-    pub(crate) pid: Option<u32>,
-    pub(crate) label: Option<String>,
-    pub(crate) permits: Option<u32>,
-}
-
-impl Said {
     /// What a contender's name says of its process, and the data of its node if they could be read.
-    pub(crate) fn of(contender: &Contender, data: Option<&[u8]>) -> Said {
+    pub(crate) fn of(contender: &Contender, data: Option<&[u8]>) -> Metadata {
         let noted = data.map(read).unwrap_or_default();
         match (contender.dialect(), data) {
-            (Dialect::Native, _) | (_, None) => Said { host: contender.host().to_owned(), ..noted },
+            (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..noted },
             // Only this library writes a process id.
             _ if noted.pid.is_some() => match native::host_problem(&noted.host) {
-                Some(_) => Said { host: String::new(), ..noted },
+                Some(_) => Metadata { host: String::new(), ..noted },
                 None => noted,
             },
             (_, Some(data)) => read_foreign(data),
@@ -67,10 +57,10 @@ impl Said {
 }
 
 /// Reads the metadata out of a node's data, whatever else the data hold.
-pub(crate) fn read(data: &[u8]) -> Said {
+pub(crate) fn read(data: &[u8]) -> Metadata {
     let text = String::from_utf8_lossy(data);
     let field = |name: &str| text.split('\n').find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-    Said {
+    Metadata {
         host: field("host").unwrap_or_default().to_owned(),
         pid: field("pid").and_then(|pid| pid.parse().ok()),
         label: field("label").map(str::to_owned),
@@ -80,14 +70,14 @@ pub(crate) fn read(data: &[u8]) -> Said {
 
 /// Reads the data of another library's node as a host or a label. Curator writes its address; kazoo writes the
 /// identifier that its user gave.
-fn read_foreign(data: &[u8]) -> Said {
+fn read_foreign(data: &[u8]) -> Metadata {
     let text = std::str::from_utf8(data).unwrap_or_default().trim();
     if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
-        return Said::default();
+        return Metadata::default();
     }
     match text.parse::<IpAddr>() {
-        Ok(_) => Said { host: text.to_owned(), ..Said::default() },
-        Err(_) => Said { label: Some(text.to_owned()), ..Said::default() },
+        Ok(_) => Metadata { host: text.to_owned(), ..Metadata::default() },
+        Err(_) => Metadata { label: Some(text.to_owned()), ..Metadata::default() },
     }
 }
 
@@ -96,9 +86,6 @@ const RECORD_SUFFIX: &str = ".done";
 
 /// The first line of a record.
 const HEADING: &str = "zk-rwlock done ";
-
-/// The last second of the year 9999, since 1970: later times cannot be printed.
-const LAST_SHOWN: Duration = Duration::from_secs(253_402_300_799);
 
 /// Clocks that count the same time differ by less than one part in so many.
 const DRIFT: u32 = 100;
@@ -145,7 +132,7 @@ pub fn read_done(data: &[u8], at: SystemTime) -> Option<Done> {
     let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;
     let token = text.split('\n').find_map(|line| line.strip_prefix("token=")).and_then(|token| token.parse().ok());
     let said = read(data);
-    Some(Done { at: at.min(UNIX_EPOCH + LAST_SHOWN), host: said.host, pid: said.pid, label: said.label, token })
+    Some(Done { at: date(at), host: said.host, pid: said.pid, label: said.label, token })
 }
 
 /// The present time on the ensemble's clock, as far as it is known.
@@ -194,14 +181,14 @@ mod tests {
     fn a_note_is_text_that_can_be_read_back() {
         let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
         let label = Some("migrate = v42".to_owned());
-        let note = Metadata { host: "web-1".to_owned(), pid: 42, label: label.clone(), since, permits: None };
-        let text = String::from_utf8(note.encode()).unwrap();
+        let note = Metadata { host: "web-1".to_owned(), pid: Some(42), label, permits: None };
+        let text = String::from_utf8(note.encode(since)).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n");
-        let said = Said { host: "web-1".to_owned(), pid: Some(42), label, permits: None };
-        assert_eq!(read(text.as_bytes()), said);
-        let text = String::from_utf8(Metadata { permits: Some(3), ..note }.encode()).unwrap();
+        assert_eq!(read(text.as_bytes()), note);
+        let note = Metadata { permits: Some(3), ..note };
+        let text = String::from_utf8(note.encode(since)).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n");
-        assert_eq!(read(text.as_bytes()), Said { permits: Some(3), ..said });
+        assert_eq!(read(text.as_bytes()), note);
     }
 
     #[test]
@@ -213,8 +200,8 @@ mod tests {
             (UNIX_EPOCH + day * 2_932_897, "9999-12-31T23:59:59.000Z"),
             (UNIX_EPOCH + day * 100_000_000, "9999-12-31T23:59:59.000Z"),
         ] {
-            let note = Metadata { host: "web-1".to_owned(), pid: 42, label: None, since, permits: None };
-            let text = String::from_utf8(note.encode()).unwrap();
+            let note = Metadata { host: "web-1".to_owned(), pid: Some(42), ..Metadata::default() };
+            let text = String::from_utf8(note.encode(since)).unwrap();
             assert_eq!(text, format!("host=web-1\npid=42\nsince={written}\n"));
         }
     }
@@ -227,7 +214,7 @@ mod tests {
         let of_bytes = |count| "x".repeat(count);
         assert_eq!(said(of_bytes(256).as_bytes()), (String::new(), Some(of_bytes(256))));
         for data in [&b""[..], b"\xff\xfe", b"two\nlines", of_bytes(257).as_bytes(), of_bytes(1000).as_bytes()] {
-            assert_eq!(read_foreign(data), Said::default());
+            assert_eq!(read_foreign(data), Metadata::default());
         }
     }
 
@@ -236,15 +223,16 @@ mod tests {
         let contender = Contender::parse_as("x__lock__0000000001", Dialect::Kazoo).unwrap();
         for (host, said) in [("web-1", "web-1"), ("two words", ""), ("", "")] {
             let note = format!("host={host}\npid=42\nlabel=x\n");
-            let expected = Said { host: said.to_owned(), pid: Some(42), label: Some("x".to_owned()), permits: None };
-            assert_eq!(Said::of(&contender, Some(note.as_bytes())), expected);
+            let expected =
+                Metadata { host: said.to_owned(), pid: Some(42), label: Some("x".to_owned()), permits: None };
+            assert_eq!(Metadata::of(&contender, Some(note.as_bytes())), expected);
         }
     }
 
     #[test]
     fn any_data_may_stand_where_a_note_should() {
         for data in [&b""[..], b"\xff\xfe", b"pid=x\nlabel", b"=\n="] {
-            assert_eq!(read(data), Said::default());
+            assert_eq!(read(data), Metadata::default());
         }
     }
 
@@ -252,14 +240,11 @@ mod tests {
     fn any_data_are_read_and_a_note_is_the_same_when_written_again() {
         let note = "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n";
         fuzz(&[note, "10.1.2.3", "nightly report"], |data| {
-            let said = read(data);
-            let (since, pid) = (UNIX_EPOCH, said.pid.unwrap_or_default());
-            let Said { host, label, permits, .. } = said;
-            let again = read(&Metadata { host: host.clone(), pid, label: label.clone(), since, permits }.encode());
-            assert_eq!(again, Said { host, pid: Some(pid), label, permits });
+            let said = Metadata { pid: read(data).pid.or(Some(7)), ..read(data) };
+            assert_eq!(read(&said.encode(UNIX_EPOCH)), said);
             for name in ["h~i-READ-0000000001", "x__lock__0000000001", "_c_x__WRIT__0000000001"] {
                 let dialect = Dialect::of(name).unwrap();
-                let said = Said::of(&Contender::parse_as(name, dialect).unwrap(), Some(data));
+                let said = Metadata::of(&Contender::parse_as(name, dialect).unwrap(), Some(data));
                 assert!(dialect == Dialect::Native || !said.host.contains(char::is_control), "{said:?}");
             }
         });

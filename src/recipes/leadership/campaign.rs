@@ -227,17 +227,14 @@ impl CampaignTurn {
 
     /// The work is over, or was dropped. Gives what it has given.
     pub(crate) async fn over<T>(self, ended: Result<T, End>) -> Result<Option<T>, Error> {
-        self.end(ended.as_ref().err().copied()).await?;
+        let given_back: Task<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
+        given_back.await?;
         Ok(ended.ok())
     }
 
     /// Gives the lock back when the work has been dropped, or has ended by itself: `why` is `None`. Returns when the next
     /// candidate leads, or can. A lock that was lost is not waited for.
-    fn end(self, why: Option<End>) -> Task<Result<(), Error>> {
-        Box::pin(self.gives_back(why))
-    }
-
-    async fn gives_back(mut self, why: Option<End>) -> Result<(), Error> {
+    async fn give_back(mut self, why: Option<End>) -> Result<(), Error> {
         let (loss, lasted) = (self.term.guard.held().loss(), self.begun.elapsed());
         self.why = match (loss, why) {
             (Some(_), _) | (None, Some(End::Lost)) => "lost",

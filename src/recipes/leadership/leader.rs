@@ -19,7 +19,8 @@ use crate::contend::request::Handle;
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
-use crate::queue::metadata::Said;
+use crate::queue::member::write_process;
+use crate::queue::metadata::Metadata;
 use crate::queue::mode::Mode;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Coordinator, Session};
@@ -50,7 +51,7 @@ pub struct Leader {
 
 impl Leader {
     pub(crate) fn of(contender: &Contender, data: &[u8], stat: Stat) -> Leader {
-        let Said { host, pid, label, .. } = Said::of(contender, Some(data));
+        let Metadata { host, pid, label, .. } = Metadata::of(contender, Some(data));
         let (term, session, since) = (stat.czxid, stat.ephemeral_owner, stat.ctime);
         Leader { term, host, pid, data: label, session, since }
     }
@@ -60,12 +61,7 @@ impl Leader {
 impl fmt::Display for Leader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.host)?;
-        if let Some(pid) = self.pid {
-            write!(f, " pid {pid}")?;
-        }
-        if let Some(data) = &self.data {
-            write!(f, " {data:?}")?;
-        }
+        write_process(f, self.pid, self.data.as_ref())?;
         write!(f, " in term {}", self.term)
     }
 }
@@ -275,27 +271,17 @@ impl Observer {
             Box::pin(async move { Ok((change.await?, data.await?)) })
         });
         let (looked, has_left) = beside_the_leader(session, &node, looked).await;
-        if has_left {
-            return self.passes_over(session, first, has_ghosts).await;
+        if !has_left {
+            let (change, (data, stat)) = looked?;
+            self.sees(Ok(Some(Leader::of(first, &data, stat))));
+            let mut look = SecondLook::after(session, *has_ghosts);
+            tokio::select! {
+                biased;
+                event = change => return unless_over(session, event).await,
+                () = look.finds(&node, false) => {}
+            }
         }
-        let (change, (data, stat)) = looked?;
-        self.sees(Ok(Some(Leader::of(first, &data, stat))));
-        let mut look = SecondLook::after(session, *has_ghosts);
-        tokio::select! {
-            biased;
-            event = change => return unless_over(session, event).await,
-            () = look.finds(&node, false) => {}
-        }
-        self.passes_over(session, first, has_ghosts).await
-    }
-
-    /// The candidate has left, although the server shows it.
-    async fn passes_over(
-        &self,
-        session: &Arc<dyn Session>,
-        first: &Contender,
-        has_ghosts: &mut bool,
-    ) -> Result<(), Failure> {
+        // It has left, although the server shows it.
         *has_ghosts = true;
         presence::ghosts_of(session, &self.handle.path, vec![first.name().into()], first.kind()).await;
         Ok(())

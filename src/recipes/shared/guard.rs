@@ -78,10 +78,6 @@ shared_guard!(SharedReadGuard, ReadGuard);
 shared_guard!(SharedWriteGuard, WriteGuard);
 
 impl<T> SharedReadGuard<T> {
-    pub(crate) fn new(stored: Arc<Stored<T>>, guard: ReadGuard) -> Self {
-        SharedReadGuard { stored, guard }
-    }
-
     /// The writer of the value, and the time.
     pub fn written(&self) -> &Written {
         self.stored.written()
@@ -106,10 +102,6 @@ impl<T> Deref for SharedReadGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
-    pub(crate) fn new(loaded: Loaded<T>, label: Option<String>, store: Arc<Store<T>>, guard: WriteGuard) -> Self {
-        SharedWriteGuard { loaded, in_doubt: false, label, store, guard }
-    }
-
     /// Writes the value as it is now. One transaction checks that the lock is held and that no client has written the
     /// value since, and then writes it: all of it, or nothing. Returns what is kept beside the value. It may be called
     /// several times.
@@ -182,9 +174,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// # Errors
     /// As [`WriteGuard::downgrade`], and as [`Shared::read`](crate::Shared::read) for the value.
     pub async fn downgrade(self) -> Result<SharedReadGuard<T>, Error> {
-        let guard = self.guard.downgrade().await?;
-        let stored = self.store.read_under(&guard).await?;
-        Ok(SharedReadGuard::new(stored, guard))
+        read(self.store, self.guard.downgrade().await?).await
     }
 }
 
@@ -337,26 +327,19 @@ impl<T: Send + Sync + 'static> Acquire<SharedWriteGuard<T>> {
     }
 }
 
-async fn read<T>(store: Arc<Store<T>>, guard: ReadGuard) -> Result<SharedReadGuard<T>, Error>
-where
-    T: Send + Sync + 'static,
-{
-    let stored = store.read_under(&guard).await?;
-    Ok(SharedReadGuard::new(stored, guard))
+async fn read<T: Send + Sync + 'static>(store: Arc<Store<T>>, guard: ReadGuard) -> Result<SharedReadGuard<T>, Error> {
+    Ok(SharedReadGuard { stored: store.read_under(&guard).await?, guard })
 }
 
-async fn write<T>(
+async fn write<T: Send + Sync + 'static>(
     store: Arc<Store<T>>,
     instead: Option<T>,
     label: Option<String>,
     guard: WriteGuard,
-) -> Result<SharedWriteGuard<T>, Error>
-where
-    T: Send + Sync + 'static,
-{
+) -> Result<SharedWriteGuard<T>, Error> {
     let loaded = store.load(guard.held(), instead).await?;
     let label = label.or_else(|| store.node.label().clone());
-    Ok(SharedWriteGuard::new(loaded, label, store, guard))
+    Ok(SharedWriteGuard { loaded, in_doubt: false, label, store, guard })
 }
 
 /// How often an update begins again.
@@ -422,24 +405,17 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// assert_eq!((number, next.update(take).await?.output), (1, 2));
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn update<R>(&self, change: impl FnMut(&mut T) -> R + Send + 'static) -> Acquire<Updated<R>>
-    where
-        R: Send + 'static,
-    {
+    pub fn update<R: Send + 'static>(&self, change: impl FnMut(&mut T) -> R + Send + 'static) -> Acquire<Updated<R>> {
         let shared = self.clone();
         Acquire::<Updated<R>>::new(Box::new(|options| Granting::by(update(shared, options, change))))
     }
 }
 
-async fn update<T, R>(
+async fn update<T: Send + Sync + 'static, R: Send>(
     shared: Shared<T>,
     options: Options,
     mut change: impl FnMut(&mut T) -> R + Send,
-) -> Result<Updated<R>, Error>
-where
-    T: Send + Sync + 'static,
-    R: Send,
-{
+) -> Result<Updated<R>, Error> {
     let (timeout, begun, mut tries) = (options.timeout()?, Instant::now(), 1);
     let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()).max(Duration::from_millis(1)));
     loop {

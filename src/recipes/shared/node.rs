@@ -81,7 +81,7 @@ impl ValueNode {
         let written = Written {
             host: handle.host.clone(),
             label: label.clone(),
-            token: held.own_node().token(),
+            token: own_node.token(),
             commit: own_node.next_commit(),
             at: codec::now(),
             schema: self.form.schema,
@@ -93,10 +93,7 @@ impl ValueNode {
             own_node.commit_not_sent(mark.commit);
             return Err(self.fault(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.form.size_limit) }));
         }
-        let (coordinator, path) = (self.coordinator(), &self.path);
-        let version = Commit { held, coordinator, path, bytes: &bytes, size_limit: self.form.size_limit, mark, base }
-            .put()
-            .await?;
+        let version = Commit { node: self, held, bytes: &bytes, mark, base }.put().await?;
         Ok(NewValue { bytes, czxid: base.czxid, version, written: envelope.written })
     }
 
@@ -220,20 +217,17 @@ enum Fate {
 }
 
 /// One commit.
-pub(crate) struct Commit<'a> {
-    pub(crate) held: &'a Tenure,
-    pub(crate) coordinator: &'a Arc<dyn Coordinator>,
-    pub(crate) path: &'a str,
-    pub(crate) bytes: &'a [u8],
-    /// What the user has allowed for the bytes.
-    pub(crate) size_limit: usize,
-    pub(crate) mark: Mark,
-    pub(crate) base: Base,
+struct Commit<'a> {
+    node: &'a ValueNode,
+    held: &'a Tenure,
+    bytes: &'a [u8],
+    mark: Mark,
+    base: Base,
 }
 
 impl Commit<'_> {
     /// Writes the bytes if the lock is held and the node is unchanged. Returns the version that this made.
-    pub(crate) async fn put(self) -> Result<i32, Error> {
+    async fn put(self) -> Result<i32, Error> {
         let mut tries = 0;
         loop {
             let error = match self.transaction().commit_once().await {
@@ -259,17 +253,18 @@ impl Commit<'_> {
             }
             if tries == TRIES {
                 let error = ValueError::TooLarge { bytes: self.bytes.len(), limit: None };
-                return Err(Error::Value { path: self.path.to_owned(), error });
+                return Err(self.node.fault(error));
             }
         }
     }
 
     fn transaction(&self) -> Transaction<'_> {
-        let transaction = Transaction::under(self.held).size_limit(self.size_limit.saturating_add(ROOM));
+        let (path, limit) = (&self.node.path, self.node.form.size_limit.saturating_add(ROOM));
+        let transaction = Transaction::under(self.held).size_limit(limit);
         match self.base.version {
-            None if self.base.absence.has_twin => transaction.create(self.path, self.bytes),
-            None => transaction.create(self.path, self.bytes).create(metadata::twin_of(self.path), []),
-            Some(version) => transaction.set_version(self.path, self.bytes, version),
+            None if self.base.absence.has_twin => transaction.create(path, self.bytes),
+            None => transaction.create(path, self.bytes).create(metadata::twin_of(path), []),
+            Some(version) => transaction.set_version(path, self.bytes, version),
         }
     }
 
@@ -279,7 +274,7 @@ impl Commit<'_> {
         let session = self.held.session();
         let look = async {
             session.connected().await.map_err(Failure::Over)?;
-            look(session, self.path).await
+            look(session, &self.node.path).await
         };
         let seen = match look.await {
             Err(Failure::Over(_)) => self.look_after_the_session().await,
@@ -291,13 +286,13 @@ impl Commit<'_> {
     /// The session is over, at least for us. Once our own node is gone, the transaction is refused, however late it
     /// comes. `None` if that cannot be brought about.
     async fn look_after_the_session(&self) -> Option<Option<NodeData>> {
-        let session_slot = self.coordinator.session_slot(0).await.ok()?;
+        let session_slot = self.node.coordinator().session_slot(0).await.ok()?;
         let (session, node) = (session_slot.session(), self.held.own_node().path());
         match retry::until_known(session, || session.delete(&node)).await {
             Ok(()) | Err(Failure::NoNode) => self.held.own_node().lose(Loss::Removed),
             Err(_) => return None,
         }
-        look(session, self.path).await.ok()
+        look(session, &self.node.path).await.ok()
     }
 }
 

@@ -231,18 +231,14 @@ impl<T: Send + Sync + 'static> Store<T> {
         *seen.bytes.lock() = Arc::default();
         // The value that all share: it is kept on, and so is not dropped where it is replaced, on the session's thread.
         if let Ok(value) = &made {
-            self.is_good(seen.news, value);
+            let mut last = self.last_good.lock();
+            let is_newer = last.as_ref().is_none_or(|(before, _)| *before < seen.news);
+            let before = is_newer.then(|| last.replace((seen.news, Arc::clone(value))));
+            drop(last);
+            // Not under the lock: a value may do anything when it is dropped.
+            drop(before);
         }
         made
-    }
-
-    fn is_good(&self, news: u64, value: &Arc<Stored<T>>) {
-        let mut last = self.last_good.lock();
-        let is_newer = last.as_ref().is_none_or(|(before, _)| *before < news);
-        let before = is_newer.then(|| last.replace((news, Arc::clone(value))));
-        drop(last);
-        // Not under the lock: a value may do anything when it is dropped.
-        drop(before);
     }
 
     /// A commit of our own, on the session with this lease, is known before a watch reports it.
@@ -267,12 +263,6 @@ impl<T: Send + Sync + 'static> Store<T> {
                 Err(error) => known.troubled(self.node.fault(error)),
             }
         });
-    }
-
-    /// There is no node.
-    fn no_node(&self, is_gone: bool) {
-        let error = if is_gone { ValueError::Vanished } else { ValueError::Unset };
-        self.troubled(self.node.fault(error));
     }
 
     fn troubled(&self, error: Error) {
@@ -380,7 +370,8 @@ impl<T: Send + Sync + 'static> Follower<T> {
                 let (path, reason) = (self.path.clone(), presence::words_of(session));
                 store.troubled(Error::Refused { operation: WATCH, path, reason });
             }
-            false => store.no_node(absence.is_gone),
+            false if absence.is_gone => store.troubled(store.node.fault(ValueError::Vanished)),
+            false => store.troubled(store.node.fault(ValueError::Unset)),
         })?;
         Ok(true)
     }

@@ -1,12 +1,13 @@
-//! Runs the background work of an embedded ensemble.
+//! The background work of an embedded ensemble: what runs it, and the connection whose changes it waits for.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Wake, Waker};
 
-use crate::session::request::Task;
+use crate::session::request::{Ending, Task};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{HashMap, Mutex};
+use crate::sync::{HashMap, Mutex, Notify};
 
 /// Runs tasks on the thread that makes them ready: nothing happens in the background that a test did not cause.
 #[derive(Default)]
@@ -45,8 +46,7 @@ impl Executor {
         while let Some((number, mut chore)) = self.next() {
             let waker = Waker::from(Arc::new(Ready { executor: Arc::downgrade(self), number }));
             // Inside a tokio task that has run for long, tokio would make this task yield, here and now, for ever.
-            let polled =
-                std::pin::pin!(tokio::task::unconstrained(chore.as_mut())).poll(&mut Context::from_waker(&waker));
+            let polled = pin!(tokio::task::unconstrained(chore.as_mut())).poll(&mut Context::from_waker(&waker));
             if polled.is_pending() {
                 self.chores.lock().pending.insert(number, chore);
             }
@@ -82,6 +82,55 @@ impl Wake for Ready {
     fn wake(self: Arc<Self>) {
         if let Some(executor) = self.executor.upgrade() {
             executor.ready(self.number);
+        }
+    }
+}
+
+/// A session's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkState {
+    Up,
+    Down,
+    Over(Ending),
+}
+
+/// It changes at once, and tells so later, in the order in which the tasks began to wait.
+pub(super) struct Link {
+    state: Mutex<LinkState>,
+    changed: Notify,
+}
+
+impl Link {
+    pub(super) fn up() -> Link {
+        Link { state: Mutex::new(LinkState::Up), changed: Notify::new() }
+    }
+
+    pub(super) fn state(&self) -> LinkState {
+        *self.state.lock()
+    }
+
+    /// Changes from now on, unless it is over.
+    pub(super) fn change(&self, to: LinkState) {
+        let mut state = self.state.lock();
+        if !matches!(*state, LinkState::Over(_)) {
+            *state = to;
+        }
+    }
+
+    pub(super) fn tell(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until it is such as `is_awaited` has an answer to.
+    pub(super) async fn until<T>(&self, is_awaited: impl Fn(LinkState) -> Option<T>) -> T {
+        loop {
+            // Registered before looking, so that a change in between is not missed.
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(answer) = is_awaited(self.state()) {
+                return answer;
+            }
+            changed.await;
         }
     }
 }
