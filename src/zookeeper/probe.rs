@@ -150,7 +150,7 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
 }
 
 /// A connection to the first of these addresses that takes one.
-async fn connect(addresses: &[SocketAddr]) -> io::Result<(TcpStream, Spared)> {
+pub(super) async fn connect(addresses: &[SocketAddr]) -> io::Result<(TcpStream, Spared)> {
     let mut failed = io::Error::other("the host has no address");
     for address in addresses {
         let connected = async {

@@ -5,9 +5,12 @@
 //! on where the thread's generator stands. So before the crate is polled, the generator is put where the next shuffle will be a good
 //! one. That the crate has shuffled, the generator shows afterwards. If it shows something else, the crate goes on by chance.
 
+use std::collections::BTreeSet;
+
 use fastrand::Rng;
 
 use crate::sync::random;
+use crate::zookeeper::lookup::hangs;
 
 /// How many shuffles are tried, at most. Of seven servers a good one is found in this many, almost always.
 const TRIES: u32 = 1_000;
@@ -16,16 +19,20 @@ const TRIES: u32 = 1_000;
 pub(super) struct Turns {
     /// The servers of the names, in the crate's present order. Empty if that is not known.
     order: Vec<usize>,
-    servers: usize,
+    addresses: Vec<String>,
     /// Where the generator is put.
     seed: Option<u64>,
 }
 
 impl Turns {
-    /// The crate is given these servers, in this order, each perhaps several times.
-    pub(super) fn of(names: Vec<usize>) -> Turns {
-        let servers = names.iter().max().map_or(0, |last| last + 1);
-        Turns { order: if servers > 1 { names } else { Vec::new() }, servers, seed: None }
+    /// The crate is given the servers at these addresses, in this order, each perhaps several times.
+    pub(super) fn of(names: Vec<usize>, addresses: Vec<String>) -> Turns {
+        Turns { order: if addresses.len() > 1 { names } else { Vec::new() }, addresses, seed: None }
+    }
+
+    /// After a pause: other names may hang now.
+    pub(super) fn draws_anew(&mut self) {
+        self.seed = None;
     }
 
     /// Polls the crate.
@@ -33,7 +40,8 @@ impl Turns {
         if self.order.is_empty() {
             return poll();
         }
-        let seed = self.seed.unwrap_or_else(|| self.drawn());
+        let hang = || self.addresses.iter().map(|address| hangs(address)).collect::<Vec<_>>();
+        let seed = self.seed.unwrap_or_else(|| self.drawn(&hang()));
         fastrand::seed(seed);
         let output = poll();
         let now = fastrand::get_seed();
@@ -44,16 +52,25 @@ impl Turns {
         output
     }
 
-    /// A number by which the next shuffle lets each server have its turn.
-    fn drawn(&self) -> u64 {
-        let turns = |seed: &u64| {
-            let order = self.shuffled(*seed).0;
-            let is_first = |(at, server): (usize, &usize)| !order[..at].contains(server);
-            order.iter().take(self.servers).enumerate().take_while(|it| is_first(*it)).count()
+    /// A number by which the next shuffle lets each server have its turn, and a name that hangs comes late.
+    fn drawn(&self, hangs: &[bool]) -> u64 {
+        let is_heard = |server: &&usize| !hangs[**server];
+        let (names, servers) = (self.order.iter().filter(is_heard).count(), hangs.iter().filter(|it| !**it).count());
+        let heard_first = |seed: u64| {
+            let order = self.shuffled(seed).0;
+            let first: BTreeSet<_> = order.iter().take(servers).collect();
+            let is_good = first.len() == servers;
+            if is_good { order.iter().take_while(is_heard).count() } else { 0 }
         };
-        let mut seeds = (0..TRIES).map(|_| random());
-        let good = seeds.find(|seed| turns(seed) == self.servers);
-        good.unwrap_or_else(random)
+        let mut best = (0, random());
+        for _ in 0..TRIES {
+            if best.0 == names {
+                break;
+            }
+            let seed = random();
+            best = best.max((heard_first(seed), seed));
+        }
+        best.1
     }
 
     /// The order after a shuffle, and where the generator is then.
@@ -80,11 +97,16 @@ impl Turns {
 mod tests {
     use super::*;
 
+    fn of(names: Vec<usize>) -> Turns {
+        let servers = names.iter().max().map_or(0, |last| last + 1);
+        Turns::of(names, (0..servers).map(|server| format!("zk{server}:1")).collect())
+    }
+
     #[test]
     fn each_server_has_its_turn_after_every_shuffle_of_the_crates() {
         for servers in 2..=5 {
             let mut names: Vec<usize> = (0..24).map(|name| name % servers).collect();
-            let mut turns = Turns::of(names.clone());
+            let mut turns = of(names.clone());
             for round in 0..100 {
                 turns.polled(|| {});
                 // As the crate draws the length of a pause, in another poll.
@@ -99,14 +121,26 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_hangs_comes_after_a_turn_of_all_others_and_late() {
+        let turns = of((0..24).map(|name| name % 3).collect());
+        for _ in 0..20 {
+            let order = turns.shuffled(turns.drawn(&[false, true, false])).0;
+            assert_ne!(order[0], order[1], "{order:?}");
+            assert!(order.iter().take_while(|server| **server != 1).count() >= 4, "{order:?}");
+        }
+        let order = turns.shuffled(turns.drawn(&[true; 3])).0;
+        assert_eq!(order.len(), 24);
+    }
+
+    #[test]
     fn where_the_order_is_not_known_the_crate_goes_on_by_chance() {
-        let mut turns = Turns::of(vec![0, 1, 0, 1]);
+        let mut turns = of(vec![0, 1, 0, 1]);
         // Neither a shuffle of four names nor the length of a pause.
         turns.polled(|| [(); 2].map(|()| fastrand::u64(..)));
         assert!(turns.order.is_empty());
         let mut drawn = [(); 2].map(|()| turns.polled(|| fastrand::u64(..)));
         drawn.sort_unstable();
         assert_ne!(drawn[0], drawn[1]);
-        assert!(Turns::of(vec![0, 0, 0]).order.is_empty(), "one server has all turns");
+        assert!(of(vec![0, 0, 0]).order.is_empty(), "one server has all turns");
     }
 }
