@@ -383,7 +383,7 @@ impl Acquisition {
             session.upkeep().nodes().request_check(signal, own_node);
         }
         let kind = grant.kind.as_str();
-        trace::granted(self.aim(), kind);
+        trace::count_grant(self.aim(), kind);
         let (sequence, token) = (entry.contender().sequence(), entry.own_node().token());
         tell!(DEBUG, path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
         Ok(true)

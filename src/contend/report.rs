@@ -32,12 +32,12 @@ impl Acquisition {
     /// What is told of a hold, or of one use of a kept one, until it ends.
     pub(crate) fn holding(&self, hold: &Tenure) -> Holding {
         let (path, own_node) = (self.handle.shown(), hold.own_node());
-        let mut holding = self.trace.granted(self.aim(), path, self.label(), own_node);
+        let mut holding = self.trace.begin_hold(self.aim(), path, self.label(), own_node);
         if let Some(limit) = self.handle.warn_holding {
             let (own_node, session) = hold.node_and_session();
             let (path, label, token) = (Arc::clone(path), self.options.label.clone(), own_node.token());
             let late = session.sleep(limit);
-            holding.warned_of(spawn_cancellable(&session, async move {
+            holding.set_warning(spawn_cancellable(&session, async move {
                 late.await;
                 if own_node.loss().is_none() {
                     let node = own_node.path();

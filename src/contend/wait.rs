@@ -102,7 +102,7 @@ impl Acquisition {
         let is_alone = names.len() < 2;
         let leaving = if is_alone { Vec::new() } else { session.upkeep().nodes().leaving_soon(entry.queue()) };
         let (paths, ghosts) = (&self.handle.paths, session.upkeep().ghosts());
-        waiter.passes_over(ghosts.shown(&paths.queue, &names, me.mode()));
+        waiter.pass_over(ghosts.shown(&paths.queue, &names, me.mode()));
         let mut step = waiter.next(News::Listed { names: &names, leaving: &leaving });
         if step == Step::Evicted && !names.iter().any(|name| name == me.name()) {
             self.unless_denied(entry, wait).await?;
@@ -110,7 +110,7 @@ impl Acquisition {
         }
         if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, wait.patience) {
             let ahead = paths.ghosts_ahead(session, &names, me.kind(), |names| turn::ahead_of(me, names));
-            waiter.passes_over(ahead.await);
+            waiter.pass_over(ahead.await);
             step = waiter.next(News::Listed { names: &names, leaving: &leaving });
         }
         let Step::Await { asks, .. } = step else { return Ok(step) };

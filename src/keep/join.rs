@@ -216,7 +216,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> (Work, Arc<WaitReport>) {
     let kept = Arc::clone(kept);
     all.sharing = Some(Box::new(move |held, asked| kept.entered(held, asked)));
     let span = all.begin();
-    all.trace.for_others(&first.trace);
+    all.trace.share_caller_of(&first.trace);
     let its_own = Arc::clone(&waiting);
     let work = async move { all.enter(IfTaken::Wait, Some(&its_own), None).await };
     (Acquiring::around(span, Box::pin(work)), waiting)
@@ -224,7 +224,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> (Work, Arc<WaitReport>) {
 
 /// A use of a kept node begins.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
-    trace::granted(acquisition.aim(), GrantKind::Kept.as_str());
+    trace::count_grant(acquisition.aim(), GrantKind::Kept.as_str());
     acquisition.trace.record("sequence", used.hold().contender().sequence());
     used.granted(acquisition.holding(used.hold()));
     used

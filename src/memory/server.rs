@@ -151,13 +151,13 @@ impl SessionState {
 
     /// Changes the link now: a request that comes before the notification finds the link as it is. The notification for
     /// the tasks that wait for the link comes later.
-    fn link_changes(&self, to: LinkState) -> Fired {
+    fn change_link(&self, to: LinkState) -> Fired {
         let link = Arc::clone(&self.link);
         link.change(to);
-        Box::new(move |_| link.tell())
+        Box::new(move |_| link.notify())
     }
 
-    fn happened(&mut self, path: &str, event: Event, fired: &mut Vec<Fired>) {
+    fn deliver(&mut self, path: &str, event: Event, fired: &mut Vec<Fired>) {
         let hides = |(top, _): &(String, Tree)| is_from(path, top) || path == children_key(parent_of(top));
         if self.frozen.iter().any(hides) {
             return;
@@ -176,12 +176,12 @@ impl SessionState {
     }
 
     /// Whether every moment counts as one at which the ensemble has heard of the session.
-    fn steady(&self, is_steady: bool) -> Fired {
+    fn set_steady(&self, is_steady: bool) -> Fired {
         let upkeep = Arc::clone(&self.upkeep);
         Box::new(move |_| upkeep.steady(is_steady))
     }
 
-    fn connected(&self, is_connected: bool) -> Fired {
+    fn set_connected(&self, is_connected: bool) -> Fired {
         let upkeep = Arc::clone(&self.upkeep);
         Box::new(move |_| upkeep.connected(is_connected))
     }
@@ -306,7 +306,7 @@ impl World {
         for session in self.index.concerned(changes) {
             let Some(state) = self.sessions.get_mut(&session) else { continue };
             for (path, event) in changes {
-                state.happened(path, *event, fired);
+                state.deliver(path, *event, fired);
             }
         }
     }
@@ -394,7 +394,7 @@ impl World {
         let upkeep = Arc::clone(&state.upkeep);
         // Now, and not with the notifications: as soon as the world is unlocked, another thread may be granted the lock.
         upkeep.lease().end(why);
-        let link = state.link_changes(LinkState::Over(why));
+        let link = state.change_link(LinkState::Over(why));
         fired.push(Box::new(move |_| upkeep.end(why)));
         fired.push(link);
         for armed in state.forgotten {
@@ -413,14 +413,14 @@ impl World {
         state.cut = Some(Instant::now());
         let untold = state.untold.take().into_iter().flatten();
         fired.extend(untold.map(|tell| Box::new(move |_| tell(false)) as Fired));
-        fired.extend([state.link_changes(LinkState::Down), state.steady(false), state.connected(false)]);
+        fired.extend([state.change_link(LinkState::Down), state.set_steady(false), state.set_connected(false)]);
     }
 
     /// From now on a session's server tells its client nothing.
     pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Fired>) {
         if let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) {
             state.untold.get_or_insert_default();
-            fired.push(state.steady(false));
+            fired.push(state.set_steady(false));
         }
     }
 
@@ -430,10 +430,10 @@ impl World {
         if let Some(why) = state.given_up {
             return self.end(session, why, fired);
         }
-        fired.extend([state.steady(true), state.connected(true)]);
+        fired.extend([state.set_steady(true), state.set_connected(true)]);
         state.cut = None;
         state.frozen.clear();
-        let link = state.link_changes(LinkState::Up);
+        let link = state.change_link(LinkState::Up);
         let tree = Arc::clone(&self.tree);
         // The server compares what it has with what the client has seen, as it does for SetWatches.
         let missed = state.watches.keys().filter_map(|key| {
@@ -495,7 +495,7 @@ impl World {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.view = None;
         if let Some(untold) = state.untold.take() {
-            fired.push(state.steady(true));
+            fired.push(state.set_steady(true));
             fired.extend(untold);
         }
     }

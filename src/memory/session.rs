@@ -83,12 +83,12 @@ impl Session for MemorySession {
             LinkState::Down => None,
             LinkState::Over(why) => Some(Err(why)),
         };
-        self.link.until(is_known).await
+        self.link.wait_until(is_known).await
     }
 
     async fn over(&self) -> Ending {
         let is_over = |state| if let LinkState::Over(why) = state { Some(why) } else { None };
-        self.link.until(is_over).await
+        self.link.wait_until(is_over).await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {

@@ -30,10 +30,10 @@ impl Executor {
         let number = chores.next;
         chores.pending.insert(number, chore);
         drop(chores);
-        self.ready(number);
+        self.schedule(number);
     }
 
-    fn ready(self: &Arc<Self>, number: u64) {
+    fn schedule(self: &Arc<Self>, number: u64) {
         self.chores.lock().ready.push_back(number);
         // A thread that runs tasks already will come to this task. A task may make other tasks ready while it runs.
         while !self.chores.lock().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
@@ -81,7 +81,7 @@ struct Ready {
 impl Wake for Ready {
     fn wake(self: Arc<Self>) {
         if let Some(executor) = self.executor.upgrade() {
-            executor.ready(self.number);
+            executor.schedule(self.number);
         }
     }
 }
@@ -117,12 +117,12 @@ impl Link {
         }
     }
 
-    pub(super) fn tell(&self) {
+    pub(super) fn notify(&self) {
         self.changed.notify_waiters();
     }
 
     /// Waits until it is such as `is_awaited` has an answer to.
-    pub(super) async fn until<T>(&self, is_awaited: impl Fn(LinkState) -> Option<T>) -> T {
+    pub(super) async fn wait_until<T>(&self, is_awaited: impl Fn(LinkState) -> Option<T>) -> T {
         loop {
             // Registered before looking, so that a change in between is not missed.
             let mut changed = pin!(self.changed.notified());

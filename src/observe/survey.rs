@@ -76,7 +76,7 @@ impl Survey {
                 let listings = call::answered(&session, || list(&session, some)).await?;
                 for (node, children) in some.iter().zip(listings) {
                     match children {
-                        Some(children) => survey.look(&session, node, children, &mut below).await?,
+                        Some(children) => survey.add_queues_at(&session, node, children, &mut below).await?,
                         None => survey.unreadable.push(node.clone()),
                     }
                 }
@@ -84,13 +84,13 @@ impl Survey {
             records.extend(below.iter().filter(|path| metadata::lock_of_record(path).is_some()).cloned());
             level = below;
         }
-        survey.look_at_records(&session, &records).await?;
+        survey.add_records(&session, &records).await?;
         survey.queues.sort_by(|one, other| one.path.cmp(&other.path));
         survey.unreadable.sort();
         Ok(survey)
     }
 
-    async fn look(
+    async fn add_queues_at(
         &mut self,
         session: &Arc<dyn Session>,
         node: &str,
@@ -119,7 +119,7 @@ impl Survey {
     }
 
     /// Adds the records at these paths to the queues of their locks.
-    async fn look_at_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
+    async fn add_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
         let mut records = BTreeMap::new();
         for some in paths.chunks(NODES_A_REQUEST) {
             let read = call::answered(session, || records_at(session, some)).await?;

@@ -45,7 +45,7 @@ impl Acquiring {
     }
 
     /// The trace of an acquisition for several callers. `first` is the trace of the caller that began it.
-    pub(crate) fn for_others(&mut self, first: &Acquiring) {
+    pub(crate) fn share_caller_of(&mut self, first: &Acquiring) {
         if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
             spans.caller = first.caller.clone();
         }
@@ -61,7 +61,7 @@ impl Acquiring {
     }
 
     /// The lock was granted, and its hold begins.
-    pub(crate) fn granted(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, own_node: &OwnNode) -> Holding {
+    pub(crate) fn begin_hold(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, own_node: &OwnNode) -> Holding {
         self.record("token", own_node.token());
         self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, own_node, label, &spans.caller, &spans.acquire);
@@ -84,7 +84,7 @@ impl Drop for Spans {
 }
 
 /// Counts a grant.
-pub(crate) fn granted(aim: Aim, kind: &'static str) {
+pub(crate) fn count_grant(aim: Aim, kind: &'static str) {
     meter::count(names::GRANTS, &[("mode", meter::label(aim)), ("kind", kind)]);
 }
 
@@ -122,12 +122,12 @@ impl Holding {
     }
 
     /// `warning` is dropped when the hold ends.
-    pub(crate) fn warned_of(&mut self, warning: oneshot::Sender<()>) {
+    pub(crate) fn set_warning(&mut self, warning: oneshot::Sender<()>) {
         self.warning = Some(warning);
     }
 
     /// A downgrade: the hold of one mode ends here, and that of the other mode begins.
-    pub(crate) fn goes_on_as_read(&mut self, path: &str, own_node: &OwnNode) {
+    pub(crate) fn begin_read_hold(&mut self, path: &str, own_node: &OwnNode) {
         let goes_on = |hold: &HoldSpan| {
             HoldSpan::begin(Aim::Lock(Mode::Read), path, own_node, hold.label.as_deref(), &hold.caller, &hold.span)
         };

@@ -132,7 +132,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
     }
 
     /// These contenders have left, by what the leader says, although the server shows them.
-    pub fn passes_over(&mut self, ghosts: impl IntoIterator<Item = Arc<str>>) {
+    pub fn pass_over(&mut self, ghosts: impl IntoIterator<Item = Arc<str>>) {
         for ghost in ghosts {
             if !self.ghosts.contains(&ghost) {
                 self.ghosts.push(ghost);

@@ -67,7 +67,7 @@ impl Candidate {
     }
 
     /// Begins to campaign, unless this candidate does already.
-    pub(crate) fn begin(self: &Arc<Self>) -> Result<Campaign, Error> {
+    pub(crate) fn begin_campaign(self: &Arc<Self>) -> Result<Campaign, Error> {
         let is_first = self.status.send_if_modified(|status| !std::mem::replace(&mut status.campaigns, true));
         match is_first {
             true => Ok(Campaign { candidate: Arc::clone(self) }),
@@ -86,8 +86,8 @@ impl Candidate {
                 granted = self.lock.write().into_future() => granted,
             };
             match granted {
-                Err(Error::Lost(loss) | Error::Evicted(loss)) => self.rests_after(Duration::ZERO, Err(loss)),
-                Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. }) => self.rests_after(Duration::ZERO, Ok(())),
+                Err(Error::Lost(loss) | Error::Evicted(loss)) => self.schedule_rest(Duration::ZERO, Err(loss)),
+                Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. }) => self.schedule_rest(Duration::ZERO, Ok(())),
                 answer => return answer,
             }
         }
@@ -102,14 +102,14 @@ impl Candidate {
     }
 
     /// Makes the next campaign wait, if the term, or the try, was too short or was lost.
-    fn rests_after(&self, lasted: Duration, ended: Result<(), Loss>) {
+    fn schedule_rest(&self, lasted: Duration, ended: Result<(), Loss>) {
         // There is nothing to wait for: the next try says so.
         if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed | Ending::Forked))) {
             return;
         }
         let mut rest = self.rest.lock();
         let longest = rest.0.after(lasted, ended.is_ok());
-        rest.1 = longest.map(|longest| Instant::now() + drawn(longest.min(FOR_EVER), random()));
+        rest.1 = longest.map(|longest| Instant::now() + random_pause(longest.min(FOR_EVER), random()));
     }
 
     /// Waits until a health check says so.
@@ -206,7 +206,7 @@ impl CampaignTurn {
     }
 
     /// Waits until the work has to stop.
-    pub(crate) fn ends(&self) -> Task<End> {
+    pub(crate) fn wait_for_end(&self) -> Task<End> {
         let (candidate, term) = (Arc::clone(&self.candidate), self.term());
         Box::pin(async move {
             let mut status = candidate.status.subscribe();
@@ -226,7 +226,7 @@ impl CampaignTurn {
     }
 
     /// The work is over, or was dropped. Gives what it has given.
-    pub(crate) async fn over<T>(self, ended: Result<T, End>) -> Result<Option<T>, Error> {
+    pub(crate) async fn finish<T>(self, ended: Result<T, End>) -> Result<Option<T>, Error> {
         let given_back: Task<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
         given_back.await?;
         Ok(ended.ok())
@@ -243,11 +243,11 @@ impl CampaignTurn {
             (None, None) => "done",
         };
         if let Some(loss) = loss {
-            self.candidate.rests_after(lasted, Err(loss));
+            self.candidate.schedule_rest(lasted, Err(loss));
             return Ok(());
         }
         if why != Some(End::Resigned) {
-            self.candidate.rests_after(lasted, Ok(()));
+            self.candidate.schedule_rest(lasted, Ok(()));
         }
         match self.term.guard.held().give_back().await {
             Err(Error::Lost(_)) => Ok(()),
@@ -338,7 +338,7 @@ impl Pauses {
 
 /// A time between half of `longest` and all of it, by a number drawn at random: candidates that lost together must not
 /// come back together.
-pub(crate) fn drawn(longest: Duration, random: u64) -> Duration {
+pub(crate) fn random_pause(longest: Duration, random: u64) -> Duration {
     let half = longest / 2;
     half + half.mul_f64((random % 1_000) as f64 / 1_000.0)
 }
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn what_is_drawn_lies_between_half_of_the_longest_and_all_of_it() {
-        let drawn: Vec<_> = [0, 500, 999, 1_000, u64::MAX].map(|random| drawn(SECOND, random)).to_vec();
+        let drawn: Vec<_> = [0, 500, 999, 1_000, u64::MAX].map(|random| random_pause(SECOND, random)).to_vec();
         assert!(drawn.iter().all(|it| (SECOND / 2..=SECOND).contains(it)), "{drawn:?}");
         assert!(drawn[0] < drawn[1] && drawn[1] < drawn[2] && drawn[0] == drawn[3]);
     }

@@ -147,7 +147,7 @@ pub(crate) fn changes(handle: &Arc<Handle>) -> LeaderChanges {
     let mut observing = Box::pin(async move { follow(&*its_own, None).await });
     Changes::of(poll_fn(move |context| match observing.as_mut().poll(context) {
         Poll::Ready(()) => Poll::Ready(None),
-        Poll::Pending => observer.news().map_or(Poll::Pending, |news| Poll::Ready(Some(news))),
+        Poll::Pending => observer.take_news().map_or(Poll::Pending, |news| Poll::Ready(Some(news))),
     }))
 }
 
@@ -174,7 +174,7 @@ impl Followed for Observer {
     }
 
     fn refused(&self, failure: Failure) {
-        self.sees(Err(Error::from_failure(failure, READ, &self.handle.path)));
+        self.report(Err(Error::from_failure(failure, READ, &self.handle.path)));
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
@@ -188,14 +188,14 @@ impl Followed for Observer {
             let names = match retry::until_known(session, || session.children(path)).await {
                 Ok(names) => names,
                 Err(Failure::NoNode) => {
-                    self.sees(Ok(None));
+                    self.report(Ok(None));
                     follow::possible(session, path).await?;
                     continue;
                 }
                 Err(failure) => return Err(failure),
             };
             if let Err(error) = self.handle.check_for_foreign(&names) {
-                self.sees(Err(error));
+                self.report(Err(error));
                 session.sleep(PAUSE).await;
                 continue;
             }
@@ -225,12 +225,12 @@ impl Followed for Observer {
 }
 
 impl Observer {
-    fn sees(&self, news: LeaderNews) {
+    fn report(&self, news: LeaderNews) {
         self.seen.lock().news = Some(news);
     }
 
     /// What was seen since the last call, unless it is what was told then.
-    fn news(&self) -> Option<LeaderNews> {
+    fn take_news(&self) -> Option<LeaderNews> {
         let mut seen = self.seen.lock();
         let news = seen.news.take()?;
         let told = news.clone().map_err(|error| error.to_string());
@@ -244,7 +244,7 @@ impl Observer {
         if leading_but_ghosts(session, &self.handle, &names).is_some() {
             return Ok(());
         }
-        self.sees(Ok(None));
+        self.report(Ok(None));
         let mut look = SecondLook::new(session);
         loop {
             if look.hears(&mut change).await? {
@@ -273,7 +273,7 @@ impl Observer {
         let (looked, has_left) = beside_the_leader(session, &node, looked).await;
         if !has_left {
             let (change, (data, stat)) = looked?;
-            self.sees(Ok(Some(Leader::of(first, &data, stat))));
+            self.report(Ok(Some(Leader::of(first, &data, stat))));
             let mut look = SecondLook::after(session, *has_ghosts);
             tokio::select! {
                 biased;

@@ -130,11 +130,11 @@ impl Leadership {
         W: FnMut(Term) -> F,
         F: Future,
     {
-        let campaign = self.candidate.begin()?;
+        let campaign = self.candidate.begin_campaign()?;
         while let Some(turn) = campaign.next().await? {
             // The work is dropped before the lock is given back.
-            let ended = while_held(turn.loss(), turn.ends(), async { work(turn.term()).await }).await;
-            if let Some(output) = turn.over(ended).await? {
+            let ended = while_held(turn.loss(), turn.wait_for_end(), async { work(turn.term()).await }).await;
+            if let Some(output) = turn.finish(ended).await? {
                 return Ok(Some(output));
             }
         }
@@ -175,10 +175,10 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn lead_mut<T>(&self, mut work: impl AsyncFnMut(Term) -> T) -> Result<Option<T>, Error> {
-        let campaign = self.candidate.begin()?;
+        let campaign = self.candidate.begin_campaign()?;
         while let Some(turn) = campaign.next().await? {
-            let ended = while_held(turn.loss(), turn.ends(), async { work(turn.term()).await }).await;
-            if let Some(output) = turn.over(ended).await? {
+            let ended = while_held(turn.loss(), turn.wait_for_end(), async { work(turn.term()).await }).await;
+            if let Some(output) = turn.finish(ended).await? {
                 return Ok(Some(output));
             }
         }

@@ -171,10 +171,10 @@ impl MultiLock {
     async fn attempt(&self) -> Result<MultiGuard, Error> {
         // No kept node is joined, and one of our own would be in the way.
         self.locks.iter().for_each(|(lock, _)| lock.let_go());
-        let looks = self.locks.iter().map(|(lock, mode)| look(lock, *mode));
+        let looks = self.locks.iter().map(|(lock, mode)| check_free(lock, *mode));
         let mut limit = Duration::MAX;
         for ((lock, mode), look) in self.locks.iter().zip(join_all(looks).await) {
-            limit = look.map_err(|error| refused(lock, *mode, error).of_one(lock.path()))?;
+            limit = look.map_err(|error| report_refusal(lock, *mode, error).of_one(lock.path()))?;
         }
         let mut taken = MultiGuard::of_none();
         for (lock, mode) in &*self.locks {
@@ -185,7 +185,7 @@ impl MultiLock {
 
     async fn acquire(&self, options: Options) -> Result<MultiGuard, Error> {
         let timeout = options.timeout().map_err(|error| match &*self.locks {
-            [(lock, mode), ..] => refused(lock, *mode, error),
+            [(lock, mode), ..] => report_refusal(lock, *mode, error),
             [] => error,
         })?;
         let begun = Instant::now();
@@ -194,7 +194,7 @@ impl MultiLock {
             let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
             let granted = async {
                 let answer = match left {
-                    Some(Duration::ZERO) => Err(refused(lock, *mode, Error::late(Duration::ZERO, None))),
+                    Some(Duration::ZERO) => Err(report_refusal(lock, *mode, Error::late(Duration::ZERO, None))),
                     timeout => take(lock, *mode, Options { timeout, ..options.clone() }).await,
                 };
                 // The time counts for all the locks together.
@@ -251,12 +251,12 @@ async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Tenu
 }
 
 /// Fails if the lock is taken. Writes nothing. Returns the session timeout.
-async fn look(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
+async fn check_free(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
     Acquisition::new(Arc::clone(lock.handle()), mode, Options::default()).look().await
 }
 
 /// Reports why one of the locks was not granted. Then none was.
-fn refused(lock: &RwLock, mode: Mode, error: Error) -> Error {
+fn report_refusal(lock: &RwLock, mode: Mode, error: Error) -> Error {
     trace::not_granted(lock.path(), Aim::Lock(mode), &error);
     error
 }

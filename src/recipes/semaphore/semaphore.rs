@@ -486,7 +486,7 @@ async fn number(state: &SemaphoreState, operation: &'static str, is_synced: bool
     let node = call::on_a_session(&state.handle.coordinator, (operation, path), |session| async move {
         call::answered(&session, || retry::data(&session, path, is_synced)).await
     });
-    node.await?.map_or(Ok(None), |(data, _)| state.number(&data))
+    node.await?.map_or(Ok(None), |(data, _)| state.parse_number(&data))
 }
 
 async fn set(state: &SemaphoreState, permits: u32) -> Result<(), Error> {
@@ -498,7 +498,7 @@ async fn set(state: &SemaphoreState, permits: u32) -> Result<(), Error> {
         call::answered(&session, || try_to_set(state, &session, permits)).await
     });
     set.await??;
-    state.limit.is_set(permits);
+    state.limit.set(permits);
     Ok(())
 }
 
@@ -519,18 +519,18 @@ async fn try_to_set(
             continue;
         };
         // Who has never been a semaphore may have data that somebody needs.
-        if let Err(error) = state.number(&data)
+        if let Err(error) = state.parse_number(&data)
             && retry::data(session, &format!("{path}/{PERMITS}"), false).await?.is_none()
         {
             return Ok(Err(error));
         }
         if permits::decode(&data).is_ok_and(|number| number.is_none())
-            && let Some(error) = state.finds_lock(session, None).await?
+            && let Some(error) = state.find_lock(session, None).await?
         {
             return Ok(Err(error));
         }
-        let twin = state.twin(session).await?;
-        match state.write(session, permits, stat.version, twin).await {
+        let twin = state.read_twin(session).await?;
+        match state.write_number(session, permits, stat.version, twin).await {
             Ok(()) => return Ok(Ok(())),
             Err(Failure::BadVersion | Failure::NoNode) => {}
             Err(failure) => return Err(failure),

@@ -55,12 +55,12 @@ impl SemaphoreState {
         session: &Arc<dyn Session>,
         children: Option<Vec<String>>,
     ) -> Result<(), Error> {
-        self.finds_lock(session, children).await.map_err(|failure| self.no_permit(failure))?.map_or(Ok(()), Err)
+        self.find_lock(session, children).await.map_err(|failure| self.no_permit(failure))?.map_or(Ok(()), Err)
     }
 
     /// The error if the path is that of a lock which somebody holds or waits for, by these children or by a listing. Who has come
     /// for the lock and finds a semaphore leaves at once, so a second look decides.
-    pub(super) async fn finds_lock(
+    pub(super) async fn find_lock(
         &self,
         session: &Arc<dyn Session>,
         mut children: Option<Vec<String>>,
@@ -86,7 +86,7 @@ impl SemaphoreState {
     }
 
     /// As [`SemaphoreState::check_for_lock`], until none was found once. The semaphore has its number by now.
-    pub(super) async fn is_alone(
+    pub(super) async fn ensure_alone(
         &self,
         session: &Arc<dyn Session>,
         children: Option<Vec<String>>,
@@ -121,7 +121,7 @@ impl SemaphoreState {
     }
 
     /// Asks the leader for these permits, all that the server shows. Returns those that it no longer has.
-    pub(super) async fn finds_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<Arc<str>> {
+    pub(super) async fn find_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<Arc<str>> {
         presence::ghosts_among(session, &self.taken, names, (self.handle.dialect, Mode::Write)).await
     }
 
@@ -194,7 +194,7 @@ impl PermitLimit {
     ///
     /// # Errors
     /// The user gave another number, and this is the handle's first look.
-    pub(crate) fn sees(&self, path: &str, number: u32) -> Result<(), Error> {
+    pub(crate) fn learn(&self, path: &str, number: u32) -> Result<(), Error> {
         let mut known = self.0.lock();
         match *known {
             KnownNumber::Given(ours) if ours != number => {
@@ -208,7 +208,7 @@ impl PermitLimit {
     }
 
     /// The number was changed for all by this handle.
-    pub(crate) fn is_set(&self, number: u32) {
+    pub(crate) fn set(&self, number: u32) {
         *self.0.lock() = KnownNumber::Seen(number);
     }
 
@@ -248,18 +248,18 @@ pub(super) enum Twin {
 impl SemaphoreState {
     /// The number of permits that the semaphore's node gives, and the node's version. Writes the number if nobody has
     /// yet.
-    pub(super) async fn agree(
+    pub(super) async fn agree_on_number(
         &self,
         session: &Arc<dyn Session>,
         (mut data, mut stat): (Vec<u8>, Stat),
     ) -> Result<(u32, i32), Error> {
         let (path, mut rounds) = (self.handle.shown(), 0);
         loop {
-            if let Some(number) = self.number(&data)? {
-                self.limit.sees(path, number)?;
+            if let Some(number) = self.parse_number(&data)? {
+                self.limit.learn(path, number)?;
                 return Ok((number, stat.version));
             }
-            let twin = self.twin(session).await.map_err(|failure| self.no_permit(failure))?;
+            let twin = self.read_twin(session).await.map_err(|failure| self.no_permit(failure))?;
             match (self.limit.known(), twin) {
                 (known, Twin::Says(was)) if known != Some(was) => {
                     // Our server may have missed the number, and another client may have written it since. So the leader says.
@@ -272,9 +272,9 @@ impl SemaphoreState {
                 (Some(number), twin) => {
                     // A number that is written beside a lock would shut its users out.
                     self.check_for_lock(session, None).await?;
-                    match self.write(session, number, stat.version, twin).await {
+                    match self.write_number(session, number, stat.version, twin).await {
                         Ok(()) => {
-                            self.limit.is_set(number);
+                            self.limit.set(number);
                             return Ok((number, stat.version.wrapping_add(1)));
                         }
                         // Another contender came first, or an earlier try of ours.
@@ -291,13 +291,13 @@ impl SemaphoreState {
     }
 
     /// The number that the data of the semaphore's node give; `None` if they give none yet.
-    pub(super) fn number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
+    pub(super) fn parse_number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
         let doubtful = |what: String| self.doubtful(format!("its data are {what:?}, and not a number of permits"));
         permits::decode(data).map_err(doubtful)
     }
 
     /// What the twin of the semaphore's node says.
-    pub(super) async fn twin(&self, session: &Arc<dyn Session>) -> Result<Twin, Failure> {
+    pub(super) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<Twin, Failure> {
         Ok(match retry::data(session, &metadata::twin_of(self.handle.shown()), false).await? {
             None => Twin::Missing,
             Some((data, _)) => permits::decode(&data).ok().flatten().map_or(Twin::Silent, Twin::Says),
@@ -306,7 +306,7 @@ impl SemaphoreState {
 
     /// Writes the number, if its node has this version, and the same to its twin. A twin that may not be written is left out:
     /// an operator may have made the semaphore's node alone.
-    pub(super) async fn write(
+    pub(super) async fn write_number(
         &self,
         session: &Arc<dyn Session>,
         number: u32,
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(unknown.known(), None);
         assert_eq!([1, 2].map(|wanted| check(&unknown, wanted)), [Ok(false), Ok(true)]);
         let limit = PermitLimit::new(Some(3));
-        limit.is_set(5);
+        limit.set(5);
         assert_eq!(limit.known(), Some(5));
         assert_eq!([4, 5, 6].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(true)]);
     }
@@ -392,11 +392,11 @@ mod tests {
     fn another_number_than_the_user_gave_is_refused_at_the_first_look_alone() {
         let limit = PermitLimit::new(Some(3));
         assert!(matches!(
-            limit.sees("/s", 4),
+            limit.learn("/s", 4),
             Err(Error::Permits { reason: PermitsError::Other { ours: 3, theirs: 4 }, .. })
         ));
         assert_eq!(limit.known(), Some(3));
-        assert!(limit.sees("/s", 3).is_ok() && limit.sees("/s", 4).is_ok());
+        assert!(limit.learn("/s", 3).is_ok() && limit.learn("/s", 4).is_ok());
         assert_eq!(limit.known(), Some(4));
         let unknown = PermitLimit::new(None);
         assert!(unknown.sees("/s", 2).is_ok());

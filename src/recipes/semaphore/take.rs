@@ -147,7 +147,7 @@ impl Goal for PermitRequest {
             Ok((session, node))
         });
         match read.await? {
-            (session, Some(node)) => self.enough(self.state.agree(&session, node).await?.0),
+            (session, Some(node)) => self.enough(self.state.agree_on_number(&session, node).await?.0),
             // It is made with the queue.
             (_, None) => Ok(()),
         }
@@ -179,10 +179,10 @@ impl Goal for PermitRequest {
             Err(failure) => return Err(self.state.no_permit(failure)),
         };
         let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
-        let (number, version) = self.state.agree(held.session(), node).await?;
+        let (number, version) = self.state.agree_on_number(held.session(), node).await?;
         self.enough(number)?;
         if let Some(Ok(beside)) = beside.filter(|_| had_number) {
-            self.state.is_alone(held.session(), Some(beside)).await?;
+            self.state.ensure_alone(held.session(), Some(beside)).await?;
         }
         if let Ok(names) = names {
             drop(self.replace(Look::Seen(SeenPermits { number, version, names })));
@@ -200,7 +200,7 @@ impl Goal for PermitRequest {
             Err(_) => None,
         };
         if let Some(Some(number)) = number {
-            self.state.limit.sees(self.state.handle.shown(), number)?;
+            self.state.limit.learn(self.state.handle.shown(), number)?;
             self.enough(number)?;
         }
         let (Ok(names), Some(number)) = (names, number) else { return Ok(None) };
@@ -212,7 +212,7 @@ impl Goal for PermitRequest {
 
     async fn finds_ghosts(&self, session: &Arc<dyn Session>) -> bool {
         let Ok(names) = session.children(&self.state.taken).await else { return false };
-        !self.state.finds_ghosts(session, &self.state.without_ghosts(session, &names)).await.is_empty()
+        !self.state.find_ghosts(session, &self.state.without_ghosts(session, &names)).await.is_empty()
     }
 
     async fn exchange(
@@ -230,14 +230,14 @@ impl Goal for PermitRequest {
         loop {
             let mut now = match seen.take() {
                 Some(now) => now,
-                None => view.look().await?,
+                None => view.look_at_permits().await?,
             };
-            view.passes_over_ghosts(&mut now.names);
+            view.remove_ghosts(&mut now.names);
             match permits::room(now.number, &now.names, self.count) {
                 Err(name) => return Err(self.state.doubtful(format!("{name:?} is no permit"))),
                 Ok(Room::Never) => return Err(too_few(self.state.handle.shown(), self.count, now.number)),
                 Ok(Room::Enough) => {
-                    self.state.is_alone(held.session(), None).await?;
+                    self.state.ensure_alone(held.session(), None).await?;
                     self.state.check_rights(held.session()).await?;
                     if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.patience).await? {
                         break;
@@ -248,7 +248,7 @@ impl Goal for PermitRequest {
                 Ok(Room::Short) => {
                     grant.kind = GrantKind::Look;
                     if wait.patience == IfTaken::GiveUp {
-                        let found = self.state.finds_ghosts(held.session(), &now.names).await;
+                        let found = self.state.find_ghosts(held.session(), &now.names).await;
                         if !found.is_empty() {
                             view.gone.extend(found);
                             continue;
@@ -302,14 +302,14 @@ impl<'a> View<'a> {
     }
 
     /// Looks at the semaphore, and watches its permits.
-    async fn look(&mut self) -> Result<SeenPermits, Error> {
+    async fn look_at_permits(&mut self) -> Result<SeenPermits, Error> {
         let session = Arc::clone(self.held.session());
         let mut tries = Tries::LOST_ANSWERS;
         loop {
             match self.try_to_look(&session).await {
                 Ok(Some((mut names, node))) => {
                     session.upkeep().ghosts().shown(&self.state.taken, &names, Mode::Write);
-                    self.passes_over_ghosts(&mut names);
+                    self.remove_ghosts(&mut names);
                     let is_whole = self.add_unseen(&mut names).await.map_err(|failure| self.fault(failure))?;
                     // Another server may have said that there is no ghost, or this one may have learnt so since: only a listing
                     // from after that has the ghost's permits.
@@ -319,7 +319,7 @@ impl<'a> View<'a> {
                     let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
                     let (number, version) = match (known, node) {
                         (Some(known), _) => known,
-                        (None, Some(node)) => self.state.agree(&session, node).await?,
+                        (None, Some(node)) => self.state.agree_on_number(&session, node).await?,
                         (None, None) => continue,
                     };
                     return Ok(SeenPermits { number, version, names });
@@ -358,7 +358,7 @@ impl<'a> View<'a> {
         match watched {
             Ok((names, watch)) => {
                 self.names = Some(watch);
-                Ok(self.shows_the_last(&names, queue).await?.then_some((names, node)))
+                Ok(self.confirm_signal(&names, queue).await?.then_some((names, node)))
             }
             Err(Failure::NoNode) => {
                 make_directory(session, directory, &mut self.rounds).await?;
@@ -370,7 +370,7 @@ impl<'a> View<'a> {
 
     /// Whether the signal was true. The one before us is among those who hold, by these `names`: so it was the head. Otherwise it
     /// has given its permits back, or a stranger wrote to its place: the `queue`, listed before, says which.
-    async fn shows_the_last(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
+    async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let before_us = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
         let has_taken = before_us.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.owner())));
@@ -388,7 +388,7 @@ impl<'a> View<'a> {
     }
 
     /// Removes the permits that the leader no longer has from those that our server shows.
-    fn passes_over_ghosts(&mut self, names: &mut Vec<String>) {
+    fn remove_ghosts(&mut self, names: &mut Vec<String>) {
         let known = self.held.session().upkeep().ghosts().among(&self.state.taken, names, Mode::Write);
         self.gone.extend(known);
         names.retain(|name| !self.gone.iter().any(|gone| **gone == **name));

@@ -145,7 +145,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     pub async fn commit(&mut self) -> Result<Written, Error> {
         let (node, held, loaded) = (&self.store.node, self.guard.held(), &mut self.loaded);
         if self.in_doubt {
-            loaded.base = node.base(held, loaded.base).await?;
+            loaded.base = node.base_now(held, loaded.base).await?;
         }
         let payload = self.store.payload(&loaded.value)?;
         self.in_doubt = true;
@@ -155,7 +155,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         let NewValue { version, written, .. } = &committed;
         loaded.base = Base { version: Some(*version), mark: Some(Mark::of(written)), ..loaded.base };
         loaded.written = Some(written.clone());
-        self.store.committed(held.session().lease(), &committed);
+        self.store.record_commit(held.session().lease(), &committed);
         Ok(committed.written)
     }
 

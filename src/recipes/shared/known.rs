@@ -89,7 +89,7 @@ impl<T> Known<T> {
         self.newest.as_ref().is_none_or(|newest| newest.news <= before) && self.trouble.as_ref().is_some_and(is_unset)
     }
 
-    pub(super) fn troubled(&mut self, error: Error) -> bool {
+    pub(super) fn set_trouble(&mut self, error: Error) -> bool {
         // The same error as before is no news.
         if self.trouble.as_ref().is_some_and(|(_, before)| before.to_string() == error.to_string()) {
             return false;
@@ -107,7 +107,7 @@ impl<T> Known<T> {
     /// The reads of one session never go back, and the first one comes after a sync. So a value that is older than the last
     /// one is what there is now: the ensemble came back as it was before. Only a commit of our own may be newer than what a
     /// server that lags shows.
-    pub(super) fn read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
+    pub(super) fn record_read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
         self.gone = 0;
         if let Some(newest) = &self.newest {
@@ -122,22 +122,22 @@ impl<T> Known<T> {
                 return false;
             }
         }
-        self.valued(bytes, czxid, version);
+        self.set_newest(bytes, czxid, version);
         true
     }
 
     /// We have committed a value. `czxid` is known unless the same holder made the node. In another node than the newest value's a
     /// commit says nothing: the ensemble may have come back as it was before, so its node may be an older one.
-    pub(super) fn committed(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
+    pub(super) fn record_commit(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
         let is_before = |newest: &Seen<T>| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };
         self.trouble = None;
-        self.valued(bytes.to_vec(), czxid, version);
+        self.set_newest(bytes.to_vec(), czxid, version);
         self.own = self.news;
         true
     }
 
-    fn valued(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) {
+    fn set_newest(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) {
         self.news += 1;
         let (digest, bytes, made) = (digest(&bytes), Mutex::new(Arc::new(bytes)), OnceLock::new());
         self.newest = Some(Arc::new(Seen { news: self.news, czxid, version, digest, bytes, made }));
@@ -160,9 +160,9 @@ mod tests {
     }
 
     /// What is known after a value was read from a server that was up to date before.
-    fn read(czxid: i64, version: i32) -> Known<u8> {
+    fn known_at(czxid: i64, version: i32) -> Known<u8> {
         let mut known = Known::default();
-        assert!(known.read(b"a".to_vec(), czxid, version, 0));
+        assert!(known.record_read(b"a".to_vec(), czxid, version, 0));
         known
     }
 
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn whatever_is_read_is_what_there_is_now_also_after_the_ensemble_came_back_as_it_was_before() {
-        let mut known = read(10, 3);
+        let mut known = known_at(10, 3);
         assert!(known.newest.is_some() && known.over.is_none());
         for (bytes, czxid, version, is_news) in [
             (b"a", 10, 3, false),
@@ -185,7 +185,7 @@ mod tests {
             (b"d", 12, i32::MAX, true),
             (b"e", 12, i32::MIN, true),
         ] {
-            assert_eq!(known.read(bytes.to_vec(), czxid, version, 0), is_news, "{czxid}, {version}");
+            assert_eq!(known.record_read(bytes.to_vec(), czxid, version, 0), is_news, "{czxid}, {version}");
             assert_eq!(newest(&known), (czxid, version));
         }
     }
@@ -193,34 +193,45 @@ mod tests {
     #[test]
     fn a_commit_of_ones_own_stays_until_it_was_read_or_was_not_although_the_server_was_up_to_date() {
         for (czxid, version) in [(10, 3), (9, 8)] {
-            let mut known = read(10, 3);
+            let mut known = known_at(10, 3);
             let before = known.news;
             let ours = Some(10);
             assert!(
-                !known.committed(b"a", ours, 3) && known.committed(b"b", ours, 5) && !known.committed(b"a", ours, 4)
+                !known.record_commit(b"a", ours, 3)
+                    && known.record_commit(b"b", ours, 5)
+                    && !known.record_commit(b"a", ours, 4)
             );
-            assert!(!known.read(b"a".to_vec(), czxid, version, before), "this server lags");
+            assert!(!known.record_read(b"a".to_vec(), czxid, version, before), "this server lags");
             assert_eq!(newest(&known), (10, 5));
             let after = known.news;
-            assert!(known.read(b"a".to_vec(), czxid, version, after), "it is gone");
+            assert!(known.record_read(b"a".to_vec(), czxid, version, after), "it is gone");
             assert_eq!(newest(&known), (czxid, version));
 
-            let mut known = read(10, 3);
-            assert!(known.committed(b"b", Some(10), 5) && !known.read(b"b".to_vec(), 10, 5, before), "it was known");
-            assert!(known.read(b"a".to_vec(), czxid, version, before), "this session has shown it before");
+            let mut known = known_at(10, 3);
+            assert!(
+                known.record_commit(b"b", Some(10), 5) && !known.record_read(b"b".to_vec(), 10, 5, before),
+                "it was known"
+            );
+            assert!(known.record_read(b"a".to_vec(), czxid, version, before), "this session has shown it before");
         }
-        let mut known = read(10, 3);
-        assert!(known.committed(b"b", Some(10), 5) && known.read(b"c".to_vec(), 10, 6, 1), "another came after it");
-        assert!(known.committed(b"d", Some(10), 7) && known.read(b"e".to_vec(), 11, 0, 1), "it was made anew");
+        let mut known = known_at(10, 3);
+        assert!(
+            known.record_commit(b"b", Some(10), 5) && known.record_read(b"c".to_vec(), 10, 6, 1),
+            "another came after it"
+        );
+        assert!(
+            known.record_commit(b"d", Some(10), 7) && known.record_read(b"e".to_vec(), 11, 0, 1),
+            "it was made anew"
+        );
     }
 
     #[test]
     fn a_commit_to_another_node_is_known_once_it_is_read_also_if_the_ensemble_came_back_as_it_was_before() {
-        let mut known = read(10, 3);
-        assert!(known.troubled(trouble("a")) && !known.committed(b"b", Some(5), 4));
-        assert!(known.read(b"c".to_vec(), 5, 5, 0));
+        let mut known = known_at(10, 3);
+        assert!(known.set_trouble(trouble("a")) && !known.record_commit(b"b", Some(5), 4));
+        assert!(known.record_read(b"c".to_vec(), 5, 5, 0));
         assert_eq!(newest(&known), (5, 5));
-        assert!(known.committed(b"d", Some(5), 6) && !known.committed(b"e", None, 7));
+        assert!(known.record_commit(b"d", Some(5), 6) && !known.record_commit(b"e", None, 7));
     }
 
     #[test]
@@ -228,20 +239,20 @@ mod tests {
         let lease = Some(Arc::new(Lease::new(Duration::from_secs(6))));
         let mut known = Known::<u8> { lease, ..Known::default() };
         assert!(matches!(known.state(), CopyState::Fetching));
-        assert!(known.read(Vec::new(), 10, 3, 0));
+        assert!(known.record_read(Vec::new(), 10, 3, 0));
         assert!(!matches!(known.state(), CopyState::Fetching));
     }
 
     #[test]
     fn the_same_trouble_is_told_once_and_a_value_that_can_be_read_again_is_told_again() {
-        let mut known = read(10, 3);
-        assert!(known.committed(b"b", Some(10), 4));
-        assert!(known.troubled(trouble("a")) && !known.troubled(trouble("a")) && known.troubled(trouble("b")));
+        let mut known = known_at(10, 3);
+        assert!(known.record_commit(b"b", Some(10), 4));
+        assert!(known.set_trouble(trouble("a")) && !known.set_trouble(trouble("a")) && known.set_trouble(trouble("b")));
         let seen = known.news;
         assert!(matches!(known.news_after(seen - 1), Some((news, Err(_))) if news == seen));
         // A value from before our own commit ends the trouble, and is no news.
-        assert!(known.read(b"a".to_vec(), 10, 3, 1) && known.news_after(seen).is_none());
-        assert!(known.troubled(trouble("b")) && known.read(b"b".to_vec(), 10, 4, 1));
+        assert!(known.record_read(b"a".to_vec(), 10, 3, 1) && known.news_after(seen).is_none());
+        assert!(known.set_trouble(trouble("b")) && known.record_read(b"b".to_vec(), 10, 4, 1));
         assert!(matches!(known.news_after(known.news - 1), Some((_, Ok(value))) if value.version == 4));
     }
 }

@@ -253,10 +253,10 @@ impl<T: Send + Sync + 'static> Seeing<T> {
             }
             self.seen = news.as_ref().map_or(self.seen, |(number, _)| *number);
             match news {
-                Some((_, Ok(value))) => return Some(self.store.made(&value)),
+                Some((_, Ok(value))) => return Some(self.store.value_of(&value)),
                 Some((_, Err(error))) => {
                     if is_unset && error.value_error() != Some(&ValueError::Vanished) {
-                        self.begun = self.begun.take().or_else(|| self.begin());
+                        self.begun = self.begun.take().or_else(|| self.start_initial_write());
                     }
                     if self.begun.is_none() {
                         return Some(Err(error));
@@ -272,7 +272,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
                         match answer {
                             Ok(error) => return Some(Err(error)),
                             // There was something for a while.
-                            Err(_) => self.begun = self.begin(),
+                            Err(_) => self.begun = self.start_initial_write(),
                         }
                     }
                 },
@@ -283,14 +283,14 @@ impl<T: Send + Sync + 'static> Seeing<T> {
     /// Sets out to write the initial value; `None` if there is none. Dropping what this returns ends that.
     ///
     /// The value is made here: no code of the user's runs on the thread that keeps the sessions alive.
-    fn begin(&self) -> Option<Begun> {
+    fn start_initial_write(&self) -> Option<Begun> {
         let payload = self.store.payload(&self.store.terms.initial.as_ref()?());
         let ((mut told, begun), node) = (oneshot::channel(), Arc::clone(&self.store.node));
         let (mut known, before) = (self.store.subscribe(), self.before);
         let write = async move {
             let write = async {
                 match payload {
-                    Ok(payload) => node.begin_until_seen(&payload).await,
+                    Ok(payload) => node.write_initial_until_seen(&payload).await,
                     Err(error) => error,
                 }
             };
@@ -303,7 +303,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
             }
         };
         let started = store::start_in_background(self.store.node.coordinator(), 0, |_session_slot| Box::pin(write));
-        started.unwrap_or_else(|error| self.store.over(error));
+        started.unwrap_or_else(|error| self.store.end(error));
         Some(begun)
     }
 }

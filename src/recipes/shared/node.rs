@@ -52,7 +52,7 @@ impl ValueNode {
             let node = held.data(&self.path).await?;
             let absence = match node {
                 Some(_) => Absence::default(),
-                None => held.run(gone(session, &self.path, is_known)).await?.unwrap_or_default(),
+                None => held.run(absence_of(session, &self.path, is_known)).await?.unwrap_or_default(),
             };
             if node.is_none() && is_needed && !absence.is_gone {
                 match held.run(presence::leader_still_has(session, &self.path, &mut denials)).await? {
@@ -98,7 +98,12 @@ impl ValueNode {
     }
 
     /// Writes the first value; `None` if another reader was faster, or an operator's empty node has gone.
-    pub(crate) async fn begin(&self, held: &Tenure, payload: &[u8], base: Base) -> Result<Option<NewValue>, Error> {
+    pub(crate) async fn write_initial(
+        &self,
+        held: &Tenure,
+        payload: &[u8],
+        base: Base,
+    ) -> Result<Option<NewValue>, Error> {
         match self.write(held, payload, self.label(), base).await {
             Err(Error::TransactionRefused {
                 reason: Failure::NodeExists | Failure::BadVersion | Failure::NoNode,
@@ -111,7 +116,7 @@ impl ValueNode {
     /// Writes the first value under the lock, as a reader does that finds none; and again, should it be gone before the
     /// caller has seen it and dropped this. A server may have missed it, so it is looked for ever more seldom. Returns only
     /// what ends that.
-    pub(crate) async fn begin_until_seen(&self, payload: &[u8]) -> Error {
+    pub(crate) async fn write_initial_until_seen(&self, payload: &[u8]) -> Error {
         let mut pause = PAUSE;
         loop {
             let attempt = async {
@@ -121,7 +126,7 @@ impl ValueNode {
                     return Err(self.fault(ValueError::Vanished));
                 }
                 match bytes.is_empty() {
-                    true => self.begin(guard.held(), payload, base).await.map(drop),
+                    true => self.write_initial(guard.held(), payload, base).await.map(drop),
                     false => Ok(()),
                 }
             };
@@ -140,11 +145,11 @@ impl ValueNode {
 
     /// What our next commit may replace, after a commit of ours with an unknown outcome: the node's content, if we
     /// wrote it. It must not replace what an earlier holder, or a client without the lock, has written.
-    pub(crate) async fn base(&self, held: &Tenure, before: Base) -> Result<Base, Error> {
+    pub(crate) async fn base_now(&self, held: &Tenure, before: Base) -> Result<Base, Error> {
         if let Some(loss) = held.loss() {
             return Err(Error::Lost(loss));
         }
-        let node = match look(held.session(), &self.path).await {
+        let node = match read_node(held.session(), &self.path).await {
             Ok(node) => node,
             Err(Failure::Over(ending)) => return Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => return Err(Error::from_failure(failure, "read", &self.path)),
@@ -274,7 +279,7 @@ impl Commit<'_> {
         let session = self.held.session();
         let look = async {
             session.connected().await.map_err(Failure::Over)?;
-            look(session, &self.node.path).await
+            read_node(session, &self.node.path).await
         };
         let seen = match look.await {
             Err(Failure::Over(_)) => self.look_after_the_session().await,
@@ -292,7 +297,7 @@ impl Commit<'_> {
             Ok(()) | Err(Failure::NoNode) => self.held.own_node().lose(Loss::Removed),
             Err(_) => return None,
         }
-        look(session, &self.node.path).await.ok()
+        read_node(session, &self.node.path).await.ok()
     }
 }
 
@@ -331,14 +336,14 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
 
 /// Whether there was such a node, and is none: a value was seen there, or its twin is there. Asked if our server shows none: it may
 /// have missed the node, and another client may have made it since. So the leader says.
-pub(crate) async fn gone(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
+pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_of(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);
     Ok(Absence { is_gone, has_twin: is_gone && has_twin })
 }
 
 /// What the node holds, no older than this call. A read whose answer is lost is repeated.
-pub(crate) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
+pub(crate) async fn read_node(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
     Ok(retry::data(session, path, true).await?.map(NodeData::of))
 }
 

@@ -83,7 +83,7 @@ impl<T> Store<T> {
 
     /// The value that an earlier read has found under the same kept node. It cannot have changed since: a writer would
     /// need the lock, and a transaction of this process would have been counted.
-    fn kept(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
+    fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let own_node = guard.held().own_node();
         let writes = own_node.settled_writes().filter(|_| guard.is_kept())?;
         let found = self.found.lock();
@@ -91,7 +91,7 @@ impl<T> Store<T> {
         known.filter(|found| found.writes == writes).map(|found| Arc::clone(&found.value))
     }
 
-    fn keep(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
+    fn keep_value(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
         if let Some(writes) = writes.filter(|_| guard.is_kept()) {
             let found = Found { value: Arc::clone(value), under: Arc::downgrade(guard.held().own_node()), writes };
             let before = self.found.lock().replace(found);
@@ -104,7 +104,7 @@ impl<T> Store<T> {
 impl<T: Send + Sync + 'static> Store<T> {
     /// The value, read under the lock. Under a kept node only the first read asks for it.
     pub(crate) async fn read_under(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
-        if let Some(value) = self.kept(guard) {
+        if let Some(value) = self.kept_value(guard) {
             return Ok(value);
         }
         let (held, Store { node, terms, .. }) = (guard.held(), self);
@@ -117,13 +117,13 @@ impl<T: Send + Sync + 'static> Store<T> {
                 (Err(ValueError::Unset), Some(initial)) if tries < BEGINS => {
                     tries += 1;
                     let payload = self.payload(&initial())?;
-                    if let Some(committed) = node.begin(held, &payload, base).await? {
-                        self.committed(held.session().lease(), &committed);
+                    if let Some(committed) = node.write_initial(held, &payload, base).await? {
+                        self.record_commit(held.session().lease(), &committed);
                     }
                 }
                 (Ok(value), _) => {
                     let value = Arc::new(value);
-                    self.keep(guard, writes, &value);
+                    self.keep_value(guard, writes, &value);
                     return Ok(value);
                 }
                 (Err(error), _) => return Err(node.fault(error)),
@@ -173,7 +173,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     pub(crate) fn latest(self: &Arc<Self>) -> Option<Arc<Stored<T>>> {
         self.follow();
         let newest = self.known.borrow().newest.clone()?;
-        match self.made(&newest) {
+        match self.value_of(&newest) {
             Ok(value) => Some(value),
             Err(_) => self.last_good.lock().clone().map(|(_, value)| value),
         }
@@ -188,7 +188,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         };
         match (state, newest) {
             (state @ (CopyState::Current | CopyState::Disconnected), Some(newest)) => {
-                self.made(&newest).map_or_else(CopyState::Behind, |_| state)
+                self.value_of(&newest).map_or_else(CopyState::Behind, |_| state)
             }
             (state, _) => state,
         }
@@ -212,7 +212,7 @@ impl<T: Send + Sync + 'static> Store<T> {
                 }
             };
             let started = start_in_background(self.node.coordinator(), self.node.path.len(), |it| Box::pin(follow(it)));
-            started.unwrap_or_else(|error| self.over(error));
+            started.unwrap_or_else(|error| self.end(error));
             stop
         });
     }
@@ -221,7 +221,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     ///
     /// A format is the user's code: it may take long, panic, or look at this copy. So no lock is held meanwhile, and another
     /// caller does not wait for the first one, but decodes, too.
-    pub(crate) fn made(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
+    pub(crate) fn value_of(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
         if let Some(made) = seen.made.get() {
             return made.clone();
         }
@@ -242,31 +242,31 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// A commit of our own, on the session with this lease, is known before a watch reports it.
-    pub(crate) fn committed(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
+    pub(crate) fn record_commit(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
         self.is_known.store(true, Ordering::Relaxed);
         if self.following.get().is_none() {
             return;
         }
         // After the end of its session the ensemble may have come back without it.
-        self.known.send_if_modified(|known| lease.over().is_none() && known.committed(bytes, *czxid, *version));
+        self.known.send_if_modified(|known| lease.over().is_none() && known.record_commit(bytes, *czxid, *version));
     }
 
-    fn came(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
+    fn record_read(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
         if bytes.is_empty() {
             // An operator has made an empty node for a value to come.
-            return self.troubled(self.node.fault(ValueError::Unset));
+            return self.set_trouble(self.node.fault(ValueError::Unset));
         }
         self.known.send_if_modified(|known| {
             known.lease = Some(Arc::clone(lease));
             match self.node.form.open(&bytes) {
-                Ok(_) => known.read(bytes, stat.czxid, stat.version, synced),
-                Err(error) => known.troubled(self.node.fault(error)),
+                Ok(_) => known.record_read(bytes, stat.czxid, stat.version, synced),
+                Err(error) => known.set_trouble(self.node.fault(error)),
             }
         });
     }
 
-    fn troubled(&self, error: Error) {
-        self.known.send_if_modified(|known| known.troubled(error));
+    fn set_trouble(&self, error: Error) {
+        self.known.send_if_modified(|known| known.set_trouble(error));
     }
 
     /// Why nothing more comes.
@@ -274,7 +274,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         self.known.borrow().over.clone().unwrap_or(Error::Closed(Ending::Closed))
     }
 
-    pub(crate) fn over(&self, error: Error) {
+    pub(crate) fn end(&self, error: Error) {
         self.known.send_modify(|known| known.over = Some(error));
     }
 }
@@ -297,7 +297,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
     fn refused(&self, failure: Failure) {
         let is_over = matches!(failure, Failure::Over(_));
         let error = Error::from_failure(failure, WATCH, &self.path);
-        let _there = self.with(|store| if is_over { store.over(error) } else { store.troubled(error) });
+        let _there = self.with(|store| if is_over { store.end(error) } else { store.set_trouble(error) });
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
@@ -328,9 +328,9 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             match outdated == Some(stat) {
                 true => {
                     let (path, reason) = (self.path.clone(), presence::diverged(session, &self.path));
-                    self.with(|store| store.troubled(Error::Refused { operation: WATCH, path, reason }))?;
+                    self.with(|store| store.set_trouble(Error::Refused { operation: WATCH, path, reason }))?;
                 }
-                false => self.with(|store| store.came(bytes, stat, session.lease(), synced))?,
+                false => self.with(|store| store.record_read(bytes, stat, session.lease(), synced))?,
             }
             if look.hears(&mut change).await? {
                 continue;
@@ -359,7 +359,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
         is_known: bool,
         denials: &mut Tries,
     ) -> Result<bool, Failure> {
-        let absence = node::gone(session, &self.path, is_known).await?;
+        let absence = node::absence_of(session, &self.path, is_known).await?;
         let is_needed = !absence.is_gone && self.with(|store| store.terms.initial.is_none())?;
         let is_denied = is_needed && presence::is_there(session, &self.path, None).await == Ok(true);
         if is_denied && !denials.are_over() {
@@ -368,10 +368,10 @@ impl<T: Send + Sync + 'static> Follower<T> {
         self.with(|store| match is_denied {
             true => {
                 let (path, reason) = (self.path.clone(), presence::words_of(session));
-                store.troubled(Error::Refused { operation: WATCH, path, reason });
+                store.set_trouble(Error::Refused { operation: WATCH, path, reason });
             }
-            false if absence.is_gone => store.troubled(store.node.fault(ValueError::Vanished)),
-            false => store.troubled(store.node.fault(ValueError::Unset)),
+            false if absence.is_gone => store.set_trouble(store.node.fault(ValueError::Vanished)),
+            false => store.set_trouble(store.node.fault(ValueError::Unset)),
         })?;
         Ok(true)
     }
@@ -454,15 +454,15 @@ mod tests {
         let copy = copy();
         let version = |copy: &Store<String>| copy.known.borrow().newest.as_ref().map(|newest| newest.version);
         let lease = Lease::new(Duration::from_secs(6));
-        copy.committed(&lease, &committed(Some(10), 1));
+        copy.record_commit(&lease, &committed(Some(10), 1));
         assert_eq!(version(&copy), None, "nothing is known of the node");
-        copy.known.send_modify(|known| assert!(known.read(Vec::new(), 10, -5, 0)));
+        copy.known.send_modify(|known| assert!(known.record_read(Vec::new(), 10, -5, 0)));
         for (czxid, number, known) in [(None, 0, -5), (Some(10), 1, 1), (Some(10), 2, 2), (Some(9), 3, 2)] {
-            copy.committed(&lease, &committed(czxid, number));
+            copy.record_commit(&lease, &committed(czxid, number));
             assert_eq!(version(&copy), Some(known), "version {number} was committed");
         }
         lease.end(Ending::Expired);
-        copy.committed(&lease, &committed(Some(10), 3));
+        copy.record_commit(&lease, &committed(Some(10), 3));
         assert_eq!(version(&copy), Some(2), "the ensemble may have come back without it");
     }
 
@@ -470,7 +470,7 @@ mod tests {
     fn a_copy_that_cannot_follow_says_why() {
         let copy = copy();
         assert!(matches!(copy.state(), CopyState::Fetching));
-        copy.troubled(trouble("a"));
+        copy.set_trouble(trouble("a"));
         assert!(matches!(copy.state(), CopyState::Behind(Error::Unreachable(reason)) if reason == "a"));
     }
 
