@@ -8,6 +8,7 @@
 #![allow(dead_code, reason = "what is used depends on the features")]
 
 use std::sync::{PoisonError, TryLockError};
+use std::time::Duration;
 
 use super::raw::{self, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
@@ -70,6 +71,10 @@ impl Condvar {
 
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn wait_at_most<'a, T>(&self, time: Duration, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner).0
     }
 
     pub(crate) fn notify_all(&self) {

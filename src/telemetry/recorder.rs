@@ -7,10 +7,14 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use metrics::{Key, Level, Metadata, Recorder};
 
 use crate::sync::{Condvar, Mutex};
+
+/// So long the thread gathers news before it tells them: one wake-up serves them all. In a unit test only `flush` ends that.
+const GATHERS: Duration = if cfg!(test) { Duration::from_secs(3_600) } else { Duration::from_millis(20) };
 
 /// How many measurements wait for the recorder at most.
 const MEASUREMENTS: usize = 100_000;
@@ -21,6 +25,7 @@ static UNTOLD: Mutex<Untold> = Mutex::new(Untold {
     news: Measurement { counts: BTreeMap::new(), gauges: BTreeMap::new(), measured: Vec::new() },
     gauges: BTreeMap::new(),
     has_thread: false,
+    is_awaited: false,
     taken: 0,
     told: 0,
 });
@@ -33,6 +38,8 @@ struct Untold {
     /// What each gauge shows, unless it is zero.
     gauges: BTreeMap<Key, i64>,
     has_thread: bool,
+    /// Somebody waits until all is told.
+    is_awaited: bool,
     /// How often the thread has taken the news, and how often it has told them.
     taken: u64,
     told: u64,
@@ -103,7 +110,9 @@ pub(super) fn begin(counters: impl IntoIterator<Item = Key>) {
 /// Waits until the recorder was told everything that was noted before.
 pub(super) fn flush() {
     let mut untold = UNTOLD.lock();
-    let awaited = untold.taken + u64::from(!untold.news.is_empty());
+    untold.is_awaited = !untold.news.is_empty();
+    let awaited = untold.taken + u64::from(untold.is_awaited);
+    CHANGED.notify_all();
     while untold.has_thread && untold.told < awaited {
         untold = CHANGED.wait(untold);
     }
@@ -127,10 +136,14 @@ fn note(what: impl FnOnce(&mut Untold)) {
 fn tell() {
     let mut untold = UNTOLD.lock();
     loop {
-        if untold.news.is_empty() {
+        while untold.news.is_empty() {
             untold = CHANGED.wait(untold);
-            continue;
         }
+        let end = Instant::now() + GATHERS;
+        while !untold.is_awaited && Instant::now() < end {
+            untold = CHANGED.wait_at_most(end.saturating_duration_since(Instant::now()), untold);
+        }
+        untold.is_awaited = false;
         let news = std::mem::take(&mut untold.news);
         untold.taken += 1;
         drop(untold);
@@ -138,5 +151,26 @@ fn tell() {
         untold = UNTOLD.lock();
         untold.told = untold.taken;
         CHANGED.notify_all();
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_takes_a_thousand_counts_at_once() {
+        static NAME: &str = "a_counter_of_a_test";
+        let taken = || {
+            flush();
+            UNTOLD.lock().taken
+        };
+        count(Key::from_static_name(NAME));
+        let before = taken();
+        for _ in 0..1_000 {
+            count(Key::from_static_name(NAME));
+        }
+        assert_eq!(taken(), before + 1);
+        assert_eq!(UNTOLD.lock().news.counts.get(&Key::from_static_name(NAME)), None, "all were told");
     }
 }
