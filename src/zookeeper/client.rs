@@ -27,6 +27,13 @@ use crate::zookeeper::session::ZooKeeperSession;
 /// How long dropping the last user of a session may wait until the server has ended it.
 const FAREWELL: Duration = Duration::from_millis(250);
 
+/// No pause of a busy machine's is longer.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The thread of the sessions stands still if so many parts of a limit pass, one after another, and it runs nothing. A process that
+/// was stopped finds only one of them over.
+const PARTS: u32 = 8;
+
 /// A ZooKeeper ensemble, as this process reaches it.
 ///
 /// Its sessions live on a thread of their own. When one expires, the next acquisition opens another. Guards and waiters
@@ -77,7 +84,8 @@ impl ZooKeeper {
     /// Dropping the future gives up the connection.
     ///
     /// # Errors
-    /// - [`Error::Unreachable`] when no server answered within the session timeout (10 s).
+    /// - [`Error::Unreachable`] when no server answered within the session timeout (10 s), or code of the program's blocks the
+    ///   library's thread for half of it.
     /// - [`Error::InvalidInput`] when `servers` is not a valid list.
     pub async fn connect(servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         ZooKeeper::builder().connect(servers).await
@@ -178,6 +186,22 @@ impl ZooKeeperBuilder {
             failure => Error::from_failure(failure, "connect to", servers.as_str()),
         })?;
         Ok(ZooKeeper { ensemble: Arc::new(ensemble) })
+    }
+}
+
+/// Waits until the thread of the sessions has run nothing for so long. The timers of an attempt to connect stand still then, too.
+async fn stands_still(thread: &Arc<BackgroundThread>, limit: Duration) {
+    loop {
+        let parts = async {
+            for _ in 0..PARTS {
+                thread.sleep(limit / PARTS).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = shielded(OptionFuture::from(thread.handle().begin(async {}))) => thread.sleep(limit).await,
+            () = parts => return,
+        }
     }
 }
 
@@ -393,10 +417,18 @@ impl Sessions {
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
         let (servers, options, background) = (self.servers.clone(), self.options.clone(), self.background());
         let (abilities, comeback) = (Arc::clone(&self.abilities), self.outage.comeback());
-        let tasks = background.handle().clone();
+        let (tasks, bound, thread) = (background.handle().clone(), options.bound(), Arc::clone(&background));
         let attempt = OptionFuture::from(tasks.begin(new_session(servers, options, background, abilities, comeback)));
         async move {
-            match shielded(attempt).await.flatten() {
+            let attempted = tokio::select! {
+                biased;
+                attempted = shielded(attempt) => attempted,
+                () = stands_still(&thread, (bound / 2).max(SECOND)) => {
+                    let still = "the library's thread stands still: code of this program's that it runs does not return, as a waker's";
+                    return Err(Failure::Unreachable(still.to_owned()));
+                }
+            };
+            match attempted.flatten() {
                 Some(Ok(answer)) => answer,
                 Some(Err(panicked)) => Err(Failure::Unreachable(words_of(&*panicked))),
                 None => Err(Failure::Unreachable("the library's thread has ended".to_owned())),

@@ -158,6 +158,7 @@ fn the_life_of_a_child() {
             "subscriber" => wait_for_long(&other, &path),
             "late" => set_late(&other, &path, Bad(habit)).await,
             "waker" => be_woken(&other, &path, habit).await,
+            "connects" => return connect_anew(&other, &path, &server).await,
             "asked" => BLOCKS_WHO_ASKS.store(true, Ordering::SeqCst),
             other => panic!("there is no role {other}"),
         }
@@ -217,6 +218,13 @@ async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
     arm.send(()).expect("it goes on");
     armed.await.expect("it waits");
     drop(guard);
+}
+
+/// Connects once more while a waker blocks the library's thread.
+async fn connect_anew(zk: &ZooKeeper, path: &str, server: &str) {
+    be_woken(zk, path, Habit::Blocks).await;
+    let connecting = ZooKeeper::builder().session_timeout(SHORT).connect(server);
+    say(&within(SHORT * 3, "an answer", connecting).await.expect_err("it stands still").to_string());
 }
 
 /// A task of the session panics, or the client crate's. The lock is lost at once, and the next acquisition has another session. A
@@ -389,6 +397,15 @@ async fn a_waker_that_panics_costs_no_lease_and_hides_no_loss() {
 #[support::judged]
 async fn a_loss_is_heard_though_the_librarys_thread_stands_still() {
     tokio::join!(standstill(1), standstill(2));
+}
+
+#[support::judged]
+async fn connecting_ends_in_time_though_the_librarys_thread_stands_still() {
+    let address = shared_server().address();
+    let mut child = Process::start(module_path!(), &format!("connects blocks 1 {address} /strangers/connects"));
+    let said = tokio::task::spawn_blocking(move || child.said().last()).await.expect("no panic");
+    let still = "the library's thread stands still";
+    assert!(said.as_deref().is_some_and(|said| said.contains(still)), "{said:?}");
 }
 
 #[support::judged]
