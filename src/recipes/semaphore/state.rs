@@ -399,7 +399,7 @@ mod tests {
         assert!(limit.learn("/s", 3).is_ok() && limit.learn("/s", 4).is_ok());
         assert_eq!(limit.known(), Some(4));
         let unknown = PermitLimit::new(None);
-        assert!(unknown.sees("/s", 2).is_ok());
+        assert!(unknown.learn("/s", 2).is_ok());
         assert_eq!(unknown.known(), Some(2));
     }
 }
