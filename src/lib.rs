@@ -178,8 +178,7 @@ pub mod coordinator {
     };
     pub use crate::session::upkeep::Upkeep;
     pub use crate::telemetry::log::flush_events;
-    pub use crate::zookeeper::comeback::comeback;
-    pub use crate::zookeeper::patience::Patience;
+    pub use crate::zookeeper::patience::{Patience, comeback};
     pub use crate::zookeeper::probe::four_letter_word;
     pub use crate::zookeeper::servers::each_server;
 }

@@ -11,14 +11,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
-#[cfg(target_os = "linux")]
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(target_os = "linux")]
 use futures_util::future::join_all;
-use tokio::net::TcpSocket;
 #[cfg(target_os = "linux")]
 use tokio::time::Instant;
 
@@ -30,7 +27,7 @@ use crate::zookeeper::link::SessionLink;
 use crate::zookeeper::lookup::addresses;
 use crate::zookeeper::lookup::none_hangs_or_one_is_reached;
 use crate::zookeeper::servers::Servers;
-use crate::zookeeper::unasked::Gate;
+use crate::zookeeper::turns::Gate;
 
 /// So many looks are made in the time that an attempt may take.
 const LOOKS: u32 = 8;
@@ -156,31 +153,9 @@ pub(super) async fn end_those_of_a_session(
     }
 }
 
-/// A socket that is no attempt of the client crate's.
-pub(super) struct Spared {
-    #[cfg(target_os = "linux")]
-    inode: Option<u64>,
-}
-
-impl Spared {
-    pub(super) fn of(socket: &TcpSocket) -> Spared {
-        #[cfg(target_os = "linux")]
-        return Spared { inode: system::spare(socket.as_raw_fd()) };
-        #[cfg(not(target_os = "linux"))]
-        return Spared {};
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl Drop for Spared {
-    fn drop(&mut self) {
-        self.inode.iter().for_each(system::spare_no_longer);
-    }
-}
-
 #[cfg(target_os = "linux")]
 mod system {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeMap;
     use std::fs;
     use std::io::{self, Write};
     use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -192,21 +167,8 @@ mod system {
     use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, shutdown};
     use rustix::time::{ClockId, clock_gettime};
 
-    use crate::sync::Mutex;
     use crate::telemetry::log::tell;
-    use crate::zookeeper::no_delay::peer_of;
-
-    static SPARED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
-
-    pub(super) fn spare(number: RawFd) -> Option<u64> {
-        let inode = inode_of(number)?;
-        SPARED.lock().insert(inode);
-        Some(inode)
-    }
-
-    pub(super) fn spare_no_longer(inode: &u64) {
-        SPARED.lock().remove(inode);
-    }
+    use crate::zookeeper::sockets::{SPARED, inode_of, peer_of};
 
     const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
@@ -328,12 +290,6 @@ mod system {
         let peer = peer_in(peer)?;
         (state == CONNECTING || words.nth(3)? == "0").then_some((peer, inode))
     }
-
-    /// What tells the file of this number from all others.
-    fn inode_of(number: RawFd) -> Option<u64> {
-        let link = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
-        link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
-    }
 }
 
 #[cfg(all(test, target_os = "linux", not(shuttle)))]
@@ -341,8 +297,11 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{SocketAddr, TcpListener, TcpStream};
 
+    use tokio::net::TcpSocket;
+
     use super::system::Attempts;
     use super::*;
+    use crate::zookeeper::sockets::Spared;
 
     fn address(of: &TcpListener) -> SocketAddr {
         of.local_addr().unwrap()

@@ -15,16 +15,14 @@ use crate::sync::random;
 use crate::telemetry::log::tell;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::attempts::{Limit, end_those_that_take_longer, longest_attempt};
-use crate::zookeeper::comeback::comeback;
 use crate::zookeeper::lookup::none_hangs_or_one_is_reached;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
-use crate::zookeeper::patience::Patience;
+use crate::zookeeper::patience::{Patience, comeback};
 use crate::zookeeper::probe::{reason, silent};
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
-use crate::zookeeper::turns::Turns;
-use crate::zookeeper::unasked::{ClientTask, noticed};
+use crate::zookeeper::turns::{ClientTask, Turns, noticed};
 
 /// How long before an attempt ends, at most, the servers are asked why there is no session. A slow one may need that long.
 const ASKED_AHEAD: Duration = Duration::from_secs(3);

@@ -4,16 +4,18 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::sync::{Mutex, watch};
-use crate::zookeeper::probe::connect;
+use crate::zookeeper::sockets::Spared;
 
 type Found = Result<Vec<SocketAddr>, String>;
 
@@ -93,6 +95,23 @@ async fn shared(of: &str, look_up: fn(&str) -> Found) -> Found {
     };
     let found = answer.wait_for(Option::is_some).await.ok().and_then(|found| found.clone());
     found.unwrap_or_else(|| Err("the look-up was given up".to_owned()))
+}
+
+/// A connection to the first of these addresses that takes one.
+pub(super) async fn connect(addresses: &[SocketAddr]) -> io::Result<(TcpStream, Spared)> {
+    let mut failed = io::Error::other("the host has no address");
+    for address in addresses {
+        let connected = async {
+            let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            let spared = Spared::of(&socket);
+            Ok((socket.connect(*address).await?, spared))
+        };
+        match connected.await {
+            Ok(connected) => return Ok(connected),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }
 
 #[cfg(test)]

@@ -20,14 +20,14 @@
 //!   verify. Both are refused before it gets the string ([`options`]).
 //! - It reports the reason of a failed attempt, or of a failed TLS handshake, only in its log. So each server is asked
 //!   once more, on a connection of our own ([`probe`]).
-//! - It does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each ([`no_delay`]).
+//! - It does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each ([`sockets`]).
 //! - Its pauses before it tries a server again grow too fast for the lease (`to_connect_to` in [`connect`]), and it
 //!   gives up a silent connection too late (`Patience` there). For a whole fleet without sessions they are too short
 //!   (`Comeback` there).
 //! - It has one limit for a connection that is silent and for an attempt at one. So attempts that take longer than they should
 //!   are ended by their sockets ([`attempts`]).
 //! - It looks a name up at each attempt, and leaves the look-up behind when the attempt's time is over. So it is not polled while
-//!   names hang and no server is reached (`Gate` in [`unasked`]).
+//!   names hang and no server is reached (`Gate` in [`turns`]).
 //! - It does not tell of a connection that breaks between the handshake and the first answer, and stays "connected" until it
 //!   has another one. So a server is named, and counts as connected, by what it has answered (`lost` in [`session`]).
 //! - It shuffles its list of servers, in which each is named several times: one that is dead may come several times running
@@ -42,19 +42,16 @@ pub(crate) mod tls;
 
 mod abilities;
 mod attempts;
-pub(crate) mod comeback;
 mod connect;
-mod line;
 mod link;
 mod lookup;
-mod no_delay;
 mod outage;
 pub(crate) mod patience;
 mod pipeline;
 pub(crate) mod probe;
 pub(crate) mod servers;
 mod session;
+mod sockets;
 mod translate;
 mod turns;
-mod unasked;
 mod under_way;

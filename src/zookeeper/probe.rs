@@ -7,17 +7,15 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::telemetry::log::tell;
-use crate::zookeeper::attempts::Spared;
-use crate::zookeeper::line::{Line, receive, send, shake_hands};
-use crate::zookeeper::lookup;
+use crate::zookeeper::lookup::{addresses, connect};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::Servers;
 
@@ -100,8 +98,8 @@ pub async fn four_letter_word(
     let servers = Servers::parse(server).map_err(|error| error.to_string())?;
     let Some(server) = servers.each().next() else { return Err("there is no server".to_owned()) };
     let heard = async {
-        let addresses = lookup::addresses(&server.address()).await.map_err(io::Error::other)?;
-        let (stream, _spared) = connect(&addresses).await?;
+        let found = addresses(&server.address()).await.map_err(io::Error::other)?;
+        let (stream, _spared) = connect(&found).await?;
         let mut line = shake_hands(stream, server.host(), options).await?;
         send(&mut *line, word.as_bytes()).await?;
         let mut answer = Vec::new();
@@ -116,7 +114,7 @@ pub async fn four_letter_word(
 
 /// What a server answers to `srvr`. Otherwise, in words, how far we came.
 async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
-    let found = timeout_at(deadline, lookup::addresses(address)).await;
+    let found = timeout_at(deadline, addresses(address)).await;
     let found = found.map_err(|_| "the name service does not answer")?;
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
     let began = Instant::now();
@@ -147,23 +145,6 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
         Ok(heard) => Err(heard.err().and_then(|error| of_tls(&error)).unwrap_or_else(closed)),
         Err(_) => Err("takes connections, and answers nothing".to_owned()),
     }
-}
-
-/// A connection to the first of these addresses that takes one.
-pub(super) async fn connect(addresses: &[SocketAddr]) -> io::Result<(TcpStream, Spared)> {
-    let mut failed = io::Error::other("the host has no address");
-    for address in addresses {
-        let connected = async {
-            let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            let spared = Spared::of(&socket);
-            Ok((socket.connect(*address).await?, spared))
-        };
-        match connected.await {
-            Ok(connected) => return Ok(connected),
-            Err(error) => failed = error,
-        }
-    }
-    Err(failed)
 }
 
 const FULL: &str = "closes every connection at once: so does a server that has as many connections from this host as its \
@@ -225,6 +206,41 @@ fn of_tls(error: &io::Error) -> Option<String> {
         return Some(format!("TLS: {what}{error}"));
     }
     None
+}
+
+/// An open connection.
+trait Line: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Line for T {}
+
+/// Shakes hands with the server, if the options say that connections are encrypted.
+#[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "every connection is in clear text"))]
+async fn shake_hands(stream: TcpStream, host: &str, options: &ZooKeeperBuilder) -> io::Result<Box<dyn Line>> {
+    #[cfg(feature = "tls")]
+    if let Some(tls) = options.trusted() {
+        let name = rustls::pki_types::ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        let config = tls.config().map_err(io::Error::other)?;
+        let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
+        return Ok(Box::new(connector.connect(name, stream).await?));
+    }
+    Ok(Box::new(stream))
+}
+
+async fn send(line: &mut dyn Line, bytes: &[u8]) -> io::Result<()> {
+    line.write_all(bytes).await?;
+    line.flush().await
+}
+
+/// Appends what comes next. Zero bytes are the end.
+///
+/// Dropping the future loses nothing.
+async fn receive(line: &mut dyn Line, into: &mut Vec<u8>) -> io::Result<usize> {
+    into.reserve(1024);
+    match line.read_buf(into).await {
+        // A peer that closes without saying so has ended, too.
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(0),
+        read => read,
+    }
 }
 
 #[cfg(test)]

@@ -28,13 +28,13 @@ use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::attempts::end_those_of_a_session;
 use crate::zookeeper::link::SessionLink;
-use crate::zookeeper::no_delay;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
 use crate::zookeeper::security::{Acl, OwnRights};
 use crate::zookeeper::servers::Servers;
+use crate::zookeeper::sockets;
 use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
-use crate::zookeeper::unasked::{ClientTask, Gate};
+use crate::zookeeper::turns::{ClientTask, Gate};
 use crate::zookeeper::under_way::UnderWay;
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
@@ -169,7 +169,7 @@ impl ZooKeeperSession {
     fn has_a_connection(&self) {
         let (servers, connection, this) = (self.servers.clone(), self.upkeep.connection(), Weak::clone(&self.this));
         self.background.handle().spawn(async move {
-            let found = no_delay::set_on_connections_to(&servers).await;
+            let found = sockets::set_on_connections_to(&servers).await;
             // Only of a connection that was up all the while.
             if let Some(session) = this.upgrade().filter(|it| it.is_up() && it.upkeep.connection() == connection) {
                 *session.server.lock() = found;

@@ -8,9 +8,17 @@
 //!
 //! No name is looked up for this: a look-up can take many seconds, and by then the connection may lead to another server.
 
+#[cfg(target_os = "linux")]
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
+#[cfg(target_os = "linux")]
+use std::os::fd::{AsRawFd, RawFd};
 
+use tokio::net::TcpSocket;
+
+#[cfg(target_os = "linux")]
+use crate::sync::Mutex;
 use crate::telemetry::log::tell;
 use crate::zookeeper::servers::Servers;
 
@@ -56,13 +64,53 @@ fn set(ports: &[u16]) -> io::Result<Vec<SocketAddr>> {
 
 /// Where the connection of this number leads to; `None` if it is no connection.
 #[cfg(target_os = "linux")]
-pub(super) fn peer_of(number: std::os::fd::RawFd) -> Option<SocketAddr> {
+pub(super) fn peer_of(number: RawFd) -> Option<SocketAddr> {
     use nix::sys::socket::{SockaddrStorage, getpeername};
 
     let peer = getpeername::<SockaddrStorage>(number).ok()?;
     let of_four = || peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
     let of_six = || peer.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into()));
     of_four().or_else(of_six)
+}
+
+/// The sockets that are no attempts of the client crate's.
+#[cfg(target_os = "linux")]
+pub(super) static SPARED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+/// A socket that is no attempt of the client crate's.
+pub(super) struct Spared {
+    #[cfg(target_os = "linux")]
+    inode: Option<u64>,
+}
+
+impl Spared {
+    pub(super) fn of(socket: &TcpSocket) -> Spared {
+        #[cfg(target_os = "linux")]
+        return Spared { inode: spare(socket.as_raw_fd()) };
+        #[cfg(not(target_os = "linux"))]
+        return Spared {};
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Spared {
+    fn drop(&mut self) {
+        self.inode.iter().for_each(|inode| _ = SPARED.lock().remove(inode));
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn spare(number: RawFd) -> Option<u64> {
+    let inode = inode_of(number)?;
+    SPARED.lock().insert(inode);
+    Some(inode)
+}
+
+/// What tells the file of this number from all others.
+#[cfg(target_os = "linux")]
+pub(super) fn inode_of(number: RawFd) -> Option<u64> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+    link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
 #[cfg(not(target_os = "linux"))]
