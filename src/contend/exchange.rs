@@ -121,7 +121,7 @@ impl Tenure {
             return Err(failure);
         }
         self.own_node().moved(|it| it.downgraded(reader));
-        session.upkeep().nodes().unwatched.add(self.own_node());
+        session.upkeep().unwatched.add(self.own_node());
         Ok(())
     }
 
@@ -166,13 +166,13 @@ impl Tenure {
                 own_node.moved(NodeState::stays);
                 match why {
                     NotExchanged::Evicted => own_node.lose(Loss::Removed),
-                    _ => session.upkeep().nodes().unwatched.add(own_node),
+                    _ => session.upkeep().unwatched.add(own_node),
                 }
                 return Err(why);
             }
         };
         own_node.moved(|it| it.exchanged(stat.czxid));
-        session.upkeep().nodes().unwatched.add(own_node);
+        session.upkeep().unwatched.add(own_node);
         Ok(())
     }
 

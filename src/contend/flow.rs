@@ -83,8 +83,8 @@ impl GrantKind {
 impl Grant {
     /// The grant for a waiter's evidence.
     pub(crate) fn by(take: Take, entry: &Tenure) -> Grant {
-        let nodes = entry.session().upkeep().nodes();
-        let signal = take.signalled_by.map(|name| nodes.hand_off(&entry.child(&name).into()));
+        let upkeep = entry.session().upkeep();
+        let signal = take.signalled_by.map(|name| upkeep.hand_off(&entry.child(&name).into()));
         let kind = match (&signal, take.has_waited) {
             (Some(_), _) => GrantKind::HandOff,
             (None, true) => GrantKind::Look,
@@ -380,7 +380,7 @@ impl Acquisition {
         let Some(epoch) = own_node.epoch() else { return Ok(false) };
         own_node.hold(epoch);
         if let Some(signal) = &grant.signal {
-            session.upkeep().nodes().request_check(signal, own_node);
+            session.upkeep().request_check(signal, own_node);
         }
         let kind = grant.kind.as_str();
         trace::count_grant(self.aim(), kind);

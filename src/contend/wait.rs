@@ -100,7 +100,7 @@ impl Acquisition {
             meter::entered(self.aim(), names.len().saturating_sub(1));
         }
         let is_alone = names.len() < 2;
-        let leaving = if is_alone { Vec::new() } else { session.upkeep().nodes().leaving_soon(entry.queue()) };
+        let leaving = if is_alone { Vec::new() } else { session.upkeep().leaving_soon(entry.queue()) };
         let (paths, ghosts) = (&self.handle.paths, session.upkeep().ghosts());
         waiter.pass_over(ghosts.shown(&paths.queue, &names, me.mode()));
         let mut step = waiter.next(News::Listed { names: &names, leaving: &leaving });

@@ -322,7 +322,7 @@ impl KeptState {
     fn leaves_soon(&self) {
         if let Some(granted) = &self.granted {
             let (own_node, session) = granted.hold.node_and_session();
-            session.upkeep().nodes().leaves_soon(&own_node);
+            session.upkeep().leaves_soon(&own_node);
         }
     }
 

@@ -13,7 +13,7 @@ use crate::session::presence::{self, check};
 use crate::session::request::{Failure, Loss};
 use crate::session::retry::{Tries, repeated, slept};
 use crate::session::shield::shielded;
-use crate::session::upkeep::{OwnNodes, Upkeep};
+use crate::session::upkeep::Upkeep;
 use crate::telemetry::log::tell;
 use crate::telemetry::{meter, names};
 
@@ -34,28 +34,28 @@ pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(upkeep) = session.upgrade().map(|session| Arc::clone(session.upkeep())) else {
         return;
     };
-    tokio::join!(watch_nodes(&session, upkeep.nodes(), grace), renew(&session, &upkeep));
+    tokio::join!(watch_nodes(&session, &upkeep, grace), renew(&session, &upkeep));
 }
 
-async fn watch_nodes(session: &Weak<dyn Session>, own_nodes: &OwnNodes, grace: Duration) {
+async fn watch_nodes(session: &Weak<dyn Session>, upkeep: &Upkeep, grace: Duration) {
     let mut more = false;
     loop {
         if !more {
-            own_nodes.unwatched.news.notified().await;
+            upkeep.unwatched.news.notified().await;
         }
         let pause = session.upgrade().filter(|_| !grace.is_zero()).map(|session| session.sleep(grace));
         if let Some(pause) = pause {
             pause.await;
         }
-        let Some(session) = session.upgrade().filter(|_| !own_nodes.is_over()) else {
+        let Some(session) = session.upgrade().filter(|_| !upkeep.is_over()) else {
             return;
         };
         let unwatched;
-        (unwatched, more) = own_nodes.unwatched.take(grace);
+        (unwatched, more) = upkeep.unwatched.take(grace);
         if !unwatched.is_empty() {
             session.spawn(Box::pin(watch_own(Arc::clone(&session), unwatched)));
         }
-        for path in own_nodes.take_unchecked() {
+        for path in upkeep.take_unchecked() {
             session.spawn(Box::pin(expect_gone(Arc::downgrade(&session), path)));
         }
     }
@@ -127,12 +127,12 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
         drop(live);
     }
     let Some(live) = session.upgrade() else { return };
-    let nodes = live.upkeep().nodes();
-    let Some((signal, granted)) = nodes.finish_check(&path) else { return };
+    let upkeep = live.upkeep();
+    let Some((signal, granted)) = upkeep.finish_check(&path) else { return };
     if left == Ok(None) && granted.iter().any(|own_node| own_node.is_holding()) {
         left = left_before(&live, &path).await;
         if left == Ok(None) {
-            nodes.record_confirmed(signal);
+            upkeep.record_confirmed(signal);
         }
     }
     if let Ok(Some(left)) = left {
@@ -167,23 +167,23 @@ pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
 }
 
 async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
-    let (lease, nodes) = (upkeep.lease(), upkeep.nodes());
+    let lease = upkeep.lease();
     // At the start the handshake counts, so the first heartbeat is due after a whole period.
     let mut due = Moment::MAX;
     let mut is_told = true;
     loop {
-        let stirred = nodes.stirred.notified();
-        let Some(live) = session.upgrade().filter(|_| !nodes.is_over()) else {
+        let stirred = upkeep.stirred.notified();
+        let Some(live) = session.upgrade().filter(|_| !upkeep.is_over()) else {
             return;
         };
         let left = lease.remaining();
         // Every hold is lost when the lease runs out, even if no task looks.
         if left.is_none() && !std::mem::replace(&mut is_told, true) {
-            nodes.look_at_all();
+            upkeep.look_at_all();
         }
         is_told &= left.is_none();
         let now = lease.now();
-        let is_idle = nodes.is_empty();
+        let is_idle = upkeep.has_no_nodes();
         let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if lease.is_steady() {
@@ -197,7 +197,7 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
             due = now + period;
             live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(upkeep))));
         }
-        if !nodes.plan_renewal(due, is_idle) {
+        if !upkeep.plan_renewal(due, is_idle) {
             continue;
         }
         let nap = if lease.is_connected() { due - now } else { live.timeout() };
@@ -221,7 +221,7 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
 async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
     let lease = upkeep.lease();
     let Some(live) = session.upgrade() else { return };
-    if !upkeep.nodes().is_empty() {
+    if !upkeep.has_no_nodes() {
         meter::count(names::HEARTBEATS, &[]);
     }
     let soon = live.timeout() / 20;
@@ -247,10 +247,10 @@ async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
 
 /// A check-only transaction commits through the quorum, changes nothing, and fails when a node is gone.
 async fn check_own(session: &Arc<dyn Session>) {
-    let nodes = session.upkeep().nodes();
-    let to_check = nodes.to_check();
+    let upkeep = session.upkeep();
+    let to_check = upkeep.to_check();
     // A node that is about to have another name cannot be checked.
-    if to_check.is_empty() && !(nodes.is_empty() && session.is_kept_by_reads()) {
+    if to_check.is_empty() && !(upkeep.has_no_nodes() && session.is_kept_by_reads()) {
         drop(session.sync("/").await);
     }
     let checks: Vec<_> = to_check.iter().map(|(_, path)| check(path, None)).collect();

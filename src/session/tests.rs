@@ -48,7 +48,7 @@ impl Upkeep {
         let owner = Owner::new(Dialect::Native, "host~id".to_owned());
         let own_node = self.begin(&Arc::from("/lock"), &owner, Mode::Write);
         own_node.waits_at(path);
-        self.nodes().enter(&own_node, self.lease().now() + self.lease().heartbeat_period());
+        self.add(&own_node);
         own_node
     }
 }

@@ -24,7 +24,13 @@ use crate::telemetry::log::tell;
 /// [`end`](Upkeep::end) when the session is over. None of these calls blocks or waits.
 pub struct Upkeep {
     lease: Arc<Lease>,
-    nodes: OwnNodes,
+    /// The number of the next own node.
+    next: AtomicU64,
+    members: Mutex<Members>,
+    /// The connection was lost or is back, the session is over, or the lease is to be renewed sooner.
+    pub(super) stirred: Notify,
+    /// The nodes that keep-alive watches soon. It also hears here of a hand-off to be confirmed.
+    pub(crate) unwatched: Arc<Unwatched>,
     /// Counts how often the connection was lost.
     connection: AtomicU64,
     listings: Listings,
@@ -39,7 +45,10 @@ impl Upkeep {
     pub fn new(lease: Lease) -> Upkeep {
         Upkeep {
             lease: Arc::new(lease),
-            nodes: OwnNodes::default(),
+            next: AtomicU64::new(0),
+            members: Mutex::default(),
+            stirred: Notify::new(),
+            unwatched: Arc::default(),
             connection: AtomicU64::new(0),
             listings: Listings::default(),
             ghosts: Ghosts::default(),
@@ -79,8 +88,8 @@ impl Upkeep {
     /// Counts every moment as acknowledged from now on, or no longer: for backends that need no heartbeat.
     pub fn steady(&self, steady: bool) {
         self.lease.steady(steady);
-        self.nodes.stir();
-        self.nodes.tell_all();
+        self.wake_renewal();
+        self.notify_all();
     }
 
     /// The connection was lost or is back. The lease stays as it is: a lost connection only makes holds
@@ -89,20 +98,24 @@ impl Upkeep {
     /// A backend must report a lost connection before any answer that comes on the next one.
     pub fn connected(&self, connected: bool) {
         let is_news = self.lease.connected(connected);
-        self.nodes.stir();
+        self.wake_renewal();
         if is_news && !connected {
             self.connection.fetch_add(1, Ordering::AcqRel);
         }
         if is_news {
-            self.nodes.link_changed(&self.lease, connected);
+            self.log_link(connected);
         }
-        self.nodes.tell_all();
+        self.notify_all();
     }
 
     /// The session is over; the first reason stays.
     pub fn end(&self, why: Ending) {
         self.lease.end(why);
-        self.nodes.session_is_over();
+        self.members.lock().over = true;
+        // A node that was not lost before is lost with the session, whatever removes the node next.
+        self.look_at_all();
+        self.wake_renewal();
+        self.unwatched.news.notify_one();
     }
 
     /// An answer has shown this change of the ensemble.
@@ -116,27 +129,24 @@ impl Upkeep {
         self.newest.load(Ordering::Acquire)
     }
 
-    pub(crate) fn nodes(&self) -> &OwnNodes {
-        &self.nodes
-    }
-
     /// A node in this directory that is not asked for yet.
     pub(crate) fn begin(&self, directory: &Arc<str>, owner: &Owner, mode: Mode) -> Arc<OwnNode> {
-        self.nodes.begin((Arc::clone(directory), owner.clone()), mode, &self.lease)
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        OwnNode::new(number, (Arc::clone(directory), owner.clone()), mode, &self.lease, &self.unwatched)
     }
 
     /// The node was created, or found after a lost answer, by this session. It is kept alive and watched until
-    /// [`OwnNodes::strike`].
+    /// [`Upkeep::leave`].
     pub(crate) fn created(&self, own_node: &Arc<OwnNode>, created: &Created, session: i64) -> Result<(), Failure> {
         own_node.created(created, session)?;
-        self.nodes.enter(own_node, self.lease.now() + self.lease.heartbeat_period());
+        self.add(own_node);
         Ok(())
     }
 
     /// The node is given back, or nobody wants it any more. Returns what `left` says of it, which is told whether it may signal.
     pub(crate) fn leave<T>(&self, own_node: &Arc<OwnNode>, left: impl FnOnce(&mut Locked, bool) -> T) -> T {
         let removals = own_node.leave(|it| left(it, !self.is_signal_refused()));
-        self.nodes.strike(own_node);
+        self.remove(own_node);
         removals
     }
 
@@ -165,7 +175,7 @@ impl Upkeep {
     /// Every hold is lost when the lease has run out, even if the same answer renews the lease.
     fn look_if(&self, lapsed: bool) {
         if lapsed {
-            self.nodes.look_at_all();
+            self.look_at_all();
         }
     }
 }
@@ -199,17 +209,6 @@ impl HandOff {
     }
 }
 
-/// The own nodes on one session.
-#[derive(Default)]
-pub(crate) struct OwnNodes {
-    next: AtomicU64,
-    members: Mutex<Members>,
-    /// The connection was lost or is back, the session is over, or the lease is to be renewed sooner.
-    pub(super) stirred: Notify,
-    /// The nodes that keep-alive watches soon. It also hears here of a hand-off to be confirmed.
-    pub(crate) unwatched: Arc<Unwatched>,
-}
-
 #[derive(Default)]
 struct Members {
     all: HashMap<u64, Arc<OwnNode>>,
@@ -230,26 +229,22 @@ struct HandedOff {
     is_asked: bool,
 }
 
-impl OwnNodes {
-    /// A node under this lease, which is not asked for yet.
-    pub(super) fn begin(&self, queue: (Arc<str>, Owner), mode: Mode, lease: &Arc<Lease>) -> Arc<OwnNode> {
-        OwnNode::new(self.next.fetch_add(1, Ordering::Relaxed), queue, mode, lease, &self.unwatched)
-    }
-
-    /// Enters a node that is there; it stays until [`OwnNodes::strike`]. The lease is renewed by this moment.
-    pub(super) fn enter(&self, own_node: &Arc<OwnNode>, renewed_by: Moment) {
+impl Upkeep {
+    /// Adds a node that is there; it stays until [`Upkeep::remove`]. Wakes the renewal of the lease if that would be late for it.
+    pub(super) fn add(&self, own_node: &Arc<OwnNode>) {
+        let renewed_by = self.lease.now() + self.lease.heartbeat_period();
         let mut members = self.members.lock();
         members.all.insert(own_node.number, Arc::clone(own_node));
         let is_late = members.all.len() == 1 && members.renewal > renewed_by;
         drop(members);
         // A wake-up of the session's thread for each short hold would cost a tenth of it.
         if is_late {
-            self.stir();
+            self.wake_renewal();
         }
         self.unwatched.add(own_node);
     }
 
-    pub(crate) fn strike(&self, own_node: &OwnNode) {
+    pub(super) fn remove(&self, own_node: &OwnNode) {
         self.members.lock().all.remove(&own_node.number);
     }
 
@@ -314,16 +309,8 @@ impl OwnNodes {
         self.members.lock().handed_off.remove(path).map(|handed| (handed.signal, handed.granted))
     }
 
-    /// The session is over. A node that was not lost before is lost with the session, whatever removes the node next.
-    pub(crate) fn session_is_over(&self) {
-        self.members.lock().over = true;
-        self.look_at_all();
-        self.stir();
-        self.unwatched.news.notify_one();
-    }
-
     /// Makes the renewal of the lease look again.
-    pub(crate) fn stir(&self) {
+    pub(crate) fn wake_renewal(&self) {
         self.stirred.notify_one();
     }
 
@@ -332,16 +319,16 @@ impl OwnNodes {
         for own_node in self.all() {
             own_node.loss();
         }
-        self.tell_all();
+        self.notify_all();
     }
 
     /// Logs each hold that is in doubt because the connection is lost, or no longer in doubt because it is back.
-    pub(crate) fn link_changed(&self, lease: &Lease, is_connected: bool) {
+    pub(crate) fn log_link(&self, is_connected: bool) {
         if LevelFilter::current() < LevelFilter::WARN {
             return;
         }
         for own_node in self.all().into_iter().filter(|own_node| own_node.is_holding() && own_node.loss().is_none()) {
-            let (node, left) = (own_node.path(), lease.remaining().unwrap_or_default());
+            let (node, left) = (own_node.path(), self.lease.remaining().unwrap_or_default());
             if is_connected {
                 tell!(INFO, node, ?left, "the connection is back, and the lock is still held");
             } else {
@@ -351,7 +338,7 @@ impl OwnNodes {
     }
 
     /// Makes every task that waits for a loss look again.
-    pub(crate) fn tell_all(&self) {
+    pub(crate) fn notify_all(&self) {
         for own_node in self.all() {
             own_node.wake_all();
         }
@@ -373,7 +360,7 @@ impl OwnNodes {
         chosen
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(super) fn has_no_nodes(&self) -> bool {
         self.members.lock().all.is_empty()
     }
 

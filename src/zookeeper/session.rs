@@ -574,7 +574,7 @@ async fn shows_identity(session: &Weak<ZooKeeperSession>) {
         let Some(session) = session.upgrade().filter(|session| session.upkeep.lease().over().is_none()) else { return };
         // The session keeps no node, so there is nothing to lose. The next answer that could count starts the check
         // again.
-        let Some((_, path)) = session.upkeep.nodes().to_check().into_iter().next() else { return };
+        let Some((_, path)) = session.upkeep.to_check().into_iter().next() else { return };
         let lists = !session.abilities.ephemerals.is_lacking();
         let shown = match lists {
             true => session.lists_as_its_own(&path).await,

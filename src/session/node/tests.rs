@@ -20,7 +20,7 @@ fn holding() -> (Arc<OwnNode>, Arc<Upkeep>) {
     let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
     upkeep.began(upkeep.lease().now());
     let own_node = upkeep.enter("/lock/node".to_owned());
-    upkeep.nodes().unwatched.take(Duration::ZERO);
+    upkeep.unwatched.take(Duration::ZERO);
     own_node.hold(upkeep.lease().epoch().unwrap());
     assert!(own_node.held_at().is_some());
     (own_node, upkeep)
@@ -118,12 +118,12 @@ fn a_node_is_watched_once_and_again_when_the_request_failed_or_a_stranger_wrote(
     assert_eq!((own_node.is_armed(), to_watch(&own_node)), (false, path()));
     assert_eq!(watched(&own_node, Ok(Box::pin(std::future::pending()))), Ok(()));
     assert_eq!((own_node.is_armed(), to_watch(&own_node)), (true, None));
-    assert!(upkeep.nodes().unwatched.take(Duration::ZERO).0.is_empty());
+    assert!(upkeep.unwatched.take(Duration::ZERO).0.is_empty());
 
     let (own_node, upkeep) = holding();
     assert_eq!(watched(&own_node, Ok(fired(Event::Changed))), Ok(()));
     assert_eq!((own_node.is_armed(), own_node.loss()), (false, None));
-    assert_eq!((upkeep.nodes().unwatched.take(Duration::ZERO).0.len(), to_watch(&own_node)), (1, path()));
+    assert_eq!((upkeep.unwatched.take(Duration::ZERO).0.len(), to_watch(&own_node)), (1, path()));
 }
 
 #[test]

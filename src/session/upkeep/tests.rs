@@ -111,10 +111,9 @@ fn names(own_nodes: &[Arc<OwnNode>]) -> Vec<String> {
 #[test]
 fn a_node_is_watched_at_the_second_call_unless_it_has_left() {
     let upkeep = upkeep();
-    let nodes = upkeep.nodes();
     let [_, gone] = enter(&upkeep, ["1", "2"]);
     let to_watch = || {
-        let (due, more) = nodes.unwatched.take(GRACE);
+        let (due, more) = upkeep.unwatched.take(GRACE);
         (names(&due), more)
     };
     assert_eq!(to_watch(), (vec![], true));
@@ -127,38 +126,37 @@ fn a_node_is_watched_at_the_second_call_unless_it_has_left() {
     gone.leave(|it| it.known.leave(true));
     assert_eq!(to_watch(), (vec![], false));
     enter(&upkeep, ["5"]);
-    assert_eq!(names(&nodes.unwatched.take(Duration::ZERO).0), ["/a/5"]);
+    assert_eq!(names(&upkeep.unwatched.take(Duration::ZERO).0), ["/a/5"]);
 }
 
 #[test]
 fn a_node_that_leaves_soon_is_named_in_its_directory_until_it_is_gone() {
     let upkeep = upkeep();
-    let nodes = upkeep.nodes();
     let [first, second, third] = enter(&upkeep, ["1", "2", "3"]);
-    nodes.leaves_soon(&first);
-    nodes.leaves_soon(&second);
-    assert_eq!(nodes.leaving_soon("/a"), ["1", "2"]);
-    assert!(nodes.leaving_soon("/b").is_empty() && nodes.leaving_soon("/a/1").is_empty());
-    nodes.strike(&first);
-    drop((first, nodes.unwatched.take(Duration::ZERO)));
-    assert_eq!(nodes.leaving_soon("/a"), ["2"]);
-    nodes.leaves_soon(&third);
-    assert_eq!(nodes.members.lock().leaving.len(), 2, "the one that is gone is forgotten");
+    upkeep.leaves_soon(&first);
+    upkeep.leaves_soon(&second);
+    assert_eq!(upkeep.leaving_soon("/a"), ["1", "2"]);
+    assert!(upkeep.leaving_soon("/b").is_empty() && upkeep.leaving_soon("/a/1").is_empty());
+    upkeep.remove(&first);
+    drop((first, upkeep.unwatched.take(Duration::ZERO)));
+    assert_eq!(upkeep.leaving_soon("/a"), ["2"]);
+    upkeep.leaves_soon(&third);
+    assert_eq!(upkeep.members.lock().leaving.len(), 2, "the one that is gone is forgotten");
 }
 
 #[test]
-fn a_first_node_stirs_only_if_the_lease_would_be_renewed_too_late() {
+fn a_first_node_wakes_the_renewal_only_if_the_lease_would_be_renewed_too_late() {
     let upkeep = upkeep();
-    let (nodes, lease) = (upkeep.nodes(), upkeep.lease());
-    let is_stirred = || pin!(nodes.stirred.notified()).enable();
-    assert!(nodes.plan_renewal(lease.now() + lease.heartbeat_period(), true));
+    let lease = upkeep.lease();
+    let is_stirred = || pin!(upkeep.stirred.notified()).enable();
+    assert!(upkeep.plan_renewal(lease.now() + lease.heartbeat_period(), true));
     let [first] = enter(&upkeep, ["1"]);
     assert!(!is_stirred());
-    assert!(!nodes.plan_renewal(lease.now() + lease.timeout(), true), "it is not idle");
+    assert!(!upkeep.plan_renewal(lease.now() + lease.timeout(), true), "it is not idle");
     let [second] = enter(&upkeep, ["2"]);
-    nodes.strike(&first);
-    nodes.strike(&second);
-    assert!(nodes.is_empty() && !is_stirred());
+    upkeep.remove(&first);
+    upkeep.remove(&second);
+    assert!(upkeep.has_no_nodes() && !is_stirred());
     let [_third] = enter(&upkeep, ["3"]);
     assert!(is_stirred());
     let [_fourth] = enter(&upkeep, ["4"]);
@@ -170,7 +168,7 @@ fn each_holder_is_checked_or_one_waiter_if_there_is_none() {
     let upkeep = upkeep();
     let [first, second, third] = enter(&upkeep, ["1", "2", "3"]);
     let to_check = || {
-        let mut paths: Vec<_> = upkeep.nodes().to_check().into_iter().map(|(_, path)| path).collect();
+        let mut paths: Vec<_> = upkeep.to_check().into_iter().map(|(_, path)| path).collect();
         paths.sort();
         paths
     };
@@ -189,47 +187,45 @@ fn each_holder_is_checked_or_one_waiter_if_there_is_none() {
 #[test]
 fn a_hand_off_is_checked_once_for_all_that_it_let_in_and_still_hold() {
     let upkeep = upkeep();
-    let nodes = upkeep.nodes();
     let [holder, other] = enter(&upkeep, ["2", "3"]);
     let path: Arc<str> = Arc::from("/a/1");
-    let signal = nodes.hand_off(&path);
-    nodes.request_check(&signal, &holder);
-    assert!(Arc::ptr_eq(&signal, &nodes.hand_off(&path)) && !signal.is_confirmed());
-    assert!(nodes.take_unchecked().is_empty(), "nobody holds who was let in");
+    let signal = upkeep.hand_off(&path);
+    upkeep.request_check(&signal, &holder);
+    assert!(Arc::ptr_eq(&signal, &upkeep.hand_off(&path)) && !signal.is_confirmed());
+    assert!(upkeep.take_unchecked().is_empty(), "nobody holds who was let in");
     holder.hold(0);
-    nodes.request_check(&signal, &other);
-    nodes.request_check(&signal, &holder);
-    assert_eq!((nodes.take_unchecked(), nodes.take_unchecked()), (vec![Arc::clone(&path)], vec![]));
-    nodes.request_check(&nodes.hand_off(&path), &other);
-    let (signal, granted) = nodes.finish_check(&path).expect("it is under way");
+    upkeep.request_check(&signal, &other);
+    upkeep.request_check(&signal, &holder);
+    assert_eq!((upkeep.take_unchecked(), upkeep.take_unchecked()), (vec![Arc::clone(&path)], vec![]));
+    upkeep.request_check(&upkeep.hand_off(&path), &other);
+    let (signal, granted) = upkeep.finish_check(&path).expect("it is under way");
     assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "until the check has ended");
-    assert!(nodes.finish_check(&path).is_none() && !signal.is_confirmed());
+    assert!(upkeep.finish_check(&path).is_none() && !signal.is_confirmed());
 }
 
 #[test]
 fn the_last_node_that_was_gone_after_its_hand_off_is_not_checked_again() {
     let upkeep = upkeep();
-    let nodes = upkeep.nodes();
     let [holder] = enter(&upkeep, ["3"]);
     holder.hold(0);
     let [gone, there]: [Arc<str>; 2] = ["/a/1", "/a/2"].map(Arc::from);
     for (path, is_gone) in [(&there, false), (&gone, true)] {
-        nodes.request_check(&nodes.hand_off(path), &holder);
-        nodes.take_unchecked();
-        let (signal, granted) = nodes.finish_check(path).expect("it is under way");
+        upkeep.request_check(&upkeep.hand_off(path), &holder);
+        upkeep.take_unchecked();
+        let (signal, granted) = upkeep.finish_check(path).expect("it is under way");
         assert_eq!(names(&granted), ["/a/3"]);
         if is_gone {
-            nodes.record_confirmed(signal);
+            upkeep.record_confirmed(signal);
         }
     }
-    assert!(nodes.hand_off(&gone).is_confirmed() && !nodes.hand_off(&there).is_confirmed());
+    assert!(upkeep.hand_off(&gone).is_confirmed() && !upkeep.hand_off(&there).is_confirmed());
     let again = Arc::new(HandOff::new(Arc::clone(&gone)));
-    nodes.request_check(&again, &holder);
-    assert!(again.is_confirmed() && nodes.take_unchecked().is_empty());
-    let again = nodes.hand_off(&there);
-    nodes.request_check(&again, &holder);
+    upkeep.request_check(&again, &holder);
+    assert!(again.is_confirmed() && upkeep.take_unchecked().is_empty());
+    let again = upkeep.hand_off(&there);
+    upkeep.request_check(&again, &holder);
     assert!(!again.is_confirmed());
-    assert_eq!(nodes.take_unchecked(), [there]);
+    assert_eq!(upkeep.take_unchecked(), [there]);
 }
 
 #[test]
@@ -238,9 +234,9 @@ fn the_end_of_a_session_is_the_reason_of_each_loss_whatever_is_heard_next() {
     let [holder, waiter, removed] = enter(&upkeep, ["1", "2", "3"]);
     holder.hold(upkeep.lease().epoch().unwrap());
     removed.lose(Loss::Removed);
-    assert!(!upkeep.nodes().is_over());
+    assert!(!upkeep.is_over());
     upkeep.end(Ending::Expired);
-    assert!(upkeep.nodes().is_over());
+    assert!(upkeep.is_over());
     for (own_node, loss) in [
         (holder, Loss::SessionOver(Ending::Expired)),
         (waiter, Loss::SessionOver(Ending::Expired)),
