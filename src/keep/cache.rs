@@ -1,30 +1,30 @@
-//! How the acquisitions of one process share a node that it keeps: which of them acquires it, and which join it.
+//! The nodes that one lock's handle keeps: which acquisition begins one, and the uses that join it.
 
 use std::fmt;
 use std::future::poll_fn;
-use std::pin::Pin;
-use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::contend::request::{Handle, WaitReport};
-use crate::contend::tenure::Tenure;
+use crate::contend::tenure::{LimitedUse, Tenure};
 use crate::error::error::Error;
-use crate::keep::kept::{Kept, KeptUse, WaitingUse, Why};
+use crate::keep::kept::{Granted, Kept, Why, Work, settle, wake};
 use crate::keep::uses::Joined;
+use crate::observe::trace::Holding;
+use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
+use crate::session::lease::Moment;
+use crate::session::request::Loss;
+use crate::sync::SharedMutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, OnceLock, SharedMutex};
-
-/// The acquisition of a node that is to be kept. Any of the uses that wait for it may poll it.
-pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Tenure>, Error>> + Send>>;
 
 /// The nodes that one lock's handle keeps.
 pub(crate) struct Cache {
     handle: Arc<Handle>,
     idle: Duration,
     /// The newest node. Only this one is joined.
-    newest: SharedMutex<Option<Arc<Entry>>>,
+    newest: SharedMutex<Option<Arc<Kept>>>,
     /// Whether the last node of this mode was kept in vain: then the next use keeps nothing.
     reads_in_vain: Arc<AtomicBool>,
     writes_in_vain: Arc<AtomicBool>,
@@ -37,27 +37,23 @@ impl Cache {
     }
 
     /// Joins the newest node, if it covers this mode and is still kept.
-    pub(crate) fn join(&self, mode: Mode) -> Joined<KeptUse, WaitingEntry> {
-        // Millions of times a second: no clone of the entry, which all tasks would count in one place.
+    pub(crate) fn join(&self, mode: Mode) -> Joined<KeptUse, WaitingUse> {
+        // Millions of times a second: no clone of the node, which all tasks would count in one place.
         let newest = self.newest.read();
-        let used = newest.as_ref().and_then(|entry| entry.kept.join_now(mode));
+        let used = newest.as_ref().and_then(|kept| kept.join_now(mode));
         drop(newest);
         if let Some(used) = used.filter(|used| used.hold().held_at().is_some()) {
             return Joined::Runs(used);
         }
         let newest = self.newest.write().clone();
-        newest.map_or(Joined::Refused, |entry| entry.join(mode))
+        newest.map_or(Joined::Refused, |kept| kept.join(mode))
     }
 
     /// As [`Cache::join`]. If there is nothing to join, begins to acquire a node, unless that has not paid off lately.
-    pub(crate) fn join_or_begin(
-        &self,
-        mode: Mode,
-        begin: impl Fn(&Arc<Kept>) -> (Work, Arc<WaitReport>),
-    ) -> Joined<KeptUse, WaitingEntry> {
+    pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> Work) -> Joined<KeptUse, WaitingUse> {
         loop {
             let before = self.newest.write().clone();
-            match before.as_ref().map_or(Joined::Refused, |entry| entry.join(mode)) {
+            match before.as_ref().map_or(Joined::Refused, |kept| kept.join(mode)) {
                 Joined::Refused => {}
                 found => return found,
             }
@@ -65,13 +61,12 @@ impl Cache {
                 self.replaced(before);
                 return Joined::Refused;
             };
-            let (work, waiting) = begin(&kept);
-            let entry = Entry::new(kept, work, waiting);
-            let found = entry.join(mode);
+            kept.acquire_by(begin(&kept));
+            let found = kept.join(mode);
             let mut newest = self.newest.write();
             // Another use may have been as fast.
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
-                *newest = Some(entry);
+                *newest = Some(kept);
                 drop(newest);
                 self.replaced(before);
                 return found;
@@ -91,21 +86,21 @@ impl Cache {
 
     /// Gives the newest node up if it is idle, because it does not cover what this process wants now.
     pub(crate) fn let_go(&self) {
-        let newest = self.newest.write().take_if(|entry| entry.kept.is_unused());
+        let newest = self.newest.write().take_if(|kept| kept.is_unused());
         self.replaced(newest);
     }
 
     /// This node is not joined any more.
-    fn replaced(&self, entry: Option<Arc<Entry>>) {
-        entry.iter().for_each(|entry| entry.kept.give_up(Why::Replaced));
+    fn replaced(&self, kept: Option<Arc<Kept>>) {
+        kept.iter().for_each(|kept| kept.give_up(Why::Replaced));
     }
 }
 
 impl Drop for Cache {
     fn drop(&mut self) {
         let newest = self.newest.write().take();
-        if let Some(entry) = newest {
-            entry.kept.give_up(Why::Closed);
+        if let Some(kept) = newest {
+            kept.give_up(Why::Closed);
         }
     }
 }
@@ -116,108 +111,166 @@ impl fmt::Debug for Cache {
     }
 }
 
-/// A node that is kept, from the beginning of its acquisition.
-pub(crate) struct Entry {
-    kept: Arc<Kept>,
-    /// The acquisition, until it is granted, or has failed, or is given up. Locked while it is polled. Whatever the poll
-    /// does may have another use looked at, on the same thread: so nothing waits for this lock.
-    work: Mutex<Option<Work>>,
-    /// A use was to poll the acquisition and has found it locked. The use that polls it now polls it once more.
-    is_wanted: AtomicBool,
-    /// Why the acquisition failed, from before its uses are refused.
-    error: OnceLock<Error>,
-    /// Wakes all uses that wait.
-    waker: Waker,
-    /// Where the acquisition waits, for the errors of the uses' timeouts.
-    pub(crate) waiting: Arc<WaitReport>,
-}
-
-struct WakeAll(Weak<Kept>);
-
-impl Wake for WakeAll {
-    fn wake(self: Arc<Self>) {
-        if let Some(kept) = self.0.upgrade() {
-            kept.wake_waiting();
-        }
-    }
-}
-
-impl Entry {
-    fn new(kept: Arc<Kept>, work: Work, waiting: Arc<WaitReport>) -> Arc<Entry> {
-        let waker = Waker::from(Arc::new(WakeAll(Arc::downgrade(&kept))));
-        let (work, is_wanted, error) = (Mutex::new(Some(work)), AtomicBool::new(false), OnceLock::new());
-        Arc::new(Entry { kept, work, is_wanted, error, waker, waiting })
-    }
-
-    fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, WaitingEntry> {
-        match self.kept.join(mode) {
-            Joined::Runs(used) => Joined::Runs(used),
-            Joined::Waits(waiting) => Joined::Waits(WaitingEntry { entry: Arc::clone(self), waiting: Some(waiting) }),
+impl Kept {
+    pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, WaitingUse> {
+        let mut state = self.state.lock();
+        match state.uses.join(mode) {
             Joined::Refused => Joined::Refused,
+            Joined::Waits(number) => {
+                drop(state);
+                self.crowded.notify_waiters();
+                Joined::Waits(WaitingUse { kept: Arc::clone(self), number, is_granted: false, is_over: false })
+            }
+            Joined::Runs(number) => {
+                let granted = state.granted.clone();
+                drop(state);
+                self.run(number, granted).map_or(Joined::Refused, Joined::Runs)
+            }
         }
     }
 
-    /// Polls the acquisition as far as it gets. Every use that waits for it does so. So a use that is not polled, or
-    /// gives up, does not hold up the others. Returns whether it has ended just now.
-    fn advance(&self) -> bool {
-        let (ended, answer) = loop {
-            self.is_wanted.store(true, Ordering::SeqCst);
-            // It may even be this use that polls it now, further up the stack.
-            let Some(mut work) = self.work.try_lock() else { return false };
-            self.is_wanted.store(false, Ordering::SeqCst);
-            let Some(under_way) = work.as_mut() else { return false };
-            if let Poll::Ready(answer) = under_way.as_mut().poll(&mut Context::from_waker(&self.waker)) {
-                break (work.take(), answer);
-            }
-            drop(work);
-            if self.is_wanted.load(Ordering::SeqCst) {
-                continue;
-            }
-            // The last use that waits for it may have left meanwhile.
-            if self.kept.is_abandoned() {
-                self.abandon();
-            }
-            return false;
-        };
-        drop(ended);
-        self.waiting.ends();
-        match answer {
-            Ok(hold) => self.kept.granted(Arc::from(hold)),
-            Err(error) => {
-                let _first = self.error.set(error);
-                self.kept.failed();
-            }
-        }
-        true
+    /// As [`Kept::join`], if the use need not wait. The use may find the node lost.
+    pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
+        let mut state = self.state.lock();
+        let granted = Arc::clone(state.granted.as_ref()?);
+        let number = state.uses.join_now(mode)?;
+        drop(state);
+        Some(KeptUse::new(granted, number))
     }
 
-    /// No use waits any more, so the acquisition is given up. A use that polls it now does that afterwards.
-    fn abandon(&self) {
-        let work = self.work.try_lock().and_then(|mut work| work.take());
-        if work.is_some() {
-            self.waiting.ends();
-            self.kept.failed();
+    /// The use of this number, unless the node was lost. A lost node admits no use.
+    fn run(&self, number: u64, granted: Option<Arc<Granted>>) -> Option<KeptUse> {
+        let used = KeptUse::new(granted?, number);
+        if let Err(loss) = used.held_at() {
+            self.give_up(Why::by(loss));
+            return None;
         }
-        drop(work);
+        Some(used)
+    }
+}
+
+/// A use of a kept node, or a share in one. Dropping the last share ends the use, and gives the node up if it was the last one of a node that is not
+/// to be kept.
+pub(crate) struct KeptUse {
+    granted: Arc<Granted>,
+    number: u64,
+    /// What is told of the use when it ends, if anything is.
+    told: Option<Arc<Holding>>,
+    /// Until when it may last, if it may not for ever.
+    limit: Option<Arc<LimitedUse>>,
+    /// A downgrade is under way, so the node may be either.
+    is_changing: bool,
+    is_over: bool,
+}
+
+impl KeptUse {
+    fn new(granted: Arc<Granted>, number: u64) -> KeptUse {
+        KeptUse { granted, number, told: None, limit: None, is_changing: false, is_over: false }
+    }
+
+    pub(crate) fn hold(&self) -> &Arc<Tenure> {
+        &self.granted.hold
+    }
+
+    fn kept(&self) -> &Kept {
+        &self.granted.kept
+    }
+
+    /// The present moment, unless the node was lost.
+    pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
+        match self.hold().held_at() {
+            Some(now) => Ok(now),
+            None => self.hold().loss().map_or_else(|| Ok(self.hold().now()), Err),
+        }
+    }
+
+    /// Waits until a contender waits that this use keeps out. A use of this process that waits has no node of its own, so
+    /// the contender is then this process's own.
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+        let kept = Arc::downgrade(&self.granted.kept);
+        tokio::select! {
+            biased;
+            first = self.hold().contended() => first,
+            () = Kept::is_crowded(&kept) => Ok((*self.hold().contender()).clone()),
+        }
+    }
+
+    /// The lock was granted to this use. `holding` ends with it.
+    pub(crate) fn granted(&mut self, holding: Holding) {
+        self.limit = self.hold().limited_use().map(Arc::new);
+        self.told = holding.is_recorded().then(|| Arc::new(holding));
+    }
+
+    /// The same use once more. It ends with the last of them.
+    pub(crate) fn share(&self) -> KeptUse {
+        self.kept().state.lock().uses.share(self.number);
+        let mut share = KeptUse::new(Arc::clone(&self.granted), self.number);
+        share.told = self.told.clone();
+        share.limit = self.limit.clone();
+        share
+    }
+
+    /// Ends the use. Gives the hold, if the node goes with it.
+    fn end(&mut self, now: impl FnOnce(&Tenure) -> Moment) -> Option<Arc<Tenure>> {
+        self.told = None;
+        self.limit = None;
+        if std::mem::replace(&mut self.is_over, true) {
+            return None;
+        }
+        if self.is_changing {
+            self.kept().give_up(Why::Unsure);
+        }
+        self.kept().end(self.number, self.hold(), now(self.hold()))
+    }
+
+    /// Ends the use, and returns when the node is surely gone, if it goes with it.
+    pub(crate) async fn release(mut self) -> Result<(), Error> {
+        let now = self.held_at().map_err(Error::Lost)?;
+        match self.end(|_| now) {
+            Some(hold) => hold.give_back().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Replaces the node by a READ node, under which this use goes on as a read.
+    pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
+        self.is_changing = true;
+        self.hold().change_to_read().await?;
+        self.is_changing = false;
+        if let Some(holding) = self.told.as_mut().and_then(Arc::get_mut) {
+            holding.begin_read_hold(self.granted.hold.directory(), self.granted.hold.own_node());
+        }
+        let woken = self.kept().state.lock().uses.downgraded(self.number);
+        wake(woken);
+        Ok(())
+    }
+}
+
+impl Drop for KeptUse {
+    fn drop(&mut self) {
+        drop(self.end(Tenure::now));
     }
 }
 
 /// A use that waits for the node to be acquired, or for other uses of its process. Dropping it ends the wait. If it was
 /// the last one that waited for the acquisition, the acquisition is given up.
-pub(crate) struct WaitingEntry {
-    entry: Arc<Entry>,
-    waiting: Option<WaitingUse>,
+pub(crate) struct WaitingUse {
+    kept: Arc<Kept>,
+    number: u64,
+    /// It was seen waiting for others under a node that is granted.
+    is_granted: bool,
+    is_over: bool,
 }
 
-impl WaitingEntry {
+impl WaitingUse {
     /// Where the acquisition waits.
     pub(crate) fn waiting(&self) -> &Arc<WaitReport> {
-        &self.entry.waiting
+        &self.kept.waiting
     }
 
     /// The node that it waits for.
     pub(crate) fn kept(&self) -> &Arc<Kept> {
-        &self.entry.kept
+        &self.kept
     }
 
     /// Waits until the use may run; `None` if the node is not kept any more.
@@ -234,9 +287,7 @@ impl WaitingEntry {
     /// Nothing is lost by dropping the future.
     pub(crate) async fn settled(&mut self) -> Result<Joined<KeptUse, ()>, Error> {
         poll_fn(|context| match self.poll(context) {
-            Poll::Pending if self.waiting.as_ref().is_some_and(|it| it.is_granted) => {
-                Poll::Ready(Ok(Joined::Waits(())))
-            }
+            Poll::Pending if self.is_granted => Poll::Ready(Ok(Joined::Waits(()))),
             answer => answer.map_ok(|used| used.map_or(Joined::Refused, Joined::Runs)),
         })
         .await
@@ -244,24 +295,47 @@ impl WaitingEntry {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<KeptUse>, Error>> {
         loop {
-            let Some(waiting) = &mut self.waiting else { return Poll::Ready(Ok(None)) };
-            match waiting.poll(context.waker()) {
+            match self.standing(context.waker()) {
                 Poll::Ready(Some(used)) => return Poll::Ready(Ok(Some(used))),
-                Poll::Ready(None) => return Poll::Ready(self.entry.error.get().cloned().map_or(Ok(None), Err)),
-                Poll::Pending if !waiting.is_granted && self.entry.advance() => {}
+                Poll::Ready(None) => return Poll::Ready(self.kept.error.get().cloned().map_or(Ok(None), Err)),
+                Poll::Pending if !self.is_granted && self.kept.advance() => {}
                 Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// The use, once it may run; `None` if it was refused.
+    fn standing(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
+        let mut state = self.kept.state.lock();
+        match state.uses.standing(self.number, waker) {
+            Joined::Waits(()) => {
+                self.is_granted = state.granted.is_some();
+                Poll::Pending
+            }
+            Joined::Refused => {
+                self.is_over = true;
+                Poll::Ready(None)
+            }
+            Joined::Runs(()) => {
+                let granted = state.granted.clone();
+                drop(state);
+                self.is_over = true;
+                Poll::Ready(self.kept.run(self.number, granted))
             }
         }
     }
 }
 
-impl Drop for WaitingEntry {
+impl Drop for WaitingUse {
     fn drop(&mut self) {
-        // Nobody polls the acquisition of a node that is granted.
-        let was_granted = self.waiting.take().is_some_and(|it| it.is_granted);
-        // Whatever woke this use to poll the acquisition has woken all others, too.
-        if !was_granted && self.entry.kept.is_abandoned() {
-            self.entry.abandon();
+        if !self.is_over {
+            let mut state = self.kept.state.lock();
+            let woken = state.leave(self.number, self.kept.idle);
+            drop(settle(state, woken));
+        }
+        // Nobody polls the acquisition of a node that is granted. Whatever woke this use to poll it has woken all others, too.
+        if !self.is_granted && self.kept.is_abandoned() {
+            self.kept.abandon();
         }
     }
 }

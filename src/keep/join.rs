@@ -15,8 +15,8 @@ use crate::contend::flow::GrantKind;
 use crate::contend::request::{Acquisition, Handle, IfTaken, Options, WaitReport, looked_since};
 use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::keep::cache::{Cache, WaitingEntry, Work};
-use crate::keep::kept::{Kept, KeptUse};
+use crate::keep::cache::{Cache, KeptUse, WaitingUse};
+use crate::keep::kept::{Kept, Work};
 use crate::keep::uses::Joined;
 use crate::observe::on_wait::OnWait;
 use crate::observe::trace::{self, Acquiring};
@@ -46,7 +46,7 @@ impl Lock {
     pub(crate) fn join(
         &self,
         acquisition: &Acquisition,
-    ) -> Result<(Joined<KeptUse, WaitingEntry>, Option<Duration>), Error> {
+    ) -> Result<(Joined<KeptUse, WaitingUse>, Option<Duration>), Error> {
         let timeout = acquisition.reported(acquisition.options.timeout())?;
         let joined = self.cache.as_ref().map_or(Joined::Refused, |cache| cache.join(acquisition.mode));
         Ok((joined, timeout))
@@ -57,7 +57,7 @@ impl Lock {
     pub(crate) async fn acquire(
         &self,
         acquisition: &mut Acquisition,
-        joined: Joined<KeptUse, WaitingEntry>,
+        joined: Joined<KeptUse, WaitingUse>,
         timeout: Option<Duration>,
     ) -> Result<Held, Error> {
         let Some(cache) = &self.cache else { return acquisition.acquire().await.map(Held::alone) };
@@ -100,7 +100,7 @@ impl Lock {
 async fn enter(
     acquisition: &mut Acquisition,
     cache: &Cache,
-    mut joined: Joined<KeptUse, WaitingEntry>,
+    mut joined: Joined<KeptUse, WaitingUse>,
     timeout: Option<Duration>,
 ) -> Result<Option<KeptUse>, Error> {
     let began = Instant::now();
@@ -144,7 +144,7 @@ async fn enter(
 /// that wants to hear of its wait returns once it waits for other uses instead.
 async fn wait_for_node(
     acquisition: &Acquisition,
-    waits: &mut WaitingEntry,
+    waits: &mut WaitingUse,
     left: Option<Duration>,
 ) -> Result<Joined<KeptUse, ()>, Error> {
     let (waiting, kept) = (Arc::clone(waits.waiting()), Arc::clone(waits.kept()));
@@ -176,7 +176,7 @@ async fn wait_for_node(
 /// As [`wait_for_node`], for other uses of this process, under a node that is granted.
 async fn wait_for_others(
     acquisition: &Acquisition,
-    waits: &mut WaitingEntry,
+    waits: &mut WaitingUse,
     left: Option<Duration>,
 ) -> Result<Option<KeptUse>, Error> {
     let kept = Arc::clone(waits.kept());
@@ -209,17 +209,20 @@ async fn tell_of(handle: &Handle, waiting: &WaitReport, on_wait: &mut OnWait) {
 
 /// The acquisition of a node that several uses share. Each use has its own timeout. The error of that timeout names
 /// the contenders that the shared acquisition waits for.
-fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> (Work, Arc<WaitReport>) {
-    let waiting = Arc::new(WaitReport::default());
+fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
     let options = Options { label: first.options.label.clone(), ..Options::default() };
     let mut all = Acquisition::new(Arc::clone(&first.handle), first.mode, options);
-    let kept = Arc::clone(kept);
-    all.sharing = Some(Box::new(move |held, asked| kept.entered(held, asked)));
+    let shared = Arc::downgrade(kept);
+    all.sharing = Some(Box::new(move |held, asked| {
+        if let Some(kept) = shared.upgrade() {
+            kept.entered(held, asked);
+        }
+    }));
     let span = all.begin();
     all.trace.share_caller_of(&first.trace);
-    let its_own = Arc::clone(&waiting);
-    let work = async move { all.enter(IfTaken::Wait, Some(&its_own), None).await };
-    (Acquiring::around(span, Box::pin(work)), waiting)
+    let waiting = Arc::clone(&kept.waiting);
+    let work = async move { all.enter(IfTaken::Wait, Some(&waiting), None).await };
+    Acquiring::around(span, Box::pin(work))
 }
 
 /// A use of a kept node begins.

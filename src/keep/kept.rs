@@ -1,47 +1,64 @@
 //! A node that a process keeps between uses, until another contender asks for it or it was idle for long.
 
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::contend::request::Handle;
-use crate::contend::tenure::{LimitedUse, Tenure};
+use crate::contend::request::{Handle, WaitReport};
+use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::keep::uses::{Joined, Uses};
+use crate::keep::uses::Uses;
 use crate::observe::lock_paths;
-use crate::observe::trace::Holding;
-use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
-use crate::queue::mode::Mode;
+use crate::queue::mode::{Aim, Mode};
+use crate::queue::turn;
+use crate::session::contract::Session;
 use crate::session::lease::Moment;
+use crate::session::listing;
 use crate::session::request::{Ending, Event, Loss, Watch};
-use crate::session::retry::spawn_cancellable;
+use crate::session::retry::{self, spawn_cancellable};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard, Notify};
+use crate::sync::{Mutex, MutexGuard, Notify, OnceLock};
 use crate::telemetry::log::tell;
 use crate::telemetry::meter::{self, Present};
 use crate::telemetry::names;
 
-/// A node that several uses share, one after the other or together.
+/// The acquisition of a node that is to be kept. Any of the uses that wait for it may poll it.
+pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Tenure>, Error>> + Send>>;
+
+/// A node that several uses share, one after the other or together, from the beginning of its acquisition.
 pub(crate) struct Kept {
     /// Weak, and so is the client: the session's thread looks at the node, and the last user of the client, who waits for
     /// the server, must not be that thread.
     handle: Weak<Handle>,
     warn_waiting: Option<Duration>,
-    idle: Duration,
+    pub(super) idle: Duration,
     /// Set if the node is asked for before it was used again.
     in_vain: Arc<AtomicBool>,
-    state: Mutex<KeptState>,
+    pub(super) state: Mutex<KeptState>,
+    /// The acquisition, until it is granted, or has failed, or is given up. Locked while it is polled. Whatever the poll
+    /// does may have another use looked at, on the same thread: so nothing waits for this lock.
+    work: Mutex<Option<Work>>,
+    /// A use was to poll the acquisition and has found it locked. The use that polls it now polls it once more.
+    is_wanted: AtomicBool,
+    /// Why the acquisition failed, from before its uses are refused.
+    pub(super) error: OnceLock<Error>,
+    /// Wakes all uses that wait.
+    waker: Waker,
+    /// Where the acquisition waits, for the errors of the uses' timeouts.
+    pub(super) waiting: Arc<WaitReport>,
     /// A use began to wait. Counted by itself: whoever waits for that keeps no node that all others have left.
-    crowded: Arc<Notify>,
+    pub(super) crowded: Arc<Notify>,
 }
 
-struct KeptState {
-    uses: Uses<Waker>,
+pub(super) struct KeptState {
+    pub(super) uses: Uses<Waker>,
     /// From the grant until the node is given up.
-    granted: Option<Arc<Granted>>,
+    pub(super) granted: Option<Arc<Granted>>,
     /// When the last use ended.
     used: Moment,
     /// Why no use joins it any more.
@@ -53,9 +70,9 @@ struct KeptState {
 }
 
 /// A node that was granted, and its hold: what each use points to, with one count for both.
-struct Granted {
-    kept: Arc<Kept>,
-    hold: Arc<Tenure>,
+pub(super) struct Granted {
+    pub(super) kept: Arc<Kept>,
+    pub(super) hold: Arc<Tenure>,
 }
 
 /// What remains of a node that is given up. Drop it once the state is unlocked: the end of the background task wakes that
@@ -86,7 +103,7 @@ pub(crate) enum Why {
 }
 
 impl Why {
-    fn by(loss: Loss) -> Why {
+    pub(super) fn by(loss: Loss) -> Why {
         match loss {
             Loss::SessionOver(Ending::Closed) => Why::Closed,
             _ => Why::Lost,
@@ -106,54 +123,89 @@ impl Why {
     }
 }
 
+struct WakeAll(Weak<Kept>);
+
+impl Wake for WakeAll {
+    fn wake(self: Arc<Self>) {
+        if let Some(kept) = self.0.upgrade() {
+            let wakers = kept.state.lock().uses.wakers();
+            wake(wakers);
+        }
+    }
+}
+
 impl Kept {
     /// A node that is being acquired.
     pub(crate) fn new(handle: &Arc<Handle>, mode: Mode, idle: Duration, in_vain: &Arc<AtomicBool>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
         let state = KeptState { uses, granted: None, used, why: None, counted: None, watched_over: None };
         let (warn_waiting, handle, in_vain) = (handle.warn_waiting, Arc::downgrade(handle), Arc::clone(in_vain));
-        let (state, crowded) = (Mutex::new(state), Arc::default());
-        Arc::new(Kept { handle, warn_waiting, idle, in_vain, state, crowded })
+        Arc::new_cyclic(|this| Kept {
+            handle,
+            warn_waiting,
+            idle,
+            in_vain,
+            state: Mutex::new(state),
+            work: Mutex::default(),
+            is_wanted: AtomicBool::new(false),
+            error: OnceLock::new(),
+            waker: Waker::from(Arc::new(WakeAll(Weak::clone(this)))),
+            waiting: Arc::default(),
+            crowded: Arc::default(),
+        })
     }
 
-    pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, WaitingUse> {
-        let mut state = self.state.lock();
-        match state.uses.join(mode) {
-            Joined::Refused => Joined::Refused,
-            Joined::Waits(number) => {
-                drop(state);
-                self.crowded.notify_waiters();
-                Joined::Waits(WaitingUse { kept: Arc::clone(self), number, is_granted: false, is_over: false })
+    /// The node is acquired by this.
+    pub(super) fn acquire_by(&self, work: Work) {
+        *self.work.lock() = Some(work);
+    }
+
+    /// Polls the acquisition as far as it gets. Every use that waits for it does so. So a use that is not polled, or
+    /// gives up, does not hold up the others. Returns whether it has ended just now.
+    pub(super) fn advance(self: &Arc<Self>) -> bool {
+        let (ended, answer) = loop {
+            self.is_wanted.store(true, Ordering::SeqCst);
+            // It may even be this use that polls it now, further up the stack.
+            let Some(mut work) = self.work.try_lock() else { return false };
+            self.is_wanted.store(false, Ordering::SeqCst);
+            let Some(under_way) = work.as_mut() else { return false };
+            if let Poll::Ready(answer) = under_way.as_mut().poll(&mut Context::from_waker(&self.waker)) {
+                break (work.take(), answer);
             }
-            Joined::Runs(number) => {
-                let granted = state.granted.clone();
-                drop(state);
-                self.run(number, granted).map_or(Joined::Refused, Joined::Runs)
+            drop(work);
+            if self.is_wanted.load(Ordering::SeqCst) {
+                continue;
+            }
+            // The last use that waits for it may have left meanwhile.
+            if self.is_abandoned() {
+                self.abandon();
+            }
+            return false;
+        };
+        drop(ended);
+        self.waiting.ends();
+        match answer {
+            Ok(hold) => self.granted(Arc::from(hold)),
+            Err(error) => {
+                let _first = self.error.set(error);
+                self.failed();
             }
         }
+        true
     }
 
-    /// As [`Kept::join`], if the use need not wait. The use may find the node lost.
-    pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
-        let mut state = self.state.lock();
-        let granted = Arc::clone(state.granted.as_ref()?);
-        let number = state.uses.join_now(mode)?;
-        drop(state);
-        Some(KeptUse::new(granted, number))
-    }
-
-    /// The use of this number, unless the node was lost. A lost node admits no use.
-    fn run(&self, number: u64, granted: Option<Arc<Granted>>) -> Option<KeptUse> {
-        let used = KeptUse::new(granted?, number);
-        if let Err(loss) = used.held_at() {
-            self.give_up(Why::by(loss));
-            return None;
+    /// No use waits any more, so the acquisition is given up. A use that polls it now does that afterwards.
+    pub(super) fn abandon(&self) {
+        let work = self.work.try_lock().and_then(|mut work| work.take());
+        if work.is_some() {
+            self.waiting.ends();
+            self.failed();
         }
-        Some(used)
+        drop(work);
     }
 
     /// The node is granted. The uses that wait may begin.
-    pub(crate) fn granted(self: &Arc<Self>, hold: Arc<Tenure>) {
+    fn granted(self: &Arc<Self>, hold: Arc<Tenure>) {
         let mut state = self.state.lock();
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
@@ -185,15 +237,9 @@ impl Kept {
     }
 
     /// The node could not be acquired: all uses that wait are refused.
-    pub(crate) fn failed(&self) {
+    fn failed(&self) {
         let woken = self.state.lock().uses.fail();
         wake(woken);
-    }
-
-    /// Wakes all uses that wait.
-    pub(crate) fn wake_waiting(&self) {
-        let wakers = self.state.lock().uses.wakers();
-        wake(wakers);
     }
 
     /// Whether no use waits for the node that is being acquired.
@@ -233,7 +279,7 @@ impl Kept {
     }
 
     /// Waits until a use of this process waits for another.
-    async fn is_crowded(kept: &Weak<Kept>) {
+    pub(super) async fn is_crowded(kept: &Weak<Kept>) {
         let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
             // Registered before looking, so that a change in between is not missed.
@@ -247,7 +293,7 @@ impl Kept {
     }
 
     /// A use has ended. Gives the hold, if it was the last use of a node that is to be given up.
-    fn end(&self, number: u64, hold: &Tenure, now: Moment) -> Option<Arc<Tenure>> {
+    pub(super) fn end(&self, number: u64, hold: &Tenure, now: Moment) -> Option<Arc<Tenure>> {
         let mut state = self.state.lock();
         // A write of this use may yet be carried out, for as long as the node is there. So the next write must not run
         // under the same node.
@@ -283,9 +329,9 @@ impl Kept {
                     Event::Deleted | Event::Over => Why::Lost,
                 },
                 _ = own_node.lost(&session) => Why::Lost,
-                () = idle_check::is_idle(&kept, &session) => Why::Idle,
-                () = idle_check::is_in_the_way(&kept, &session) => Why::Asked,
-                never = idle_check::warns(&kept, &session) => match never {},
+                () = is_idle(&kept, &session) => Why::Idle,
+                () = is_in_the_way(&kept, &session) => Why::Asked,
+                never = warns(&kept, &session) => match never {},
             };
             let why = own_node.loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
@@ -310,7 +356,7 @@ impl KeptState {
     }
 
     /// A use has ended, or waits no longer. Returns the uses to wake.
-    fn leave(&mut self, number: u64, idle: Duration) -> Vec<Waker> {
+    pub(super) fn leave(&mut self, number: u64, idle: Duration) -> Vec<Waker> {
         let mut woken = self.uses.leave(number);
         if idle.is_zero() && self.granted.is_some() && self.uses.is_idle() {
             woken.extend(self.ask(Why::Idle));
@@ -354,7 +400,7 @@ impl Gone {
 }
 
 /// Unlocks the state of a node, and then wakes these uses. Gives the hold, if no use is left and none can come.
-fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) -> Option<Arc<Tenure>> {
+pub(super) fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) -> Option<Arc<Tenure>> {
     let gone = state.end_if_over();
     drop(state);
     wake(woken);
@@ -362,157 +408,87 @@ fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) -> Option<Arc
 }
 
 /// Only once nothing is locked: a task that is woken may look at once.
-fn wake(woken: Vec<Waker>) {
+pub(super) fn wake(woken: Vec<Waker>) {
     woken.into_iter().for_each(Waker::wake);
 }
 
-/// A use of a kept node, or a share in one. Dropping the last share ends the use, and gives the node up if it was the last one of a node that is not
-/// to be kept.
-pub(crate) struct KeptUse {
-    granted: Arc<Granted>,
-    number: u64,
-    /// What is told of the use when it ends, if anything is.
-    told: Option<Arc<Holding>>,
-    /// Until when it may last, if it may not for ever.
-    limit: Option<Arc<LimitedUse>>,
-    /// A downgrade is under way, so the node may be either.
-    is_changing: bool,
-    is_over: bool,
-}
+/// How often to look whether a node is idle, at most.
+const IDLE_LOOK: Duration = Duration::from_millis(10);
 
-impl KeptUse {
-    fn new(granted: Arc<Granted>, number: u64) -> KeptUse {
-        KeptUse { granted, number, told: None, limit: None, is_changing: false, is_over: false }
+/// How often to look whether a contender waits whose ask was not heard: at most, and at least.
+const QUEUE_LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
+
+/// How often a use is seen waiting before it is warned of.
+const LOOKS: u32 = 4;
+
+/// Waits until the node was idle for as long as it may be.
+async fn is_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
+    // Without an idle time, the last use gives the node up by itself.
+    if kept.upgrade().is_some_and(|kept| kept.idle.is_zero()) {
+        return std::future::pending().await;
     }
-
-    pub(crate) fn hold(&self) -> &Arc<Tenure> {
-        &self.granted.hold
-    }
-
-    fn kept(&self) -> &Kept {
-        &self.granted.kept
-    }
-
-    /// The present moment, unless the node was lost.
-    pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
-        match self.hold().held_at() {
-            Some(now) => Ok(now),
-            None => self.hold().loss().map_or_else(|| Ok(self.hold().now()), Err),
-        }
-    }
-
-    /// Waits until a contender waits that this use keeps out. A use of this process that waits has no node of its own, so
-    /// the contender is then this process's own.
-    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
-        let kept = Arc::downgrade(&self.granted.kept);
-        tokio::select! {
-            biased;
-            first = self.hold().contended() => first,
-            () = Kept::is_crowded(&kept) => Ok((*self.hold().contender()).clone()),
-        }
-    }
-
-    /// The lock was granted to this use. `holding` ends with it.
-    pub(crate) fn granted(&mut self, holding: Holding) {
-        self.limit = self.hold().limited_use().map(Arc::new);
-        self.told = holding.is_recorded().then(|| Arc::new(holding));
-    }
-
-    /// The same use once more. It ends with the last of them.
-    pub(crate) fn share(&self) -> KeptUse {
-        self.kept().state.lock().uses.share(self.number);
-        let mut share = KeptUse::new(Arc::clone(&self.granted), self.number);
-        share.told = self.told.clone();
-        share.limit = self.limit.clone();
-        share
-    }
-
-    /// Ends the use. Gives the hold, if the node goes with it.
-    fn end(&mut self, now: impl FnOnce(&Tenure) -> Moment) -> Option<Arc<Tenure>> {
-        self.told = None;
-        self.limit = None;
-        if std::mem::replace(&mut self.is_over, true) {
-            return None;
-        }
-        if self.is_changing {
-            self.kept().give_up(Why::Unsure);
-        }
-        self.kept().end(self.number, self.hold(), now(self.hold()))
-    }
-
-    /// Ends the use, and returns when the node is surely gone, if it goes with it.
-    pub(crate) async fn release(mut self) -> Result<(), Error> {
-        let now = self.held_at().map_err(Error::Lost)?;
-        match self.end(|_| now) {
-            Some(hold) => hold.give_back().await,
-            None => Ok(()),
-        }
-    }
-
-    /// Replaces the node by a READ node, under which this use goes on as a read.
-    pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
-        self.is_changing = true;
-        self.hold().change_to_read().await?;
-        self.is_changing = false;
-        if let Some(holding) = self.told.as_mut().and_then(Arc::get_mut) {
-            holding.begin_read_hold(self.granted.hold.directory(), self.granted.hold.own_node());
-        }
-        let woken = self.kept().state.lock().uses.downgraded(self.number);
-        wake(woken);
-        Ok(())
-    }
-}
-
-impl Drop for KeptUse {
-    fn drop(&mut self) {
-        drop(self.end(Tenure::now));
-    }
-}
-
-/// A use that waits for others of its process, or for the node to be granted. Dropping it ends the wait.
-pub(crate) struct WaitingUse {
-    kept: Arc<Kept>,
-    number: u64,
-    /// It was seen waiting for others under a node that is granted.
-    pub(crate) is_granted: bool,
-    is_over: bool,
-}
-
-impl WaitingUse {
-    /// The use, once it may run; `None` if it was refused.
-    pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
-        let mut state = self.kept.state.lock();
-        match state.uses.standing(self.number, waker) {
-            Joined::Waits(()) => {
-                self.is_granted = state.granted.is_some();
-                Poll::Pending
-            }
-            Joined::Refused => {
-                self.is_over = true;
-                Poll::Ready(None)
-            }
-            Joined::Runs(()) => {
-                let granted = state.granted.clone();
-                drop(state);
-                self.is_over = true;
-                Poll::Ready(self.kept.run(self.number, granted))
-            }
-        }
-    }
-}
-
-impl Drop for WaitingUse {
-    fn drop(&mut self) {
-        if self.is_over {
+    loop {
+        let now = session.lease().now();
+        let Some(left) = kept.upgrade().map(|kept| kept.may_idle(now)) else { return };
+        if left.is_zero() {
             return;
         }
-        let mut state = self.kept.state.lock();
-        let woken = state.leave(self.number, self.kept.idle);
-        drop(settle(state, woken));
+        // While it is in use, there is no need to look often.
+        if !retry::slept(session, left.max(IDLE_LOOK)).await {
+            return;
+        }
     }
 }
 
-mod idle_check;
+/// Waits until a contender waits behind the node. It may not be allowed to ask for it, or its ask may have been lost.
+async fn is_in_the_way(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
+    while let Some(pause) = kept.upgrade().map(|kept| kept.idle.clamp(QUEUE_LOOK.0, QUEUE_LOOK.1)) {
+        if !retry::slept(session, pause).await {
+            return std::future::pending().await;
+        }
+        // The hold itself is not kept here: it ends with its last use.
+        let hold = kept.upgrade().and_then(|kept| kept.hold());
+        let place = hold.map(|hold| (hold.contender(), Arc::clone(hold.queue())));
+        let Some((me, directory)) = place else { continue };
+        if let Ok(names) = listing::list(session, &directory).await
+            && turn::first_kept_out(&me, &session.upkeep().ghosts().without(&directory, &names, Mode::Write)).is_some()
+        {
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
+/// Warns of uses that wait for long for others under this node.
+async fn warns(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Infallible {
+    // Millions of uses may wait in a second. So none of them has a timer: the first that waits is looked at now and then.
+    let mut first = None;
+    while let Some(limit) = kept.upgrade().and_then(|kept| kept.warn_waiting) {
+        // Without a use that waits, this wakes nobody.
+        if first.is_none() {
+            Kept::is_crowded(kept).await;
+            first = kept.upgrade().and_then(|kept| kept.granted_and_waiting()).map(|(number, ..)| (number, 1));
+        }
+        if !retry::slept(session, (limit / LOOKS).max(IDLE_LOOK)).await {
+            break;
+        }
+        let Some(kept) = kept.upgrade() else { break };
+        let waits = kept.granted_and_waiting();
+        first = match (waits, first) {
+            (Some((number, mode, _)), Some((before, seen))) if number == before => {
+                if seen == LOOKS
+                    && let Some(handle) = kept.handle.upgrade()
+                {
+                    let others = waits.map_or(0, |(_, _, all)| all - 1);
+                    handle.warn(Aim::Lock(mode), None, &kept.as_blockers(), others);
+                }
+                Some((number, seen + 1))
+            }
+            _ => waits.map(|(number, ..)| (number, 1)),
+        };
+    }
+    std::future::pending().await
+}
 
 #[cfg(all(test, not(shuttle)))]
 mod tests;
