@@ -101,24 +101,9 @@ mod session {
     pub(crate) mod request;
 
     pub(crate) mod shield {
-        use std::task::{Context, Poll, Waker};
-
-        pub(crate) fn unshielded<T>(_: &Waker, poll: impl FnOnce() -> T) -> T {
-            poll()
-        }
-
         /// No waker panics here.
-        #[derive(Default)]
-        pub(crate) struct Shield(());
-
-        impl Shield {
-            pub(crate) fn poll<T>(
-                &mut self,
-                context: &mut Context<'_>,
-                poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
-            ) -> Poll<T> {
-                poll(context)
-            }
+        pub(crate) async fn shielded<F: Future>(work: F) -> F::Output {
+            work.await
         }
     }
 
@@ -207,19 +192,9 @@ mod session {
     }
 }
 
-mod telemetry {
-    pub(crate) mod teller {
-        /// No answer panics here.
-        pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
-            Some(work())
-        }
-    }
-}
-
 #[path = "../src/zookeeper"]
 mod zookeeper {
     pub(crate) mod pipeline;
-    pub(crate) mod under_way;
 
     pub(crate) mod translate {
         use std::time::{Duration, UNIX_EPOCH};

@@ -90,12 +90,6 @@ impl Shield {
     }
 }
 
-/// Polls what is given this waker, which is the library's own and needs no shield.
-pub(crate) fn unshielded<T>(waker: &Waker, poll: impl FnOnce() -> T) -> T {
-    let _inside = Inside(SHIELDED.with(|it| it.replace(waker.data())));
-    poll()
-}
-
 /// The output of what wakes its task from the library's threads.
 pub(crate) async fn shielded<F: Future>(work: F) -> F::Output {
     let (mut work, mut shield) = (pin!(work), Shield::default());

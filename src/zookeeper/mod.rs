@@ -54,4 +54,3 @@ mod session;
 mod sockets;
 mod translate;
 mod turns;
-mod under_way;

@@ -5,18 +5,22 @@
 
 use std::future::{Future, ready};
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use futures_util::FutureExt;
+use tokio::sync::oneshot;
+use tokio::task::unconstrained;
 use zookeeper_client as zk;
 
 use crate::session::request::{Ending, Failure, Reply};
+use crate::session::shield::shielded;
 use crate::session::thread::{BackgroundThread, is_forked};
 use crate::session::upkeep::Upkeep;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, watch};
 use crate::zookeeper::translate::failure;
-use crate::zookeeper::under_way::UnderWay;
 
 /// What a request does, which says by which answer the lease counts it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,7 +44,7 @@ pub(super) struct Pipeline {
     pub(super) identity: Arc<Identity>,
     /// As whom the client is authenticated.
     pub(super) whom: Arc<str>,
-    under_way: Arc<UnderWay>,
+    closing: watch::Sender<Closing>,
 }
 
 impl Pipeline {
@@ -57,7 +61,7 @@ impl Pipeline {
             background: Arc::clone(background),
             identity,
             whom: whom.into(),
-            under_way: UnderWay::new(background),
+            closing: watch::Sender::new(Closing::NotYet),
         }
     }
 
@@ -80,7 +84,17 @@ impl Pipeline {
     pub(super) fn close(&self) {
         let last = self.client.lock().take();
         if last.is_some() {
-            self.under_way.close(&self.background, self.upkeep.lease().timeout());
+            let (closing, late) = (self.closing.clone(), self.background.sleep(self.upkeep.lease().timeout()));
+            closing.send_replace(Closing::Begun);
+            self.background.handle().spawn(async move {
+                tokio::select! {
+                    biased;
+                    () = closing.closed() => {}
+                    () = late => {
+                        closing.send_replace(Closing::Late);
+                    }
+                }
+            });
         }
         drop(last);
     }
@@ -105,7 +119,7 @@ impl Pipeline {
         // client, which keeps the session open.
         let answer = AssertUnwindSafe(send(there)).catch_unwind();
         let reply = answer.map(move |answer| {
-            let answer = answer.unwrap_or_else(|_| Err(Failure::Unknown("the answer makes no sense".to_owned())));
+            let answer = answer.unwrap_or_else(|_| unknown("the answer makes no sense"));
             match request {
                 Request::Read if is_from_server(&answer) => upkeep.answered(sent),
                 Request::Read => {}
@@ -118,10 +132,27 @@ impl Pipeline {
             }
             answer
         });
-        // The client sends the request in the first poll.
-        let reply = self.under_way.send(Box::pin(reply), request == Request::Removal);
+        let mut reply: Reply<T> = Box::pin(reply);
+        // The client sends the request in this first poll. In a task that has run for long, tokio would put it off.
+        let at_once = pin!(unconstrained(reply.as_mut())).poll(&mut Context::from_waker(Waker::noop()));
         drop(client);
-        reply
+        if let Poll::Ready(answer) = at_once {
+            return Box::pin(ready(answer));
+        }
+        let (mut closing, (tell, told)) = (self.closing.subscribe(), oneshot::channel());
+        let given_up = if request == Request::Removal { Closing::Begun } else { Closing::Late };
+        // The reply holds the client, which keeps the session open. So a task waits for it, because the caller may
+        // never poll it.
+        self.background.handle().spawn(async move {
+            let given_up = closing.wait_for(|it| *it >= given_up).map(drop);
+            let answer = tokio::select! {
+                biased;
+                answer = reply => answer,
+                () = given_up => unknown("the session was closed before the answer came"),
+            };
+            let _gone = tell.send(answer);
+        });
+        Box::pin(async move { shielded(told).await.unwrap_or_else(|_| unknown("the session's thread has ended")) })
     }
 }
 
@@ -129,6 +160,20 @@ impl Drop for Pipeline {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// How far the closing of a session is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Closing {
+    NotYet,
+    /// Removals need no answer any more.
+    Begun,
+    /// No answer is waited for any longer.
+    Late,
+}
+
+fn unknown<T>(why: &str) -> Result<T, Failure> {
+    Err(Failure::Unknown(why.to_owned()))
 }
 
 /// What the server has shown of one session since its last reconnect.

@@ -35,7 +35,6 @@ use crate::zookeeper::servers::Servers;
 use crate::zookeeper::sockets;
 use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
 use crate::zookeeper::turns::{ClientTask, Gate};
-use crate::zookeeper::under_way::UnderWay;
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
 ///
@@ -54,7 +53,6 @@ pub(super) struct ZooKeeperSession {
     rights: Arc<OwnRights>,
     abilities: Arc<Abilities>,
     pipeline: Arc<Pipeline>,
-    chores: Arc<UnderWay>,
     upkeep: Arc<Upkeep>,
     link: watch::Sender<SessionLink>,
     /// What reports the session's state, until the client's task has ended.
@@ -104,7 +102,6 @@ impl ZooKeeperSession {
             ZooKeeperSession {
                 id,
                 pipeline: Arc::new(Pipeline::new(client, &upkeep, background, identity, whom)),
-                chores: UnderWay::new(background),
                 acl,
                 rights: Arc::new(options.own_rights()),
                 abilities,
@@ -463,12 +460,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn spawn(&self, task: Task) {
-        let (task, tenant) = (self.kept(task), self.background.tenant());
-        let chore = task.map(move |()| {
-            drop(tenant);
-            Ok(())
-        });
-        drop(self.chores.send(Box::pin(chore), false));
+        self.background.run(self.kept(task));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
