@@ -166,8 +166,7 @@ pub mod coordinator {
     pub use crate::queue::metadata::read_done as done_of;
     pub use crate::queue::mode::{REFUSED_FROM, RESTART_FROM};
     pub use crate::queue::permits::permits_of;
-    pub use crate::queue::turn::{Turn, turn};
-    pub use crate::queue::waiter::{Departure, News, Predecessor, Step, Take, Waiter};
+    pub use crate::queue::turn::{Departure, News, Predecessor, Step, Take, Turn, Waiter, turn};
     pub use crate::session::contract::{Coordinator, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};

@@ -3,8 +3,7 @@
 use std::str::FromStr;
 
 use crate::error::error::Error;
-use crate::queue::dialect::Dialect;
-use crate::queue::native;
+use crate::queue::dialect::{self, Dialect};
 
 /// What servers take in one request by default, in bytes (`jute.maxbuffer`).
 pub(crate) const REQUEST_LIMIT: usize = 0xf_ffff;
@@ -59,7 +58,7 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
 
 /// Refuses a host that could not be read back from a name.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
-    native::host_problem(host).map_or(Ok(()), |problem| Err(Error::invalid(format!("host {host:?} {problem}"))))
+    dialect::host_problem(host).map_or(Ok(()), |problem| Err(Error::invalid(format!("host {host:?} {problem}"))))
 }
 
 /// Reads the text that `Display` prints: `native`, `curator`, `curator-mutex` or `kazoo`.
@@ -98,7 +97,6 @@ mod tests {
     use crate::queue::contender::Contender;
     use crate::queue::metadata::{self, Metadata};
     use crate::queue::mode::Mode;
-    use crate::queue::native;
     use crate::queue::tests::fuzz_text;
 
     #[test]
@@ -163,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_machine_name_is_a_fit_host() {
-        let (machine, name) = (native::machine(), rustix::system::uname());
+        let (machine, name) = (dialect::machine_name(), rustix::system::uname());
         let name = name.nodename().to_string_lossy();
         check_host(&machine).unwrap();
         assert!(check_host(&name).is_err() || machine == name, "{machine:?} for {name:?}");

@@ -11,9 +11,8 @@ use crate::keep::join::Lock;
 use crate::lock::acquire::Acquire;
 use crate::lock::hold::{ReadGuard, WriteGuard};
 use crate::observe::lock_paths::LockPaths;
-use crate::queue::dialect::Dialect;
+use crate::queue::dialect::{Dialect, machine_name};
 use crate::queue::mode::Mode;
-use crate::queue::native;
 use crate::session::contract::Coordinator;
 use crate::validation;
 
@@ -434,7 +433,7 @@ impl RwLockBuilder {
             coordinator: self.coordinator,
             path: Arc::clone(&paths.queue),
             paths,
-            host: self.host.unwrap_or_else(native::machine),
+            host: self.host.unwrap_or_else(machine_name),
             label: self.label,
             dialect: self.dialect,
             warn_waiting: self.warn_waiting,

@@ -3,9 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::queue::dialect::Dialect;
+use crate::queue::dialect::{self, Dialect};
 use crate::queue::mode::{Mode, Slot};
-use crate::queue::native;
 
 /// One acquisition in the queue, as the name of its node describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -77,7 +76,7 @@ impl Contender {
         let id = match self.dialect {
             Dialect::Native => {
                 let id = self.name[self.host_len..self.owner_len].strip_prefix('~')?;
-                id.strip_suffix(native::KEEP).unwrap_or(id)
+                id.strip_suffix(dialect::KEEP).unwrap_or(id)
             }
             _ => Dialect::id(self.owner()),
         };
@@ -93,7 +92,7 @@ impl Contender {
     /// assert!(!Contender::parse("web-1~k3v9x2ma-READ-0000000007").unwrap().keeps());
     /// ```
     pub fn keeps(&self) -> bool {
-        self.dialect == Dialect::Native && self.owner().ends_with(native::KEEP)
+        self.dialect == Dialect::Native && self.owner().ends_with(dialect::KEEP)
     }
 
     /// What it asks for.

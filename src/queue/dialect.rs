@@ -1,9 +1,18 @@
 //! The dialects: how each library names its contenders, and what those names mean to it.
+//!
+//! The native one:
+//!
+//! ```text
+//! /locks/config/web-1~k3v9x2ma-READ-0000000007
+//!               host  id       mode sequence
+//! /locks/config/web-1~k3v9x2ma~keep-READ-0000000007     may be kept between uses: ask for it
+//! ```
+//!
+//! Native names are read from the right, because a host may itself contain `-WRITE-`.
 
 use std::fmt;
 
 use crate::queue::mode::{self, Mode, Slot};
-use crate::queue::native;
 
 /// The naming scheme of a lock's nodes: this library's own, or that of a library that used the path before.
 ///
@@ -144,7 +153,7 @@ impl Dialect {
     /// How the names of a new acquisition begin. No other acquisition's names begin so.
     pub(crate) fn new_owner(self, host: &str, keeps: bool, mut random: impl FnMut() -> u64) -> String {
         if self == Dialect::Native {
-            return format!("{host}~{}{}", letters_and_digits(random()), if keeps { native::KEEP } else { "" });
+            return format!("{host}~{}{}", letters_and_digits(random()), if keeps { KEEP } else { "" });
         }
         let (high, low) = (random(), random());
         // Version 4, variant 1: Curator reads this part of a name as a uuid.
@@ -158,7 +167,7 @@ impl Dialect {
 
     /// How long the owner of another contender may be, beside one of ours with so many bytes.
     pub(crate) fn longest_owner(self, ours: usize) -> usize {
-        if self == Dialect::Native { ours.max(native::OWNER_BYTES) } else { ours }
+        if self == Dialect::Native { ours.max(OWNER_BYTES) } else { ours }
     }
 
     /// Whether a writer signals its release to waiters by a write to its node. Only in a dialect in which nothing else
@@ -175,7 +184,7 @@ impl Dialect {
     /// Splits the name of one of its contenders into the owner and the slot; `None` for any other name.
     pub(crate) fn split(self, name: &str) -> Option<(&str, Slot)> {
         if self == Dialect::Native {
-            return native::split(name);
+            return split_native(name);
         }
         let (owner, mode, sequence) = numbers(name).into_iter().flatten().find_map(|(before, sequence)| {
             let (owner, mode) = self.split_mode(before)?;
@@ -243,7 +252,7 @@ impl Dialect {
     fn has_mark(self, name: &str) -> bool {
         let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
         match self {
-            Dialect::Native => native::split(name).is_some(),
+            Dialect::Native => split_native(name).is_some(),
             Dialect::Curator => name.contains(CURATOR_READ) || name.contains(CURATOR_WRITE),
             Dialect::CuratorMutex => name.match_indices(MUTEX).any(|(at, _)| stands_alone(at)),
             Dialect::Kazoo => name.contains(KAZOO_READ) || name.contains(KAZOO_WRITE),
@@ -315,181 +324,79 @@ fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
     [positive, negative]
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::queue::contender::{Contender, Owner};
-    use crate::queue::tests::fuzz_text;
+/// The end of the owner of a node that its process may keep between uses.
+///
+/// It is in the name, and not in the node's data, so that a waiter can ask as soon as it has listed the queue.
+pub(crate) const KEEP: &str = "~keep";
 
-    const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
+const HOST_BYTES: usize = 64;
 
-    /// As `split` reads them: the mode's first letter, and the number.
-    fn read(dialect: Dialect, name: &str) -> Option<(char, i64)> {
-        let slot = dialect.slot(name)?;
-        Some((if slot.mode == Mode::Read { 'R' } else { 'W' }, slot.sequence))
+/// The longest owner that a library of ours makes, `host~id~keep`.
+const OWNER_BYTES: usize = HOST_BYTES + "~k3v9x2ma".len() + KEEP.len();
+
+/// Whether a name looks as if it were kept. Quick, because only the end of the name is read.
+pub(crate) fn may_keep(name: &str) -> bool {
+    let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
+    before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|owner| owner.ends_with(KEEP))
+}
+
+/// Splits a native name into its owner (`host`, `host~id` or `host~id~keep`) and its slot.
+fn split_native(name: &str) -> Option<(&str, Slot)> {
+    let (before, digits) = name.rsplit_once('-')?;
+    let sign = usize::from(before.ends_with('-'));
+    let before = &before[..before.len() - sign];
+    let sequence = parse_sequence(&name[name.len() - digits.len() - sign..])?;
+    let (owner, mode) = match before.strip_suffix("-WRITE") {
+        Some(owner) => (owner, Mode::Write),
+        None => (before.strip_suffix("-READ")?, Mode::Read),
+    };
+    let (host, id) = owner.strip_suffix(KEEP).unwrap_or(owner).split_once('~').unwrap_or((owner, "0"));
+    let well_formed = host_problem(host).is_none() && !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric());
+    well_formed.then_some((owner, Slot { mode, sequence }))
+}
+
+/// Accepts exactly what the server prints (`%010d`), so that one number has one spelling.
+fn parse_sequence(digits: &str) -> Option<i64> {
+    let sequence: i64 = digits.parse().ok()?;
+    let printed_by_server = digits.len() >= 10 && !digits.starts_with('+');
+    let padded = digits.len() == 10 || !digits.trim_start_matches('-').starts_with('0');
+    (printed_by_server && padded).then_some(sequence)
+}
+
+/// The sequence number of a native contender, if it has ten digits and no sign. Quick, because only the end of the name
+/// is read.
+pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
+    let (before, digits) = name.as_bytes().split_last_chunk::<10>()?;
+    if !(before.ends_with(b"E-") || before.ends_with(b"D-")) {
+        return None;
     }
+    digits.iter().try_fold(0, |number, digit| digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0')))
+}
 
-    #[test]
-    fn each_dialect_reads_its_own_names_and_no_others() {
-        let hex = UUID.replace('-', "");
-        for (dialect, reader, writer) in [
-            (Dialect::Native, "web-1~k3v9x2ma-READ-".to_owned(), "web-1~k3v9x2ma-WRITE-".to_owned()),
-            (Dialect::Curator, format!("_c_{UUID}-__READ__"), format!("_c_{UUID}-__WRIT__")),
-            (Dialect::CuratorMutex, format!("_c_{UUID}-READ-lock-"), format!("_c_{UUID}-lock-")),
-            (Dialect::Kazoo, format!("{hex}__rlock__"), format!("{hex}__lock__")),
-        ] {
-            for (digits, number) in [("0000000007", 7), ("2147483647", 2147483647), ("-2147483648", -2147483648)] {
-                let (reader, writer) = (format!("{reader}{digits}"), format!("{writer}{digits}"));
-                for other in Dialect::ALL {
-                    let is_own = other == dialect;
-                    assert_eq!(read(other, &reader), is_own.then_some(('R', number)), "{reader} as {other}");
-                    assert_eq!(read(other, &writer), is_own.then_some(('W', number)), "{writer} as {other}");
-                    assert_eq!(other.foreign(&reader), (!is_own).then_some(dialect), "{reader} among {other}");
-                    assert_eq!(other.foreign(&writer), (!is_own).then_some(dialect), "{writer} among {other}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_written_is_read_again() {
-        let mut number = 0_u64;
-        for dialect in Dialect::ALL {
-            let owner = dialect.new_owner("web-1", false, || {
-                number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                number
-            });
-            let owner = Owner::new(dialect, owner);
-            for mode in [Mode::Read, Mode::Write] {
-                let name = format!("{}0000000042", owner.prefix(mode));
-                assert_eq!(dialect.slot(&name), Some(Slot { mode, sequence: 42 }), "{name}");
-                assert!(name.starts_with(&owner.prefix(mode)) && owner.owns(&name), "{name}");
-                assert_eq!(name.len(), owner.len() + dialect.marker(mode).len() + "0000000042".len(), "{name}");
-                assert_eq!(Dialect::of(&name), Some(dialect), "{name}");
-            }
-        }
-    }
-
-    #[test]
-    fn the_uuids_of_owners_are_of_version_four() {
-        let uuids = [(Dialect::Curator, "_c_", "-"), (Dialect::CuratorMutex, "_c_", "-"), (Dialect::Kazoo, "", "")];
-        for (dialect, before, after) in uuids {
-            for bits in [0, u64::MAX] {
-                let owner = dialect.new_owner("web-1", false, || bits);
-                let uuid = owner.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).expect("around it");
-                let digits = uuid.replace('-', "");
-                assert_eq!(digits.len(), 32);
-                assert_eq!(&digits[12..13], "4", "{uuid}");
-                assert!(matches!(&digits[16..17], "8" | "b"), "{uuid}");
-                assert_eq!(Dialect::id(&owner), uuid);
-            }
-        }
-    }
-
-    #[test]
-    fn an_owner_has_all_that_was_drawn_but_what_makes_it_a_uuid() {
-        for (dialect, owner) in [
-            (Dialect::Curator, "_c_01234567-89ab-4def-bedc-ba9876543210-"),
-            (Dialect::CuratorMutex, "_c_01234567-89ab-4def-bedc-ba9876543210-"),
-            (Dialect::Kazoo, "0123456789ab4defbedcba9876543210"),
-        ] {
-            let mut drawn = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210].into_iter();
-            assert_eq!(dialect.new_owner("web-1", false, || drawn.next().expect("a third number")), owner);
-        }
-        assert_eq!(Dialect::Native.new_owner("web-1", false, || 36 + 2), "web-1~21000000");
-        assert_eq!(Dialect::Native.new_owner("web-1", true, || 35), "web-1~z0000000~keep");
-    }
-
-    #[test]
-    fn what_stands_before_the_mark_is_anybodys() {
-        assert_eq!(read(Dialect::Curator, "3f2a__WRIT__0000000005"), Some(('W', 5)));
-        assert_eq!(read(Dialect::Curator, "__READ__0000000005"), Some(('R', 5)));
-        assert_eq!(read(Dialect::CuratorMutex, "lock-0000000005"), Some(('W', 5)));
-        assert_eq!(
-            read(Dialect::CuratorMutex, "block-0000000005"),
-            Some(('W', 5)),
-            "as Curator and zookeeper-client do"
-        );
-        assert_eq!(read(Dialect::Kazoo, "__lock__0000000005"), Some(('W', 5)));
-    }
-
-    #[test]
-    fn only_a_reader_of_ours_is_no_writer_to_a_mutex() {
-        let no_digit = format!("_c_{}-READ-lock-0000000005", UUID.replace('5', "x"));
-        let short = "_c_5cf2ad84-READ-lock-0000000005";
-        for name in ["READ-lock-0000000005", "x-READ-lock-0000000005", "_c_x-READ-lock-0000000005", short, &no_digit] {
-            assert_eq!(read(Dialect::CuratorMutex, name), Some(('W', 5)), "{name}");
-        }
-    }
-
-    #[test]
-    fn curators_readers_take_for_a_writer_whatever_has_its_mark() {
-        assert_eq!(read(Dialect::Curator, "__WRIT__0000000001__READ__0000000005"), Some(('W', 5)));
-        assert_eq!(read(Dialect::Curator, "__READ__0000000001__WRIT__0000000005"), Some(('W', 5)));
-    }
-
-    #[test]
-    fn a_mark_without_its_number_is_in_doubt_in_every_dialect() {
-        for (name, dialect) in [
-            ("a__WRIT__-x-0000000005", Dialect::Curator),
-            ("a__READ__00000000005", Dialect::Curator),
-            ("a__lock__00000000005", Dialect::Kazoo),
-            ("x-lock-1f-0000000005", Dialect::CuratorMutex),
-        ] {
-            for among in Dialect::ALL {
-                assert_eq!(among.foreign(name), Some(dialect), "{name} among {among}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_nobody_queues_up_with_is_passed_over() {
-        for name in ["", "foo", "leases", "__lock__", "config-0000000005", "0000000005", "x-READ-abc", "a-WRITE-12"] {
-            for among in Dialect::ALL {
-                assert_eq!((among.foreign(name), Dialect::of(name)), (None, None), "{name} among {among}");
-            }
-        }
-        for among in [Dialect::Native, Dialect::Curator, Dialect::Kazoo] {
-            assert_eq!(among.foreign("block-0000000005"), None, "a common word, among {among}");
-        }
-    }
-
-    #[test]
-    fn a_name_may_be_anything() {
-        for name in ["é__lock__0000000001", "ü0000000001", "_c_é-lock-0000000001", "\u{200b}", "-", "--0000000001"] {
-            for dialect in Dialect::ALL {
-                let _whatever = (dialect.split(name), dialect.foreign(name));
-            }
-        }
-        assert_eq!(read(Dialect::Kazoo, "é__lock__0000000001"), Some(('W', 1)));
-    }
-
-    #[test]
-    fn any_name_is_read_in_one_way_and_written_back() {
-        let samples = [
-            "web-1~k3v9x2ma-READ-0000000007".to_owned(),
-            "web-1~k3v9x2ma~keep-WRITE--2147483648".to_owned(),
-            format!("_c_{UUID}-__WRIT__0000000007"),
-            format!("_c_{UUID}-READ-lock-0000000007"),
-            format!("{}__rlock__-000000005", UUID.replace('-', "")),
-        ];
-        fuzz_text(&samples.each_ref().map(String::as_str), |name| {
-            for dialect in Dialect::ALL {
-                let foreign = dialect.foreign(name);
-                let Some((owner, Slot { mode, sequence })) = dialect.split(name) else { continue };
-                assert_eq!(foreign, None, "{dialect}");
-                let contender = Contender::parse_as(name, dialect).unwrap();
-                assert_eq!((contender.mode(), contender.sequence(), contender.name()), (mode, sequence, name));
-                assert!(contender.host().len() + contender.id().map_or(0, str::len) <= owner.len());
-                // Curator's readers take for a writer's whatever has a writer's mark, also further left.
-                let modes = [mode, Mode::Read];
-                let owner = Owner::new(dialect, owner.to_owned());
-                let is_written_back = |mode: &Mode| {
-                    let begins = name.strip_prefix(&owner.prefix(*mode));
-                    begins.is_some_and(|number| number.parse() == Ok(sequence))
-                };
-                assert!(modes.iter().any(is_written_back) && owner.owns(name), "{dialect}");
-            }
-        });
+/// Why a host could not be read back from a name.
+pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
+    if host.is_empty() {
+        Some("is empty")
+    } else if host.len() > HOST_BYTES {
+        Some("is longer than 64 bytes")
+    } else if !host.bytes().all(is_host_byte) {
+        Some("may only contain letters, digits, '.', '_' and '-'")
+    } else {
+        None
     }
 }
+
+/// The machine's name, made fit to be a host.
+pub(crate) fn machine_name() -> String {
+    let name = rustix::system::uname();
+    let fit = |byte| if is_host_byte(byte) { char::from(byte) } else { '_' };
+    let fit: String = name.nodename().to_string_lossy().bytes().take(HOST_BYTES).map(fit).collect();
+    if fit.is_empty() { "localhost".to_owned() } else { fit }
+}
+
+fn is_host_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
+}
+
+#[cfg(test)]
+mod tests;

@@ -4,8 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::queue::contender::Contender;
-use crate::queue::dialect::Dialect;
-use crate::queue::native;
+use crate::queue::dialect::{self, Dialect};
 
 /// The last second that is written with a year of four digits, in seconds since 1970.
 const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
@@ -47,7 +46,7 @@ impl Metadata {
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..noted },
             // Only this library writes a process id.
-            _ if noted.pid.is_some() => match native::host_problem(&noted.host) {
+            _ if noted.pid.is_some() => match dialect::host_problem(&noted.host) {
                 Some(_) => Metadata { host: String::new(), ..noted },
                 None => noted,
             },

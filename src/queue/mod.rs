@@ -5,9 +5,7 @@ pub(crate) mod dialect;
 pub(crate) mod member;
 pub(crate) mod metadata;
 pub(crate) mod mode;
-pub(crate) mod native;
 pub(crate) mod permits;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod turn;
-pub(crate) mod waiter;

@@ -8,7 +8,7 @@
 //!
 //! Doubt is an error, and never a permit. So a name that is not quite a permit's counts neither as taken nor as free.
 
-use crate::queue::native;
+use crate::queue::dialect;
 
 /// The directory of the queue, inside that of the semaphore.
 pub(crate) const QUEUE: &str = "queue";
@@ -41,7 +41,7 @@ pub(crate) fn is_of(name: &str, owner: &str) -> bool {
 pub(crate) fn parse(name: &str) -> Option<TakenBy<'_>> {
     let (owner, count) = name.rsplit_once(MARKER)?;
     let (host, id) = owner.split_once('~')?;
-    let is_sound = native::host_problem(host).is_none() && !id.is_empty();
+    let is_sound = dialect::host_problem(host).is_none() && !id.is_empty();
     let count = positive(count)?;
     (is_sound && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then_some(TakenBy { host, count })
 }

@@ -1,9 +1,29 @@
-//! Whose turn it is: a function of names alone.
+//! Whose turn it is, a function of names alone; and how one contender waits for its turn, a value that takes news and says what
+//! to do next.
+//!
+//! ```text
+//!          the predecessor has gone
+//!         +-----------------------+
+//!         v                       |
+//! new -> List -- behind --> Await-+
+//!         |                   |
+//!         | granted           | signalled by a writer
+//!         +------> Take <-----+
+//! ```
+//!
+//! A predecessor may have gone without a word, and be shown all the same: then it is passed over from then on.
+//!
+//! `List` can also end the wait: with `Evicted` if our node is not in the queue, or with `Foreign` if a foreign
+//! contender is there, whose rule may differ.
+//!
+//! The acquisition carries the steps out. The exhaustive model and the property tests drive the same value.
+
+use std::borrow::Borrow;
+use std::sync::Arc;
 
 use crate::queue::contender::Contender;
-use crate::queue::dialect::Dialect;
+use crate::queue::dialect::{self, Dialect};
 use crate::queue::mode::{Mode, Slot};
-use crate::queue::native;
 
 /// Where a contender stands in its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +93,7 @@ where
         // When ten thousand contenders come at once, each reads ten thousand names. So most names are skipped by their
         // last digits.
         if dialect == Dialect::Native
-            && let Some(sequence) = native::sequence_if_plain(name)
+            && let Some(sequence) = dialect::sequence_if_plain(name)
             && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
         {
             continue;
@@ -106,7 +126,7 @@ where
 /// asked for.
 pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], leaving: &[String]) -> bool {
     // Most names are passed over by their last characters: a waiter may list ten thousand names.
-    let kept = queue.iter().filter(|name| native::may_keep(name) && !leaving.contains(name));
+    let kept = queue.iter().filter(|name| dialect::may_keep(name) && !leaving.contains(name));
     let before = |name: &String| me.dialect().slot(name).filter(|it| it.sequence < me.sequence());
     let readers = kept.filter_map(before).filter(|it| it.mode == Mode::Read);
     let Some(newest) = readers.map(|it| it.sequence).max() else { return false };
@@ -193,140 +213,173 @@ fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Slot) -> bool) -
     chosen.into_iter().map(|(_, child)| child).collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// One contender that waits. `C` is its [`Contender`], or a reference to it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Waiter<C> {
+    me: C,
+    /// A writer that held signals its release by a write to its node.
+    hands_off: bool,
+    awaited: Option<Predecessor>,
+    /// The contender had to wait.
+    has_waited: bool,
+    /// All contenders before it were asked to give up nodes that they may only keep.
+    has_asked: bool,
+    /// The names of contenders that have left by what the leader says, and that the server still shows. None of them ever
+    /// comes again, so they are passed over.
+    ghosts: Vec<Arc<str>>,
+}
 
-    /// `R` and `W` make a queue numbered from 0, shown to `turn` last name first.
-    fn queue(modes: &str) -> Vec<String> {
-        let name_of = |(i, mode)| format!("h~{i}-{}-{i:010}", if mode == 'R' { "READ" } else { "WRITE" });
-        let mut names: Vec<String> = modes.chars().enumerate().map(name_of).collect();
-        names.reverse();
-        names
+/// The nearest contender before a waiter that excludes the waiter.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Predecessor {
+    /// The name of its node.
+    pub name: Arc<str>,
+    /// Its mode.
+    pub mode: Mode,
+}
+
+/// What a waiter learns.
+#[derive(Debug)]
+pub enum News<'a> {
+    /// The answer to [`Step::List`].
+    Listed {
+        /// The names in the directory, in any order.
+        names: &'a [String],
+        /// Those of them that leave soon by themselves, and need not be asked for.
+        leaving: &'a [String],
+    },
+    /// What became of the predecessor: the answer to [`Step::Await`].
+    Departed(Departure),
+}
+
+/// What became of a predecessor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// Its node was written to.
+    Signalled,
+    /// Something else happened to its node, perhaps before it could be watched; or another listing may show more.
+    ListAgain,
+    /// The leader no longer has its node, nor one after a downgrade that would be in the way, although nothing was heard of that.
+    GoneAtLeader,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// List the directory.
+    List,
+    /// Watch the predecessor's node, and wait until something happens to it.
+    Await {
+        /// The contender to wait for.
+        predecessor: Predecessor,
+        /// Whether to ask the contenders before us to give up nodes that they may only keep, once the predecessor's node
+        /// is watched.
+        asks: bool,
+    },
+    /// Take the lock.
+    Take(Take),
+    /// Give up: our node is not in the queue, or has no number of its own.
+    Evicted,
+    /// Give up: the node of this name is a foreign contender, so nothing shows whose turn it is.
+    Foreign(String),
+}
+
+/// The contender's turn has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Take {
+    /// The name of the writer whose signal shows it. `None` if a listing does.
+    pub signalled_by: Option<Arc<str>>,
+    /// The contender had to wait.
+    pub has_waited: bool,
+    /// The contenders that it has passed over: they have left, and the server still shows them.
+    pub ghosts: Vec<Arc<str>>,
+}
+
+impl<C: Borrow<Contender>> Waiter<C> {
+    /// A contender that has its node. Its first step is [`Step::List`]. `hands_off` says whether a writer that held signals
+    /// its release by a write to its node.
+    pub fn new(me: C, hands_off: bool) -> Waiter<C> {
+        Waiter { me, hands_off, awaited: None, has_waited: false, has_asked: false, ghosts: Vec::new() }
     }
 
-    /// What each contender sees: `!` granted, the number of its predecessor, `x` evicted.
-    fn seen(queue: &[String]) -> String {
-        let mut members: Vec<_> = queue.iter().filter_map(|n| Contender::parse(n)).collect();
-        members.sort_by_key(|c| (c.sequence(), c.name().to_owned()));
-        members.iter().map(|me| symbol(&turn(me, queue))).collect()
-    }
-
-    fn symbol(turn: &Turn) -> String {
-        match turn {
-            Turn::Granted => "!".to_owned(),
-            Turn::Behind(other) => other.sequence().to_string(),
-            Turn::Evicted => "x".to_owned(),
+    /// What to do next, now that the last step has brought this news.
+    pub fn next(&mut self, news: News<'_>) -> Step {
+        match news {
+            News::Listed { names, leaving } => self.after_listing(names, leaving),
+            News::Departed(departure) => self.after_departure(departure),
         }
     }
 
-    #[test]
-    fn turns_of_small_queues() {
-        for (modes, turns) in [
-            ("", ""),
-            ("R", "!"),
-            ("W", "!"),
-            ("RR", "!!"),
-            ("RW", "!0"),
-            ("WR", "!0"),
-            ("WW", "!0"),
-            ("RRW", "!!1"),
-            ("WRRWR", "!0023"),
-            ("RWRRW", "!0113"),
-        ] {
-            assert_eq!(seen(&queue(modes)), turns, "queue {modes}");
-        }
+    /// Whether the contender has waited for another.
+    pub fn has_waited(&self) -> bool {
+        self.has_waited
     }
 
-    #[test]
-    fn a_node_that_is_not_in_the_queue_is_evicted() {
-        let me = Contender::parse("h~9-READ-0000000009").unwrap();
-        assert_eq!(turn(&me, queue("RR")), Turn::Evicted);
+    /// Whether the server has shown contenders that had left.
+    pub fn has_ghosts(&self) -> bool {
+        !self.ghosts.is_empty()
     }
 
-    #[test]
-    fn a_shared_or_negative_number_is_never_granted() {
-        let stuck = ["a~1-WRITE-2147483647", "b~2-WRITE-2147483647", "c~3-READ-2147483647"].map(str::to_owned);
-        assert_eq!(seen(&stuck), "xxx");
-        let wrapped = ["a~1-READ--000000005", "b~2-WRITE--2147483648"].map(str::to_owned);
-        assert_eq!(seen(&wrapped), "xx");
-    }
-
-    #[test]
-    fn whoever_comes_after_a_tie_waits_for_it() {
-        let queue = ["a~1-WRITE-0000000005", "b~2-WRITE-0000000005", "c~3-READ-0000000006"].map(str::to_owned);
-        assert_eq!(seen(&queue), "xx5");
-    }
-
-    #[test]
-    fn the_line_is_everyones_turn() {
-        let tied = ["a~1-WRITE-0000000005", "b~2-READ-0000000005", "c~3-READ-0000000006", "d~4-WRITE--000000001"];
-        for queue in [queue("WRRWRWWR"), queue("RRRW"), tied.map(str::to_owned).to_vec()] {
-            for (me, its_turn) in turns(Dialect::Native, &queue) {
-                assert_eq!(its_turn, turn(&me, &queue), "{me} in {queue:?}");
+    /// These contenders have left, by what the leader says, although the server shows them.
+    pub fn pass_over(&mut self, ghosts: impl IntoIterator<Item = Arc<str>>) {
+        for ghost in ghosts {
+            if !self.ghosts.contains(&ghost) {
+                self.ghosts.push(ghost);
             }
         }
     }
 
-    #[test]
-    fn those_ahead_come_first_come_first() {
-        let queue = queue("RWRW");
-        assert_eq!(
-            ahead_of_newcomer(Dialect::Native, Mode::Read, &queue),
-            ["h~1-WRITE-0000000001", "h~3-WRITE-0000000003"]
-        );
-        assert_eq!(ahead_of_newcomer(Dialect::Native, Mode::Write, &queue).len(), 4);
-        let me = Contender::parse("h~2-READ-0000000002").unwrap();
-        assert_eq!(ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
-        assert_eq!(place_of(&me, &queue), (3, 4));
-    }
-
-    #[test]
-    fn a_holder_keeps_out_whoever_came_later_and_cannot_hold_beside_it() {
-        let queue = queue("RRWRW");
-        let first = |name| first_kept_out(&Contender::parse(name).unwrap(), &queue).map(|it| it.sequence());
-        assert_eq!(first("h~0-READ-0000000000"), Some(2));
-        assert_eq!(first("h~2-WRITE-0000000002"), Some(3));
-        assert_eq!(first("h~3-READ-0000000003"), Some(4));
-        assert_eq!(first("h~4-WRITE-0000000004"), None);
-        let own = ["h~0-WRITE-0000000000", "h~0-WRITE-0000000001"].map(str::to_owned);
-        assert_eq!(first_kept_out(&Contender::parse(&own[0]).unwrap(), &own), None);
-        let tied = ["h~0-READ-0000000005", "h~1-WRITE-0000000005", "h~2-WRITE-0000000006"].map(str::to_owned);
-        let kept_out = first_kept_out(&Contender::parse(&tied[0]).unwrap(), &tied);
-        assert_eq!(kept_out.unwrap().name(), tied[2], "a node of the same number did not come later");
-    }
-
-    #[test]
-    fn of_several_names_in_doubt_the_first_is_told_in_whatever_order_they_are_listed() {
-        let mut queue =
-            ["a__WRIT__0000000005", "b__WRIT__0000000004", "h~0-WRITE-0000000009"].map(str::to_owned).to_vec();
-        let me = Contender::parse("h~0-WRITE-0000000009").unwrap();
-        for _ in 0..queue.len() {
-            queue.rotate_left(1);
-            assert_eq!(turn_among_foreign(&me, &queue), (Turn::Granted, Some("a__WRIT__0000000005")));
-        }
-        queue.retain(|name| name.starts_with('h'));
-        assert_eq!(turn_among_foreign(&me, &queue), (Turn::Granted, None));
-    }
-
-    #[test]
-    fn a_native_name_is_in_doubt_in_another_dialect_whatever_its_number() {
-        let mine = "a__WRIT__0000000005".to_owned();
-        let me = Contender::parse_as(&mine, Dialect::Curator).unwrap();
-        for number in [4, 9] {
-            let queue = [mine.clone(), format!("h~0-WRITE-{number:010}")];
-            assert_eq!(turn_among_foreign(&me, &queue).1, Some(&queue[1][..]));
+    fn after_listing(&mut self, names: &[String], leaving: &[String]) -> Step {
+        self.ghosts.retain(|ghost| names.iter().any(|name| **name == **ghost));
+        let without_ghosts: Vec<String>;
+        let names = if self.ghosts.is_empty() {
+            names
+        } else {
+            let is_ghost = |name: &&String| self.ghosts.iter().any(|ghost| ***name == **ghost);
+            without_ghosts = names.iter().filter(|name| !is_ghost(name)).cloned().collect();
+            &without_ghosts
+        };
+        let (turn, foreign) = turn_among_foreign(self.me.borrow(), names);
+        match (turn, foreign) {
+            (Turn::Evicted, _) => Step::Evicted,
+            (_, Some(name)) => Step::Foreign(name.to_owned()),
+            (Turn::Granted, None) => self.take(None),
+            (Turn::Behind(nearest), None) => {
+                let is_kept = match nearest.mode() {
+                    Mode::Write => nearest.keeps() && leaving.iter().all(|name| name != nearest.name()),
+                    Mode::Read => is_reader_kept_before(self.me.borrow(), names, leaving),
+                };
+                // One change of the directory asks for every node that was there when ours was created.
+                let asks = is_kept && !self.has_asked;
+                self.has_asked |= asks;
+                self.has_waited = true;
+                let predecessor = Predecessor { name: nearest.name().into(), mode: nearest.mode() };
+                self.awaited = Some(predecessor.clone());
+                Step::Await { predecessor, asks }
+            }
         }
     }
 
-    #[test]
-    fn behind_a_tie_the_last_of_its_names_is_awaited_in_whatever_order_they_are_listed() {
-        let mut queue = ["a~1-WRITE-0000000005", "b~2-WRITE-0000000005", "c~3-WRITE-0000000006"].map(str::to_owned);
-        let me = Contender::parse("c~3-WRITE-0000000006").unwrap();
-        for _ in 0..2 {
-            queue.reverse();
-            let Turn::Behind(other) = turn(&me, &queue) else { panic!("it is not behind the tie") };
-            assert_eq!(other.name(), "b~2-WRITE-0000000005");
+    fn after_departure(&mut self, departure: Departure) -> Step {
+        let Some(predecessor) = self.awaited.take() else { return Step::List };
+        match departure {
+            // Only a writer that held writes to its node when it leaves, and then no contender before us is left. In
+            // another dialect any client may have written, for any reason.
+            Departure::Signalled if self.hands_off && predecessor.mode == Mode::Write => {
+                self.take(Some(predecessor.name))
+            }
+            Departure::GoneAtLeader => {
+                self.ghosts.push(predecessor.name);
+                Step::List
+            }
+            Departure::Signalled | Departure::ListAgain => Step::List,
         }
+    }
+
+    fn take(&self, signalled_by: Option<Arc<str>>) -> Step {
+        Step::Take(Take { signalled_by, has_waited: self.has_waited, ghosts: self.ghosts.clone() })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -44,7 +44,7 @@ fn the_page_shows_the_phases_of_each_machine() {
     for (row, (file, name)) in machines.into_iter().zip([
         ("session/node/state.rs", "Phase"),
         ("session/leaving.rs", "Leaving"),
-        ("queue/waiter.rs", "Step"),
+        ("queue/turn.rs", "Step"),
     ]) {
         let source = fs::read_to_string(root().join("src").join(file)).expect("it is there");
         assert_eq!(spans(row[1]).collect::<Vec<_>>(), [file]);

@@ -25,7 +25,7 @@ use crate::queue::contender::Contender;
 use crate::queue::metadata;
 use crate::queue::mode::Mode;
 use crate::queue::permits::{self, Room};
-use crate::queue::waiter::Take;
+use crate::queue::turn::Take;
 use crate::recipes::semaphore::state::{SeenPermits, SemaphoreState, TAKE, too_few};
 use crate::session::contract::Session;
 use crate::session::keep_alive;

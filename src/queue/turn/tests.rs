@@ -1,7 +1,139 @@
-//! Each arrow of the waiter's machine, as a table of news and steps.
+//! Whose turn it is in small queues; and each arrow of the waiter's machine, as a table of news and steps.
 
 use super::*;
 use crate::queue::dialect::Dialect;
+
+/// `R` and `W` make a queue numbered from 0, shown to `turn` last name first.
+fn queue(modes: &str) -> Vec<String> {
+    let name_of = |(i, mode)| format!("h~{i}-{}-{i:010}", if mode == 'R' { "READ" } else { "WRITE" });
+    let mut names: Vec<String> = modes.chars().enumerate().map(name_of).collect();
+    names.reverse();
+    names
+}
+
+/// What each contender sees: `!` granted, the number of its predecessor, `x` evicted.
+fn seen(queue: &[String]) -> String {
+    let mut members: Vec<_> = queue.iter().filter_map(|n| Contender::parse(n)).collect();
+    members.sort_by_key(|c| (c.sequence(), c.name().to_owned()));
+    members.iter().map(|me| symbol(&turn(me, queue))).collect()
+}
+
+fn symbol(turn: &Turn) -> String {
+    match turn {
+        Turn::Granted => "!".to_owned(),
+        Turn::Behind(other) => other.sequence().to_string(),
+        Turn::Evicted => "x".to_owned(),
+    }
+}
+
+#[test]
+fn turns_of_small_queues() {
+    for (modes, turns) in [
+        ("", ""),
+        ("R", "!"),
+        ("W", "!"),
+        ("RR", "!!"),
+        ("RW", "!0"),
+        ("WR", "!0"),
+        ("WW", "!0"),
+        ("RRW", "!!1"),
+        ("WRRWR", "!0023"),
+        ("RWRRW", "!0113"),
+    ] {
+        assert_eq!(seen(&queue(modes)), turns, "queue {modes}");
+    }
+}
+
+#[test]
+fn a_node_that_is_not_in_the_queue_is_evicted() {
+    let me = Contender::parse("h~9-READ-0000000009").unwrap();
+    assert_eq!(turn(&me, queue("RR")), Turn::Evicted);
+}
+
+#[test]
+fn a_shared_or_negative_number_is_never_granted() {
+    let stuck = ["a~1-WRITE-2147483647", "b~2-WRITE-2147483647", "c~3-READ-2147483647"].map(str::to_owned);
+    assert_eq!(seen(&stuck), "xxx");
+    let wrapped = ["a~1-READ--000000005", "b~2-WRITE--2147483648"].map(str::to_owned);
+    assert_eq!(seen(&wrapped), "xx");
+}
+
+#[test]
+fn whoever_comes_after_a_tie_waits_for_it() {
+    let queue = ["a~1-WRITE-0000000005", "b~2-WRITE-0000000005", "c~3-READ-0000000006"].map(str::to_owned);
+    assert_eq!(seen(&queue), "xx5");
+}
+
+#[test]
+fn the_line_is_everyones_turn() {
+    let tied = ["a~1-WRITE-0000000005", "b~2-READ-0000000005", "c~3-READ-0000000006", "d~4-WRITE--000000001"];
+    for queue in [queue("WRRWRWWR"), queue("RRRW"), tied.map(str::to_owned).to_vec()] {
+        for (me, its_turn) in turns(Dialect::Native, &queue) {
+            assert_eq!(its_turn, turn(&me, &queue), "{me} in {queue:?}");
+        }
+    }
+}
+
+#[test]
+fn those_ahead_come_first_come_first() {
+    let queue = queue("RWRW");
+    assert_eq!(
+        ahead_of_newcomer(Dialect::Native, Mode::Read, &queue),
+        ["h~1-WRITE-0000000001", "h~3-WRITE-0000000003"]
+    );
+    assert_eq!(ahead_of_newcomer(Dialect::Native, Mode::Write, &queue).len(), 4);
+    let me = Contender::parse("h~2-READ-0000000002").unwrap();
+    assert_eq!(ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
+    assert_eq!(place_of(&me, &queue), (3, 4));
+}
+
+#[test]
+fn a_holder_keeps_out_whoever_came_later_and_cannot_hold_beside_it() {
+    let queue = queue("RRWRW");
+    let first = |name| first_kept_out(&Contender::parse(name).unwrap(), &queue).map(|it| it.sequence());
+    assert_eq!(first("h~0-READ-0000000000"), Some(2));
+    assert_eq!(first("h~2-WRITE-0000000002"), Some(3));
+    assert_eq!(first("h~3-READ-0000000003"), Some(4));
+    assert_eq!(first("h~4-WRITE-0000000004"), None);
+    let own = ["h~0-WRITE-0000000000", "h~0-WRITE-0000000001"].map(str::to_owned);
+    assert_eq!(first_kept_out(&Contender::parse(&own[0]).unwrap(), &own), None);
+    let tied = ["h~0-READ-0000000005", "h~1-WRITE-0000000005", "h~2-WRITE-0000000006"].map(str::to_owned);
+    let kept_out = first_kept_out(&Contender::parse(&tied[0]).unwrap(), &tied);
+    assert_eq!(kept_out.unwrap().name(), tied[2], "a node of the same number did not come later");
+}
+
+#[test]
+fn of_several_names_in_doubt_the_first_is_told_in_whatever_order_they_are_listed() {
+    let mut queue = ["a__WRIT__0000000005", "b__WRIT__0000000004", "h~0-WRITE-0000000009"].map(str::to_owned).to_vec();
+    let me = Contender::parse("h~0-WRITE-0000000009").unwrap();
+    for _ in 0..queue.len() {
+        queue.rotate_left(1);
+        assert_eq!(turn_among_foreign(&me, &queue), (Turn::Granted, Some("a__WRIT__0000000005")));
+    }
+    queue.retain(|name| name.starts_with('h'));
+    assert_eq!(turn_among_foreign(&me, &queue), (Turn::Granted, None));
+}
+
+#[test]
+fn a_native_name_is_in_doubt_in_another_dialect_whatever_its_number() {
+    let mine = "a__WRIT__0000000005".to_owned();
+    let me = Contender::parse_as(&mine, Dialect::Curator).unwrap();
+    for number in [4, 9] {
+        let queue = [mine.clone(), format!("h~0-WRITE-{number:010}")];
+        assert_eq!(turn_among_foreign(&me, &queue).1, Some(&queue[1][..]));
+    }
+}
+
+#[test]
+fn behind_a_tie_the_last_of_its_names_is_awaited_in_whatever_order_they_are_listed() {
+    let mut queue = ["a~1-WRITE-0000000005", "b~2-WRITE-0000000005", "c~3-WRITE-0000000006"].map(str::to_owned);
+    let me = Contender::parse("c~3-WRITE-0000000006").unwrap();
+    for _ in 0..2 {
+        queue.reverse();
+        let Turn::Behind(other) = turn(&me, &queue) else { panic!("it is not behind the tie") };
+        assert_eq!(other.name(), "b~2-WRITE-0000000005");
+    }
+}
 
 const FIRST: &str = "h~a-WRITE-0000000001";
 const ME: &str = "h~b-WRITE-0000000002";

@@ -1,0 +1,204 @@
+//! The names in each dialect, as they are written and read.
+
+use super::*;
+use crate::queue::contender::{Contender, Owner};
+use crate::queue::tests::fuzz_text;
+
+const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
+
+/// As `split` reads them: the mode's first letter, and the number.
+fn read(dialect: Dialect, name: &str) -> Option<(char, i64)> {
+    let slot = dialect.slot(name)?;
+    Some((if slot.mode == Mode::Read { 'R' } else { 'W' }, slot.sequence))
+}
+
+#[test]
+fn each_dialect_reads_its_own_names_and_no_others() {
+    let hex = UUID.replace('-', "");
+    for (dialect, reader, writer) in [
+        (Dialect::Native, "web-1~k3v9x2ma-READ-".to_owned(), "web-1~k3v9x2ma-WRITE-".to_owned()),
+        (Dialect::Curator, format!("_c_{UUID}-__READ__"), format!("_c_{UUID}-__WRIT__")),
+        (Dialect::CuratorMutex, format!("_c_{UUID}-READ-lock-"), format!("_c_{UUID}-lock-")),
+        (Dialect::Kazoo, format!("{hex}__rlock__"), format!("{hex}__lock__")),
+    ] {
+        for (digits, number) in [("0000000007", 7), ("2147483647", 2147483647), ("-2147483648", -2147483648)] {
+            let (reader, writer) = (format!("{reader}{digits}"), format!("{writer}{digits}"));
+            for other in Dialect::ALL {
+                let is_own = other == dialect;
+                assert_eq!(read(other, &reader), is_own.then_some(('R', number)), "{reader} as {other}");
+                assert_eq!(read(other, &writer), is_own.then_some(('W', number)), "{writer} as {other}");
+                assert_eq!(other.foreign(&reader), (!is_own).then_some(dialect), "{reader} among {other}");
+                assert_eq!(other.foreign(&writer), (!is_own).then_some(dialect), "{writer} among {other}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let mut number = 0_u64;
+    for dialect in Dialect::ALL {
+        let owner = dialect.new_owner("web-1", false, || {
+            number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            number
+        });
+        let owner = Owner::new(dialect, owner);
+        for mode in [Mode::Read, Mode::Write] {
+            let name = format!("{}0000000042", owner.prefix(mode));
+            assert_eq!(dialect.slot(&name), Some(Slot { mode, sequence: 42 }), "{name}");
+            assert!(name.starts_with(&owner.prefix(mode)) && owner.owns(&name), "{name}");
+            assert_eq!(name.len(), owner.len() + dialect.marker(mode).len() + "0000000042".len(), "{name}");
+            assert_eq!(Dialect::of(&name), Some(dialect), "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_uuids_of_owners_are_of_version_four() {
+    let uuids = [(Dialect::Curator, "_c_", "-"), (Dialect::CuratorMutex, "_c_", "-"), (Dialect::Kazoo, "", "")];
+    for (dialect, before, after) in uuids {
+        for bits in [0, u64::MAX] {
+            let owner = dialect.new_owner("web-1", false, || bits);
+            let uuid = owner.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).expect("around it");
+            let digits = uuid.replace('-', "");
+            assert_eq!(digits.len(), 32);
+            assert_eq!(&digits[12..13], "4", "{uuid}");
+            assert!(matches!(&digits[16..17], "8" | "b"), "{uuid}");
+            assert_eq!(Dialect::id(&owner), uuid);
+        }
+    }
+}
+
+#[test]
+fn an_owner_has_all_that_was_drawn_but_what_makes_it_a_uuid() {
+    for (dialect, owner) in [
+        (Dialect::Curator, "_c_01234567-89ab-4def-bedc-ba9876543210-"),
+        (Dialect::CuratorMutex, "_c_01234567-89ab-4def-bedc-ba9876543210-"),
+        (Dialect::Kazoo, "0123456789ab4defbedcba9876543210"),
+    ] {
+        let mut drawn = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210].into_iter();
+        assert_eq!(dialect.new_owner("web-1", false, || drawn.next().expect("a third number")), owner);
+    }
+    assert_eq!(Dialect::Native.new_owner("web-1", false, || 36 + 2), "web-1~21000000");
+    assert_eq!(Dialect::Native.new_owner("web-1", true, || 35), "web-1~z0000000~keep");
+}
+
+#[test]
+fn what_stands_before_the_mark_is_anybodys() {
+    assert_eq!(read(Dialect::Curator, "3f2a__WRIT__0000000005"), Some(('W', 5)));
+    assert_eq!(read(Dialect::Curator, "__READ__0000000005"), Some(('R', 5)));
+    assert_eq!(read(Dialect::CuratorMutex, "lock-0000000005"), Some(('W', 5)));
+    assert_eq!(read(Dialect::CuratorMutex, "block-0000000005"), Some(('W', 5)), "as Curator and zookeeper-client do");
+    assert_eq!(read(Dialect::Kazoo, "__lock__0000000005"), Some(('W', 5)));
+}
+
+#[test]
+fn only_a_reader_of_ours_is_no_writer_to_a_mutex() {
+    let no_digit = format!("_c_{}-READ-lock-0000000005", UUID.replace('5', "x"));
+    let short = "_c_5cf2ad84-READ-lock-0000000005";
+    for name in ["READ-lock-0000000005", "x-READ-lock-0000000005", "_c_x-READ-lock-0000000005", short, &no_digit] {
+        assert_eq!(read(Dialect::CuratorMutex, name), Some(('W', 5)), "{name}");
+    }
+}
+
+#[test]
+fn curators_readers_take_for_a_writer_whatever_has_its_mark() {
+    assert_eq!(read(Dialect::Curator, "__WRIT__0000000001__READ__0000000005"), Some(('W', 5)));
+    assert_eq!(read(Dialect::Curator, "__READ__0000000001__WRIT__0000000005"), Some(('W', 5)));
+}
+
+#[test]
+fn a_mark_without_its_number_is_in_doubt_in_every_dialect() {
+    for (name, dialect) in [
+        ("a__WRIT__-x-0000000005", Dialect::Curator),
+        ("a__READ__00000000005", Dialect::Curator),
+        ("a__lock__00000000005", Dialect::Kazoo),
+        ("x-lock-1f-0000000005", Dialect::CuratorMutex),
+    ] {
+        for among in Dialect::ALL {
+            assert_eq!(among.foreign(name), Some(dialect), "{name} among {among}");
+        }
+    }
+}
+
+#[test]
+fn what_nobody_queues_up_with_is_passed_over() {
+    for name in ["", "foo", "leases", "__lock__", "config-0000000005", "0000000005", "x-READ-abc", "a-WRITE-12"] {
+        for among in Dialect::ALL {
+            assert_eq!((among.foreign(name), Dialect::of(name)), (None, None), "{name} among {among}");
+        }
+    }
+    for among in [Dialect::Native, Dialect::Curator, Dialect::Kazoo] {
+        assert_eq!(among.foreign("block-0000000005"), None, "a common word, among {among}");
+    }
+}
+
+#[test]
+fn a_name_may_be_anything() {
+    for name in ["é__lock__0000000001", "ü0000000001", "_c_é-lock-0000000001", "\u{200b}", "-", "--0000000001"] {
+        for dialect in Dialect::ALL {
+            let _whatever = (dialect.split(name), dialect.foreign(name));
+        }
+    }
+    assert_eq!(read(Dialect::Kazoo, "é__lock__0000000001"), Some(('W', 1)));
+}
+
+#[test]
+fn any_name_is_read_in_one_way_and_written_back() {
+    let samples = [
+        "web-1~k3v9x2ma-READ-0000000007".to_owned(),
+        "web-1~k3v9x2ma~keep-WRITE--2147483648".to_owned(),
+        format!("_c_{UUID}-__WRIT__0000000007"),
+        format!("_c_{UUID}-READ-lock-0000000007"),
+        format!("{}__rlock__-000000005", UUID.replace('-', "")),
+    ];
+    fuzz_text(&samples.each_ref().map(String::as_str), |name| {
+        for dialect in Dialect::ALL {
+            let foreign = dialect.foreign(name);
+            let Some((owner, Slot { mode, sequence })) = dialect.split(name) else { continue };
+            assert_eq!(foreign, None, "{dialect}");
+            let contender = Contender::parse_as(name, dialect).unwrap();
+            assert_eq!((contender.mode(), contender.sequence(), contender.name()), (mode, sequence, name));
+            assert!(contender.host().len() + contender.id().map_or(0, str::len) <= owner.len());
+            // Curator's readers take for a writer's whatever has a writer's mark, also further left.
+            let modes = [mode, Mode::Read];
+            let owner = Owner::new(dialect, owner.to_owned());
+            let is_written_back = |mode: &Mode| {
+                let begins = name.strip_prefix(&owner.prefix(*mode));
+                begins.is_some_and(|number| number.parse() == Ok(sequence))
+            };
+            assert!(modes.iter().any(is_written_back) && owner.owns(name), "{dialect}");
+        }
+    });
+}
+
+#[test]
+fn a_glance_sees_no_other_number_than_a_look() {
+    for digits in ["0000000007", "2147483647", "9999999999", "-000000005", "-2147483648", "12147483647"] {
+        for mode in ["READ", "WRITE"] {
+            let name = format!("h-READ-0000000001~i-{mode}-{digits}");
+            let looked = split_native(&name).map(|(_, slot)| slot.sequence);
+            let glanced = sequence_if_plain(&name);
+            assert!(glanced.is_none() || glanced == looked, "{name}: {glanced:?}, {looked:?}");
+            assert_eq!(glanced.is_some(), digits.len() == 10 && !digits.starts_with('-'), "{name}");
+        }
+    }
+    assert_eq!(sequence_if_plain("short"), None);
+    assert_eq!(sequence_if_plain("h-READ-000000000x"), None);
+}
+
+#[test]
+fn a_host_has_at_most_64_bytes() {
+    assert_eq!(host_problem(&"h".repeat(64)), None);
+    assert_eq!(host_problem(&"h".repeat(65)), Some("is longer than 64 bytes"));
+    assert_eq!(host_problem(&"h".repeat(66)), Some("is longer than 64 bytes"));
+}
+
+#[test]
+fn only_a_contenders_name_is_one_that_may_be_kept() {
+    let keeps = |name| Contender::parse(name).is_some_and(|it| it.keeps());
+    assert!(keeps("h~i~keep-READ-0000000001") && keeps("h~i~keep-WRITE--2147483648"));
+    // It looks as if it were, and is no contender's.
+    assert!(may_keep("a b~keep-READ-0000000001") && !keeps("a b~keep-READ-0000000001"));
+    assert!(!keeps("h~i-READ-0000000001") && !may_keep("h~i-READ-0000000001"));
+}
