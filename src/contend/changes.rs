@@ -211,7 +211,7 @@ impl Tenure {
             // A long listing would take memory for as long as the watch is out.
             drop(names);
             // The event may have been lost. If the session is over, `lost` says what that means for the hold.
-            if look.hears(&mut change).await.is_err() {
+            if look.hear(&mut change).await.is_err() {
                 return std::future::pending().await;
             }
             // Readers may come and go by the thousand: pause between two listings.

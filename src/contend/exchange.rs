@@ -64,7 +64,7 @@ impl Tenure {
 
     /// Replaces the node by a READ node.
     pub(crate) async fn change_to_read(&self) -> Result<(), Error> {
-        if let Some(loss) = self.loss() {
+        if let Some(loss) = self.find_loss() {
             return Err(Error::Lost(loss));
         }
         self.swap().await.map_err(|failure| self.lost_by(failure, "downgrade"))

@@ -145,11 +145,11 @@ impl Acquisition {
                 let grant = Grant::by(take, entry);
                 // A waiter whose watch on its own node was used up by another client's write may have been evicted
                 // without noticing.
-                let is_deaf = grant.signal.is_some() && entry.loss().is_none() && !entry.own_node().is_armed();
+                let is_deaf = grant.signal.is_some() && entry.find_loss().is_none() && !entry.own_node().is_armed();
                 if !is_deaf && self.take(entry, &grant)? {
                     return Ok(());
                 }
-                late.begins(entry);
+                late.begin(entry);
                 self.grant_once_confirmed(entry, grant).await
             }
             (Ok(take), Some(goal)) => tokio::select! {
@@ -204,7 +204,7 @@ impl Acquisition {
             let mut tries = 0;
             loop {
                 tries += 1;
-                let limit = self.look().await?;
+                let limit = self.fail_if_taken().await?;
                 match self.take_now(limit).await {
                     // This process was stopped, or cut off, while its node stood in the queue.
                     Err(Error::Evicted(Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired | Ending::Replaced)))
@@ -218,7 +218,7 @@ impl Acquisition {
     }
 
     /// Fails if a newcomer would have to wait. Writes nothing. Returns the session timeout.
-    pub(crate) async fn look(&self) -> Result<Duration, Error> {
+    pub(crate) async fn fail_if_taken(&self) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
         self.check()?;
         let path = &self.handle.path;
@@ -373,7 +373,7 @@ impl Acquisition {
     /// exists, and with it our own node.
     pub(crate) fn take(&self, entry: &Tenure, grant: &Grant) -> Result<bool, Error> {
         let (session, own_node) = (entry.session(), entry.own_node());
-        if let Some(loss) = entry.loss() {
+        if let Some(loss) = entry.find_loss() {
             return Err(Error::Evicted(loss));
         }
         let Some(epoch) = own_node.epoch() else { return Ok(false) };
@@ -416,7 +416,6 @@ impl Acquisition {
         if self.sharing.is_some() {
             return self.trace.record("token", entry.own_node().token());
         }
-        entry.hold_begins();
-        entry.granted(self.holding(entry));
+        entry.begin_hold(self.holding(entry));
     }
 }

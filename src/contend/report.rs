@@ -39,7 +39,7 @@ impl Acquisition {
             let late = session.sleep(limit);
             holding.set_warning(spawn_cancellable(&session, async move {
                 late.await;
-                if own_node.loss().is_none() {
+                if own_node.find_loss().is_none() {
                     let node = own_node.path();
                     tell!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is held for long");
                 }
@@ -69,10 +69,10 @@ impl Acquisition {
         let mut late = call::late(&self.handle.coordinator, timeout);
         let mut looking = pin!(async {
             self.handle.coordinator.sleep(timeout - ask).await;
-            let asked = self.asks_for_ghosts(waiting);
+            let asked = self.ask_for_ghosts(waiting);
             let (is_asked, ()) = tokio::join!(asked, self.handle.coordinator.sleep(ask - look_up));
             if !is_asked {
-                self.asks_for_ghosts(waiting).await;
+                self.ask_for_ghosts(waiting).await;
             }
             self.in_the_way(waiting).await
         });
@@ -92,7 +92,7 @@ impl Acquisition {
     }
 
     /// Asks the leader for those in the way of a waiter. Returns whether it is one already.
-    async fn asks_for_ghosts(&self, waiting: &WaitReport) -> bool {
+    async fn ask_for_ghosts(&self, waiting: &WaitReport) -> bool {
         let waits = waiting.waits().clone();
         let Some(WaitSnapshot { session, me, .. }) = waits else { return false };
         let Ok(names) = session.children(&self.handle.path).await else { return true };
@@ -136,7 +136,7 @@ impl<'a> Lateness<'a> {
     }
 
     /// The acquisition has a place in the queue, and may have to wait.
-    pub(crate) fn begins(&mut self, held: &Tenure) {
+    pub(crate) fn begin(&mut self, held: &Tenure) {
         let Acquisition { handle, options, trace, goal, .. } = self.acquisition;
         let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };
         let (session, own_node) = (Arc::clone(held.session()), Arc::clone(held.own_node()));

@@ -327,14 +327,14 @@ impl WaitReport {
     }
 
     /// Records what the acquisition saw when it listed the queue.
-    pub(crate) fn sees(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
+    pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
         let mut waits = self.waits();
         let looks = waits.as_ref().map_or(1, |waits| waits.looks + 1);
         *waits = Some(WaitSnapshot { session: Arc::clone(session), me: me.clone(), seen, looks });
     }
 
     /// The acquisition has ended: what it waited for is in the way of nobody.
-    pub(crate) fn ends(&self) {
+    pub(crate) fn end(&self) {
         let waits = self.waits().take();
         drop(waits);
     }

@@ -165,8 +165,9 @@ impl Tenure {
         format!("{}/{name}", self.queue())
     }
 
-    /// The lock was granted. `holding` ends with the hold.
-    pub(crate) fn granted(&self, holding: Holding) {
+    /// The only hold by this node begins, for its limit. `holding` ends with it.
+    pub(crate) fn begin_hold(&self, holding: Holding) {
+        let _until_the_node_is_gone = self.own_node.limits().begin(self.now());
         *self.holding.lock() = holding;
     }
 
@@ -194,11 +195,11 @@ impl Tenure {
 
     /// Why the lock is not held any more, if it is not. Somebody else may have given it back: the end of a leader's term
     /// does.
-    pub(crate) fn loss(&self) -> Option<Loss> {
-        self.own_node().loss()
+    pub(crate) fn find_loss(&self) -> Option<Loss> {
+        self.own_node().find_loss()
     }
 
-    /// The present moment, if the lock is held; `None` if only [`Tenure::loss`] can tell.
+    /// The present moment, if the lock is held; `None` if only [`Tenure::find_loss`] can tell.
     pub(crate) fn held_at(&self) -> Option<Moment> {
         self.own_node().held_at()
     }
@@ -240,7 +241,7 @@ impl Tenure {
 
     /// Waits until some of these checks fail at the leader, although nothing was heard of that. Returns their indices, or the
     /// loss if it is our own node that is gone.
-    pub(crate) async fn misses(
+    pub(crate) async fn find_missed(
         &self,
         look: &mut SecondLook<'_>,
         others: impl Fn() -> Vec<Operation>,
@@ -266,7 +267,7 @@ impl Tenure {
     }
 
     pub(crate) async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        while_held(|| self.loss(), self.lost(), work).await.map_err(Error::Lost)
+        while_held(|| self.find_loss(), self.lost(), work).await.map_err(Error::Lost)
     }
 
     pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
@@ -289,7 +290,7 @@ impl Tenure {
 
     /// Removes the node, and returns when it is surely gone.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
-        let loss = self.loss();
+        let loss = self.find_loss();
         // The node is deleted even if the lock was lost: the session may still be alive, and contenders would wait for the
         // node.
         let answer = self.leave().await;
@@ -375,7 +376,7 @@ pub(crate) struct LimitedUse {
 
 impl Drop for LimitedUse {
     fn drop(&mut self) {
-        self.own_node.limits().ended(self.end);
+        self.own_node.limits().end(self.end);
     }
 }
 
@@ -390,13 +391,8 @@ impl Tenure {
 
     /// A use begins. `None` if it may last for ever.
     pub(crate) fn limited_use(&self) -> Option<LimitedUse> {
-        let end = self.own_node().limits().begins(self.now())?;
+        let end = self.own_node().limits().begin(self.now())?;
         Some(LimitedUse { own_node: Arc::clone(self.own_node()), end })
-    }
-
-    /// The only hold by this node begins.
-    pub(crate) fn hold_begins(&self) {
-        let _until_the_node_is_gone = self.own_node().limits().begins(self.now());
     }
 }
 

@@ -157,7 +157,7 @@ impl<'guard> Transaction<'guard> {
         for operation in &wanted {
             locks.iter().try_for_each(|lock| check(operation.path(), lock.directory()))?;
         }
-        if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.loss()?))) {
+        if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.find_loss()?))) {
             return Err(lost(lock, loss));
         }
         // A check sees the nodes of every session, so one session can speak for locks that are held on several.
@@ -201,7 +201,7 @@ impl<'guard> Transaction<'guard> {
                     if !lock.own_node().has_left() {
                         lock.own_node().lose(Loss::Removed);
                     }
-                    Err(lost(lock, lock.loss().unwrap_or(Loss::Removed)))
+                    Err(lost(lock, lock.find_loss().unwrap_or(Loss::Removed)))
                 }
                 _ => Err(refused(operations.get(index), index.saturating_sub(checks), *failure)),
             },
@@ -281,7 +281,7 @@ impl<'a> Doubt<'a> {
     /// when a lock is lost.
     pub(crate) async fn settled(&self) -> Result<Vec<Outcome>, Failure> {
         let answer = self.session.transact(self.operations);
-        self.looks_at_what_is_made();
+        self.read_what_is_made();
         let answer = answer.await;
         if !matches!(answer, Err(Failure::Unknown(_))) {
             return answer;
@@ -291,7 +291,7 @@ impl<'a> Doubt<'a> {
             let mut answer = answer.clone();
             // It was sent once.
             for _ in 1..TRIES {
-                let nodes = self.look().await?;
+                let nodes = self.read_nodes().await?;
                 match self.fate(&nodes) {
                     Fate::Done => return self.outcomes(&nodes),
                     Fate::Undone => answer = self.session.transact(self.operations).await,
@@ -303,13 +303,13 @@ impl<'a> Doubt<'a> {
             }
             Some(answer)
         };
-        let found = while_held(|| self.locks.iter().find_map(Tenure::loss), async { lost.await.0 }, find_out);
+        let found = while_held(|| self.locks.iter().find_map(Tenure::find_loss), async { lost.await.0 }, find_out);
         found.await.ok().flatten().unwrap_or(answer)
     }
 
     /// Looks behind the transaction at a node that it makes, whose number no server gives in the answer: so the next transaction knows
     /// the node as one that was there. Nobody waits for that.
-    fn looks_at_what_is_made(&self) {
+    fn read_what_is_made(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
         if let Some(create) = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path())) {
             drop(self.session.children_and_stat(create.path()));
@@ -318,7 +318,7 @@ impl<'a> Doubt<'a> {
 
     /// What the nodes that it changes hold now, if the locks are held at that moment. A reconnect lets no earlier request of the
     /// session pass any more: servers refuse what it sent to another one before.
-    async fn look(&self) -> Option<Contents> {
+    async fn read_nodes(&self) -> Option<Contents> {
         let (session, paths) = (self.session, self.changed());
         let checks = self.locks.len().min(self.operations.len());
         session.connected().await.ok()?;

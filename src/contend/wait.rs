@@ -50,7 +50,7 @@ impl Acquisition {
         late: &mut Lateness<'_>,
     ) -> Result<Take, Error> {
         if let Some(goal) = &self.goal {
-            late.begins(entry);
+            late.begin(entry);
             goal.looked(entry).await?;
         }
         let mut waiter = Waiter::new(entry.contender(), self.handle.dialect.hands_off());
@@ -67,7 +67,7 @@ impl Acquisition {
                     waiter.next(News::Departed(departure))
                 }
                 Step::Take(take) => return Ok(take),
-                Step::Evicted => return Err(Error::Evicted(entry.loss().unwrap_or(Loss::Removed))),
+                Step::Evicted => return Err(Error::Evicted(entry.find_loss().unwrap_or(Loss::Removed))),
                 Step::Foreign(name) => return Err(self.handle.doubt(&name)),
             }
         }
@@ -118,14 +118,14 @@ impl Acquisition {
             let blockers = paths.blockers(session, &names, me).await;
             return Err(Error::WouldBlock { blockers });
         }
-        late.begins(entry);
+        late.begin(entry);
         if let Some(on_wait) = &mut wait.on_wait {
             let seen = paths.progress(session, &names, me).await;
             on_wait.tell(session, paths, me.dialect(), seen).await;
         }
         if let Some(waiting) = wait.waiting {
             let names = ghosts.without(&paths.queue, &names, me.mode());
-            waiting.sees(session, me, paths.progress_beside(&[], &names, me));
+            waiting.record(session, me, paths.progress_beside(&[], &names, me));
         }
         Ok(step)
     }
@@ -135,13 +135,13 @@ impl Acquisition {
     /// The server does not list our node. Fails unless the leader has it: no read overrules what the ensemble has committed.
     async fn unless_denied(&self, entry: &Tenure, wait: &mut WaitContext<'_>) -> Result<(), Error> {
         let (session, path) = (entry.session(), entry.own_node().path());
-        if entry.loss().is_none() {
+        if entry.find_loss().is_none() {
             let denied = presence::leader_still_has(session, &path, &mut wait.denials).await;
             if denied.map_err(|failure| self.handle.stop(failure))? {
                 return Ok(());
             }
         }
-        Err(Error::Evicted(entry.loss().unwrap_or(Loss::Removed)))
+        Err(Error::Evicted(entry.find_loss().unwrap_or(Loss::Removed)))
     }
 
     /// Fails if the lock's path is that of a semaphore. Its node has data then: only where a listing shows that, they are read.

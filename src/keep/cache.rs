@@ -57,7 +57,7 @@ impl Cache {
                 Joined::Refused => {}
                 found => return found,
             }
-            let Some(kept) = self.begins(mode) else {
+            let Some(kept) = self.new_node(mode) else {
                 self.replaced(before);
                 return Joined::Refused;
             };
@@ -75,7 +75,7 @@ impl Cache {
     }
 
     /// A node of this mode that may be kept; `None` if the last one was kept in vain.
-    fn begins(&self, mode: Mode) -> Option<Arc<Kept>> {
+    fn new_node(&self, mode: Mode) -> Option<Arc<Kept>> {
         let in_vain = match mode {
             Mode::Read => &self.reads_in_vain,
             Mode::Write => &self.writes_in_vain,
@@ -180,7 +180,7 @@ impl KeptUse {
     pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
         match self.hold().held_at() {
             Some(now) => Ok(now),
-            None => self.hold().loss().map_or_else(|| Ok(self.hold().now()), Err),
+            None => self.hold().find_loss().map_or_else(|| Ok(self.hold().now()), Err),
         }
     }
 
@@ -196,7 +196,7 @@ impl KeptUse {
     }
 
     /// The lock was granted to this use. `holding` ends with it.
-    pub(crate) fn granted(&mut self, holding: Holding) {
+    pub(crate) fn begin(&mut self, holding: Holding) {
         self.limit = self.hold().limited_use().map(Arc::new);
         self.told = holding.is_recorded().then(|| Arc::new(holding));
     }
@@ -277,7 +277,7 @@ impl WaitingUse {
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
-    pub(crate) async fn granted(&mut self) -> Result<Option<KeptUse>, Error> {
+    pub(crate) async fn wait(&mut self) -> Result<Option<KeptUse>, Error> {
         poll_fn(|context| self.poll(context)).await
     }
 

@@ -116,7 +116,7 @@ async fn enter(
         };
         let is_granted = waits.kept().hold().is_some();
         let answer = match is_granted {
-            true if timeout.is_none() && acquisition.options.on_wait.is_none() => waits.granted().await,
+            true if timeout.is_none() && acquisition.options.on_wait.is_none() => waits.wait().await,
             true => Box::pin(wait_for_others(acquisition, &mut waits, left())).await,
             false => match Box::pin(wait_for_node(acquisition, &mut waits, left())).await? {
                 Joined::Runs(used) => Ok(Some(used)),
@@ -151,7 +151,7 @@ async fn wait_for_node(
     let on_wait = acquisition.options.on_wait.clone().map(OnWait::new);
     let granted = async {
         let Some(mut on_wait) = on_wait else {
-            return Ok(waits.granted().await?.map_or(Joined::Refused, Joined::Runs));
+            return Ok(waits.wait().await?.map_or(Joined::Refused, Joined::Runs));
         };
         let mut settled = pin!(waits.settled());
         tokio::select! {
@@ -184,10 +184,10 @@ async fn wait_for_others(
         let (path, uses) = (Arc::clone(&acquisition.handle.path), kept.uses());
         on_wait.tell_at_once(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
     }
-    let Some(left) = left else { return waits.granted().await };
+    let Some(left) = left else { return waits.wait().await };
     tokio::select! {
         biased;
-        granted = waits.granted() => granted,
+        granted = waits.wait() => granted,
         cut_off = call::late(&acquisition.handle.coordinator, left) => {
             Err(Error::Timeout { waited: left, blockers: kept.as_blockers(), cut_off })
         }
@@ -229,7 +229,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
     trace::count_grant(acquisition.aim(), GrantKind::Kept.as_str());
     acquisition.trace.record("sequence", used.hold().contender().sequence());
-    used.granted(acquisition.holding(used.hold()));
+    used.begin(acquisition.holding(used.hold()));
     used
 }
 
@@ -256,7 +256,7 @@ impl Held {
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
             Held::Alone(hold) => {
-                let loss = hold.loss();
+                let loss = hold.find_loss();
                 match Arc::into_inner(hold) {
                     Some(hold) => hold.give_back().await,
                     None => loss.map_or(Ok(()), |loss| Err(Error::Lost(loss))),

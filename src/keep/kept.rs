@@ -183,9 +183,9 @@ impl Kept {
             return false;
         };
         drop(ended);
-        self.waiting.ends();
+        self.waiting.end();
         match answer {
-            Ok(hold) => self.granted(Arc::from(hold)),
+            Ok(hold) => self.grant(Arc::from(hold)),
             Err(error) => {
                 let _first = self.error.set(error);
                 self.failed();
@@ -198,20 +198,20 @@ impl Kept {
     pub(super) fn abandon(&self) {
         let work = self.work.try_lock().and_then(|mut work| work.take());
         if work.is_some() {
-            self.waiting.ends();
+            self.waiting.end();
             self.failed();
         }
         drop(work);
     }
 
     /// The node is granted. The uses that wait may begin.
-    fn granted(self: &Arc<Self>, hold: Arc<Tenure>) {
+    fn grant(self: &Arc<Self>, hold: Arc<Tenure>) {
         let mut state = self.state.lock();
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
         let is_asked = state.uses.is_asked();
         state.counted = (!is_asked).then(|| Present::new(names::KEPT_NODES, None));
-        let mut woken = state.uses.granted();
+        let mut woken = state.uses.grant();
         if is_asked {
             state.leaves_soon();
         } else if self.idle.is_zero() && state.uses.is_idle() {
@@ -333,7 +333,7 @@ impl Kept {
                 () = is_in_the_way(&kept, &session) => Why::Asked,
                 never = warns(&kept, &session) => match never {},
             };
-            let why = own_node.loss().map_or(why, Why::by);
+            let why = own_node.find_loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
                 if why == Why::Asked && !own_node.has_asked() {
                     kept.note_the_ask();
@@ -368,7 +368,7 @@ impl KeptState {
     fn leaves_soon(&self) {
         if let Some(granted) = &self.granted {
             let (own_node, session) = granted.hold.node_and_session();
-            session.upkeep().leaves_soon(&own_node);
+            session.upkeep().mark_leaving(&own_node);
         }
     }
 

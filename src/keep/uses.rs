@@ -103,7 +103,7 @@ impl<W: Clone> Uses<W> {
     }
 
     /// The node is granted. Returns the uses to wake.
-    pub(crate) fn granted(&mut self) -> Vec<W> {
+    pub(crate) fn grant(&mut self) -> Vec<W> {
         self.is_granted = true;
         self.admit()
     }

@@ -53,7 +53,7 @@ impl Hold {
     /// The answer comes from the clock and costs no request. So it is right also in the first call after the
     /// process was stopped, or its runtime blocked. Once `false`, it stays `false`.
     pub fn is_held(&self) -> bool {
-        self.held.loss().is_none()
+        self.held.find_loss().is_none()
     }
 
     /// How sure it is that the lock is held: like [`is_held`](Self::is_held), but it also shows that the

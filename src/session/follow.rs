@@ -94,7 +94,7 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
                     biased;
                     event = change => unless_over(session, event).await?,
                     // This server may have it by now. If not, the next look comes after a longer pause.
-                    () = look.finds(path, true) => {
+                    () = look.find(path, true) => {
                         presence::report(session, path, None);
                         wanted = path;
                         continue;

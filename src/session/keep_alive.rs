@@ -268,7 +268,7 @@ async fn check_own(session: &Arc<dyn Session>) {
 impl OwnNode {
     /// Waits until the hold is over, and says why.
     pub(crate) async fn lost(self: &Arc<Self>, session: &Arc<dyn Session>) -> Loss {
-        shielded(self.until(session, || self.loss())).await
+        shielded(self.until(session, || self.find_loss())).await
     }
 
     /// Asks for a watch on this node, unless one was asked for already. The request is on its way when this returns.

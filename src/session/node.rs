@@ -265,7 +265,7 @@ impl OwnNode {
             return self.change(left);
         }
         // This reports a loss.
-        self.loss();
+        self.find_loss();
         let removals = self.change(left);
         self.changed.notify_waiters();
         removals
@@ -293,7 +293,7 @@ impl OwnNode {
     }
 
     /// Why the node is held or waits no longer, as far as that can be known without asking the ensemble.
-    pub(crate) fn loss(self: &Arc<Self>) -> Option<Loss> {
+    pub(crate) fn find_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
             // A lock may be one that a thread of the parent's had when the process forked.
@@ -304,23 +304,23 @@ impl OwnNode {
                 if it.known.lacks_epoch() {
                     it.known.relies_on(self.epoch_since(it.known.birth().answered));
                 }
-                it.known.look(&Evidence {
+                it.known.find_loss(&Evidence {
                     valid_in: lease.epoch_at(now),
                     over: lease.over(),
                     is_held_too_long: !self.limits.allows(now),
                 });
                 if it.known.loss() == Some(Loss::HeldTooLong) {
-                    self.limits.exceeded(now, lease.margin());
+                    self.limits.record_exceeded(now, lease.margin());
                 }
             }
-            let event = it.look();
+            let event = it.poll_watch();
             (it.known.loss(), event)
         });
         self.told(event);
         loss
     }
 
-    /// The present moment, if the node is held, and was not found lost so far. `None` if only [`OwnNode::loss`] can tell.
+    /// The present moment, if the node is held, and was not found lost so far. `None` if only [`OwnNode::find_loss`] can tell.
     pub(crate) fn held_at(&self) -> Option<Moment> {
         let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
         self.limits.allows(now).then_some(now)
@@ -365,7 +365,7 @@ impl OwnNode {
 
     /// How sure it is that the lock is held.
     pub(crate) fn hold_state(self: &Arc<Self>) -> HoldState {
-        match (self.loss(), self.remaining()) {
+        match (self.find_loss(), self.remaining()) {
             (Some(why), _) => HoldState::Lost { why },
             (None, Some(left)) if !self.lease.is_connected() => {
                 Instant::now().checked_add(left).map_or(HoldState::Held, |until| HoldState::Suspect { until })
@@ -412,13 +412,13 @@ impl OwnNode {
         }
         drop(state);
         // It may have fired.
-        self.loss();
+        self.find_loss();
     }
 }
 
 impl Wake for OwnNode {
     fn wake(self: Arc<Self>) {
-        self.loss();
+        self.find_loss();
     }
 }
 
@@ -427,7 +427,7 @@ impl Locked {
     ///
     /// Events come in order. So a task that has just seen another node's event also sees here what happened before it,
     /// even if this watch has woken no task yet.
-    fn look(&mut self) -> Option<Event> {
+    fn poll_watch(&mut self) -> Option<Event> {
         let (watch, waker) = self.own.as_mut()?;
         // Tokio would make a task that has run for long yield by waking it, here and now, under our lock.
         let watch = std::pin::pin!(tokio::task::unconstrained(watch));
@@ -474,7 +474,7 @@ impl Limits {
     }
 
     /// A hold, or a use, begins. `None` if it may last for ever.
-    pub(crate) fn begins(&self, now: Moment) -> Option<LimitEnd> {
+    pub(crate) fn begin(&self, now: Moment) -> Option<LimitEnd> {
         let end = now.saturating_add(*self.longest.get()?);
         let mut ends = self.ends.lock();
         ends.begun += 1;
@@ -484,7 +484,7 @@ impl Limits {
         Some(end)
     }
 
-    pub(crate) fn ended(&self, end: LimitEnd) {
+    pub(crate) fn end(&self, end: LimitEnd) {
         let mut ends = self.ends.lock();
         ends.all.remove(&end);
         self.publish(&ends);
@@ -500,7 +500,7 @@ impl Limits {
     }
 
     /// One is found to have lasted too long: the node is given up a margin from now.
-    pub(crate) fn exceeded(&self, now: Moment, margin: Duration) {
+    pub(crate) fn record_exceeded(&self, now: Moment, margin: Duration) {
         self.given_up.get_or_init(|| now.saturating_add(margin));
     }
 

@@ -48,14 +48,14 @@ pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation 
 /// Whether each of these checks holds at the leader now.
 pub(crate) async fn ask(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut question = Question::of(session, checks);
-    while question.asks(session, checks, &Tries::LOST_ANSWERS).await {}
+    while question.ask(session, checks, &Tries::LOST_ANSWERS).await {}
     question.known
 }
 
 /// As [`ask`], with one transaction for each batch, sent once. What is behind a check that fails stays unknown.
 pub(super) async fn ask_once(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut question = Question::of(session, checks);
-    question.asks(session, checks, &Tries::NONE).await;
+    question.ask(session, checks, &Tries::NONE).await;
     question.known
 }
 
@@ -74,7 +74,7 @@ pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>
 pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| check(path, None)).collect();
     let mut question = Question::of(session, &checks);
-    while question.asks(session, &checks, &Tries::ENDLESS).await {}
+    while question.ask(session, &checks, &Tries::ENDLESS).await {}
     match question.known.iter().position(|holds| *holds == Ok(true)) {
         Some(there) => Ok(Some(paths[there].clone())),
         None => question.known.into_iter().find_map(Result::err).map_or(Ok(None), Err),
@@ -101,12 +101,12 @@ impl Question {
     }
 
     /// Asks what is open now. Returns whether anything was.
-    async fn asks(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &Tries) -> bool {
+    async fn ask(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &Tries) -> bool {
         let parts = self.parts();
         let asked =
             parts.iter().map(|part| repeated(session, tries.clone(), || session.transact(&checks[part.clone()])));
         for (part, answer) in parts.iter().zip(join_all(asked).await) {
-            self.hears(part, answer.map(drop));
+            self.record(part, answer.map(drop));
         }
         !parts.is_empty()
     }
@@ -117,7 +117,7 @@ impl Question {
     }
 
     /// The answer to one of the parts.
-    fn hears(&mut self, part: &Range<usize>, answer: Result<(), Failure>) {
+    fn record(&mut self, part: &Range<usize>, answer: Result<(), Failure>) {
         let (failed, holds) = match answer {
             Ok(()) => (part.end, Ok(true)),
             Err(Failure::Operation { index, failure }) if index < part.len() => {
@@ -175,7 +175,7 @@ impl<'a> SecondLook<'a> {
 
     /// Waits for the event of a watch, or until a look is due. Returns whether the watch has told something. Fails if it has
     /// told of the end of its session.
-    pub(crate) async fn hears(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
+    pub(crate) async fn hear(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
         tokio::select! {
             biased;
             event = watch => {
@@ -205,7 +205,7 @@ impl<'a> SecondLook<'a> {
     }
 
     /// Waits until the leader has this node, or has it no longer.
-    pub(crate) async fn finds(&mut self, path: &str, is_there: bool) {
+    pub(crate) async fn find(&mut self, path: &str, is_there: bool) {
         loop {
             self.pause().await;
             if self::is_there(self.session, path, None).await == Ok(is_there) {
@@ -312,7 +312,7 @@ pub(crate) fn report_listed(session: &Arc<dyn Session>, directory: &str, gone: V
 /// What the answer to a transaction of one check says of it.
 fn answered(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
     let mut question = Question::new(1, 0);
-    question.hears(&(0..1), answer.map(drop));
+    question.record(&(0..1), answer.map(drop));
     question.known.pop()?.ok()
 }
 

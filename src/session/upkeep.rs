@@ -273,7 +273,7 @@ impl Upkeep {
     }
 
     /// This node is no longer kept. It leaves with its last use, and nobody has to ask for it.
-    pub(crate) fn leaves_soon(&self, own_node: &Arc<OwnNode>) {
+    pub(crate) fn mark_leaving(&self, own_node: &Arc<OwnNode>) {
         let mut members = self.members.lock();
         members.leaving.retain(|node| node.strong_count() > 0);
         members.leaving.push(Arc::downgrade(own_node));
@@ -317,7 +317,7 @@ impl Upkeep {
     /// Looks at each node, and reports each loss; then every task that waits for a loss looks.
     pub(crate) fn look_at_all(&self) {
         for own_node in self.all() {
-            own_node.loss();
+            own_node.find_loss();
         }
         self.notify_all();
     }
@@ -327,7 +327,9 @@ impl Upkeep {
         if LevelFilter::current() < LevelFilter::WARN {
             return;
         }
-        for own_node in self.all().into_iter().filter(|own_node| own_node.is_holding() && own_node.loss().is_none()) {
+        for own_node in
+            self.all().into_iter().filter(|own_node| own_node.is_holding() && own_node.find_loss().is_none())
+        {
             let (node, left) = (own_node.path(), self.lease.remaining().unwrap_or_default());
             if is_connected {
                 tell!(INFO, node, ?left, "the connection is back, and the lock is still held");

@@ -76,7 +76,7 @@ impl Story {
             Happens::Leaves(place) => self.uses.leave(self.left.remove(place).number),
             Happens::Granted => {
                 self.is_granted = true;
-                self.uses.granted()
+                self.uses.grant()
             }
             Happens::Asked => {
                 self.is_asked = true;
@@ -241,7 +241,7 @@ fn uses_that_joined_are_counted_and_those_refused_are_not() {
     let mut uses: Uses<u64> = Uses::new(Mode::Read);
     assert_eq!((uses.join(Mode::Write), uses.count()), (Joined::Refused, 0));
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Waits(0), 1));
-    assert!(uses.granted().is_empty() && uses.wakers().is_empty(), "it was never polled");
+    assert!(uses.grant().is_empty() && uses.wakers().is_empty(), "it was never polled");
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Runs(1), 2));
     assert!(!uses.is_asked() && uses.asked().is_empty() && uses.is_asked());
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Refused, 2));
@@ -250,7 +250,7 @@ fn uses_that_joined_are_counted_and_those_refused_are_not() {
 #[test]
 fn a_use_that_is_shared_ends_when_its_last_share_leaves() {
     let mut uses: Uses<u64> = Uses::new(Mode::Write);
-    assert!(uses.granted().is_empty());
+    assert!(uses.grant().is_empty());
     assert_eq!(uses.join(Mode::Read), Joined::Runs(0));
     uses.share(0);
     assert_eq!((uses.join(Mode::Write), uses.standing(1, &7)), (Joined::Waits(1), WAITS));

@@ -222,7 +222,7 @@ impl CampaignTurn {
     /// Asks whether the term is over without our doing.
     pub(crate) fn loss(&self) -> impl Fn() -> Option<End> + use<> {
         let term = self.term();
-        move || term.guard.held().loss().map(|_| End::Lost)
+        move || term.guard.held().find_loss().map(|_| End::Lost)
     }
 
     /// The work is over, or was dropped. Gives what it has given.
@@ -235,7 +235,7 @@ impl CampaignTurn {
     /// Gives the lock back when the work has been dropped, or has ended by itself: `why` is `None`. Returns when the next
     /// candidate leads, or can. A lock that was lost is not waited for.
     async fn give_back(mut self, why: Option<End>) -> Result<(), Error> {
-        let (loss, lasted) = (self.term.guard.held().loss(), self.begun.elapsed());
+        let (loss, lasted) = (self.term.guard.held().find_loss(), self.begun.elapsed());
         self.why = match (loss, why) {
             (Some(_), _) | (None, Some(End::Lost)) => "lost",
             (None, Some(End::Resigned)) => "resigned",

@@ -247,7 +247,7 @@ impl Observer {
         self.report(Ok(None));
         let mut look = SecondLook::new(session);
         loop {
-            if look.hears(&mut change).await? {
+            if look.hear(&mut change).await? {
                 return Ok(());
             }
             let names = session.children(path).await;
@@ -278,7 +278,7 @@ impl Observer {
             tokio::select! {
                 biased;
                 event = change => return unless_over(session, event).await,
-                () = look.finds(&node, false) => {}
+                () = look.find(&node, false) => {}
             }
         }
         // It has left, although the server shows it.

@@ -82,7 +82,7 @@ impl MultiGuard {
     /// The lock that is lost, and why. The loss that was found first stays the answer.
     fn loss(&self) -> Option<(&str, Loss)> {
         let lost = self.first_loss.get().or_else(|| {
-            let found = self.locks.iter().find_map(|held| Some((held.directory().to_owned(), held.loss()?)))?;
+            let found = self.locks.iter().find_map(|held| Some((held.directory().to_owned(), held.find_loss()?)))?;
             Some(self.first_loss.get_or_init(|| found))
         });
         lost.map(|(path, why)| (path.as_str(), *why))

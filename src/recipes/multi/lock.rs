@@ -252,7 +252,7 @@ async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Tenu
 
 /// Fails if the lock is taken. Writes nothing. Returns the session timeout.
 async fn check_free(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
-    Acquisition::new(Arc::clone(lock.handle()), mode, Options::default()).look().await
+    Acquisition::new(Arc::clone(lock.handle()), mode, Options::default()).fail_if_taken().await
 }
 
 /// Reports why one of the locks was not granted. Then none was.

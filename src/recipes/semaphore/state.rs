@@ -143,7 +143,7 @@ impl SemaphoreState {
             on_wait.tell(session, paths, me.dialect(), paths.progress_beside(&now.names, &names, me)).await;
         }
         if let Some(waiting) = wait.waiting {
-            waiting.sees(session, me, paths.progress_beside(&now.names, &alone, me));
+            waiting.record(session, me, paths.progress_beside(&now.names, &alone, me));
         }
         Ok(())
     }

@@ -295,7 +295,7 @@ impl<'a> View<'a> {
     }
 
     fn fault(&self, failure: Failure) -> Error {
-        match self.held.loss() {
+        match self.held.find_loss() {
             Some(loss) => self.state.handle.evicted(loss),
             None => self.state.no_permit(failure),
         }
@@ -450,7 +450,7 @@ impl<'a> View<'a> {
             // The session is over, and the acquisition is told so by the loss of its node.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
-            missed = self.held.misses(&mut look, checks) => {
+            missed = self.held.find_missed(&mut look, checks) => {
                 let missed = missed.map_err(|loss| self.state.handle.evicted(loss))?;
                 if missed.contains(&0) {
                     presence::report(session, path, Some(now.version));

@@ -146,7 +146,7 @@ impl ValueNode {
     /// What our next commit may replace, after a commit of ours with an unknown outcome: the node's content, if we
     /// wrote it. It must not replace what an earlier holder, or a client without the lock, has written.
     pub(crate) async fn base_now(&self, held: &Tenure, before: Base) -> Result<Base, Error> {
-        if let Some(loss) = held.loss() {
+        if let Some(loss) = held.find_loss() {
             return Err(Error::Lost(loss));
         }
         let node = match read_node(held.session(), &self.path).await {
@@ -250,7 +250,7 @@ impl Commit<'_> {
                     return Err(Error::OutcomeUnknown { operation: "commit a value", reason: error.to_string() });
                 }
                 Fate::Undone if is_unknown => {
-                    if let Some(loss) = self.held.loss() {
+                    if let Some(loss) = self.held.find_loss() {
                         return Err(Error::Lost(loss));
                     }
                 }

@@ -332,7 +332,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
                 }
                 false => self.with(|store| store.record_read(bytes, stat, session.lease(), synced))?,
             }
-            if look.hears(&mut change).await? {
+            if look.hear(&mut change).await? {
                 continue;
             }
             // Read in any case: what a server has lost may have come again with the same version. The leader's answer brings

@@ -150,7 +150,7 @@ async fn while_a_node_is_kept_each_touch_is_made_to_count_a_settling_time_later(
     assert_eq!(session.after(3_640).await, notes(sent));
     assert_eq!(session.after(3_660).await, notes([(3_650, "check /a/1")]));
     session.after(120_000).await;
-    assert_eq!(own_node.loss(), None);
+    assert_eq!(own_node.find_loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -160,7 +160,7 @@ async fn a_node_that_is_about_to_have_another_name_keeps_its_lease() {
     own_node.change(|it| it.known.moves(None));
     let sent = session.after(20_000).await;
     assert!(sent.iter().all(|(_, what)| what == "read /" || what == "check /" || what == "watch /a/1"), "{sent:?}");
-    assert_eq!(own_node.loss(), None);
+    assert_eq!(own_node.find_loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,7 +172,7 @@ async fn a_session_that_is_busy_needs_no_touch_and_no_check() {
         assert_eq!(*session.notes.lock().unwrap(), [], "{now}");
         session.upkeep.acknowledged(session.lease().now());
     }
-    assert_eq!(own_node.loss(), None);
+    assert_eq!(own_node.find_loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,7 +213,7 @@ async fn a_hold_whose_lease_runs_out_is_lost_in_that_moment_even_if_no_task_look
     assert!(woken.is_finished());
     let own_node = woken.await.unwrap();
     own_node.lose(Loss::Removed);
-    assert_eq!(own_node.loss(), Some(Loss::LeaseRanOut));
+    assert_eq!(own_node.find_loss(), Some(Loss::LeaseRanOut));
 }
 
 #[tokio::test(start_paused = true)]
@@ -223,7 +223,7 @@ async fn a_heartbeat_loses_the_node_that_it_finds_gone_and_no_other() {
         let own_nodes = ["/a/1", "/a/2", "/a/3"].map(|path| session.holder(path));
         session.wrong.lock().unwrap().push(("/a/2".to_owned(), failure));
         session.after(2_500).await;
-        assert_eq!(own_nodes.map(|own_node| own_node.loss()), [None, loss, None]);
+        assert_eq!(own_nodes.map(|own_node| own_node.find_loss()), [None, loss, None]);
     }
 }
 
@@ -276,10 +276,10 @@ async fn a_watch_that_is_denied_ends_a_hold_only_if_the_leader_has_no_node_eithe
     let holder = noted.holder("/lock/node");
     let denied = || Asked { path: "/lock/node".to_owned(), watch: Box::pin(ready(Err(Failure::NoNode))) };
     assert!(matches!(watched(&session, &holder, denied()).await, Err(Failure::Refused(_))));
-    assert_eq!(holder.loss(), None);
+    assert_eq!(holder.find_loss(), None);
     noted.wrong.lock().unwrap().push(("/lock/node".to_owned(), Failure::NoNode));
     assert_eq!(watched(&session, &holder, denied()).await, Ok(()));
-    assert_eq!(holder.loss(), Some(Loss::Removed));
+    assert_eq!(holder.find_loss(), Some(Loss::Removed));
 }
 
 /// A session that nobody asks anything.
@@ -317,7 +317,7 @@ fn a_lease_that_runs_out_while_a_holder_looks_has_it_look_again() {
             forward(6_000);
             return None;
         }
-        own_node.loss()
+        own_node.find_loss()
     };
     let found = pin!(own_node.until(&session, look)).poll(&mut Context::from_waker(Waker::noop()));
     assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
@@ -332,7 +332,7 @@ async fn a_holder_hears_soon_that_its_machine_was_suspended() {
         forward(6_000);
         tokio::time::Instant::now()
     };
-    let (why, woke) = tokio::join!(own_node.until(&session, || own_node.loss()), wakes);
+    let (why, woke) = tokio::join!(own_node.until(&session, || own_node.find_loss()), wakes);
     assert_eq!(why, Loss::LeaseRanOut);
     assert!(woke.elapsed() <= Duration::from_millis(300), "{:?}", woke.elapsed());
 }

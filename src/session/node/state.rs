@@ -243,7 +243,7 @@ impl NodeState {
     ///
     /// To be called before what its watch has told is [heard](NodeState::heard): the server removes the node of an owner that was stopped
     /// for too long, so the lease is the reason.
-    pub(crate) fn look(&mut self, evidence: &Evidence) {
+    pub(crate) fn find_loss(&mut self, evidence: &Evidence) {
         let since = match self.phase {
             Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
             Phase::Waiting | Phase::Moving(None) => self.valid_since,

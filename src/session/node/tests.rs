@@ -48,7 +48,7 @@ struct Looks {
 
 impl Wake for Looks {
     fn wake(self: Arc<Self>) {
-        let is_over = !self.own_node.is_holding() || self.own_node.loss().is_some();
+        let is_over = !self.own_node.is_holding() || self.own_node.find_loss().is_some();
         self.has_seen.store(is_over, Ordering::SeqCst);
     }
 }
@@ -79,11 +79,11 @@ fn a_node_found_removed_after_the_lease_ran_out_was_lost_with_the_lease() {
         upkeep.began(lease.now());
         let own_node = upkeep.enter("/lock/node".to_owned());
         own_node.hold(lease.epoch().unwrap());
-        assert_eq!(own_node.loss(), None);
+        assert_eq!(own_node.find_loss(), None);
 
         clock.fetch_add(stopped_for, Ordering::SeqCst);
         own_node.arm("/lock/node", Box::pin(std::future::ready(Event::Deleted)));
-        assert_eq!(own_node.loss(), Some(why));
+        assert_eq!(own_node.find_loss(), Some(why));
     }
 }
 
@@ -122,7 +122,7 @@ fn a_node_is_watched_once_and_again_when_the_request_failed_or_a_stranger_wrote(
 
     let (own_node, upkeep) = holding();
     assert_eq!(watched(&own_node, Ok(fired(Event::Changed))), Ok(()));
-    assert_eq!((own_node.is_armed(), own_node.loss()), (false, None));
+    assert_eq!((own_node.is_armed(), own_node.find_loss()), (false, None));
     assert_eq!((upkeep.unwatched.take(Duration::ZERO).0.len(), to_watch(&own_node)), (1, path()));
 }
 
@@ -132,16 +132,16 @@ fn a_watch_on_the_node_that_was_replaced_tells_nothing_of_the_new_one() {
     to_watch(&own_node);
     own_node.change(|it| it.known.moves(Some("/lock/new".to_owned())));
     own_node.gone_from("/lock/node");
-    assert_eq!((own_node.loss(), to_watch(&own_node)), (None, None));
+    assert_eq!((own_node.find_loss(), to_watch(&own_node)), (None, None));
     own_node.moved(|it| it.exchanged(0));
     assert_eq!(to_watch(&own_node), Some("/lock/new".to_owned()));
     assert!(watched(&own_node, Err(Failure::Unknown(String::new()))).is_err());
     assert_eq!(to_watch(&own_node), None, "the new one was asked for");
     assert_eq!(watched(&own_node, Ok(fired(Event::Deleted))), Ok(()));
     assert_eq!(watched(&own_node, Err(Failure::NoNode)), Ok(()));
-    assert_eq!((own_node.loss(), own_node.is_armed()), (None, false));
+    assert_eq!((own_node.find_loss(), own_node.is_armed()), (None, false));
     own_node.gone_from("/lock/new");
-    assert_eq!(own_node.loss(), Some(Loss::Removed));
+    assert_eq!(own_node.find_loss(), Some(Loss::Removed));
 }
 
 #[test]
@@ -181,15 +181,15 @@ const fn s(seconds: u64) -> Duration {
 #[test]
 fn the_first_that_lasts_too_long_ends_the_node() {
     let limits = Limits::default();
-    assert_eq!((limits.begins(s(1)), limits.left(s(1)), limits.allows(s(1 << 30))), (None, Duration::MAX, true));
+    assert_eq!((limits.begin(s(1)), limits.left(s(1)), limits.allows(s(1 << 30))), (None, Duration::MAX, true));
     limits.set(s(10));
-    let [first, second] = [s(1), s(4)].map(|at| limits.begins(at).expect("limited"));
+    let [first, second] = [s(1), s(4)].map(|at| limits.begin(at).expect("limited"));
     assert_eq!((limits.left(s(4)), limits.allows(s(10)), limits.allows(s(11))), (s(7), true, false));
-    limits.ended(first);
+    limits.end(first);
     assert_eq!((limits.left(s(4)), limits.allows(s(13)), limits.allows(s(14))), (s(10), true, false));
     assert_eq!(limits.given_up_in(s(4), MARGIN), Some(s(12)));
-    limits.exceeded(s(14), MARGIN);
-    limits.ended(second);
+    limits.record_exceeded(s(14), MARGIN);
+    limits.end(second);
     assert_eq!((limits.given_up_in(s(15), MARGIN), limits.allows(s(15))), (Some(s(1)), true));
 }
 
@@ -198,7 +198,7 @@ fn who_begins_next_ends_no_earlier_than_is_said_now() {
     let limits = Limits::default();
     limits.set(s(10));
     let until = s(3) + limits.left(s(3));
-    limits.begins(s(3)).expect("limited");
+    limits.begin(s(3)).expect("limited");
     assert!(limits.allows(until - s(1)) && !limits.allows(until));
     limits.set(Duration::MAX);
     assert_eq!(limits.left(s(3)), s(10), "the first word counts");

@@ -20,7 +20,7 @@ fn asked(checks: usize, fails: &dyn Fn(usize) -> Option<Failure>) -> (Vec<Holds>
         }
         rounds += 1;
         transactions += parts.len();
-        parts.iter().for_each(|part| question.hears(part, answer(part, fails)));
+        parts.iter().for_each(|part| question.record(part, answer(part, fails)));
     }
 }
 
@@ -57,12 +57,12 @@ fn an_answer_that_is_lost_leaves_its_own_checks_unknown() {
     let mut question = Question::new(CHECKS_MAX + 1, 100);
     let parts = question.parts();
     assert_eq!(parts, [0..CHECKS_MAX, CHECKS_MAX..CHECKS_MAX + 1]);
-    question.hears(&parts[0], Err(Failure::Unknown("the connection broke".to_owned())));
-    question.hears(&parts[1], Ok(()));
+    question.record(&parts[0], Err(Failure::Unknown("the connection broke".to_owned())));
+    question.record(&parts[1], Ok(()));
     assert!(question.parts().is_empty());
     assert!(question.known[..CHECKS_MAX].iter().all(Result::is_err) && question.known[CHECKS_MAX] == Ok(true));
     let beyond = Failure::Operation { index: CHECKS_MAX, failure: Box::new(Failure::NoNode) };
-    question.hears(&parts[0], Err(beyond.clone()));
+    question.record(&parts[0], Err(beyond.clone()));
     assert_eq!((question.parts().len(), &question.known[0]), (0, &Err(beyond)), "it is none of this transaction");
 }
 

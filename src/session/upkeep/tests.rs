@@ -40,7 +40,7 @@ fn a_hold_whose_lease_ran_out_is_lost_though_an_answer_renews_it() {
         upkeep.answered(upkeep.lease().now());
         clock.fetch_add(30, Ordering::SeqCst);
         renew(&upkeep);
-        assert_eq!(own_node.loss(), Some(Loss::LeaseRanOut));
+        assert_eq!(own_node.find_loss(), Some(Loss::LeaseRanOut));
         assert!(own_node.held_at().is_none());
     }
 }
@@ -133,14 +133,14 @@ fn a_node_is_watched_at_the_second_call_unless_it_has_left() {
 fn a_node_that_leaves_soon_is_named_in_its_directory_until_it_is_gone() {
     let upkeep = upkeep();
     let [first, second, third] = enter(&upkeep, ["1", "2", "3"]);
-    upkeep.leaves_soon(&first);
-    upkeep.leaves_soon(&second);
+    upkeep.mark_leaving(&first);
+    upkeep.mark_leaving(&second);
     assert_eq!(upkeep.leaving_soon("/a"), ["1", "2"]);
     assert!(upkeep.leaving_soon("/b").is_empty() && upkeep.leaving_soon("/a/1").is_empty());
     upkeep.remove(&first);
     drop((first, upkeep.unwatched.take(Duration::ZERO)));
     assert_eq!(upkeep.leaving_soon("/a"), ["2"]);
-    upkeep.leaves_soon(&third);
+    upkeep.mark_leaving(&third);
     assert_eq!(upkeep.members.lock().leaving.len(), 2, "the one that is gone is forgotten");
 }
 
@@ -243,6 +243,6 @@ fn the_end_of_a_session_is_the_reason_of_each_loss_whatever_is_heard_next() {
         (removed, Loss::Removed),
     ] {
         own_node.lose(Loss::Interfered);
-        assert_eq!(own_node.loss(), Some(loss));
+        assert_eq!(own_node.find_loss(), Some(loss));
     }
 }

@@ -244,11 +244,11 @@ fn a_node_is_lost_by_its_session_its_lease_or_its_limit_and_by_the_first_of_them
         [(evidence(), None), (ended, Some(over)), (lapsed, Some(Loss::LeaseRanOut)), (long, Some(Loss::HeldTooLong))]
     {
         let mut record = holding();
-        record.look(&evidence);
+        record.find_loss(&evidence);
         assert_eq!((record.loss(), record.held_in()), (loss, Some(2).filter(|_| loss.is_none())));
         record.lose(Loss::Removed);
         assert_eq!(record.loss(), loss.or(Some(Loss::Removed)), "the first reason stays");
-        record.look(&Evidence { over: Some(Ending::Closed), ..evidence });
+        record.find_loss(&Evidence { over: Some(Ending::Closed), ..evidence });
         assert_eq!(record.loss(), loss.or(Some(Loss::Removed)));
     }
 }
@@ -256,12 +256,12 @@ fn a_node_is_lost_by_its_session_its_lease_or_its_limit_and_by_the_first_of_them
 #[test]
 fn a_waiter_relies_on_the_lease_from_the_moment_when_it_is_valid() {
     let mut record = waiting();
-    record.look(&Evidence { valid_in: None, ..evidence() });
+    record.find_loss(&Evidence { valid_in: None, ..evidence() });
     assert!(record.lacks_epoch() && record.loss().is_none(), "it has relied on none yet");
     record.relies_on(Some(2));
-    record.look(&evidence());
+    record.find_loss(&evidence());
     assert!(!record.lacks_epoch() && record.loss().is_none());
-    record.look(&Evidence { valid_in: None, ..evidence() });
+    record.find_loss(&Evidence { valid_in: None, ..evidence() });
     assert_eq!(record.loss(), Some(Loss::LeaseRanOut));
     assert!(!record.lacks_epoch());
 }
