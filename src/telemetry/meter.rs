@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::queue::mode::{Aim, Mode};
 #[cfg(feature = "metrics")]
-use crate::telemetry::{names, recorder};
+use crate::telemetry::{metrics, names};
 
 #[cfg(feature = "metrics")]
 use {::metrics::Key, tokio::time::Instant};
@@ -59,7 +59,7 @@ impl Raised {
     fn begin(gauge: &'static str, lock: Option<(Aim, &Arc<str>)>) -> Raised {
         let lock = lock.map(|(aim, path)| (aim, Arc::clone(path)));
         let raised = Raised { gauge, lock, began: Instant::now() };
-        recorder::raise(raised.key(), 1);
+        metrics::raise(raised.key(), 1);
         raised
     }
 
@@ -71,7 +71,7 @@ impl Raised {
 
     fn measure(&self, histogram: &'static str) {
         if let Some((aim, _)) = &self.lock {
-            recorder::measure(Key::from_parts(histogram, &[("mode", label(*aim))]), self.began.elapsed().as_secs_f64());
+            metrics::measure(Key::from_parts(histogram, &[("mode", label(*aim))]), self.began.elapsed().as_secs_f64());
         }
     }
 }
@@ -83,7 +83,7 @@ impl Drop for Present {
             if raised.gauge == names::HOLDING {
                 raised.measure(names::HOLD_SECONDS);
             }
-            recorder::raise(raised.key(), -1);
+            metrics::raise(raised.key(), -1);
         }
     }
 }
@@ -91,13 +91,13 @@ impl Drop for Present {
 /// Counts one.
 pub(crate) fn count(name: &'static str, labels: &[(&'static str, &'static str)]) {
     #[cfg(feature = "metrics")]
-    recorder::count(Key::from_parts(name, labels));
+    metrics::count(Key::from_parts(name, labels));
 }
 
 /// A contender has entered a queue, in which there are so many others.
 pub(crate) fn entered(aim: Aim, others: usize) {
     #[cfg(feature = "metrics")]
-    recorder::measure(Key::from_parts(names::QUEUE_LENGTH, &[("mode", label(aim))]), others as f64);
+    metrics::measure(Key::from_parts(names::QUEUE_LENGTH, &[("mode", label(aim))]), others as f64);
 }
 
 /// The value of the label `mode`.
