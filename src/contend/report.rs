@@ -189,7 +189,7 @@ impl Handle {
     pub(crate) fn warn(&self, aim: Aim, label: Option<&str>, blockers: &Blockers, others: usize) {
         let (path, waited) = (&**self.shown(), self.warn_waiting.unwrap_or_default());
         let others = (others > 0).then_some(others);
-        tell!(WARN, path, mode = %aim, label, ?waited, %blockers, others, "it takes long to acquire a lock");
+        tell!(WARN, path, mode = %aim, label = label.map(str::to_owned), ?waited, %blockers, others, "it takes long to acquire a lock");
     }
 
     /// Warns of an acquisition that waits for long.

@@ -95,63 +95,11 @@ macro_rules! owned {
         $crate::telemetry::log::owned!($level [$($fields)* %$name,] $($rest)+)
     }};
     ($level:ident [$($fields:tt)*] $name:ident = $value:expr, $($rest:tt)+) => {{
-        let $name = $crate::telemetry::log::Own::own(&$value);
+        let $name = ($value).to_owned();
         $crate::telemetry::log::owned!($level [$($fields)* $name,] $($rest)+)
     }};
 }
 pub(crate) use {owned, tell};
-
-/// A value of a field, which can be told later.
-pub(crate) trait Own {
-    type Owned: Value + Send + 'static;
-
-    fn own(&self) -> Self::Owned;
-}
-
-impl Own for str {
-    type Owned = String;
-
-    fn own(&self) -> String {
-        self.to_owned()
-    }
-}
-
-impl Own for String {
-    type Owned = String;
-
-    fn own(&self) -> String {
-        self.clone()
-    }
-}
-
-impl<T: Own + ?Sized> Own for &T {
-    type Owned = T::Owned;
-
-    fn own(&self) -> T::Owned {
-        (*self).own()
-    }
-}
-
-impl<T: Own> Own for Option<T> {
-    type Owned = Option<T::Owned>;
-
-    fn own(&self) -> Option<T::Owned> {
-        self.as_ref().map(Own::own)
-    }
-}
-
-macro_rules! own_by_copy {
-    ($($number:ty)+) => {$(
-        impl Own for $number {
-            type Owned = $number;
-
-            fn own(&self) -> $number {
-                *self
-            }
-        }
-    )+};
-}
-own_by_copy!(i32 i64 u32 u64 usize);
 
 /// Whether the teller tells the events of this level that come on this thread.
 pub(crate) fn is_for_the_teller(level: Level) -> bool {

@@ -147,8 +147,8 @@ impl Candidate {
         is_healthy
     }
 
-    fn data(&self) -> Option<&str> {
-        self.lock.handle().label.as_deref()
+    fn data(&self) -> Option<String> {
+        self.lock.handle().label.clone()
     }
 }
 
