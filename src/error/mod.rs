@@ -2,10 +2,9 @@
 
 #[allow(clippy::module_inception)]
 pub(crate) mod error;
-pub(crate) mod permits;
 pub(crate) mod value;
 
-pub use self::permits::PermitsError;
+pub use self::error::PermitsError;
 pub use self::value::ValueError;
 pub use crate::session::contract::CutOff;
 pub use crate::session::request::{Denied, Ending, Failure};

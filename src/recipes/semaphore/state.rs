@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use crate::contend::request::{Handle, IfTaken, WaitContext};
 use crate::contend::tenure::Tenure;
-use crate::error::error::Error;
-use crate::error::permits::PermitsError;
+use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::queue::{metadata, permits};
