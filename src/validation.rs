@@ -13,7 +13,8 @@ const LONGEST: usize = 1024;
 
 /// Refuses what ZooKeeper could not address, before anything is sent.
 pub(crate) fn check(path: &str) -> Result<(), Error> {
-    problem(path).map_or(Ok(()), |problem| Err(Error::invalid(format!("path {path:?} {problem}"))))
+    let problem = if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { malformed(path) };
+    problem.map_or(Ok(()), |problem| Err(Error::invalid(format!("path {path:?} {problem}"))))
 }
 
 /// As [`check`], for a directory in which this library creates nodes.
@@ -28,10 +29,6 @@ pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
 /// Whether `path` is `directory` or lies in it.
 pub(crate) fn is_inside(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
-}
-
-fn problem(path: &str) -> Option<&'static str> {
-    if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { malformed(path) }
 }
 
 /// What is wrong with a path, however long it may be.

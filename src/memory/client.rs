@@ -306,12 +306,12 @@ impl Faults {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn set_clock_forward(&self, by: Duration) {
-        self.zk.ensemble().world().clock().set_forward(by);
+        self.zk.ensemble().world().clock.set_forward(by);
     }
 
     /// Sets the ensemble's clock back, as a change to a leader whose clock is behind does.
     pub fn set_clock_back(&self, by: Duration) {
-        self.zk.ensemble().world().clock().set_back(by);
+        self.zk.ensemble().world().clock.set_back(by);
     }
 
     /// Everything that the ensemble holds now, for [`Faults::restore`].

@@ -34,8 +34,9 @@ type Job = Box<dyn FnOnce(&mut World, &mut Vec<Fired>) + Send>;
 #[derive(Default)]
 pub(super) struct World {
     tree: Arc<Tree>,
-    zxid: i64,
-    clock: Clock,
+    /// The number of the newest transaction.
+    pub(super) zxid: i64,
+    pub(super) clock: Clock,
     last_session: i64,
     last_watch: u64,
     /// In an order of their own, so that what a test does has the same effect each time.
@@ -175,15 +176,10 @@ impl SessionState {
         }
     }
 
-    /// Whether every moment counts as one at which the ensemble has heard of the session.
-    fn set_steady(&self, is_steady: bool) -> Fired {
+    /// Changes what the session's client keeps up, once the world is unlocked.
+    fn change_upkeep(&self, change: impl FnOnce(&Upkeep) + Send + 'static) -> Fired {
         let upkeep = Arc::clone(&self.upkeep);
-        Box::new(move |_| upkeep.steady(is_steady))
-    }
-
-    fn set_connected(&self, is_connected: bool) -> Fired {
-        let upkeep = Arc::clone(&self.upkeep);
-        Box::new(move |_| upkeep.connected(is_connected))
+        Box::new(move |_| change(&upkeep))
     }
 }
 
@@ -327,11 +323,6 @@ impl World {
         Ok(Created { czxid: node.czxid, ctime: node.ctime, ephemeral_owner: node.owner, path })
     }
 
-    /// The number of the newest transaction.
-    pub(super) fn newest(&self) -> i64 {
-        self.zxid
-    }
-
     /// Applies all operations or none, as one transaction.
     pub(super) fn apply(
         &mut self,
@@ -351,8 +342,7 @@ impl World {
 
     /// Deletes a node with all below it.
     pub(super) fn remove(&mut self, path: &str, fired: &mut Vec<Fired>) {
-        let below = format!("{path}/");
-        let gone = self.tree.keys().filter(|node| *node == path || node.starts_with(&below)).cloned().collect();
+        let gone = self.tree.keys().filter(|node| is_from(node, path)).cloned().collect();
         self.delete_all(gone, fired);
     }
 
@@ -413,14 +403,18 @@ impl World {
         state.cut = Some(Instant::now());
         let untold = state.untold.take().into_iter().flatten();
         fired.extend(untold.map(|tell| Box::new(move |_| tell(false)) as Fired));
-        fired.extend([state.change_link(LinkState::Down), state.set_steady(false), state.set_connected(false)]);
+        fired.extend([
+            state.change_link(LinkState::Down),
+            state.change_upkeep(|it| it.steady(false)),
+            state.change_upkeep(|it| it.connected(false)),
+        ]);
     }
 
     /// From now on a session's server tells its client nothing.
     pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Fired>) {
         if let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) {
             state.untold.get_or_insert_default();
-            fired.push(state.set_steady(false));
+            fired.push(state.change_upkeep(|it| it.steady(false)));
         }
     }
 
@@ -430,7 +424,7 @@ impl World {
         if let Some(why) = state.given_up {
             return self.end(session, why, fired);
         }
-        fired.extend([state.set_steady(true), state.set_connected(true)]);
+        fired.extend([state.change_upkeep(|it| it.steady(true)), state.change_upkeep(|it| it.connected(true))]);
         state.cut = None;
         state.frozen.clear();
         let link = state.change_link(LinkState::Up);
@@ -495,7 +489,7 @@ impl World {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.view = None;
         if let Some(untold) = state.untold.take() {
-            fired.push(state.set_steady(true));
+            fired.push(state.change_upkeep(|it| it.steady(true)));
             fired.extend(untold);
         }
     }
@@ -505,11 +499,6 @@ impl World {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.faults.push_back(fault);
         }
-    }
-
-    /// The ensemble's clock.
-    pub(super) fn clock(&mut self) -> &mut Clock {
-        &mut self.clock
     }
 
     /// How many watches are armed, for all sessions together.

@@ -50,7 +50,7 @@ impl MemorySession {
         let upkeep = Arc::clone(&self.upkeep);
         let act = move |world: &mut World, fired: &mut Vec<Fired>| {
             let answer = act(world, fired);
-            upkeep.shows(world.newest());
+            upkeep.shows(world.zxid);
             answer
         };
         let answer = self.ensemble.request(self.id, &self.upkeep, is_write, act);

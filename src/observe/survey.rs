@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use futures_util::FutureExt;
+use futures_util::future::try_join_all;
+
 use crate::call::{self, Call};
 use crate::observe::lock_paths::{LockPaths, NODES_A_REQUEST};
 use crate::queue::dialect::Dialect;
@@ -164,15 +167,11 @@ async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queu
 
 /// The children of each of these nodes, all asked for at once; `None` if we may not list them.
 async fn list(session: &Arc<dyn Session>, nodes: &[String]) -> Result<Vec<Option<Vec<String>>>, Failure> {
-    let replies: Vec<_> = nodes.iter().map(|node| session.children(node)).collect();
-    let mut listings = Vec::with_capacity(nodes.len());
-    for reply in replies {
-        listings.push(match reply.await {
-            Ok(children) => Some(children),
-            Err(Failure::NoNode) => Some(Vec::new()),
-            Err(Failure::NoAuth(_)) => None,
-            Err(failure) => return Err(failure),
-        });
-    }
-    Ok(listings)
+    let listings = nodes.iter().map(|node| {
+        session.children(node).map(|listed| match listed {
+            Err(Failure::NoNode) => Ok(Some(Vec::new())),
+            listed => shown(listed),
+        })
+    });
+    try_join_all(listings).await
 }

@@ -13,8 +13,7 @@ pub struct Contender {
     dialect: Dialect,
     host_len: usize,
     owner_len: usize,
-    mode: Mode,
-    sequence: i64,
+    slot: Slot,
 }
 
 impl Contender {
@@ -48,12 +47,12 @@ impl Contender {
         Some(Contender::of(name.to_owned(), dialect, owner.len(), slot))
     }
 
-    fn of(name: String, dialect: Dialect, owner_len: usize, Slot { mode, sequence }: Slot) -> Contender {
+    fn of(name: String, dialect: Dialect, owner_len: usize, slot: Slot) -> Contender {
         let host_len = match dialect {
             Dialect::Native => name[..owner_len].find('~').unwrap_or(owner_len),
             _ => 0,
         };
-        Contender { name, dialect, host_len, owner_len, mode, sequence }
+        Contender { name, dialect, host_len, owner_len, slot }
     }
 
     /// The whole name of its node, without the directory.
@@ -97,12 +96,12 @@ impl Contender {
 
     /// What it asks for.
     pub fn mode(&self) -> Mode {
-        self.mode
+        self.slot.mode
     }
 
     /// Its number in the order of arrival. Not a fencing token: it restarts when the directory is made anew.
     pub fn sequence(&self) -> i64 {
-        self.sequence
+        self.slot.sequence
     }
 
     /// Whether this contender and the other may be two nodes of one holder. Two such nodes have the same number: a
@@ -121,7 +120,7 @@ impl Contender {
 
     /// The name that its node has after a downgrade.
     pub(crate) fn downgraded(&self) -> String {
-        name(self.owner(), self.dialect.marker(Mode::Read), self.sequence)
+        name(self.owner(), self.dialect.marker(Mode::Read), self.sequence())
     }
 
     /// How the names of its acquisition begin; no other's, if its name has an id.
@@ -131,11 +130,11 @@ impl Contender {
 
     /// What another contender of its dialect and mode waits for, it waits for as well.
     pub(crate) fn kind(&self) -> (Dialect, Mode) {
-        (self.dialect, self.mode)
+        (self.dialect, self.mode())
     }
 
     pub(crate) fn slot(&self) -> Slot {
-        Slot { mode: self.mode, sequence: self.sequence }
+        self.slot
     }
 }
 

@@ -57,7 +57,7 @@ impl fmt::Display for Aim {
 }
 
 /// A contender's mode and sequence number: all that decides its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Slot {
     pub(crate) mode: Mode,
     pub(crate) sequence: i64,

@@ -67,7 +67,10 @@ impl SemaphoreState {
         for looks in 1.. {
             let names = match children.take() {
                 Some(names) => names,
-                None => self.beside(session).await?,
+                None => {
+                    let listed = retry::until_known(session, || session.children(self.handle.shown()));
+                    listed.await.or_else(retry::none_without_directory)?
+                }
             };
             let Some(node) = names.into_iter().filter(|name| Dialect::of(name).is_some()).min() else { break };
             if looks == LOOKS {
@@ -76,12 +79,6 @@ impl SemaphoreState {
             session.sleep(LOOK_PAUSE).await;
         }
         Ok(None)
-    }
-
-    /// The children of the semaphore's own node. Waits for the servers as long as its caller does: an acquisition may wait.
-    async fn beside(&self, session: &Arc<dyn Session>) -> Result<Vec<String>, Failure> {
-        let path = self.handle.shown();
-        retry::until_known(session, || session.children(path)).await.or_else(retry::none_without_directory)
     }
 
     /// As [`SemaphoreState::check_for_lock`], until none was found once. The semaphore has its number by now.
