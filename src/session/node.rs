@@ -176,13 +176,6 @@ impl OwnNode {
         self.read(NodeState::token)
     }
 
-    /// The node was created, or found after a lost answer.
-    pub(super) fn created(&self, created: &Created, session: i64) -> Result<(), Failure> {
-        let now = self.lease.now();
-        let (answer, _unlocked) = self.change(|it| (it.known.created(created, session, now), it.creating.take()));
-        answer
-    }
-
     /// The epoch of the lease that the node can rely on, if there is one by now.
     pub(crate) fn epoch(&self) -> Option<u64> {
         self.epoch_since(self.read(NodeState::birth).answered)

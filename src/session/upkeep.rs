@@ -138,7 +138,9 @@ impl Upkeep {
     /// The node was created, or found after a lost answer, by this session. It is kept alive and watched until
     /// [`Upkeep::leave`].
     pub(crate) fn created(&self, own_node: &Arc<OwnNode>, created: &Created, session: i64) -> Result<(), Failure> {
-        own_node.created(created, session)?;
+        let now = self.lease.now();
+        let (answer, _unlocked) = own_node.change(|it| (it.known.created(created, session, now), it.creating.take()));
+        answer?;
         self.add(own_node);
         Ok(())
     }
