@@ -193,7 +193,7 @@ impl Judging {
         let (birth, at) = (hold.own_node().read(NodeState::birth), hold.now());
         let now = Now::since(birth.ctime, at.saturating_sub(birth.answered), at.saturating_sub(birth.asked));
         let Some(last) = last.filter(|last| now.is_within(self.period, last.at)) else {
-            return Ok(Some(OnceGuard::new(guard, self.host, self.label, is_there)));
+            return Ok(Some(OnceGuard { guard, host: self.host, label: self.label, is_there }));
         };
         if !is_there {
             return Err(Error::RecordVanished { path, last: Box::new(last) });
@@ -231,10 +231,6 @@ pub struct OnceGuard {
 }
 
 impl OnceGuard {
-    pub(super) fn new(guard: WriteGuard, host: String, label: Option<String>, is_there: bool) -> OnceGuard {
-        OnceGuard { guard, host, label, is_there }
-    }
-
     /// Records that the work has succeeded just now, and returns when that is committed. Does not release the lock: the
     /// work is still this holder's until the guard is dropped or [released](Self::release). Called again, it records a
     /// later success.

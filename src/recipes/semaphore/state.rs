@@ -48,7 +48,7 @@ pub(super) struct SeenPermits {
 }
 
 impl SemaphoreState {
-    /// As [`SemaphoreState::finds_lock`], for an acquisition.
+    /// As [`SemaphoreState::find_lock`], for an acquisition.
     pub(super) async fn check_for_lock(
         &self,
         session: &Arc<dyn Session>,
