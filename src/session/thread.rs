@@ -154,6 +154,8 @@ impl<F: Future> Future for Guarded<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(task) = &mut self.0 else { return Poll::Pending };
+        // A subscriber may be set at any time, and nothing of it runs on this thread.
+        relay::relay_this_thread();
         let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
         polled.map_or_else(|panicked| Poll::Ready(Err(panicked)), |polled| polled.map(Ok))
     }
@@ -215,8 +217,6 @@ impl BackgroundThread {
             let mut running = pin!(executor.run(until_stopped));
             async_io::block_on(poll_fn(|context| {
                 busy.store(nanos(since_boot()), Ordering::Relaxed);
-                // A subscriber may be set at any time.
-                relay::relay_this_thread();
                 let ended = running.as_mut().poll(context);
                 busy.store(0, Ordering::Relaxed);
                 ended
