@@ -537,12 +537,12 @@ fn whatever_one_contender_leaves_behind_is_removed() {
     }
 }
 
-/// Two contenders, whose connections break once; without limit with `MODEL_CONTENDERS=4`.
+/// Two contenders, whose connections break once; twice with `MODEL_CONTENDERS=4`. Three times have 50 times as many states, in 20 GB.
 #[test]
 fn whatever_two_contenders_leave_behind_is_removed_and_none_removes_what_is_of_the_other() {
     let is_long = std::env::var("MODEL_CONTENDERS").is_ok_and(|most| most == "4");
     for pair in [[GOALS[1], GOALS[1]], [GOALS[0], GOALS[1]], [GOALS[1], GOALS[2]]] {
-        let cuts = if is_long { ANY } else { 1 };
+        let cuts = if is_long { 2 } else { 1 };
         let states = search(Lives { cuts, ..right(pair.to_vec()) });
         assert!(states > 10_000, "the search was cut short");
     }
