@@ -135,11 +135,13 @@ impl Pipeline {
         let mut reply: Reply<T> = Box::pin(reply);
         // The client sends the request in this first poll. In a task that has run for long, tokio would put it off.
         let at_once = pin!(unconstrained(reply.as_mut())).poll(&mut Context::from_waker(Waker::noop()));
+        // Before another thread can close the session, which waits for those that have subscribed.
+        let mut closing = self.closing.subscribe();
         drop(client);
         if let Poll::Ready(answer) = at_once {
             return Box::pin(ready(answer));
         }
-        let (mut closing, (tell, told)) = (self.closing.subscribe(), oneshot::channel());
+        let (tell, told) = oneshot::channel();
         let given_up = if request == Request::Removal { Closing::Begun } else { Closing::Late };
         // The reply holds the client, which keeps the session open. So a task waits for it, because the caller may
         // never poll it.
