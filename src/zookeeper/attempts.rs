@@ -25,9 +25,7 @@ use crate::sync::{Mutex, watch};
 use crate::zookeeper::link::SessionLink;
 #[cfg(target_os = "linux")]
 use crate::zookeeper::lookup::addresses;
-use crate::zookeeper::lookup::none_hangs_or_one_is_reached;
 use crate::zookeeper::servers::Servers;
-use crate::zookeeper::turns::Gate;
 
 /// So many looks are made in the time that an attempt may take.
 const LOOKS: u32 = 8;
@@ -74,11 +72,6 @@ pub(super) fn can_be_ended() -> bool {
     return false;
 }
 
-/// No attempt of the client crate's takes longer, with this session timeout.
-pub(super) fn longest_attempt(session_timeout: Duration) -> Duration {
-    session_timeout * 3 / 5
-}
-
 /// Ends the attempts at these servers that take longer than this, for as long as it is polled.
 pub(super) async fn end_those_that_take_longer(than: Option<Duration>, servers: &Servers) {
     let Some(limit) = than.filter(|_| can_be_ended()) else { return pending().await };
@@ -113,18 +106,18 @@ pub(super) async fn end_those_that_take_longer(than: Option<Duration>, servers: 
 }
 
 /// The same, whenever a session has no connection, until it is over.
-///
-/// The client crate looks a name up at each attempt, on a thread that it does not wait for. So it is held up while the name service
-/// answers for no server. It has begun one look-up by then, and ends the session when it is polled after 1.4 session timeouts.
 pub(super) async fn end_those_of_a_session(
     than: Option<Duration>,
     servers: Servers,
     mut link: watch::Receiver<SessionLink>,
     upkeep: Arc<Upkeep>,
-    gate: Arc<Gate>,
 ) {
     let _of_this_client = Limit::of(&servers, than);
-    let (is_over, timeout) = (|| upkeep.lease().over().is_some(), upkeep.lease().timeout());
+    let is_over = || upkeep.lease().over().is_some();
+    let Some(limit) = than.filter(|_| can_be_ended()) else {
+        while !is_over() && link.changed().await.is_ok() {}
+        return;
+    };
     while !is_over() && link.wait_for(|link| link.lost().is_some()).await.is_ok() {
         // A connection that breaks before its first answer is not told.
         let is_back = async {
@@ -133,22 +126,13 @@ pub(super) async fn end_those_of_a_session(
                 if is_over() || (is_up && upkeep.lease().is_answered()) {
                     break;
                 }
-                tokio::time::sleep(than.unwrap_or(timeout) / LOOKS).await;
+                tokio::time::sleep(limit / LOOKS).await;
             }
-        };
-        let held_up = async {
-            let shut = gate.shut();
-            let addresses = servers.addresses();
-            let clear = none_hangs_or_one_is_reached(&addresses, longest_attempt(timeout));
-            let _over = tokio::time::timeout(timeout * 7 / 5, clear).await;
-            drop(shut);
-            pending().await
         };
         tokio::select! {
             biased;
             () = is_back => {}
-            () = held_up => {}
-            () = end_those_that_take_longer(than, &servers) => {}
+            () = end_those_that_take_longer(Some(limit), &servers) => {}
         }
     }
 }

@@ -14,15 +14,14 @@ use crate::session::thread::{BackgroundThread, Tasks};
 use crate::sync::random;
 use crate::telemetry::log::tell;
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::attempts::{Limit, end_those_that_take_longer, longest_attempt};
-use crate::zookeeper::lookup::none_hangs_or_one_is_reached;
+use crate::zookeeper::attempts::{Limit, end_those_that_take_longer};
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::patience::{Patience, comeback};
 use crate::zookeeper::probe::{reason, silent};
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
-use crate::zookeeper::turns::{ClientTask, Turns, noticed};
+use crate::zookeeper::turns::{ClientEnded, Turns, noticed};
 
 /// How long before an attempt ends, at most, the servers are asked why there is no session. A slow one may need that long.
 const ASKED_AHEAD: Duration = Duration::from_secs(3);
@@ -73,26 +72,18 @@ async fn open(
     servers: &Servers,
     options: &ZooKeeperBuilder,
     lost: Option<Comeback>,
-) -> Result<(zk::Client, ClientTask, Option<Duration>, Moment), zk::Error> {
+) -> Result<(zk::Client, ClientEnded, Option<Duration>, Moment), zk::Error> {
     let (timeout, encrypted) = (options.session_timeout, options.is_encrypted());
     let mut silent = Silent::default();
     let mut patience = Patience::Quick;
-    let addresses = servers.addresses();
     loop {
-        // The client crate does not wait for its look-ups, and begins others.
-        let waits = since_boot();
-        none_hangs_or_one_is_reached(&addresses, longest_attempt(timeout)).await;
         let asked = since_boot();
-        // It looks the name up again, which takes as long.
-        if asked.saturating_sub(waits) > patience.limit(timeout) / 2 {
-            patience = Patience::Patient;
-        }
         let attempt = options.attempt(patience);
         let _of_this_client = Limit::of(servers, attempt);
         let limit = patience.limit(timeout).max(attempt.unwrap_or_default());
         let (named, turns) = to_connect_to(servers, timeout, &silent.servers);
         let connecting = connect(options.connector(options.silence(patience), lost.is_some()), &named, encrypted);
-        let (connected, task) = tokio::select! {
+        let (connected, ended) = tokio::select! {
             biased;
             connected = noticed(tasks, turns, tokio::time::timeout(limit, connecting)) => connected,
             () = silent.are_found(servers, options) => continue,
@@ -107,7 +98,7 @@ async fn open(
             Ok(answer) => {
                 let client = answer?;
                 if !patience.is_tried() || suits(&client, timeout).await {
-                    return Ok((client, task, attempt, asked));
+                    return Ok((client, ended, attempt, asked));
                 }
                 patience = Patience::Quick;
                 continue;
@@ -165,7 +156,7 @@ pub(super) async fn new_session(
         }
         open(background.handle(), &servers, &options, lost).await
     };
-    let (client, task, attempt, asked) = tokio::select! {
+    let (client, ended, attempt, asked) = tokio::select! {
         biased;
         connected = opened => connected.map_err(|error| connect_failure(error, servers.as_str()))?,
         why = reason_at_the_end(&servers, &options, bound) => {
@@ -179,9 +170,8 @@ pub(super) async fn new_session(
             "{servers} grants a session timeout of {granted:?}: it must be from {least:?}"
         )));
     }
-    let gate = Arc::clone(&task.gate);
-    let session = ZooKeeperSession::new((client, task), &background, &options, asked, abilities, servers.clone())?;
-    session.ends_attempts_that_take_longer(attempt, gate);
+    let session = ZooKeeperSession::new((client, ended), &background, &options, asked, abilities, servers.clone())?;
+    session.ends_attempts_that_take_longer(attempt);
     let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
     tell!(INFO, ?timeout, ?rides_out, "a session begins: a break of the connection that lasts no longer costs no lock");
     let late =
@@ -242,7 +232,7 @@ fn to_connect_to(servers: &Servers, session_timeout: Duration, silent: &BTreeSet
     let heard = of(false);
     let times = (names as usize).div_ceil(heard.len().max(1));
     let (turns, names): (Vec<usize>, Vec<_>) = [vec![heard; times].concat(), of(true)].concat().into_iter().unzip();
-    (names.join(",") + servers.root(), Turns::of(turns, servers.addresses()))
+    (names.join(",") + servers.root(), Turns::of(turns))
 }
 
 #[cfg(test)]

@@ -3,74 +3,22 @@
 //! A look-up cannot be stopped: it has a thread until the name service answers, which can take half a minute.
 
 use std::collections::BTreeMap;
-use std::future::pending;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::future::join_all;
-use futures_util::stream::FuturesUnordered;
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::time::{Instant, sleep, timeout};
 
 use crate::sync::{Mutex, watch};
 use crate::zookeeper::sockets::Spared;
 
 type Found = Result<Vec<SocketAddr>, String>;
 
-/// When a look-up began, and its answer.
-type UnderWay = (Instant, watch::Receiver<Option<Found>>);
-
 /// The look-ups under way, by the host and port that are looked up.
-static UNDER_WAY: Mutex<BTreeMap<String, UnderWay>> = Mutex::new(BTreeMap::new());
-
-/// A look-up that takes so long hangs, perhaps.
-const LONG: Duration = Duration::from_millis(500);
-
-/// How often a server is tried while the look-up of another's name hangs.
-const PAUSE: Duration = Duration::from_millis(50);
+static UNDER_WAY: Mutex<BTreeMap<String, watch::Receiver<Option<Found>>>> = Mutex::new(BTreeMap::new());
 
 /// The addresses of a host and port. Otherwise, in words, why there are none.
 pub(super) async fn addresses(of: &str) -> Found {
-    shared(of, look_up).await
-}
-
-fn look_up(of: &str) -> Found {
-    Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())
-}
-
-/// Whether its look-up takes long.
-pub(super) fn hangs(of: &str) -> bool {
-    UNDER_WAY.lock().get(of).is_some_and(|(began, _)| began.elapsed() > LONG)
-}
-
-/// Waits until each of these names is looked up within this time, if only to learn that there is none, or one of the servers takes
-/// a connection.
-pub(super) async fn none_hangs_or_one_is_reached(of: &[String], within: Duration) {
-    none_hangs_or_one_is_reached_by(look_up, of, within).await;
-}
-
-async fn none_hangs_or_one_is_reached_by(look_up: fn(&str) -> Found, of: &[String], within: Duration) {
-    let in_time = async |of: &String| loop {
-        let asked = Instant::now();
-        let found = shared(of, look_up).await;
-        if asked.elapsed() < within {
-            return found;
-        }
-    };
-    let reached = async |of: &String| {
-        let Ok(addresses) = in_time(of).await else { return pending().await };
-        while !matches!(timeout(within, connect(&addresses)).await, Ok(Ok(_))) {
-            sleep(PAUSE).await;
-        }
-    };
-    let mut reached: FuturesUnordered<_> = of.iter().map(reached).collect();
-    tokio::select! {
-        biased;
-        _ = join_all(of.iter().map(in_time)) => {}
-        _ = reached.next() => {}
-    }
+    shared(of, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
 }
 
 async fn shared(of: &str, look_up: fn(&str) -> Found) -> Found {
@@ -79,11 +27,11 @@ async fn shared(of: &str, look_up: fn(&str) -> Found) -> Found {
     }
     let mut answer = {
         let mut under_way = UNDER_WAY.lock();
-        if let Some((_, answer)) = under_way.get(of) {
+        if let Some(answer) = under_way.get(of) {
             answer.clone()
         } else {
             let (tell, answer) = watch::channel(None);
-            under_way.insert(of.to_owned(), (Instant::now(), answer.clone()));
+            under_way.insert(of.to_owned(), answer.clone());
             let of = of.to_owned();
             drop(tokio::task::spawn_blocking(move || {
                 let found = look_up(&of);
@@ -129,44 +77,6 @@ mod tests {
             assert_eq!(shared(address, not).await, Ok(vec![address.parse().unwrap()]));
         }
         assert!(shared("zk1:2181", not).await.is_err());
-    }
-
-    #[tokio::test]
-    async fn a_name_that_is_not_answered_in_time_is_awaited_until_another_server_is_reached() {
-        const NONE: &str = "127.0.0.1:1";
-        static LOOKED: AtomicUsize = AtomicUsize::new(0);
-        let look_up: fn(&str) -> Found = |_| {
-            LOOKED.fetch_add(1, Ordering::SeqCst);
-            Err("not known".to_owned())
-        };
-        let looked = async |times| {
-            while LOOKED.load(Ordering::SeqCst) < times {
-                tokio::task::yield_now().await;
-            }
-        };
-        let clear = async |of: &'static [&str], within| {
-            let of: Vec<_> = of.iter().copied().map(str::to_owned).collect();
-            none_hangs_or_one_is_reached_by(look_up, &of, within).await;
-        };
-        let (listener, hour) = (std::net::TcpListener::bind("127.0.0.1:0").unwrap(), Duration::from_secs(3_600));
-        let address = listener.local_addr().unwrap().to_string();
-        clear(&[NONE], hour).await;
-        clear(&["in-time:1", NONE], hour).await;
-        assert_eq!(LOOKED.load(Ordering::SeqCst), 1, "a name is looked up, and an address is not");
-        tokio::select! {
-            () = clear(&["late:1"], Duration::ZERO) => panic!("it was not answered in time"),
-            () = looked(10) => {}
-        }
-        static NEVER: Mutex<Option<mpsc::Receiver<()>>> = Mutex::new(None);
-        let (end, hangs) = mpsc::channel();
-        *NEVER.lock() = Some(hangs);
-        let hang: fn(&str) -> Found = |_| {
-            let hangs = NEVER.lock().take();
-            Err(format!("{:?}", hangs.map(|hangs| hangs.recv())))
-        };
-        let of = ["never:1".to_owned(), address];
-        none_hangs_or_one_is_reached_by(hang, &of, hour).await;
-        drop(end);
     }
 
     #[tokio::test]

@@ -26,8 +26,6 @@
 //!   (`Comeback` there).
 //! - It has one limit for a connection that is silent and for an attempt at one. So attempts that take longer than they should
 //!   are ended by their sockets ([`attempts`]).
-//! - It looks a name up at each attempt, and leaves the look-up behind when the attempt's time is over. So it is not polled while
-//!   names hang and no server is reached (`Gate` in [`turns`]).
 //! - It does not tell of a connection that breaks between the handshake and the first answer, and stays "connected" until it
 //!   has another one. So a server is named, and counts as connected, by what it has answered (`lost` in [`session`]).
 //! - It shuffles its list of servers, in which each is named several times: one that is dead may come several times running

@@ -51,11 +51,6 @@ impl Servers {
         self.list().split(',').map(|text| Server { text })
     }
 
-    /// The host and the port of each, as the operating system takes them.
-    pub(super) fn addresses(&self) -> Vec<String> {
-        self.each().map(|server| server.address()).collect()
-    }
-
     /// The servers alone.
     pub(super) fn list(&self) -> &str {
         &self.text[..self.root]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 use zookeeper_client as zk;
 
 use crate::session::contract::{self, Session, SessionSlot};
@@ -34,7 +34,7 @@ use crate::zookeeper::security::{Acl, OwnRights};
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::sockets;
 use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
-use crate::zookeeper::turns::{ClientTask, Gate};
+use crate::zookeeper::turns::ClientEnded;
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
 ///
@@ -74,7 +74,7 @@ pub(super) struct ZooKeeperSession {
 impl ZooKeeperSession {
     /// A session that was opened at `asked` or later. Starts its background tasks.
     pub(super) fn new(
-        (client, task): (zk::Client, ClientTask),
+        (client, ended): (zk::Client, ClientEnded),
         background: &Arc<BackgroundThread>,
         options: &ZooKeeperBuilder,
         asked: Moment,
@@ -117,12 +117,12 @@ impl ZooKeeperSession {
                 this: Weak::clone(this),
             }
         });
-        session.begin(states, task.ended);
+        session.begin(states, ended);
         Ok(session)
     }
 
     /// Begins what goes on in the background for as long as the session lives.
-    fn begin(self: &Arc<Self>, states: zk::StateWatcher, ended: oneshot::Receiver<()>) {
+    fn begin(self: &Arc<Self>, states: zk::StateWatcher, ended: ClientEnded) {
         let follow = follow_state((states, ended), Arc::downgrade(self), Arc::clone(&self.upkeep), self.link.clone());
         let follows = Arc::new(());
         let _first = self.follower.set(Arc::downgrade(&follows));
@@ -133,9 +133,9 @@ impl ZooKeeperSession {
     }
 
     /// While it has no connection. Without a limit the client crate's own counts.
-    pub(super) fn ends_attempts_that_take_longer(&self, than: Option<Duration>, gate: Arc<Gate>) {
+    pub(super) fn ends_attempts_that_take_longer(&self, than: Option<Duration>) {
         let (servers, link, upkeep) = (self.servers.clone(), self.link.subscribe(), Arc::clone(&self.upkeep));
-        self.background.handle().spawn(end_those_of_a_session(than, servers, link, upkeep, gate));
+        self.background.handle().spawn(end_those_of_a_session(than, servers, link, upkeep));
     }
 
     /// Runs a task without which the session cannot go on.
@@ -507,7 +507,7 @@ fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Du
 
 /// Reports the session's state to all that wait for it, until the session is over.
 async fn follow_state(
-    (mut states, mut ended): (zk::StateWatcher, oneshot::Receiver<()>),
+    (mut states, mut ended): (zk::StateWatcher, ClientEnded),
     session: Weak<ZooKeeperSession>,
     upkeep: Arc<Upkeep>,
     link: watch::Sender<SessionLink>,
