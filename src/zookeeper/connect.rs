@@ -75,7 +75,7 @@ async fn open(
 ) -> Result<(zk::Client, ClientEnded, Option<Duration>, Moment), zk::Error> {
     let (timeout, encrypted) = (options.session_timeout, options.is_encrypted());
     let mut silent = Silent::default();
-    let mut patience = Patience::Quick;
+    let (mut patience, mut was_given_up) = (Patience::Quick, false);
     loop {
         let asked = since_boot();
         let attempt = options.attempt(patience);
@@ -97,10 +97,11 @@ async fn open(
             }
             Ok(answer) => {
                 let client = answer?;
-                if !patience.is_tried() || suits(&client, timeout).await {
+                // A quick client gets none from a server whose handshake is slow, or the look-up of its name.
+                if !patience.is_tried() || was_given_up || suits(&client, timeout).await {
                     return Ok((client, ended, attempt, asked));
                 }
-                patience = Patience::Quick;
+                (patience, was_given_up) = (Patience::Quick, true);
                 continue;
             }
         }

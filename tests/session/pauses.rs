@@ -10,7 +10,7 @@ use std::time::Duration;
 use support::process::{Process, role, say};
 use support::scene::*;
 use support::server::Server;
-use support::wire::{Frames, Proxy, Rule};
+use support::wire::{Frames, Op, Proxy, Rule};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 use zk_rwlock::ZooKeeper;
@@ -149,4 +149,14 @@ async fn a_client_that_ends_attempts_sooner_costs_another_of_its_process_no_lock
     proxy.disconnect();
     let lost = tokio::time::timeout(TIMEOUT, held.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
+}
+
+/// A quick client gives up before the answer. A patient one finds that requests are answered quickly.
+#[support::judged]
+async fn where_only_the_handshake_is_slow_there_is_a_session() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    proxy.apply(Rule::on(Frames::replies(Op::Handshake)).and_all_later().delay(TIMEOUT / 6));
+    let connected = ZooKeeper::builder().session_timeout(TIMEOUT).connect(proxy.address()).await;
+    connected.expect("its second patient session is kept");
 }
