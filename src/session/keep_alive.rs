@@ -212,6 +212,7 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
         };
         // A timer that is over at once belongs to a runtime that is gone.
         if is_over {
+            upkeep.plan_renewal(Moment::MAX, false);
             stirred.await;
         }
     }

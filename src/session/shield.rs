@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::sync::atomic::{AtomicU8, Ordering};
-use crate::sync::thread_local;
+use crate::sync::{Mutex, thread_local};
 use crate::telemetry::teller::{guarded, is_ours};
 
 const IDLE: u8 = 0;
@@ -21,14 +21,56 @@ thread_local! {
     static SHIELDED: Cell<*const ()> = const { Cell::new(ptr::null()) };
 }
 
-/// Takes the place of a task's waker, for as long as the task polls with the same.
+/// Takes the place of a task's waker, for as long as the task polls with the same. The waker is dropped with this, by the task: what has
+/// been given the shielded one may keep that for longer, and drops it on a thread of the library's.
 #[derive(Default)]
 pub(crate) struct Shield(Option<Arc<Shielded>>);
 
 struct Shielded {
-    /// Until it is dropped.
-    waker: Option<Waker>,
+    waker: Mutex<Kept>,
     state: AtomicU8,
+}
+
+enum Kept {
+    Waker(Waker),
+    /// It is being called.
+    Called,
+    /// The task waits no more.
+    Gone,
+}
+
+impl Shielded {
+    fn new(waker: Waker) -> Arc<Shielded> {
+        Arc::new(Shielded { waker: Mutex::new(Kept::Waker(waker)), state: AtomicU8::new(IDLE) })
+    }
+
+    fn is_of(&self, waker: &Waker) -> bool {
+        matches!(&*self.waker.lock(), Kept::Waker(kept) if kept.will_wake(waker))
+    }
+
+    /// Calls the waker. It may block for ever, so nothing is locked meanwhile.
+    fn call(&self) {
+        let mut kept = self.waker.lock();
+        if !matches!(*kept, Kept::Waker(_)) {
+            return;
+        }
+        let called = std::mem::replace(&mut *kept, Kept::Called);
+        drop(kept);
+        let _panicked = guarded(|| {
+            if let Kept::Waker(waker) = &called {
+                waker.wake_by_ref();
+            }
+        });
+        let mut kept = self.waker.lock();
+        let other = if matches!(*kept, Kept::Called) { std::mem::replace(&mut *kept, called) } else { called };
+        drop(kept);
+        let _panicked = guarded(|| drop(other));
+    }
+
+    fn give_up(&self) {
+        let kept = std::mem::replace(&mut *self.waker.lock(), Kept::Gone);
+        let _panicked = guarded(|| drop(kept));
+    }
 }
 
 impl Wake for Shielded {
@@ -43,7 +85,7 @@ impl Wake for Shielded {
         }
         loop {
             self.state.store(WAKING, Ordering::Release);
-            let _panicked = guarded(|| self.waker.iter().for_each(Waker::wake_by_ref));
+            self.call();
             if self.state.compare_exchange(WAKING, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 return;
             }
@@ -51,9 +93,9 @@ impl Wake for Shielded {
     }
 }
 
-impl Drop for Shielded {
+impl Drop for Shield {
     fn drop(&mut self) {
-        let _panicked = guarded(|| drop(self.waker.take()));
+        self.0.iter().for_each(|shielded| shielded.give_up());
     }
 }
 
@@ -76,12 +118,12 @@ impl Shield {
         if is_ours() || ptr::eq(context.waker().data(), SHIELDED.with(Cell::get)) {
             return poll(context);
         }
-        let is_same = |it: &&Arc<Shielded>| it.waker.as_ref().is_some_and(|it| it.will_wake(context.waker()));
-        let shielded = match self.0.as_ref().filter(is_same) {
+        let shielded = match self.0.as_ref().filter(|it| it.is_of(context.waker())) {
             Some(same) => Arc::clone(same),
             None => {
-                let waker = Some(context.waker().clone());
-                Arc::clone(self.0.insert(Arc::new(Shielded { waker, state: AtomicU8::new(IDLE) })))
+                let another = Shielded::new(context.waker().clone());
+                self.0.replace(Arc::clone(&another)).iter().for_each(|before| before.give_up());
+                another
             }
         };
         let waker = Waker::from(shielded);
@@ -130,6 +172,21 @@ mod tests {
         news.notify_waiters();
         assert!(good.is_woken());
         drop(bad);
+    }
+
+    #[test]
+    fn a_waker_is_dropped_with_its_future_and_not_by_what_was_to_wake_it() {
+        struct Idle;
+        impl Wake for Idle {
+            fn wake(self: Arc<Self>) {}
+        }
+        let (tell, told) = tokio::sync::oneshot::channel::<()>();
+        let (mut waits, idle) = (Box::pin(shielded(told)), Arc::new(Idle));
+        assert!(waits.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&idle)))).is_pending());
+        assert_eq!(Arc::strong_count(&idle), 2);
+        drop(waits);
+        assert_eq!(Arc::strong_count(&idle), 1);
+        drop(tell);
     }
 
     #[test]

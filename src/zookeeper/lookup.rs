@@ -27,7 +27,8 @@ async fn shared(of: &str, look_up: fn(&str) -> Found) -> Found {
     }
     let mut answer = {
         let mut under_way = UNDER_WAY.lock();
-        if let Some(answer) = under_way.get(of) {
+        // A look-up that its thread has never begun has lost its sender.
+        if let Some(answer) = under_way.get(of).filter(|answer| answer.has_changed().is_ok()) {
             answer.clone()
         } else {
             let (tell, answer) = watch::channel(None);

@@ -546,8 +546,7 @@ async fn follow_state(
             state = states.changed() => state,
             // Its last word is that the session is over, unless it has none.
             _ = &mut ended => {
-                session.upgrade().iter().for_each(|session| session.fails());
-                return;
+                return session.upgrade().map_or_else(|| upkeep.end(Ending::Failed), |session| session.fails());
             }
         };
     }
