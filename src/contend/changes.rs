@@ -183,7 +183,7 @@ impl Tenure {
 
     /// Its queue is that of a semaphore, whose own directory is above it.
     fn is_of_semaphore(&self) -> bool {
-        self.directory() != &**self.queue()
+        self.shown() != &**self.queue()
     }
 
     async fn somebody_kept_out(&self) -> Result<Contender, Error> {

@@ -58,7 +58,7 @@ enum Tried {
 impl Tenure {
     pub(crate) async fn downgrade(&self) -> Result<(), Error> {
         self.change_to_read().await?;
-        self.holding.lock().begin_read_hold(self.directory(), self.own_node());
+        self.holding.lock().begin_read_hold(self.shown(), self.own_node());
         Ok(())
     }
 

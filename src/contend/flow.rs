@@ -14,6 +14,7 @@ use crate::error::error::Error;
 use crate::observe::on_wait::OnWait;
 use crate::observe::trace;
 use crate::queue::contender::{Contender, Owner};
+use crate::queue::dialect::LONGEST_MARKER;
 use crate::queue::metadata::Metadata;
 use crate::queue::mode;
 use crate::queue::turn::{self, Take};
@@ -114,13 +115,13 @@ impl Acquisition {
     /// Queues up and waits. `waiting`, if given, records the contenders in the way.
     pub(crate) async fn enter(
         &self,
-        patience: IfTaken,
+        if_taken: IfTaken,
         waiting: Option<&WaitReport>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Tenure>, Error> {
         // Boxed, as is what else few wait in for long.
-        let (entry, look, mut late) = Box::pin(self.queue_up_by_a_usable_number()).await?;
-        let mut wait = WaitContext { patience, waiting, on_wait, look, directory: None, denials: Tries::DENIALS };
+        let (entry, listing, mut late) = Box::pin(self.queue_up_by_a_usable_number()).await?;
+        let mut wait = WaitContext { if_taken, waiting, on_wait, listing, directory: None, denials: Tries::DENIALS };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&entry, &mut wait, &mut late) => turn,
@@ -145,7 +146,8 @@ impl Acquisition {
                 let grant = Grant::by(take, entry);
                 // A waiter whose watch on its own node was used up by another client's write may have been evicted
                 // without noticing.
-                let is_deaf = grant.signal.is_some() && entry.find_loss().is_none() && !entry.own_node().is_armed();
+                let is_deaf =
+                    grant.signal.is_some() && entry.find_loss().is_none() && !entry.own_node().has_own_watch();
                 if !is_deaf && self.take(entry, &grant)? {
                     return Ok(());
                 }
@@ -163,7 +165,7 @@ impl Acquisition {
         let Err(Error::PermissionDenied { operation, path, lacks }) = taken else { return taken };
         match entry.leave().await {
             Err(Failure::NoAuth(lacks)) => Err(Error::stays(entry.own_node().path(), lacks)),
-            Ok(()) if entry.unmake_directory().await => Err(Error::shut_out(&self.handle.path, lacks)),
+            Ok(()) if entry.unmake_directory().await => Err(Error::shut_out(&self.handle.queue, lacks)),
             _ => Err(Error::PermissionDenied { operation, path, lacks }),
         }
     }
@@ -176,20 +178,20 @@ impl Acquisition {
             goal.check_first().await?;
         }
         let began = Instant::now();
-        let (mut entry, mut look) = self.warned_of(pin!(self.queue_up())).await?;
+        let (mut entry, mut listing) = self.warned_of(pin!(self.queue_up())).await?;
         let mut tries = 0;
         while is_used_up(&entry.contender()) {
             tries += 1;
             if tries > RESTARTS || !Box::pin(self.leave_used_up(entry)).await? {
-                return Err(Error::SequenceExhausted { path: self.handle.path.to_string() });
+                return Err(Error::SequenceExhausted { path: self.handle.queue.to_string() });
             }
-            (entry, look) = Box::pin(self.queue_up()).await?;
+            (entry, listing) = Box::pin(self.queue_up()).await?;
         }
         if let Some(sharing) = &self.sharing {
-            sharing(&entry, entry.armed().await);
+            sharing(&entry, entry.directory_watch().await);
         }
         self.trace.record("sequence", entry.contender().sequence());
-        Ok((entry, look, Lateness::since(began, self)))
+        Ok((entry, listing, Lateness::since(began, self)))
     }
 
     /// Refuses what can never be granted. Sends nothing.
@@ -221,7 +223,7 @@ impl Acquisition {
     pub(crate) async fn fail_if_taken(&self) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
         self.check()?;
-        let path = &self.handle.path;
+        let path = &self.handle.queue;
         let seen = call::on_a_session(&self.handle.coordinator, ("list", path), |session| async move {
             let names = call::names(&session, path, false).await?;
             Ok((session, names))
@@ -277,29 +279,29 @@ impl Acquisition {
             permits: self.goal.as_ref().map(|goal| goal.count()),
         };
         // Each waiter watches two nodes: its own, and its predecessor's, whose host may be longer.
-        let mut watched = 2 * (handle.path.len() + "/READ-lock-0000000000".len());
+        let mut watched = 2 * (handle.queue.len() + "/".len() + LONGEST_MARKER.len() + "0000000000".len());
         watched += owner.len() + handle.dialect.longest_owner(owner.len());
         if self.sharing.is_some() {
-            watched += handle.path.len();
+            watched += handle.queue.len();
         }
         watched += self.goal.as_ref().map_or(0, |goal| goal.watched_bytes());
         let mut tries = 0;
         loop {
             let session_slot =
                 handle.coordinator.session_slot(watched).await.map_err(|failure| self.handle.stop(failure))?;
-            let node = session_slot.session().upkeep().begin(&handle.path, &owner, self.mode);
+            let node = session_slot.session().upkeep().begin(&handle.queue, &owner, self.mode);
             let keeps = self.sharing.is_some();
             let note = metadata.encode(since);
             let entry = Tenure::new(session_slot, node, keeps, handle.shown(), &handle.coordinator, note);
             tries += 1;
             match self.take_place(&entry).await {
-                Ok(look) => return Ok((entry, look)),
+                Ok(listing) => return Ok((entry, listing)),
                 // The session ended unnoticed while it was idle. It had no node of ours, so a fresh session will do.
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
                     follow::wait_until_known_to_be_over(entry.session()).await;
                 }
                 Err(Failure::NoAuth(lacks)) if entry.unmake_directory().await => {
-                    return Err(Error::shut_out(&handle.path, lacks));
+                    return Err(Error::shut_out(&handle.queue, lacks));
                 }
                 Err(failure) => return Err(self.handle.stop(failure)),
             }
@@ -316,16 +318,17 @@ impl Acquisition {
             self.goal.iter().for_each(|goal| goal.look_along(entry, is_sent));
             // The listing is answered after the create, so waiting for the listing first wakes the task once, and not
             // twice.
-            let look = listing.await;
-            match entry.entered().await {
-                Ok(()) => return Ok(Some(look)),
+            let listing = listing.await;
+            match entry.await_create().await {
+                Ok(()) => return Ok(Some(listing)),
                 // The directory can vanish again between its making and the next try: the server reaps it when it is
                 // empty.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
                     // If a server errs, the listing behind the create shows the node that it denies. A second node would
                     // wait behind that one for ever.
-                    let is_there = look.is_ok_and(|names| names.iter().any(|name| entry.own_node().owner().owns(name)));
+                    let is_there =
+                        listing.is_ok_and(|names| names.iter().any(|name| entry.own_node().owner().owns(name)));
                     if is_there && entry.recover().await? {
                         return Ok(None);
                     }
@@ -416,6 +419,6 @@ impl Acquisition {
         if self.sharing.is_some() {
             return self.trace.record("token", entry.own_node().token());
         }
-        entry.begin_hold(self.holding(entry));
+        entry.limit_and_trace(self.holding(entry));
     }
 }

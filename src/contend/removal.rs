@@ -22,7 +22,7 @@ pub(crate) fn remove(
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {
     let pending = leaving.asks().is_ok().then(|| Present::new(names::REMOVALS_PENDING, None));
-    let (directory, owner) = (Arc::clone(own_node.directory()), own_node.owner().clone());
+    let (directory, owner) = (Arc::clone(own_node.queue()), own_node.owner().clone());
     let by = Remover { session: Arc::clone(session), directory, owner, _pending: pending };
     match leaving.asks() {
         Ok(ask) => {

@@ -10,7 +10,7 @@ use crate::call;
 use crate::contend::request::{Acquisition, Handle, RegisteredWaiter, WaitReport, WaitSnapshot};
 use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
-use crate::observe::trace::Holding;
+use crate::observe::trace::HoldTrace;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
@@ -30,7 +30,7 @@ const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 impl Acquisition {
     /// What is told of a hold, or of one use of a kept one, until it ends.
-    pub(crate) fn holding(&self, hold: &Tenure) -> Holding {
+    pub(crate) fn holding(&self, hold: &Tenure) -> HoldTrace {
         let (path, own_node) = (self.handle.shown(), hold.own_node());
         let mut holding = self.trace.begin_hold(self.aim(), path, self.label(), own_node);
         if let Some(limit) = self.handle.warn_holding {
@@ -95,11 +95,11 @@ impl Acquisition {
     async fn ask_for_ghosts(&self, waiting: &WaitReport) -> bool {
         let waits = waiting.waits().clone();
         let Some(WaitSnapshot { session, me, .. }) = waits else { return false };
-        let Ok(names) = session.children(&self.handle.path).await else { return true };
+        let Ok(names) = session.children(&self.handle.queue).await else { return true };
         let paths = &self.handle.paths;
         let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
         let mut has_ghosts = !ghosts.is_empty();
-        let names = session.upkeep().ghosts().without(&self.handle.path, &names, me.mode());
+        let names = session.upkeep().ghosts().without(&self.handle.queue, &names, me.mode());
         if let (Some(goal), []) = (&self.goal, &turn::ahead_of(&me, &names)[..]) {
             has_ghosts |= goal.finds_ghosts(&session).await;
         }
@@ -114,7 +114,7 @@ impl Acquisition {
     async fn in_the_way(&self, waiting: &WaitReport) -> Option<Blockers> {
         let waits = waiting.waits().clone();
         let WaitSnapshot { session, me, seen, .. } = waits?;
-        let Ok(names) = session.children(&self.handle.path).await else { return Some(seen.blockers) };
+        let Ok(names) = session.children(&self.handle.queue).await else { return Some(seen.blockers) };
         Some(self.handle.paths.blockers(&session, &names, &me).await)
     }
 }
@@ -147,7 +147,7 @@ impl<'a> Lateness<'a> {
         self.number = Some(number);
         if !is_watched {
             let session = held.session();
-            let watch = watch(Arc::downgrade(handle), limit, Arc::downgrade(session));
+            let watch = warn_of_late(Arc::downgrade(handle), limit, Arc::downgrade(session));
             handle.waiters.watched_by(spawn_cancellable(session, watch));
         }
     }
@@ -162,7 +162,7 @@ impl Drop for Lateness<'_> {
 }
 
 /// Warns of the acquisitions of one handle that wait for long, until none has waited for a while.
-async fn watch(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>) -> Option<()> {
+async fn warn_of_late(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>) -> Option<()> {
     // A session that nobody else uses is closed. A timer that is over at once belongs to a runtime that is gone.
     let sleep = async |time: Duration| {
         let (begun, timer) = (Instant::now(), session.upgrade()?.sleep(time));
@@ -197,7 +197,7 @@ impl Handle {
         let RegisteredWaiter { session, own_node, label, goal, .. } = &waiter;
         let me = &own_node.contender();
         let look = async {
-            let names = session.children(&self.path).await.ok()?;
+            let names = session.children(&self.queue).await.ok()?;
             Some((turn::turn(me, &names), self.paths.blockers(session, &names, me).await))
         };
         let found = call::unless(session.sleep(LOOK_UP_AHEAD), look).await.flatten();

@@ -16,7 +16,7 @@ use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::observe::lock_paths::LockPaths;
 use crate::observe::on_wait::{Listener, OnWait};
-use crate::observe::trace::{self, Acquiring};
+use crate::observe::trace::{self, AcquireTrace};
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::member::{Blockers, Progress};
@@ -38,7 +38,7 @@ pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 pub(crate) struct Handle {
     pub(crate) coordinator: Arc<dyn Coordinator>,
     /// The queue's directory.
-    pub(crate) path: Arc<str>,
+    pub(crate) queue: Arc<str>,
     /// Where to look for contenders in the way.
     pub(crate) paths: LockPaths,
     pub(crate) host: String,
@@ -64,7 +64,7 @@ impl Handle {
 
     pub(crate) fn doubt(&self, foreign: &str) -> Error {
         let speaks = self.dialect.foreign(foreign).unwrap_or(self.dialect);
-        let (path, node) = (self.path.to_string(), foreign.to_owned());
+        let (path, node) = (self.queue.to_string(), foreign.to_owned());
         Error::ForeignContender { path, node, speaks, dialect: self.dialect }
     }
 
@@ -84,7 +84,7 @@ impl Handle {
             Failure::Over(ending @ (Ending::Expired | Ending::Replaced | Ending::Failed)) => {
                 Error::Evicted(Loss::SessionOver(ending))
             }
-            failure => Error::from_failure(failure, "enter", &self.path),
+            failure => Error::from_failure(failure, "enter", &self.queue),
         }
     }
 }
@@ -166,7 +166,7 @@ pub(crate) struct Acquisition {
     pub(crate) handle: Arc<Handle>,
     pub(crate) mode: Mode,
     pub(crate) options: Options,
-    pub(crate) trace: Acquiring,
+    pub(crate) trace: AcquireTrace,
     pub(crate) sharing: Option<Sharing>,
     pub(crate) goal: Option<Arc<dyn Goal>>,
 }
@@ -175,7 +175,7 @@ impl Acquisition {
     /// Without a label of its own the acquisition has the lock's label.
     pub(crate) fn new(handle: Arc<Handle>, mode: Mode, mut options: Options) -> Acquisition {
         options.label = options.label.or_else(|| handle.label.clone());
-        Acquisition { handle, mode, options, trace: Acquiring::default(), sharing: None, goal: None }
+        Acquisition { handle, mode, options, trace: AcquireTrace::default(), sharing: None, goal: None }
     }
 
     /// What it is after.
@@ -188,7 +188,7 @@ impl Acquisition {
     }
 
     pub(crate) fn begin(&mut self) -> OwnSpan {
-        self.trace = Acquiring::begin(self.handle.shown(), self.aim(), self.label(), self.sharing.is_some());
+        self.trace = AcquireTrace::begin(self.handle.shown(), self.aim(), self.label(), self.sharing.is_some());
         self.trace.span()
     }
 
@@ -292,12 +292,12 @@ pub(crate) enum IfTaken {
 
 /// What an acquisition that has its place keeps until its turn has come.
 pub(crate) struct WaitContext<'a> {
-    pub(crate) patience: IfTaken,
+    pub(crate) if_taken: IfTaken,
     /// Records the contenders in the way.
     pub(crate) waiting: Option<&'a WaitReport>,
     pub(crate) on_wait: Option<Box<OnWait>>,
     /// The listing that was requested together with the node. `None` after a create whose answer was lost.
-    pub(crate) look: Option<Result<Names, Failure>>,
+    pub(crate) listing: Option<Result<Names, Failure>>,
     /// What the last listing showed of the directory itself, if it is needed next.
     pub(crate) directory: Option<Box<Stat>>,
     /// How often the server has not listed our node although the leader has it.

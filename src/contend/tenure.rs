@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::contend::directory;
 use crate::contend::removal::remove;
 use crate::error::error::Error;
-use crate::observe::trace::Holding;
+use crate::observe::trace::HoldTrace;
 use crate::queue::contender::Contender;
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::directories::Names;
@@ -29,13 +29,13 @@ use crate::validation;
 /// A node in a lock directory, or one that is being created there, and the hold by it once it is granted. Dropping this ends the
 /// hold, and removes the node, however far its creation got.
 pub(crate) struct Tenure {
-    pub(super) holding: Mutex<Holding>,
+    pub(super) holding: Mutex<HoldTrace>,
     session_slot: SessionSlot,
     /// The process may keep the node between uses.
     keeps: bool,
     own_node: Arc<OwnNode>,
-    /// The directory of the lock, or of the semaphore.
-    directory: Arc<str>,
+    /// The path that the user gave.
+    shown: Arc<str>,
     /// What the node says for people to read.
     data: Vec<u8>,
     /// Keeps the coordinator alive: its last user closes the sessions, and that may be a hold.
@@ -48,39 +48,39 @@ impl Tenure {
         session_slot: SessionSlot,
         own_node: Arc<OwnNode>,
         keeps: bool,
-        directory: &Arc<str>,
+        shown: &Arc<str>,
         coordinator: &Arc<dyn Coordinator>,
         data: Vec<u8>,
     ) -> Box<Tenure> {
-        let (directory, _coordinator) = (Arc::clone(directory), Arc::clone(coordinator));
-        Box::new(Tenure { holding: Mutex::default(), session_slot, keeps, own_node, directory, data, _coordinator })
+        let (shown, _coordinator) = (Arc::clone(shown), Arc::clone(coordinator));
+        Box::new(Tenure { holding: Mutex::default(), session_slot, keeps, own_node, shown, data, _coordinator })
     }
 
-    /// Asks for a node. The request is on its way when this returns. [`Tenure::entered`] waits for the answer.
+    /// Asks for a node. The request is on its way when this returns. [`Tenure::await_create`] waits for the answer.
     pub(crate) fn ask_for_node(&self) {
         let (session, now) = (self.session(), self.session().lease().now());
         let connection = session.upkeep().connection();
         // A contender that sees the node asks after the create, so after the watch was armed.
-        let arming = self.keeps.then(|| session.watch(self.queue()));
+        let directory_watch = self.keeps.then(|| session.watch(self.queue()));
         let reply = session.create(&self.own_node.path(), &self.data, Kind::EphemeralSequential);
         let _unlocked = self.own_node.change(|it| {
             it.known.asked(now, connection);
-            (it.creating.replace(reply), std::mem::replace(&mut it.arming, arming))
+            (it.creating.replace(reply), std::mem::replace(&mut it.directory_watch, directory_watch))
         });
     }
 
     /// The watch that was armed before our node was created. It fires when another contender asks for the node. `None`
     /// if no such watch is known to be armed.
-    pub(crate) async fn armed(&self) -> Option<Watch> {
-        let arming = self.own_node.change(|it| it.arming.take())?;
-        arming.await.ok()
+    pub(crate) async fn directory_watch(&self) -> Option<Watch> {
+        let directory_watch = self.own_node.change(|it| it.directory_watch.take())?;
+        directory_watch.await.ok()
     }
 
     /// Waits for the answer to [`Tenure::ask_for_node`].
     ///
     /// # Cancel safety
     /// Dropping the future keeps the request. Dropping this removes the node that the request makes.
-    pub(crate) async fn entered(&self) -> Result<(), Failure> {
+    pub(crate) async fn await_create(&self) -> Result<(), Failure> {
         let answer = poll_fn(|context| {
             self.own_node.change(|it| match &mut it.creating {
                 Some(reply) => reply.as_mut().poll(context),
@@ -93,7 +93,7 @@ impl Tenure {
                 // If the create was carried out after all, nothing shows that the watch was armed before it.
                 let _unlocked = self.own_node.change(|it| {
                     it.known.refused(&failure);
-                    (it.creating.take(), it.arming.take())
+                    (it.creating.take(), it.directory_watch.take())
                 });
                 Err(failure)
             }
@@ -166,7 +166,7 @@ impl Tenure {
     }
 
     /// The only hold by this node begins, for its limit. `holding` ends with it.
-    pub(crate) fn begin_hold(&self, holding: Holding) {
+    pub(crate) fn limit_and_trace(&self, holding: HoldTrace) {
         let _until_the_node_is_gone = self.own_node.limits().begin(self.now());
         *self.holding.lock() = holding;
     }
@@ -177,7 +177,7 @@ impl Tenure {
 
     /// The directory of the queue that the node is in.
     pub(crate) fn queue(&self) -> &Arc<str> {
-        self.own_node.directory()
+        self.own_node.queue()
     }
 
     pub(crate) fn contender(&self) -> Arc<Contender> {
@@ -214,9 +214,9 @@ impl Tenure {
         &self.data
     }
 
-    /// The directory of the lock, or of the semaphore.
-    pub(crate) fn directory(&self) -> &str {
-        &self.directory
+    /// The path that the user gave.
+    pub(crate) fn shown(&self) -> &str {
+        &self.shown
     }
 
     /// How sure it is that the lock is held.
@@ -308,7 +308,7 @@ impl Tenure {
             Failure::NoNode => Error::Lost(Loss::Removed),
             Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
             Failure::Operation { failure, .. } => self.lost_by(*failure, operation),
-            failure => Error::from_failure(failure, operation, &self.directory),
+            failure => Error::from_failure(failure, operation, &self.shown),
         }
     }
 }

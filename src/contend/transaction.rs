@@ -151,11 +151,11 @@ impl<'guard> Transaction<'guard> {
     async fn sent(self, is_found_out: bool) -> Result<Vec<Outcome>, Error> {
         let Transaction { locks, is_of_several, operations: wanted, size_limit } = self;
         let lost = |lock: &Tenure, loss| match is_of_several {
-            true => Error::Lost(loss).of_one(lock.directory()),
+            true => Error::Lost(loss).of_one(lock.shown()),
             false => Error::Lost(loss),
         };
         for operation in &wanted {
-            locks.iter().try_for_each(|lock| check(operation.path(), lock.directory()))?;
+            locks.iter().try_for_each(|lock| check(operation.path(), lock.shown()))?;
         }
         if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.find_loss()?))) {
             return Err(lost(lock, loss));
@@ -206,7 +206,7 @@ impl<'guard> Transaction<'guard> {
                 _ => Err(refused(operations.get(index), index.saturating_sub(checks), *failure)),
             },
             Err(Failure::Over(ending)) => Err(lost(speaker, Loss::SessionOver(ending))),
-            Err(failure) => Err(Error::from_failure(failure, "commit under the lock", speaker.directory())),
+            Err(failure) => Err(Error::from_failure(failure, "commit under the lock", speaker.shown())),
         }
     }
 }
@@ -345,7 +345,7 @@ impl<'a> Doubt<'a> {
 
     /// Whether nobody else can hold the locks meanwhile.
     fn is_alone(&self) -> bool {
-        let is_of_a_lock = |lock: &Tenure| parent(&lock.own_node().path()) == lock.directory();
+        let is_of_a_lock = |lock: &Tenure| parent(&lock.own_node().path()) == lock.shown();
         self.locks.iter().all(|lock| lock.contender().mode() == Mode::Write && is_of_a_lock(lock))
     }
 

@@ -81,7 +81,7 @@ impl Acquisition {
         late: &mut Lateness<'_>,
     ) -> Result<Step, Error> {
         let (session, me) = (entry.session(), &*entry.contender());
-        let names = match wait.look.take() {
+        let names = match wait.listing.take() {
             // The listing's answer was lost: ask again.
             None | Some(Err(Failure::Unknown(_))) => {
                 self.goal.iter().for_each(|goal| goal.forget_look());
@@ -93,8 +93,6 @@ impl Acquisition {
         entry.remove_strays(&names);
         if !waiter.has_waited() {
             self.check_for_semaphore(session, &names, names.directory.as_ref()).await?;
-        }
-        if !waiter.has_waited() {
             meter::entered(self.aim(), names.len().saturating_sub(1));
         }
         let is_alone = names.len() < 2;
@@ -103,17 +101,17 @@ impl Acquisition {
         waiter.pass_over(ghosts.shown(&paths.queue, &names, me.mode()));
         let mut step = waiter.next(News::Listed { names: &names, leaving: &leaving });
         if step == Step::Evicted && !names.iter().any(|name| name == me.name()) {
-            self.unless_denied(entry, wait).await?;
+            self.confirm_unlisted_node(entry, wait).await?;
             return Ok(Step::List);
         }
-        if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, wait.patience) {
+        if let (Step::Await { .. }, IfTaken::GiveUp) = (&step, wait.if_taken) {
             let ahead = paths.ghosts_ahead(session, &names, me.kind(), |names| turn::ahead_of(me, names));
             waiter.pass_over(ahead.await);
             step = waiter.next(News::Listed { names: &names, leaving: &leaving });
         }
         let Step::Await { asks, .. } = step else { return Ok(step) };
         wait.directory = names.directory.filter(|_| asks).map(Box::new);
-        if wait.patience == IfTaken::GiveUp {
+        if wait.if_taken == IfTaken::GiveUp {
             let blockers = paths.blockers(session, &names, me).await;
             return Err(Error::WouldBlock { blockers });
         }
@@ -131,12 +129,12 @@ impl Acquisition {
 }
 
 impl Acquisition {
-    /// The server does not list our node. Fails unless the leader has it: no read overrules what the ensemble has committed.
-    async fn unless_denied(&self, entry: &Tenure, wait: &mut WaitContext<'_>) -> Result<(), Error> {
+    /// The listing did not show our node. Fails unless the leader has it: no read overrules what the ensemble has committed.
+    async fn confirm_unlisted_node(&self, entry: &Tenure, wait: &mut WaitContext<'_>) -> Result<(), Error> {
         let (session, path) = (entry.session(), entry.own_node().path());
         if entry.find_loss().is_none() {
-            let denied = presence::leader_still_has(session, &path, &mut wait.denials).await;
-            if denied.map_err(|failure| self.handle.stop(failure))? {
+            let is_at_leader = presence::leader_still_has(session, &path, &mut wait.denials).await;
+            if is_at_leader.map_err(|failure| self.handle.stop(failure))? {
                 return Ok(());
             }
         }
@@ -156,7 +154,7 @@ impl Acquisition {
         {
             return Ok(());
         }
-        let path = &self.handle.path;
+        let path = &self.handle.queue;
         match retry::data(session, path, false).await {
             Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
@@ -178,14 +176,14 @@ impl Behind<'_> {
     async fn arm(&self, is_asked: &AtomicBool) -> Result<Watch, Failure> {
         let (session, own_node) = (self.entry.session(), self.entry.own_node());
         // On the session's thread: a second look may end this wait before the answer has come.
-        let own = own_node.ask_to_watch(session).map(|asked| {
+        let own = own_node.ask_to_watch(session).map(|own_watch| {
             let (live, own_node) = (Arc::clone(session), Arc::clone(own_node));
-            errand(session, async move { keep_alive::watched(&live, &own_node, asked).await }, drop)
+            errand(session, async move { keep_alive::watched(&live, &own_node, own_watch).await }, drop)
         });
         let watch = session.watch(&self.entry.child(&self.predecessor.name));
         if self.asks && !is_asked.swap(true, Ordering::Relaxed) {
             own_node.mark_asked();
-            ask(&self.handle.path, &self.handle.asking, session, self.directory.as_deref().copied());
+            ask(&self.handle.queue, &self.handle.asking, session, self.directory.as_deref().copied());
         }
         // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
         let watch = watch.await;
@@ -228,6 +226,7 @@ impl Behind<'_> {
             // The server lists a node that it denies: only the leader can tell.
             Err(Failure::NoNode) if self.is_again => match Box::pin(self.look_again(true)).await? {
                 Some(departure) => return Ok(departure),
+                // The leader has it. `missed`, beside this, ends the wait.
                 None => return std::future::pending().await,
             },
             Err(Failure::NoNode) => return Ok(Departure::ListAgain),

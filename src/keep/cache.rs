@@ -11,7 +11,7 @@ use crate::contend::tenure::{LimitedUse, Tenure};
 use crate::error::error::Error;
 use crate::keep::kept::{Granted, Kept, Why, Work, settle, wake};
 use crate::keep::uses::Joined;
-use crate::observe::trace::Holding;
+use crate::observe::trace::HoldTrace;
 use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
 use crate::session::lease::Moment;
@@ -155,7 +155,7 @@ pub(crate) struct KeptUse {
     granted: Arc<Granted>,
     number: u64,
     /// What is told of the use when it ends, if anything is.
-    told: Option<Arc<Holding>>,
+    told: Option<Arc<HoldTrace>>,
     /// Until when it may last, if it may not for ever.
     limit: Option<Arc<LimitedUse>>,
     /// A downgrade is under way, so the node may be either.
@@ -196,7 +196,7 @@ impl KeptUse {
     }
 
     /// The lock was granted to this use. `holding` ends with it.
-    pub(crate) fn begin(&mut self, holding: Holding) {
+    pub(crate) fn begin(&mut self, holding: HoldTrace) {
         self.limit = self.hold().limited_use().map(Arc::new);
         self.told = holding.is_recorded().then(|| Arc::new(holding));
     }
@@ -238,7 +238,7 @@ impl KeptUse {
         self.hold().change_to_read().await?;
         self.is_changing = false;
         if let Some(holding) = self.told.as_mut().and_then(Arc::get_mut) {
-            holding.begin_read_hold(self.granted.hold.directory(), self.granted.hold.own_node());
+            holding.begin_read_hold(self.granted.hold.shown(), self.granted.hold.own_node());
         }
         let woken = self.kept().state.lock().uses.downgraded(self.number);
         wake(woken);

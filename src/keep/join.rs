@@ -19,7 +19,7 @@ use crate::keep::cache::{Cache, KeptUse, WaitingUse};
 use crate::keep::kept::{Kept, Work};
 use crate::keep::uses::Joined;
 use crate::observe::on_wait::OnWait;
-use crate::observe::trace::{self, Acquiring};
+use crate::observe::trace::{self, AcquireTrace};
 use crate::queue::contender::Contender;
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
@@ -181,7 +181,7 @@ async fn wait_for_others(
 ) -> Result<Option<KeptUse>, Error> {
     let kept = Arc::clone(waits.kept());
     if let Some(mut on_wait) = acquisition.options.on_wait.clone().map(OnWait::new) {
-        let (path, uses) = (Arc::clone(&acquisition.handle.path), kept.uses());
+        let (path, uses) = (Arc::clone(&acquisition.handle.queue), kept.uses());
         on_wait.tell_at_once(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
     }
     let Some(left) = left else { return waits.wait().await };
@@ -222,7 +222,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
     all.trace.share_caller_of(&first.trace);
     let waiting = Arc::clone(&kept.waiting);
     let work = async move { all.enter(IfTaken::Wait, Some(&waiting), None).await };
-    Acquiring::around(span, Box::pin(work))
+    AcquireTrace::around(span, Box::pin(work))
 }
 
 /// A use of a kept node begins.

@@ -391,7 +391,7 @@ impl Gone {
         let hold = Arc::clone(&granted.hold);
         drop(watched_over);
         if let (Some(_), Some(why)) = (counted, why) {
-            let (path, cause) = (hold.directory(), why.label());
+            let (path, cause) = (hold.shown(), why.label());
             meter::count(names::KEPT_GIVEN_UP, &[("cause", cause)]);
             tell!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
         }

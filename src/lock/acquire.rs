@@ -14,7 +14,7 @@ use crate::keep::join::{self, Held, Lock};
 use crate::keep::uses::Joined;
 use crate::lock::hold::{ReadGuard, WriteGuard};
 use crate::observe::on_wait::Listener;
-use crate::observe::trace::Acquiring;
+use crate::observe::trace::AcquireTrace;
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
 use crate::session::shield::Shield;
@@ -211,7 +211,7 @@ fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(
         return if span.is_none() { joining } else { Granting::by(span.around(joining)) };
     }
     let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::alone(hold))) });
-    Granting(Stage::Working(Acquiring::around(span, work)), Shield::default())
+    Granting(Stage::Working(AcquireTrace::around(span, work)), Shield::default())
 }
 
 /// Acquires the lock, and does in the time that is left what else a guard needs.

@@ -33,7 +33,7 @@ impl Handle {
 
     /// As [`Handle::queue`], with the record of when a job was last done. Both are asked for at once.
     async fn queue_and_record(&self) -> Result<Queue, Error> {
-        let path = &self.path;
+        let path = &self.queue;
         let read = |session| async move { last_done(&session, path).await };
         let last = call::on_a_session(&self.coordinator, ("read the record of", path), read);
         let ((queue, _), done) = tokio::try_join!(self.queue(false, None), last)?;
@@ -42,7 +42,7 @@ impl Handle {
 
     /// Forgets when a job under the lock was last done.
     async fn forget(&self) -> Result<Option<Done>, Error> {
-        let path = &metadata::record_path(&self.path);
+        let path = &metadata::record_path(&self.queue);
         let twin = &metadata::twin_of(path);
         // The record as it was found first. A success since then stays, also if an answer is lost and all is tried again.
         let last = &OnceLock::new();
@@ -87,7 +87,7 @@ impl Handle {
         if !self.dialect.hands_off() {
             return Err(Error::invalid(format!("to ask in the dialect {}, in which no node is kept", self.dialect)));
         }
-        let path = &self.path;
+        let path = &self.queue;
         let asked = call::on_a_session(&self.coordinator, ("ask", path), |session| async move {
             // A server that lags shows an older version of the directory. To set that is refused, and reports to nobody.
             call::answered(&session, || session.sync(path)).await?;

@@ -102,7 +102,7 @@ impl RwLock {
 
     /// The lock's directory.
     pub fn path(&self) -> &str {
-        &self.handle().path
+        &self.handle().queue
     }
 
     /// Acquires the lock to read: shared with other readers.
@@ -431,7 +431,7 @@ impl RwLockBuilder {
         let paths = paths(self.path.into());
         Ok(Handle {
             coordinator: self.coordinator,
-            path: Arc::clone(&paths.queue),
+            queue: Arc::clone(&paths.queue),
             paths,
             host: self.host.unwrap_or_else(machine_name),
             label: self.label,

@@ -20,7 +20,7 @@ type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
 /// The trace of one acquisition. Its spans are behind a pointer, because thousands of acquisitions may wait.
 #[derive(Default)]
-pub(crate) struct Acquiring {
+pub(crate) struct AcquireTrace {
     spans: Option<Box<Spans>>,
     wait: Present,
 }
@@ -32,20 +32,20 @@ struct Spans {
     began: Instant,
 }
 
-impl Acquiring {
+impl AcquireTrace {
     /// An acquisition for several callers is not measured: each caller's own is.
-    pub(crate) fn begin(path: &Arc<str>, aim: Aim, label: Option<&str>, is_for_several: bool) -> Acquiring {
+    pub(crate) fn begin(path: &Arc<str>, aim: Aim, label: Option<&str>, is_for_several: bool) -> AcquireTrace {
         let acquire = OwnSpan::new(
             || debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty),
         );
         let caller = || OwnSpan::new(Span::current);
         let spans = (!acquire.is_none()).then(|| Spans { acquire, caller: caller(), began: Instant::now() });
         let wait = if is_for_several { Present::default() } else { Present::new(names::WAITING, Some((aim, path))) };
-        Acquiring { spans: spans.map(Box::new), wait }
+        AcquireTrace { spans: spans.map(Box::new), wait }
     }
 
     /// The trace of an acquisition for several callers. `first` is the trace of the caller that began it.
-    pub(crate) fn share_caller_of(&mut self, first: &Acquiring) {
+    pub(crate) fn share_caller_of(&mut self, first: &AcquireTrace) {
         if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
             spans.caller = first.caller.clone();
         }
@@ -61,12 +61,12 @@ impl Acquiring {
     }
 
     /// The lock was granted, and its hold begins.
-    pub(crate) fn begin_hold(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, own_node: &OwnNode) -> Holding {
+    pub(crate) fn begin_hold(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, own_node: &OwnNode) -> HoldTrace {
         self.record("token", own_node.token());
         self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, own_node, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
-        Holding { seen, metered: Present::new(names::HOLDING, Some((aim, path))), warning: None }
+        HoldTrace { seen, metered: Present::new(names::HOLDING, Some((aim, path))), warning: None }
     }
 
     /// Fills a field of the span: `sequence` once there is a node, which may have to wait; `token` at the grant.
@@ -101,7 +101,7 @@ pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
 
 /// The trace of a hold, until the hold ends.
 #[derive(Default)]
-pub(crate) struct Holding {
+pub(crate) struct HoldTrace {
     seen: Option<Box<HoldSpan>>,
     metered: Present,
     /// Calls the warning off that the hold lasts long, when it is dropped.
@@ -115,7 +115,7 @@ struct HoldSpan {
     label: Option<String>,
 }
 
-impl Holding {
+impl HoldTrace {
     /// Whether anything is told when it ends.
     pub(crate) fn is_recorded(&self) -> bool {
         self.seen.is_some() || self.metered.is_some() || self.warning.is_some()

@@ -126,6 +126,9 @@ const CURATOR_WRITE: &str = "__WRIT__";
 const MUTEX: &str = "lock-";
 /// Ends as [`MUTEX`] does, so that a mutex waits for it.
 const MUTEX_READ: &str = "READ-lock-";
+
+/// No marker of a mode is longer, in any dialect.
+pub(crate) const LONGEST_MARKER: &str = MUTEX_READ;
 const KAZOO_READ: &str = "__rlock__";
 const KAZOO_WRITE: &str = "__lock__";
 

@@ -140,7 +140,7 @@ impl Guard for Option<OnceGuard> {
         Granting::by(async move {
             let rest = Judging::new(&lock, options.label.clone(), period);
             let aim = Aim::Lock(Mode::Write);
-            let rest = rest.inspect_err(|error| trace::not_granted(&lock.handle.path, aim, error))?;
+            let rest = rest.inspect_err(|error| trace::not_granted(&lock.handle.queue, aim, error))?;
             acquire::acquire_and(lock, options, |guard| rest.judge(guard)).await
         })
     }
@@ -164,14 +164,14 @@ impl Judging {
                  wait until it is given up; open the lock without keep",
             ));
         }
-        validation::check_directory(&metadata::record_path(&handle.path))?;
+        validation::check_directory(&metadata::record_path(&handle.queue))?;
         Ok(Judging { host: handle.host.clone(), label: label.or_else(|| handle.label.clone()), period })
     }
 
     /// Looks whether the work is due. If not, gives the lock back.
     async fn judge(self, guard: WriteGuard) -> Result<Option<OnceGuard>, Error> {
         let hold = guard.held();
-        let (session, path) = (hold.session(), metadata::record_path(hold.directory()));
+        let (session, path) = (hold.session(), metadata::record_path(hold.shown()));
         let seen = hold.run(Record::read(session, &path)).await?;
         let (last, is_there) = match seen.map_err(|failure| refused(failure, &path))? {
             Record::Foreign => return Err(Error::ForeignRecord { path }),
@@ -199,7 +199,7 @@ impl Judging {
             return Err(Error::RecordVanished { path, last: Box::new(last) });
         }
         let at = humantime::format_rfc3339_millis(date(last.at));
-        tell!(DEBUG, path = hold.directory(), host = last.host, %at, "not due: it was done");
+        tell!(DEBUG, path = hold.shown(), host = last.host, %at, "not due: it was done");
         // The work was done, whatever becomes of our lock, and whenever the time is over.
         drop(guard);
         Ok(None)
@@ -316,7 +316,7 @@ impl OnceGuard {
 
     /// The path of the record: that of the lock, with `.done` at its end.
     pub fn record(&self) -> String {
-        metadata::record_path(self.guard.held().directory())
+        metadata::record_path(self.guard.held().shown())
     }
 
     /// Gives the lock back: see [`WriteGuard::release`]. Records nothing.

@@ -8,7 +8,7 @@ use crate::queue::contender::Contender;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
 use crate::session::listing;
-use crate::session::node::{Asked, OwnNode};
+use crate::session::node::{OwnNode, OwnWatch};
 use crate::session::presence::{self, check};
 use crate::session::request::{Failure, Loss};
 use crate::session::retry::{Tries, repeated, slept};
@@ -89,8 +89,12 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
 }
 
 /// Keeps the watch that was asked for. A server that denies a node which the leader has does not end its hold, nor its wait.
-pub(crate) async fn watched(session: &Arc<dyn Session>, own_node: &Arc<OwnNode>, asked: Asked) -> Result<(), Failure> {
-    let Asked { path, watch } = asked;
+pub(crate) async fn watched(
+    session: &Arc<dyn Session>,
+    own_node: &Arc<OwnNode>,
+    asked: OwnWatch,
+) -> Result<(), Failure> {
+    let OwnWatch { path, watch } = asked;
     let answer = match watch.await {
         Err(Failure::NoNode) => match presence::is_there(session, &path, None).await {
             Ok(true) => Err(Failure::Refused(presence::diverged(session, &path))),
@@ -99,7 +103,7 @@ pub(crate) async fn watched(session: &Arc<dyn Session>, own_node: &Arc<OwnNode>,
         },
         answer => answer,
     };
-    own_node.watched(Asked { path, watch: Box::pin(ready(answer)) }).await
+    own_node.watched(OwnWatch { path, watch: Box::pin(ready(answer)) }).await
 }
 
 pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
@@ -273,9 +277,9 @@ impl OwnNode {
     }
 
     /// Asks for a watch on this node, unless one was asked for already. The request is on its way when this returns.
-    pub(crate) fn ask_to_watch(&self, session: &Arc<dyn Session>) -> Option<Asked> {
+    pub(crate) fn ask_to_watch(&self, session: &Arc<dyn Session>) -> Option<OwnWatch> {
         let path = self.change(|it| it.known.begin_to_watch())?;
-        Some(Asked { watch: session.watch(&path), path })
+        Some(OwnWatch { watch: session.watch(&path), path })
     }
 
     /// Waits until `look` finds something; looks again after every change, and when the lease would run out.

@@ -20,7 +20,7 @@ use crate::telemetry::{meter, names};
 pub(crate) mod state;
 
 /// A watch on an own node that was asked for.
-pub(crate) struct Asked {
+pub(crate) struct OwnWatch {
     pub(super) path: String,
     pub(super) watch: Reply<Watch>,
 }
@@ -72,8 +72,8 @@ impl Unwatched {
 pub(crate) struct OwnNode {
     /// Among the nodes of its session.
     pub(super) number: u64,
-    /// The lock's directory.
-    directory: Arc<str>,
+    /// The queue's directory.
+    queue: Arc<str>,
     owner: Owner,
     state: Mutex<Locked>,
     changed: Notify,
@@ -99,7 +99,7 @@ pub(crate) struct Locked {
     pub(crate) known: NodeState,
     pub(crate) creating: Option<Reply<Created>>,
     /// The watch on the directory's data, by which other contenders ask for a node that is kept.
-    pub(crate) arming: Option<Reply<Watch>>,
+    pub(crate) directory_watch: Option<Reply<Watch>>,
     /// The watch on this node, and its waker, which is this own node itself: so thousands of waiters need no task each.
     /// The waker keeps the own node alive until the watch has fired.
     own: Option<(Watch, Waker)>,
@@ -110,16 +110,16 @@ pub(crate) struct Locked {
 impl OwnNode {
     pub(super) fn new(
         number: u64,
-        (directory, owner): (Arc<str>, Owner),
+        (queue, owner): (Arc<str>, Owner),
         mode: Mode,
         lease: &Arc<Lease>,
         unwatched: &Arc<Unwatched>,
     ) -> Arc<OwnNode> {
-        let known = NodeState::new(&directory, owner.unnumbered(mode));
-        let state = Locked { known, creating: None, arming: None, own: None, made: Vec::new() };
+        let known = NodeState::new(&queue, owner.unnumbered(mode));
+        let state = Locked { known, creating: None, directory_watch: None, own: None, made: Vec::new() };
         Arc::new(OwnNode {
             number,
-            directory,
+            queue,
             owner,
             state: Mutex::new(state),
             changed: Notify::new(),
@@ -153,9 +153,9 @@ impl OwnNode {
         read(&self.state.lock().known)
     }
 
-    /// The lock's directory.
-    pub(crate) fn directory(&self) -> &Arc<str> {
-        &self.directory
+    /// The queue's directory.
+    pub(crate) fn queue(&self) -> &Arc<str> {
+        &self.queue
     }
 
     pub(crate) fn owner(&self) -> &Owner {
@@ -375,13 +375,13 @@ impl OwnNode {
     }
 
     /// Whether a watch is armed that will show what happens to this node.
-    pub(crate) fn is_armed(&self) -> bool {
+    pub(crate) fn has_own_watch(&self) -> bool {
         self.state.lock().own.is_some()
     }
 
     /// Keeps the watch that was asked for. A node that is not there any more is lost.
-    pub(crate) async fn watched(self: &Arc<Self>, asked: Asked) -> Result<(), Failure> {
-        let Asked { path, watch } = asked;
+    pub(crate) async fn watched(self: &Arc<Self>, asked: OwnWatch) -> Result<(), Failure> {
+        let OwnWatch { path, watch } = asked;
         match watch.await {
             Ok(watch) => {
                 self.arm(&path, watch);

@@ -55,7 +55,6 @@ pub(super) struct ZooKeeperSession {
     pipeline: Arc<Pipeline>,
     upkeep: Arc<Upkeep>,
     link: watch::Sender<SessionLink>,
-    /// What reports the session's state, until the client's task has ended.
     /// What the follower of the client's state has, until it ends.
     follower: OnceLock<Weak<()>>,
     background: Arc<BackgroundThread>,

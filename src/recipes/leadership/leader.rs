@@ -82,7 +82,7 @@ const NAME_BYTES: usize = 128;
 pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
     let lock = Arc::clone(handle);
     Call::in_time(&handle.coordinator, async move {
-        let (handle, path) = (&lock, &lock.path);
+        let (handle, path) = (&lock, &lock.queue);
         let seen = call::on_a_session(&lock.coordinator, (READ, path), |session| async move {
             let mut gone: Vec<Contender> = Vec::new();
             loop {
@@ -127,7 +127,7 @@ async fn beside_the_leader<T>(session: &Arc<dyn Session>, node: &str, read: impl
 
 /// The leader among these names, without those that have left although the server still shows them.
 fn leading_but_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[String]) -> Option<Contender> {
-    leading(handle.dialect, &session.upkeep().ghosts().without(&handle.path, names, Mode::Write))
+    leading(handle.dialect, &session.upkeep().ghosts().without(&handle.queue, names, Mode::Write))
 }
 
 /// The leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
@@ -170,15 +170,15 @@ impl Followed for Observer {
     }
 
     fn watched_bytes(&self) -> usize {
-        self.handle.path.len() + NAME_BYTES
+        self.handle.queue.len() + NAME_BYTES
     }
 
     fn refused(&self, failure: Failure) {
-        self.report(Err(Error::from_failure(failure, READ, &self.handle.path)));
+        self.report(Err(Error::from_failure(failure, READ, &self.handle.queue)));
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
-        let path = &self.handle.path;
+        let path = &self.handle.queue;
         // Another server may lag behind what the last one has shown us.
         if self.seen.lock().told.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
@@ -239,7 +239,7 @@ impl Observer {
 
     /// Waits until a candidate has come, also if no event tells of it.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
-        let path = &self.handle.path;
+        let path = &self.handle.queue;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
         if leading_but_ghosts(session, &self.handle, &names).is_some() {
             return Ok(());
@@ -265,7 +265,7 @@ impl Observer {
         first: &Contender,
         has_ghosts: &mut bool,
     ) -> Result<(), Failure> {
-        let node = format!("{}/{}", self.handle.path, first.name());
+        let node = format!("{}/{}", self.handle.queue, first.name());
         let looked = retry::until_known(session, || {
             let (change, data) = (session.watch(&node), session.data(&node));
             Box::pin(async move { Ok((change.await?, data.await?)) })
@@ -283,7 +283,7 @@ impl Observer {
         }
         // It has left, although the server shows it.
         *has_ghosts = true;
-        presence::ghosts_of(session, &self.handle.path, vec![first.name().into()], first.kind()).await;
+        presence::ghosts_of(session, &self.handle.queue, vec![first.name().into()], first.kind()).await;
         Ok(())
     }
 }

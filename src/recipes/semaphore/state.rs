@@ -130,11 +130,11 @@ impl SemaphoreState {
     ) -> Result<(), Error> {
         let (session, paths, me) = (held.session(), &self.handle.paths, &*held.contender());
         let alone = [me.name().to_owned()];
-        if wait.patience == IfTaken::GiveUp {
+        if wait.if_taken == IfTaken::GiveUp {
             return Err(Error::WouldBlock { blockers: paths.blockers(session, &alone, me).await });
         }
         if let Some(on_wait) = &mut wait.on_wait {
-            let names = session.children(&self.handle.path).await;
+            let names = session.children(&self.handle.queue).await;
             let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| alone.to_vec());
             on_wait.tell(session, paths, me.dialect(), paths.progress_beside(&now.names, &names, me)).await;
         }

@@ -92,7 +92,7 @@ impl PermitRequest {
         version: i32,
         refused: &mut Option<i32>,
         rounds: &mut u32,
-        patience: IfTaken,
+        if_taken: IfTaken,
     ) -> Result<bool, Error> {
         let SemaphoreState { handle, taken, .. } = &*self.state;
         let name = permits::name(&held.own_node().owner().to_string(), self.count);
@@ -102,7 +102,7 @@ impl PermitRequest {
             Ok(()) => Ok(true),
             Err(NotExchanged::Changed) => {
                 if refused.replace(version) == Some(version) {
-                    if patience == IfTaken::GiveUp {
+                    if if_taken == IfTaken::GiveUp {
                         let what = "its number has changed, and the server does not show it yet";
                         return Err(self.state.doubtful(what.to_owned()));
                     }
@@ -239,7 +239,7 @@ impl Goal for PermitRequest {
                 Ok(Room::Enough) => {
                     self.state.ensure_alone(held.session(), None).await?;
                     self.state.check_rights(held.session()).await?;
-                    if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.patience).await? {
+                    if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.if_taken).await? {
                         break;
                     }
                     // The number may have changed without a word from the watch yet.
@@ -247,7 +247,7 @@ impl Goal for PermitRequest {
                 }
                 Ok(Room::Short) => {
                     grant.kind = GrantKind::Look;
-                    if wait.patience == IfTaken::GiveUp {
+                    if wait.if_taken == IfTaken::GiveUp {
                         let found = self.state.find_ghosts(held.session(), &now.names).await;
                         if !found.is_empty() {
                             view.gone.extend(found);

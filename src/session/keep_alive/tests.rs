@@ -274,7 +274,7 @@ async fn a_watch_that_is_denied_ends_a_hold_only_if_the_leader_has_no_node_eithe
     let (noted, _task) = Noted::kept_alive();
     let session: Arc<dyn Session> = Arc::clone(&noted) as _;
     let holder = noted.holder("/lock/node");
-    let denied = || Asked { path: "/lock/node".to_owned(), watch: Box::pin(ready(Err(Failure::NoNode))) };
+    let denied = || OwnWatch { path: "/lock/node".to_owned(), watch: Box::pin(ready(Err(Failure::NoNode))) };
     assert!(matches!(watched(&session, &holder, denied()).await, Err(Failure::Refused(_))));
     assert_eq!(holder.find_loss(), None);
     noted.wrong.lock().unwrap().push(("/lock/node".to_owned(), Failure::NoNode));

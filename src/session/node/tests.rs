@@ -95,8 +95,8 @@ fn fired(event: Event) -> Watch {
     Box::pin(std::future::ready(event))
 }
 
-fn asked(watch: Result<Watch, Failure>) -> Asked {
-    Asked { path: "/lock/node".to_owned(), watch: Box::pin(std::future::ready(watch)) }
+fn asked(watch: Result<Watch, Failure>) -> OwnWatch {
+    OwnWatch { path: "/lock/node".to_owned(), watch: Box::pin(std::future::ready(watch)) }
 }
 
 /// The outcome of a watch that was asked for and answered at once.
@@ -115,14 +115,14 @@ fn a_node_is_watched_once_and_again_when_the_request_failed_or_a_stranger_wrote(
     assert_eq!((to_watch(&own_node), to_watch(&own_node)), (path(), None));
     let unknown = Failure::Unknown(String::new());
     assert_eq!(watched(&own_node, Err(unknown.clone())), Err(unknown));
-    assert_eq!((own_node.is_armed(), to_watch(&own_node)), (false, path()));
+    assert_eq!((own_node.has_own_watch(), to_watch(&own_node)), (false, path()));
     assert_eq!(watched(&own_node, Ok(Box::pin(std::future::pending()))), Ok(()));
-    assert_eq!((own_node.is_armed(), to_watch(&own_node)), (true, None));
+    assert_eq!((own_node.has_own_watch(), to_watch(&own_node)), (true, None));
     assert!(upkeep.unwatched.take(Duration::ZERO).0.is_empty());
 
     let (own_node, upkeep) = holding();
     assert_eq!(watched(&own_node, Ok(fired(Event::Changed))), Ok(()));
-    assert_eq!((own_node.is_armed(), own_node.find_loss()), (false, None));
+    assert_eq!((own_node.has_own_watch(), own_node.find_loss()), (false, None));
     assert_eq!((upkeep.unwatched.take(Duration::ZERO).0.len(), to_watch(&own_node)), (1, path()));
 }
 
@@ -139,7 +139,7 @@ fn a_watch_on_the_node_that_was_replaced_tells_nothing_of_the_new_one() {
     assert_eq!(to_watch(&own_node), None, "the new one was asked for");
     assert_eq!(watched(&own_node, Ok(fired(Event::Deleted))), Ok(()));
     assert_eq!(watched(&own_node, Err(Failure::NoNode)), Ok(()));
-    assert_eq!((own_node.find_loss(), own_node.is_armed()), (None, false));
+    assert_eq!((own_node.find_loss(), own_node.has_own_watch()), (None, false));
     own_node.gone_from("/lock/new");
     assert_eq!(own_node.find_loss(), Some(Loss::Removed));
 }
