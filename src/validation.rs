@@ -200,7 +200,7 @@ mod tests {
                 assert!(text.starts_with('/') && text.len() <= LONGEST && !text.contains(is_refused_by_servers));
             }
             if host {
-                let owner = Dialect::Native.new_owner(text, true, || 7);
+                let owner = Dialect::Native.new_tag(text, true, || 7);
                 let name = format!("{owner}-WRITE-0000000007");
                 let contender = Contender::parse(&name).expect("a name of ours");
                 assert_eq!((contender.host(), contender.mode()), (text, Mode::Write));

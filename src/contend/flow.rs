@@ -13,7 +13,7 @@ use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::observe::on_wait::OnWait;
 use crate::observe::trace;
-use crate::queue::contender::{Contender, Owner};
+use crate::queue::contender::{Contender, Tag};
 use crate::queue::dialect::LONGEST_MARKER;
 use crate::queue::metadata::Metadata;
 use crate::queue::mode;
@@ -270,7 +270,7 @@ impl Acquisition {
     pub(crate) async fn queue_up(&self) -> Result<(Box<Tenure>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
         // By this number we tell our node from all others, also after the answer to its create was lost.
-        let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, self.sharing.is_some(), random));
+        let tag = Tag::new(handle.dialect, handle.dialect.new_tag(&handle.host, self.sharing.is_some(), random));
         let since = SystemTime::now();
         let metadata = Metadata {
             host: handle.host.clone(),
@@ -280,7 +280,7 @@ impl Acquisition {
         };
         // Each waiter watches two nodes: its own, and its predecessor's, whose host may be longer.
         let mut watched = 2 * (handle.queue.len() + "/".len() + LONGEST_MARKER.len() + "0000000000".len());
-        watched += owner.len() + handle.dialect.longest_owner(owner.len());
+        watched += tag.len() + handle.dialect.longest_tag(tag.len());
         if self.sharing.is_some() {
             watched += handle.queue.len();
         }
@@ -289,7 +289,7 @@ impl Acquisition {
         loop {
             let session_slot =
                 handle.coordinator.session_slot(watched).await.map_err(|failure| self.handle.stop(failure))?;
-            let node = session_slot.session().upkeep().begin(&handle.queue, &owner, self.mode);
+            let node = session_slot.session().upkeep().begin(&handle.queue, &tag, self.mode);
             let keeps = self.sharing.is_some();
             let note = metadata.encode(since);
             let entry = Tenure::new(session_slot, node, keeps, handle.shown(), &handle.coordinator, note);
@@ -328,7 +328,7 @@ impl Acquisition {
                     // If a server errs, the listing behind the create shows the node that it denies. A second node would
                     // wait behind that one for ever.
                     let is_there =
-                        listing.is_ok_and(|names| names.iter().any(|name| entry.own_node().owner().owns(name)));
+                        listing.is_ok_and(|names| names.iter().any(|name| entry.own_node().tag().is_on(name)));
                     if is_there && entry.recover().await? {
                         return Ok(None);
                     }

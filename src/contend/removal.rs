@@ -3,7 +3,7 @@
 use std::future::ready;
 use std::sync::Arc;
 
-use crate::queue::contender::Owner;
+use crate::queue::contender::Tag;
 use crate::session::contract::Session;
 use crate::session::leaving::{Ask, Deletion, Input, Leaving, Shown};
 use crate::session::node::OwnNode;
@@ -22,8 +22,8 @@ pub(crate) fn remove(
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {
     let pending = leaving.asks().is_ok().then(|| Present::new(names::REMOVALS_PENDING, None));
-    let (directory, owner) = (Arc::clone(own_node.queue()), own_node.owner().clone());
-    let by = Remover { session: Arc::clone(session), directory, owner, _pending: pending };
+    let (directory, tag) = (Arc::clone(own_node.queue()), own_node.tag().clone());
+    let by = Remover { session: Arc::clone(session), directory, tag, _pending: pending };
     match leaving.asks() {
         Ok(ask) => {
             let first = by.send(ask, creating);
@@ -49,7 +49,7 @@ fn unheard(answer: Result<(), Failure>) {
 struct Remover {
     session: Arc<dyn Session>,
     directory: Arc<str>,
-    owner: Owner,
+    tag: Tag,
     _pending: Option<Present>,
 }
 
@@ -104,12 +104,12 @@ impl Remover {
 
     /// The paths of the owner's nodes among these names.
     fn own(&self, names: Vec<String>) -> Vec<String> {
-        let own = names.iter().filter(|name| self.owner.owns(name));
+        let own = names.iter().filter(|name| self.tag.is_on(name));
         own.map(|name| format!("{}/{name}", self.directory)).collect()
     }
 
     fn tell(&self, shown: Option<Shown>) {
-        let Remover { session, directory, owner, .. } = self;
+        let Remover { session, directory, tag, .. } = self;
         match shown {
             None => {}
             Some(Shown::SignalRefused) => session.upkeep().signal_refused(),
@@ -117,7 +117,7 @@ impl Remover {
                 tell!(ERROR, path, %failure, "a lock node could not be removed and stays until its session ends");
             }
             Some(Shown::Unlisted(failure)) => {
-                tell!(ERROR, %directory, %owner, %failure, "a node that a lost answer may have left cannot be looked for");
+                tell!(ERROR, %directory, owner = %tag, %failure, "a node that a lost answer may have left cannot be looked for");
             }
         }
     }

@@ -127,10 +127,10 @@ impl Tenure {
     /// Without the sync a lagging server could hide the node, and a second node of ours would queue behind it for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         self.own_node.change(|it| it.known.doubted());
-        let (session, directory, owner) = (self.session(), self.queue(), self.own_node.owner());
+        let (session, directory, tag) = (self.session(), self.queue(), self.own_node.tag());
         let children = until_known(session, || synced(session, directory, |it, path| it.children(path)));
         let children = children.await.or_else(none_without_directory)?;
-        for child in children.iter().filter(|child| owner.owns(child)) {
+        for child in children.iter().filter(|child| tag.is_on(child)) {
             let path = self.child(child);
             match until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
@@ -144,7 +144,7 @@ impl Tenure {
                 Err(failure) => return Err(failure),
             }
         }
-        tell!(DEBUG, path = %directory, %owner, "the answer to a create was lost, and there is no node");
+        tell!(DEBUG, path = %directory, owner = %tag, "the answer to a create was lost, and there is no node");
         Ok(false)
     }
 

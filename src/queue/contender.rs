@@ -12,7 +12,7 @@ pub struct Contender {
     name: String,
     dialect: Dialect,
     host_len: usize,
-    owner_len: usize,
+    tag_len: usize,
     slot: Slot,
 }
 
@@ -43,16 +43,16 @@ impl Contender {
     /// assert_eq!(Contender::parse_as(name, Dialect::Kazoo), None);
     /// ```
     pub fn parse_as(name: &str, dialect: Dialect) -> Option<Contender> {
-        let (owner, slot) = dialect.split(name)?;
-        Some(Contender::of(name.to_owned(), dialect, owner.len(), slot))
+        let (tag, slot) = dialect.split(name)?;
+        Some(Contender::of(name.to_owned(), dialect, tag.len(), slot))
     }
 
-    fn of(name: String, dialect: Dialect, owner_len: usize, slot: Slot) -> Contender {
+    fn of(name: String, dialect: Dialect, tag_len: usize, slot: Slot) -> Contender {
         let host_len = match dialect {
-            Dialect::Native => name[..owner_len].find('~').unwrap_or(owner_len),
+            Dialect::Native => name[..tag_len].find('~').unwrap_or(tag_len),
             _ => 0,
         };
-        Contender { name, dialect, host_len, owner_len, slot }
+        Contender { name, dialect, host_len, tag_len, slot }
     }
 
     /// The whole name of its node, without the directory.
@@ -74,10 +74,10 @@ impl Contender {
     pub fn id(&self) -> Option<&str> {
         let id = match self.dialect {
             Dialect::Native => {
-                let id = self.name[self.host_len..self.owner_len].strip_prefix('~')?;
+                let id = self.name[self.host_len..self.tag_len].strip_prefix('~')?;
                 id.strip_suffix(dialect::KEEP).unwrap_or(id)
             }
-            _ => Dialect::id(self.owner()),
+            _ => Dialect::id(self.tag()),
         };
         (!id.is_empty()).then_some(id)
     }
@@ -91,7 +91,7 @@ impl Contender {
     /// assert!(!Contender::parse("web-1~k3v9x2ma-READ-0000000007").unwrap().keeps());
     /// ```
     pub fn keeps(&self) -> bool {
-        self.dialect == Dialect::Native && self.owner().ends_with(dialect::KEEP)
+        self.dialect == Dialect::Native && self.tag().ends_with(dialect::KEEP)
     }
 
     /// What it asks for.
@@ -120,12 +120,12 @@ impl Contender {
 
     /// The name that its node has after a downgrade.
     pub(crate) fn downgraded(&self) -> String {
-        name(self.owner(), self.dialect.marker(Mode::Read), self.sequence())
+        name(self.tag(), self.dialect.marker(Mode::Read), self.sequence())
     }
 
     /// How the names of its acquisition begin; no other's, if its name has an id.
-    pub(crate) fn owner(&self) -> &str {
-        &self.name[..self.owner_len]
+    pub(crate) fn tag(&self) -> &str {
+        &self.name[..self.tag_len]
     }
 
     /// What another contender of its dialect and mode waits for, it waits for as well.
@@ -146,14 +146,14 @@ impl fmt::Display for Contender {
 
 /// How the names of one acquisition begin. No other acquisition's names begin so.
 #[derive(Clone, Debug)]
-pub(crate) struct Owner {
+pub(crate) struct Tag {
     dialect: Dialect,
     text: Arc<str>,
 }
 
-impl Owner {
-    pub(crate) fn new(dialect: Dialect, text: String) -> Owner {
-        Owner { dialect, text: text.into() }
+impl Tag {
+    pub(crate) fn new(dialect: Dialect, text: String) -> Tag {
+        Tag { dialect, text: text.into() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -170,20 +170,20 @@ impl Owner {
         Contender::of(self.prefix(mode), self.dialect, self.len(), Slot { mode, sequence: -1 })
     }
 
-    /// Whether `name` is a contender of this owner, in either mode.
-    pub(crate) fn owns(&self, name: &str) -> bool {
-        self.dialect.split(name).is_some_and(|(owner, _)| *owner == *self.text)
+    /// Whether `name` is a contender of this acquisition, in either mode.
+    pub(crate) fn is_on(&self, name: &str) -> bool {
+        self.dialect.split(name).is_some_and(|(tag, _)| *tag == *self.text)
     }
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-fn name(owner: &str, marker: &str, sequence: i64) -> String {
-    format!("{owner}{marker}{sequence:010}")
+fn name(tag: &str, marker: &str, sequence: i64) -> String {
+    format!("{tag}{marker}{sequence:010}")
 }
 
 #[cfg(test)]

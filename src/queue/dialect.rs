@@ -139,7 +139,7 @@ impl Dialect {
     /// All dialects.
     pub const ALL: [Dialect; 4] = [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo];
 
-    /// The text between the owner and the number.
+    /// The text between the tag and the number.
     pub(crate) fn marker(self, mode: Mode) -> &'static str {
         match (self, mode) {
             (Dialect::Native, Mode::Read) => "-READ-",
@@ -154,7 +154,7 @@ impl Dialect {
     }
 
     /// How the names of a new acquisition begin. No other acquisition's names begin so.
-    pub(crate) fn new_owner(self, host: &str, keeps: bool, mut random: impl FnMut() -> u64) -> String {
+    pub(crate) fn new_tag(self, host: &str, keeps: bool, mut random: impl FnMut() -> u64) -> String {
         if self == Dialect::Native {
             return format!("{host}~{}{}", letters_and_digits(random()), if keeps { KEEP } else { "" });
         }
@@ -168,8 +168,8 @@ impl Dialect {
         format!("{PROTECTED}{:08x}-{:04x}-{:04x}-{:04x}-{:012x}-", groups.0, groups.1, groups.2, groups.3, groups.4)
     }
 
-    /// How long the owner of another contender may be, beside one of ours with so many bytes.
-    pub(crate) fn longest_owner(self, ours: usize) -> usize {
+    /// How long the tag of another contender may be, beside one of ours with so many bytes.
+    pub(crate) fn longest_tag(self, ours: usize) -> usize {
         if self == Dialect::Native { ours.max(OWNER_BYTES) } else { ours }
     }
 
@@ -184,26 +184,26 @@ impl Dialect {
         self == Dialect::Kazoo
     }
 
-    /// Splits the name of one of its contenders into the owner and the slot; `None` for any other name.
+    /// Splits the name of one of its contenders into the tag and the slot; `None` for any other name.
     pub(crate) fn split(self, name: &str) -> Option<(&str, Slot)> {
         if self == Dialect::Native {
             return split_native(name);
         }
-        let (owner, mode, sequence) = numbers(name).into_iter().flatten().find_map(|(before, sequence)| {
-            let (owner, mode) = self.split_mode(before)?;
-            Some((owner, mode, sequence))
+        let (tag, mode, sequence) = numbers(name).into_iter().flatten().find_map(|(before, sequence)| {
+            let (tag, mode) = self.split_mode(before)?;
+            Some((tag, mode, sequence))
         })?;
         // Curator's readers look for the mark of a writer anywhere in the name.
         let mode = if self == Dialect::Curator && name.contains(CURATOR_WRITE) { Mode::Write } else { mode };
-        Some((owner, Slot { mode, sequence }))
+        Some((tag, Slot { mode, sequence }))
     }
 
     fn split_mode(self, before: &str) -> Option<(&str, Mode)> {
-        let strip = |mode| before.strip_suffix(self.marker(mode)).map(|owner| (owner, mode));
+        let strip = |mode| before.strip_suffix(self.marker(mode)).map(|tag| (tag, mode));
         match self {
             // Only this library makes readers here. Any other name that a mutex waits for is a writer's.
             Dialect::CuratorMutex => {
-                strip(Mode::Read).filter(|(owner, _)| is_protection(owner)).or_else(|| strip(Mode::Write))
+                strip(Mode::Read).filter(|(tag, _)| is_protection(tag)).or_else(|| strip(Mode::Write))
             }
             _ => strip(Mode::Read).or_else(|| strip(Mode::Write)),
         }
@@ -283,9 +283,9 @@ impl Dialect {
         self == Dialect::Curator && one.mode != other.mode && (0..mode::REFUSED_FROM).contains(&one.sequence)
     }
 
-    /// The id in an owner: the part that differs between acquisitions.
-    pub(crate) fn id(owner: &str) -> &str {
-        if is_protection(owner) { &owner[PROTECTED.len()..owner.len() - 1] } else { owner }
+    /// The id in a tag: the part that differs between acquisitions.
+    pub(crate) fn id(tag: &str) -> &str {
+        if is_protection(tag) { &tag[PROTECTED.len()..tag.len() - 1] } else { tag }
     }
 }
 
@@ -310,9 +310,9 @@ fn letters_and_digits(mut number: u64) -> String {
     std::array::from_fn::<char, 8, _>(|_| digit()).iter().collect()
 }
 
-/// Whether an owner is `_c_<uuid>-`, and nothing more.
-fn is_protection(owner: &str) -> bool {
-    let uuid = owner.strip_prefix(PROTECTED).and_then(|rest| rest.strip_suffix('-'));
+/// Whether a tag is `_c_<uuid>-`, and nothing more.
+fn is_protection(tag: &str) -> bool {
+    let uuid = tag.strip_prefix(PROTECTED).and_then(|rest| rest.strip_suffix('-'));
     uuid.is_some_and(|uuid| uuid.len() == 36 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'))
 }
 
@@ -327,35 +327,35 @@ fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
     [positive, negative]
 }
 
-/// The end of the owner of a node that its process may keep between uses.
+/// The end of the tag of a node that its process may keep between uses.
 ///
 /// It is in the name, and not in the node's data, so that a waiter can ask as soon as it has listed the queue.
 pub(crate) const KEEP: &str = "~keep";
 
 const HOST_BYTES: usize = 64;
 
-/// The longest owner that a library of ours makes, `host~id~keep`.
+/// The longest tag that a library of ours makes, `host~id~keep`.
 const OWNER_BYTES: usize = HOST_BYTES + "~k3v9x2ma".len() + KEEP.len();
 
 /// Whether a name looks as if it were kept. Quick, because only the end of the name is read.
 pub(crate) fn may_keep(name: &str) -> bool {
     let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
-    before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|owner| owner.ends_with(KEEP))
+    before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|tag| tag.ends_with(KEEP))
 }
 
-/// Splits a native name into its owner (`host`, `host~id` or `host~id~keep`) and its slot.
+/// Splits a native name into its tag (`host`, `host~id` or `host~id~keep`) and its slot.
 fn split_native(name: &str) -> Option<(&str, Slot)> {
     let (before, digits) = name.rsplit_once('-')?;
     let sign = usize::from(before.ends_with('-'));
     let before = &before[..before.len() - sign];
     let sequence = parse_sequence(&name[name.len() - digits.len() - sign..])?;
-    let (owner, mode) = match before.strip_suffix("-WRITE") {
-        Some(owner) => (owner, Mode::Write),
+    let (tag, mode) = match before.strip_suffix("-WRITE") {
+        Some(tag) => (tag, Mode::Write),
         None => (before.strip_suffix("-READ")?, Mode::Read),
     };
-    let (host, id) = owner.strip_suffix(KEEP).unwrap_or(owner).split_once('~').unwrap_or((owner, "0"));
+    let (host, id) = tag.strip_suffix(KEEP).unwrap_or(tag).split_once('~').unwrap_or((tag, "0"));
     let well_formed = host_problem(host).is_none() && !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric());
-    well_formed.then_some((owner, Slot { mode, sequence }))
+    well_formed.then_some((tag, Slot { mode, sequence }))
 }
 
 /// Accepts exactly what the server prints (`%010d`), so that one number has one spelling.

@@ -170,7 +170,7 @@ pub(crate) fn first_in_queue(me: &Contender, queue: &[String]) -> Option<Contend
 /// A second node of the same owner, from a create whose answer was lost, is no waiter.
 fn first_of_others(me: &Contender, queue: &[String], is_wanted: impl Fn(Slot) -> bool) -> Option<Contender> {
     let wanted = in_order(me.dialect(), queue, is_wanted);
-    wanted.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| it.owner() != me.owner())
+    wanted.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
 }
 
 /// All contenders in the order of arrival, each with its turn: [`as_seen`] for all of them, in one pass.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::queue::contender::{Contender, Owner};
+use crate::queue::contender::{Contender, Tag};
 use crate::queue::mode::Mode;
 use crate::session::lease::{Lease, Moment, nanos};
 use crate::session::node::state::{Evidence, NodeState};
@@ -74,7 +74,7 @@ pub(crate) struct OwnNode {
     pub(super) number: u64,
     /// The queue's directory.
     queue: Arc<str>,
-    owner: Owner,
+    tag: Tag,
     state: Mutex<Locked>,
     changed: Notify,
     /// How many transactions under this hold have an unknown outcome. A path that was given to the caller counts as
@@ -110,17 +110,17 @@ pub(crate) struct Locked {
 impl OwnNode {
     pub(super) fn new(
         number: u64,
-        (queue, owner): (Arc<str>, Owner),
+        (queue, tag): (Arc<str>, Tag),
         mode: Mode,
         lease: &Arc<Lease>,
         unwatched: &Arc<Unwatched>,
     ) -> Arc<OwnNode> {
-        let known = NodeState::new(&queue, owner.unnumbered(mode));
+        let known = NodeState::new(&queue, tag.unnumbered(mode));
         let state = Locked { known, creating: None, directory_watch: None, own: None, made: Vec::new() };
         Arc::new(OwnNode {
             number,
             queue,
-            owner,
+            tag,
             state: Mutex::new(state),
             changed: Notify::new(),
             unsettled: AtomicUsize::new(0),
@@ -158,8 +158,8 @@ impl OwnNode {
         &self.queue
     }
 
-    pub(crate) fn owner(&self) -> &Owner {
-        &self.owner
+    pub(crate) fn tag(&self) -> &Tag {
+        &self.tag
     }
 
     pub(crate) fn path(&self) -> String {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::queue::contender::Owner;
+use crate::queue::contender::Tag;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::session::contract::Session;
@@ -45,8 +45,8 @@ pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
 impl Upkeep {
     /// A node of ours that waits at this path.
     pub(super) fn enter(&self, path: String) -> Arc<OwnNode> {
-        let owner = Owner::new(Dialect::Native, "host~id".to_owned());
-        let own_node = self.begin(&Arc::from("/lock"), &owner, Mode::Write);
+        let tag = Tag::new(Dialect::Native, "host~id".to_owned());
+        let own_node = self.begin(&Arc::from("/lock"), &tag, Mode::Write);
         own_node.waits_at(path);
         self.add(&own_node);
         own_node

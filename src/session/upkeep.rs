@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use tracing::level_filters::LevelFilter;
 
-use crate::queue::contender::Owner;
+use crate::queue::contender::Tag;
 use crate::queue::mode::Mode;
 use crate::session::directories::{Ghosts, Listings};
 use crate::session::lease::{Lease, Moment};
@@ -130,9 +130,9 @@ impl Upkeep {
     }
 
     /// A node in this directory that is not asked for yet.
-    pub(crate) fn begin(&self, directory: &Arc<str>, owner: &Owner, mode: Mode) -> Arc<OwnNode> {
+    pub(crate) fn begin(&self, directory: &Arc<str>, tag: &Tag, mode: Mode) -> Arc<OwnNode> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        OwnNode::new(number, (Arc::clone(directory), owner.clone()), mode, &self.lease, &self.unwatched)
+        OwnNode::new(number, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
     }
 
     /// The node was created, or found after a lost answer, by this session. It is kept alive and watched until

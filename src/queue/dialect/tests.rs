@@ -1,7 +1,7 @@
 //! The names in each dialect, as they are written and read.
 
 use super::*;
-use crate::queue::contender::{Contender, Owner};
+use crate::queue::contender::{Contender, Tag};
 use crate::queue::tests::fuzz_text;
 
 const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
@@ -38,16 +38,16 @@ fn each_dialect_reads_its_own_names_and_no_others() {
 fn what_is_written_is_read_again() {
     let mut number = 0_u64;
     for dialect in Dialect::ALL {
-        let owner = dialect.new_owner("web-1", false, || {
+        let tag = dialect.new_tag("web-1", false, || {
             number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
             number
         });
-        let owner = Owner::new(dialect, owner);
+        let tag = Tag::new(dialect, tag);
         for mode in [Mode::Read, Mode::Write] {
-            let name = format!("{}0000000042", owner.prefix(mode));
+            let name = format!("{}0000000042", tag.prefix(mode));
             assert_eq!(dialect.slot(&name), Some(Slot { mode, sequence: 42 }), "{name}");
-            assert!(name.starts_with(&owner.prefix(mode)) && owner.owns(&name), "{name}");
-            assert_eq!(name.len(), owner.len() + dialect.marker(mode).len() + "0000000042".len(), "{name}");
+            assert!(name.starts_with(&tag.prefix(mode)) && tag.is_on(&name), "{name}");
+            assert_eq!(name.len(), tag.len() + dialect.marker(mode).len() + "0000000042".len(), "{name}");
             assert_eq!(Dialect::of(&name), Some(dialect), "{name}");
         }
     }
@@ -58,29 +58,29 @@ fn the_uuids_of_owners_are_of_version_four() {
     let uuids = [(Dialect::Curator, "_c_", "-"), (Dialect::CuratorMutex, "_c_", "-"), (Dialect::Kazoo, "", "")];
     for (dialect, before, after) in uuids {
         for bits in [0, u64::MAX] {
-            let owner = dialect.new_owner("web-1", false, || bits);
-            let uuid = owner.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).expect("around it");
+            let tag = dialect.new_tag("web-1", false, || bits);
+            let uuid = tag.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).expect("around it");
             let digits = uuid.replace('-', "");
             assert_eq!(digits.len(), 32);
             assert_eq!(&digits[12..13], "4", "{uuid}");
             assert!(matches!(&digits[16..17], "8" | "b"), "{uuid}");
-            assert_eq!(Dialect::id(&owner), uuid);
+            assert_eq!(Dialect::id(&tag), uuid);
         }
     }
 }
 
 #[test]
 fn an_owner_has_all_that_was_drawn_but_what_makes_it_a_uuid() {
-    for (dialect, owner) in [
+    for (dialect, tag) in [
         (Dialect::Curator, "_c_01234567-89ab-4def-bedc-ba9876543210-"),
         (Dialect::CuratorMutex, "_c_01234567-89ab-4def-bedc-ba9876543210-"),
         (Dialect::Kazoo, "0123456789ab4defbedcba9876543210"),
     ] {
         let mut drawn = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210].into_iter();
-        assert_eq!(dialect.new_owner("web-1", false, || drawn.next().expect("a third number")), owner);
+        assert_eq!(dialect.new_tag("web-1", false, || drawn.next().expect("a third number")), tag);
     }
-    assert_eq!(Dialect::Native.new_owner("web-1", false, || 36 + 2), "web-1~21000000");
-    assert_eq!(Dialect::Native.new_owner("web-1", true, || 35), "web-1~z0000000~keep");
+    assert_eq!(Dialect::Native.new_tag("web-1", false, || 36 + 2), "web-1~21000000");
+    assert_eq!(Dialect::Native.new_tag("web-1", true, || 35), "web-1~z0000000~keep");
 }
 
 #[test]
@@ -155,19 +155,19 @@ fn any_name_is_read_in_one_way_and_written_back() {
     fuzz_text(&samples.each_ref().map(String::as_str), |name| {
         for dialect in Dialect::ALL {
             let foreign = dialect.foreign(name);
-            let Some((owner, Slot { mode, sequence })) = dialect.split(name) else { continue };
+            let Some((tag, Slot { mode, sequence })) = dialect.split(name) else { continue };
             assert_eq!(foreign, None, "{dialect}");
             let contender = Contender::parse_as(name, dialect).unwrap();
             assert_eq!((contender.mode(), contender.sequence(), contender.name()), (mode, sequence, name));
-            assert!(contender.host().len() + contender.id().map_or(0, str::len) <= owner.len());
+            assert!(contender.host().len() + contender.id().map_or(0, str::len) <= tag.len());
             // Curator's readers take for a writer's whatever has a writer's mark, also further left.
             let modes = [mode, Mode::Read];
-            let owner = Owner::new(dialect, owner.to_owned());
+            let tag = Tag::new(dialect, tag.to_owned());
             let is_written_back = |mode: &Mode| {
-                let begins = name.strip_prefix(&owner.prefix(*mode));
+                let begins = name.strip_prefix(&tag.prefix(*mode));
                 begins.is_some_and(|number| number.parse() == Ok(sequence))
             };
-            assert!(modes.iter().any(is_written_back) && owner.owns(name), "{dialect}");
+            assert!(modes.iter().any(is_written_back) && tag.is_on(name), "{dialect}");
         }
     });
 }

@@ -95,7 +95,7 @@ impl PermitRequest {
         if_taken: IfTaken,
     ) -> Result<bool, Error> {
         let SemaphoreState { handle, taken, .. } = &*self.state;
-        let name = permits::name(&held.own_node().owner().to_string(), self.count);
+        let name = permits::name(&held.own_node().tag().to_string(), self.count);
         let to = format!("{taken}/{name}");
         let exchange = Exchange { to, data: held.note(), unchanged: (handle.shown(), version) };
         match held.exchange(&exchange).await {
@@ -373,7 +373,7 @@ impl<'a> View<'a> {
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let before_us = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
-        let has_taken = before_us.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.owner())));
+        let has_taken = before_us.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.tag())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
         let shown = keep_alive::up_to(&queue, &signal.path);
         if let Some(left) = presence::first_there(self.held.session(), &shown).await? {
@@ -405,7 +405,7 @@ impl<'a> View<'a> {
                 Err(failure) => return Err(failure),
             };
             shown += 1;
-            let name = permits::name(ghost.owner(), metadata::read(&data).permits.unwrap_or(1));
+            let name = permits::name(ghost.tag(), metadata::read(&data).permits.unwrap_or(1));
             let path = format!("{}/{name}", self.state.taken);
             if !names.contains(&name) && presence::is_there(session, path, None).await != Ok(false) {
                 names.push(name);

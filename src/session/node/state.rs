@@ -331,8 +331,8 @@ impl NodeState {
     /// later write of ours shows them all.
     pub fn orphans(&self, names: &[String]) -> Vec<String> {
         let (looks, me) = (self.may_have_orphan && self.has_node(), &self.contender);
-        let is_owners = |name: &str| me.dialect().split(name).is_some_and(|(owner, _)| owner == me.owner());
-        let is_one = |name: &&String| looks && *name != me.name() && is_owners(name);
+        let has_our_tag = |name: &str| me.dialect().split(name).is_some_and(|(tag, _)| tag == me.tag());
+        let is_one = |name: &&String| looks && *name != me.name() && has_our_tag(name);
         names.iter().filter(is_one).cloned().collect()
     }
 

@@ -1,14 +1,14 @@
 //! Tests of each step that a node can take.
 
 use super::*;
-use crate::queue::contender::Owner;
+use crate::queue::contender::Tag;
 use crate::queue::dialect::Dialect;
 
 impl NodeState {
     /// A node that waits at this path since this moment.
     pub(in crate::session) fn waiting_at(path: String, now: Moment) -> NodeState {
-        let owner = Owner::new(Dialect::Native, "host~id".to_owned());
-        let mut record = NodeState::new("/lock", owner.unnumbered(Mode::Write));
+        let tag = Tag::new(Dialect::Native, "host~id".to_owned());
+        let mut record = NodeState::new("/lock", tag.unnumbered(Mode::Write));
         (record.phase, record.path, record.birth.answered) = (Phase::Waiting, path, now);
         record
     }
@@ -20,13 +20,13 @@ const WRITER: &str = "/lock/host~id-WRITE-0000000003";
 const READER: &str = "/lock/host~id-READ-0000000003";
 const PERMIT: &str = "/permits/host~id-1";
 
-fn owner() -> Owner {
-    Owner::new(Dialect::Native, "host~id".to_owned())
+fn tag() -> Tag {
+    Tag::new(Dialect::Native, "host~id".to_owned())
 }
 
 /// A node that was not asked for yet.
 fn absent(mode: Mode) -> NodeState {
-    NodeState::new("/lock", owner().unnumbered(mode))
+    NodeState::new("/lock", tag().unnumbered(mode))
 }
 
 fn unknown() -> Failure {
