@@ -16,6 +16,11 @@ pub(crate) use shuttle::thread_local;
 
 pub(crate) use lock::{Mutex, SharedMutex};
 
+/// Not of a schedule.
+pub(crate) mod of_process {
+    pub(crate) use std::sync::atomic::AtomicBool;
+}
+
 mod raw {
     pub(super) use shuttle::sync::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 

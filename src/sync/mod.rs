@@ -16,6 +16,11 @@ pub(crate) use tokio::sync::{Notify, futures::Notified, watch};
 pub(crate) use lock::Condvar;
 pub(crate) use lock::{Mutex, SharedMutex};
 
+/// For what the whole process shares: a test runs several schedules at once.
+pub(crate) mod of_process {
+    pub(crate) use std::sync::atomic::AtomicBool;
+}
+
 mod raw {
     pub(super) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 }

@@ -16,7 +16,8 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::Id;
 use tracing::{Dispatch, Level, Span};
 
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::of_process::AtomicBool;
 use crate::telemetry::teller::{Teller, guarded, is_ours};
 
 /// How long the end of a client waits for the subscriber.
