@@ -7,14 +7,8 @@ use std::ptr;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::sync::atomic::{AtomicU8, Ordering};
 use crate::sync::{Mutex, thread_local};
 use crate::telemetry::teller::{guarded, is_ours};
-
-const IDLE: u8 = 0;
-const WAKING: u8 = 1;
-/// Woken again meanwhile.
-const AGAIN: u8 = 2;
 
 thread_local! {
     /// The waker of the shield that this thread polls in, by its address.
@@ -26,49 +20,25 @@ thread_local! {
 #[derive(Default)]
 pub(crate) struct Shield(Option<Arc<Shielded>>);
 
-struct Shielded {
-    waker: Mutex<Kept>,
-    state: AtomicU8,
-}
+struct Shielded(Mutex<Kept>);
 
 enum Kept {
     Waker(Waker),
     /// It is being called.
     Called,
+    /// Woken again meanwhile.
+    CalledAgain,
     /// The task waits no more.
     Gone,
 }
 
 impl Shielded {
-    fn new(waker: Waker) -> Arc<Shielded> {
-        Arc::new(Shielded { waker: Mutex::new(Kept::Waker(waker)), state: AtomicU8::new(IDLE) })
-    }
-
     fn is_of(&self, waker: &Waker) -> bool {
-        matches!(&*self.waker.lock(), Kept::Waker(kept) if kept.will_wake(waker))
-    }
-
-    /// Calls the waker. It may block for ever, so nothing is locked meanwhile.
-    fn call(&self) {
-        let mut kept = self.waker.lock();
-        if !matches!(*kept, Kept::Waker(_)) {
-            return;
-        }
-        let called = std::mem::replace(&mut *kept, Kept::Called);
-        drop(kept);
-        let _panicked = guarded(|| {
-            if let Kept::Waker(waker) = &called {
-                waker.wake_by_ref();
-            }
-        });
-        let mut kept = self.waker.lock();
-        let other = if matches!(*kept, Kept::Called) { std::mem::replace(&mut *kept, called) } else { called };
-        drop(kept);
-        let _panicked = guarded(|| drop(other));
+        matches!(&*self.0.lock(), Kept::Waker(kept) if kept.will_wake(waker))
     }
 
     fn give_up(&self) {
-        let kept = std::mem::replace(&mut *self.waker.lock(), Kept::Gone);
+        let kept = std::mem::replace(&mut *self.0.lock(), Kept::Gone);
         let _panicked = guarded(|| drop(kept));
     }
 }
@@ -79,17 +49,24 @@ impl Wake for Shielded {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
+        let mut kept = self.0.lock();
         // One thread at a time: a waker that blocks for ever takes one thread with it, and no other.
-        if self.state.swap(AGAIN, Ordering::AcqRel) != IDLE {
-            return;
-        }
+        let waker = match std::mem::replace(&mut *kept, Kept::Called) {
+            Kept::Waker(waker) => waker,
+            Kept::Called | Kept::CalledAgain => return *kept = Kept::CalledAgain,
+            Kept::Gone => return *kept = Kept::Gone,
+        };
+        drop(kept);
         loop {
-            self.state.store(WAKING, Ordering::Release);
-            self.call();
-            if self.state.compare_exchange(WAKING, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-                return;
+            let _panicked = guarded(|| waker.wake_by_ref());
+            let mut kept = self.0.lock();
+            match &*kept {
+                Kept::CalledAgain => *kept = Kept::Called,
+                Kept::Called => return *kept = Kept::Waker(waker),
+                Kept::Gone | Kept::Waker(_) => break,
             }
         }
+        let _panicked = guarded(|| drop(waker));
     }
 }
 
@@ -121,7 +98,7 @@ impl Shield {
         let shielded = match self.0.as_ref().filter(|it| it.is_of(context.waker())) {
             Some(same) => Arc::clone(same),
             None => {
-                let another = Shielded::new(context.waker().clone());
+                let another = Arc::new(Shielded(Mutex::new(Kept::Waker(context.waker().clone()))));
                 self.0.replace(Arc::clone(&another)).iter().for_each(|before| before.give_up());
                 another
             }
