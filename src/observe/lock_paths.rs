@@ -200,30 +200,13 @@ pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
         Turn::Evicted => MemberState::Stuck,
     };
     let keeps = contender.keeps();
-    Member { keeps, ..member(contender.name(), contender.mode(), state, contender.host()) }
+    Member { keeps, ..Member::by_name(contender.name(), contender.mode(), state, contender.host()) }
 }
 
 /// A holder of permits as the name of its node shows it; `None` if the name is no permit's.
 fn permit_holder(name: &str) -> Option<Member> {
     let by = permits::parse(name)?;
-    Some(Member { permits: Some(by.count), ..member(name, Mode::Write, MemberState::Holds, by.host) })
-}
-
-fn member(node: &str, mode: Mode, state: MemberState, host: &str) -> Member {
-    Member {
-        mode,
-        permits: None,
-        state,
-        host: host.to_owned(),
-        pid: None,
-        label: None,
-        session: None,
-        since: None,
-        token: None,
-        keeps: false,
-        is_own: false,
-        node: node.to_owned(),
-    }
+    Some(Member { permits: Some(by.count), ..Member::by_name(name, Mode::Write, MemberState::Holds, by.host) })
 }
 
 /// The same member, with what its node says of it.

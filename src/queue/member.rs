@@ -65,6 +65,26 @@ pub struct Member {
     pub node: String,
 }
 
+impl Member {
+    /// What the name of its node shows.
+    pub(crate) fn by_name(node: &str, mode: Mode, state: MemberState, host: &str) -> Member {
+        Member {
+            mode,
+            permits: None,
+            state,
+            host: host.to_owned(),
+            pid: None,
+            label: None,
+            session: None,
+            since: None,
+            token: None,
+            keeps: false,
+            is_own: false,
+            node: node.to_owned(),
+        }
+    }
+}
+
 /// Whether a member holds, waits or is stuck.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -244,20 +264,7 @@ mod tests {
 
     #[test]
     fn as_many_permits_are_free_as_no_holder_has_and_never_less_than_none() {
-        let member = |state, permits| Member {
-            mode: Mode::Write,
-            permits: Some(permits),
-            state,
-            host: String::new(),
-            pid: None,
-            label: None,
-            session: None,
-            since: None,
-            token: None,
-            keeps: false,
-            is_own: false,
-            node: String::new(),
-        };
+        let member = |state, permits| Member { permits: Some(permits), ..Member::by_name("", Mode::Write, state, "") };
         let waits = MemberState::Waits { behind: "permits".to_owned() };
         let members = vec![member(MemberState::Holds, 2), member(MemberState::Holds, 3), member(waits, 4)];
         let queue = |permits| {
