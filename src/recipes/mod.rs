@@ -1,13 +1,13 @@
-//! What is made of the lock. No recipe imports another.
+//! The recipes: tools built on the lock. No recipe imports another.
 
-/// The write lock as leadership.
+/// Leader election on the write lock.
 pub(crate) mod leadership {
     pub(crate) mod campaign;
     pub(crate) mod leader;
     pub(crate) mod leadership;
 }
 
-/// Several locks at once, all or none.
+/// Several locks, acquired together.
 pub(crate) mod multi {
     pub(crate) mod guard;
     pub(crate) mod lock;
@@ -15,14 +15,14 @@ pub(crate) mod multi {
 
 pub(crate) mod once;
 
-/// A semaphore: at most so many holders at once.
+/// A semaphore: a limited number of permits.
 pub(crate) mod semaphore {
     pub(crate) mod semaphore;
     pub(crate) mod state;
     pub(crate) mod take;
 }
 
-/// A value behind the lock.
+/// A value that a lock guards.
 pub(crate) mod shared {
     pub(crate) mod codec;
     pub(crate) mod guard;

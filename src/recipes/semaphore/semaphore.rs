@@ -1,4 +1,4 @@
-//! The semaphore: its options, its guard, and what operators do with it.
+//! The public face of the semaphore: the handle, its builder, the permit, and the calls of operators.
 
 use std::fmt;
 use std::ops::Deref;
@@ -25,36 +25,38 @@ use crate::session::request::Failure;
 use crate::session::retry::{self, Tries};
 use crate::sync::atomic::AtomicBool;
 
-/// A number of permits, shared by all processes that open the same path of the same ensemble: at most so many hold one at
-/// once, in the whole fleet.
+/// A number of permits that all processes share which open the same path of the same ensemble. In the whole fleet, no
+/// more permits than that are held at once.
 ///
-/// A handle is cheap to clone, and holds nothing by itself. Each acquisition gives a [`Permit`], for one permit or for
-/// several. Dropping or [releasing](Permit::release) it gives them back. If a process dies, its permits are free one
-/// session timeout later.
+/// A handle is cheap to clone, and holds nothing by itself. Each acquisition returns a [`Permit`], for one permit or
+/// for several. Dropping or [releasing](Permit::release) the [`Permit`] gives them back. If a process dies, its permits
+/// are free one session timeout later.
 ///
 /// # The number
-/// The ensemble keeps the number, in the data of the semaphore's node: `permits=10`. Say it once, with
-/// [`set_permits`](Self::set_permits) or `zklock permits`, and leave it out of the options of those who take permits. If the ensemble
-/// has none, a handle that was opened with a number writes it. A handle
-/// that was opened with another number gets [`Error::Permits`] at its first use. [`set_permits`](Self::set_permits)
-/// changes the number for all: handles that have seen the old one go by the new one from then on, acquisitions that wait
-/// notice, and nobody who holds is thrown out.
+/// The ensemble stores the number in the data of the semaphore's node: `permits=10`. Set the number once, with
+/// [`set_permits`](Self::set_permits) or `zklock permits`, and leave it out of the programs that take permits. If the
+/// ensemble has no number, a handle that was opened with a number writes it. A handle that was opened with another
+/// number gets [`Error::Permits`] at its first use.
+///
+/// [`set_permits`](Self::set_permits) changes the number for all. Handles that have read the old number use the new one
+/// from then on, and waiting acquisitions notice the change. No holder loses its permits.
 ///
 /// # Fairness
-/// Strictly first come, first served, also when one asks for several: the first in the queue holds up those behind it, even
-/// if there are enough permits for them. So nobody starves.
+/// Permits are granted strictly first come, first served. An acquisition of several permits blocks all acquisitions
+/// behind it until it has them, even if enough permits for those are free. So nobody starves.
 ///
-/// An acquisition that was polled once has asked for its place in the queue, and soon has it; on a path that was never used it has to
-/// be polled on. When its turn comes, all behind it wait for it, even if its future is not polled any more. So poll it to its end, or drop it.
+/// An acquisition that was polled once has asked for its place in the queue, and soon has it. On a path that was never
+/// used, the acquisition must be polled on, because the directory is made first. When its turn comes, all acquisitions
+/// behind it wait for it, even if its future is not polled any more. So poll the future to its end, or drop it.
 ///
 /// # Deadlocks
-/// A task that holds permits and waits for more may wait for itself, or for others that do the same. Take all at once, with
-/// [`acquire_many`](Self::acquire_many).
+/// A task that holds permits and waits for more can wait for itself, or for other tasks that do the same. Acquire all
+/// permits at once, with [`acquire_many`](Self::acquire_many).
 ///
 /// # Nodes
-/// Below the path there are two directories. `queue` is that of a lock, whose holder is the next to take permits. `permits`
-/// has an ephemeral node for each holder. A permit that is free costs two round trips. One that is given back wakes one
-/// waiter, however many there are.
+/// The semaphore has two directories below its path. `queue` is the directory of a lock; the holder of that lock is the
+/// next to take permits. `permits` has an ephemeral node for each holder. Acquiring a free permit costs two round
+/// trips. A released permit wakes one waiter, however many wait.
 ///
 /// # Examples
 ///
@@ -80,12 +82,12 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    /// Opens the semaphore at `path`, which has so many permits. Nothing is sent. The first acquisition makes the nodes
+    /// Opens the semaphore at `path`, with this number of permits. Sends nothing. The first acquisition makes the nodes
     /// if they are missing.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`; or if there
-    /// were no permits.
+    /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`, or if
+    /// `permits` is zero.
     pub fn new<C: Coordinator + Clone>(
         coordinator: &C,
         path: impl AsRef<str>,
@@ -94,7 +96,7 @@ impl Semaphore {
         Semaphore::builder(coordinator, path).permits(permits).build()
     }
 
-    /// As [`Semaphore::new`], with options.
+    /// Like [`Semaphore::new`], with options.
     ///
     /// ```
     /// # use zk_rwlock::{Memory, Semaphore};
@@ -105,19 +107,19 @@ impl Semaphore {
         SemaphoreBuilder { lock: RwLock::builder(coordinator, path), permits: None }
     }
 
-    /// The semaphore's node.
+    /// Returns the path of the semaphore's node.
     pub fn path(&self) -> &str {
         self.state.handle.shown()
     }
 
     /// Acquires a permit.
     ///
-    /// Await the returned builder, with or without options. Waits until all who came earlier have got theirs, and one is
-    /// free. See [`Semaphore`] for fairness.
+    /// Await the returned builder, with or without options. Waits until all earlier acquisitions have got their
+    /// permits, and one permit is free. See [`Semaphore`] for fairness.
     ///
     /// # Cancel safety
-    /// Dropping the future at any point gives up the place in the queue, and a permit that was taken just then. It leaves
-    /// neither node nor watch behind, as soon as the server can be reached.
+    /// Dropping the future at any point gives up the place in the queue, and a permit if one was just taken. No node
+    /// and no watch stays behind, as soon as the server can be reached.
     ///
     /// # Errors
     /// [`Error::Permits`] if the semaphore has another number of permits than this handle was opened with.
@@ -141,19 +143,18 @@ impl Semaphore {
         self.acquire_many(1)
     }
 
-    /// Acquires so many permits at once: all or none.
+    /// Acquires several permits at once: all or none.
     ///
-    /// As [`acquire`](Self::acquire). An acquisition that waits for several permits holds up those behind it, and gathers
-    /// none before it has them all.
+    /// Works like [`acquire`](Self::acquire). An acquisition that waits for several permits blocks all acquisitions
+    /// behind it. It takes no permit before all of them are free.
     ///
     /// # Cancel safety
-    /// As for [`acquire`](Self::acquire).
+    /// Same as for [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`Error::Permits`] if the semaphore does not have so many: before anything is sent, if it follows from the
-    /// number that this handle was opened with. It comes also to an acquisition that waits, as the first in the queue, when
-    /// the number falls below what it wants. [`Error::InvalidInput`] if no permits are asked for. Otherwise as for
-    /// [`acquire`](Self::acquire).
+    /// [`Error::Permits`] if the semaphore has fewer permits. If this handle was opened with a lower number, nothing is
+    /// sent. A waiting acquisition fails, once it is the first in the queue, when the number falls below its request.
+    /// [`Error::InvalidInput`] if `permits` is zero. Otherwise the errors of [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///
@@ -172,17 +173,19 @@ impl Semaphore {
         Acquire::new((Arc::clone(&self.state), permits))
     }
 
-    /// Acquires a permit if one is free and nobody waits. Does not wait. Writes nothing to the ensemble if there is none.
+    /// Acquires a permit if one is free and nobody waits. Does not wait for any contender. Writes nothing to the
+    /// ensemble if no permit is free.
     ///
-    /// Before it fails, it asks the leader whether those in the way are still there. If another contender is faster to a permit
-    /// that looked free, this call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session
-    /// timeout, and with [`timeout`](Call::timeout).
+    /// Before the call fails, it asks the leader whether the contenders in the way are still there. If another
+    /// contender takes the permit first, this call has written one node, and removed it. [How long it
+    /// takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
-    /// As for [`acquire`](Self::acquire).
+    /// Same as for [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the holders and those who wait. Otherwise as for [`acquire`](Self::acquire).
+    /// [`Error::WouldBlock`], which names the holders and the waiters. Otherwise the errors of
+    /// [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///
@@ -201,14 +204,14 @@ impl Semaphore {
         self.try_acquire_many(1)
     }
 
-    /// Acquires so many permits at once, all or none, if they are free and nobody waits. As
-    /// [`try_acquire`](Self::try_acquire) for the rest.
+    /// Acquires several permits at once, all or none, if they are free and nobody waits. Otherwise works like
+    /// [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
-    /// As for [`acquire`](Self::acquire).
+    /// Same as for [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// As for [`try_acquire`](Self::try_acquire) and [`acquire_many`](Self::acquire_many).
+    /// The errors of [`try_acquire`](Self::try_acquire) and of [`acquire_many`](Self::acquire_many).
     pub fn try_acquire_many(&self, permits: u32) -> Call<Permit> {
         let acquisition = acquisition(Arc::clone(&self.state), permits, Options::default());
         Call::new(move |timeout| async move {
@@ -219,7 +222,7 @@ impl Semaphore {
 }
 
 impl Guard for Permit {
-    /// With how many permits are wanted.
+    /// The semaphore, and the number of permits to acquire.
     type Source = (Arc<SemaphoreState>, u32);
 
     fn acquire((state, permits): Self::Source, options: Options) -> Granting<Permit> {
@@ -236,7 +239,7 @@ fn acquisition(state: Arc<SemaphoreState>, permits: u32, options: Options) -> Ac
     acquisition
 }
 
-/// Options of a semaphore. Made by [`Semaphore::builder`].
+/// The options of a semaphore. Made by [`Semaphore::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is opened before `build`"]
 pub struct SemaphoreBuilder {
@@ -245,24 +248,24 @@ pub struct SemaphoreBuilder {
 }
 
 impl SemaphoreBuilder {
-    /// How many permits there are, if nobody has said so for all. Better leave it out, and say it once with
-    /// [`set_permits`](Semaphore::set_permits): see [`Semaphore`](Semaphore#the-number).
+    /// Sets the number of permits, if the ensemble has none yet. It is better to leave this option out, and to set the
+    /// number once with [`set_permits`](Semaphore::set_permits): see [`Semaphore`](Semaphore#the-number).
     ///
-    /// Default: the number that the ensemble has. If it has none, acquisitions fail with [`Error::Permits`]. Zero is
+    /// Default: the ensemble's number. If the ensemble has none, acquisitions fail with [`Error::Permits`]. Zero is
     /// refused.
     pub fn permits(mut self, permits: u32) -> Self {
         self.permits = Some(permits);
         self
     }
 
-    /// Nobody holds permits by this handle for longer: see [`RwLockBuilder::max_hold`]. Default: a permit holds until it goes.
+    /// Limits how long this handle's permits are held: see [`RwLockBuilder::max_hold`]. Default: no limit.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.lock = self.lock.max_hold(limit);
         self
     }
 
-    /// Options of the queue: host, label and warnings. To [keep](RwLockBuilder::keep) permits between uses, or to queue in
-    /// another [dialect](RwLockBuilder::dialect), is refused.
+    /// Sets options of the queue: host, label and warnings. [Keeping](RwLockBuilder::keep) permits between uses is
+    /// refused, and so is another [dialect](RwLockBuilder::dialect).
     ///
     /// # Examples
     ///
@@ -277,13 +280,13 @@ impl SemaphoreBuilder {
         self
     }
 
-    /// Opens the semaphore. Nothing is sent.
+    /// Opens the semaphore. Sends nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] says which option was wrong, and how.
+    /// [`Error::InvalidInput`] says which option is wrong, and why.
     pub fn build(self) -> Result<Semaphore, Error> {
         if self.permits == Some(0) {
-            return Err(Error::invalid("a semaphore of no permits; it has at least one"));
+            return Err(Error::invalid("a semaphore needs at least one permit"));
         }
         let handle = self.lock.for_semaphore()?;
         let taken = handle.paths.permits.clone().unwrap_or_default();
@@ -300,11 +303,13 @@ impl SemaphoreBuilder {
 /// One permit of a [`Semaphore`](crate::Semaphore), or several that were acquired together. Made by
 /// [`Semaphore::acquire`](crate::Semaphore::acquire).
 ///
-/// It derefs to [`Hold`], with all that holding means. Others hold permits at the same time, so a resource cannot refuse
-/// every lower [token](Hold::fencing_token): it can remember the tokens that it was shown, or refuse those of one slot.
+/// Derefs to [`Hold`], with everything a holder can do. Other permits are held at the same time, so a resource cannot
+/// refuse every lower [fencing token](Hold::fencing_token). The resource can remember the tokens that it has seen, or
+/// refuse lower tokens only within one slot.
 ///
-/// Dropping it gives the permits back in the background: from any thread, also outside a runtime and in a panic. A program
-/// that ends right after that should [`release`](Self::release) it: see [`WriteGuard`](crate::WriteGuard).
+/// Dropping the permit gives it back in the background: from any thread, also outside a runtime and in a panic. A
+/// program that ends right after that should [`release`](Self::release) the permit: see
+/// [`WriteGuard`](crate::WriteGuard).
 #[must_use = "if unused, the permits are given back at once"]
 pub struct Permit {
     hold: Hold,
@@ -316,7 +321,7 @@ impl Permit {
         Permit { hold: Hold::new(Held::alone(held)), count }
     }
 
-    /// How many permits it is: as many as were asked for.
+    /// Returns the number of permits that were acquired together.
     pub fn count(&self) -> u32 {
         self.count
     }
@@ -324,12 +329,12 @@ impl Permit {
     /// Gives the permits back, and returns when their node is surely gone.
     ///
     /// # Cancel safety
-    /// If the future is dropped after its first poll, the release goes on in the background. Before it, the permit is
-    /// dropped.
+    /// If the future is dropped after its first poll, the release goes on in the background. If it is dropped before,
+    /// the permit is dropped with it.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the permits had been lost before. [`Error::PermissionDenied`] if the node may not be deleted: then
-    /// it stays, and keeps the permits taken, until its session ends.
+    /// [`Error::Lost`] if the permits had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:
+    /// then the node stays, and its permits stay taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
         self.hold.into_held().release().await
     }
@@ -352,19 +357,19 @@ impl fmt::Debug for Permit {
 }
 
 impl Semaphore {
-    /// Reads who holds permits, and who waits for some: the holders in the order in which they took theirs, then the waiters
-    /// in the order of arrival.
+    /// Reads the holders of permits, in the order in which they took them, and the waiters, in the order of their
+    /// arrival.
     ///
-    /// Costs two listings, one read for the number, and one request for each 256 members. The snapshot may be as old as the
-    /// server's view. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
+    /// Costs two listings, one read of the number, and one request for each 256 members. The snapshot may be as old as
+    /// the server's view. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
     /// [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::Permits`] if something else is there. [`Error::Unreachable`] if no server answers in time, or session
-    /// after session ends. Otherwise see [`Error`].
+    /// [`Error::Permits`] if the path has something else than a semaphore. [`Error::Unreachable`] if no server answers
+    /// in time, or session after session ends. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -386,18 +391,18 @@ impl Semaphore {
         Call::in_time(&self.state.handle.coordinator, async move { queue(&state, false).await })
     }
 
-    /// Removes the holder or waiter that has this [token](crate::Member::token), and returns it. `None` if nobody has it, and
-    /// then nothing is changed.
+    /// Removes the holder or waiter that has this [token](crate::Member::token), and returns it. If no member has the
+    /// token, returns `None` and changes nothing.
     ///
-    /// As [`RwLock::evict`](crate::RwLock::evict). A holder is told at once, but perhaps only after its permits were given to
-    /// another.
+    /// Works like [`RwLock::evict`](crate::RwLock::evict). A holder is notified at once, but perhaps only after its
+    /// permits were granted to another contender.
     ///
     /// # Cancel safety
-    /// After the future is dropped the member may have been removed, or not.
+    /// If the future is dropped, the member may or may not have been removed.
     ///
     /// # Errors
     /// [`Error::PermissionDenied`] if this client may not remove the node. After [`Error::Unreachable`] and
-    /// [`Error::Timeout`] the member may have been removed, or not. Otherwise see [`Error`].
+    /// [`Error::Timeout`] the member may or may not have been removed. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -414,18 +419,18 @@ impl Semaphore {
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let state = Arc::clone(&self.state);
         Call::in_time(&self.state.handle.coordinator, async move {
-            // A server that lags might not show a member that other clients see already.
+            // A server that lags may not show a member yet that other clients already see.
             state.handle.evict(queue(&state, true).await?, token).await
         })
     }
 
-    /// Reads how many permits the semaphore has; `None` if nobody has said so yet.
+    /// Reads how many permits the semaphore has. Returns `None` if no number is set yet.
     ///
     /// # Cancel safety
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::Permits`] if something else is there. Otherwise see [`Error`].
+    /// [`Error::Permits`] if the path has something else than a semaphore. Otherwise see [`Error`].
     pub fn permits(&self) -> Call<Option<u32>> {
         let state = Arc::clone(&self.state);
         let work = async move { number(&state, "read the permits of", false).await };
@@ -434,19 +439,19 @@ impl Semaphore {
 
     /// Changes the number of permits, for all. Makes the semaphore's node if it is missing.
     ///
-    /// Nobody who holds is thrown out: if fewer permits are left than are taken, none is granted until enough are given
-    /// back. Acquisitions that wait go by the new number. One that wants more than there are fails with
-    /// [`Error::Permits`], once it is the first in the queue. From now on programs must open the semaphore with the
-    /// new number, but handles that were used before go on.
+    /// No holder loses its permits. If more permits are held than the new number, none is granted until enough are
+    /// given back. Waiting acquisitions use the new number. A request for more permits than exist fails with
+    /// [`Error::Permits`] once it is the first in the queue. From now on programs must open the semaphore with the new
+    /// number; handles that were used before go on.
     ///
     /// # Cancel safety
-    /// After the future is dropped the number may have been changed, or not.
+    /// If the future is dropped, the number may or may not have been changed.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] for zero. [`Error::Permits`] if the node has data that are no number of permits, and
-    /// no permit was ever taken there.
-    /// [`Error::PermissionDenied`] if this client may not write the semaphore's node. After [`Error::Unreachable`],
-    /// [`Error::Timeout`] and [`Error::OutcomeUnknown`] the number may have been changed, or not. Otherwise see [`Error`].
+    /// [`Error::InvalidInput`] for zero. [`Error::Permits`] if the node's data is no number of permits, and no permit
+    /// was ever taken there. [`Error::PermissionDenied`] if this client may not write the semaphore's node. After
+    /// [`Error::Unreachable`], [`Error::Timeout`] and [`Error::OutcomeUnknown`] the number may or may not have been
+    /// changed. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -470,7 +475,7 @@ impl Semaphore {
     }
 }
 
-/// The queue. If `is_synced`, it is no older than this call.
+/// Reads the queue. If `is_synced`, the result is no older than this call.
 async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> {
     let number = number(state, "read the queue of", is_synced).await?.or(state.limit.known());
     let (queue, taken) = state.handle.queue(is_synced, number).await?;
@@ -490,7 +495,7 @@ async fn number(state: &SemaphoreState, operation: &'static str, is_synced: bool
 
 async fn set(state: &SemaphoreState, permits: u32) -> Result<(), Error> {
     if permits == 0 {
-        return Err(Error::invalid("a semaphore of no permits; it has at least one"));
+        return Err(Error::invalid("a semaphore needs at least one permit"));
     }
     let path = state.handle.shown();
     let set = call::on_a_session(&state.handle.coordinator, ("set the permits of", path), |session| async move {
@@ -509,7 +514,7 @@ async fn try_to_set(
     let (path, mut is_made) = (state.handle.shown(), false);
     loop {
         let Some((data, stat)) = retry::data(session, path, true).await? else {
-            // The leader has what the server denies.
+            // The server may still not show a node that was made.
             if is_made {
                 presence::leader_still_has(session, path, &mut Tries::NONE.clone()).await?;
             }
@@ -517,7 +522,7 @@ async fn try_to_set(
             directory::make(session, path, true, |_| {}).await?;
             continue;
         };
-        // Who has never been a semaphore may have data that somebody needs.
+        // A node that was never a semaphore may have data that another program needs.
         if let Err(error) = state.parse_number(&data)
             && retry::data(session, &format!("{path}/{PERMITS}"), false).await?.is_none()
         {

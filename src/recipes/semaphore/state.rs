@@ -1,8 +1,9 @@
-//! A semaphore as all clones of its handle know it: where it is, its number of permits, and that it is no lock.
+//! The state that all clones of a semaphore's handle share: its paths, the number of its permits, and whether its path
+//! is known to have no lock.
 //!
-//! A path is a lock or a semaphore. Each writes first, and then looks: a contender of the lock makes its node and then sees
-//! whether there is a number of permits; a semaphore has its number and then looks for such nodes. So of two that come
-//! together at least one sees the other.
+//! One path cannot be both a lock and a semaphore. Each side writes before it reads: a contender of the lock makes its
+//! node, then reads whether the path has a number of permits; a semaphore writes its number, then lists the nodes of
+//! the lock. If both sides come at the same time, at least one of them sees the other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,35 +21,37 @@ use crate::session::retry;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// The operation that a refusal names.
+/// The operation that an error names.
 pub(super) const TAKE: &str = "take a permit of";
 
-/// How often a lock's contender is looked for, and the pause between.
+/// How often a semaphore lists its path to see whether contenders of a lock are there, and the pause between two
+/// listings.
 const LOOKS: u32 = 4;
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
-/// A semaphore as all clones of its handle know it.
+/// The state that all clones of a semaphore's handle share.
 #[derive(Debug)]
 pub struct SemaphoreState {
     pub(crate) handle: Arc<Handle>,
     pub(crate) limit: PermitLimit,
-    /// The directory of the permits that are taken.
+    /// The directory of the permit nodes.
     pub(crate) taken: Arc<str>,
-    /// No lock is there since the number is. Who comes for the lock later sees the number.
+    /// Whether no lock was found at the path after the number was written. A later contender of the lock sees the
+    /// number.
     pub(super) is_alone: AtomicBool,
 }
 
-/// A semaphore at one moment.
+/// The number of permits and their holders, as they were read.
 pub(super) struct SeenPermits {
     pub(super) number: u32,
-    /// The version of the semaphore's node, whose data are the number.
+    /// The version of the semaphore's node, whose data is the number.
     pub(super) version: i32,
-    /// The nodes of those who hold permits.
+    /// The names of the holders' permit nodes.
     pub(super) names: Vec<String>,
 }
 
 impl SemaphoreState {
-    /// As [`SemaphoreState::find_lock`], for an acquisition.
+    /// Like [`SemaphoreState::find_lock`], but returns the lock as an error.
     pub(super) async fn check_for_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -57,8 +60,8 @@ impl SemaphoreState {
         self.find_lock(session, children).await.map_err(|failure| self.no_permit(failure))?.map_or(Ok(()), Err)
     }
 
-    /// The error if the path is that of a lock which somebody holds or waits for, by these children or by a listing. Who has come
-    /// for the lock and finds a semaphore leaves at once, so a second look decides.
+    /// Returns an error if contenders of a lock are at the path, according to `children` or to a listing. A contender
+    /// of the lock that finds a semaphore leaves at once, so only nodes that stay for several listings count.
     pub(super) async fn find_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -81,7 +84,8 @@ impl SemaphoreState {
         Ok(None)
     }
 
-    /// As [`SemaphoreState::check_for_lock`], until none was found once. The semaphore has its number by now.
+    /// Like [`SemaphoreState::check_for_lock`], but does nothing once no lock was found. The semaphore must have its
+    /// number already.
     pub(super) async fn ensure_alone(
         &self,
         session: &Arc<dyn Session>,
@@ -94,7 +98,7 @@ impl SemaphoreState {
         Ok(())
     }
 
-    /// Fails if others could change the number or take permits, by an ACL that this client refuses.
+    /// Fails if the ACL lets others change the number or take permits, and this client refuses such ACLs.
     pub(super) async fn check_rights(&self, session: &Arc<dyn Session>) -> Result<(), Error> {
         let nodes = [self.handle.shown(), &self.taken];
         for node in nodes.into_iter().filter(|_| session.refuses_wider_rights()) {
@@ -111,17 +115,18 @@ impl SemaphoreState {
         Ok(())
     }
 
-    /// The permits of these names, without those of which it is known that the leader no longer has them.
+    /// Returns `names` without the known ghosts: permits that the leader no longer has.
     pub(super) fn without_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<String> {
         session.upkeep().ghosts().without(&self.taken, names, Mode::Write).into_owned()
     }
 
-    /// Asks the leader for these permits, all that the server shows. Returns those that it no longer has.
+    /// Asks the leader for these permits. Returns the ghosts: permits that the server shows, and the leader no longer
+    /// has.
     pub(super) async fn find_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<Arc<str>> {
         presence::ghosts_among(session, &self.taken, names, (self.handle.dialect, Mode::Write)).await
     }
 
-    /// There are too few permits. Reports who has them, or gives up.
+    /// Reports the holders when too few permits are free. Fails if the acquisition must not wait.
     pub(super) async fn report_short(
         &self,
         held: &Tenure,
@@ -160,16 +165,16 @@ impl SemaphoreState {
     }
 }
 
-/// The number of a semaphore's permits, as its handle knows it. All clones of the handle share this.
+/// The number of permits, as far as this handle knows it. All clones of the handle share it.
 #[derive(Debug)]
 pub(crate) struct PermitLimit(Mutex<KnownNumber>);
 
 #[derive(Clone, Copy, Debug)]
 enum KnownNumber {
     Nothing,
-    /// The user gave it. It has not been compared with the ensemble's yet.
+    /// The user has given this number. It has not been compared with the ensemble's yet.
     Given(u32),
-    /// The ensemble had it when it was last looked at.
+    /// The ensemble had this number at the last read.
     Seen(u32),
 }
 
@@ -178,7 +183,7 @@ impl PermitLimit {
         PermitLimit(Mutex::new(given.map_or(KnownNumber::Nothing, KnownNumber::Given)))
     }
 
-    /// The number to begin with, if the ensemble has none.
+    /// Returns the number to write if the ensemble has none.
     pub(crate) fn known(&self) -> Option<u32> {
         match *self.0.lock() {
             KnownNumber::Nothing => None,
@@ -186,10 +191,10 @@ impl PermitLimit {
         }
     }
 
-    /// The ensemble has this number. From now on the handle goes by what the ensemble has.
+    /// Stores the ensemble's number. From now on the handle uses the ensemble's number.
     ///
     /// # Errors
-    /// The user gave another number, and this is the handle's first look.
+    /// [`Error::Permits`] if the user gave another number, and this is the handle's first read.
     pub(crate) fn learn(&self, path: &str, number: u32) -> Result<(), Error> {
         let mut known = self.0.lock();
         match *known {
@@ -203,16 +208,16 @@ impl PermitLimit {
         }
     }
 
-    /// The number was changed for all by this handle.
+    /// Stores the number that this handle has written.
     pub(crate) fn set(&self, number: u32) {
         *self.0.lock() = KnownNumber::Seen(number);
     }
 
-    /// Refuses what cannot be had by what the user gave. Returns whether the ensemble has to be asked first, because it may
-    /// have fewer.
+    /// Fails if the number that the user gave is too small for this request. Returns whether the ensemble must be asked
+    /// first, because it may have fewer permits than requested.
     pub(crate) fn check(&self, path: &str, wanted: u32) -> Result<bool, Error> {
         if wanted == 0 {
-            return Err(Error::invalid("no permits are asked for; at least one is"));
+            return Err(Error::invalid("an acquisition needs at least one permit"));
         }
         match *self.0.lock() {
             KnownNumber::Given(permits) if wanted > permits => Err(too_few(path, wanted, permits)),
@@ -223,7 +228,7 @@ impl PermitLimit {
     }
 }
 
-/// What is wrong with the number of the semaphore at this path.
+/// Returns an error about the number of permits of the semaphore at `path`.
 pub(crate) fn with_reason(path: &str, reason: PermitsError) -> Error {
     Error::Permits { path: path.to_owned(), reason }
 }
@@ -232,18 +237,18 @@ pub(crate) fn too_few(path: &str, wanted: u32, permits: u32) -> Error {
     with_reason(path, PermitsError::TooFew { wanted, permits })
 }
 
-/// What the second node says of the number.
+/// The number in the twin node, a second copy of the semaphore's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Twin {
     Missing,
-    /// It is no number.
+    /// The twin has no number.
     Silent,
     Says(u32),
 }
 
 impl SemaphoreState {
-    /// The number of permits that the semaphore's node gives, and the node's version. Writes the number if nobody has
-    /// yet.
+    /// Returns the number of permits in the semaphore's node, and the node's version. Writes the number if the node has
+    /// none.
     pub(super) async fn agree_on_number(
         &self,
         session: &Arc<dyn Session>,
@@ -258,7 +263,8 @@ impl SemaphoreState {
             let twin = self.read_twin(session).await.map_err(|failure| self.no_permit(failure))?;
             match (self.limit.known(), twin) {
                 (known, Twin::Says(was)) if known != Some(was) => {
-                    // Our server may have missed the number, and another client may have written it since. So the leader says.
+                    // Our server may have missed the number, and another client may have written it since. So the
+                    // leader is asked.
                     match presence::is_there(session, &**path, Some(stat.version)).await {
                         Ok(true) => return Err(self.doubt(PermitsError::Vanished { was })),
                         _ => SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await,
@@ -266,14 +272,14 @@ impl SemaphoreState {
                 }
                 (None, _) => return Err(self.doubt(PermitsError::Unset)),
                 (Some(number), twin) => {
-                    // A number that is written beside a lock would shut its users out.
+                    // A number written to the path of a lock would keep the lock's users out.
                     self.check_for_lock(session, None).await?;
                     match self.write_number(session, number, stat.version, twin).await {
                         Ok(()) => {
                             self.limit.set(number);
                             return Ok((number, stat.version.wrapping_add(1)));
                         }
-                        // Another contender came first, or an earlier try of ours.
+                        // Another contender, or an earlier try of ours, wrote the number first.
                         Err(Failure::BadVersion) => {
                             SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
                         }
@@ -286,13 +292,13 @@ impl SemaphoreState {
         }
     }
 
-    /// The number that the data of the semaphore's node give; `None` if they give none yet.
+    /// Returns the number of permits in the data of the semaphore's node. `None` if the data is empty.
     pub(super) fn parse_number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
         let doubtful = |what: String| self.doubtful(format!("its data are {what:?}, and not a number of permits"));
         permits::decode(data).map_err(doubtful)
     }
 
-    /// What the twin of the semaphore's node says.
+    /// Reads the number in the twin of the semaphore's node.
     pub(super) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<Twin, Failure> {
         Ok(match retry::data(session, &metadata::twin_of(self.handle.shown()), false).await? {
             None => Twin::Missing,
@@ -300,8 +306,8 @@ impl SemaphoreState {
         })
     }
 
-    /// Writes the number, if its node has this version, and the same to its twin. A twin that may not be written is left out:
-    /// an operator may have made the semaphore's node alone.
+    /// Writes the number to the semaphore's node, if that still has this version, and to the twin. Leaves out a twin
+    /// that may not be written: an operator may have made the semaphore's node alone.
     pub(super) async fn write_number(
         &self,
         session: &Arc<dyn Session>,
@@ -320,7 +326,7 @@ impl SemaphoreState {
             match retry::until_known(session, || session.transact(&set)).await {
                 Ok(_) => return Ok(()),
                 Err(Failure::Operation { index: 1, failure }) => match *failure {
-                    // It has come or gone since: look again.
+                    // The twin was made or deleted meanwhile.
                     Failure::NodeExists | Failure::NoNode => return Err(Failure::BadVersion),
                     _ => set.truncate(1),
                 },
@@ -330,7 +336,8 @@ impl SemaphoreState {
         }
     }
 
-    /// The leader has this node otherwise than our server has shown it. Once, that may be a change just now.
+    /// Counts a round in which the leader's node differed from the one that our server showed. A change just now
+    /// explains the first such round; later rounds are reported, and wait before the next read.
     pub(super) async fn before_next_round(
         session: &Arc<dyn Session>,
         path: &str,
@@ -349,7 +356,8 @@ impl SemaphoreState {
 mod tests {
     use super::*;
 
-    /// What a handle says of so many permits that are wanted: ask the ensemble first, or not, or that they are too many.
+    /// Returns whether the handle asks the ensemble before it requests `wanted` permits. Fails with the known number if
+    /// `wanted` is too many.
     fn check(limit: &PermitLimit, wanted: u32) -> Result<bool, u32> {
         limit.check("/s", wanted).map_err(|error| match error {
             Error::Permits { reason: PermitsError::TooFew { wanted: asked, permits }, .. } if asked == wanted => {

@@ -1,13 +1,13 @@
-//! How an acquisition at the head of a semaphore's queue takes its permits.
+//! How the head of a semaphore's queue takes its permits.
 //!
-//! Only the head of the queue takes permits. So from the moment when a contender is the head, permits can only be given
-//! back, and what it then counts as taken is the most that there can be. Two rules keep that so:
-//! - It looks at the permits once it is the head, and on the connection by which it knows so. Another server might not
-//!   show yet what its predecessor took. After a reconnect it therefore looks after a sync. The look of a newcomer goes
-//!   out with its create, behind the listing; it counts if that listing shows the newcomer as the head, also after a
-//!   reconnect: no read of a session is older than the read before it.
-//! - It takes them in one transaction with its place, which the ensemble refuses to whoever has lost that place, and to
-//!   whoever goes by an old number of permits.
+//! Only the head of the queue takes permits. So from the moment when a contender becomes the head, the number of taken
+//! permits can only fall, and a count made after that moment is never too low. Two rules keep this true:
+//! - The head reads the permits after it became the head, on the connection that told it so, because another server may
+//!   not show yet what the predecessor took. After a reconnect it sends a sync before the read. A newcomer sends an
+//!   early read right behind its create and its listing. The early read counts if the listing shows the newcomer as the
+//!   head. It also counts after a reconnect, because no read of a session is older than the read before it.
+//! - The head gives up its place and takes its permits in one transaction. The ensemble refuses the transaction if the
+//!   place is lost, or if the number of permits has changed.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -37,14 +37,14 @@ use crate::session::upkeep::HandOff;
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 
-/// What an acquisition of permits is after.
+/// A request for `count` permits: the goal of an acquisition.
 pub(crate) struct PermitRequest {
     state: Arc<SemaphoreState>,
     count: u32,
     look: Mutex<Look>,
 }
 
-/// The look at the permits that goes out together with the create of the node in the queue.
+/// The early read of the permits, which is sent together with the create of the node in the queue.
 #[derive(Default)]
 enum Look {
     #[default]
@@ -52,7 +52,7 @@ enum Look {
     Asked {
         names: Reply<Vec<String>>,
         number: Reply<(Vec<u8>, Stat)>,
-        /// The children of the semaphore's own node, unless it is known to be no lock.
+        /// The children of the semaphore's own node, unless no lock is known to be there.
         beside: Option<Reply<Vec<String>>>,
     },
     Seen(SeenPermits),
@@ -63,7 +63,7 @@ impl PermitRequest {
         PermitRequest { state, count, look: Mutex::default() }
     }
 
-    /// Fails if there are never so many permits.
+    /// Fails if the request is for more permits than exist.
     fn enough(&self, number: u32) -> Result<(), Error> {
         match self.count > number {
             true => Err(too_few(self.state.handle.shown(), self.count, number)),
@@ -71,12 +71,12 @@ impl PermitRequest {
         }
     }
 
-    /// Stores this look, and returns the last one.
+    /// Stores an early read, and returns the previous one.
     fn replace(&self, look: Look) -> Look {
         std::mem::replace(&mut *self.look.lock(), look)
     }
 
-    /// What the newcomer's look has shown, if it was the head by then.
+    /// Takes the result of the early read, if the contender became the head without waiting.
     fn seen_as_head(&self, grant: &Grant) -> Option<SeenPermits> {
         match self.replace(Look::Nothing) {
             Look::Seen(seen) if !grant.has_waited => Some(seen),
@@ -84,8 +84,8 @@ impl PermitRequest {
         }
     }
 
-    /// Exchanges our place for the permits. `false` if we have to look again. `refused` is the version of the number that the
-    /// leader did not have the last time.
+    /// Exchanges the place in the queue for the permits. Returns `false` if the permits must be read again. `refused`
+    /// is the version of the semaphore's node that the leader refused last time.
     async fn try_exchange(
         &self,
         held: &Tenure,
@@ -128,7 +128,7 @@ impl Goal for PermitRequest {
         self.count
     }
 
-    /// The semaphore's number, and its permits.
+    /// The head watches the semaphore's node and the directory of the permits.
     fn watched_bytes(&self) -> usize {
         self.state.handle.shown().len() + self.state.taken.len()
     }
@@ -148,17 +148,18 @@ impl Goal for PermitRequest {
         });
         match read.await? {
             (session, Some(node)) => self.enough(self.state.agree_on_number(&session, node).await?.0),
-            // It is made with the queue.
+            // The first acquisition makes the node together with the queue.
             (_, None) => Ok(()),
         }
     }
 
-    /// If the listing is sent only later, the look could be newer than what the listing shows: then none is sent.
+    /// Sends no early read unless the listing was sent: an early read that is newer than the listing's view is useless.
     fn look_along(&self, entry: &Tenure, is_listed: bool) {
         let (session, path) = (entry.session(), self.state.handle.shown());
         let asked = || {
             let (names, number) = (session.children(&self.state.taken), session.data(path));
-            // Behind the number, which must be there first.
+            // This listing is sent after the read of the number, because it proves something only if the number was
+            // there first.
             let is_alone = self.state.is_alone.load(Ordering::Acquire);
             Look::Asked { names, number, beside: (!is_alone).then(|| session.children(path)) }
         };
@@ -174,7 +175,7 @@ impl Goal for PermitRequest {
         let (names, number, beside) = (names.await, number.await, OptionFuture::from(beside).await);
         let node = match number {
             Ok(node) => node,
-            // The head looks again.
+            // The head reads again.
             Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(()),
             Err(failure) => return Err(self.state.no_permit(failure)),
         };
@@ -225,7 +226,8 @@ impl Goal for PermitRequest {
         let mut grant = Grant::by(turn, held);
         let mut view = View::new(&self.state, held, &mut grant);
         let mut refused = None;
-        // A ghost may have left the queue with permits that the server does not show.
+        // A ghost in the queue may really have left with permits that the server does not show yet. Then the early read
+        // is too old.
         let mut seen = self.seen_as_head(&grant).filter(|_| view.ghosts.is_empty());
         loop {
             let mut now = match seen.take() {
@@ -242,7 +244,7 @@ impl Goal for PermitRequest {
                     if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.if_taken).await? {
                         break;
                     }
-                    // The number may have changed without a word from the watch yet.
+                    // The number may have changed before the watch reported the change.
                     view.number = None;
                 }
                 Ok(Room::Short) => {
@@ -259,30 +261,30 @@ impl Goal for PermitRequest {
                 }
             }
         }
-        // The transaction has just confirmed our place, so there is no need to ask for it.
+        // The transaction has just confirmed the place in the queue, so no quorum is asked.
         if acquisition.take(held, &grant)? { Ok(()) } else { acquisition.grant_once_confirmed(held, grant).await }
     }
 }
 
-/// What the head of the queue sees of the semaphore, and watches.
+/// The permits and the number as the head of the queue sees them, with the watches on both.
 struct View<'a> {
     state: &'a SemaphoreState,
     held: &'a Tenure,
-    /// The connection by which we know that we are the head, or on which we have looked after a sync.
+    /// The connection on which the head learned that it is the head, or on which it has read after a sync.
     connection: u64,
-    /// The number of permits and the version of the node that gives it, with the watch on that node.
+    /// The number of permits, the version of the semaphore's node, and the watch on that node.
     number: Option<(u32, i32, Watch)>,
-    /// The watch on the nodes of those who hold.
+    /// The watch on the directory of the permits.
     names: Option<Watch>,
-    /// The signal by which we know that we are the head. Another client can have forged it, as long as nobody has looked.
+    /// The signal that made this contender the head, until it is confirmed. Another client can forge a signal.
     signal: Option<Arc<HandOff>>,
-    /// Those who have left the queue although our server shows them there, or has shown them.
+    /// The contenders that have left the queue although our server shows them, or has shown them.
     ghosts: Vec<Arc<str>>,
-    /// How many of them it has shown the last time.
+    /// The number of `ghosts` that the server showed last time.
     shown_ghosts: usize,
-    /// The nodes of those who held, and of whose end no watch has told. Their names never come again.
+    /// The permit nodes that are gone at the leader although no watch has reported it. A name never comes again.
     gone: Vec<Arc<str>>,
-    /// How often the directory of the permits was missing, and there when it was to be made.
+    /// How often the directory of the permits was missing in a listing, and existed when it was to be made.
     rounds: u32,
 }
 
@@ -301,7 +303,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Looks at the semaphore, and watches its permits.
+    /// Reads the permits and their number, and sets the watch on the permits.
     async fn look_at_permits(&mut self) -> Result<SeenPermits, Error> {
         let session = Arc::clone(self.held.session());
         let mut tries = Tries::LOST_ANSWERS;
@@ -311,8 +313,8 @@ impl<'a> View<'a> {
                     session.upkeep().ghosts().shown(&self.state.taken, &names, Mode::Write);
                     self.remove_ghosts(&mut names);
                     let is_whole = self.add_unseen(&mut names).await.map_err(|failure| self.fault(failure))?;
-                    // Another server may have said that there is no ghost, or this one may have learnt so since: only a listing
-                    // from after that has the ghost's permits.
+                    // This listing may be from before a ghost left the queue, and so lack its permits. List again if
+                    // the connection has changed, or if the server has stopped showing a ghost.
                     if !is_whole || session.upkeep().connection() != self.connection {
                         continue;
                     }
@@ -330,8 +332,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The nodes of those who hold, and the semaphore's own node unless it is watched. `None` if the connection was lost on
-    /// the way: then the answers may come from a server that lags behind.
+    /// Lists the permit nodes, and reads the semaphore's own node unless it is watched. Returns `None` if the
+    /// connection was lost meanwhile, because then the answers may come from a server that lags behind.
     async fn try_to_look(
         &mut self,
         session: &Arc<dyn Session>,
@@ -339,7 +341,7 @@ impl<'a> View<'a> {
         let (path, upkeep) = (self.state.handle.shown(), session.upkeep());
         let directory = &self.state.taken;
         let connection = upkeep.connection();
-        // All requests are on their way before one is answered.
+        // All requests are sent before any is answered.
         let synced = (connection != self.connection).then(|| session.sync(path));
         let lists = self.signal.is_some() && self.names.is_some();
         let queue = lists.then(|| session.children(self.held.queue()));
@@ -368,8 +370,9 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether the signal was true. The one before us is among those who hold, by these `names`: so it was the head. Otherwise it
-    /// has given its permits back, or a stranger wrote to its place: the `queue`, listed before, says which.
+    /// Returns whether the signal was true. The signal is true if our predecessor has a permit among `names`, because
+    /// only the head takes permits. Otherwise the predecessor has released its permits already, or another client
+    /// forged the signal: the listing `queue`, sent before `names`, tells which.
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
         let before_us = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
@@ -387,15 +390,16 @@ impl<'a> View<'a> {
         Ok(true)
     }
 
-    /// Removes the permits that the leader no longer has from those that our server shows.
+    /// Removes the known ghosts from `names`.
     fn remove_ghosts(&mut self, names: &mut Vec<String>) {
         let known = self.held.session().upkeep().ghosts().among(&self.state.taken, names, Mode::Write);
         self.gone.extend(known);
         names.retain(|name| !self.gone.iter().any(|gone| **gone == **name));
     }
 
-    /// Adds the permits of those whom our server shows in the queue although they have left it: it may lack their permits, too.
-    /// `false` if the server shows fewer of them than before: it may have learnt of their permits after it listed `names`.
+    /// Adds the permits of the ghosts that our server shows in the queue, because the server may not show their permits
+    /// yet. Returns `false` if the server shows fewer ghosts than before: then it may have learned of their permits
+    /// after it listed `names`.
     async fn add_unseen(&mut self, names: &mut Vec<String>) -> Result<bool, Failure> {
         let (session, mut shown) = (self.held.session(), 0);
         for ghost in self.ghosts.iter().filter_map(|name| Contender::parse(name)) {
@@ -414,7 +418,7 @@ impl<'a> View<'a> {
         Ok(shown >= std::mem::replace(&mut self.shown_ghosts, shown))
     }
 
-    /// Watches the number of permits, unless it has changed since `now`.
+    /// Sets the watch on the number of permits, unless the number has changed since `now`.
     async fn watch_number(&mut self, now: &SeenPermits) -> Result<(), Error> {
         let (session, path) = (self.held.session(), self.state.handle.shown());
         let (watch, node) = (session.watch(path), session.data(path));
@@ -423,13 +427,13 @@ impl<'a> View<'a> {
                 self.number = Some((now.number, stat.version, watch));
                 Ok(())
             }
-            // It has changed, or the next look finds out why it cannot be read.
+            // The number has changed, or the next read reports why it cannot be read.
             (Ok(_), Ok(_)) | (Err(Failure::Unknown(_)), _) | (_, Err(Failure::Unknown(_))) => Ok(()),
             (Err(failure), _) | (_, Err(failure)) => Err(self.state.no_permit(failure)),
         }
     }
 
-    /// Waits until a permit may have been given back, or the number of permits may have changed, since `now`.
+    /// Waits until permits may have been released, or the number may have changed, since `now`.
     async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut WaitContext<'_>) -> Result<(), Error> {
         if self.number.is_none() {
             self.watch_number(now).await?;
@@ -447,7 +451,7 @@ impl<'a> View<'a> {
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {
             biased;
-            // The session is over, and the acquisition is told so by the loss of its node.
+            // The session is over. The loss of the acquisition's own node reports that.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
             missed = self.held.find_missed(&mut look, checks) => {
@@ -468,7 +472,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Makes the directory of the permits. It stays, as the semaphore's own node does.
+/// Makes the directory of the permits. It is persistent, like the semaphore's own node.
 async fn make_directory(session: &Arc<dyn Session>, directory: &str, rounds: &mut u32) -> Result<(), Failure> {
     match retry::until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
         Ok(_) => Ok(()),
