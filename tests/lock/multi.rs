@@ -361,7 +361,7 @@ const PATIENCE: u32 = 10;
 fn a_path_that_comes_twice_in_any_spelling_or_no_path_at_all_is_refused() {
     let zk = Memory::new();
     let refusals = [
-        (vec![], "no lock; a MultiLock needs at least one"),
+        (vec![], "a MultiLock needs at least one lock"),
         (vec!["/a", "/b", "/a"], "path \"/a\" comes twice; a lock can be held in one mode only"),
         (vec!["/a", "/a/"], "path \"/a/\" must not end with '/'"),
         (vec!["/a", "//a"], "path \"//a\" has an empty component"),

@@ -1,4 +1,5 @@
-//! What it means to hold several locks: loss of the first, release of all, tokens, guarded writes.
+//! The guard of several locks: the first loss, the fencing tokens, guarded reads and writes, and the release of all
+//! locks.
 
 use std::future::{Future, pending};
 use std::time::Duration;
@@ -16,18 +17,18 @@ use crate::session::request::{HoldState, Loss};
 use crate::sync::OnceLock;
 use crate::validation;
 
-/// A loss before all locks were granted.
+/// Returns the error of an acquisition that lost an earlier lock before the last was granted.
 fn evicted((path, why): (&str, Loss)) -> Error {
     Error::Evicted(why).of_one(path)
 }
 
-/// A loss of a lock that was held.
+/// Returns the error of a guard that lost a lock.
 fn lost_error((path, why): (&str, Loss)) -> Error {
     Error::Lost(why).of_one(path)
 }
 
-/// The output of the first future that is ready. If several are ready together, the first in the list. Pending if the
-/// list is empty.
+/// Returns the output of the first future that is ready. If several are ready together, the first in the list counts.
+/// Never returns if the list is empty.
 async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
     let futures: Vec<_> = futures.map(Box::pin).collect();
     match futures.is_empty() {
@@ -39,24 +40,24 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 /// Several locks, held together. Made by [`MultiLock::lock`](crate::MultiLock::lock).
 ///
 /// The guard is lost as soon as any of its locks is. The other locks stay taken until the guard is
-/// [released](Self::release) or dropped. Dropping it gives the locks back from the last to the first, in the
+/// [released](Self::release) or dropped. Dropping the guard gives the locks back from the last to the first, in the
 /// background: from any thread, also outside a runtime and in a panic. See [`WriteGuard`](crate::WriteGuard) for a
 /// program that ends right after that.
 #[must_use = "if unused, the locks are given back at once"]
 pub struct MultiGuard {
-    /// In the order in which they were taken, which is the order of their paths. Not empty, once all are taken.
+    /// In the order of their paths, in which they were taken. Not empty once all locks are taken.
     locks: Vec<Tenure>,
     first_loss: OnceLock<(String, Loss)>,
     life: GuardLife,
 }
 
 impl MultiGuard {
-    /// The guard of no lock yet.
+    /// Makes a guard without any lock.
     pub(crate) fn of_none() -> MultiGuard {
         MultiGuard { locks: Vec::new(), first_loss: OnceLock::new(), life: GuardLife::default() }
     }
 
-    /// Adds the next lock when it is granted, unless one of the earlier locks is lost before that.
+    /// Adds the next lock once it is granted. Fails if an earlier lock is lost before that.
     pub(crate) async fn add(
         &mut self,
         lock: &RwLock,
@@ -71,7 +72,7 @@ impl MultiGuard {
         Ok(())
     }
 
-    /// The guard, if no lock was lost on the way.
+    /// Returns the guard. Fails if a lock was lost while later locks were acquired.
     pub(crate) fn complete(self) -> Result<MultiGuard, Error> {
         match self.loss() {
             Some(loss) => Err(evicted(loss)),
@@ -79,7 +80,7 @@ impl MultiGuard {
         }
     }
 
-    /// The lock that is lost, and why. The loss that was found first stays the answer.
+    /// Returns the path of the lost lock, and the reason. The loss that was found first stays the answer.
     fn loss(&self) -> Option<(&str, Loss)> {
         let lost = self.first_loss.get().or_else(|| {
             let found = self.locks.iter().find_map(|held| Some((held.shown().to_owned(), held.find_loss()?)))?;
@@ -88,18 +89,18 @@ impl MultiGuard {
         lost.map(|(path, why)| (path.as_str(), *why))
     }
 
-    /// The path of each lock's node, in the order in which the locks were taken.
+    /// Returns the path of each lock's node, in the order in which the locks were taken.
     ///
-    /// A ZooKeeper transaction of any client that checks that these nodes exist is done only while all the locks are
-    /// held.
+    /// Any client can put a check that these nodes exist into a ZooKeeper transaction: then the transaction is done
+    /// only while all the locks are held.
     pub fn nodes(&self) -> impl Iterator<Item = String> {
         self.locks.iter().map(|held| held.own_node().path_for_others())
     }
 
-    /// The [fencing token](crate::Hold::fencing_token) of the lock in directory `path`. `None` if no lock of this
-    /// guard is there.
+    /// Returns the [fencing token](crate::Hold::fencing_token) of the lock in directory `path`. `None` if this guard
+    /// has no such lock.
     ///
-    /// Give each resource the token of the lock that guards it: tokens of different locks do not compare.
+    /// Give each resource the token of the lock that guards it. Tokens of different locks cannot be compared.
     ///
     /// # Examples
     ///
@@ -120,17 +121,18 @@ impl MultiGuard {
         self.fencing_tokens().find(|(directory, _)| *directory == path.as_ref()).map(|(_, token)| token)
     }
 
-    /// Each lock's directory with its fencing token, in the order in which the locks were taken.
+    /// Returns each lock's directory and fencing token, in the order in which the locks were taken.
     pub fn fencing_tokens(&self) -> impl Iterator<Item = (&str, i64)> {
         self.locks.iter().map(|held| (held.shown(), held.own_node().token()))
     }
 
-    /// Whether all the locks are still held. See [`Hold::is_held`](crate::Hold::is_held).
+    /// Returns whether all the locks are still held. See [`Hold::is_held`](crate::Hold::is_held).
     pub fn is_held(&self) -> bool {
         self.loss().is_none()
     }
 
-    /// How sure it is that all the locks are held. In doubt if one of them is, until the earliest would be lost.
+    /// Returns the state of the guard: lost if any of its locks is lost, suspect if any is suspect. Several suspect locks
+    /// give the earliest `until`.
     pub fn state(&self) -> HoldState {
         match self.loss() {
             Some((_, why)) => HoldState::Lost { why },
@@ -138,7 +140,7 @@ impl MultiGuard {
         }
     }
 
-    /// The changes of [`state`](Self::state), as they come.
+    /// Returns a stream of the changes of [`state`](Self::state).
     ///
     /// # Examples
     ///
@@ -160,10 +162,10 @@ impl MultiGuard {
         states_of(self.locks.iter().map(Tenure::node_and_session), self.life.ended())
     }
 
-    /// Waits until the first of the locks is lost, and gives its directory and why it was lost. It answers before the
-    /// ensemble can give that lock to another contender. It is pending for as long as all locks are held.
+    /// Waits until one of the locks is lost, and returns its directory and the reason. The method returns before the
+    /// ensemble can grant that lock to another contender. It never returns while all locks are held.
     ///
-    /// If several locks are found lost together, the first by path is named. The answer never changes later.
+    /// If several locks are found lost together, the first by path is returned. Later calls return the same answer.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -193,21 +195,21 @@ impl MultiGuard {
         }
     }
 
-    /// For how long the ensemble surely keeps all the locks' sessions. See
+    /// Returns for how long the ensemble surely keeps the sessions of all the locks. See
     /// [`Hold::session_left`](crate::Hold::session_left).
     pub fn session_left(&self) -> Duration {
         self.locks.iter().map(Tenure::session_left).min().unwrap_or_default()
     }
 
-    /// Waits until a contender queues up that one of the locks keeps out. Gives that lock's directory, and the first
-    /// such contender there. See [`Hold::contended`](crate::Hold::contended).
+    /// Waits until one of the locks excludes a contender in its queue. Returns that lock's directory, and the first
+    /// excluded contender there. See [`Hold::contended`](crate::Hold::contended).
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] with [`Error::Lost`] once a lock is lost, or with [`Error::PermissionDenied`] if its directory
-    /// may not be read.
+    /// [`Error::OneOfMany`] with [`Error::Lost`] once a lock is lost, or with [`Error::PermissionDenied`] if a lock's
+    /// directory may not be read.
     ///
     /// # Examples
     ///
@@ -234,13 +236,13 @@ impl MultiGuard {
     }
 
     /// Runs `work` while all the locks are held, and drops it as soon as one is lost. See
-    /// [`Hold::run`](crate::Hold::run), also for what may have been done by then.
+    /// [`Hold::run`](crate::Hold::run), also for what `work` may have done by then.
     ///
     /// # Cancel safety
     /// Dropping the future drops `work`.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] with [`Error::Lost`], also if the work was done but a lock had been lost by then.
+    /// [`Error::OneOfMany`] with [`Error::Lost`], also if `work` completed but a lock had been lost by then.
     ///
     /// # Examples
     ///
@@ -258,16 +260,17 @@ impl MultiGuard {
         while_held(|| self.loss(), self.lost(), work).await.map_err(lost_error)
     }
 
-    /// Reads any node; `None` if it does not exist.
+    /// Reads any node. Returns `None` if the node does not exist.
     ///
-    /// It reads on the session of the lock that was granted last. So it sees everything that earlier holders of any of
-    /// these locks wrote to ZooKeeper before they released.
+    /// Reads on the session of the lock that was granted last. So the read sees everything that earlier holders of any
+    /// of these locks wrote to ZooKeeper before they released.
     ///
     /// # Cancel safety
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] with [`Error::Lost`] if a lock is gone; [`Error::PermissionDenied`], [`Error::InvalidInput`].
+    /// [`Error::OneOfMany`] with [`Error::Lost`] if a lock is lost. [`Error::PermissionDenied`] if the node may not be
+    /// read. [`Error::InvalidInput`] if `path` is no valid path.
     ///
     /// # Examples
     ///
@@ -284,7 +287,8 @@ impl MultiGuard {
     pub async fn data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
         validation::check(path.as_ref())?;
         let Some(last) = self.locks.last() else { return Ok(None) };
-        // The last lock's node was created last. So its session shows what was written before any of the locks was granted.
+        // The last lock's node was created last. So its session sees everything that was written before any of the
+        // locks was granted.
         self.run(last.data(path.as_ref())).await?.map_err(|error| match (error, self.loss()) {
             (Error::Lost(_), Some(first)) => lost_error(first),
             (lost @ Error::Lost(_), None) => lost.of_one(last.shown()),
@@ -292,7 +296,7 @@ impl MultiGuard {
         })
     }
 
-    /// Starts a transaction that is committed only if all the locks are still held then. See [`Transaction`].
+    /// Starts a transaction that commits only if all the locks are still held then. See [`Transaction`].
     ///
     /// # Examples
     ///
@@ -316,14 +320,14 @@ impl MultiGuard {
 
     /// Gives all the locks back, from the last to the first, and returns when their nodes are surely gone.
     ///
-    /// All requests are sent before any is answered, so it takes as long as one release.
+    /// Sends all requests before any is answered, so the call takes as long as one release.
     ///
     /// # Cancel safety
-    /// If the future is dropped after its first poll, the release goes on in the background. Before it, the guard is
-    /// dropped.
+    /// If the future is dropped after its first poll, the release goes on in the background. If it is dropped before,
+    /// the guard is dropped with it.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] with the lock that had been lost before, or else with the first lock whose node could not
+    /// [`Error::OneOfMany`] with a lock that had been lost before. Otherwise with the first lock whose node could not
     /// be deleted: see [`WriteGuard::release`](crate::WriteGuard::release). All the other locks have been given back.
     pub async fn release(mut self) -> Result<(), Error> {
         let loss = self.loss().map(lost_error);

@@ -1,4 +1,4 @@
-//! Several locks at once: all or none.
+//! The handle of several locks, which are acquired together: all or none.
 
 use std::borrow::Borrow;
 use std::pin::pin;
@@ -19,16 +19,16 @@ use crate::queue::mode::{Aim, Mode};
 use crate::recipes::multi::guard::MultiGuard;
 use crate::session::contract::Coordinator;
 
-/// Several read/write locks that are taken together: all or none.
+/// Several read/write locks that are acquired together: all or none.
 ///
-/// Each path is an ordinary [`RwLock`]. A task that takes one of the locks alone queues with the tasks that take
-/// several. A handle is cheap to clone, and holds nothing by itself.
+/// Each path is an ordinary [`RwLock`]. Tasks that acquire one of the locks alone, and tasks that acquire several, wait
+/// in the same queue. A handle is cheap to clone, and holds nothing by itself.
 ///
 /// # Order
-/// The locks are taken one after the other, in the order of their paths, whatever the order in which they were given.
-/// So two tasks that take the same locks never wait for each other in a circle. The first locks are held while the next
-/// are waited for. If one lock cannot be had, or one is lost meanwhile, the locks taken so far are given back, the last
-/// one first.
+/// The locks are acquired one after the other, in the order of their paths, whatever the order in which they were
+/// given. So two tasks that acquire the same locks never wait for each other in a circle. The first locks are held
+/// while the task waits for the next. If a lock cannot be acquired, or one is lost meanwhile, the locks taken so far
+/// are given back, the last one first.
 ///
 /// The order protects only the tasks that keep it. A task that holds a lock, or a [`MultiGuard`], must not wait for a
 /// lock with an earlier path, nor for a lock that it holds already. See also [fairness](RwLock#fairness).
@@ -51,20 +51,19 @@ use crate::session::contract::Coordinator;
 /// ```
 #[derive(Clone, Debug)]
 pub struct MultiLock {
-    /// In the order in which the locks are taken, which is the order of their paths.
+    /// In the order of their paths, in which they are acquired.
     locks: Arc<[(RwLock, Mode)]>,
     coordinator: Arc<dyn Coordinator>,
 }
 
 impl MultiLock {
-    /// Takes these locks together, each in its mode. Nothing is sent. All of them are of one ensemble and below one path: their
-    /// clients may be several, if the connect strings end in the same path and have a server in common. Each lock has its
-    /// own options.
-    /// A lock that is [kept](crate::RwLockBuilder::keep) is taken by a node of its own here.
+    /// Combines these locks, each with its mode. Sends nothing. All the locks must be of one ensemble and below one
+    /// path. Their clients may differ, if the connect strings end in the same path and have a server in common. Each
+    /// lock keeps its own options. A [kept](crate::RwLockBuilder::keep) lock is acquired with a node of its own here.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are no locks, if a path comes twice, or if the locks are of different ensembles or
-    /// below different paths: there is no order of such locks that all their users keep, and no transaction.
+    /// [`Error::InvalidInput`] if there are no locks, if a path comes twice, or if the locks are of different ensembles
+    /// or below different paths. Such locks have no order that all their users keep, and no common transaction.
     ///
     /// # Examples
     ///
@@ -82,19 +81,19 @@ impl MultiLock {
         if let [(first, _), others @ ..] = &locks[..] {
             others.iter().try_for_each(|(other, _)| check_for_one_place(first, other))?;
         }
-        // A node has only one valid path, so no other spelling is taken for another lock.
+        // Each node has only one valid path, so equal locks have equal paths.
         if let Some(twice) = locks.windows(2).find(|pair| pair[0].0.path() == pair[1].0.path()) {
             let path = twice[0].0.path();
             return Err(Error::invalid(format!("path {path:?} comes twice; a lock can be held in one mode only")));
         }
         let Some((first, _)) = locks.first() else {
-            return Err(Error::invalid("no lock; a MultiLock needs at least one"));
+            return Err(Error::invalid("a MultiLock needs at least one lock"));
         };
         let coordinator = Arc::clone(&first.handle().coordinator);
         Ok(MultiLock { locks: locks.into(), coordinator })
     }
 
-    /// The locks' directories, in the order in which they are taken.
+    /// Returns the locks' directories, in the order in which the locks are acquired.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.locks.iter().map(|(lock, _)| lock.path())
     }
@@ -106,11 +105,11 @@ impl MultiLock {
     ///
     /// # Cancel safety
     /// Dropping the future at any point gives back the locks taken so far, and the place in the queue of the next one.
-    /// It leaves neither node nor watch behind, as soon as the server can be reached.
+    /// No node and no watch stays behind, as soon as the server can be reached.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] says which lock failed, and how. [`Error::Timeout`] only if a [`timeout`](Acquire::timeout)
-    /// was given. [`Error::Evicted`] may concern a lock that had been taken already.
+    /// [`Error::OneOfMany`] says which lock failed, and why. [`Error::Timeout`] only if a [`timeout`](Acquire::timeout)
+    /// was given. [`Error::Evicted`] may be about a lock that was granted before.
     ///
     /// # Examples
     ///
@@ -132,18 +131,19 @@ impl MultiLock {
         Acquire::new(self.clone())
     }
 
-    /// Acquires all the locks if none of them is taken. Does not wait. Writes nothing to the ensemble if one is taken.
+    /// Acquires all the locks if none of them is taken. Does not wait for any contender. Writes nothing to the ensemble
+    /// if a lock is taken.
     ///
-    /// Looks at all the locks at once, and then enters their queues one after the other. If another contender is faster
-    /// to one of them after that look, the call gives back the locks it has taken. See [`RwLock::try_write`] for the
-    /// rest.
+    /// Reads the queues of all the locks at once, and then enters one after the other. If another contender acquires
+    /// one of the locks meanwhile, the call gives back the locks that it has taken. Otherwise works like
+    /// [`RwLock::try_write`].
     ///
     /// # Cancel safety
-    /// As for [`MultiLock::lock`].
+    /// Same as for [`MultiLock::lock`].
     ///
     /// # Errors
     /// [`Error::OneOfMany`] with the first lock that is taken and [`Error::WouldBlock`], which names the contenders in
-    /// the way. Otherwise as for [`MultiLock::lock`].
+    /// the way. Otherwise the errors of [`MultiLock::lock`].
     ///
     /// # Examples
     ///
@@ -169,7 +169,7 @@ impl MultiLock {
     }
 
     async fn attempt(&self) -> Result<MultiGuard, Error> {
-        // No kept node is joined, and one of our own would be in the way.
+        // A kept node of our own process would be in the way: these locks do not join it.
         self.locks.iter().for_each(|(lock, _)| lock.let_go());
         let looks = self.locks.iter().map(|(lock, mode)| check_free(lock, *mode));
         let mut limit = Duration::MAX;
@@ -197,7 +197,7 @@ impl MultiLock {
                     Some(Duration::ZERO) => Err(report_refusal(lock, *mode, Error::late(Duration::ZERO, None))),
                     timeout => take(lock, *mode, Options { timeout, ..options.clone() }).await,
                 };
-                // The time counts for all the locks together.
+                // The error names the timeout of all the locks together.
                 answer.map_err(|error| error.of_the_whole(timeout))
             };
             taken.add(lock, granted).await?;
@@ -206,7 +206,7 @@ impl MultiLock {
     }
 }
 
-/// Fails if these locks are surely not in one place: below one path of one ensemble.
+/// Fails if it is certain that the two locks are of different ensembles or below different paths.
 fn check_for_one_place(one: &RwLock, other: &RwLock) -> Result<(), Error> {
     let namespace = |lock: &RwLock| lock.handle().coordinator.namespace();
     let (Some((servers, root)), Some((others, other_root))) = (namespace(one), namespace(other)) else { return Ok(()) };
@@ -234,15 +234,14 @@ impl Guard for MultiGuard {
     }
 }
 
-/// Waits for one of the locks.
+/// Waits until one of the locks is granted.
 async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Tenure>, Error> {
     let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, options);
     let span = acquisition.begin();
     span.around(pin!(acquisition.acquire())).await
 }
 
-/// Takes one of the locks after a look, without waiting for any contender, and waits for the servers no longer than
-/// `limit`.
+/// Takes a lock that was free a moment ago. Waits for no contender, and for the servers no longer than `limit`.
 async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Tenure>, Error> {
     let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, Options::default());
     let span = acquisition.begin();
@@ -255,7 +254,7 @@ async fn check_free(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
     Acquisition::new(Arc::clone(lock.handle()), mode, Options::default()).fail_if_taken().await
 }
 
-/// Reports why one of the locks was not granted. Then none was.
+/// Reports an error of one of the locks, which means that none is granted.
 fn report_refusal(lock: &RwLock, mode: Mode, error: Error) -> Error {
     trace::not_granted(lock.path(), Aim::Lock(mode), &error);
     error
