@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_long_a_client_was_cut_off_is_told_to_a_tenth_of_a_second() {
+    fn cut_off_time_is_shown_in_tenths_of_a_second() {
         let cut_off = |millis, why: Option<&str>| {
             CutOff { lasted: Duration::from_millis(millis), why: why.map(str::to_owned) }.to_string()
         };
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_told_in_words_and_only_one_of_them_is_connected() {
+    fn each_connection_state_has_its_words() {
         // A test may stand still for long: only a moment that is still to come is never long ago.
         let later = Instant::now() + Duration::from_secs(3600);
         let connecting = |why: Option<&str>| ConnectionState::Connecting { since: later, why: why.map(str::to_owned) };

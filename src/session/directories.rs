@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn four_callers_list_a_small_directory_at_once_and_no_fifth() {
+    fn at_most_four_listings_of_a_small_directory_run() {
         let (listings, directory) = (Listings::default(), Arc::from("/lock"));
         let (sent, joined) = begin(&listings, &directory, 6);
         assert_eq!((sent, joined.len()), (4, 2));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_directory_is_listed_once_at_a_time() {
+    fn a_large_directory_has_one_listing_at_a_time() {
         let (listings, directory) = (Listings::default(), Arc::from("/lock"));
         assert_eq!(begin(&listings, &directory, 2).0, 2);
         assert!(listings.end(&directory, LARGE).is_none(), "nobody waits");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_listing_waits_for_all_but_as_many_as_may_be_under_way() {
+    fn a_new_limit_applies_to_listings_under_way() {
         let (listings, directory) = (Listings::default(), Arc::from("/lock"));
         let (_, joined) = begin(&listings, &directory, 5);
         assert_eq!(joined.len(), 1);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn no_listing_is_sent_for_callers_that_have_gone() {
+    fn no_listing_is_sent_for_dropped_callers() {
         let (listings, directory) = (Listings::default(), Arc::from("/lock"));
         drop(begin(&listings, &directory, 6));
         for _ in 0..4 {

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_task_that_panics_is_noticed_and_one_that_ends_is_not() {
+    async fn only_a_panicked_task_runs_its_fault_handler() {
         for (panics, expected) in [(false, false), (true, true)] {
             let (tell, told) = oneshot::channel();
             let task = async move { assert!(!panics, "as a task may") };

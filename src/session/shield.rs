@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_that_panics_costs_no_other_its_wake_up() {
+    fn a_panicking_waker_stops_no_other_waker() {
         let news = Notify::new();
         let mut bad = Box::pin(shielded(news.notified()));
         assert!(bad.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_is_dropped_with_its_future_and_not_by_what_was_to_wake_it() {
+    fn a_waker_is_dropped_with_its_future() {
         struct Idle;
         impl Wake for Idle {
             fn wake(self: Arc<Self>) {}
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_that_blocks_takes_one_thread_with_it_and_is_called_again() {
+    fn a_blocking_waker_blocks_only_one_thread() {
         struct Blocks(mpsc::SyncSender<()>, crate::sync::Mutex<mpsc::Receiver<()>>);
         impl Wake for Blocks {
             fn wake(self: Arc<Self>) {

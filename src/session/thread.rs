@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_threads_are_known_as_ours_and_no_other() {
+    fn only_the_library_threads_are_known_as_ours() {
         let background = BackgroundThread::get().expect("a thread");
         let is_ours = background.handle().begin(async { teller::is_ours() }).expect("a thread");
         assert!(pollster::block_on(is_ours).expect("a thread").expect("no panic"));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_goes_on_while_the_thread_stands_still() {
+    fn a_timer_fires_while_the_thread_is_blocked() {
         let background = BackgroundThread::get().expect("a thread");
         let (go_on, blocked) = std::sync::mpsc::channel::<()>();
         background.handle().spawn(async move { _ = blocked.recv() });
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_panics_ends_alone_also_if_its_destructor_does() {
+    fn a_panic_ends_only_its_own_task() {
         struct Panics;
         impl Drop for Panics {
             fn drop(&mut self) {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_ends_says_so_before_its_tasks_are_dropped() {
+    fn is_running_is_false_before_the_tasks_are_dropped() {
         struct Tells(std::sync::mpsc::Sender<bool>, Arc<AtomicBool>);
         impl Drop for Tells {
             fn drop(&mut self) {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_panics_is_told_with_what_was_lacking() {
+    fn a_panic_for_lack_of_files_is_explained() {
         let told = |words: &'static str| words_of(&words);
         let lacking = "cannot initialize: Os { code: 24, message: \"Too many open files\" }\nand more";
         let lacking = told(lacking);

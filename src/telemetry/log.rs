@@ -260,7 +260,7 @@ mod tests {
 
     /// A logger of the crate `log` may block as a subscriber may.
     #[test]
-    fn without_a_subscriber_a_loss_is_told_by_the_teller_too() {
+    fn without_a_subscriber_a_loss_is_still_logged_later() {
         struct Asked(Cell<u32>);
         impl fmt::Display for Asked {
             fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {

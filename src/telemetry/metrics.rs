@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_thread_takes_a_thousand_counts_at_once() {
+    fn one_wake_up_takes_a_thousand_counts() {
         static NAME: &str = "a_counter_of_a_test";
         let taken = || {
             flush();

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_blocks_or_panics_costs_its_own_thread_alone() {
+    fn blocking_or_panicking_work_stops_only_its_thread() {
         static TELLER: Teller = Teller::new("a teller");
         let (tell, told) = mpsc::channel();
         assert!(TELLER.flush(Duration::ZERO), "there is nothing to do");

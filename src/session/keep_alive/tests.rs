@@ -122,7 +122,7 @@ fn notes<const N: usize>(notes: [(u128, &str); N]) -> Vec<(u128, String)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_without_nodes_is_touched_each_quarter_of_its_timeout_until_it_is_over() {
+async fn an_idle_session_is_touched_each_quarter_timeout() {
     let (session, task) = Noted::kept_alive();
     let touches =
         notes([(1_500, "read /"), (3_000, "read /"), (4_500, "read /"), (6_000, "read /"), (7_500, "read /")]);
@@ -133,7 +133,7 @@ async fn a_session_without_nodes_is_touched_each_quarter_of_its_timeout_until_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_where_reads_do_not_keep_a_session_an_idle_one_costs_writes() {
+async fn reads_alone_keep_an_idle_session_where_possible() {
     let (session, _task) = Noted::kept_alive();
     *session.is_kept_by_reads.lock().unwrap() = false;
     let sent = [(1_500, "read /"), (2_750, "check /"), (4_250, "check /")];
@@ -143,7 +143,7 @@ async fn only_where_reads_do_not_keep_a_session_an_idle_one_costs_writes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_a_node_is_kept_each_touch_is_made_to_count_a_settling_time_later() {
+async fn a_check_follows_each_touch_by_the_settling_time() {
     let (session, _task) = Noted::kept_alive();
     let own_node = session.holder("/a/1");
     let sent = [(200, "watch /a/1"), (1_200, "read /"), (2_400, "read /"), (2_450, "check /a/1"), (3_600, "read /")];
@@ -154,7 +154,7 @@ async fn while_a_node_is_kept_each_touch_is_made_to_count_a_settling_time_later(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_is_about_to_have_another_name_keeps_its_lease() {
+async fn a_node_that_moves_keeps_its_lease() {
     let (session, _task) = Noted::kept_alive();
     let own_node = session.holder("/a/1");
     own_node.change(|it| it.known.moves(None));
@@ -164,7 +164,7 @@ async fn a_node_that_is_about_to_have_another_name_keeps_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_is_busy_needs_no_touch_and_no_check() {
+async fn a_busy_session_sends_no_touch_and_no_check() {
     let (session, _task) = Noted::kept_alive();
     let own_node = session.holder("/a/1");
     for now in (250..20_000).step_by(250) {
@@ -176,7 +176,7 @@ async fn a_session_that_is_busy_needs_no_touch_and_no_check() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_heartbeat_waits_for_the_connection_and_goes_out_as_soon_as_it_is_back() {
+async fn a_reconnect_sends_the_overdue_heartbeat_at_once() {
     let (session, _task) = Noted::kept_alive();
     session.holder("/a/1");
     session.after(500).await;
@@ -188,7 +188,7 @@ async fn a_heartbeat_waits_for_the_connection_and_goes_out_as_soon_as_it_is_back
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_that_vouches_for_every_moment_needs_no_heartbeat() {
+async fn steady_mode_sends_no_heartbeat() {
     let (session, _task) = Noted::kept_alive();
     session.upkeep.steady(true);
     session.holder("/a/1");
@@ -199,7 +199,7 @@ async fn a_backend_that_vouches_for_every_moment_needs_no_heartbeat() {
 
 /// A task that waits for a loss sleeps until it is woken.
 #[tokio::test(start_paused = true)]
-async fn a_hold_whose_lease_runs_out_is_lost_in_that_moment_even_if_no_task_looks() {
+async fn a_lapse_of_the_lease_wakes_the_holder_at_once() {
     let (session, _task) = Noted::kept_alive();
     let own_node = session.holder("/a/1");
     *session.is_cut_off.lock().unwrap() = true;
@@ -217,7 +217,7 @@ async fn a_hold_whose_lease_runs_out_is_lost_in_that_moment_even_if_no_task_look
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_heartbeat_loses_the_node_that_it_finds_gone_and_no_other() {
+async fn a_heartbeat_ends_only_the_hold_of_a_missing_node() {
     for (failure, loss) in [(Failure::NoNode, Some(Loss::Removed)), (Failure::NoAuth(Box::default()), None)] {
         let (session, _task) = Noted::kept_alive();
         let own_nodes = ["/a/1", "/a/2", "/a/3"].map(|path| session.holder(path));
@@ -229,7 +229,7 @@ async fn a_heartbeat_loses_the_node_that_it_finds_gone_and_no_other() {
 
 /// A server closes the connection at a request of 1 MiB, and at the same one after each reconnect.
 #[tokio::test(start_paused = true)]
-async fn the_heartbeats_of_a_thousand_nodes_with_long_paths_are_requests_that_servers_accept() {
+async fn heartbeats_stay_below_the_request_limit() {
     let (session, _task) = Noted::kept_alive();
     let paths: Vec<_> = (0..1_000).map(|number| format!("/{}/{number:04}", "a".repeat(1_100))).collect();
     let own_nodes: Vec<_> = paths.iter().map(|path| session.holder(path)).collect();
@@ -245,7 +245,7 @@ async fn the_heartbeats_of_a_thousand_nodes_with_long_paths_are_requests_that_se
 
 /// Else its holder would hear of a removal only by the next heartbeat.
 #[tokio::test(start_paused = true)]
-async fn a_watch_whose_answer_is_lost_is_asked_for_again() {
+async fn a_watch_request_with_a_lost_answer_is_repeated() {
     let (session, _task) = Noted::kept_alive();
     session.holder("/a/1");
     *session.is_cut_off.lock().unwrap() = true;
@@ -256,7 +256,7 @@ async fn a_watch_whose_answer_is_lost_is_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_errs_is_asked_for_a_watch_less_and_less_often_and_not_for_a_node_that_has_left() {
+async fn watch_retries_back_off_and_end_with_the_node() {
     let (session, _task) = Noted::kept_alive();
     let own_node = session.holder("/a/1");
     *session.is_cut_off.lock().unwrap() = true;
@@ -270,7 +270,7 @@ async fn a_server_that_errs_is_asked_for_a_watch_less_and_less_often_and_not_for
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_is_denied_ends_a_hold_only_if_the_leader_has_no_node_either() {
+async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
     let (noted, _task) = Noted::kept_alive();
     let session: Arc<dyn Session> = Arc::clone(&noted) as _;
     let holder = noted.holder("/lock/node");
@@ -308,7 +308,7 @@ fn holding() -> (Arc<OwnNode>, Arc<dyn Session>, impl Fn(u64)) {
 }
 
 #[test]
-fn a_lease_that_runs_out_while_a_holder_looks_has_it_look_again() {
+fn a_lapse_during_a_look_is_found_by_the_next_look() {
     let (own_node, session, forward) = holding();
     let mut looks = 0;
     let look = || {
@@ -325,7 +325,7 @@ fn a_lease_that_runs_out_while_a_holder_looks_has_it_look_again() {
 
 /// Timers stand still while the machine is suspended, and the lease does not.
 #[tokio::test(start_paused = true)]
-async fn a_holder_hears_soon_that_its_machine_was_suspended() {
+async fn a_holder_learns_of_a_suspend_within_300_ms() {
     let (own_node, session, forward) = holding();
     let wakes = async {
         tokio::time::sleep(Duration::from_millis(1)).await;

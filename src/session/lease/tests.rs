@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::*;
 
 #[test]
-fn what_a_break_may_last_is_reckoned_from_the_timeout_and_the_tick() {
+fn the_longest_safe_break_depends_on_timeout_and_tick() {
     let rides_out = |timeout: u64, tick: Option<u64>, attempt: u64| {
         let mut lease = Lease::new(Duration::from_millis(timeout));
         if let Some(tick) = tick {
@@ -79,7 +79,7 @@ impl Stage {
 }
 
 #[test]
-fn it_has_run_out_until_the_session_began_and_that_counts_at_once() {
+fn the_lease_is_invalid_until_the_session_begins() {
     let stage = Stage::before_the_session();
     assert_eq!(stage.lease.remaining(), None);
     stage.write();
@@ -90,7 +90,7 @@ fn it_has_run_out_until_the_session_began_and_that_counts_at_once() {
 }
 
 #[test]
-fn a_touch_counts_by_an_operation_sent_a_settling_time_after_its_answer() {
+fn a_touch_counts_by_an_operation_a_settling_time_later() {
     let stage = Stage::set();
     let began = stage.lease.now();
     let sent = stage.lease.now();
@@ -111,7 +111,7 @@ fn a_touch_counts_by_an_operation_sent_a_settling_time_after_its_answer() {
 }
 
 #[test]
-fn an_operation_is_a_touch_that_counts_by_a_later_one() {
+fn an_operation_counts_as_a_touch_by_a_later_operation() {
     let stage = Stage::set();
     stage.passes(ms(1_000));
     let first = stage.lease.now();
@@ -122,7 +122,7 @@ fn an_operation_is_a_touch_that_counts_by_a_later_one() {
 }
 
 #[test]
-fn of_many_touches_the_newest_that_is_old_enough_counts() {
+fn the_newest_touch_that_is_old_enough_counts() {
     let stage = Stage::set();
     let mut touches = Vec::new();
     for _ in 0..40_000 {
@@ -142,7 +142,7 @@ fn of_many_touches_the_newest_that_is_old_enough_counts() {
 }
 
 #[test]
-fn what_was_sent_on_another_connection_makes_nothing_count() {
+fn requests_of_an_old_connection_make_nothing_count() {
     let stage = Stage::set();
     let began = stage.lease.now();
     stage.passes(ms(1));
@@ -161,7 +161,7 @@ fn what_was_sent_on_another_connection_makes_nothing_count() {
 }
 
 #[test]
-fn a_handshake_counts_from_the_last_request_that_was_answered_before_it() {
+fn a_handshake_counts_from_the_last_answered_request() {
     let stage = Stage::set();
     let began = stage.lease.now();
     stage.passes(ms(1_000));
@@ -189,7 +189,7 @@ fn a_handshake_counts_from_the_last_request_that_was_answered_before_it() {
 }
 
 #[test]
-fn what_was_held_when_it_ran_out_stays_lost_after_a_renewal() {
+fn a_renewal_after_a_lapse_begins_a_new_epoch() {
     let stage = Stage::set();
     let epoch = stage.lease.epoch().unwrap();
     assert_eq!(stage.lease.epoch(), Some(epoch));
@@ -202,7 +202,7 @@ fn what_was_held_when_it_ran_out_stays_lost_after_a_renewal() {
 }
 
 #[test]
-fn renewals_in_time_are_one_stretch() {
+fn renewals_in_time_keep_the_epoch() {
     let stage = Stage::set();
     let epoch = stage.lease.epoch().unwrap();
     for _ in 0..5 {
@@ -216,7 +216,7 @@ fn renewals_in_time_are_one_stretch() {
 
 /// Nobody looks at the state in between: a moment that is over is seen by the clock alone.
 #[test]
-fn what_is_seen_without_a_lock_is_what_the_state_says() {
+fn the_atomics_agree_with_the_locked_state() {
     let stage = Stage::set();
     let first = stage.lease.epoch().unwrap();
     assert_eq!(stage.lease.covered_at(first), Some(stage.lease.now()));
@@ -237,7 +237,7 @@ fn what_is_seen_without_a_lock_is_what_the_state_says() {
 }
 
 #[test]
-fn nothing_remains_of_an_ended_session() {
+fn an_ended_session_has_no_lease() {
     let stage = Stage::set();
     stage.lease.end(Ending::Expired);
     stage.lease.end(Ending::Closed);
@@ -246,7 +246,7 @@ fn nothing_remains_of_an_ended_session() {
 }
 
 #[test]
-fn of_a_short_session_something_remains() {
+fn a_short_session_can_renew_its_lease_in_time() {
     for timeout in [ms(250), ms(400), ms(1_000), ms(2_000), ms(4_000), ms(60_000)] {
         let lease = Lease::new(timeout);
         assert!(lease.is_renewable() && lease.heartbeat_period() + lease.settling < lease.term(), "{timeout:?}");
@@ -254,7 +254,7 @@ fn of_a_short_session_something_remains() {
 }
 
 #[test]
-fn heartbeats_are_sent_more_often_where_answers_come_late() {
+fn late_answers_shorten_the_heartbeat_period() {
     let stage = Stage::set();
     assert_eq!(stage.lease.heartbeat_period(), ms(1_200));
     let sent = stage.lease.now();
@@ -274,7 +274,7 @@ fn margin_and_settling_follow_from_the_session_timeout() {
 }
 
 #[test]
-fn a_stop_margin_above_the_default_is_made_up_for_by_more_heartbeats() {
+fn a_large_stop_margin_shortens_the_heartbeat_period() {
     for (margin, period) in [(0, 1_200), (1_000, 1_200), (1_500, 700), (2_000, 300), (9_000, 300)] {
         let lease = Stage::set().lease.with_stop_margin(ms(margin));
         assert_eq!(lease.heartbeat_period(), ms(period), "{margin}");
@@ -282,7 +282,7 @@ fn a_stop_margin_above_the_default_is_made_up_for_by_more_heartbeats() {
 }
 
 #[test]
-fn it_is_renewable_if_the_next_heartbeat_can_count_before_it_ends() {
+fn a_lease_too_short_for_a_heartbeat_is_not_renewable() {
     for (margin, is_renewable) in [(4_449, true), (4_450, false), (9_000, false)] {
         let lease = Stage::set().lease.with_stop_margin(ms(margin));
         assert_eq!(lease.is_renewable(), is_renewable, "{margin}");
@@ -290,7 +290,7 @@ fn it_is_renewable_if_the_next_heartbeat_can_count_before_it_ends() {
 }
 
 #[test]
-fn where_answers_come_very_late_it_lasts_only_from_a_touch_that_counts() {
+fn very_late_answers_leave_a_gap_in_an_idle_lease() {
     for (late, lasts) in [(0, true), (1_125, true), (1_126, false)] {
         let stage = Stage::set();
         let began = stage.lease.now();
@@ -306,7 +306,7 @@ fn where_answers_come_very_late_it_lasts_only_from_a_touch_that_counts() {
 }
 
 #[test]
-fn only_a_connection_that_was_there_is_lost() {
+fn a_repeated_connection_report_changes_nothing() {
     let stage = Stage::set();
     stage.passes(ms(1_000));
     let touch = stage.touch();
@@ -325,7 +325,7 @@ fn only_a_connection_that_was_there_is_lost() {
 }
 
 #[test]
-fn the_end_of_a_session_tells_how_long_nothing_was_heard_of_it() {
+fn away_is_from_the_last_answered_request_to_the_end() {
     let stage = Stage::set();
     assert_eq!(stage.lease.away(), None);
     stage.passes(ms(1_000));
@@ -339,7 +339,7 @@ fn the_end_of_a_session_tells_how_long_nothing_was_heard_of_it() {
 }
 
 #[test]
-fn a_lease_is_reckoned_with_times_of_any_length() {
+fn no_duration_overflows() {
     let lengths = [Duration::ZERO, Duration::from_nanos(1), ms(6_000), Duration::MAX];
     for number in 0..lengths.len().pow(3) {
         let length = |place: u32| lengths[number / lengths.len().pow(place) % lengths.len()];
@@ -358,7 +358,7 @@ fn a_lease_is_reckoned_with_times_of_any_length() {
 }
 
 #[test]
-fn the_session_is_left_for_its_margin_when_the_lease_has_run_out() {
+fn the_session_outlasts_the_lease_by_the_margin() {
     let stage = Stage::set();
     let began = stage.lease.now();
     stage.passes(ms(4_999));
@@ -377,7 +377,7 @@ fn the_session_is_left_for_its_margin_when_the_lease_has_run_out() {
 
 /// The loss of a hold is reported by whoever hears of it first, and once.
 #[test]
-fn a_late_answer_says_that_the_lease_ran_out_before_it_renews_the_lease() {
+fn an_answer_after_a_lapse_reports_the_lapse_once() {
     let stage = Stage::set();
     let touch = stage.touch();
     stage.passes(SETTLING);
@@ -389,7 +389,7 @@ fn a_late_answer_says_that_the_lease_ran_out_before_it_renews_the_lease() {
 }
 
 #[test]
-fn the_clock_of_a_lease_goes_as_any_other() {
+fn the_lease_clock_advances_with_the_standard_clock() {
     let (first, begun) = (since_boot(), std::time::Instant::now());
     std::thread::sleep(ms(5));
     let passed = begun.elapsed();
@@ -398,7 +398,7 @@ fn the_clock_of_a_lease_goes_as_any_other() {
 
 /// By the servers' clock the session lasts for 6 s; by the holder's, which is slower, less has passed by then.
 #[test]
-fn a_clock_is_borne_that_is_slower_by_the_margins_share_of_the_session_timeout_and_no_slower_one() {
+fn a_clock_may_be_slow_by_at_most_the_stop_margin() {
     for (passed, is_borne) in [(ms(6_000), true), (ms(6_000) - MARGIN, true), (ms(6_000) - MARGIN - ms(1), false)] {
         let stage = Stage::set();
         stage.passes(passed);

@@ -56,7 +56,7 @@ fn deleted(failure: impl Into<Option<Failure>>) -> Input {
 const LINKED: Input = Input::Linked(Ok(()));
 
 #[test]
-fn a_deletion_is_repeated_until_it_is_known() {
+fn a_deletion_is_repeated_until_its_outcome_is_known() {
     let again = "delete /lock/host~id-WRITE-0000000003";
     goes(deleting(false, false), [(deleted(None), "Ok(())")]);
     goes(deleting(false, false), [(deleted(Failure::NoNode), "Err(NoNode)")]);
@@ -93,13 +93,13 @@ fn a_refused_signal_is_followed_by_a_plain_delete() {
 }
 
 #[test]
-fn the_numbers_of_a_directory_begin_anew_once_its_last_node_is_gone() {
+fn the_last_deletion_restarts_the_sequence_numbers() {
     goes(deleting(true, true), [(deleted(None), "restart"), (deleted(Failure::NotEmpty), "Ok(())")]);
     goes(deleting(true, true), [(deleted(Failure::NoNode), "Err(NoNode)")]);
 }
 
 #[test]
-fn a_node_that_is_created_after_its_end_is_deleted() {
+fn a_node_created_after_its_owner_left_is_deleted() {
     let created = || Input::Created(Ok(PATH.to_owned()));
     let coming = |sweeps| Leaving::Coming { sweeps };
     let delete = "delete /lock/host~id-WRITE-0000000003";
@@ -141,7 +141,7 @@ fn a_sweep_deletes_each_node_that_a_listing_shows() {
 }
 
 #[test]
-fn an_answer_to_something_else_changes_nothing() {
+fn an_answer_to_another_request_changes_nothing() {
     let machines = || [Leaving::Coming { sweeps: true }, deleting(true, true), Leaving::Listing, Leaving::Restarting];
     for (at, machine) in machines().into_iter().enumerate() {
         assert_eq!(machine.on(LINKED), (machines()[at].clone(), None));

@@ -73,13 +73,13 @@ const fn ms(milliseconds: u64) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn callers_beyond_those_that_may_list_at_once_share_the_next_listing() {
+async fn further_callers_share_the_next_listing() {
     assert_eq!(Directory::new(256, ms(100)).listed(1, 1_000).await, [0, 0, 0, 0, 100]);
     assert_eq!(Directory::new(256, ms(100)).listed(3, 5).await, [[0; 12].as_slice(), &[100; 3]].concat());
 }
 
 #[tokio::test(start_paused = true)]
-async fn callers_that_are_not_polled_hold_up_no_other() {
+async fn an_unpolled_caller_delays_no_other_caller() {
     for names in [256, 257] {
         let directory = Directory::new(names, ms(100));
         let session = directory.session();
@@ -94,13 +94,13 @@ async fn callers_that_are_not_polled_hold_up_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_listing_without_an_answer_holds_up_others_for_one_session_timeout() {
+async fn an_unanswered_listing_delays_others_one_timeout() {
     assert_eq!(Directory::new(256, ms(10_000)).listed(1, 5).await, [0, 0, 0, 0, 6_000]);
 }
 
 /// One test, because all sessions of a process take turns, also those of two tests.
 #[tokio::test(start_paused = true)]
-async fn large_listings_go_one_after_the_other_and_none_waits_long() {
+async fn large_listings_take_turns_and_wait_at_most_250_ms() {
     // A session knows only by its first answers that the directory is large.
     let sent = Directory::new(257, ms(100)).listed(3, 5).await;
     assert_eq!(sent[12..], [100, 200, 300]);

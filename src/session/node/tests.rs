@@ -32,7 +32,7 @@ const ENDS: [fn(&Arc<OwnNode>); 2] =
 
 /// `is_held` reads nothing but a number, so the number must say so as soon as the node does.
 #[test]
-fn a_node_that_was_lost_or_left_is_held_at_no_moment_from_then_on() {
+fn held_at_is_none_once_the_node_is_lost_or_left() {
     for end in ENDS {
         let (own_node, _upkeep) = holding();
         end(&own_node);
@@ -54,7 +54,7 @@ impl Wake for Looks {
 }
 
 #[test]
-fn who_is_told_of_a_loss_or_of_an_end_finds_it_at_once() {
+fn a_task_woken_by_a_loss_finds_it_at_once() {
     for end in ENDS {
         let (own_node, _upkeep) = holding();
         let has_seen = AtomicBool::new(false);
@@ -69,7 +69,7 @@ fn who_is_told_of_a_loss_or_of_an_end_finds_it_at_once() {
 
 /// The server removes the node of an expired session. If the owner listens again, it hears of the removal first.
 #[test]
-fn a_node_found_removed_after_the_lease_ran_out_was_lost_with_the_lease() {
+fn a_removal_after_a_lapse_counts_as_the_lapse() {
     for (stopped_for, why) in [(0, Loss::Removed), (6_000, Loss::LeaseRanOut)] {
         let clock = Arc::new(AtomicU64::new(100_000));
         let hands = Arc::clone(&clock);
@@ -109,7 +109,7 @@ fn watched(own_node: &Arc<OwnNode>, watch: Result<Watch, Failure>) -> Result<(),
 }
 
 #[test]
-fn a_node_is_watched_once_and_again_when_the_request_failed_or_a_stranger_wrote() {
+fn a_watch_is_armed_again_after_a_failure_or_a_write() {
     let (own_node, upkeep) = holding();
     let path = || Some("/lock/node".to_owned());
     assert_eq!((to_watch(&own_node), to_watch(&own_node)), (path(), None));
@@ -127,7 +127,7 @@ fn a_node_is_watched_once_and_again_when_the_request_failed_or_a_stranger_wrote(
 }
 
 #[test]
-fn a_watch_on_the_node_that_was_replaced_tells_nothing_of_the_new_one() {
+fn events_of_a_replaced_node_do_not_end_the_new_hold() {
     let (own_node, _upkeep) = holding();
     to_watch(&own_node);
     own_node.change(|it| it.known.moves(Some("/lock/new".to_owned())));
@@ -159,7 +159,7 @@ fn a_hold_is_suspect_while_its_connection_is_lost() {
 
 /// A path that the caller has may be used at any time.
 #[test]
-fn writes_are_settled_when_the_last_of_them_has_an_outcome() {
+fn writes_are_settled_once_each_has_an_outcome() {
     let (own_node, _upkeep) = holding();
     assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (false, Some(0)));
     own_node.write_begins();
@@ -179,7 +179,7 @@ const fn s(seconds: u64) -> Duration {
 }
 
 #[test]
-fn the_first_that_lasts_too_long_ends_the_node() {
+fn the_first_use_over_its_limit_ends_the_node() {
     let limits = Limits::default();
     assert_eq!((limits.begin(s(1)), limits.left(s(1)), limits.allows(s(1 << 30))), (None, Duration::MAX, true));
     limits.set(s(10));
@@ -194,7 +194,7 @@ fn the_first_that_lasts_too_long_ends_the_node() {
 }
 
 #[test]
-fn who_begins_next_ends_no_earlier_than_is_said_now() {
+fn a_later_use_does_not_reach_its_limit_earlier() {
     let limits = Limits::default();
     limits.set(s(10));
     let until = s(3) + limits.left(s(3));

@@ -25,7 +25,7 @@ fn asked(checks: usize, fails: &dyn Fn(usize) -> Option<Failure>) -> (Vec<Holds>
 }
 
 #[test]
-fn every_subset_of_checks_that_fail_is_found() {
+fn every_subset_of_failing_checks_is_found() {
     for checks in 0..=10_usize {
         for failing in 0_u32..1 << checks {
             let fails = |check| (failing >> check & 1 == 1).then_some(Failure::NoNode);
@@ -36,7 +36,7 @@ fn every_subset_of_checks_that_fail_is_found() {
 }
 
 #[test]
-fn a_node_that_may_not_be_checked_is_unknown_and_no_other() {
+fn a_denied_check_leaves_only_its_own_node_unknown() {
     let no_auth = || Failure::NoAuth(Box::default());
     for denied in 0..6 {
         let fails = |check| match check {
@@ -53,7 +53,7 @@ fn a_node_that_may_not_be_checked_is_unknown_and_no_other() {
 }
 
 #[test]
-fn an_answer_that_is_lost_leaves_its_own_checks_unknown() {
+fn a_lost_answer_leaves_only_its_own_checks_unknown() {
     let mut question = Question::new(CHECKS_MAX + 1, 100);
     let parts = question.parts();
     assert_eq!(parts, [0..CHECKS_MAX, CHECKS_MAX..CHECKS_MAX + 1]);
@@ -67,7 +67,7 @@ fn an_answer_that_is_lost_leaves_its_own_checks_unknown() {
 }
 
 #[test]
-fn no_transaction_of_checks_is_larger_than_a_quarter_of_what_servers_accept() {
+fn transactions_stay_below_256_kib() {
     for (longest, expected) in [(60, 1_000), (262, 1_000), (300, 873), (1_100, 238), (1_000_000, 1)] {
         let mut question = Question::new(3_000, longest);
         assert!(question.parts().into_iter().take(2).all(|part| part.len() == expected), "{longest}");
@@ -76,7 +76,7 @@ fn no_transaction_of_checks_is_larger_than_a_quarter_of_what_servers_accept() {
 
 /// All is there, all is gone, one of a thousand is gone.
 #[test]
-fn a_question_takes_one_answer_more_for_each_that_fails_and_few_round_trips() {
+fn each_failing_check_costs_one_more_transaction() {
     let (_, rounds, transactions) = asked(CHECKS_MAX, &|_| None);
     assert_eq!((rounds, transactions), (1, 1));
     let (_, rounds, transactions) = asked(17, &|_| Some(Failure::NoNode));
@@ -90,7 +90,7 @@ fn a_question_takes_one_answer_more_for_each_that_fails_and_few_round_trips() {
 const T: Duration = Duration::from_secs(10);
 
 #[test]
-fn looks_come_after_pauses_that_double_up_to_ten_minutes() {
+fn pauses_double_up_to_ten_minutes() {
     let pauses = std::iter::successors(Some(T), |pause| Some(next(*pause, T)));
     let seconds: Vec<_> = pauses.map(|pause| pause.as_secs()).take(9).collect();
     assert_eq!(seconds, [10, 20, 40, 80, 160, 320, 600, 600, 600]);
@@ -99,7 +99,7 @@ fn looks_come_after_pauses_that_double_up_to_ten_minutes() {
 }
 
 #[test]
-fn looks_are_drawn_apart_by_up_to_a_tenth() {
+fn jitter_adds_up_to_a_tenth() {
     for (lot, most) in [(0, 10_000), (500, 10_500), (999, 10_999), (1_000, 10_000), (u64::MAX, 10_615)] {
         assert_eq!(drawn_apart(T, lot).as_millis(), most);
     }

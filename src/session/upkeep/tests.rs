@@ -24,7 +24,7 @@ fn holding(upkeep: &Arc<Upkeep>) -> Arc<OwnNode> {
 }
 
 #[test]
-fn a_hold_whose_lease_ran_out_is_lost_though_an_answer_renews_it() {
+fn a_renewal_after_a_lapse_revives_no_hold() {
     let renewals: [fn(&Upkeep); 2] = [
         |upkeep| upkeep.began(upkeep.lease().now()),
         |upkeep| {
@@ -57,7 +57,7 @@ fn an_answer_is_a_touch() {
 }
 
 #[test]
-fn a_handshake_counts_only_if_it_is_known_to_have_resumed_the_session() {
+fn a_handshake_counts_only_once_reported_as_resumed() {
     for resumes in [false, true] {
         let (upkeep, clock) = begun();
         clock.fetch_add(5, Ordering::SeqCst);
@@ -74,7 +74,7 @@ fn a_handshake_counts_only_if_it_is_known_to_have_resumed_the_session() {
 }
 
 #[test]
-fn each_connection_that_is_lost_counts_once() {
+fn each_lost_connection_counts_once() {
     let (upkeep, _clock) = begun();
     for (is_connected, losses) in [(true, 0), (false, 1), (false, 1), (true, 1), (true, 1), (false, 2)] {
         upkeep.connected(is_connected);
@@ -109,7 +109,7 @@ fn names(own_nodes: &[Arc<OwnNode>]) -> Vec<String> {
 }
 
 #[test]
-fn a_node_is_watched_at_the_second_call_unless_it_has_left() {
+fn a_node_is_watched_at_the_second_call_if_still_there() {
     let upkeep = upkeep();
     let [_, gone] = enter(&upkeep, ["1", "2"]);
     let to_watch = || {
@@ -130,7 +130,7 @@ fn a_node_is_watched_at_the_second_call_unless_it_has_left() {
 }
 
 #[test]
-fn a_node_that_leaves_soon_is_named_in_its_directory_until_it_is_gone() {
+fn leaving_nodes_are_listed_until_they_are_gone() {
     let upkeep = upkeep();
     let [first, second, third] = enter(&upkeep, ["1", "2", "3"]);
     upkeep.mark_leaving(&first);
@@ -145,7 +145,7 @@ fn a_node_that_leaves_soon_is_named_in_its_directory_until_it_is_gone() {
 }
 
 #[test]
-fn a_first_node_wakes_the_renewal_only_if_the_lease_would_be_renewed_too_late() {
+fn a_first_node_wakes_only_a_renewal_that_is_too_late() {
     let upkeep = upkeep();
     let lease = upkeep.lease();
     let is_stirred = || pin!(upkeep.stirred.notified()).enable();
@@ -164,7 +164,7 @@ fn a_first_node_wakes_the_renewal_only_if_the_lease_would_be_renewed_too_late() 
 }
 
 #[test]
-fn each_holder_is_checked_or_one_waiter_if_there_is_none() {
+fn all_holders_are_checked_or_else_one_waiter() {
     let upkeep = upkeep();
     let [first, second, third] = enter(&upkeep, ["1", "2", "3"]);
     let to_check = || {
@@ -185,7 +185,7 @@ fn each_holder_is_checked_or_one_waiter_if_there_is_none() {
 }
 
 #[test]
-fn a_hand_off_is_checked_once_for_all_that_it_let_in_and_still_hold() {
+fn a_hand_off_is_checked_once_for_all_it_granted() {
     let upkeep = upkeep();
     let [holder, other] = enter(&upkeep, ["2", "3"]);
     let path: Arc<str> = Arc::from("/a/1");
@@ -204,7 +204,7 @@ fn a_hand_off_is_checked_once_for_all_that_it_let_in_and_still_hold() {
 }
 
 #[test]
-fn the_last_node_that_was_gone_after_its_hand_off_is_not_checked_again() {
+fn the_last_confirmed_hand_off_is_not_checked_again() {
     let upkeep = upkeep();
     let [holder] = enter(&upkeep, ["3"]);
     holder.hold(0);
@@ -229,7 +229,7 @@ fn the_last_node_that_was_gone_after_its_hand_off_is_not_checked_again() {
 }
 
 #[test]
-fn the_end_of_a_session_is_the_reason_of_each_loss_whatever_is_heard_next() {
+fn a_loss_by_the_session_end_keeps_its_reason() {
     let upkeep = upkeep();
     let [holder, waiter, removed] = enter(&upkeep, ["1", "2", "3"]);
     holder.hold(upkeep.lease().epoch().unwrap());

@@ -82,7 +82,7 @@ fn ends_with<const N: usize>(mut record: NodeState, expected: [(&str, bool); N])
 }
 
 #[test]
-fn a_node_is_asked_for_until_it_is_there_and_then_it_waits() {
+fn a_failed_create_is_repeated_under_the_same_name() {
     let mut record = absent(Mode::Write);
     assert_eq!((record.phase(), record.path()), (Phase::Absent, "/lock/host~id-WRITE-"));
     assert!(record.contender().sequence() < 0, "no number: it can never hold");
@@ -101,7 +101,7 @@ fn a_node_is_asked_for_until_it_is_there_and_then_it_waits() {
 }
 
 #[test]
-fn a_node_of_another_session_or_with_a_strange_name_is_not_ours() {
+fn a_node_of_another_session_or_foreign_name_is_refused() {
     for (path, session) in [(WRITER, SESSION + 1), ("/lock/strange", SESSION)] {
         let mut record = absent(Mode::Write);
         record.asked(NOW, 0);
@@ -111,7 +111,7 @@ fn a_node_of_another_session_or_with_a_strange_name_is_not_ours() {
 }
 
 #[test]
-fn only_a_writer_that_held_alone_signals_and_only_if_it_may() {
+fn only_a_writer_that_held_signals_its_release() {
     let reader = |holds: bool| {
         let mut record = absent(Mode::Read);
         record.asked(NOW, 0);
@@ -141,7 +141,7 @@ fn only_a_writer_that_held_alone_signals_and_only_if_it_may() {
 }
 
 #[test]
-fn the_last_in_a_directory_whose_numbers_are_nearly_used_up_restarts_them() {
+fn a_node_with_a_high_number_restarts_the_numbers() {
     for (number, restarts) in [(mode::RESTART_FROM - 1, false), (mode::RESTART_FROM, true), (-5, true)] {
         let mut record = absent(Mode::Write);
         record.asked(NOW, 0);
@@ -153,7 +153,7 @@ fn the_last_in_a_directory_whose_numbers_are_nearly_used_up_restarts_them() {
 }
 
 #[test]
-fn whatever_may_be_there_is_removed_however_far_it_got() {
+fn the_end_removes_every_node_that_may_exist() {
     let coming = |may_have_orphan| {
         let mut record = absent(Mode::Write);
         record.asked(NOW, 0);
@@ -180,7 +180,7 @@ fn whatever_may_be_there_is_removed_however_far_it_got() {
 }
 
 #[test]
-fn a_writer_that_is_downgraded_holds_on_as_a_reader() {
+fn a_downgraded_writer_holds_on_as_a_reader() {
     let mut record = holding();
     record.begin_to_watch();
     record.moves(None);
@@ -196,7 +196,7 @@ fn a_writer_that_is_downgraded_holds_on_as_a_reader() {
 }
 
 #[test]
-fn a_waiter_that_gets_its_permit_holds_that_and_leaves_the_queue() {
+fn a_waiter_exchanges_its_place_for_its_permit() {
     let mut record = waiting();
     record.moves(Some(PERMIT.to_owned()));
     record.exchanged(50);
@@ -207,7 +207,7 @@ fn a_waiter_that_gets_its_permit_holds_that_and_leaves_the_queue() {
 }
 
 #[test]
-fn a_move_that_was_not_made_leaves_everything_as_it_was() {
+fn a_refused_move_changes_nothing() {
     let mut record = waiting();
     record.moves(Some(PERMIT.to_owned()));
     record.stays();
@@ -221,7 +221,7 @@ fn a_move_that_was_not_made_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn a_node_that_was_left_during_a_move_does_not_come_back() {
+fn a_node_left_during_a_move_stays_left() {
     let mut record = holding();
     record.moves(None);
     assert_eq!(record.leave(true).as_ref().map(removed), Some((WRITER, true)));
@@ -235,7 +235,7 @@ fn evidence() -> Evidence {
 }
 
 #[test]
-fn a_node_is_lost_by_its_session_its_lease_or_its_limit_and_by_the_first_of_them() {
+fn the_first_reason_of_a_loss_stays() {
     let over = Loss::SessionOver(Ending::Expired);
     let ended = Evidence { over: Some(Ending::Expired), valid_in: None, is_held_too_long: true };
     let lapsed = Evidence { valid_in: Some(3), is_held_too_long: true, ..evidence() };
@@ -254,7 +254,7 @@ fn a_node_is_lost_by_its_session_its_lease_or_its_limit_and_by_the_first_of_them
 }
 
 #[test]
-fn a_waiter_relies_on_the_lease_from_the_moment_when_it_is_valid() {
+fn only_a_waiter_that_had_a_lease_is_lost_by_a_lapse() {
     let mut record = waiting();
     record.find_loss(&Evidence { valid_in: None, ..evidence() });
     assert!(record.lacks_epoch() && record.loss().is_none(), "it has relied on none yet");
@@ -267,7 +267,7 @@ fn a_waiter_relies_on_the_lease_from_the_moment_when_it_is_valid() {
 }
 
 #[test]
-fn what_a_watch_tells_is_a_loss_only_where_the_node_stands() {
+fn a_deletion_event_is_a_loss_unless_the_node_moves() {
     for (mut record, standing) in of_each_phase().into_iter().zip([false, false, true, true, false, false, false]) {
         let given_back = (record.phase() == Phase::Left).then_some(Loss::GivenBack);
         record.heard(Event::Changed);
@@ -289,7 +289,7 @@ fn a_lost_hold_is_reported_once_and_a_lost_waiter_never() {
 }
 
 #[test]
-fn only_names_of_its_owner_are_orphans_and_only_after_a_lost_answer() {
+fn orphans_are_nodes_of_its_owner_after_a_lost_answer() {
     let names = ["host~id-WRITE-0000000003", "host~id-WRITE-0000000002", "host~it-WRITE-0000000001", "strange"];
     let names = names.map(str::to_owned);
     let mut record = waiting();
