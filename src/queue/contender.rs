@@ -1,4 +1,4 @@
-//! The names of contenders, in any dialect.
+//! The names of contenders in all dialects.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ pub struct Contender {
 }
 
 impl Contender {
-    /// Reads the name of a lock directory's child; `None` if the name is not a contender's.
+    /// Parses the name of a lock directory's child; `None` if the name is not a contender's.
     ///
-    /// The id is optional, so that nodes made by other programs after the same scheme take part in the queue.
+    /// The id is optional, so that nodes of other programs with the same naming scheme take part in the queue.
     ///
     /// ```
     /// use zk_rwlock::{Contender, Mode};
@@ -32,7 +32,7 @@ impl Contender {
         Contender::parse_as(name, Dialect::Native)
     }
 
-    /// As [`Contender::parse`], for a directory of this dialect.
+    /// Parses the name of a child of a lock directory that has this dialect.
     ///
     /// ```
     /// use zk_rwlock::{Contender, Dialect, Mode};
@@ -55,22 +55,22 @@ impl Contender {
         Contender { name, dialect, host_len, tag_len, slot }
     }
 
-    /// The whole name of its node, without the directory.
+    /// Returns the whole name of its node, without the directory.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The dialect of its name.
+    /// Returns the dialect of its name.
     pub fn dialect(&self) -> Dialect {
         self.dialect
     }
 
-    /// The host that its name gives; empty in a dialect whose names have no host.
+    /// Returns the host in its name; empty in a dialect whose names have no host.
     pub fn host(&self) -> &str {
         &self.name[..self.host_len]
     }
 
-    /// The random id of this acquisition, if its name has one.
+    /// Returns the random id of this acquisition, if its name has one.
     pub fn id(&self) -> Option<&str> {
         let id = match self.dialect {
             Dialect::Native => {
@@ -82,8 +82,8 @@ impl Contender {
         (!id.is_empty()).then_some(id)
     }
 
-    /// Whether its process may [keep](crate::RwLockBuilder::keep) the node between uses. If it holds, it may be idle, and
-    /// gives the lock up as soon as it is asked.
+    /// Whether the contender's process may [keep](crate::RwLockBuilder::keep) the node between uses. A holder that
+    /// keeps its node may be idle. It then gives the lock up as soon as another contender asks.
     ///
     /// ```
     /// use zk_rwlock::Contender;
@@ -94,18 +94,19 @@ impl Contender {
         self.dialect == Dialect::Native && self.tag().ends_with(dialect::KEEP)
     }
 
-    /// What it asks for.
+    /// Returns the mode that it asks for.
     pub fn mode(&self) -> Mode {
         self.slot.mode
     }
 
-    /// Its number in the order of arrival. Not a fencing token: it restarts when the directory is made anew.
+    /// Returns its sequence number: its place in the order of arrival. The number is no fencing token, because the
+    /// numbers restart when the directory is deleted and created again.
     pub fn sequence(&self) -> i64 {
         self.slot.sequence
     }
 
-    /// Whether this contender and the other may be two nodes of one holder. Two such nodes have the same number: a
-    /// thread of Curator that holds the write lock may take the read lock as well.
+    /// Whether the two contenders may be nodes of one holder. Such nodes have the same number: a Curator thread that
+    /// holds the write lock may take the read lock as well.
     ///
     /// ```
     /// use zk_rwlock::{Contender, Dialect};
@@ -118,17 +119,17 @@ impl Contender {
         self.dialect == other.dialect && mine.sequence == its.sequence && self.dialect.is_one_holder(mine, its)
     }
 
-    /// The name that its node has after a downgrade.
+    /// Returns the name that its node has after a downgrade.
     pub(crate) fn downgraded(&self) -> String {
         name(self.tag(), self.dialect.marker(Mode::Read), self.sequence())
     }
 
-    /// How the names of its acquisition begin; no other's, if its name has an id.
+    /// Returns the part of its name before the mode's marker. If that has an id, no other acquisition has the same tag.
     pub(crate) fn tag(&self) -> &str {
         &self.name[..self.tag_len]
     }
 
-    /// What another contender of its dialect and mode waits for, it waits for as well.
+    /// Returns its dialect and mode. Contenders of the same kind wait for the same earlier contenders.
     pub(crate) fn kind(&self) -> (Dialect, Mode) {
         (self.dialect, self.mode())
     }
@@ -144,7 +145,7 @@ impl fmt::Display for Contender {
     }
 }
 
-/// How the names of one acquisition begin. No other acquisition's names begin so.
+/// The part of an acquisition's node names before the mode's marker. No other acquisition has the same tag.
 #[derive(Clone, Debug)]
 pub(crate) struct Tag {
     dialect: Dialect,
@@ -160,17 +161,18 @@ impl Tag {
         self.text.len()
     }
 
-    /// The name up to its sequence number, which the server appends.
+    /// Returns the node's name without the sequence number, which the server appends.
     pub(crate) fn prefix(&self, mode: Mode) -> String {
         format!("{}{}", self.text, self.dialect.marker(mode))
     }
 
-    /// Its contender before a server has given it a number. A negative number never holds.
+    /// Returns the acquisition's contender before the server has assigned a number. Its number is negative, and
+    /// [`turn`](crate::queue::turn::turn) grants no negative number.
     pub(crate) fn unnumbered(&self, mode: Mode) -> Contender {
         Contender::of(self.prefix(mode), self.dialect, self.len(), Slot { mode, sequence: -1 })
     }
 
-    /// Whether `name` is a contender of this acquisition, in either mode.
+    /// Whether `name` is a node of this acquisition, in either mode.
     pub(crate) fn is_on(&self, name: &str) -> bool {
         self.dialect.split(name).is_some_and(|(tag, _)| *tag == *self.text)
     }

@@ -1,14 +1,14 @@
-//! The dialects: how each library names its contenders, and what those names mean to it.
+//! The dialects: the schemes by which this library and others name their contenders, and the rules of those names.
 //!
-//! The native one:
+//! The native dialect:
 //!
 //! ```text
 //! /locks/config/web-1~k3v9x2ma-READ-0000000007
 //!               host  id       mode sequence
-//! /locks/config/web-1~k3v9x2ma~keep-READ-0000000007     may be kept between uses: ask for it
+//! /locks/config/web-1~k3v9x2ma~keep-READ-0000000007     its process may keep it between uses: ask for it
 //! ```
 //!
-//! Native names are read from the right, because a host may itself contain `-WRITE-`.
+//! Native names are parsed from the right, because a host may itself contain `-WRITE-`.
 
 use std::fmt;
 
@@ -16,10 +16,10 @@ use crate::queue::mode::{self, Mode, Slot};
 
 /// The naming scheme of a lock's nodes: this library's own, or that of a library that used the path before.
 ///
-/// A directory has one dialect, and all its contenders use it. In a foreign dialect the other library, unmodified,
-/// takes this lock for one more contender, and this lock reads the other library's nodes as contenders. Readers and
-/// writers of both exclude each other. They are granted the lock in one order: that of their nodes' numbers. Set by
-/// [`RwLockBuilder::dialect`](crate::RwLockBuilder::dialect).
+/// A directory has one dialect, and all its contenders use it. In a foreign dialect, this library's contenders look
+/// like contenders of the other library, which needs no change; and this library reads the other library's nodes as
+/// contenders. Readers and writers of both libraries exclude each other, and are granted the lock in the order of their
+/// nodes' numbers. [`RwLockBuilder::dialect`](crate::RwLockBuilder::dialect) sets the dialect.
 ///
 /// # Which libraries can share a path
 ///
@@ -35,42 +35,44 @@ use crate::queue::mode::{self, Mode, Slot};
 /// kazoo a contender among Curator's, so that all three share one path.
 ///
 /// # Doubt
-/// A node may be a contender of another dialect, or have the mark of this dialect without a number behind it. The rule
+/// A node may be a contender of another dialect, or have the marker of this dialect without a number behind it. The rules
 /// of such a node may differ from ours. So an acquisition that lists the queue while the node is there is neither
 /// granted nor kept waiting: it fails with [`Error::ForeignContender`](crate::Error::ForeignContender), which names the
 /// node and its dialect, and leaves no node behind. [`queue`](crate::RwLock::queue) and [`evict`](crate::RwLock::evict)
 /// fail in the same way. All other children are ignored in every dialect.
 ///
-/// A contender that already holds the lock goes on, and is not warned. Nor does every contender list the queue: in the
-/// native dialect a writer hands over to the waiter behind it, and uses of a [kept](crate::RwLockBuilder::keep)
-/// node join it. The next contender to queue up lists the queue, and fails.
+/// A contender that already holds the lock continues to hold it, without a warning. Not every contender lists the
+/// queue: in the native dialect a writer hands over to the waiter behind it, and uses of a
+/// [kept](crate::RwLockBuilder::keep) node join it. The next contender that queues up lists the queue, and fails.
 ///
-/// A difference that no name shows cannot be refused. kazoo's plain `Lock` is named like its `WriteLock` but does not
-/// wait for readers: where there are readers, give `Lock` `extra_lock_patterns=["__rlock__"]`. `Client::lock` with a
-/// filter of its own waits for the nodes that the filter lets through. A holder of another library learns late, or not
-/// at all, that it has lost its session or its node. The [token](crate::Hold::fencing_token) protects against
-/// such a holder. The token of another library's holder is the `czxid` of its node, in the same order as ours.
+/// Names cannot show every difference, and a difference that no name shows is not refused. kazoo's plain `Lock` is
+/// named like its `WriteLock` but does not wait for readers: where there are readers, give `Lock`
+/// `extra_lock_patterns=["__rlock__"]`. `Client::lock` with a filter of its own waits for the nodes that the filter
+/// lets through. A holder of another library learns late, or not at all, that it has lost its session or its node. The
+/// [token](crate::Hold::fencing_token) protects against such a holder. The token of another library's holder is the
+/// `czxid` of its node, in the same order as ours.
 ///
 /// # What else differs from the native dialect
 /// - **Hand-off**: a client that may write to nodes, as Curator's `Revoker` does, could forge the signal by which a
 ///   writer hands over to the next. So a writer's release is a plain delete, a change of a node's data only makes a
-///   waiter list again, and a hand-off costs a listing. A request to revoke is not obeyed: ask
+///   waiter list again, and a hand-off costs a listing. A request to revoke has no effect: ask
 ///   [`contended`](crate::Hold::contended).
-/// - **Downgrade** works in place: readers and writers of each library take the new node for the reader that it is. A
-///   thread of Curator that reads under its own write lock has two nodes of one number: readers wait for the writer's
-///   node, writers for both.
+/// - **Downgrade** works in place: readers and writers of each library treat the new node as a reader's. A thread of
+///   Curator that reads under its own write lock has two nodes of one number: readers wait for the writer's node,
+///   writers for both.
 /// - **Host and label** are in the node's data, because the names have no room for them.
 ///   [`Member::host`](crate::Member::host) is the host in the data, and may be empty. The identifier that kazoo writes
 ///   is shown as the label. kazoo's `contenders()` shows our metadata as the identifier.
-/// - **Identity**: a uuid takes the place of host and id. By the uuid, a node is found whose create was not answered.
+/// - **Identity**: a uuid takes the place of host and id. By its uuid, a node is found whose create got no reply.
 /// - **[`evict`](crate::RwLock::evict)** removes the node of any library's contender. Only this library's contenders
-///   notice: a waiter of Curator or kazoo queues up again at the end, and a holder goes on. So stop that process first.
-/// - **The directory**: kazoo makes persistent directories and never checks again that they are there. So in kazoo's
-///   dialect this library makes persistent directories, too. A directory that exists keeps its kind. A container goes
-///   when it is empty: then kazoo's lock objects fail, and so does `Client::lock` without `with_ancestor_options`. From
-///   number 1073741824 on, an empty directory of any kind is deleted to restart the numbers, but not in kazoo's
-///   dialect. When the numbers are used up, this library lets no contender enter, in any dialect. The other libraries
-///   go on, and past 2147483647 their contenders no longer exclude each other.
+///   notice: a waiter of Curator or kazoo queues up again at the end, and a holder continues. So stop that process
+///   first.
+/// - **The directory**: kazoo makes persistent directories and never checks again that they exist. So in kazoo's
+///   dialect this library makes persistent directories, too. A directory that exists keeps its kind. The server deletes
+///   an empty container: then kazoo's lock objects fail, and so does `Client::lock` without `with_ancestor_options`.
+///   From number 1073741824 on, this library deletes an empty directory of any kind to restart the numbers, but not in
+///   kazoo's dialect. When the numbers are used up, this library lets no contender enter, in any dialect. The other
+///   libraries continue, and past 2147483647 their contenders no longer exclude each other.
 /// - **Access**: a waiter of any library reads the node that it waits for, and so does ours. A contender that an
 ///   [`acl`](crate::ZooKeeperBuilder::acl) keeps from reading fails when it would have to wait.
 /// - **[`keep`](crate::RwLockBuilder::keep)** is refused, because contenders of other libraries do not ask.
@@ -103,43 +105,41 @@ pub enum Dialect {
     Native,
     /// The dialect of Apache Curator's `InterProcessReadWriteLock`.
     ///
-    /// Curator sorts all children by the text behind `__READ__` or `__WRIT__`, whatever stands before that. Other
-    /// programs that make such names do the same. A writer waits until it is first, a reader until no `__WRIT__` is
-    /// before it.
+    /// Curator sorts all children by the text behind `__READ__` or `__WRIT__`, with any text before that. So do
+    /// other programs that make such names. A writer waits until it is first, a reader until no `__WRIT__` is before it.
     Curator,
-    /// The dialect of Apache Curator's `InterProcessMutex`, whose contenders are writers, with readers of our own
-    /// beside them.
+    /// The dialect of Apache Curator's `InterProcessMutex`: mutexes are writers, and this library adds readers.
     ///
     /// A mutex sorts all children by the text behind the last `lock-`, and waits until it is first. Our readers have
-    /// `lock-` in their names, too, so a mutex waits for them. zookeeper-client's lock does the same with the last ten
-    /// digits.
+    /// `lock-` in their names, too, so a mutex waits for them. The lock of zookeeper-client does the same with the last
+    /// ten digits.
     CuratorMutex,
     /// The dialect of kazoo's `ReadLock` and `WriteLock`.
     ///
-    /// Both read every child as a contender whose name ends with `__lock__` or `__rlock__` and ten digits, whatever
-    /// stands before that. They compare the digits.
+    /// Both treat every child as a contender whose name ends with `__lock__` or `__rlock__` and ten digits, with any
+    /// text before that. They compare the digits.
     Kazoo,
 }
 
 const CURATOR_READ: &str = "__READ__";
 const CURATOR_WRITE: &str = "__WRIT__";
 const MUTEX: &str = "lock-";
-/// Ends as [`MUTEX`] does, so that a mutex waits for it.
+/// Ends with [`MUTEX`], so that a mutex waits for our readers.
 const MUTEX_READ: &str = "READ-lock-";
 
-/// No marker of a mode is longer, in any dialect.
+/// The longest marker of a mode in any dialect.
 pub(crate) const LONGEST_MARKER: &str = MUTEX_READ;
 const KAZOO_READ: &str = "__rlock__";
 const KAZOO_WRITE: &str = "__lock__";
 
-/// The beginning of a name that Curator or this library protects. A uuid follows it.
+/// The prefix of a protected name, as Curator calls a name that has a uuid behind `_c_`.
 const PROTECTED: &str = "_c_";
 
 impl Dialect {
     /// All dialects.
     pub const ALL: [Dialect; 4] = [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo];
 
-    /// The text between the tag and the number.
+    /// Returns the marker of a mode: the text between the tag and the number.
     pub(crate) fn marker(self, mode: Mode) -> &'static str {
         match (self, mode) {
             (Dialect::Native, Mode::Read) => "-READ-",
@@ -153,13 +153,14 @@ impl Dialect {
         }
     }
 
-    /// How the names of a new acquisition begin. No other acquisition's names begin so.
+    /// Returns a new acquisition's tag: the part of its node names before the marker. No other acquisition has the same
+    /// tag.
     pub(crate) fn new_tag(self, host: &str, keeps: bool, mut random: impl FnMut() -> u64) -> String {
         if self == Dialect::Native {
             return format!("{host}~{}{}", letters_and_digits(random()), if keeps { KEEP } else { "" });
         }
         let (high, low) = (random(), random());
-        // Version 4, variant 1: Curator reads this part of a name as a uuid.
+        // Version 4, variant 1: Curator parses this part of a name as a uuid.
         let (high, low) = ((high & !0xf000) | 0x4000, (low & (u64::MAX >> 2)) | (1 << 63));
         if self == Dialect::Kazoo {
             return format!("{high:016x}{low:016x}");
@@ -168,23 +169,23 @@ impl Dialect {
         format!("{PROTECTED}{:08x}-{:04x}-{:04x}-{:04x}-{:012x}-", groups.0, groups.1, groups.2, groups.3, groups.4)
     }
 
-    /// How long the tag of another contender may be, beside one of ours with so many bytes.
+    /// Returns the most bytes that another contender's tag may have, where ours has `ours` bytes.
     pub(crate) fn longest_tag(self, ours: usize) -> usize {
         if self == Dialect::Native { ours.max(OWNER_BYTES) } else { ours }
     }
 
-    /// Whether a writer signals its release to waiters by a write to its node. Only in a dialect in which nothing else
+    /// Whether a writer signals its release to waiters by a write to its node. This is safe only where no other program
     /// writes to nodes.
     pub(crate) fn hands_off(self) -> bool {
         self == Dialect::Native
     }
 
-    /// Whether its directories must stay when they are empty.
+    /// Whether a lock's directory must stay when it is empty.
     pub(crate) fn keeps_directories(self) -> bool {
         self == Dialect::Kazoo
     }
 
-    /// Splits the name of one of its contenders into the tag and the slot; `None` for any other name.
+    /// Splits a contender's name into the tag and the slot; `None` if the name is not a contender's in this dialect.
     pub(crate) fn split(self, name: &str) -> Option<(&str, Slot)> {
         if self == Dialect::Native {
             return split_native(name);
@@ -193,7 +194,7 @@ impl Dialect {
             let (tag, mode) = self.split_mode(before)?;
             Some((tag, mode, sequence))
         })?;
-        // Curator's readers look for the mark of a writer anywhere in the name.
+        // Curator's readers look for the marker of a writer anywhere in the name.
         let mode = if self == Dialect::Curator && name.contains(CURATOR_WRITE) { Mode::Write } else { mode };
         Some((tag, Slot { mode, sequence }))
     }
@@ -201,7 +202,8 @@ impl Dialect {
     fn split_mode(self, before: &str) -> Option<(&str, Mode)> {
         let strip = |mode| before.strip_suffix(self.marker(mode)).map(|tag| (tag, mode));
         match self {
-            // Only this library makes readers here. Any other name that a mutex waits for is a writer's.
+            // Only this library makes readers in this dialect. A mutex waits for all other names with the marker, so
+            // those are writers.
             Dialect::CuratorMutex => {
                 strip(Mode::Read).filter(|(tag, _)| is_protection(tag)).or_else(|| strip(Mode::Write))
             }
@@ -209,12 +211,12 @@ impl Dialect {
         }
     }
 
-    /// The slot of one of its contenders; `None` for any other name.
+    /// Returns the slot of a contender; `None` if the name is not a contender's in this dialect.
     pub(crate) fn slot(self, name: &str) -> Option<Slot> {
         self.split(name).map(|(_, slot)| slot)
     }
 
-    /// The dialect in which a name is a contender's, if there is one.
+    /// Returns the dialect in which a name is a contender's, if there is one.
     ///
     /// ```
     /// use zk_rwlock::Dialect;
@@ -222,12 +224,12 @@ impl Dialect {
     /// assert_eq!(Dialect::of("config"), None);
     /// ```
     pub fn of(name: &str) -> Option<Dialect> {
-        Dialect::ALL.into_iter().find(|dialect| dialect.has_mark(name) && dialect.split(name).is_some())
+        Dialect::ALL.into_iter().find(|dialect| dialect.has_marker(name) && dialect.split(name).is_some())
     }
 
-    /// The dialect of a foreign child: a child beside which a lock of this dialect grants nothing. It is the dialect in
-    /// which the child is a contender, or else the dialect whose mark the child has without a number behind it. The
-    /// latter may be this dialect itself.
+    /// Returns the dialect of a foreign child. A lock of this dialect is not granted beside a foreign child. The result
+    /// is the dialect in which the child is a contender; or else the dialect whose marker the child has without a number
+    /// behind it, which may be this dialect itself.
     ///
     /// `None` for this dialect's own contenders, and for children that are ignored.
     ///
@@ -239,20 +241,20 @@ impl Dialect {
     /// assert_eq!(Dialect::Native.foreign("config"), None);
     /// ```
     pub fn foreign(self, name: &str) -> Option<Dialect> {
-        // The name of every contender ends with a number.
+        // Every contender's name ends with a number.
         if !name.as_bytes().last_chunk::<9>().is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
             || self.split(name).is_some()
         {
             return None;
         }
-        let by_mark = || Dialect::ALL.into_iter().find(|it| *it != Dialect::Native && it.has_mark(name));
-        Dialect::of(name).or_else(by_mark)
+        let by_marker = || Dialect::ALL.into_iter().find(|it| *it != Dialect::Native && it.has_marker(name));
+        Dialect::of(name).or_else(by_marker)
     }
 
-    /// Whether a name has the mark of this dialect's contenders. A mutex's mark is a common word, so here it must stand
-    /// alone. A lock of that dialect does not need this: it takes every name with the mark and a number for a
-    /// contender's.
-    fn has_mark(self, name: &str) -> bool {
+    /// Whether a name has the marker of this dialect's contenders. The marker of a mutex, `lock-`, is a common word, so a
+    /// letter or digit before it rules the name out. `split` has no such condition: a lock of that dialect waits for
+    /// every name that ends with the marker and a number.
+    fn has_marker(self, name: &str) -> bool {
         let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
         match self {
             Dialect::Native => split_native(name).is_some(),
@@ -262,8 +264,8 @@ impl Dialect {
         }
     }
 
-    /// What an error says of a foreign node of dialect `other`, or of a node with this dialect's mark and no number
-    /// behind it.
+    /// Describes a foreign node of dialect `other` for an error. `other` may be this dialect: then the node has its
+    /// marker without a number.
     pub(crate) fn describe(self, other: Dialect) -> String {
         let whose = match other {
             Dialect::Native => "of zk-rwlock's own",
@@ -277,13 +279,13 @@ impl Dialect {
         format!("a contender {whose} (a lock that is opened with Dialect::{other:?} would queue with it)")
     }
 
-    /// Whether two nodes of one number may belong to one holder. A thread of Curator that holds the write lock may take
-    /// the read lock as well, and then makes a node of the same number.
+    /// Whether two nodes of the same number may belong to one holder. A Curator thread that holds the write lock may
+    /// take the read lock as well, which makes a second node of the same number.
     pub(crate) fn is_one_holder(self, one: Slot, other: Slot) -> bool {
         self == Dialect::Curator && one.mode != other.mode && (0..mode::REFUSED_FROM).contains(&one.sequence)
     }
 
-    /// The id in a tag: the part that differs between acquisitions.
+    /// Returns the id in a tag: the part that differs between acquisitions.
     pub(crate) fn id(tag: &str) -> &str {
         if is_protection(tag) { &tag[PROTECTED.len()..tag.len() - 1] } else { tag }
     }
@@ -300,7 +302,7 @@ impl fmt::Display for Dialect {
     }
 }
 
-/// Eight letters and digits.
+/// Encodes a random number as eight letters and digits.
 fn letters_and_digits(mut number: u64) -> String {
     let mut digit = || {
         let digit = b"0123456789abcdefghijklmnopqrstuvwxyz"[(number % 36) as usize];
@@ -310,14 +312,14 @@ fn letters_and_digits(mut number: u64) -> String {
     std::array::from_fn::<char, 8, _>(|_| digit()).iter().collect()
 }
 
-/// Whether a tag is `_c_<uuid>-`, and nothing more.
+/// Whether a tag is exactly `_c_<uuid>-`.
 fn is_protection(tag: &str) -> bool {
     let uuid = tag.strip_prefix(PROTECTED).and_then(|rest| rest.strip_suffix('-'));
     uuid.is_some_and(|uuid| uuid.len() == 36 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'))
 }
 
-/// The two ways to read the number at the end of a name: as ten digits, and with a sign, as the server prints a counter
-/// that has wrapped.
+/// Parses the number at the end of a name in both possible ways: as ten digits, and as a negative number. The server
+/// prints a counter that has wrapped with its sign.
 fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
     let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
     let (before, digits) = name.split_at(digits);
@@ -329,15 +331,15 @@ fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
 
 /// The end of the tag of a node that its process may keep between uses.
 ///
-/// It is in the name, and not in the node's data, so that a waiter can ask as soon as it has listed the queue.
+/// The marker is in the name instead of the data, so that a waiter can ask for the node after one listing.
 pub(crate) const KEEP: &str = "~keep";
 
 const HOST_BYTES: usize = 64;
 
-/// The longest tag that a library of ours makes, `host~id~keep`.
+/// The bytes of the longest native tag, `host~id~keep`.
 const OWNER_BYTES: usize = HOST_BYTES + "~k3v9x2ma".len() + KEEP.len();
 
-/// Whether a name looks as if it were kept. Quick, because only the end of the name is read.
+/// Whether a name looks like a kept contender's. Reads only the end of the name, to be fast.
 pub(crate) fn may_keep(name: &str) -> bool {
     let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
     before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|tag| tag.ends_with(KEEP))
@@ -358,7 +360,7 @@ fn split_native(name: &str) -> Option<(&str, Slot)> {
     well_formed.then_some((tag, Slot { mode, sequence }))
 }
 
-/// Accepts exactly what the server prints (`%010d`), so that one number has one spelling.
+/// Parses exactly the spelling that the server prints (`%010d`), so that each number has one spelling.
 fn parse_sequence(digits: &str) -> Option<i64> {
     let sequence: i64 = digits.parse().ok()?;
     let printed_by_server = digits.len() >= 10 && !digits.starts_with('+');
@@ -366,8 +368,8 @@ fn parse_sequence(digits: &str) -> Option<i64> {
     (printed_by_server && padded).then_some(sequence)
 }
 
-/// The sequence number of a native contender, if it has ten digits and no sign. Quick, because only the end of the name
-/// is read.
+/// Returns the sequence number of a native contender if it has ten digits and no sign. Reads only the end of the name,
+/// to be fast.
 pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
     let (before, digits) = name.as_bytes().split_last_chunk::<10>()?;
     if !(before.ends_with(b"E-") || before.ends_with(b"D-")) {
@@ -376,7 +378,7 @@ pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
     digits.iter().try_fold(0, |number, digit| digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0')))
 }
 
-/// Why a host could not be read back from a name.
+/// Returns why a host is invalid, or `None`.
 pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
     if host.is_empty() {
         Some("is empty")
@@ -389,7 +391,7 @@ pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
     }
 }
 
-/// The machine's name, made fit to be a host.
+/// Returns the machine's name, with invalid characters replaced.
 pub(crate) fn machine_name() -> String {
     let name = rustix::system::uname();
     let fit = |byte| if is_host_byte(byte) { char::from(byte) } else { '_' };

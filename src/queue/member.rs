@@ -1,4 +1,4 @@
-//! A queue as people see it, and as it is printed.
+//! A lock's queue as people see it, and its text.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use crate::queue::mode::Mode;
 pub struct Queue {
     /// The lock's directory.
     pub path: String,
-    /// The dialect of the names in it.
+    /// The dialect of the contenders' names.
     pub dialect: Dialect,
-    /// All contenders in it, in the order of arrival.
+    /// All contenders, in the order of arrival.
     pub members: Vec<Member>,
-    /// When a job under the lock last [succeeded](crate::OnceGuard::done), if there is a record of it that this client can
+    /// The last [success](crate::OnceGuard::done) of a job under the lock, if there is a record that this client can
     /// read.
     pub done: Option<Done>,
-    /// How many permits there are, if this is the queue of a [`Semaphore`](crate::Semaphore). Then the members that hold
-    /// are those that have permits, in the order in which they took them. `None` if this is the queue of a lock. Zero in a
-    /// [`Survey`](crate::Survey) if what is there is no number: none is granted then.
+    /// The number of permits, if this is the queue of a [`Semaphore`](crate::Semaphore). Then the members that hold are
+    /// the holders of permits, in the order in which they took them. `None` if this is the queue of a lock. Zero in a
+    /// [`Survey`](crate::Survey) if the semaphore's data are not a number: then no permit is granted.
     pub permits: Option<u32>,
 }
 
@@ -31,42 +31,44 @@ pub struct Queue {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Member {
-    /// What it asks for. [`Mode::Write`] of a semaphore's member, which waits in the queue alone at its place.
+    /// The mode that it asks for. [`Mode::Write`] for a semaphore's member, because waiters for permits are served one
+    /// by one.
     pub mode: Mode,
-    /// How many permits it holds or waits for. `None` if it is in the queue of a lock, and if its node could not be read.
+    /// The number of permits that it holds or waits for. `None` in the queue of a lock, and if its node could not be
+    /// read.
     pub permits: Option<u32>,
-    /// Whether it holds the lock, at the moment of the listing. A node that has gone since could not be read.
+    /// Whether it held the lock when the queue was listed.
     pub state: MemberState,
-    /// The host that it gives; empty if it gives none.
+    /// The host that the member reports; empty if it reports none.
     pub host: String,
-    /// The process id that it gives.
+    /// The process id that the member reports.
     pub pid: Option<u32>,
-    /// The label that it gives: what it is doing.
+    /// The label that the member reports: what it is doing.
     pub label: Option<String>,
-    /// The ensemble's number for its session. 0 if its node is not ephemeral: such a node stays when its creator is
-    /// gone. `None` if its node could not be read.
+    /// The ensemble's id of its session. 0 if its node is not ephemeral: such a node outlives the process that created
+    /// it. `None` if its node could not be read.
     pub session: Option<i64>,
-    /// When it queued up, on the ensemble's clock. Since when it holds the lock does not show from outside. Of a holder of
-    /// permits, when it was granted them. `None` if its node could not be read.
+    /// When it queued up, on the ensemble's clock; for a holder of permits, when it was granted them. The ensemble does
+    /// not record when a lock was granted. `None` if its node could not be read.
     pub since: Option<SystemTime>,
-    /// The ensemble-wide number of the transaction that created its node. It is the
-    /// [fencing token](crate::Hold::fencing_token) of its guard, unless the holder has downgraded. `None` if its
-    /// node could not be read.
+    /// The `czxid` of its node: the ensemble-wide number of the transaction that created the node. It is the [fencing
+    /// token](crate::Hold::fencing_token) of its guard, unless the holder has downgraded. `None` if its node could not
+    /// be read.
     ///
     /// No two nodes ever have the same token. [`RwLock::evict`](crate::RwLock::evict) takes it.
     pub token: Option<i64>,
-    /// Whether its process may [keep](crate::RwLockBuilder::keep) the node between uses. If it does and the member
-    /// [holds](MemberState::Holds), texts say that it *keeps* the lock: it uses the lock, or is idle and gives it up as soon
-    /// as it is asked. Which of the two does not show from outside: uses of a kept node send nothing.
+    /// Whether its process may [keep](crate::RwLockBuilder::keep) the node between uses. If such a member
+    /// [holds](MemberState::Holds), texts say that it *keeps* the lock: it uses the lock, or is idle and gives the lock
+    /// up as soon as it is asked to. The queue cannot show which of the two, because uses of a kept node send nothing.
     pub keeps: bool,
-    /// Whether its session is of this process. Not if its node could not be read.
+    /// Whether its session belongs to this process. `false` if its node could not be read.
     pub is_own: bool,
-    /// Its node's name, without the directory.
+    /// The name of its node, without the directory.
     pub node: String,
 }
 
 impl Member {
-    /// What the name of its node shows.
+    /// Creates a member with the details that its node's name shows.
     pub(crate) fn by_name(node: &str, mode: Mode, state: MemberState, host: &str) -> Member {
         Member {
             mode,
@@ -89,12 +91,12 @@ impl Member {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemberState {
-    /// Nothing before it excludes it: it holds the lock.
+    /// No earlier contender excludes it: it holds the lock.
     Holds,
     /// It waits behind another node.
     Waits {
-        /// The name of the nearest node before it that excludes it. For the first in the queue of a semaphore it is
-        /// `permits`, the name of the directory of those who hold.
+        /// The name of the nearest earlier node that excludes it. For the first waiter of a semaphore, `permits`: the
+        /// name of the directory of the holders.
         behind: String,
     },
     /// It will never hold: its sequence number is negative, or another node has the same number.
@@ -102,31 +104,32 @@ pub enum MemberState {
 }
 
 impl Queue {
-    /// The members that hold the lock: one writer, or any number of readers. Those that hold permits, if there are any.
+    /// Returns the members that hold the lock: one writer, or any number of readers. In a semaphore's queue, the
+    /// holders of permits.
     pub fn holders(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.state == MemberState::Holds)
     }
 
-    /// The members that do not hold, in the order of arrival.
+    /// Returns the members that do not hold, in the order of arrival.
     pub fn waiters(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.state != MemberState::Holds)
     }
 
-    /// How many permits are free; `None` if this is the queue of a lock.
+    /// Returns the number of free permits; `None` if this is the queue of a lock.
     ///
-    /// Zero also if more are taken than there are, because [`set_permits`](crate::Semaphore::set_permits) has lowered the
-    /// number.
+    /// Zero also if more permits are taken than exist, after [`set_permits`](crate::Semaphore::set_permits) has lowered
+    /// their number.
     pub fn free(&self) -> Option<u32> {
         let taken = self.holders().filter_map(|holder| holder.permits).map(u64::from).sum::<u64>();
         self.permits.map(|all| u32::try_from(u64::from(all).saturating_sub(taken)).unwrap_or(u32::MAX))
     }
 }
 
-/// The contenders in the way of another: how many, and the first of them.
+/// The contenders that a waiter waits for: their number, and the first of them.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Blockers {
-    /// How many contenders must leave first.
+    /// The number of contenders that must leave first.
     pub ahead: usize,
     /// The first of them, holders before waiters, at most 8.
     pub first: Vec<Member>,
@@ -154,7 +157,7 @@ impl fmt::Display for Queue {
     }
 }
 
-/// So many permits, in words.
+/// Returns a number of permits in words.
 fn permits(number: u32) -> String {
     match number {
         1 => "1 permit".to_owned(),
@@ -162,7 +165,7 @@ fn permits(number: u32) -> String {
     }
 }
 
-/// What a process tells of itself, behind its host.
+/// Writes the process id and the label that a process reports.
 pub(crate) fn write_process(f: &mut fmt::Formatter<'_>, pid: Option<u32>, label: Option<&String>) -> fmt::Result {
     let pid = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
     let label = label.map(|label| format!(" {label:?}")).unwrap_or_default();
@@ -187,7 +190,7 @@ impl fmt::Display for Member {
             } else {
                 whole_seconds
             };
-            // When a lock was granted does not show from outside. The node of a permit is made by the grant.
+            // The ensemble does not record when a lock was granted. The grant of a permit creates the permit's node.
             let is_permit = self.permits.is_some() && self.state == MemberState::Holds;
             let how = if is_permit { "granted" } else { "queued" };
             write!(f, " {how} {} ago", humantime::format_duration(age))?;
@@ -196,7 +199,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// By the ensemble's clock alone, so that a reader whose clock differs reads the same.
+/// Prints the ensemble's time and no age, so that readers with different clocks see the same text.
 impl fmt::Display for Done {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "done at {}", humantime::format_rfc3339_seconds(date(self.at)))?;
@@ -220,25 +223,26 @@ impl fmt::Display for Blockers {
         let named = Vec::from_iter(named("held", false).into_iter().chain(named("kept", true)));
         match (named.as_slice(), self.first.first()) {
             ([], None) => write!(f, "{} ahead", self.ahead),
-            // A reader waits for writers alone, and the one before it may wait for readers.
+            // A reader waits for writers alone, and those writers may themselves wait for readers.
             ([], Some(next)) => write!(f, "behind {next}; {} ahead", self.ahead),
             (holders, _) => write!(f, "{}; {} ahead", holders.join(", "), self.ahead),
         }
     }
 }
 
-/// How far a waiter has come. Reported by [`Acquire::on_wait`](crate::Acquire::on_wait).
+/// The progress of a waiter. Reported by [`Acquire::on_wait`](crate::Acquire::on_wait).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Progress {
-    /// The directory of the lock, or of the semaphore, that it waits for.
+    /// The directory of the lock or semaphore.
     pub path: Arc<str>,
-    /// Its place in the queue: the first contender has place 1. Holders of a lock count, and so do readers that a reader
-    /// need not wait for. Holders of permits do not: they have left the queue of the semaphore.
+    /// The waiter's place in the queue; the first contender has place 1. All earlier contenders of a lock count:
+    /// holders, and also readers that a reader need not wait for. Holders of permits do not count, because they have
+    /// left the semaphore's queue.
     pub place: usize,
-    /// How many contenders are in the queue, with the waiter itself and the contenders behind it.
+    /// The number of contenders in the queue, with the waiter itself and those behind it.
     pub length: usize,
-    /// The contenders in the way.
+    /// The contenders that the waiter waits for.
     pub blockers: Blockers,
 }
 

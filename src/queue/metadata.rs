@@ -1,4 +1,5 @@
-//! What the data of our nodes say: who contends, when a job was last done. And where the twin of such a node lies.
+//! The data that this library writes into nodes: a contender's metadata, and the record of a job's last success. Also
+//! the paths of records and twins.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,27 +7,29 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::queue::contender::Contender;
 use crate::queue::dialect::{self, Dialect};
 
-/// The last second that is written with a year of four digits, in seconds since 1970.
+/// The last second before the year 10000, in seconds since 1970: the last that can be printed with a year of four
+/// digits.
 const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
-/// The moment, or the nearest that can be written as a date. A clock can be set to any.
+/// Returns the nearest time that can be printed as a date. The system's clock may be set to any time.
 pub(crate) fn date(at: SystemTime) -> SystemTime {
     at.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST_WRITTEN)
 }
 
-/// What a contender writes into its node, for people to read. As it is read, any client may have written it.
+/// A contender's metadata, which it writes into its node for people to read. Any client may have written the data that
+/// are read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Metadata {
-    /// Empty if it does not say.
+    /// Empty if the data have no host.
     pub(crate) host: String,
     pub(crate) pid: Option<u32>,
     pub(crate) label: Option<String>,
-    /// How many permits it wants, if it stands in the queue of a semaphore.
+    /// The number of permits that it waits for, in the queue of a semaphore.
     pub(crate) permits: Option<u32>,
 }
 
 impl Metadata {
-    /// The data of the node, with the time since when it contends.
+    /// Returns the node's data. `since` is when the contender queued up.
     pub(crate) fn encode(&self, since: SystemTime) -> Vec<u8> {
         let since = humantime::format_rfc3339_millis(date(since));
         let pid = self.pid.map(|pid| format!("pid={pid}\n")).unwrap_or_default();
@@ -40,7 +43,7 @@ impl Metadata {
         text.into_bytes()
     }
 
-    /// What a contender's name says of its process, and the data of its node if they could be read.
+    /// Returns a contender's metadata, from its name and from its node's data if they could be read.
     pub(crate) fn of(contender: &Contender, data: Option<&[u8]>) -> Metadata {
         let noted = data.map(read).unwrap_or_default();
         match (contender.dialect(), data) {
@@ -55,7 +58,7 @@ impl Metadata {
     }
 }
 
-/// Reads the metadata out of a node's data, whatever else the data hold.
+/// Parses the metadata in a node's data. Ignores all other lines.
 pub(crate) fn read(data: &[u8]) -> Metadata {
     let text = String::from_utf8_lossy(data);
     let field = |name: &str| text.split('\n').find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
@@ -67,8 +70,8 @@ pub(crate) fn read(data: &[u8]) -> Metadata {
     }
 }
 
-/// Reads the data of another library's node as a host or a label. Curator writes its address; kazoo writes the
-/// identifier that its user gave.
+/// Parses the data of another library's node as a host or a label. Curator writes its address; kazoo writes the
+/// identifier that its user set.
 fn read_foreign(data: &[u8]) -> Metadata {
     let text = std::str::from_utf8(data).unwrap_or_default().trim();
     if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
@@ -80,43 +83,45 @@ fn read_foreign(data: &[u8]) -> Metadata {
     }
 }
 
-/// What the path of a record ends with. No contender's name ends so, in any dialect: they end with a number.
+/// The suffix of a record's path. No contender's name ends like this in any dialect, because contenders' names end with
+/// a number.
 const RECORD_SUFFIX: &str = ".done";
 
 /// The first line of a record.
 const HEADING: &str = "zk-rwlock done ";
 
-/// Clocks that count the same time differ by less than one part in so many.
+/// The assumed limit of clock drift: two clocks that measure the same duration differ by less than one part in 100.
 const DRIFT: u32 = 100;
 
-/// When a job that runs [once in a while](crate::Acquire::once_in) last succeeded, and who did it. Its `Display` prints
+/// The last success of a job that runs [once in a while](crate::Acquire::once_in), and who did it. Its `Display` prints
 /// it for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Done {
     /// When its success was recorded, on the ensemble's clock.
     pub at: SystemTime,
-    /// The host that it gives; empty if it gives none.
+    /// The host of the process; empty if the record has none.
     pub host: String,
-    /// The process id that it gives.
+    /// The id of the process.
     pub pid: Option<u32>,
-    /// The label that it gives: what was done.
+    /// The label of the job: what was done.
     pub label: Option<String>,
-    /// The [fencing token](crate::Hold::fencing_token) under which it was done.
+    /// The [fencing token](crate::Hold::fencing_token) of the hold under which the job was done.
     pub token: Option<i64>,
 }
 
-/// Where the record of a lock lies: beside the lock's directory. The directory goes when it is empty, and the record stays.
+/// Returns the path of a lock's record: a sibling of the lock's directory. So the record stays when the empty directory
+/// is deleted.
 pub(crate) fn record_path(directory: &str) -> String {
     format!("{directory}{RECORD_SUFFIX}")
 }
 
-/// The lock whose record would lie at `path`.
+/// Returns the lock whose record has this path, if the path is a record's.
 pub(crate) fn lock_of_record(path: &str) -> Option<&str> {
     path.strip_suffix(RECORD_SUFFIX).filter(|directory| !directory.ends_with('/'))
 }
 
-/// What a record says.
+/// Returns the data of a record.
 pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8> {
     let mut text = format!("{HEADING}1\nhost={host}\npid={}\ntoken={token}\n", std::process::id());
     if let Some(label) = label {
@@ -125,8 +130,8 @@ pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8
     text.into_bytes()
 }
 
-/// Reads the record of when a job was last [done](crate::OnceGuard::done), which was written at that time. `None` if the
-/// bytes are no record.
+/// Parses the record of when a job was last [done](crate::OnceGuard::done). `at` is when the record was written. `None`
+/// if the data are not a record.
 pub fn read_done(data: &[u8], at: SystemTime) -> Option<Done> {
     let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;
     let token = text.split('\n').find_map(|line| line.strip_prefix("token=")).and_then(|token| token.parse().ok());
@@ -134,7 +139,7 @@ pub fn read_done(data: &[u8], at: SystemTime) -> Option<Done> {
     Some(Done { at: date(at), host: said.host, pid: said.pid, label: said.label, token })
 }
 
-/// The present time on the ensemble's clock, as far as it is known.
+/// The present time on the ensemble's clock, as a range because the exact time is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Now {
     earliest: SystemTime,
@@ -142,7 +147,8 @@ pub(crate) struct Now {
 }
 
 impl Now {
-    /// The time now, if at least `least` and at most `most` has passed since it was `then`, by a clock that only counts.
+    /// Returns the present time: at least `least` and at most `most` after `then`. A local clock measured both, so its
+    /// drift widens the range.
     pub(crate) fn since(then: SystemTime, least: Duration, most: Duration) -> Now {
         let (least, most) = (least - least / DRIFT, most.saturating_add(most / DRIFT));
         Now { earliest: then.checked_add(least).unwrap_or(then), latest: then.checked_add(most).unwrap_or(then) }
@@ -150,9 +156,9 @@ impl Now {
 
     /// Whether less than `period` lies between `at` and now.
     ///
-    /// A moment in the future shows that the ensemble's clock was set back, since a leader with another clock took over.
-    /// How long ago it was is not known then. It counts as long as it is near, so that a small step does no harm, and not
-    /// for ever.
+    /// If `at` is in the future, the ensemble's clock was set back: a leader with another clock took over. The true age
+    /// is unknown. `at` counts as recent only while it is less than `period` ahead, so that a small step of the clock
+    /// does no harm and a large one does not block the job for ever.
     pub(crate) fn is_within(&self, period: Duration, at: SystemTime) -> bool {
         let is_late_enough = at.checked_add(period).is_none_or(|end| end > self.earliest);
         let is_early_enough = self.latest.checked_add(period).is_none_or(|end| at < end);
@@ -162,11 +168,12 @@ impl Now {
 
 const TWIN_SUFFIX: &str = ".twin";
 
-/// Where the twin of the persistent node at `path` lies: a second node beside it, by which the loss of the first shows.
+/// Returns the path of the twin of the persistent node at `path`: a sibling that shows when the node itself was deleted
+/// by mistake.
 ///
-/// Servers before 3.8.7 and 3.9.6 let any client delete a persistent node that has no children (CVE-2026-79993), and an operator may
-/// do so by mistake. A node that was never written and one that is gone would look the same. So the first write makes the twin
-/// in the same transaction.
+/// Servers before 3.8.7 and 3.9.6 let any client delete a persistent node that has no children (CVE-2026-79993), and an
+/// operator may do so by mistake. Without a twin, a deleted node would look like a node that was never written. So the
+/// first write makes the twin in the same transaction.
 pub(crate) fn twin_of(path: &str) -> String {
     format!("{path}{TWIN_SUFFIX}")
 }

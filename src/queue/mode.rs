@@ -1,4 +1,4 @@
-//! A contender's mode and its sequence number, which decide its turn.
+//! A contender's mode and sequence number, which decide its turn.
 
 use std::fmt;
 
@@ -40,7 +40,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What an acquisition is after, as traces and metrics name it.
+/// The purpose of an acquisition, as traces and metrics show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Aim {
     Lock(Mode),
@@ -56,7 +56,7 @@ impl fmt::Display for Aim {
     }
 }
 
-/// A contender's mode and sequence number: all that decides its turn.
+/// A contender's mode and sequence number, which alone decide its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Slot {
     pub(crate) mode: Mode,

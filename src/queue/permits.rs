@@ -1,43 +1,43 @@
-//! The permits of a semaphore, by the names of their nodes: how many are taken, and whether more may be.
+//! The names of permit nodes, and the rule that decides whether a semaphore has enough free permits.
 //!
 //! ```text
 //! /limits/geocoder                                      data: permits=10
 //! /limits/geocoder/permits/web-1~k3v9x2ma-PERMIT-2
-//!                          host  id              how many its holder took
+//!                          host  id              number of permits that the holder took
 //! ```
 //!
-//! Doubt is an error, and never a permit. So a name that is not quite a permit's counts neither as taken nor as free.
+//! A child of `permits` with a malformed name is an error, so no permit is granted beside it.
 
 use crate::queue::dialect;
 
-/// The directory of the queue, inside that of the semaphore.
+/// The name of the directory of the queue, inside the semaphore's directory.
 pub(crate) const QUEUE: &str = "queue";
 
-/// The directory of the permits that are taken, inside that of the semaphore.
+/// The name of the directory of the taken permits, inside the semaphore's directory.
 pub(crate) const PERMITS: &str = "permits";
 
 const MARKER: &str = "-PERMIT-";
 const NUMBER: &str = "permits=";
 
-/// The name of the node of a holder, and what the name tells.
+/// The parts of the name of a holder's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TakenBy<'n> {
     pub(crate) host: &'n str,
-    /// How many permits the holder took.
+    /// The number of permits that the holder took.
     pub(crate) count: u32,
 }
 
-/// The name of the node of a holder. No other acquisition has this owner, which is `host~id`.
+/// Returns the name of a holder's node. `owner` is `host~id`, which no other acquisition has.
 pub(crate) fn name(owner: &str, count: u32) -> String {
     format!("{owner}{MARKER}{count}")
 }
 
-/// Whether this is the name of the node of a holder with this owner.
+/// Whether `name` is the name of a node of the holder `owner`.
 pub(crate) fn is_of(name: &str, owner: &str) -> bool {
     name.rsplit_once(MARKER).is_some_and(|(it, _)| it == owner)
 }
 
-/// Reads the name of a holder's node. `None` if the name is not exactly as [`name`] makes it.
+/// Parses the name of a holder's node. `None` if the name is not exactly as [`name`] makes it.
 pub(crate) fn parse(name: &str) -> Option<TakenBy<'_>> {
     let (owner, count) = name.rsplit_once(MARKER)?;
     let (host, id) = owner.split_once('~')?;
@@ -46,7 +46,8 @@ pub(crate) fn parse(name: &str) -> Option<TakenBy<'_>> {
     (is_sound && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then_some(TakenBy { host, count })
 }
 
-/// How many permits of a [`Semaphore`](crate::Semaphore) the node of this name takes; `None` if it is no permit's.
+/// Returns the number of permits that a node of this name takes from a [`Semaphore`](crate::Semaphore); `None` if the
+/// name is not a permit's.
 ///
 /// ```
 /// use zk_rwlock::coordinator::permits_of;
@@ -57,10 +58,10 @@ pub fn permits_of(name: &str) -> Option<u32> {
     parse(name).map(|by| by.count)
 }
 
-/// How many permits are taken by these nodes.
+/// Returns the number of permits that these nodes take.
 ///
 /// # Errors
-/// The first name, in the order of text, that is no permit's.
+/// The first malformed name in text order.
 pub(crate) fn taken(names: &[String]) -> Result<u64, &str> {
     let mut taken = 0;
     let mut doubtful: Option<&str> = None;
@@ -73,17 +74,17 @@ pub(crate) fn taken(names: &[String]) -> Result<u64, &str> {
     doubtful.map_or(Ok(taken), Err)
 }
 
-/// Whether so many permits can be taken.
+/// Whether a number of permits can be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     Enough,
-    /// Not before other holders have given theirs back.
+    /// Other holders must give permits back first.
     Short,
-    /// Not as long as the semaphore has no more permits.
+    /// The semaphore has fewer permits in total.
     Never,
 }
 
-/// Whether `wanted` permits can be taken from `number`, beside those that these nodes have taken.
+/// Returns whether `wanted` permits can be taken from `number` while these nodes exist.
 ///
 /// # Errors
 /// As for [`taken`].
@@ -96,15 +97,15 @@ pub(crate) fn room(number: u32, names: &[String], wanted: u32) -> Result<Room, &
     })
 }
 
-/// The data of a semaphore's node that has so many permits.
+/// Returns the data of a semaphore's node.
 pub(crate) fn encode(number: u32) -> Vec<u8> {
     format!("{NUMBER}{number}").into_bytes()
 }
 
-/// How many permits a semaphore has, by the data of its node; `None` if nothing is written there yet.
+/// Parses the data of a semaphore's node: its number of permits, or `None` if the node has no data yet.
 ///
 /// # Errors
-/// The data are something else. They are returned as text, and not more of them than people want to read.
+/// The data are not a number of permits. Contains the first 40 characters of them.
 pub(crate) fn decode(data: &[u8]) -> Result<Option<u32>, String> {
     let text = String::from_utf8_lossy(data);
     let text = text.strip_suffix('\n').unwrap_or(&text);
@@ -120,7 +121,7 @@ pub(crate) fn may_be_number(length: usize) -> bool {
     (NUMBER.len() + 1..=encode(u32::MAX).len() + 1).contains(&length)
 }
 
-/// Accepts exactly what we print, so that one number has one spelling.
+/// Parses exactly the spelling that [`encode`] writes, so that each number has one spelling.
 fn positive(digits: &str) -> Option<u32> {
     let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
     digits.parse().ok().filter(|_| is_plain)

@@ -1,4 +1,4 @@
-//! Bytes at random, near to what a parser accepts, for the unit tests of all parsers.
+//! Fuzzing for the unit tests of all parsers: random inputs that resemble valid ones.
 
 use std::collections::hash_map::RandomState;
 use std::env;
@@ -6,10 +6,10 @@ use std::hash::BuildHasher;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-/// How many inputs each parser gets, if `FUZZ_SECONDS` does not say for how long.
+/// The number of inputs for each parser, unless `FUZZ_SECONDS` sets a duration.
 const INPUTS: u64 = 3_000;
 
-/// What a parser may trip over.
+/// Pieces that parsers often mishandle.
 const PIECES: [&[u8]; 26] = [
     b"\n",
     b"\n\n",
@@ -39,8 +39,8 @@ const PIECES: [&[u8]; 26] = [
     b"~keep",
 ];
 
-/// Calls `check` with each of these samples, and then with what chance makes of them. `FUZZ_SECONDS` says for how long, and
-/// `FUZZ_SEED` begins with the input that failed.
+/// Calls `check` with each sample, and then with random changes of the samples. `FUZZ_SECONDS` sets the duration.
+/// `FUZZ_SEED` repeats a run from the input that failed.
 pub(crate) fn fuzz<S: AsRef<[u8]>>(samples: &[S], mut check: impl FnMut(&[u8])) {
     let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().expect("a whole number"));
     let samples: Vec<&[u8]> = samples.iter().map(AsRef::as_ref).collect();
@@ -61,12 +61,12 @@ pub(crate) fn fuzz<S: AsRef<[u8]>>(samples: &[S], mut check: impl FnMut(&[u8])) 
     }
 }
 
-/// As [`fuzz`], with inputs that are text.
+/// Fuzzes with inputs that are text.
 pub(crate) fn fuzz_text(samples: &[&str], mut check: impl FnMut(&str)) {
     fuzz(samples, |input| check(&String::from_utf8_lossy(input)));
 }
 
-/// Numbers by chance (splitmix64).
+/// A pseudo-random number generator (splitmix64).
 struct Dice(u64);
 
 impl Dice {
@@ -77,7 +77,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below this one, or zero.
+    /// Returns a random number below `end`, or zero if `end` is zero.
     fn below(&mut self, end: usize) -> usize {
         (self.roll() % end.max(1) as u64) as usize
     }
@@ -86,14 +86,14 @@ impl Dice {
         all[self.below(all.len())]
     }
 
-    /// Where a piece of this text begins, and where it ends.
+    /// Returns a random range of `text`, at most 11 bytes long.
     fn piece(&mut self, text: &[u8]) -> std::ops::Range<usize> {
         let begin = self.below(text.len() + 1);
         begin..begin + self.below((text.len() - begin + 1).min(12))
     }
 }
 
-/// A sample that was changed once or a few times.
+/// Returns a sample with one to four random changes.
 fn mutant(samples: &[&[u8]], dice: &mut Dice) -> Vec<u8> {
     let mut text = dice.one_of(samples).to_vec();
     for _ in 0..=dice.below(4) {

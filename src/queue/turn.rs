@@ -1,8 +1,8 @@
-//! Whose turn it is, a function of names alone; and how one contender waits for its turn, a value that takes news and says what
-//! to do next.
+//! The turn of a contender ([`turn`]), decided by names alone; and a waiter's state machine ([`Waiter`]), which takes
+//! events and returns the next step.
 //!
 //! ```text
-//!          the predecessor has gone
+//!          the predecessor has left
 //!         +-----------------------+
 //!         v                       |
 //! new -> List -- behind --> Await-+
@@ -11,12 +11,12 @@
 //!         +------> Take <-----+
 //! ```
 //!
-//! A predecessor may have gone without a word, and be shown all the same: then it is passed over from then on.
+//! The state machine skips ghosts: contenders that have left at the leader although the server still lists them.
 //!
-//! `List` can also end the wait: with `Evicted` if our node is not in the queue, or with `Foreign` if a foreign
-//! contender is there, whose rule may differ.
+//! `List` can also end the wait: with `Evicted` if the waiter's own node is not in the queue, or with `Foreign` if a
+//! foreign contender is in the queue, because its rules may differ.
 //!
-//! The acquisition carries the steps out. The exhaustive model and the property tests drive the same value.
+//! `contend/wait.rs` carries out the steps. The exhaustive model and the property tests drive the same state machine.
 
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -28,21 +28,24 @@ use crate::queue::mode::{Mode, Slot};
 /// Where a contender stands in its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Nothing before it excludes it: the lock is its own.
+    /// No earlier contender excludes it: it holds the lock.
     Granted,
-    /// It waits. Next, watch this contender: its predecessor, the nearest contender before it that excludes it.
+    /// It waits. The next step is to watch this contender, its predecessor: the nearest earlier contender that excludes
+    /// it.
     Behind(Contender),
-    /// It has no turn: its node is not in the queue, its number is negative, or another node has the same number. Next,
-    /// give up.
+    /// It has no turn, because its node is not in the queue, its number is negative, or another node has the same
+    /// number. The next step is to give up.
     Evicted,
 }
 
 /// Decides the turn of `me` from the names of the lock directory's children.
 ///
-/// Reads the names once, in any order, and ignores names that are not contenders'. A contender whose number is
-/// negative, or shared with another contender, is never granted: ZooKeeper hands out such numbers at the end of the
-/// sequence, and then two contenders could both be the lowest. The [dialect](Dialect) of `me` decides which names are
-/// contenders'. This function does not look for contenders of other dialects: the lock does.
+/// Reads the names once, in any order, and ignores the names of nodes that are not contenders. The [dialect](Dialect)
+/// of `me` decides which names are contenders' names. This function does not look for contenders of other dialects: the
+/// lock does.
+///
+/// A contender whose number is negative, or shared with another contender, is never granted. ZooKeeper assigns such
+/// numbers at the end of the sequence, where two contenders could otherwise both be the lowest.
 ///
 /// ```
 /// use zk_rwlock::Contender;
@@ -60,8 +63,8 @@ where
     decide(me, queue, |_| {}, |_| false)
 }
 
-/// As [`turn`], and the name of a foreign contender if there is one. Its rule may differ, so then the turn means
-/// nothing.
+/// Returns the result of [`turn`], and the name of a foreign contender if there is one. Then the turn is meaningless,
+/// because the rules of the foreign contender may differ.
 pub(crate) fn turn_among_foreign<'q>(me: &Contender, queue: &'q [String]) -> (Turn, Option<&'q str>) {
     let mut foreign: Option<&str> = None;
     let look = |name: &'q String| {
@@ -73,13 +76,14 @@ pub(crate) fn turn_among_foreign<'q>(me: &Contender, queue: &'q [String]) -> (Tu
     (turn, foreign)
 }
 
-/// As [`turn`], to be shown to people: here two nodes of one number may belong to one holder.
+/// Returns the turn of `me` for people to read. Unlike [`turn`], this function accepts two nodes of the same number if
+/// they may belong to one holder.
 pub(crate) fn as_seen(me: &Contender, queue: &[String]) -> Turn {
     decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.slot()))
 }
 
-/// Calls `pass_over` for each name that is not a contender's. `may_share` says whether a slot may have the number of
-/// `me`.
+/// Calls `pass_over` for each name that is not a contender's. `may_share` says whether another contender may have the
+/// same number as `me`.
 fn decide<I>(me: &Contender, queue: I, mut pass_over: impl FnMut(I::Item), may_share: impl Fn(Slot) -> bool) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
@@ -90,8 +94,8 @@ where
     let mut nearest: Option<(i64, I::Item)> = None;
     for child in queue {
         let name = child.as_ref();
-        // When ten thousand contenders come at once, each reads ten thousand names. So most names are skipped by their
-        // last digits.
+        // 10,000 contenders that arrive together read 10,000 names each. So this check skips most names by their last
+        // digits.
         if dialect == Dialect::Native
             && let Some(sequence) = dialect::sequence_if_plain(name)
             && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
@@ -121,11 +125,11 @@ where
     }
 }
 
-/// Whether `me`, a writer that waits for readers, has to ask for a node that one of them may only keep. It asks for the
-/// readers that came after the last writer before it: that writer asks for the others. Those that are `leaving` by themselves need not be
-/// asked for.
+/// Whether `me`, a writer that waits for readers, has to ask readers to give up kept nodes. `me` asks only the readers
+/// behind the last earlier writer: that writer asks the readers before it. Nodes in `leaving` leave by themselves, so
+/// they need no ask.
 pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], leaving: &[String]) -> bool {
-    // Most names are passed over by their last characters: a waiter may list ten thousand names.
+    // `may_keep` rejects most names by their last characters: a waiter may list 10,000 names.
     let kept = queue.iter().filter(|name| dialect::may_keep(name) && !leaving.contains(name));
     let before = |name: &String| me.dialect().slot(name).filter(|it| it.sequence < me.sequence());
     let readers = kept.filter_map(before).filter(|it| it.mode == Mode::Read);
@@ -134,52 +138,53 @@ pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], leaving: &
     writers.map(|it| it.sequence).max() < Some(newest)
 }
 
-/// The first name, in the order of text, of a foreign contender.
+/// Returns the name of a foreign contender: the first in text order if there are several.
 pub(crate) fn foreign(dialect: Dialect, queue: &[String]) -> Option<&str> {
     queue.iter().map(String::as_str).filter(|name| dialect.foreign(name).is_some()).min()
 }
 
-/// The contenders that a newcomer of this mode would have to wait for, in the order of arrival.
+/// Returns the contenders that a newcomer of this mode would wait for, in the order of arrival.
 pub(crate) fn ahead_of_newcomer(dialect: Dialect, mode: Mode, queue: &[String]) -> Vec<&str> {
     in_order(dialect, queue, |other| other.mode.excludes(mode))
 }
 
-/// The contenders that `me` waits for, in the order of arrival.
+/// Returns the contenders that `me` waits for, in the order of arrival.
 pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> {
     in_order(me.dialect(), queue, |other| blocks(other, me.slot()))
 }
 
-/// The place of `me`, counted from 1, whether or not it waits for the contenders before it; and how many contenders
-/// there are.
+/// Returns the place of `me`, counted from 1, and the number of contenders. Every earlier contender counts, also a
+/// reader that `me` need not wait for.
 pub(crate) fn place_of(me: &Contender, queue: &[String]) -> (usize, usize) {
     let places = queue.iter().filter_map(|child| me.dialect().slot(child));
     places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
-/// The first waiter that `me`, a holder, keeps out.
+/// Returns the first waiter that `me`, a holder, excludes.
 pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contender> {
     first_of_others(me, queue, |other| other.sequence > me.sequence() && other.mode.excludes(me.mode()))
 }
 
-/// The first waiter that `me`, who has left this queue with its permits, may keep out. The queue may have been made anew since,
-/// and begun its numbers again.
+/// Returns the first waiter of a semaphore's queue, where `me` holds permits and has left the queue. The numbers are
+/// not compared: the queue's directory may have been deleted and created again, which restarts them.
 pub(crate) fn first_in_queue(me: &Contender, queue: &[String]) -> Option<Contender> {
     first_of_others(me, queue, |_| true)
 }
 
-/// A second node of the same owner, from a create whose answer was lost, is no waiter.
+/// Returns the first wanted contender that has another tag than `me`. A node with the same tag comes from a create of
+/// `me` whose reply was lost, so it is no waiter.
 fn first_of_others(me: &Contender, queue: &[String], is_wanted: impl Fn(Slot) -> bool) -> Option<Contender> {
     let wanted = in_order(me.dialect(), queue, is_wanted);
     wanted.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| it.tag() != me.tag())
 }
 
-/// All contenders in the order of arrival, each with its turn: [`as_seen`] for all of them, in one pass.
+/// Returns all contenders in the order of arrival, each with its turn as [`as_seen`] decides it, in one pass.
 pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)> {
     let ordered = in_order(dialect, queue, |_| true).into_iter();
     let ordered: Vec<Contender> = ordered.filter_map(|name| Contender::parse_as(name, dialect)).collect();
     let (mut last, mut last_write): (Option<&Contender>, Option<&Contender>) = (None, None);
     let mut turns = Vec::with_capacity(ordered.len());
-    // Contenders of one number do not count as before each other. They have no turn, unless they may be nodes of one
+    // Contenders of the same number are not before each other. They have no turn, unless they may be nodes of one
     // holder.
     for group in ordered.chunk_by(|one, next| one.sequence() == next.sequence()) {
         for contender in group {
@@ -213,23 +218,23 @@ fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Slot) -> bool) -
     chosen.into_iter().map(|(_, child)| child).collect()
 }
 
-/// One contender that waits. `C` is its [`Contender`], or a reference to it.
+/// The state machine of one contender that waits. `C` is its [`Contender`], or a reference to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Waiter<C> {
     me: C,
-    /// A writer that held signals its release by a write to its node.
+    /// Whether a writer that held the lock signals its release by a write to its node.
     hands_off: bool,
     awaited: Option<Predecessor>,
-    /// The contender had to wait.
+    /// Whether the contender had to wait.
     has_waited: bool,
-    /// All contenders before it were asked to give up nodes that they may only keep.
+    /// Whether the contender has asked the earlier contenders to give up kept nodes.
     has_asked: bool,
-    /// The names of contenders that have left by what the leader says, and that the server still shows. None of them ever
-    /// comes again, so they are passed over.
+    /// The names of contenders that have left at the leader although the server still lists them. A name never comes
+    /// back, so the waiter skips these.
     ghosts: Vec<Arc<str>>,
 }
 
-/// The nearest contender before a waiter that excludes the waiter.
+/// A waiter's predecessor: the nearest earlier contender that excludes the waiter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Predecessor {
     /// The name of its node.
@@ -238,71 +243,72 @@ pub struct Predecessor {
     pub mode: Mode,
 }
 
-/// What a waiter learns.
+/// An event for a waiter.
 #[derive(Debug)]
 pub enum News<'a> {
     /// The answer to [`Step::List`].
     Listed {
         /// The names in the directory, in any order.
         names: &'a [String],
-        /// Those of them that leave soon by themselves, and need not be asked for.
+        /// Those of the names that leave soon without being asked to.
         leaving: &'a [String],
     },
-    /// What became of the predecessor: the answer to [`Step::Await`].
+    /// The predecessor has departed, or its node has changed: the answer to [`Step::Await`].
     Departed(Departure),
 }
 
-/// What became of a predecessor.
+/// How a predecessor departed, or its node changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departure {
-    /// Its node was written to.
+    /// Its node's data changed.
     Signalled,
-    /// Something else happened to its node, perhaps before it could be watched; or another listing may show more.
+    /// Its node may have changed in another way, perhaps before the watch was set. The waiter has to list the directory
+    /// again.
     ListAgain,
-    /// The leader no longer has its node, nor one after a downgrade that would be in the way, although nothing was heard of that.
+    /// The leader has neither its node nor a node of it after a downgrade that excludes the waiter. No event has
+    /// reported that.
     GoneAtLeader,
 }
 
-/// What to do next.
+/// The next step of a waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// List the directory.
     List,
-    /// Watch the predecessor's node, and wait until something happens to it.
+    /// Watch the predecessor's node, and wait for an event.
     Await {
         /// The contender to wait for.
         predecessor: Predecessor,
-        /// Whether to ask the contenders before us to give up nodes that they may only keep, once the predecessor's node
-        /// is watched.
+        /// Whether to ask the earlier contenders to give up kept nodes, once the watch is set.
         asks: bool,
     },
     /// Take the lock.
     Take(Take),
-    /// Give up: our node is not in the queue, or has no number of its own.
+    /// Give up, because the waiter's own node is not in the queue or its number is invalid.
     Evicted,
-    /// Give up: the node of this name is a foreign contender, so nothing shows whose turn it is.
+    /// Give up, because this node is a foreign contender's and may follow other rules.
     Foreign(String),
 }
 
-/// The contender's turn has come.
+/// The details of a waiter's turn that has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Take {
-    /// The name of the writer whose signal shows it. `None` if a listing does.
+    /// The name of the writer whose signal ended the wait. `None` if a listing ended it.
     pub signalled_by: Option<Arc<str>>,
-    /// The contender had to wait.
+    /// Whether the contender had to wait.
     pub has_waited: bool,
-    /// The contenders that it has passed over: they have left, and the server still shows them.
+    /// The contenders that the waiter skipped: they have left at the leader, and the server still lists them.
     pub ghosts: Vec<Arc<str>>,
 }
 
 impl<C: Borrow<Contender>> Waiter<C> {
-    /// A contender that has its node. Its first step is [`Step::List`]. `hands_off` says whether a writer that held signals
-    /// its release by a write to its node.
+    /// Creates the state machine of a contender whose node exists. Its first step is [`Step::List`]. `hands_off` says
+    /// whether a writer that held the lock signals its release by a write to its node.
     pub fn new(me: C, hands_off: bool) -> Waiter<C> {
         Waiter { me, hands_off, awaited: None, has_waited: false, has_asked: false, ghosts: Vec::new() }
     }
 
-    /// What to do next, now that the last step has brought this news.
+    /// Returns the next step after this event.
     pub fn next(&mut self, news: News<'_>) -> Step {
         match news {
             News::Listed { names, leaving } => self.after_listing(names, leaving),
@@ -310,17 +316,17 @@ impl<C: Borrow<Contender>> Waiter<C> {
         }
     }
 
-    /// Whether the contender has waited for another.
+    /// Whether the contender has had to wait.
     pub fn has_waited(&self) -> bool {
         self.has_waited
     }
 
-    /// Whether the server has shown contenders that had left.
+    /// Whether the server lists contenders that have left at the leader.
     pub fn has_ghosts(&self) -> bool {
         !self.ghosts.is_empty()
     }
 
-    /// These contenders have left, by what the leader says, although the server shows them.
+    /// Adds contenders to skip: they have left at the leader, and the server still lists them.
     pub fn pass_over(&mut self, ghosts: impl IntoIterator<Item = Arc<str>>) {
         for ghost in ghosts {
             if !self.ghosts.contains(&ghost) {
@@ -349,7 +355,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
                     Mode::Write => nearest.keeps() && leaving.iter().all(|name| name != nearest.name()),
                     Mode::Read => is_reader_kept_before(self.me.borrow(), names, leaving),
                 };
-                // One change of the directory asks for every node that was there when ours was created.
+                // One change of the directory asks for every kept node that existed when ours was created.
                 let asks = is_kept && !self.has_asked;
                 self.has_asked |= asks;
                 self.has_waited = true;
@@ -363,8 +369,8 @@ impl<C: Borrow<Contender>> Waiter<C> {
     fn after_departure(&mut self, departure: Departure) -> Step {
         let Some(predecessor) = self.awaited.take() else { return Step::List };
         match departure {
-            // Only a writer that held writes to its node when it leaves, and then no contender before us is left. In
-            // another dialect any client may have written, for any reason.
+            // A writer that held the lock changes its node before the delete, and no other contender does. No earlier
+            // contender is left then. In another dialect, any client may have changed the node for any reason.
             Departure::Signalled if self.hands_off && predecessor.mode == Mode::Write => {
                 self.take(Some(predecessor.name))
             }

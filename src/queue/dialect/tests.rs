@@ -1,4 +1,4 @@
-//! The names in each dialect, as they are written and read.
+//! Tests of names in each dialect: how they are written and parsed.
 
 use super::*;
 use crate::queue::contender::{Contender, Tag};
@@ -6,7 +6,7 @@ use crate::queue::tests::fuzz_text;
 
 const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
 
-/// As `split` reads them: the mode's first letter, and the number.
+/// Returns the first letter of the mode, and the number.
 fn read(dialect: Dialect, name: &str) -> Option<(char, i64)> {
     let slot = dialect.slot(name)?;
     Some((if slot.mode == Mode::Read { 'R' } else { 'W' }, slot.sequence))
@@ -160,7 +160,7 @@ fn any_name_is_read_in_one_way_and_written_back() {
             let contender = Contender::parse_as(name, dialect).unwrap();
             assert_eq!((contender.mode(), contender.sequence(), contender.name()), (mode, sequence, name));
             assert!(contender.host().len() + contender.id().map_or(0, str::len) <= tag.len());
-            // Curator's readers take for a writer's whatever has a writer's mark, also further left.
+            // Curator's readers treat a name as a writer's if the writer's marker is anywhere in it.
             let modes = [mode, Mode::Read];
             let tag = Tag::new(dialect, tag.to_owned());
             let is_written_back = |mode: &Mode| {
@@ -198,7 +198,7 @@ fn a_host_has_at_most_64_bytes() {
 fn only_a_contenders_name_is_one_that_may_be_kept() {
     let keeps = |name| Contender::parse(name).is_some_and(|it| it.keeps());
     assert!(keeps("h~i~keep-READ-0000000001") && keeps("h~i~keep-WRITE--2147483648"));
-    // It looks as if it were, and is no contender's.
+    // `may_keep` reads only the end of a name, so it also accepts a name that is not a contender's.
     assert!(may_keep("a b~keep-READ-0000000001") && !keeps("a b~keep-READ-0000000001"));
     assert!(!keeps("h~i-READ-0000000001") && !may_keep("h~i-READ-0000000001"));
 }

@@ -1,9 +1,9 @@
-//! Whose turn it is in small queues; and each arrow of the waiter's machine, as a table of news and steps.
+//! Tests of turns in small queues, and of each transition of the waiter's state machine.
 
 use super::*;
 use crate::queue::dialect::Dialect;
 
-/// `R` and `W` make a queue numbered from 0, shown to `turn` last name first.
+/// Makes a queue numbered from 0, with an `R` or `W` for each contender, listed last name first.
 fn queue(modes: &str) -> Vec<String> {
     let name_of = |(i, mode)| format!("h~{i}-{}-{i:010}", if mode == 'R' { "READ" } else { "WRITE" });
     let mut names: Vec<String> = modes.chars().enumerate().map(name_of).collect();
@@ -11,7 +11,7 @@ fn queue(modes: &str) -> Vec<String> {
     names
 }
 
-/// What each contender sees: `!` granted, the number of its predecessor, `x` evicted.
+/// Returns the turn of each contender: `!` for granted, the number of its predecessor, or `x` for evicted.
 fn seen(queue: &[String]) -> String {
     let mut members: Vec<_> = queue.iter().filter_map(|n| Contender::parse(n)).collect();
     members.sort_by_key(|c| (c.sequence(), c.name().to_owned()));
@@ -250,9 +250,9 @@ fn a_waiter_passes_over_whoever_left_without_a_word_for_as_long_as_a_server_show
     assert_eq!(waiter.departs(Departure::GoneAtLeader), Step::List);
     assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), holder, "writers before a ghost count");
     assert_eq!(waiter.ghosts, [ME, FIRST].map(Arc::from));
-    // What only looks like a ghost's name counts: a writer that has downgraded has its number.
+    // A ghost's exact name is skipped. A writer that has downgraded has the ghost's number and another name.
     assert_eq!(awaits(waiter.lists(&["h~b-READ-0000000002", FIRST, ME, me])), "h~b-READ-0000000002");
-    // The other server has heard of all.
+    // Another server lists none of the ghosts.
     assert_eq!(waiter.departs(Departure::ListAgain), Step::List);
     assert_eq!(waiter.lists(&[me]), taken_by_listing(true));
     assert!(!waiter.has_ghosts());
