@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contender_is_shown_by_its_name_and_a_mode_in_capitals() {
+    fn display_prints_the_name_and_modes_in_capitals() {
         use crate::queue::mode::Aim;
         let name = "h~i-WRITE-0000000005";
         assert_eq!(Contender::parse(name).unwrap().to_string(), name);
@@ -208,21 +208,21 @@ mod tests {
     }
 
     #[test]
-    fn a_host_may_contain_what_looks_like_a_mode() {
+    fn a_host_may_contain_a_mode_marker() {
         let contender = Contender::parse("a-WRITE-0000000001-x~id9-READ-0000000002").unwrap();
         assert_eq!((contender.host(), contender.id()), ("a-WRITE-0000000001-x", Some("id9")));
         assert_eq!((contender.mode(), contender.sequence()), (Mode::Read, 2));
     }
 
     #[test]
-    fn a_wrapped_sequence_is_read_with_its_sign() {
+    fn a_wrapped_sequence_is_parsed_as_negative() {
         for (digits, number) in [("-2147483648", -2147483648), ("-000000005", -5), ("2147483647", 2147483647)] {
             assert_eq!(Contender::parse(&format!("h~i-WRITE-{digits}")).unwrap().sequence(), number);
         }
     }
 
     #[test]
-    fn foreign_names_are_not_contenders() {
+    fn malformed_names_are_not_contenders() {
         for name in
             ["", "foo", "x-READ-abc", "a-WRITE-12", "a-WRITE-00000000012", "-READ-0000000001", "~i-READ-0000000001"]
         {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_node_of_the_native_dialect_says_that_it_may_be_kept() {
+    fn only_native_names_can_have_the_keep_marker() {
         let keeps = |name: &str, dialect| Contender::parse_as(name, dialect).unwrap().keeps();
         assert!(keeps("h~i~keep-READ-0000000001", Dialect::Native));
         assert!(!keeps("h~i-READ-0000000001", Dialect::Native));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn two_nodes_are_one_holders_if_curator_may_have_made_both() {
+    fn two_nodes_of_one_curator_holder_are_recognized() {
         let one = |dialect: Dialect, mode, sequence| {
             let name = name("_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-", dialect.marker(mode), sequence);
             Contender::parse_as(&name, dialect).unwrap()

@@ -267,7 +267,7 @@ mod tests {
     use crate::queue::turn::Turn;
 
     #[test]
-    fn as_many_permits_are_free_as_no_holder_has_and_never_less_than_none() {
+    fn free_permits_are_those_not_held_and_at_least_zero() {
         let member = |state, permits| Member { permits: Some(permits), ..Member::by_name("", Mode::Write, state, "") };
         let waits = MemberState::Waits { behind: "permits".to_owned() };
         let members = vec![member(MemberState::Holds, 2), member(MemberState::Holds, 3), member(waits, 4)];
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn blockers_name_the_next_in_line_where_none_of_them_holds() {
+    fn blockers_name_the_first_waiter_if_none_holds() {
         let contender = Contender::parse("web-1~k3v9x2ma-WRITE-0000000007").unwrap();
         let waits = member(&contender, &Turn::Behind(contender.clone()));
         let holds = member(&contender, &Turn::Granted);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn blockers_that_keep_are_told_from_those_that_surely_hold() {
+    fn blockers_distinguish_kept_from_held() {
         let reader = |name, turn: &Turn| member(&Contender::parse(name).unwrap(), turn);
         let plain = reader("web-1~k3v9x2ma-READ-0000000007", &Turn::Granted);
         let kept = reader("web-2~k3v9x2mb~keep-READ-0000000008", &Turn::Granted);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_shows_what_its_members_do() {
+    fn a_queue_prints_the_state_of_each_member() {
         let mut members: Vec<Member> =
             [("web-1~k3v9x2ma-READ-0000000007", Turn::Granted), ("web-2~k3v9x2mb~keep-READ-0000000008", Turn::Granted)]
                 .map(|(name, turn)| member(&Contender::parse(name).unwrap(), &turn))

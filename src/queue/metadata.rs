@@ -184,7 +184,7 @@ mod tests {
     use crate::queue::tests::fuzz;
 
     #[test]
-    fn a_note_is_text_that_can_be_read_back() {
+    fn encoded_metadata_is_parsed_back() {
         let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
         let label = Some("migrate = v42".to_owned());
         let note = Metadata { host: "web-1".to_owned(), pid: Some(42), label, permits: None };
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_written_whatever_the_clock_is_set_to() {
+    fn metadata_is_written_at_any_clock_setting() {
         let day = Duration::from_secs(24 * 60 * 60);
         for (since, written) in [
             (UNIX_EPOCH - day, "1970-01-01T00:00:00.000Z"),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_curators_host_and_other_words_are_kazoos_identifier() {
+    fn foreign_data_are_a_host_if_an_address_else_a_label() {
         let said = |data| (read_foreign(data).host, read_foreign(data).label);
         assert_eq!(said(b"10.1.2.3"), ("10.1.2.3".to_owned(), None));
         assert_eq!(said(b"nightly report"), (String::new(), Some("nightly report".to_owned())));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_in_another_dialect_says_its_host_unless_no_host_is_called_so() {
+    fn an_invalid_host_in_a_nodes_data_is_ignored() {
         let contender = Contender::parse_as("x__lock__0000000001", Dialect::Kazoo).unwrap();
         for (host, said) in [("web-1", "web-1"), ("two words", ""), ("", "")] {
             let note = format!("host={host}\npid=42\nlabel=x\n");
@@ -236,14 +236,14 @@ mod tests {
     }
 
     #[test]
-    fn any_data_may_stand_where_a_note_should() {
+    fn garbage_reads_as_empty_metadata() {
         for data in [&b""[..], b"\xff\xfe", b"pid=x\nlabel", b"=\n="] {
             assert_eq!(read(data), Metadata::default());
         }
     }
 
     #[test]
-    fn any_data_are_read_and_a_note_is_the_same_when_written_again() {
+    fn fuzzed_metadata_is_the_same_when_written_again() {
         let note = "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n";
         fuzz(&[note, "10.1.2.3", "nightly report"], |data| {
             let said = Metadata { pid: read(data).pid.or(Some(7)), ..read(data) };
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_text_that_can_be_read_back() {
+    fn an_encoded_record_is_parsed_back() {
         let text = record_text("web-1", Some("report = daily"), 4294967301);
         let pid = std::process::id();
         let expected = format!("zk-rwlock done 1\nhost=web-1\npid={pid}\ntoken=4294967301\nlabel=report = daily\n");
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_no_record() {
+    fn data_without_the_heading_are_no_record() {
         for data in [&b""[..], b"\xff\xfe", b"host=web-1\npid=7\n", b"zk-rwlock value 1\n", b" zk-rwlock done 1\n"] {
             assert_eq!(read_done(data, minutes(7)), None);
         }
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_carriage_return_belongs_to_the_text_that_it_ends() {
+    fn a_trailing_carriage_return_stays_in_the_text() {
         let record = record_text("web-1\r", Some("report\r"), 7);
         let done = read_done(&record, minutes(7)).unwrap();
         assert_eq!((&*done.host, done.label.as_deref(), done.token), ("web-1\r", Some("report\r"), Some(7)));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_less_than_a_period_ago_is_fresh() {
+    fn a_job_done_less_than_a_period_ago_is_fresh() {
         let now = Now::since(minutes(100), Duration::ZERO, Duration::ZERO);
         for (at, is_fresh) in [(49, false), (50, false), (51, true), (100, true), (149, true), (150, false)] {
             assert_eq!(now.is_within(50 * MINUTE, minutes(at)), is_fresh, "{at}");
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contender_that_waited_counts_its_wait() {
+    fn now_includes_the_time_spent_waiting() {
         let now = Now::since(minutes(100), 100 * MINUTE, 101 * MINUTE);
         assert!(!now.is_within(50 * MINUTE, minutes(149)), "done while it waited, and a period ago by now");
         assert!(now.is_within(50 * MINUTE, minutes(150)), "if its clock is fast, less than a period ago");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_too_far_away() {
+    fn extreme_times_do_not_overflow() {
         let far = UNIX_EPOCH + Duration::from_millis(i64::MAX.unsigned_abs());
         for now in [Now::since(minutes(1), Duration::MAX, Duration::MAX), Now::since(far, MINUTE, MINUTE)] {
             assert!(now.is_within(Duration::MAX, minutes(1)) && now.is_within(Duration::MAX, far));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_no_record_or_one_that_is_the_same_when_written_again() {
+    fn a_fuzzed_record_is_the_same_when_written_again() {
         let samples = [
             record_text("web-1", Some("report = daily"), 4294967301),
             record_text("h", None, -1),

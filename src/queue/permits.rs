@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_read_back_as_it_was_made() {
+    fn a_permit_name_is_parsed_back() {
         for (owner, host, count) in [("web-1~k3v9x2ma", "web-1", 1), ("a-PERMIT-3~x", "a-PERMIT-3", u32::MAX)] {
             assert_eq!(parse(&name(owner, count)), Some(TakenBy { host, count }));
             assert!(is_of(&name(owner, count), owner) && !is_of(&name(owner, count), host) && !is_of(owner, owner));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_quite_a_permit_is_none() {
+    fn malformed_permit_names_are_rejected() {
         for name in ["", "h~a", "h~a-PERMIT-", "h~a-PERMIT-0", "h~a-PERMIT-01", "h~a-PERMIT-+1", "h~a-PERMIT--1"] {
             assert_eq!(parse(name), None, "{name:?}");
         }
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn permits_are_counted_and_never_beside_a_doubtful_name() {
+    fn permits_are_counted_unless_a_name_is_malformed() {
         let three = names(["a~1-PERMIT-1", "b~2-PERMIT-2"]);
         assert_eq!(taken(&three), Ok(3));
         for (number, wanted, expected) in
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_read_back_and_nothing_else_is_taken_for_one() {
+    fn only_an_encoded_number_is_decoded() {
         assert_eq!(decode(&encode(10)), Ok(Some(10)));
         assert_eq!(decode(b"permits=7\n"), Ok(Some(7)), "as an editor leaves it");
         assert_eq!(decode(b""), Ok(None));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn any_name_is_no_permits_or_the_name_that_its_owner_would_have() {
+    fn a_fuzzed_permit_name_is_rejected_or_parsed_back() {
         fuzz_text(&["web-1~k3v9x2ma-PERMIT-2", "a-PERMIT-3~x-PERMIT-4294967295"], |text| {
             let Some(TakenBy { host, count }) = parse(text) else { return };
             let (owner, _) = text.rsplit_once(MARKER).unwrap();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn any_data_are_a_number_as_it_is_written_or_in_doubt() {
+    fn fuzzed_data_are_rejected_or_decoded_exactly() {
         fuzz(&["permits=10", "permits=4294967295\n", ""], |data| match decode(data) {
             Ok(Some(number)) => assert_eq!(data.strip_suffix(b"\n").unwrap_or(data), encode(number)),
             Ok(None) => assert!(data.is_empty() || data == b"\n"),
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_says_how_many_permits_it_takes() {
+    fn permits_of_reads_the_count_in_a_name() {
         assert_eq!(permits_of("web-1~k3v9x2ma-PERMIT-2"), Some(2));
         assert_eq!(permits_of("web-1~k3v9x2ma-PERMIT-02"), None);
     }

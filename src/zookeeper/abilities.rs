@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keepers_sessions_are_told_from_zookeepers_by_their_numbers() {
+    fn a_clickhouse_session_is_recognized_by_its_id() {
         let lacking = |session| {
             let shown = Abilities::default();
             shown.shown_by(session);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_answer_shows_whether_a_request_is_understood() {
+    fn the_first_reply_shows_if_a_request_is_supported() {
         let lost = || Err::<(), _>(zk::Error::ConnectionLoss);
         let (shown, lacking, refused) = (Ability::default(), Ability::default(), Ability::default());
         shown.heard(&Err::<(), _>(zk::Error::NoAuth));

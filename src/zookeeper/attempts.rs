@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_connections_to_the_servers_on_which_nothing_has_come_are_ended() {
+    async fn only_unanswered_connections_to_servers_are_closed() {
         assert!(can_be_ended());
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let other = TcpListener::bind(("127.0.0.2", address(&server).port())).unwrap();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_limit_of_all_clients_of_a_server_counts() {
+    fn the_longest_limit_of_a_servers_clients_applies() {
         let ms = |limit| Some(Duration::from_millis(limit));
         let of = |servers, limit| Limit::of(&Servers::parse(servers).unwrap(), limit);
         let clients = [of("a:1", ms(500)), of("a:1,b:2", ms(900)), of("b:2", ms(700)), of("c:3", None)];
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_attempt_at_a_server_that_drops_every_packet_is_ended_when_its_time_is_over() {
+    async fn an_attempt_without_an_answer_ends_at_its_limit() {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let full = socket.listen(1).unwrap();

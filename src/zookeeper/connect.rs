@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_session_that_was_lost_has_its_successor_wait_and_for_a_quarter_of_the_time_away_at_most() {
+    fn only_a_lost_sessions_successor_pauses_at_random() {
         let second = Duration::from_secs(1);
         let over = |why| {
             let began = AtomicU64::new(0);
@@ -286,7 +286,7 @@ mod tests {
 
     /// The moments are those of the real clock, so the times are long beside any pause of a busy machine.
     #[tokio::test(start_paused = true)]
-    async fn the_first_pause_takes_at_most_half_of_the_time_to_connect() {
+    async fn the_first_pause_is_at_most_half_the_connect_timeout() {
         let second = Duration::from_secs(1);
         let paused = async |due: Moment| {
             let begun = tokio::time::Instant::now();
@@ -302,7 +302,7 @@ mod tests {
     /// Only there the clock counts from the start of the machine, and not of the process.
     #[cfg(target_os = "linux")]
     #[tokio::test(start_paused = true)]
-    async fn between_two_tries_there_is_a_pause_of_random_length() {
+    async fn tries_are_separated_by_random_pauses() {
         let options = ZooKeeperBuilder::new().session_timeout(Duration::from_secs(10));
         let mut pauses = BTreeSet::new();
         for _ in 0..20 {
@@ -315,7 +315,7 @@ mod tests {
 
     /// By a clock that stands still while anything is done, so a busy machine changes nothing.
     #[tokio::test(start_paused = true)]
-    async fn why_there_is_no_session_is_told_when_the_limit_is_over_and_no_later() {
+    async fn the_reason_is_reported_exactly_at_the_limit() {
         let servers = Servers::parse("127.0.0.1:1").unwrap();
         for limit in [Duration::from_secs(3), Duration::from_millis(300), Duration::from_secs(3600)] {
             let begun = tokio::time::Instant::now();

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn however_many_ask_for_a_name_that_hangs_it_is_looked_up_once_at_a_time() {
+    async fn concurrent_callers_share_one_lookup() {
         static LOOKED: AtomicUsize = AtomicUsize::new(0);
         static HANGS: Mutex<Option<mpsc::Receiver<()>>> = Mutex::new(None);
         let (end, hangs) = mpsc::channel();

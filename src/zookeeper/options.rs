@@ -385,7 +385,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn options_that_no_session_can_have_are_refused_with_what_is_wrong() {
+    fn invalid_options_are_refused_with_the_reason() {
         let new = ZooKeeperBuilder::new;
         let just_more = Duration::from_nanos(1);
         for (options, problem) in [
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_timeout_counts_for_connections_and_for_attempts_if_it_is_shorter_than_theirs() {
+    fn a_read_timeout_limits_attempts_only_if_shorter() {
         let limits = |options: ZooKeeperBuilder| {
             let of = |patience| (options.silence(patience), options.attempt(patience));
             [Patience::Quick, Patience::Patient].map(of)
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_break_may_last_less_long_only_with_a_read_timeout_longer_than_that() {
+    fn only_a_long_read_timeout_shortens_survivable_breaks() {
         let rides_out = |options: ZooKeeperBuilder| {
             let options = options.tick_time(2 * SECOND);
             options.rides_out(&options.lease(options.session_timeout)).as_millis() / 100
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_a_client_is_known_as_shows_no_secret() {
+    fn the_description_of_a_user_has_no_password() {
         assert_eq!(ZooKeeperBuilder::new().whom(), "");
         let digest = ZooKeeperBuilder::new().digest("billing", "secret");
         assert_eq!(digest.whom(), "digest user \"billing\" with the password given");
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authenticated_client_makes_nodes_of_its_own_by_default() {
+    fn an_authenticated_clients_default_acl_is_creator() {
         let acl = |options: ZooKeeperBuilder| format!("{:?}", options.acl_of_nodes());
         let (anyone, creator) = (format!("{:?}", Acl::anyone()), format!("{:?}", Acl::creator()));
         assert_eq!(acl(ZooKeeperBuilder::new()), anyone);

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_from_before_is_no_reason_why_there_is_no_session_now() {
+    fn an_earlier_refusal_is_not_reported_as_the_reason() {
         let (outage, before) = (Outage::default(), Instant::now());
         outage.failed(&Failure::Refused("it is full".to_owned()));
         assert_eq!(outage.why(before).as_deref(), Some("it is full"));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_give_no_reason_do_not_hide_a_reason() {
+    fn a_message_without_a_reason_does_not_replace_one() {
         let (outage, before) = (Outage::default(), Instant::now());
         let told = |failure: Failure| {
             outage.failed(&failure);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_are_asked_for_the_reason_once_at_a_time_and_once_a_second() {
+    fn servers_are_probed_at_most_once_a_second() {
         let outage = Arc::new(Outage::default());
         let (servers, background) = (Servers::parse("127.0.0.1:1").unwrap(), BackgroundThread::get().unwrap());
         let looks = || outage.look_into(&servers, &ZooKeeperBuilder::new(), &background);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_lasts_from_the_loss_of_the_connection_to_the_next_session() {
+    fn an_outage_lasts_from_disconnect_to_the_next_session() {
         let (outage, lost) = (Outage::default(), Instant::now());
         assert_eq!(outage.since(), None);
         outage.begins(lost, None, Ending::Expired);

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quick_client_gives_up_an_attempt_sooner_than_a_connection_and_a_patient_one_neither() {
+    fn quick_limits_are_shorter_than_the_crates() {
         let attempt = |timeout| Patience::Quick.attempt(ms(timeout)).unwrap().as_millis();
         assert_eq!([1_000, 2_999, 3_000, 4_200, 6_000, 60_000].map(attempt), [400, 1_199, 350, 350, 500, 5_000]);
         let silence = |timeout| Patience::Quick.silence(ms(timeout), ms(timeout)).unwrap().as_millis();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_take_turns_unless_the_servers_refuse_at_once() {
+    fn policies_alternate_unless_refusals_are_quick() {
         use Patience::{Patient, Quick};
         assert_eq!([Quick, Patient].map(Patience::after_silence), [Patient, Quick]);
         for (took, next) in [(0, [Quick, Patient]), (500, [Quick, Patient]), (501, [Patient, Quick])] {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patient_clients_session_is_kept_if_the_server_is_slow() {
+    fn a_patient_session_is_used_on_slow_servers() {
         assert_eq!([Patience::Quick, Patience::Patient].map(Patience::is_tried), [false, true]);
         assert_eq!([0, 125, 126].map(|took| Patience::suits(ms(took), ms(6_000))), [false, false, true]);
     }
@@ -146,7 +146,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_pause_is_up_to_a_quarter_of_the_time_away_and_half_a_session_timeout_at_most() {
+    fn a_pause_is_bounded_by_time_away_and_timeout() {
         let longest = |away: u32| comeback(away * SECOND, 10 * SECOND, u64::MAX).as_millis();
         assert_eq!([0, 4, 10, 20, 40, 3_600].map(longest), [0, 999, 2_499, 4_999, 4_999, 4_999]);
         assert_eq!(comeback(Duration::MAX, Duration::MAX, 0), Duration::ZERO);
@@ -155,7 +155,7 @@ mod tests {
 
     /// Of those who were away for as long, no tenth of the time gets more than its share.
     #[test]
-    fn pauses_are_spread_evenly_over_the_whole_time() {
+    fn pauses_are_spread_evenly() {
         let mut tenths = [0; 10];
         for number in 0..10_000 {
             let pause = comeback(40 * SECOND, 20 * SECOND, number * GRAINS / 10_000);

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_quorum_has_committed_proves_that_the_session_was_alive() {
+    fn only_a_quorum_commit_proves_that_a_session_lives() {
         for (answer, is_proof) in [
             (Ok(()), true),
             (Err(failure_of(0, Failure::NoNode)), true),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_reconnect_the_server_is_asked_once_until_it_has_answered() {
+    fn identity_is_checked_once_at_a_time_after_reconnect() {
         let (count, identity) = session_7();
         let asked = || {
             identity.ask();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_ours_shows_the_session_on_the_connection_that_made_it() {
+    fn a_created_node_confirms_identity_on_its_connection() {
         let (_, identity) = session_7();
         identity.connection_changes();
         let connection = identity.connection();

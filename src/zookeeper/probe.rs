@@ -249,7 +249,7 @@ mod tests {
     use crate::queue::tests::fuzz;
 
     #[test]
-    fn an_answer_tells_a_server_that_cannot_serve_from_one_that_can_and_from_strangers() {
+    fn an_answer_shows_if_a_server_is_up_down_or_foreign() {
         let up = "Zookeeper version: 3.8.0, built on 2022\nLatency min/avg/max: 0/0/0\nMode: follower\nNode count: 5\n";
         for (answer, words, is_known) in [
             (up, "is up, as follower, and has not given a session", false),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn any_answer_of_a_stranger_is_told_in_few_words_without_controls() {
+    fn a_fuzzed_answer_is_reported_short_and_printable() {
         let samples = [
             "Zookeeper version: 3.8.0\nLatency min/avg/max: 0/0/0\nMode: follower\n",
             "This ZooKeeper instance is not currently serving requests\n",

@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rights_are_wider_that_the_own_acl_gives_to_nobody_of_that_name() {
+    fn wider_rights_are_those_that_the_own_acl_lacks() {
         let users = vec![("digest", Some("ours".to_owned()))];
         let wider = |own: Acl, shown: Acl| {
             OwnRights { acl: own, users: users.clone(), refuses: false }.wider(&shown.entries).join("; ")

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_servers_is_refused_with_the_reason() {
+    fn an_invalid_list_is_refused_with_the_reason() {
         for (servers, reason) in [
             ("", "names no server"),
             ("zk1:2181,", "names no server"),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connect_string_tells_its_servers_their_hosts_and_its_path() {
+    fn a_connect_string_is_split_into_hosts_and_root() {
         for (text, hosts, root) in [
             ("zk1", &["zk1"][..], ""),
             ("zk1:2181,10.0.0.2/", &["zk1", "10.0.0.2"], "/"),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_at_the_end_that_is_too_long_is_refused_without_being_repeated_as_a_whole() {
+    fn an_overlong_root_is_refused_with_a_short_error() {
         assert!(Servers::parse(&format!("zk1/{}", "a".repeat(65_535))).is_ok());
         for bytes in [65_536, 2_000_000] {
             let told = Servers::parse(&format!("zk1/{}", "a".repeat(bytes))).unwrap_err().to_string();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_tells_its_scheme_its_host_and_where_to_connect_to() {
+    fn a_server_has_a_scheme_a_host_and_a_port() {
         let text = "zk1,tcp://zk2:2182,tcp+tls://[::1]:2183,[fe80::1%eth0]/apps";
         let servers = Servers::parse(text).unwrap();
         let told = |of: fn(&Server<'_>) -> String| servers.each().map(|server| of(&server)).collect::<Vec<_>>();
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_is_refused_or_read_back_as_it_was_written() {
+    fn a_fuzzed_list_is_refused_or_parsed_back() {
         let samples =
             ["zk1", "zk1:2181,10.0.0.2/", "tcp://zk1:2181,tcp+tls://[::1]:2281/apps/billing", "[fe80::1%eth0]"];
         fuzz_text(&samples, |text| match Servers::parse(text) {

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_set_on_connections_to_the_servers_and_on_no_other() {
+    fn nodelay_is_set_only_on_connections_to_servers() {
         let [server, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [to_server, to_other] = [&server, &other].map(|it| TcpStream::connect(it.local_addr().unwrap()).unwrap());
         let no_tcp = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_is_known_only_if_no_other_connection_leads_to_a_port_of_the_servers() {
+    async fn the_server_is_unknown_if_two_connections_match() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = server.local_addr().unwrap();
         // The name has no address, as one whose look-up takes for ever.

@@ -177,14 +177,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_moment_of_any_server_can_be_printed() {
+    fn any_time_of_a_server_can_be_printed() {
         for milliseconds in [0, 1, -1, i64::MAX, i64::MIN] {
             assert!(!humantime::format_rfc3339_millis(time(milliseconds)).to_string().is_empty());
         }
     }
 
     #[test]
-    fn only_a_clear_refusal_says_that_a_request_was_not_carried_out() {
+    fn only_a_clear_refusal_means_not_executed() {
         use zk::Error::*;
         let failure = |error| failure(error, ("READ", "/lock"), "digest user \"a\"");
         let denied = failure(NoAuth);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_refused_is_told_from_one_that_is_not_reached() {
+    fn refused_and_unreachable_are_distinguished() {
         assert_eq!(connect_failure(zk::Error::AuthFailed, "a:1"), Failure::Over(Ending::AuthFailed));
         let refused = connect_failure(zk::Error::BadArguments(&"no servers"), "a:1");
         assert_eq!(refused, Failure::Refused("no servers".to_owned()));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watcher_whose_task_is_gone_tells_that_its_session_is_over() {
+    async fn a_watcher_without_its_task_reports_session_over() {
         assert_eq!(event(async { panic!("its task is gone") }).await, Event::Over);
     }
 }

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn each_server_has_its_turn_after_every_shuffle_of_the_crates() {
+    fn each_server_comes_once_before_any_comes_twice() {
         for servers in 2..=5 {
             let mut names: Vec<usize> = (0..24).map(|name| name % servers).collect();
             let mut turns = Turns::of(names.clone());
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_order_is_not_known_the_crate_goes_on_by_chance() {
+    fn an_unknown_order_is_left_to_chance() {
         let mut turns = Turns::of(vec![0, 1, 0, 1]);
         // Neither a shuffle of four names nor the length of a pause.
         turns.polled(|| [(); 2].map(|()| fastrand::u64(..)));

@@ -35,7 +35,7 @@ fn each_dialect_reads_its_own_names_and_no_others() {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn a_written_name_is_parsed_back() {
     let mut number = 0_u64;
     for dialect in Dialect::ALL {
         let tag = dialect.new_tag("web-1", false, || {
@@ -54,7 +54,7 @@ fn what_is_written_is_read_again() {
 }
 
 #[test]
-fn the_uuids_of_owners_are_of_version_four() {
+fn the_uuid_in_a_tag_has_version_four() {
     let uuids = [(Dialect::Curator, "_c_", "-"), (Dialect::CuratorMutex, "_c_", "-"), (Dialect::Kazoo, "", "")];
     for (dialect, before, after) in uuids {
         for bits in [0, u64::MAX] {
@@ -70,7 +70,7 @@ fn the_uuids_of_owners_are_of_version_four() {
 }
 
 #[test]
-fn an_owner_has_all_that_was_drawn_but_what_makes_it_a_uuid() {
+fn a_tag_has_all_random_bits_except_the_uuid_version() {
     for (dialect, tag) in [
         (Dialect::Curator, "_c_01234567-89ab-4def-bedc-ba9876543210-"),
         (Dialect::CuratorMutex, "_c_01234567-89ab-4def-bedc-ba9876543210-"),
@@ -84,7 +84,7 @@ fn an_owner_has_all_that_was_drawn_but_what_makes_it_a_uuid() {
 }
 
 #[test]
-fn what_stands_before_the_mark_is_anybodys() {
+fn any_text_may_precede_the_marker() {
     assert_eq!(read(Dialect::Curator, "3f2a__WRIT__0000000005"), Some(('W', 5)));
     assert_eq!(read(Dialect::Curator, "__READ__0000000005"), Some(('R', 5)));
     assert_eq!(read(Dialect::CuratorMutex, "lock-0000000005"), Some(('W', 5)));
@@ -93,7 +93,7 @@ fn what_stands_before_the_mark_is_anybodys() {
 }
 
 #[test]
-fn only_a_reader_of_ours_is_no_writer_to_a_mutex() {
+fn among_mutexes_only_our_own_readers_are_readers() {
     let no_digit = format!("_c_{}-READ-lock-0000000005", UUID.replace('5', "x"));
     let short = "_c_5cf2ad84-READ-lock-0000000005";
     for name in ["READ-lock-0000000005", "x-READ-lock-0000000005", "_c_x-READ-lock-0000000005", short, &no_digit] {
@@ -102,13 +102,13 @@ fn only_a_reader_of_ours_is_no_writer_to_a_mutex() {
 }
 
 #[test]
-fn curators_readers_take_for_a_writer_whatever_has_its_mark() {
+fn any_name_with_curators_write_marker_is_a_writer() {
     assert_eq!(read(Dialect::Curator, "__WRIT__0000000001__READ__0000000005"), Some(('W', 5)));
     assert_eq!(read(Dialect::Curator, "__READ__0000000001__WRIT__0000000005"), Some(('W', 5)));
 }
 
 #[test]
-fn a_mark_without_its_number_is_in_doubt_in_every_dialect() {
+fn a_marker_without_a_number_is_foreign_everywhere() {
     for (name, dialect) in [
         ("a__WRIT__-x-0000000005", Dialect::Curator),
         ("a__READ__00000000005", Dialect::Curator),
@@ -122,7 +122,7 @@ fn a_mark_without_its_number_is_in_doubt_in_every_dialect() {
 }
 
 #[test]
-fn what_nobody_queues_up_with_is_passed_over() {
+fn names_that_are_no_contenders_are_ignored() {
     for name in ["", "foo", "leases", "__lock__", "config-0000000005", "0000000005", "x-READ-abc", "a-WRITE-12"] {
         for among in Dialect::ALL {
             assert_eq!((among.foreign(name), Dialect::of(name)), (None, None), "{name} among {among}");
@@ -134,7 +134,7 @@ fn what_nobody_queues_up_with_is_passed_over() {
 }
 
 #[test]
-fn a_name_may_be_anything() {
+fn odd_names_do_not_panic() {
     for name in ["é__lock__0000000001", "ü0000000001", "_c_é-lock-0000000001", "\u{200b}", "-", "--0000000001"] {
         for dialect in Dialect::ALL {
             let _whatever = (dialect.split(name), dialect.foreign(name));
@@ -144,7 +144,7 @@ fn a_name_may_be_anything() {
 }
 
 #[test]
-fn any_name_is_read_in_one_way_and_written_back() {
+fn a_fuzzed_name_has_one_parse_and_is_written_back() {
     let samples = [
         "web-1~k3v9x2ma-READ-0000000007".to_owned(),
         "web-1~k3v9x2ma~keep-WRITE--2147483648".to_owned(),
@@ -173,7 +173,7 @@ fn any_name_is_read_in_one_way_and_written_back() {
 }
 
 #[test]
-fn a_glance_sees_no_other_number_than_a_look() {
+fn the_quick_parser_agrees_with_the_full_parser() {
     for digits in ["0000000007", "2147483647", "9999999999", "-000000005", "-2147483648", "12147483647"] {
         for mode in ["READ", "WRITE"] {
             let name = format!("h-READ-0000000001~i-{mode}-{digits}");
@@ -195,7 +195,7 @@ fn a_host_has_at_most_64_bytes() {
 }
 
 #[test]
-fn only_a_contenders_name_is_one_that_may_be_kept() {
+fn a_name_that_looks_kept_may_be_no_contender() {
     let keeps = |name| Contender::parse(name).is_some_and(|it| it.keeps());
     assert!(keeps("h~i~keep-READ-0000000001") && keeps("h~i~keep-WRITE--2147483648"));
     // `may_keep` reads only the end of a name, so it also accepts a name that is not a contender's.

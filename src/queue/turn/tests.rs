@@ -27,7 +27,7 @@ fn symbol(turn: &Turn) -> String {
 }
 
 #[test]
-fn turns_of_small_queues() {
+fn each_contender_in_a_small_queue_has_the_right_turn() {
     for (modes, turns) in [
         ("", ""),
         ("R", "!"),
@@ -59,13 +59,13 @@ fn a_shared_or_negative_number_is_never_granted() {
 }
 
 #[test]
-fn whoever_comes_after_a_tie_waits_for_it() {
+fn a_contender_behind_a_tie_waits_for_it() {
     let queue = ["a~1-WRITE-0000000005", "b~2-WRITE-0000000005", "c~3-READ-0000000006"].map(str::to_owned);
     assert_eq!(seen(&queue), "xx5");
 }
 
 #[test]
-fn the_line_is_everyones_turn() {
+fn turns_gives_the_same_answers_as_turn() {
     let tied = ["a~1-WRITE-0000000005", "b~2-READ-0000000005", "c~3-READ-0000000006", "d~4-WRITE--000000001"];
     for queue in [queue("WRRWRWWR"), queue("RRRW"), tied.map(str::to_owned).to_vec()] {
         for (me, its_turn) in turns(Dialect::Native, &queue) {
@@ -75,7 +75,7 @@ fn the_line_is_everyones_turn() {
 }
 
 #[test]
-fn those_ahead_come_first_come_first() {
+fn contenders_ahead_are_listed_in_order_of_arrival() {
     let queue = queue("RWRW");
     assert_eq!(
         ahead_of_newcomer(Dialect::Native, Mode::Read, &queue),
@@ -88,7 +88,7 @@ fn those_ahead_come_first_come_first() {
 }
 
 #[test]
-fn a_holder_keeps_out_whoever_came_later_and_cannot_hold_beside_it() {
+fn a_holder_keeps_out_later_contenders_that_it_excludes() {
     let queue = queue("RRWRW");
     let first = |name| first_kept_out(&Contender::parse(name).unwrap(), &queue).map(|it| it.sequence());
     assert_eq!(first("h~0-READ-0000000000"), Some(2));
@@ -103,7 +103,7 @@ fn a_holder_keeps_out_whoever_came_later_and_cannot_hold_beside_it() {
 }
 
 #[test]
-fn of_several_names_in_doubt_the_first_is_told_in_whatever_order_they_are_listed() {
+fn the_first_foreign_name_in_text_order_is_reported() {
     let mut queue = ["a__WRIT__0000000005", "b__WRIT__0000000004", "h~0-WRITE-0000000009"].map(str::to_owned).to_vec();
     let me = Contender::parse("h~0-WRITE-0000000009").unwrap();
     for _ in 0..queue.len() {
@@ -115,7 +115,7 @@ fn of_several_names_in_doubt_the_first_is_told_in_whatever_order_they_are_listed
 }
 
 #[test]
-fn a_native_name_is_in_doubt_in_another_dialect_whatever_its_number() {
+fn a_native_name_is_foreign_in_another_dialect() {
     let mine = "a__WRIT__0000000005".to_owned();
     let me = Contender::parse_as(&mine, Dialect::Curator).unwrap();
     for number in [4, 9] {
@@ -125,7 +125,7 @@ fn a_native_name_is_in_doubt_in_another_dialect_whatever_its_number() {
 }
 
 #[test]
-fn behind_a_tie_the_last_of_its_names_is_awaited_in_whatever_order_they_are_listed() {
+fn a_waiter_behind_a_tie_awaits_its_last_name() {
     let mut queue = ["a~1-WRITE-0000000005", "b~2-WRITE-0000000005", "c~3-WRITE-0000000006"].map(str::to_owned);
     let me = Contender::parse("c~3-WRITE-0000000006").unwrap();
     for _ in 0..2 {
@@ -172,7 +172,7 @@ fn taken_by_listing(has_waited: bool) -> Step {
 }
 
 #[test]
-fn a_waiter_takes_the_lock_once_a_listing_shows_nobody_in_the_way() {
+fn a_waiter_takes_the_lock_when_nothing_precedes_it() {
     let mut alone = waiter(true);
     assert_eq!((alone.lists(&[ME]), alone.has_waited()), (taken_by_listing(false), false));
     let mut waiter = waiter(true);
@@ -183,7 +183,7 @@ fn a_waiter_takes_the_lock_once_a_listing_shows_nobody_in_the_way() {
 }
 
 #[test]
-fn a_writers_signal_lets_in_and_a_readers_does_not() {
+fn a_writers_signal_grants_and_a_readers_does_not() {
     let mut behind_writer = waiter(true);
     assert_eq!(awaits(behind_writer.lists(&[FIRST, ME])), FIRST);
     let taken = Step::Take(Take { signalled_by: Some(FIRST.into()), has_waited: true, ghosts: Vec::new() });
@@ -194,7 +194,7 @@ fn a_writers_signal_lets_in_and_a_readers_does_not() {
 }
 
 #[test]
-fn in_another_dialect_a_write_to_a_node_says_nothing() {
+fn a_write_to_a_node_is_no_signal_in_a_foreign_dialect() {
     let mut waiter = waiter(false);
     assert_eq!(awaits(waiter.lists(&[FIRST, ME])), FIRST);
     assert_eq!(waiter.departs(Departure::Signalled), Step::List);
@@ -202,7 +202,7 @@ fn in_another_dialect_a_write_to_a_node_says_nothing() {
 }
 
 #[test]
-fn a_waiter_gives_up_without_its_node_and_beside_foreign_contenders() {
+fn a_waiter_without_its_node_or_with_foreigners_gives_up() {
     let foreign = "_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-__WRIT__0000000001";
     assert_eq!(waiter(true).lists(&[FIRST]), Step::Evicted);
     assert_eq!(waiter(true).lists(&[foreign]), Step::Evicted);
@@ -210,7 +210,7 @@ fn a_waiter_gives_up_without_its_node_and_beside_foreign_contenders() {
 }
 
 #[test]
-fn a_waiter_asks_once_for_what_may_only_be_kept_and_leaves_it_to_a_writer_between() {
+fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
     let kept = ["h~a~keep-READ-0000000000", "h~c~keep-READ-0000000001"];
     let mut behind_keepers = waiter(true);
     assert!(asks(behind_keepers.lists(&[kept[0], kept[1], ME])));
@@ -241,7 +241,7 @@ fn a_waiter_asks_once_for_what_may_only_be_kept_and_leaves_it_to_a_writer_betwee
 }
 
 #[test]
-fn a_waiter_passes_over_whoever_left_without_a_word_for_as_long_as_a_server_shows_it() {
+fn a_waiter_skips_ghosts_while_a_server_lists_them() {
     let (holder, me) = ("h~0-WRITE-0000000000", "h~c-WRITE-0000000003");
     let mut waiter = Waiter::new(Contender::parse(me).unwrap(), true);
     assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), ME);
@@ -259,7 +259,7 @@ fn a_waiter_passes_over_whoever_left_without_a_word_for_as_long_as_a_server_show
 }
 
 #[test]
-fn a_waiter_beside_a_ghost_is_evicted_without_its_node() {
+fn a_waiter_with_a_ghost_is_evicted_without_its_node() {
     let taken = Step::Take(Take { signalled_by: None, has_waited: true, ghosts: vec![FIRST.into()] });
     for (left, step) in [(&[FIRST, ME][..], taken), (&[FIRST], Step::Evicted)] {
         let mut waiter = waiter(true);
