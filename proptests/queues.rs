@@ -187,14 +187,14 @@ fn every_queue_of_up_to_six_has_its_turns() {
 }
 
 #[test]
-fn a_departure_from_any_queue_of_up_to_six_wakes_whom_it_must_and_no_herd() {
+fn a_departure_wakes_no_herd_in_queues_up_to_six() {
     for modes in (1..=6).flat_map(mode_vectors) {
         (0..modes.len()).for_each(|leaver| check_departure(&queue(&modes), leaver));
     }
 }
 
 #[test]
-fn every_order_of_every_listing_of_up_to_six_gives_the_same_turns() {
+fn the_order_of_a_listing_up_to_six_changes_no_turn() {
     for modes in (0..=6).flat_map(mode_vectors) {
         let queue = queue(&modes);
         let mut listing = names(&queue);
@@ -204,14 +204,14 @@ fn every_order_of_every_listing_of_up_to_six_gives_the_same_turns() {
 }
 
 #[test]
-fn every_tie_and_negative_number_among_up_to_six_grants_nobody() {
+fn ties_and_negative_numbers_up_to_six_grant_nobody() {
     for modes in (0..=6).flat_map(mode_vectors) {
         number_vectors(modes.len()).for_each(|numbers| check_doubt(&modes, &numbers));
     }
 }
 
 #[test]
-fn every_order_of_leaving_among_up_to_five_lets_in_whose_turn_it_is() {
+fn every_order_of_leaving_up_to_five_grants_in_turn() {
     for modes in (1..=5).flat_map(mode_vectors) {
         let mut order: Vec<usize> = (0..modes.len()).collect();
         let size = order.len();

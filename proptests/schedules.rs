@@ -173,7 +173,7 @@ impl Drop for Watchdog {
 
 /// P8 and P9.
 #[test]
-fn every_schedule_keeps_all_promises_and_comes_to_rest() {
+fn every_schedule_keeps_all_promises_and_ends() {
     let began = Instant::now();
     let (first, schedules) = (number("SCHEDULE_SEED"), number("SCHEDULES"));
     let is_one = first.is_some() && schedules.is_none();

@@ -170,7 +170,7 @@ impl Format<u8> for Odd {
 proptest! {
     /// Whatever is committed, a read always gives the last value that could be written.
     #[test]
-    fn what_can_be_read_is_the_last_that_could_be_written(values in vec(any::<u8>(), 1..40)) {
+    fn a_read_gives_the_last_value_that_could_be_written(values in vec(any::<u8>(), 1..40)) {
         let shared = Shared::with_format(&Memory::new(), "/proptests/odd", Odd).initial(|| 1).build().expect("valid");
         let shared = Copied::of(&shared);
         pollster::block_on(async {

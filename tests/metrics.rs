@@ -156,7 +156,7 @@ fn kept(seen: &Measured, cause: &str) -> [f64; 3] {
 }
 
 #[test]
-fn kept_nodes_are_counted_while_they_are_kept_and_by_the_cause_of_their_end() {
+fn kept_nodes_are_counted_and_their_ends_by_cause() {
     let other = |zk: &Memory| RwLock::new(&zk.connect(), DIRECTORY).expect("valid");
     type End<'a> = &'a dyn Fn(&Memory, RwLock);
     let ends: [(&str, End<'_>); 7] = [
@@ -186,7 +186,7 @@ fn kept_nodes_are_counted_while_they_are_kept_and_by_the_cause_of_their_end() {
 }
 
 #[test]
-fn a_kept_node_that_is_asked_for_counts_until_its_last_use_ends() {
+fn a_kept_node_asked_for_counts_until_its_last_use() {
     measured(|seen| {
         let zk = Memory::new();
         let lock = keeping(&zk);
@@ -200,7 +200,7 @@ fn a_kept_node_that_is_asked_for_counts_until_its_last_use_ends() {
 }
 
 #[test]
-fn a_node_that_is_asked_for_before_its_grant_is_not_counted_as_kept() {
+fn a_node_asked_for_before_its_grant_is_not_kept() {
     measured(|seen| {
         let zk = Memory::new();
         let (lock, other) = (keeping(&zk), RwLock::new(&zk.connect(), DIRECTORY).expect("valid"));
@@ -217,7 +217,7 @@ fn a_node_that_is_asked_for_before_its_grant_is_not_counted_as_kept() {
 }
 
 #[test]
-fn a_node_whose_write_may_yet_be_carried_out_is_given_up_as_unsure() {
+fn a_node_with_an_unsure_write_is_given_up_as_unsure() {
     measured(|seen| {
         let lock = keeping(&Memory::new());
         let guard = now(lock.write()).expect("free");
@@ -228,7 +228,7 @@ fn a_node_whose_write_may_yet_be_carried_out_is_given_up_as_unsure() {
 }
 
 #[test]
-fn a_kept_node_that_was_idle_for_long_is_counted_as_idle() {
+fn a_node_kept_too_long_without_use_ends_as_idle() {
     measured(|seen| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.expect("a runtime").block_on(async {
@@ -266,7 +266,7 @@ fn refusals_and_losses_are_counted_by_their_causes() {
 }
 
 #[test]
-fn a_timeout_is_counted_once_for_a_lock_for_work_done_once_in_a_while_and_for_a_value() {
+fn each_kind_of_call_counts_its_timeout_once() {
     measured(|seen| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.expect("a runtime").block_on(async {
@@ -287,7 +287,7 @@ fn a_timeout_is_counted_once_for_a_lock_for_work_done_once_in_a_while_and_for_a_
 }
 
 #[test]
-fn of_several_locks_the_one_that_is_not_to_be_had_is_counted_once() {
+fn a_busy_lock_among_several_is_counted_once() {
     measured(|seen| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.expect("a runtime").block_on(async {
@@ -328,7 +328,7 @@ fn each_read_that_waits_for_a_kept_node_is_measured() {
 }
 
 #[test]
-fn a_downgrade_ends_the_hold_of_one_mode_and_begins_that_of_the_other() {
+fn a_downgrade_moves_the_hold_from_write_to_read() {
     measured(|seen| {
         let lock = RwLock::new(&Memory::new(), DIRECTORY).expect("valid");
         let reader = now(now(lock.write()).expect("free").downgrade()).expect("held");
@@ -340,7 +340,7 @@ fn a_downgrade_ends_the_hold_of_one_mode_and_begins_that_of_the_other() {
 }
 
 #[test]
-fn a_lease_that_runs_out_is_counted_while_disconnected_and_unobserved() {
+fn a_lease_expiry_is_counted_though_nobody_looks() {
     measured(|seen| {
         tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
             let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
@@ -369,7 +369,7 @@ fn a_lease_that_runs_out_is_counted_while_disconnected_and_unobserved() {
 }
 
 #[test]
-fn recoveries_are_counted_and_nodes_that_await_their_removal() {
+fn recoveries_and_pending_removals_are_counted() {
     measured(|seen| {
         let zk = Memory::new();
         let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
@@ -387,7 +387,7 @@ fn recoveries_are_counted_and_nodes_that_await_their_removal() {
 }
 
 #[test]
-fn a_recorder_that_comes_late_is_told_of_what_is_held_and_of_counters_that_have_not_counted() {
+fn a_late_recorder_gets_gauges_and_zero_counters() {
     measured(|first| {
         let lock = RwLock::new(&Memory::new(), DIRECTORY).expect("valid");
         let held = now(lock.write()).expect("free");
@@ -471,7 +471,7 @@ fn permits_are_counted_apart_from_locks() {
 }
 
 #[test]
-fn a_place_that_is_lost_while_it_waits_is_no_lost_lock() {
+fn a_waiter_that_loses_its_node_is_no_lost_lock() {
     measured(|seen| {
         let zk = Memory::new();
         let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
@@ -490,7 +490,7 @@ fn a_place_that_is_lost_while_it_waits_is_no_lost_lock() {
 }
 
 #[test]
-fn what_waits_and_what_holds_is_shown_by_path_until_it_is_granted_given_up_or_dropped() {
+fn waiters_and_holders_are_counted_by_path() {
     measured(|seen| {
         let zk = Memory::new();
         let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
@@ -529,7 +529,7 @@ fn what_waits_and_what_holds_is_shown_by_path_until_it_is_granted_given_up_or_dr
 }
 
 #[test]
-fn uses_of_a_kept_node_hold_and_wait_and_the_idle_node_does_not() {
+fn uses_of_a_kept_node_count_but_an_idle_node_does_not() {
     measured(|seen| {
         let zk = Memory::new();
         let lock = keeping(&zk);
@@ -553,7 +553,7 @@ fn uses_of_a_kept_node_hold_and_wait_and_the_idle_node_does_not() {
 }
 
 #[test]
-fn permits_several_locks_and_terms_are_shown_while_they_are_held() {
+fn permits_multi_locks_and_terms_count_while_held() {
     measured(|seen| {
         let zk = Memory::new();
         let semaphore = Semaphore::new(&zk, "/limit", 3).expect("valid");
@@ -586,7 +586,7 @@ fn permits_several_locks_and_terms_are_shown_while_they_are_held() {
 }
 
 #[test]
-fn an_acquisition_dropped_at_any_poll_neither_waits_nor_holds() {
+fn an_acquisition_dropped_at_any_poll_leaves_no_gauge() {
     measured(|seen| {
         let mut granted = 0;
         for polls in 0..20 {
@@ -658,7 +658,7 @@ impl Recorder for Rude {
 }
 
 #[test]
-fn a_recorder_that_waits_panics_or_takes_a_lock_itself_holds_up_and_breaks_nothing() {
+fn a_recorder_that_blocks_or_panics_breaks_nothing() {
     measured(|_| {
         let zk = Memory::new();
         let (lock, kept) = (RwLock::new(&zk, DIRECTORY).expect("valid"), keeping(&zk));
@@ -689,7 +689,7 @@ fn a_recorder_that_waits_panics_or_takes_a_lock_itself_holds_up_and_breaks_nothi
 }
 
 #[test]
-fn a_recorder_that_never_returns_costs_no_lease_and_misses_no_count() {
+fn a_stuck_recorder_costs_no_lease_and_no_count() {
     measured(|seen| {
         tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
             let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");

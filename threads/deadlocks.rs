@@ -12,7 +12,7 @@ use crate::waits::{self, Awaited, Mutex};
 use crate::world::spawn;
 
 #[test]
-fn a_deadlock_names_the_tasks_and_the_locks_that_they_wait_for() {
+fn a_deadlock_report_names_tasks_and_locks() {
     static FIRST: AtomicU32 = AtomicU32::new(0);
     let mut config = Config::new();
     config.failure_persistence = FailurePersistence::None;
@@ -44,7 +44,7 @@ fn a_deadlock_names_the_tasks_and_the_locks_that_they_wait_for() {
 }
 
 #[test]
-fn a_deadlock_names_the_tasks_and_what_their_futures_wait_for() {
+fn a_deadlock_report_names_tasks_and_their_awaits() {
     let mut config = Config::new();
     config.failure_persistence = FailurePersistence::None;
     let here = Location::caller();

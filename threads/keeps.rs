@@ -60,7 +60,7 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
 
 /// The node is asked for while it waits for its turn. So nothing keeps it beyond the uses that wait for it.
 #[test]
-fn uses_that_give_up_when_their_node_is_granted_leave_it_to_the_one_that_asked() {
+fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     explore(500, || {
         // No timer ends a node that nobody gives up.
         let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
@@ -92,7 +92,7 @@ fn uses_that_give_up_when_their_node_is_granted_leave_it_to_the_one_that_asked()
 
 /// Whoever waits for the kept node, and not for a contender, is told as well when it cannot be acquired.
 #[test]
-fn all_that_wait_for_a_node_hear_that_it_cannot_be_acquired() {
+fn every_use_gets_the_error_of_its_failed_node() {
     explore(500, || {
         let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
         let (ours, theirs) = (world.client(), world.client());

@@ -83,18 +83,18 @@ fn candidates_lead(is_rough: bool) {
 }
 
 #[test]
-fn no_two_candidates_lead_at_once_and_none_waits_for_ever() {
+fn two_candidates_never_lead_at_once_or_hang() {
     explore(300, || candidates_lead(false));
 }
 
 #[test]
-fn candidates_that_lose_their_sessions_never_lead_at_once_either() {
+fn two_candidates_never_lead_after_losing_sessions() {
     explore(300, || candidates_lead(true));
 }
 
 /// Whoever has stepped down has given the lock back: `resign` says so.
 #[test]
-fn a_leader_that_has_resigned_has_no_node_any_more() {
+fn a_leader_that_has_resigned_has_no_node() {
     explore(300, || {
         let world = World::new();
         let client = world.client();
@@ -126,7 +126,7 @@ fn a_leader_that_has_resigned_has_no_node_any_more() {
 /// A candidate campaigns once at a time, also if two threads ask at the same moment: the one that leads waits here for what
 /// the other one is told.
 #[test]
-fn a_candidate_that_campaigns_twice_at_once_is_refused_once() {
+fn a_second_campaign_of_a_candidate_is_refused() {
     explore(200, || {
         let world = World::new();
         let client = world.client();

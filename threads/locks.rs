@@ -144,27 +144,27 @@ impl Plan {
 }
 
 #[test]
-fn threads_never_hold_beside_each_other_or_wait_for_ever() {
+fn threads_never_break_exclusion_or_hang() {
     explore(1_000, || Plan { threads: 3, uses: 2, keeps: false, is_rough: false }.runs());
 }
 
 #[test]
-fn threads_that_lose_sessions_and_answers_never_do_so_either() {
+fn lost_sessions_and_replies_break_no_exclusion() {
     explore(1_000, || Plan { threads: 3, uses: 2, keeps: false, is_rough: true }.runs());
 }
 
 #[test]
-fn threads_that_keep_nodes_never_do_so_either() {
+fn kept_nodes_break_no_exclusion() {
     explore(1_000, || Plan { threads: 3, uses: 2, keeps: true, is_rough: false }.runs());
 }
 
 #[test]
-fn threads_that_lose_nodes_they_keep_never_do_so_either() {
+fn lost_kept_nodes_break_no_exclusion() {
     explore(1_000, || Plan { threads: 3, uses: 2, keeps: true, is_rough: true }.runs());
 }
 
 #[test]
-fn a_holder_hears_of_the_one_that_it_keeps_out() {
+fn a_holder_is_notified_of_a_blocked_contender() {
     explore(1_000, || {
         // A timer that ends a kept node would have the waiter come with a node of its own, of which the holder hears, too.
         let (world, witness) = (World::whose_timers_fire(draw(4) == 0), Witness::of_lock());

@@ -34,7 +34,7 @@ macro_rules! hears {
 }
 
 #[test]
-fn a_holder_whose_node_is_removed_hears_of_it() {
+fn a_holder_whose_node_is_removed_learns_of_the_loss() {
     explore(800, || {
         let world = World::whose_timers_fire(false);
         let client = world.client();
@@ -72,7 +72,7 @@ fn a_holder_whose_node_is_removed_hears_of_it() {
 }
 
 #[test]
-fn a_waiter_whose_node_is_removed_is_told_so() {
+fn a_waiter_whose_node_is_removed_gets_an_error() {
     explore(800, || {
         let world = World::whose_timers_fire(false);
         let (ours, theirs) = (world.client(), world.client());

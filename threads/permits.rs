@@ -65,11 +65,11 @@ fn threads_take_permits(is_rough: bool) {
 }
 
 #[test]
-fn threads_never_hold_more_permits_than_there_are_or_wait_for_ever() {
+fn threads_never_hold_too_many_permits_or_hang() {
     explore(1_000, || threads_take_permits(false));
 }
 
 #[test]
-fn threads_that_lose_permits_never_hold_more_than_there_are_or_wait_for_ever() {
+fn threads_that_lose_permits_never_take_too_many() {
     explore(1_000, || threads_take_permits(true));
 }

@@ -334,18 +334,18 @@ fn uses(session: &Session, name: &str) -> bool {
 }
 
 #[test]
-fn every_request_is_answered_and_goes_out_in_order_and_the_session_ends() {
+fn every_request_is_sent_in_order_and_answered() {
     explore::explore(2_000, || a_session_is_used_and_closed(false, false));
 }
 
 #[test]
-fn an_answer_that_shows_another_session_hangs_no_thread() {
+fn a_reply_for_another_session_hangs_no_thread() {
     explore::explore(2_000, || a_session_is_used_and_closed(true, false));
 }
 
 /// The fault of once: the instrument finds it.
 #[test]
 #[should_panic = "makes no sense"]
-fn a_session_that_closes_its_pipeline_while_it_sends_is_found() {
+fn a_close_of_the_pipeline_during_a_send_is_found() {
     explore::explore(2_000, || a_session_is_used_and_closed(true, true));
 }

@@ -92,11 +92,11 @@ fn threads_take_several(is_rough: bool) {
 }
 
 #[test]
-fn threads_that_take_several_locks_never_hold_beside_each_other_or_wait_for_ever() {
+fn several_locks_exclude_each_other_and_never_hang() {
     explore(400, || threads_take_several(false));
 }
 
 #[test]
-fn threads_that_lose_one_of_several_locks_never_do_so_either() {
+fn several_locks_exclude_each_other_after_a_loss() {
     explore(400, || threads_take_several(true));
 }

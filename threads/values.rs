@@ -165,11 +165,11 @@ fn threads_share_a_value(is_rough: bool) {
 }
 
 #[test]
-fn no_commit_is_lost_no_read_is_old_and_each_copy_follows() {
+fn no_commit_is_lost_and_no_read_is_stale() {
     explore(600, || threads_share_a_value(false));
 }
 
 #[test]
-fn a_value_whose_sessions_are_lost_loses_no_commit_either() {
+fn no_commit_is_lost_with_the_sessions() {
     explore(600, || threads_share_a_value(true));
 }

@@ -21,7 +21,7 @@ const FLEET: World = World {
 
 /// A quarter of them each take a lock, keep a read lock, take a permit, or campaign.
 #[tokio::test(start_paused = true)]
-async fn after_a_mass_expiry_clients_come_back_spread_out_and_hold_up_nobody() {
+async fn clients_come_back_spread_out_after_a_mass_expiry() {
     let Seen { before, peak, longest_wait, back_after, sessions, lost_elsewhere, .. } =
         storm(&FLEET, Storm::Expiry(60 * SECOND)).await;
     assert!((60..120).contains(&before), "{before}");
@@ -33,7 +33,7 @@ async fn after_a_mass_expiry_clients_come_back_spread_out_and_hold_up_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_change_and_a_rolling_restart_cost_no_client_its_lock() {
+async fn leader_changes_and_restarts_cost_no_client_its_lock() {
     for event in [Storm::LeaderChange(2 * SECOND), Storm::RollingRestart(20 * SECOND)] {
         let Seen { longest_wait, sessions, lost, lost_elsewhere, .. } = storm(&FLEET, event).await;
         assert_eq!((sessions, lost, lost_elsewhere), (0, 0, 0), "{event:?}");

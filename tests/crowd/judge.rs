@@ -176,7 +176,7 @@ fn right() -> Vec<Event> {
 }
 
 #[test]
-fn a_right_history_is_explained_and_each_falsified_one_is_refused() {
+fn a_right_history_passes_and_falsified_ones_fail() {
     assert_eq!(serialized(&right()), Some(vec![1, 2, 3]));
     let wrong = falsified(&right());
     assert_eq!(wrong.len(), 3);
@@ -186,7 +186,7 @@ fn a_right_history_is_explained_and_each_falsified_one_is_refused() {
 }
 
 #[test]
-fn an_unknown_outcome_counts_as_done_late_or_never_but_not_twice() {
+fn an_unknown_write_is_done_once_at_any_time_or_never() {
     let open = event(2, Op::Swap { saw: 3, wrote: 4 }, 41, None);
     let with = |more: &[Event]| serialized(&[&right()[..], &[open], more].concat());
     assert!(with(&[]).is_some());
@@ -204,14 +204,14 @@ fn an_unknown_outcome_counts_as_done_late_or_never_but_not_twice() {
 }
 
 #[test]
-fn a_put_of_unknown_outcome_may_replace_whatever_is_there() {
+fn an_unknown_put_may_replace_any_value() {
     let put = event(2, Op::Put { wrote: 9 }, 41, None);
     let more = [event(0, Op::Swap { saw: 3, wrote: 4 }, 45, 46), event(1, Op::Read { saw: 9 }, 50, 51)];
     assert_eq!(serialized(&[&right()[..], &[put], &more].concat()), Some(vec![1, 2, 3, 4, 9]));
 }
 
 #[test]
-fn looks_may_be_late_and_skip_but_never_go_back() {
+fn copies_may_lag_and_skip_but_never_go_back() {
     assert!(is_followed(&[1, 2, 3], &[0, 0, 2, 2]));
     assert!(is_followed(&[1, 2, 3], &[]));
     assert!(!is_followed(&[1, 2, 3], &[2, 1]));

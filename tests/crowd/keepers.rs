@@ -4,7 +4,7 @@
 use support::simulated::{Minute, minutes};
 
 #[tokio::test(start_paused = true)]
-async fn clients_that_keep_reads_ask_nothing_while_nobody_writes() {
+async fn kept_reads_send_no_requests_without_writers() {
     let idle = Minute { reads: 6_000, writes: 0, requests: 0 };
     assert_eq!(minutes(100, &[false, false]).await, [idle, idle]);
 }
@@ -12,7 +12,7 @@ async fn clients_that_keep_reads_ask_nothing_while_nobody_writes() {
 /// Of each client: the removal that it was asked for; then again the watch, the create and the listing, and the read by
 /// which an owner watches its node. The rest is the writer's: one request asks all of them.
 #[tokio::test(start_paused = true)]
-async fn a_write_costs_each_client_that_keeps_reads_five_requests() {
+async fn a_write_costs_each_keeping_client_five_requests() {
     for clients in [1, 2, 10, 100] {
         let written = Minute { reads: 60 * clients, writes: 1, requests: 5 * clients + 7 };
         let clients = usize::try_from(clients).expect("few");

@@ -516,6 +516,6 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 4)]
-async fn what_a_random_swarm_reads_and_writes_under_locks_is_linearizable() {
+async fn a_random_swarms_reads_and_writes_are_linearizable() {
     swarm(seed("SWARM_SEED"), setting("LINEAR_SECONDS").unwrap_or(8), setting("SWARM_SERVERS").unwrap_or(3)).await;
 }

@@ -191,7 +191,7 @@ async fn swarm_phase(world: &Arc<World>, dice: &mut Seeded, lasts: Duration) {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 4)]
-async fn a_random_swarm_never_holds_more_permits_than_there_are() {
+async fn a_random_swarm_never_holds_too_many_permits() {
     let (seed, seconds, servers, replay) = settings();
     trace::record(&[PATH]);
     let mut dice = Seeded(seed);
@@ -259,7 +259,7 @@ fn clock() -> u64 {
 
 /// Takes permits and gives them back until it is killed, and says from when until when it surely held how many.
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let mut words = role.split(' ');
     let mut word = || words.next().expect("a server, a path and a seed");
@@ -329,7 +329,7 @@ fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)>
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 4)]
-async fn processes_that_are_killed_never_hold_more_permits_than_there_are() {
+async fn killed_processes_never_hold_too_many_permits() {
     /// So many takings are enough for a judgement.
     const ENOUGH: usize = 50;
     let (seed, seconds, servers, _) = settings();

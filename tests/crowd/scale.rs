@@ -25,7 +25,7 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 /// The client cannot re-register more than 128 KiB of watched paths on one session: so many waiters are spread over
 /// several sessions, or none of them would survive the first lost connection.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_of_waiters_survive_a_reconnect_in_their_order() {
+async fn thousands_of_waiters_keep_their_order_at_a_reconnect() {
     let count = waiters();
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let proxy = Proxy::start(server.address());

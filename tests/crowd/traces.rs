@@ -166,7 +166,7 @@ fn scene() -> Run {
 }
 
 #[test]
-fn every_step_of_the_model_occurs_in_a_real_run_and_is_allowed() {
+fn every_step_of_the_model_occurs_in_a_real_run() {
     let verdict = judge(&scene());
     assert_eq!(verdict.faults, Vec::<String>::new());
     let seen = |step: &&str| verdict.seen.get(*step).copied().unwrap_or(0);
@@ -269,7 +269,7 @@ fn then(run: &mut Run, after: &Txn, ops: Vec<Write>) {
 }
 
 #[test]
-fn a_grant_before_the_transaction_that_makes_it_ones_turn_is_found() {
+fn a_grant_before_its_turn_is_found() {
     is_found(|run| {
         let (at, by) = hand_off(run);
         run.events[at].at = by.time - run.leeway - MILLISECOND;
@@ -279,7 +279,7 @@ fn a_grant_before_the_transaction_that_makes_it_ones_turn_is_found() {
 }
 
 #[test]
-fn a_grant_after_its_node_has_left_is_found() {
+fn a_grant_after_its_node_is_gone_is_found() {
     is_found(|run| {
         let at = hand_off(run).0;
         let (token, end) = (run.events[at].token, format!("-READ-{:010}", run.events[at].sequence));
@@ -290,7 +290,7 @@ fn a_grant_after_its_node_has_left_is_found() {
 }
 
 #[test]
-fn a_hand_off_to_one_that_nobody_was_before_is_found() {
+fn a_hand_off_without_a_predecessor_is_found() {
     is_found(|run| {
         let is_it = |event: &&mut Event| event.what == What::Granted && event.how == "at once" && event.path == PATH;
         let granted = run.events.iter_mut().find(is_it).expect("the lock was free");
@@ -301,7 +301,7 @@ fn a_hand_off_to_one_that_nobody_was_before_is_found() {
 }
 
 #[test]
-fn a_grant_by_a_hand_off_that_was_none_is_found() {
+fn a_hand_off_without_a_signal_is_found() {
     is_found(|run| {
         let (at, by) = hand_off(run);
         find(run, |txn| txn.zxid == by.zxid).ops.remove(0);
@@ -311,7 +311,7 @@ fn a_grant_by_a_hand_off_that_was_none_is_found() {
 }
 
 #[test]
-fn a_grant_of_another_contenders_token_is_found() {
+fn a_grant_with_a_foreign_token_is_found() {
     is_found(|run| {
         let (at, by) = hand_off(run);
         run.events[at].token = by.zxid;
@@ -320,7 +320,7 @@ fn a_grant_of_another_contenders_token_is_found() {
 }
 
 #[test]
-fn a_grant_of_one_that_never_came_to_its_turn_is_found() {
+fn a_grant_to_a_waiter_that_gave_up_is_found() {
     is_found(|run| {
         let (created, left_by) = gave_up(run);
         let path = left(&left_by, PATH).expect("it left");
@@ -353,7 +353,7 @@ fn a_signal_by_a_reader_is_found() {
 }
 
 #[test]
-fn a_writer_that_held_and_does_not_signal_is_found() {
+fn a_writer_that_releases_without_a_signal_is_found() {
     is_found(|run| {
         let txn = find(run, signals);
         txn.ops.remove(0);
@@ -373,7 +373,7 @@ fn two_releases_in_the_wrong_order_are_found() {
 }
 
 #[test]
-fn a_delete_by_a_stranger_is_found() {
+fn a_delete_by_another_session_is_found() {
     is_found(|run| {
         let txn = find(run, signals);
         txn.session += 1;
@@ -392,7 +392,7 @@ fn a_write_to_a_node_that_stays_is_found() {
 }
 
 #[test]
-fn an_ask_by_one_who_is_behind_no_kept_node_is_found() {
+fn an_ask_without_a_kept_node_ahead_is_found() {
     is_found(|run| {
         run.operators.remove(PATH);
         // The operator's own is the last.
@@ -413,7 +413,7 @@ fn a_second_ask_of_one_contender_is_found() {
 }
 
 #[test]
-fn a_second_node_whose_excuse_comes_later_is_found() {
+fn a_second_node_before_a_lost_create_reply_is_found() {
     second_node_is_found(|run, txn, owner| {
         let excuse = run.events.iter().find(|event| event.what == What::Missed && event.path == PATH);
         let at = txn.time + run.leeway + 10 * MILLISECOND;
@@ -423,7 +423,7 @@ fn a_second_node_whose_excuse_comes_later_is_found() {
 }
 
 #[test]
-fn a_second_node_of_a_contender_that_stands_is_found() {
+fn a_second_node_of_one_contender_is_found() {
     second_node_is_found(|_, _, _| {});
 }
 
@@ -443,7 +443,7 @@ fn second_node_is_found(excuse: impl FnOnce(&mut Run, &Txn, &str)) {
 }
 
 #[test]
-fn a_second_contender_of_one_number_is_found() {
+fn two_nodes_with_one_number_are_found() {
     is_found(|run| {
         let (zxid, used) = {
             let mut creates = run.log.iter().flat_map(|txn| txn.ops.iter().map(move |op| (txn.zxid, op)));
@@ -498,7 +498,7 @@ fn a_downgrade_on_another_session_is_found() {
 }
 
 #[test]
-fn a_commit_under_anothers_node_is_found() {
+fn a_commit_under_a_foreign_node_is_found() {
     is_found(|run| {
         let txn = find(run, |txn| matches!(txn.ops[..], [Write::Check { .. }, Write::Create { .. }]));
         txn.session += 1;
@@ -527,7 +527,7 @@ fn a_write_without_the_lock_is_found() {
 }
 
 #[test]
-fn a_write_without_the_lock_behind_one_that_needs_none_is_found() {
+fn a_write_without_the_lock_in_a_transaction_is_found() {
     is_found(|run| {
         let txn = find(run, |txn| matches!(txn.ops[..], [Write::Check { .. }, Write::Create { .. }]));
         txn.ops[0] = Write::Set { path: "/traced/other".to_owned(), data: b"1".to_vec() };
@@ -564,7 +564,7 @@ fn a_permit_too_many_is_found() {
 }
 
 #[test]
-fn a_second_permit_of_one_place_is_found() {
+fn a_permit_taken_without_giving_up_its_place_is_found() {
     is_found(|run| {
         let txn = find(run, takes_permits);
         txn.ops.retain(|op| !matches!(op, Write::Delete { .. }));
@@ -573,7 +573,7 @@ fn a_second_permit_of_one_place_is_found() {
 }
 
 #[test]
-fn a_permit_that_was_not_taken_from_the_head_is_found() {
+fn a_permit_taken_behind_the_head_is_found() {
     is_found(|run| {
         // The last two waited together.
         let taken: Vec<i64> = run.log.iter().filter(|txn| takes_permits(txn)).map(|txn| txn.zxid).collect();
@@ -601,7 +601,7 @@ fn released(run: &mut Run, token: i64) -> &mut Event {
 }
 
 #[test]
-fn a_loss_that_no_event_tells_of_is_found() {
+fn a_loss_without_an_event_is_found() {
     is_found(|run| {
         let Hold { node, token, .. } = hold(run, "lost", Mode::Write).clone();
         run.events.retain(|event| event.what != What::Lost || event.path != node);
@@ -612,7 +612,7 @@ fn a_loss_that_no_event_tells_of_is_found() {
 }
 
 #[test]
-fn a_hold_that_goes_on_after_its_node_has_left_is_found() {
+fn a_hold_after_its_node_is_gone_is_found() {
     is_found(|run| {
         let Hold { node, token, .. } = hold(run, "one", Mode::Write).clone();
         let gone = find(run, |txn| left(txn, PATH) == Some(&node)).clone();
@@ -622,7 +622,7 @@ fn a_hold_that_goes_on_after_its_node_has_left_is_found() {
 }
 
 #[test]
-fn a_hold_before_ones_turn_is_found() {
+fn a_hold_before_its_turn_is_found() {
     is_found(|run| {
         let (at, by) = hand_off(run);
         let (token, from) = (run.events[at].token, by.time - run.leeway - MILLISECOND);

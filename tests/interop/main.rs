@@ -5,7 +5,7 @@
 //! the share of `INTEROP_SECONDS` (180) that there is for it.
 //!
 //! The drivers of the other languages are in `tests/interop/`; those in Rust are this test binary itself, as
-//! [`the_life_of_a_child`] in an environment that says so. All take the same commands in lines.
+//! [`the_child_process_of_other_tests`] in an environment that says so. All take the same commands in lines.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::OpenOptions;
@@ -211,7 +211,7 @@ fn rand_u128() -> u128 {
 }
 
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Ok(words) = std::env::var(CHILD) else { return };
     let words: Vec<_> = words.split(' ').collect();
     trace::record_to(&traces(Path::new(words[4])), &[words[2]]);
@@ -367,12 +367,12 @@ async fn turns_are_taken_in_the_order_of_arrival(dialect: Dialect) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn turns_with_curator_and_kazoo_under_curators_names_are_taken_in_order() {
+async fn turns_with_curator_and_kazoo_are_taken_in_order() {
     turns_are_taken_in_the_order_of_arrival(Dialect::Curator).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn turns_with_curators_mutex_and_zookeeper_client_are_taken_in_order() {
+async fn turns_with_curators_mutex_are_taken_in_order() {
     turns_are_taken_in_the_order_of_arrival(Dialect::CuratorMutex).await;
 }
 
@@ -382,12 +382,12 @@ async fn turns_with_kazoo_are_taken_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn turns_with_zookeeper_client_under_our_names_are_taken_in_order() {
+async fn turns_with_zookeeper_client_are_taken_in_order() {
     turns_are_taken_in_the_order_of_arrival(Dialect::Native).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn curators_revoker_writes_to_anybodys_node_and_grants_nothing() {
+async fn curators_revoker_writes_to_nodes_but_grants_nothing() {
     let _alone = alone();
     for dialect in [Dialect::Curator, Dialect::CuratorMutex] {
         let field = Field::set("revoke", dialect).await;
@@ -415,7 +415,7 @@ async fn curators_revoker_writes_to_anybodys_node_and_grants_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_curator_thread_in_both_modes_bars_writers_until_both_are_released() {
+async fn a_curator_thread_in_both_modes_blocks_writers() {
     let _alone = alone();
     let field = Field::set("reentrant", Dialect::Curator).await;
     let lock = field.lock();
@@ -440,7 +440,7 @@ async fn a_curator_thread_in_both_modes_bars_writers_until_both_are_released() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_evicted_waiter_queues_up_again_at_the_end_or_fails_when_it_lists() {
+async fn an_evicted_waiter_queues_up_at_the_end_or_fails() {
     let _alone = alone();
     for (library, goes_on) in [(Library::Curator, true), (Library::Kazoo, true), (Library::ZookeeperClient, false)] {
         let field = Field::set(&format!("evicted-{library:?}"), Dialect::Curator).await;
@@ -470,7 +470,7 @@ async fn an_evicted_waiter_queues_up_again_at_the_end_or_fails_when_it_lists() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_contender_behind_a_node_it_may_not_read_fails_and_does_not_overtake() {
+async fn a_contender_behind_an_unreadable_node_fails() {
     let _alone = alone();
     for library in [Library::Curator, Library::Kazoo, Library::ZookeeperClient] {
         let field = Field::set(&format!("closed-{library:?}"), Dialect::Curator).await;
@@ -488,7 +488,7 @@ async fn a_contender_behind_a_node_it_may_not_read_fails_and_does_not_overtake()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn real_contenders_of_another_dialect_are_refused_by_name() {
+async fn contenders_of_another_dialect_are_refused_by_name() {
     let _alone = alone();
     for (library, theirs) in [
         (Library::Curator, Dialect::Curator),
@@ -511,7 +511,7 @@ async fn real_contenders_of_another_dialect_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_frozen_past_its_session_queues_up_again_at_the_end_or_fails() {
+async fn a_frozen_waiter_queues_up_at_the_end_or_fails() {
     let _alone = alone();
     for (library, goes_on) in
         [(Library::Curator, true), (Library::Kazoo, true), (Library::ZookeeperClient, false), (Library::Ours, false)]
@@ -664,16 +664,16 @@ async fn contend(dialect: Dialect) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_libraries_under_curators_names_contend_and_are_killed_in_turn() {
+async fn all_libraries_contend_and_are_killed_in_turn() {
     contend(Dialect::Curator).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn curators_mutex_zookeeper_client_and_ours_contend_and_die_in_turn() {
+async fn curators_mutex_and_ours_contend_and_die_in_turn() {
     contend(Dialect::CuratorMutex).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kazoo_zookeeper_client_and_ours_contend_and_are_killed_in_turn() {
+async fn kazoo_and_ours_contend_and_are_killed_in_turn() {
     contend(Dialect::Kazoo).await;
 }

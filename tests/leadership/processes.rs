@@ -23,7 +23,7 @@ fn leadership(zk: &ZooKeeper, path: &str) -> Leadership {
 
 /// Leads, and says so; and then does as it was told.
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let mut words = role.split(' ');
     let mut word = || words.next().expect("a role, a server, a path and a session timeout");

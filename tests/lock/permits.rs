@@ -440,7 +440,7 @@ async fn a_semaphore_that_may_not_be_written_is_an_error_that_says_so() {
 // Processes
 
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let mut words = role.split(' ');
     let mut word = || words.next().expect("a server and a path");

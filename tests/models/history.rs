@@ -56,7 +56,7 @@ fn other_paths_are_other_locks() {
 }
 
 #[test]
-fn more_permits_than_there_are_are_found() {
+fn too_many_permits_are_found() {
     let taken = |count: u32, token, from, until| Hold {
         node: format!("/l/h~{token}-PERMIT-{count}"),
         ..read(token, from, until)
@@ -70,7 +70,7 @@ fn more_permits_than_there_are_are_found() {
 }
 
 #[test]
-fn a_falling_or_a_shared_fence_is_found() {
+fn a_token_that_falls_or_repeats_is_found() {
     assert_eq!(falling_fences(&[write(2, 0, 10), write(1, 11, 20)]).len(), 1);
     assert_eq!(falling_fences(&[write(2, 0, 10), read(1, 11, 20)]).len(), 1);
     assert_eq!(falling_fences(&[read(2, 0, 10), write(1, 11, 20)]).len(), 1);
@@ -89,7 +89,7 @@ fn a_falling_or_a_shared_fence_is_found() {
 }
 
 #[test]
-fn overtaking_is_found_also_where_the_intervals_overlap() {
+fn overtaking_is_found_also_in_overlapping_intervals() {
     assert_eq!(overtakings(&[write(2, 0, 10), write(1, 5, 20)]).len(), 1);
     assert_eq!(overtakings(&[read(2, 0, 10), write(1, 5, 20)]).len(), 1);
     assert_eq!(overtakings(&[write(2, 0, 10), read(1, 5, 20)]).len(), 1);
@@ -97,7 +97,7 @@ fn overtaking_is_found_also_where_the_intervals_overlap() {
 }
 
 #[test]
-fn an_operators_deletion_ends_the_hold_and_only_that_one() {
+fn an_operators_deletion_ends_one_hold_only() {
     let deletions = HashMap::from([("/l/1".to_owned(), ms(8)), ("/l/3".to_owned(), ms(15))]);
     let holds = [write(1, 0, 10), write(2, 9, 20), write(3, 16, 18), write(4, 19, 30)];
     let definite = definite(&holds, &deletions);
@@ -112,7 +112,7 @@ fn access(deed: Deed, acquisition: u64, at: u64) -> Access {
 }
 
 #[test]
-fn a_lost_update_is_found_unless_an_operator_is_to_blame() {
+fn a_lost_update_is_found_unless_an_operator_caused_it() {
     let update = |acquisition, read, wrote, at| access(Deed::Update { read, wrote }, acquisition, at);
     let none = HashMap::new();
     assert_eq!(lost_updates(&[update(1, 0, 1, 110), update(2, 1, 2, 210), update(2, 2, 3, 220)], &none).len(), 0);
@@ -137,7 +137,7 @@ fn a_value_that_changes_under_a_reader_is_found() {
 }
 
 #[test]
-fn a_fence_that_errs_either_way_is_found() {
+fn a_store_that_takes_or_refuses_wrongly_is_found() {
     let none = HashMap::new();
     let fenced = |acquisition, token, accepted, at| access(Deed::Fenced { token, accepted }, acquisition, at);
     let late = Access { sure: false, ..fenced(1, 1, false, 215) };
@@ -150,7 +150,7 @@ fn a_fence_that_errs_either_way_is_found() {
 
 /// The recorder itself, on a lock that is lost without its holder's knowledge.
 #[support::judged]
-async fn the_witness_ends_an_interval_where_the_guard_says_lost() {
+async fn the_witness_ends_an_interval_at_the_loss() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, "/l").expect("a valid path");
     let history = History::start();

@@ -381,7 +381,7 @@ fn histories() -> u64 {
 }
 
 #[test]
-fn no_history_has_a_lease_that_outlives_its_session_at_the_leader() {
+fn no_lease_outlives_its_session_at_the_leader() {
     let first = number("LEASE_SEED").unwrap_or_else(|| RandomState::new().hash_one(histories()) >> 1);
     println!(
         "LEASE_SEED={first} LEASE_HISTORIES={} cargo test -p zk-rwlock-tests --test models lease_model::",
@@ -424,7 +424,7 @@ fn no_history_has_a_lease_that_outlives_its_session_at_the_leader() {
 /// The margin is a sixth of the session timeout here, so a clock may count five sixths of the leader's. A faster one ends the lease
 /// earlier, and has the client ask earlier whether a touch counts.
 #[test]
-fn a_clock_that_is_slower_by_the_margins_share_of_the_session_timeout_is_borne_and_a_slower_one_is_not() {
+fn a_clock_may_be_slow_by_the_margin_but_no_more() {
     let first = number("LEASE_SEED").unwrap_or_else(|| RandomState::new().hash_one(histories()) >> 1);
     println!("LEASE_SEED={first} LEASE_HISTORIES={}", histories());
     for (timeout, tick) in [(4_000 * MS, 500 * MS), (10_000 * MS, 2_000 * MS)] {

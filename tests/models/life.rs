@@ -529,7 +529,7 @@ const GOALS: [Goal; 3] = [Goal::Lock(Mode::Read), Goal::Lock(Mode::Write), Goal:
 
 /// One contender of each kind, with every fault and without limit.
 #[test]
-fn whatever_one_contender_leaves_behind_is_removed() {
+fn one_contender_leaves_no_node() {
     for goal in GOALS {
         let states = search(right(vec![goal]));
         assert!(states > 500, "the search was cut short");
@@ -539,7 +539,7 @@ fn whatever_one_contender_leaves_behind_is_removed() {
 
 /// Two contenders, whose connections break once; twice with `MODEL_CONTENDERS=4`. Three times have 50 times as many states, in 20 GB.
 #[test]
-fn whatever_two_contenders_leave_behind_is_removed_and_none_removes_what_is_of_the_other() {
+fn two_contenders_leave_no_node_and_delete_only_their_own() {
     let is_long = std::env::var("MODEL_CONTENDERS").is_ok_and(|most| most == "4");
     for pair in [[GOALS[1], GOALS[1]], [GOALS[0], GOALS[1]], [GOALS[1], GOALS[2]]] {
         let cuts = if is_long { 2 } else { 1 };

@@ -50,13 +50,13 @@ fn keeps_every_property(protocol: Protocol) {
 }
 
 #[test]
-fn the_protocol_keeps_every_property_in_every_interleaving() {
+fn every_interleaving_keeps_every_property() {
     keeps_every_property(of(companies(contenders(), &PLAIN)));
 }
 
 /// With four contenders, this goes as far for three as it does for two otherwise.
 #[test]
-fn kept_nodes_keep_every_property_in_every_interleaving() {
+fn every_property_holds_with_kept_nodes_too() {
     let keepers = |company: &Vec<Role>| company.iter().filter(|(_, keeps)| *keeps).count();
     let all = companies(3, &ALL);
     if contenders() > 3 {
@@ -73,13 +73,13 @@ fn is_found(wrong: Protocol, property: &'static str) {
 }
 
 #[test]
-fn two_hold_at_once_if_readers_signal_a_hand_off() {
+fn two_hold_at_once_if_readers_signal() {
     let wrong = Protocol { signals: Signals::ReadersToo, ..of(companies(3, &PLAIN)) };
     is_found(wrong, "a writer holds alone");
 }
 
 #[test]
-fn two_hold_at_once_if_cancelled_waiters_signal_a_hand_off() {
+fn two_hold_at_once_if_cancelled_waiters_signal() {
     let wrong = Protocol { signals: Signals::CancelledWaitersToo, ..of(companies(3, &PLAIN)) };
     is_found(wrong, "a writer holds alone");
 }
@@ -94,12 +94,12 @@ fn waits_for_ever(asking: Asking) {
 }
 
 #[test]
-fn a_writer_waits_for_ever_if_a_node_is_created_before_its_watch_is_armed() {
+fn a_writer_waits_for_ever_if_creates_precede_watches() {
     waits_for_ever(Asking::CreatedBeforeArmed);
 }
 
 #[test]
-fn a_writer_waits_for_ever_if_a_node_asked_for_before_its_grant_is_kept() {
+fn a_writer_waits_for_ever_if_an_asked_node_is_kept() {
     waits_for_ever(Asking::ForgottenBeforeTheGrant);
 }
 
@@ -109,13 +109,13 @@ fn a_writer_waits_for_ever_if_it_does_not_ask() {
 }
 
 #[test]
-fn a_writer_waits_for_ever_if_it_asks_by_a_version_older_than_the_arming() {
+fn a_writer_waits_for_ever_if_it_asks_by_an_old_version() {
     waits_for_ever(Asking::ByAnOldVersion);
 }
 
 /// `crowd::traces` sees each of them in a real run.
 #[test]
-fn the_traces_of_real_runs_are_asked_for_every_action() {
+fn crowd_traces_checks_for_every_action_of_the_model() {
     let name = |action: Action| match action {
         Action::ArmDirectory(_) => "ArmDirectory",
         Action::Enter(_) => "Enter",

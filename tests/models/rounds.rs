@@ -33,19 +33,19 @@ fn words(failure: &(dyn Any + Send)) -> String {
 }
 
 #[test]
-fn a_round_that_succeeds_is_the_last_whatever_the_machine_does() {
+fn no_round_follows_a_success() {
     for machine in [WentOn, WasBusy, StoodStill] {
         assert_eq!(judged(machine, |_| ()), (1, None));
     }
 }
 
 #[test]
-fn a_fault_while_the_machine_goes_on_is_told_at_once_and_in_its_own_words() {
+fn a_failure_on_a_quiet_machine_is_reported_at_once() {
     assert_eq!(judged(WentOn, |_| panic!("a planted fault")), (1, Some("a planted fault".to_owned())));
 }
 
 #[test]
-fn ten_rounds_that_cannot_be_judged_are_told_as_such() {
+fn ten_standstills_are_reported_as_not_judged() {
     let (rounds, said) = judged(StoodStill, |round| panic!("{}", ["the session ended", "no answer"][round % 2]));
     let said = said.expect("it fails");
     assert_eq!(rounds, 10);
@@ -53,26 +53,26 @@ fn ten_rounds_that_cannot_be_judged_are_told_as_such() {
 }
 
 #[test]
-fn a_fault_in_every_round_is_told_in_its_own_words_though_the_machine_stands_still_in_each() {
+fn ten_equal_failures_count_despite_standstills() {
     let (rounds, said) = judged(StoodStill, |round| panic!("planted, round {round}"));
     assert_eq!(rounds, 10);
     assert!(said.is_some_and(|said| said.starts_with("planted, round 10\n")));
 }
 
 #[test]
-fn a_fault_in_each_of_four_busy_rounds_is_told_in_its_own_words() {
+fn four_failures_on_a_busy_machine_count() {
     assert_eq!(judged(WasBusy, |round| panic!("planted, round {round}")), (4, Some("planted, round 4".to_owned())));
 }
 
 #[test]
-fn a_round_that_the_machine_spoilt_is_followed_by_another() {
+fn a_failure_during_a_standstill_is_run_again() {
     for machine in [WasBusy, StoodStill] {
         assert_eq!(judged(machine, |round| assert!(round == 3, "spoilt")), (3, None));
     }
 }
 
 #[test]
-fn lost_safety_is_told_at_once_though_the_machine_stands_still() {
+fn lost_safety_counts_despite_a_standstill() {
     let planted: [&dyn Fn(usize); 4] = [
         &|_| violated!("two hold the lock"),
         &|_| safe!(1 + 1 == 3, "two hold the lock"),
@@ -103,7 +103,7 @@ fn record(pauses: impl IntoIterator<Item = Duration>) -> (Record, Duration) {
 }
 
 #[test]
-fn a_machine_that_goes_on_is_not_accused() {
+fn late_timers_are_no_standstill() {
     // As much too late as a timer of this kernel is: some sixty microseconds, and now and then a millisecond.
     let pauses = (0..6_000).map(|tick| TICK + Duration::from_micros(if tick % 100 == 0 { 1_000 } else { 60 }));
     let lost = record(pauses).0.most_lost_since(Duration::ZERO);
@@ -111,7 +111,7 @@ fn a_machine_that_goes_on_is_not_accused() {
 }
 
 #[test]
-fn a_machine_that_stood_still_is_found_out_by_one_long_pause_and_by_many_short_ones() {
+fn one_long_pause_or_many_short_ones_are_a_standstill() {
     let calm = || std::iter::repeat_n(TICK, 200);
     let stop = Duration::from_secs(3);
     let (stopped, end) = record(calm().chain([stop]).chain(calm()));
@@ -125,7 +125,7 @@ fn a_machine_that_stood_still_is_found_out_by_one_long_pause_and_by_many_short_o
 
 /// A test whose runtime is blocked by what is tested has a machine that goes on.
 #[support::judged]
-async fn a_runtime_that_is_blocked_by_the_code_under_test_is_no_standstill() {
+async fn a_blocked_runtime_is_no_standstill() {
     watch();
     let blocked = Duration::from_secs(2);
     let began = now();
@@ -136,7 +136,7 @@ async fn a_runtime_that_is_blocked_by_the_code_under_test_is_no_standstill() {
 
 /// Waits, and says how much it lost.
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     if role().is_none() {
         return;
     }
@@ -148,7 +148,7 @@ fn the_life_of_a_child() {
 }
 
 #[test]
-fn a_process_that_is_stopped_knows_that_it_stood_still() {
+fn a_stopped_process_notices_its_standstill() {
     let mut child = Process::start(module_path!(), "be stopped");
     assert_eq!(child.says(), "goes on");
     child.signal("STOP");
@@ -158,7 +158,7 @@ fn a_process_that_is_stopped_knows_that_it_stood_still() {
 }
 
 #[test]
-fn a_wait_is_over_when_so_much_time_was_looked_at_and_a_standstill_counts_for_one_look() {
+fn a_wait_counts_a_standstill_as_one_look() {
     let looks = |pauses: &[Duration]| {
         let (mut patience, mut now) = (Patience::new(Duration::from_secs(1)), std::time::Instant::now());
         assert!(!patience.is_over(now));
@@ -175,7 +175,7 @@ fn a_wait_is_over_when_so_much_time_was_looked_at_and_a_standstill_counts_for_on
 }
 
 #[test]
-fn work_that_is_not_enough_goes_on_and_work_that_is_goes_on_for_its_time() {
+fn a_stint_ends_after_its_time_with_enough_done() {
     let (short, long) = (Stint::begin(Duration::ZERO), Stint::begin(Duration::from_secs(3_600)));
     let nothing = || unreachable!("it has minutes");
     assert!(short.is_over(true, nothing) && !short.is_over(false, nothing));

@@ -226,21 +226,21 @@ fn is_refused(model: &Protocol, words: &str) {
 }
 
 #[test]
-fn the_validator_refuses_readers_that_signal_and_whom_they_let_in() {
+fn the_validator_refuses_hand_offs_by_readers() {
     let wrong = Protocol { signals: Signals::ReadersToo, ..of(companies(3, &PLAIN)) };
     is_refused(&wrong, "only a writer signals");
     is_refused(&wrong, "made it its turn");
 }
 
 #[test]
-fn the_validator_refuses_waiters_that_signal_and_whom_they_let_in() {
+fn the_validator_refuses_hand_offs_by_waiters() {
     let wrong = Protocol { signals: Signals::CancelledWaitersToo, ..of(companies(3, &PLAIN)) };
     is_refused(&wrong, "only a holder signals");
     is_refused(&wrong, "made it its turn");
 }
 
 #[test]
-fn the_validator_refuses_waits_for_what_is_only_kept_and_rightly_asked_for_by_nobody() {
+fn the_validator_refuses_endless_waits_for_kept_nodes() {
     let company = || vec![vec![(Mode::Read, true), (Mode::Write, false)]];
     for asking in
         [Asking::CreatedBeforeArmed, Asking::ForgottenBeforeTheGrant, Asking::NobodyAsks, Asking::ByAnOldVersion]

@@ -122,7 +122,7 @@ fn ask(guard: &WriteGuard, said: &Said) -> String {
 }
 
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     if std::env::var_os(CHILD).is_none() {
         return;
     }

@@ -127,7 +127,7 @@ impl Drop for Value {
 }
 
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let (proxied, server) = role.split_once(' ').expect("two addresses");
     tracing::subscriber::set_global_default(Watches).expect("the first");

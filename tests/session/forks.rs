@@ -31,7 +31,7 @@ fn is_refused<T>(answer: Result<T, Error>) {
 }
 
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let (server, ended) = role.split_once(' ').expect("a server, and where the child says that it has ended");
     let builder = ZooKeeper::builder().session_timeout(CALM);

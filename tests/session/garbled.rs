@@ -237,7 +237,7 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_life_of_a_child() {
+async fn the_child_process_of_other_tests() {
     let Ok(order) = env::var(CASES) else { return };
     trace::record_to(Path::new(&env::var(TRACE).expect("a file")), &[TRACED]);
     let mut order = order.split(' ').map(str::to_owned);
@@ -284,7 +284,7 @@ fn child(server: &str, first: u64, cases: u64, traces: &Path) -> Option<String> 
     let output = Command::new("sh")
         .args(["-c", &format!("ulimit -v {MEMORY}; exec \"$0\" \"$@\"")])
         .arg(env::current_exe().unwrap())
-        .args([&test_in(module_path!(), "the_life_of_a_child"), "--exact", "--nocapture"])
+        .args([&test_in(module_path!(), "the_child_process_of_other_tests"), "--exact", "--nocapture"])
         .env(CASES, format!("{server} {first} {cases}"))
         .env(TRACE, traces)
         .stdin(Stdio::null())

@@ -205,7 +205,7 @@ fn clock() -> u64 {
 
 /// Keeps a lock and uses it all the time, without any help from a runtime, until it is not let in.
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let (server, path) = role.split_once(' ').expect("a server and a path");
     let runtime = tokio::runtime::Runtime::new().unwrap();

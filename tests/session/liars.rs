@@ -1,6 +1,6 @@
 //! A server that lies may crash the client's process, but never makes the client believe that it holds a lock.
 //!
-//! The clients are children of this process, this test binary itself: [`the_life_of_a_child`] does what its
+//! The clients are children of this process, this test binary itself: [`the_child_process_of_other_tests`] does what its
 //! environment says, reports to its parent in lines, and does nothing in an ordinary run.
 
 use std::io::Write;
@@ -24,7 +24,7 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(1);
 const MEMORY: u32 = 3_000_000;
 
 #[tokio::test]
-async fn the_life_of_a_child() {
+async fn the_child_process_of_other_tests() {
     let Ok(server) = std::env::var(SERVER) else { return };
     let connecting = ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect_timeout(SESSION_TIMEOUT);
     let end = match connecting.connect(&server).await {
@@ -62,7 +62,7 @@ fn client_of(lie: Lie) -> (End, String) {
     let output = Command::new("sh")
         .args(["-c", &format!("ulimit -v {MEMORY}; exec \"$0\" \"$@\"")])
         .arg(std::env::current_exe().unwrap())
-        .args([&test_in(module_path!(), "the_life_of_a_child"), "--exact", "--nocapture"])
+        .args([&test_in(module_path!(), "the_child_process_of_other_tests"), "--exact", "--nocapture"])
         .env(SERVER, fake.address())
         .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())

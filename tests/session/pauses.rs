@@ -45,7 +45,7 @@ impl Subscriber for Loud {
 
 /// Commits while the server stands still, and says what comes of it.
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     tracing::subscriber::set_global_default(Loud).expect("the first");
     let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -14,7 +14,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     if let Some(number) = role() {
         say(if Port::claim(number.parse().unwrap()).is_some() { "mine" } else { "taken" });
     }

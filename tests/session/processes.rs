@@ -28,7 +28,7 @@ fn clock() -> u64 {
 // The children
 
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let mut words = role.split(' ').map(str::to_owned);
     let mut word = || words.next().expect("a role, a server, a path and a session timeout");

@@ -93,7 +93,7 @@ async fn tries(zk: &ZooKeeper, path: &str) {
 }
 
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let mut words = role.split(' ');
     let mut word = || words.next().expect("a role, a server, a path and the parent's address").to_owned();

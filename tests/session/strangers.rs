@@ -132,7 +132,7 @@ impl Wake for BadWaker {
 }
 
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let mut words = role.split(' ').map(str::to_owned);
     let mut word = || words.next().expect("what, a habit, the number of sessions, a server and a path");

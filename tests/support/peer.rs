@@ -34,10 +34,10 @@ pub fn python(file: &str) -> Command {
     python
 }
 
-/// This test binary: it runs `the_life_of_a_child` of the module with this [`module_path!`].
+/// This test binary: it runs `the_child_process_of_other_tests` of the module with this [`module_path!`].
 pub fn child_of(module: &str) -> Command {
     let mut child = Command::new(std::env::current_exe().expect("it runs"));
-    child.args([&test_in(module, "the_life_of_a_child"), "--exact", "--nocapture"]);
+    child.args([&test_in(module, "the_child_process_of_other_tests"), "--exact", "--nocapture"]);
     child
 }
 

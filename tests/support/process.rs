@@ -1,6 +1,6 @@
 //! Processes that a test can kill: the test binary itself, run again as a child of its own.
 //!
-//! A module that starts such processes has a test `the_life_of_a_child`, which does what [`role`] says, reports to its
+//! A module that starts such processes has a test `the_child_process_of_other_tests`, which does what [`role`] says, reports to its
 //! parent in lines by [`say`], and does nothing in an ordinary run.
 
 use std::fs;
@@ -46,7 +46,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Runs `the_life_of_a_child` of the module with this [`module_path!`].
+    /// Runs `the_child_process_of_other_tests` of the module with this [`module_path!`].
     pub fn start(module: &str, role: &str) -> Process {
         Process::start_in(module, role, &[])
     }
@@ -54,7 +54,7 @@ impl Process {
     /// The same, with more in its environment.
     pub fn start_in(module: &str, role: &str, environment: &[(&str, PathBuf)]) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([&test_in(module, "the_life_of_a_child"), "--exact", "--nocapture"])
+            .args([&test_in(module, "the_child_process_of_other_tests"), "--exact", "--nocapture"])
             .env(ROLE, role)
             .envs(environment.iter().cloned())
             .stdin(Stdio::null())

@@ -39,7 +39,7 @@ impl Halves {
 
 /// Counts up, one commit each, and says so, until it is killed.
 #[test]
-fn the_life_of_a_child() {
+fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let (server, path) = role.split_once(' ').expect("a server and a path");
     let runtime = tokio::runtime::Runtime::new().unwrap();
