@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_up_to_five_servers_show_no_advice_deletes_what_a_majority_has() {
+    fn no_advice_deletes_data_that_a_majority_has() {
         let (mut renewals, mut restarts) = (0, 0);
         every_case(|servers| {
             let voters = servers.iter().filter(|(role, _)| *role != Observer).count();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_three_that_is_alone_is_renewed_if_it_follows_and_restarted_if_it_leads() {
+    fn a_lone_follower_is_renewed_a_lone_leader_restarted() {
         let [shows, lacks] = [Some(1), Some(0)];
         for (servers, told) in [
             ([(Leader, shows), (Follower, shows), (Follower, lacks)], Advice::Renew([2].into())),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn advice_about_several_nodes_renews_no_majority_either_and_none_before_the_leader_agrees() {
+    fn combined_advice_keeps_a_majority_and_restarts_first() {
         let renew = |servers: &[usize]| Advice::Renew(servers.iter().copied().collect());
         let told = |mut all: Vec<Advice>, voters| {
             together(&mut all, voters);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_name_the_servers_and_what_not_to_do() {
+    fn the_text_names_the_servers_and_what_not_to_delete() {
         let named = |server: usize| format!("zk{server}");
         assert_eq!(Advice::Renew([1].into()).words(named), "zk1 alone differs: stop it, delete its data, and start it");
         assert!(Advice::Renew([1, 2].into()).words(named).starts_with("zk1, zk2 differ from the majority: one after"));

@@ -632,12 +632,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_is_sound() {
+    fn the_clap_definition_is_valid() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn behind_j_the_path_is_no_number() {
+    fn a_path_after_j_is_not_read_as_a_number() {
         let read = |line: &str| {
             let words = line.split(' ').map(OsString::from).collect();
             let run = Arguments::read(words).expect(line).run;
@@ -666,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_told_what_was_expected() {
+    fn a_wrong_number_error_says_what_is_expected() {
         for (words, expected) in [
             (["-j", "many"], "expected a whole number from 1 on"),
             (["-j", "0"], "expected a whole number from 1 on"),
@@ -684,7 +684,7 @@ mod tests {
     }
 
     #[test]
-    fn help_fits_a_manual_page() {
+    fn help_lines_fit_80_columns_in_a_manual_page() {
         let mut command = Arguments::command();
         let mut texts = vec![command.get_after_long_help().map(ToString::to_string)];
         texts.extend(command.get_subcommands_mut().map(|task| task.get_after_long_help().map(ToString::to_string)));

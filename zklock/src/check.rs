@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn each_oddity_of_a_semaphore_is_told() {
+    fn each_oddity_of_a_semaphore_is_reported() {
         let kinds = |number, nodes: &[ShownNode]| {
             oddities_of_permits("/l", number, nodes).into_iter().map(|odd| odd.kind).collect::<Vec<_>>()
         };
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn each_oddity_is_told_of_its_node() {
+    fn each_oddity_of_a_node_is_reported() {
         let kinds =
             |nodes: &[ShownNode]| oddities(nodes, Dialect::Native).into_iter().map(|odd| odd.kind).collect::<Vec<_>>();
         assert_eq!(kinds(&[]), [""; 0]);

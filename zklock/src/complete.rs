@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_quotes_that_a_shell_leaves_are_taken_off() {
+    fn quotes_that_the_shell_leaves_are_removed() {
         let words = |shell, line| Line::read(shell, line).words;
         let line = "zklock\0'-w'\0'/a b'\0";
         let in_bash = format!("{line}/a b'\0");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn contenders_and_the_parts_of_a_semaphore_are_no_locks() {
+    fn contenders_and_semaphore_parts_are_not_offered() {
         let named = |children: &[&str]| {
             let children: Vec<String> = children.iter().map(|name| (*name).to_owned()).collect();
             names(&children).map(str::to_owned).collect::<Vec<_>>()
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_characters_that_a_terminal_obeys_is_not_offered() {
+    fn a_name_with_control_characters_is_not_offered() {
         for name in ["a\tb", "a\nb", "\x1b[2J", "\x7f", "\u{9b}", "\u{202e}gnp", "a\u{200f}", "a\u{61c}b", "\u{2028}"] {
             assert_eq!(names(&[name.to_owned(), "plain".to_owned()]).collect::<Vec<_>>(), ["plain"], "{name:?}");
         }

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tick_in_milliseconds_is_not_read_as_one_in_seconds() {
+    fn a_bare_tick_of_100_or_more_is_refused() {
         assert_eq!(tick_time("2"), Ok(Duration::from_secs(2)));
         assert_eq!(tick_time("2000ms"), Ok(Duration::from_secs(2)));
         for text in ["2000", "100", "3e3"] {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_the_session_timeout_is_left_for_the_command_to_stop() {
+    fn the_stop_margin_is_a_quarter_of_the_session_timeout() {
         let shown = |timeout| format!("{:?}", with_time_to_stop(timeout));
         assert!(shown(Duration::from_secs(6)).contains("stop_margin: Some(1.5s)"));
         assert!(shown(Duration::ZERO).contains("stop_margin: None"), "the library says what is wrong");

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_has_one_line_with_or_without_an_end() {
+    fn a_file_has_one_line_with_or_without_a_newline() {
         for text in ["me:it", "me:it\n", "me:it\r\n"] {
             assert_eq!(one_line(text), Ok("me:it"));
         }

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_lock_is_a_command_wherever_it_begins() {
+    fn words_after_the_lock_path_are_a_command() {
         for (line, at) in [
             ("zklock /l ", 2),
             ("zklock /l make", 2),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn options_and_their_values_are_offered_and_files_where_files_are_read() {
+    fn options_values_and_files_are_offered() {
         assert_eq!(words_in("zklock --tick"), ["--tick-time"]);
         assert_eq!(words_in("zklock ls --j"), ["--json"]);
         assert!(words_in("zklock -").contains(&"-w".to_owned()));
@@ -274,14 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn the_options_that_lead_to_the_ensemble_are_heeded_wherever_they_stand() {
+    fn connection_options_are_found_anywhere_on_the_line() {
         assert_eq!(options_in("zklock -n --zk a:1 -w 5 --tls-ca=x /"), ["--zk", "a:1", "--tls-ca=x"]);
         assert_eq!(options_in("zklock ls --zk a:1 -v /"), ["--zk", "a:1", "-v"]);
         assert_eq!(options_in("zklock --zk a:1 ls --json /"), ["--zk", "a:1"]);
     }
 
     #[test]
-    fn every_candidate_has_a_short_meaning_of_one_line() {
+    fn every_candidate_has_a_one_line_description() {
         let mut program = Arguments::command();
         program.build();
         let all = options_of(&program, "").into_iter().chain(tasks(&program, ""));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn every_dialect_that_is_offered_is_taken() {
+    fn every_offered_dialect_is_accepted() {
         for dialect in DIALECTS {
             assert_eq!(dialect.to_string().parse::<Dialect>().unwrap(), dialect);
         }

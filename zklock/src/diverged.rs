@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_has_diverged_that_does_not_show_what_another_shows_before_and_after() {
+    fn a_node_lacking_between_two_sightings_is_diverged() {
         let odd = |one: [&[&str]; 3], other: [&[&str]; 3]| {
             let servers = [server("zk1", "leader", one), server("zk2", "follower", other)];
             disagreements(&servers).into_iter().map(|it| it.what).collect::<Vec<_>>()
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_have_diverged_that_show_one_node_in_two_versions_all_the_while() {
+    fn two_lasting_versions_of_one_node_are_diverged() {
         let at = |versions: [i32; 3]| versions.map(|version| Look::from([("/v".to_owned(), version)])).into();
         let odd = |one: [i32; 3], other: [i32; 3]| {
             let servers = [("zk1", one), ("zk2", other)].map(|(name, versions)| ServerReport {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_advice_goes_by_all_servers_or_by_none() {
+    fn advice_needs_all_servers_of_the_ensemble() {
         let (shows, lacks): ([&[&str]; 3], [&[&str]; 3]) = ([&["a"]; 3], [&[]; 3]);
         let told = |servers: &[ServerReport], is_whole| {
             told(servers, &disagreements(servers), is_whole).into_iter().map(|odd| odd.what).collect::<Vec<_>>()
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ensemble_is_whole_if_each_server_of_its_list_was_looked_at_once() {
+    fn an_ensemble_is_whole_if_each_member_was_asked_once() {
         let config = "server.1=zk1:2888:3888:participant;0.0.0.0:2181\nserver.200=zk2:2888:3888:observer\nversion=0";
         let known = listed(config);
         assert_eq!(known, Members::Known([1, 200].into()));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_that_were_looked_at_are_counted_against_those_of_the_ensemble() {
+    fn asked_servers_are_counted_against_the_ensemble() {
         let of = |number: i64| ServerReport { session: Some(number << 56), ..server("zk", "follower", [&["a"]; 3]) };
         let known = |numbers: &[u8]| Members::Known(numbers.iter().copied().collect());
         let seen = |servers: &[ServerReport], members: &Members| {

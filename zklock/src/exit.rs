@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_dialect_is_offered_where_the_node_speaks_another() {
+    fn a_foreign_node_error_suggests_its_dialect() {
         let said = |speaks| {
             let (path, node) = ("/l".to_owned(), "n".to_owned());
             Exit::from(Error::ForeignContender { path, node, speaks, dialect: Dialect::Native }).message

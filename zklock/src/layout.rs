@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_is_wider_than_the_terminal_and_every_token_is_whole() {
+    fn every_line_fits_and_every_token_is_whole() {
         for rows in tables() {
             for most in 1..=260 {
                 let lines = lines(columns(&rows), Some(most));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn more_room_never_takes_a_column_away_and_off_a_terminal_nothing_is_missing() {
+    fn a_wider_terminal_never_shows_fewer_columns() {
         for rows in tables() {
             let mut before = 0;
             for most in 20..=260 {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_straight_also_where_characters_are_wide() {
+    fn columns_align_with_wide_characters() {
         for rows in tables() {
             for most in [60, 80, 132] {
                 let lines = lines(columns(&rows), Some(most));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_session_goes_first_then_hosts_are_shortened_then_the_pid_goes() {
+    fn columns_are_dropped_and_shortened_in_order() {
         let row = [
             "1",
             "holds",
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_just_fits_stays_as_it_is() {
+    fn a_table_that_just_fits_is_unchanged() {
         let widest = |lines: &[String]| lines.iter().map(|line| width(line)).max().unwrap_or(0);
         let row =
             ["1", "holds", "WRITE", "a.x.example", "4711", "backup", "3s", "0x100004f2a5b0001", "2 a", "4294967301"];
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_that_all_share_goes_and_what_differs_stays() {
+    fn a_shared_domain_is_cut_from_hosts() {
         for (hosts, brief) in [
             (&["a.x.example", "b.x.example"][..], &["a…", "b…"][..]),
             (&["a.x.example", "b.y.example"], &["a.x…", "b.y…"]),

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_goes_on_while_nobody_answers_and_ends_at_what_stays() {
+    fn watch_survives_outages_and_ends_on_lasting_errors() {
         let away = Error::Unreachable("it is away".to_owned());
         let unknown = Error::OutcomeUnknown { operation: "read", reason: "it was cut".to_owned() };
         for passes in [away, unknown] {

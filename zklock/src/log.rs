@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_tells_its_steps_and_the_client_only_what_matters() {
+    fn the_log_has_library_debug_and_client_info_events() {
         tracing::subscriber::with_default(Log { started: Instant::now() }, || {
             assert!(tracing::event_enabled!(target: "zk_rwlock::lock", Level::DEBUG));
             assert!(!tracing::event_enabled!(target: "zk_rwlock::lock", Level::TRACE));

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_almost_a_subcommand_is_answered_with_that_subcommand() {
+    fn a_misspelt_subcommand_gets_a_suggestion() {
         for (word, task) in [("lss", "ls"), ("wach", "watch"), ("brake", "break"), ("chekc", "check")] {
             assert_eq!(meant(word).as_deref(), Some(task));
         }
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_may_stand_behind_the_lock_in_each_way_that_flock_takes() {
+    fn each_flock_form_of_command_is_accepted() {
         assert_eq!(order(&["/l", "make", "-j"]).command, ["make", "-j"]);
         assert_eq!(order(&["/l", "--", "-c"]).command, ["-c"]);
         for words in [&["-c", "make all", "/l"], &["/l", "-c", "make all"], &["/l", "--command", "make all"]] {

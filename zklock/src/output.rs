@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shortened_fits_also_where_characters_are_wide() {
+    fn shortened_text_fits_with_wide_characters() {
         for text in ["", "plain", "日本語ラベル", "a日b本c", "e\u{301}e\u{301}e\u{301}"] {
             assert_eq!(shorten(text, 80), text);
             for most in 1..width(text) {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shortened_in_the_middle_has_a_beginning_and_an_end() {
+    fn text_cut_in_the_middle_keeps_both_ends() {
         assert_eq!(shorten_in_the_middle("web-frontend-17", 15), "web-frontend-17");
         assert_eq!(shorten_in_the_middle("web-frontend-17", 8), "web-…-17");
         assert_eq!(shorten_in_the_middle("e\u{301}e\u{301}e\u{301}e\u{301}", 3), "e\u{301}…e\u{301}");
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_of_characters_that_take_no_column_has_an_end() {
+    fn zero_width_text_is_cut_to_a_limited_length() {
         for begins in ["", "e", "日本"] {
             let marks = format!("{begins}{}", "\u{301}".repeat(5_000));
             let (short, middle) = (shorten(&marks, 40), shorten_in_the_middle(&marks, 40));
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn json_for_a_terminal_is_the_same_json() {
+    fn escaped_json_parses_to_the_same_value() {
         let foreign = serde_json::json!({ "label": "a\u{9b}31m\u{202e}b\u{7f}\u{2028}日本\n\"" });
         for json in [foreign.to_string(), format!("{foreign:#}")] {
             let tamed = tame_json(&json);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_broken_between_words_and_no_word_is_broken() {
+    fn lines_wrap_between_words_only() {
         let line = "  one pid 1 waits for /a/very/long/path, which two pid 2 holds";
         assert_eq!(wrapped(line, None), line);
         assert_eq!(wrapped(line, Some(width(line))), line);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_would_obey_is_shown() {
+    fn control_characters_are_shown_escaped() {
         assert_eq!(tame("plain 日本 é"), "plain 日本 é");
         assert_eq!(tame("\x1b[2J"), "\\u{1b}[2J");
         assert_eq!(tame("a\u{202e}b\u{2066}c"), "a\\u{202e}b\\u{2066}c", "it turns the direction of the text");
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_has_left_is_no_error_and_a_full_disk_is_one() {
+    fn a_broken_pipe_is_no_error_but_a_full_disk_is() {
         assert!(written(Ok(())).is_ok_and(|is_read| is_read));
         assert!(written(Err(io::ErrorKind::BrokenPipe.into())).is_ok_and(|is_read| !is_read));
         assert!(written(Err(io::ErrorKind::StorageFull.into())).is_err_and(|exit| exit.code() == exit::NOT_WRITTEN));

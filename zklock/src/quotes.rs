@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quotes_are_taken_off_as_a_shell_does() {
+    fn quotes_are_removed_as_the_shell_does() {
         for (typed, meant) in [
             ("/a", "/a"),
             ("'/a b'", "/a b"),
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_escaped_for_the_quotes_that_are_open() {
+    fn a_name_is_escaped_for_the_open_quotes() {
         let name = "/c/$(x) '\"`\\!é";
         for (typed, replaced, put) in [
             ("/c/", "/c/", r#"/c/\$\(x\)\ \'\"\`\\\!é"#),

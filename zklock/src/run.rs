@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_wait_shortens_the_time_to_connect_to_a_second_at_least() {
+    fn a_short_wait_shortens_the_connect_timeout() {
         for (words, milliseconds) in [
             (&[][..], 10_000),
             (&["-w", "5"], 5_000),
@@ -576,14 +576,14 @@ mod tests {
     }
 
     #[test]
-    fn n_and_a_wait_of_zero_do_not_wait() {
+    fn option_n_and_a_wait_of_zero_do_not_wait() {
         let does_not_wait = |words: &[&str]| read(&[words, &["/l", "true"]].concat()).run.does_not_wait();
         assert!(does_not_wait(&["-n"]) && does_not_wait(&["-w", "0"]) && !does_not_wait(&["-w", "0.1"]));
         assert!(!does_not_wait(&[]));
     }
 
     #[test]
-    fn the_grace_ends_before_the_session_can_and_no_later_than_is_wanted() {
+    fn the_grace_ends_before_the_session_can_expire() {
         let second = Duration::from_secs(1);
         assert_eq!(grace(5 * second, 3 * second), (second * 5 / 2, second / 2));
         assert_eq!(grace(2 * second, 3 * second).0, 2 * second);

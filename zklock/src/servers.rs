@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_waited_for_as_long_as_the_user_says() {
+    fn connect_timeout_limits_the_wait_for_each_server() {
         let patience_of = |line: &str| {
             let words = line.split(' ').map(Into::into).collect();
             patience(&Arguments::read(words).expect("valid").connection)
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_named_without_the_path_behind_it() {
+    fn the_chroot_is_cut_from_a_server_name() {
         for (name, shown) in [("zk1:2181/apps/a", "zk1:2181"), ("zk1:2181", "zk1:2181")] {
             assert_eq!(
                 (without_root(name), without_root(&format!("tcp://{name}"))),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ghost_is_shown_by_all_and_its_session_is_known_to_none() {
+    fn a_ghost_is_on_all_servers_without_a_live_session() {
         let now = SystemTime::UNIX_EPOCH;
         let owned =
             |ephemeral_owner| Stat { czxid: 1, version: 0, ctime: now, mtime: now, ephemeral_owner, data_length: 0 };
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_names_sessions_before_the_nodes_that_they_own() {
+    fn sessions_are_read_from_the_answer_to_dump() {
         let dump = "SessionTracker dump:\nSession Sets (2)/(1):\n0 expire at Mon Nov 23:\n1 expire at Mon Nov 23:\n\
                     \t0x100000a\nGlobal Sessions(1):\n0xffffffffffffffff\t6000ms\nephemeral nodes dump:\n\
                     Sessions with Ephemerals (1):\n0x7:\n\t/l/a\n";
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_with_known_vulnerabilities_are_named_also_alone() {
+    fn vulnerable_releases_are_named_even_standalone() {
         let server = |version: &str| ServerReport {
             name: "zk1".to_owned(),
             version: Some(version.to_owned()),

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_just_fits_is_whole_and_what_does_not_fit_is_counted() {
+    fn rows_that_do_not_fit_are_counted() {
         let queue = three();
         let within = |rows| table_within(&queue, 200, rows, false);
         assert_eq!(within(4), table(&queue, None, false).lines().collect::<Vec<_>>());

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_told_with_as_much_detail_as_there_is_room_for() {
+    fn the_line_drops_details_that_do_not_fit() {
         let told = |holders, what, detail| behind(holders).words("/l", what, Some(9 * SECOND), detail);
         let whole = "waiting 9s for a permit of /l: place 2, held by READ web.example pid 4711 \"migrate\"";
         assert_eq!(told(1, "for a permit of", WHOLE), whole);

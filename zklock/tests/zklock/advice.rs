@@ -129,7 +129,7 @@ async fn in_front_of(ensemble: &Ensemble, number: usize, lacks: bool) -> String 
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn data_is_to_be_deleted_on_the_one_follower_that_is_alone_and_on_no_other_server() {
+async fn data_is_deleted_only_on_a_follower_differing_alone() {
     let path = "/zklock/advice/differs";
     let ensemble = Ensemble::start();
     let zk = connect(&ensemble.addresses()).await;
@@ -165,7 +165,7 @@ async fn data_is_to_be_deleted_on_the_one_follower_that_is_alone_and_on_no_other
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ghost_is_to_be_broken_if_the_leader_has_it_and_then_the_cure_works() {
+async fn following_the_advice_about_a_ghost_removes_it() {
     let path = "/zklock/advice/ghost";
     let (zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();

@@ -21,7 +21,7 @@ async fn json(servers: &str, path: &str) -> Value {
 }
 
 #[support::judged]
-async fn a_foreign_node_where_the_record_would_lie_is_odd() {
+async fn foreign_data_in_the_record_is_odd() {
     let path = "/zklock/check/recorded";
     assert_eq!(run(&["--once-in", "1h", path, "true"]).await.code, Some(0));
     assert_eq!(run(&["check", path]).await.stdout, format!("{path}: nothing odd, on 1 of 1 servers\n"));
@@ -37,7 +37,7 @@ async fn a_foreign_node_where_the_record_would_lie_is_odd() {
 }
 
 #[support::judged]
-async fn a_semaphore_whose_number_is_no_number_is_not_said_to_be_free() {
+async fn a_semaphore_with_an_invalid_number_is_not_free() {
     let path = "/zklock/check/uncounted";
     let (zk, _lock) = server_lock(path).await;
     let held = Semaphore::new(&zk, path, 2).unwrap().acquire().await.unwrap();
@@ -72,7 +72,7 @@ async fn a_semaphore_whose_number_is_no_number_is_not_said_to_be_free() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_that_show_other_nodes_are_told_apart() {
+async fn servers_with_different_nodes_are_named() {
     let path = "/zklock/check/differs";
     // Two ensembles of one server stand for an ensemble whose servers have diverged.
     let servers = [Server::start(), Server::start()];
@@ -96,7 +96,7 @@ async fn servers_that_show_other_nodes_are_told_apart() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn each_server_of_an_ensemble_is_asked_and_one_that_is_away_is_named() {
+async fn each_server_is_asked_and_an_absent_one_is_named() {
     let path = "/zklock/check/ensemble";
     let ensemble = Ensemble::start();
     let zk = connect(&ensemble.addresses()).await;
@@ -132,7 +132,7 @@ async fn each_server_of_an_ensemble_is_asked_and_one_that_is_away_is_named() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_are_asked_below_the_path_at_the_end_of_the_connect_string() {
+async fn servers_are_asked_below_the_chroot() {
     let (path, server) = ("/zklock/check/below", shared_server().address());
     let below = format!("{server}/zklock/root");
     // A lock of the same path lies beside that root.
@@ -165,7 +165,7 @@ async fn servers_are_asked_below_the_path_at_the_end_of_the_connect_string() {
 
 /// Where the loopback interface has no address of IPv6, there is nothing to check.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_is_asked_at_an_address_of_ipv6() {
+async fn a_server_is_asked_at_an_ipv6_address() {
     let (path, server) = ("/zklock/check/ipv6", shared_server().address());
     let (zk, lock) = server_lock(path).await;
     let Ok(listener) = TcpListener::bind("[::1]:0").await else { return };
@@ -199,7 +199,7 @@ fn forwarded(listener: TcpListener, server: String, session: Option<i64>) -> Str
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_session_is_over_is_told_as_one_to_break() {
+async fn a_ghost_is_reported_with_the_break_command() {
     let path = "/zklock/check/ghost";
     let (zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();

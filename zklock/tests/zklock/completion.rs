@@ -57,7 +57,7 @@ async fn locks(prefix: &str) -> Vec<Box<dyn std::any::Any>> {
 }
 
 #[support::judged]
-async fn paths_are_those_of_the_ensemble_without_what_is_inside_a_lock() {
+async fn offered_paths_are_locks_and_their_directories() {
     let prefix = "/paths-completed";
     let _there = locks(prefix).await;
     let server = shared_server().address();
@@ -83,7 +83,7 @@ async fn paths_are_those_of_the_ensemble_without_what_is_inside_a_lock() {
 }
 
 #[support::judged]
-async fn the_options_on_the_line_lead_to_the_ensemble() {
+async fn connection_options_on_the_line_are_used() {
     let prefix = "/completed-elsewhere";
     let _there = locks(prefix).await;
     let server = shared_server().address();
@@ -102,7 +102,7 @@ async fn silence(server: &str, words: &[&str]) {
 }
 
 #[support::judged]
-async fn where_the_ensemble_is_away_or_refuses_nothing_is_said() {
+async fn an_absent_or_refusing_ensemble_offers_no_paths() {
     let port = Port::reserve();
     let dead = port.address().to_string();
     let server = shared_server().address();
@@ -162,7 +162,7 @@ async fn in_bash(commands: &tempfile::TempDir, before: &str, words: &[&str]) -> 
 }
 
 #[support::judged]
-async fn bash_completes_paths_options_files_and_the_command() {
+async fn bash_completes_paths_options_files_and_commands() {
     let prefix = "/completed-bash";
     let _there = locks(prefix).await;
     let commands = prepared("bash");
@@ -192,7 +192,7 @@ async fn bash_completes_paths_options_files_and_the_command() {
 }
 
 #[support::judged]
-async fn no_word_of_the_line_is_an_argument_of_what_a_shell_starts() {
+async fn no_typed_word_is_an_argument_of_a_process() {
     for shell in SHELLS.into_iter().filter(|shell| has(shell)) {
         let commands = prepared(shell);
         // A stand-in that tells how it was called.
@@ -245,7 +245,7 @@ async fn in_fish(commands: &tempfile::TempDir, line: &str) -> String {
 }
 
 #[support::judged]
-async fn fish_completes_paths_options_files_and_the_command() {
+async fn fish_completes_paths_options_files_and_commands() {
     if !has("fish") {
         return;
     }
@@ -346,7 +346,7 @@ impl OnKeys {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn zsh_completes_paths_options_files_and_the_command() {
+async fn zsh_completes_paths_options_files_and_commands() {
     if !has("zsh") {
         return;
     }
@@ -401,7 +401,7 @@ const MALICIOUS: [&str; 16] = [
 ];
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn no_shell_runs_what_a_name_says_whatever_quotes_are_open() {
+async fn no_shell_executes_a_completed_name() {
     let prefix = "/completed-names";
     let zk = connect(&shared_server().address()).await;
     let mut held = Vec::new();

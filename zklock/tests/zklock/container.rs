@@ -44,7 +44,7 @@ fn on_terminal(unshare: &[&str], begins_session: bool, command: &[&str]) -> OnTe
 }
 
 #[support::judged]
-async fn as_the_first_process_it_gives_codes_and_signals_as_ever() {
+async fn pid_1_passes_exit_codes_and_signals_on() {
     let Some(unshare) = unshare() else { return };
     // RTMIN+3, by which a system in a container is stopped, is one of the signals that zklock passes on.
     let real_time = ("kill -37 1; sleep 100", 165);
@@ -63,7 +63,7 @@ async fn as_the_first_process_it_gives_codes_and_signals_as_ever() {
 
 /// Half of them are ended by a signal that has no name.
 #[support::judged]
-async fn as_the_first_process_it_reaps_what_its_command_leaves() {
+async fn pid_1_reaps_orphans_of_its_command() {
     let Some(unshare) = unshare() else { return };
     let script = "for n in $(seq 25); do (true &); (sh -c 'kill -37 $$' &); done
         until ! grep -l '^State:.Z' /proc/[0-9]*/status >/dev/null 2>&1; do sleep 0.05; done; exit 6";
@@ -76,7 +76,7 @@ async fn as_the_first_process_it_reaps_what_its_command_leaves() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn ctrl_c_ends_the_command_and_the_first_process_with_130() {
+async fn ctrl_c_ends_the_command_and_pid_1_with_130() {
     let Some(unshare) = unshare() else { return };
     for begins_session in [true, false] {
         let path = format!("/zklock/first/ctrl-c-{begins_session}");
@@ -112,7 +112,7 @@ async fn ctrl_c_spares_the_other_processes_of_a_container() {
 
 /// There is no shell that could continue them.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn ctrl_z_stops_nothing_for_ever_in_a_container_without_a_shell_for_jobs() {
+async fn ctrl_z_is_undone_where_no_shell_can_continue() {
     let Some(unshare) = unshare() else { return };
     let command = "echo began; read line; echo read $line";
     let script = format!("\"$0\" /zklock/first/ctrl-z -c '{command}'; true");

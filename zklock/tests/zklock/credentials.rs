@@ -10,7 +10,7 @@ fn file(files: &tempfile::TempDir, name: &str, text: &str) -> String {
 }
 
 #[support::judged]
-async fn the_command_does_not_get_the_credentials_unless_it_is_to_keep_them() {
+async fn the_command_gets_no_credentials_by_default() {
     let files = scratch();
     let mine = file(&files, "mine", "owner:hunter2\n");
     let environment = |options: &[&str]| {
@@ -57,7 +57,7 @@ async fn credentials_are_read_from_a_file_of_one_line() {
 }
 
 #[support::judged]
-async fn a_file_of_credentials_that_cannot_be_right_is_refused_and_not_shown() {
+async fn an_invalid_file_is_refused_and_not_shown() {
     let files = scratch();
     let trials = [
         ("two", "owner:hunter2\nother:hunter2\n", "more than one line"),

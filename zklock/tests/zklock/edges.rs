@@ -23,7 +23,7 @@ async fn a_clock_beyond_the_year_9999_costs_no_acquisition() {
 }
 
 #[support::judged]
-async fn a_process_that_may_open_too_few_files_says_so() {
+async fn too_few_open_files_are_reported() {
     for files in 4..=20 {
         let mut command = Command::new("/bin/sh");
         prepare(&mut command, &shared_server().address());
@@ -39,7 +39,7 @@ async fn a_process_that_may_open_too_few_files_says_so() {
 }
 
 #[support::judged]
-async fn a_directory_with_wider_rights_than_this_clients_acl_is_odd() {
+async fn a_wider_acl_than_this_clients_is_odd() {
     let path = "/zklock/edges/wider";
     assert_eq!(run(&[path, "true"]).await.code, Some(0));
     assert_eq!(run(&["check", path]).await.stdout, format!("{path}: nothing odd, on 1 of 1 servers\n"));

@@ -16,7 +16,7 @@ fn now() -> u128 {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_that_hangs_is_killed_at_the_end_of_its_time_before_the_next_one_starts() {
+async fn a_hanging_command_is_killed_before_the_next_starts() {
     let path = "/zklock/limited";
     let (_zk, lock) = server_lock(path).await;
     let files = scratch();
@@ -38,7 +38,7 @@ async fn a_command_that_hangs_is_killed_at_the_end_of_its_time_before_the_next_o
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_that_obeys_ends_on_term_and_a_permit_has_a_limit_too() {
+async fn max_hold_ends_a_permit_with_term() {
     let zk = connect(&shared_server().address()).await;
     let semaphore = Semaphore::new(&zk, "/zklock/limited-permits", 1).unwrap();
     let command = ["--max-hold", "300ms", "-j", "1", "/zklock/limited-permits", "sleep", "600"];
@@ -49,7 +49,7 @@ async fn a_command_that_obeys_ends_on_term_and_a_permit_has_a_limit_too() {
 }
 
 #[support::judged]
-async fn no_time_at_all_is_refused_and_time_enough_changes_nothing() {
+async fn a_zero_limit_is_refused_and_a_long_one_unnoticed() {
     assert_eq!(run(&["--max-hold", "0", "/zklock/unlimited", "true"]).await.code, Some(64));
     assert_eq!(run(&["--max-hold", "1h", "/zklock/unlimited", "-c", "exit 3"]).await.code, Some(3));
 }

@@ -289,7 +289,7 @@ async fn each_way_to_end_has_its_exit_code() {
 }
 
 #[support::judged]
-async fn an_answer_that_could_not_be_written_is_not_a_success() {
+async fn a_result_that_cannot_be_written_exits_with_74() {
     let path = "/zklock/full";
     for arguments in [&["ls", path][..], &["check", path], &["watch", path], &["man"], &["--help"]] {
         let mut command = zklock(arguments);
@@ -305,7 +305,7 @@ async fn an_answer_that_could_not_be_written_is_not_a_success() {
 }
 
 #[support::judged]
-async fn one_who_may_not_is_told_so() {
+async fn a_denied_client_exits_with_77() {
     let path = "/zklock/allowed";
     let mut theirs = zklock(&[path, "true"]);
     theirs.env("ZK_AUTH", "owner:hunter2");
@@ -328,7 +328,7 @@ async fn one_who_may_not_is_told_so() {
 }
 
 #[support::judged]
-async fn a_sasl_user_is_known_by_the_servers() {
+async fn a_sasl_user_is_authenticated() {
     let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
     let users = format!("Server {{ {module} required user_alice=\"of: alice\"; }};\n");
     let server = Server::start_with_files(
@@ -349,7 +349,7 @@ async fn a_sasl_user_is_known_by_the_servers() {
 }
 
 #[support::judged]
-async fn files_say_whom_to_trust_and_who_we_are() {
+async fn tls_files_authenticate_server_and_client() {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
     let port = Port::reserve();
@@ -391,7 +391,7 @@ async fn files_say_whom_to_trust_and_who_we_are() {
 // The command
 
 #[support::judged]
-async fn the_command_is_told_of_its_lock_and_gets_our_input() {
+async fn the_command_gets_lock_variables_and_standard_input() {
     let path = "/zklock/environment";
     let script = "echo $ZKLOCK_PATH $ZKLOCK_MODE $ZKLOCK_TOKEN; cat";
     let mut tokens = Vec::new();
@@ -452,7 +452,7 @@ fn ignoring(arguments: &[&str]) -> Command {
 }
 
 #[support::judged]
-async fn a_signal_that_was_ignored_is_ignored_by_zklock_and_by_its_command() {
+async fn an_ignored_signal_stays_ignored() {
     let path = "/zklock/nohup";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();
@@ -473,8 +473,8 @@ async fn a_signal_that_was_ignored_is_ignored_by_zklock_and_by_its_command() {
 }
 
 #[support::judged]
-async fn the_tests_of_signals_pass_where_those_are_ignored() {
-    let tests = ["each_way_to_end_has_its_exit_code", "a_signal_while_waiting_leaves_the_queue_at_once"];
+async fn signal_tests_pass_where_signals_are_ignored() {
+    let tests = ["each_way_to_end_has_its_exit_code", "a_signalled_waiter_leaves_the_queue_at_once"];
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' HUP INT QUIT TERM USR1 USR2; exec \"$0\" \"$@\" --exact"]);
     command.arg(std::env::current_exe().unwrap()).args(tests).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -483,7 +483,7 @@ async fn the_tests_of_signals_pass_where_those_are_ignored() {
 }
 
 #[support::judged]
-async fn an_exit_code_is_passed_on_also_where_sigchld_is_ignored() {
+async fn the_exit_code_survives_an_ignored_sigchld() {
     let mut command = Command::new("bash");
     prepare(&mut command, &shared_server().address());
     let script = "trap '' CHLD; exec \"$0\" /zklock/sigchld -c 'exit 7'";
@@ -517,7 +517,7 @@ async fn readers_run_together_and_a_writer_after_them() {
 }
 
 #[support::judged]
-async fn a_signal_while_waiting_leaves_the_queue_at_once() {
+async fn a_signalled_waiter_leaves_the_queue_at_once() {
     let path = "/zklock/impatient";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();
@@ -534,7 +534,7 @@ async fn a_signal_while_waiting_leaves_the_queue_at_once() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_gives_up_on_a_cut_network_does_not_wait_for_it() {
+async fn giving_up_does_not_wait_for_a_cut_network() {
     let path = "/zklock/unheard";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();
@@ -551,7 +551,7 @@ async fn whoever_gives_up_on_a_cut_network_does_not_wait_for_it() {
 }
 
 #[support::judged]
-async fn whoever_waits_off_a_terminal_says_so_in_a_line_when_it_changes() {
+async fn a_wait_off_a_terminal_prints_a_line_per_change() {
     let path = "/zklock/lines";
     let (_zk, lock) = server_lock(path).await;
     let first = lock.write().label("first").await.unwrap();
@@ -589,7 +589,7 @@ fn last_stamp(file: &Path) -> u64 {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn on_a_cut_network_the_command_is_dead_before_the_next_one_starts() {
+async fn a_cut_off_command_is_dead_before_the_next_starts() {
     for (round, cut) in [Proxy::cut as fn(&Proxy), Proxy::black_hole].into_iter().enumerate() {
         let path = format!("/zklock/cut-{round}");
         let (_zk, lock) = server_lock(&path).await;
@@ -612,7 +612,7 @@ async fn on_a_cut_network_the_command_is_dead_before_the_next_one_starts() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn where_nobody_reads_what_zklock_says_the_command_is_dead_before_the_next_one_starts() {
+async fn unread_messages_do_not_delay_killing_the_command() {
     for (round, more) in [&[][..], &["-v"]].into_iter().enumerate() {
         let path = &format!("/zklock/unread-{round}")[..];
         let (_zk, lock) = server_lock(path).await;
@@ -643,7 +643,7 @@ async fn where_nobody_reads_what_zklock_says_the_command_is_dead_before_the_next
 }
 
 #[support::judged]
-async fn zklock_ends_also_where_nobody_reads_why() {
+async fn zklock_exits_even_if_its_message_is_unread() {
     let (_zk, lock) = server_lock("/zklock/unread-end").await;
     let held = lock.write().await.expect("free");
     let (unread, mut full) = std::io::pipe().expect("a pipe");
@@ -656,7 +656,7 @@ async fn zklock_ends_also_where_nobody_reads_why() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_that_heeds_term_has_its_grace_and_the_loss_outranks_its_code() {
+async fn a_lost_lock_sends_term_and_overrides_the_exit_code() {
     let path = "/zklock/heeds";
     for (options, code) in [(&[][..], 75), (&["--lost-exit-code", "99"], 99)] {
         let proxy = Proxy::start(shared_server().address());
@@ -672,7 +672,7 @@ async fn a_command_that_heeds_term_has_its_grace_and_the_loss_outranks_its_code(
 
 /// The session goes on, so there is no other limit.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_that_does_not_heed_term_is_killed_after_its_grace() {
+async fn a_command_that_ignores_term_is_killed_after_the_grace() {
     let path = "/zklock/deaf";
     let (zk, _lock) = server_lock(path).await;
     let script = "trap '' TERM; echo ready; while :; do sleep 0.02; done";
@@ -688,7 +688,7 @@ async fn a_command_that_does_not_heed_term_is_killed_after_its_grace() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_answers_only_pings_holds_up_no_command() {
+async fn a_server_that_answers_only_pings_delays_no_command() {
     let proxy = Proxy::start(shared_server().address());
     proxy.answer_only_pings();
     let path = "/zklock/pings";
@@ -733,7 +733,7 @@ async fn cut_off(path: &str) -> (Proxy, Running, Lines<BufReader<ChildStderr>>) 
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_blip_loses_nothing() {
+async fn a_short_disconnection_loses_nothing() {
     let (proxy, mut holder, mut told) = cut_off("/zklock/blip").await;
     proxy.heal();
     let said = soon("its return", told.next_line()).await.unwrap().unwrap();
@@ -744,7 +744,7 @@ async fn a_blip_loses_nothing() {
 
 /// The session would last three times as long as anything here may take.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn where_no_server_is_reached_zklock_ends_with_its_command_and_says_for_how_long_the_lock_is_taken() {
+async fn an_unreachable_release_says_when_the_lock_is_free() {
     let (_proxy, mut holder, mut told) = cut_off("/zklock/unreached").await;
     holder.child.stdin.take().unwrap().write_all(b"end\n").await.unwrap();
     let ended = Instant::now();
@@ -756,7 +756,7 @@ async fn where_no_server_is_reached_zklock_ends_with_its_command_and_says_for_ho
 
 /// The servers were well.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_was_stopped_while_it_waited_says_that_it_stood_still() {
+async fn a_stopped_waiter_reports_that_it_stood_still() {
     let path = "/zklock/stopped-waiter";
     let (_zk, lock) = server_lock(path).await;
     let guard = lock.write().await.unwrap();
@@ -772,7 +772,7 @@ async fn one_that_was_stopped_while_it_waited_says_that_it_stood_still() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_was_stopped_past_its_lease_kills_the_command_when_it_goes_on() {
+async fn zklock_stopped_past_its_lease_kills_its_command() {
     let path = "/zklock/stopped";
     let (_zk, lock) = server_lock(path).await;
     let files = scratch();
@@ -818,7 +818,7 @@ async fn ends_while_zklock_is_stopped(path: &str) {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_that_ends_while_zklock_is_stopped_past_its_lease_does_not_count_as_done() {
+async fn a_command_that_ended_during_a_long_stop_counts_as_lost() {
     // Which zklock hears of first, the loss or the end, is a matter of chance.
     for round in 0..4 {
         let paths: [_; 3] = std::array::from_fn(|at| format!("/zklock/ended-meanwhile/{round}-{at}"));
@@ -871,7 +871,7 @@ async fn ls_shows_the_queue_as_a_table_and_as_json() {
 }
 
 #[support::judged]
-async fn what_a_terminal_would_obey_is_escaped_also_in_json_and_in_what_is_told() {
+async fn control_characters_are_escaped_in_all_output() {
     let path = "/zklock/obeyed";
     let (_zk, lock) = server_lock(path).await;
     let label = format!("turned\u{202e}{}", "\u{301}".repeat(115));
@@ -892,7 +892,7 @@ async fn what_a_terminal_would_obey_is_escaped_also_in_json_and_in_what_is_told(
 }
 
 #[support::judged]
-async fn a_path_that_does_not_exist_is_told_and_not_only_free_or_nothing_odd() {
+async fn a_missing_path_is_reported_as_missing() {
     let path = "/zklock-nowhere/mistyped";
     for arguments in [
         &["ls", path][..],
@@ -915,7 +915,7 @@ async fn a_path_that_does_not_exist_is_told_and_not_only_free_or_nothing_odd() {
 }
 
 #[support::judged]
-async fn ls_of_a_directory_of_locks_does_not_only_say_that_it_is_free() {
+async fn ls_of_a_directory_of_locks_points_to_ls_tree() {
     let (_zk, lock) = server_lock("/zklock-above/one").await;
     let held = lock.write().await.unwrap();
     let above = run(&["ls", "/zklock-above"]).await;
@@ -927,7 +927,7 @@ async fn ls_of_a_directory_of_locks_does_not_only_say_that_it_is_free() {
 }
 
 #[support::judged]
-async fn a_table_is_straight_also_where_characters_are_wide() {
+async fn a_table_aligns_wide_characters() {
     let path = "/zklock/wide";
     let (_zk, lock) = server_lock(path).await;
     let (_one, _two) = (lock.read().label("日本語").await.unwrap(), lock.read().label("plain").await.unwrap());
@@ -971,7 +971,7 @@ async fn ls_tree_prints_a_path_that_only_has_a_record_once() {
 
 /// In the library's words, in those of the command line, and in clap's.
 #[support::judged]
-async fn what_is_typed_is_repeated_in_a_few_words_however_long_it_is() {
+async fn error_messages_shorten_long_arguments() {
     let long = "a".repeat(100_000);
     let (path, wrong) = (format!("/{long}"), format!("/{long}/"));
     for arguments in
@@ -984,7 +984,7 @@ async fn what_is_typed_is_repeated_in_a_few_words_however_long_it_is() {
 }
 
 #[support::judged]
-async fn ls_tree_marks_processes_that_wait_for_each_other_in_a_circle() {
+async fn ls_tree_reports_circles_of_waiting_processes() {
     let (zk, _lock) = server_lock("/zklock-circle/a").await;
     let of =
         |host: &str, name: &str| RwLock::builder(&zk, format!("/zklock-circle/{name}")).host(host).build().unwrap();
@@ -1021,7 +1021,7 @@ async fn ls_tree_marks_processes_that_wait_for_each_other_in_a_circle() {
 }
 
 #[support::judged]
-async fn watch_tells_each_change_of_the_queue() {
+async fn watch_prints_each_change_of_the_queue() {
     let path = "/zklock/watched";
     let (_zk, lock) = server_lock(path).await;
     let mut watch = Running::start(zklock(&["watch", "--json", "--interval", "10ms", path]));
@@ -1036,7 +1036,7 @@ async fn watch_tells_each_change_of_the_queue() {
 }
 
 #[support::judged]
-async fn watch_ends_when_nobody_reads_it_any_more() {
+async fn watch_ends_when_its_reader_has_ended() {
     let mut command = Command::new("bash");
     prepare(&mut command, &shared_server().address());
     let script = "\"$0\" watch --interval 0.01 /zklock/unread | head -n 1; echo ${PIPESTATUS[0]}";
@@ -1046,7 +1046,7 @@ async fn watch_ends_when_nobody_reads_it_any_more() {
 }
 
 #[support::judged]
-async fn break_removes_the_one_with_the_token_and_refuses_a_stale_one() {
+async fn break_removes_by_token_and_refuses_a_stale_token() {
     let path = "/zklock/broken";
     let (_zk, lock) = server_lock(path).await;
     let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
@@ -1089,7 +1089,7 @@ async fn keeping(path: &str) -> (ZooKeeper, RwLock) {
 }
 
 #[support::judged]
-async fn a_kept_lock_that_is_idle_is_free_after_ask() {
+async fn ask_frees_an_idle_kept_lock() {
     let path = "/zklock/asked/idle";
     let (_zk, lock) = keeping(path).await;
     lock.read().await.unwrap().release().await.unwrap();
@@ -1102,7 +1102,7 @@ async fn a_kept_lock_that_is_idle_is_free_after_ask() {
 }
 
 #[support::judged]
-async fn a_kept_lock_that_is_used_is_free_after_its_use_once_it_was_asked_for() {
+async fn ask_frees_a_used_kept_lock_after_the_use() {
     let path = "/zklock/asked/used";
     let (_zk, lock) = keeping(path).await;
     let guard = lock.write().await.unwrap();
@@ -1113,7 +1113,7 @@ async fn a_kept_lock_that_is_used_is_free_after_its_use_once_it_was_asked_for() 
 }
 
 #[support::judged]
-async fn ls_and_a_waiting_zklock_tell_kept_from_held() {
+async fn ls_and_a_waiter_distinguish_kept_from_held() {
     let path = "/zklock/asked/seen";
     let (_zk, kept) = keeping(path).await;
     let (_other, plain) = server_lock(path).await;
@@ -1142,7 +1142,7 @@ async fn ls_and_a_waiting_zklock_tell_kept_from_held() {
 }
 
 #[support::judged]
-async fn ask_leaves_a_holder_that_keeps_nothing_and_a_path_that_is_not_there_alone() {
+async fn ask_changes_no_plain_holder_and_no_missing_path() {
     let path = "/zklock/asked/held";
     let (zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();
@@ -1154,7 +1154,7 @@ async fn ask_leaves_a_holder_that_keeps_nothing_and_a_path_that_is_not_there_alo
 }
 
 #[support::judged]
-async fn ask_says_what_it_may_not_do_and_where_no_lock_is_kept() {
+async fn ask_reports_denied_rights_and_foreign_dialects() {
     let path = "/zklock/asked/refused";
     let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
     let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(acl);
@@ -1172,7 +1172,7 @@ async fn ask_says_what_it_may_not_do_and_where_no_lock_is_kept() {
 }
 
 #[support::judged]
-async fn check_finds_what_is_odd() {
+async fn check_reports_each_oddity_of_a_lock() {
     let path = "/zklock/checked";
     let (zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();
@@ -1215,7 +1215,7 @@ async fn check_finds_what_is_odd() {
 
 /// A directory is a semaphore only with both parts of one.
 #[support::judged]
-async fn a_directory_with_half_of_a_semaphore_is_checked_as_a_lock() {
+async fn half_a_semaphore_is_checked_as_a_lock() {
     let (zk, lock) = server_lock("/zklock/half").await;
     drop(lock.write().await.unwrap());
     let operator = session(&zk).await;
@@ -1230,7 +1230,7 @@ async fn a_directory_with_half_of_a_semaphore_is_checked_as_a_lock() {
 }
 
 #[support::judged]
-async fn ls_of_a_taken_lock_or_of_free_permits_says_nothing_of_other_nodes() {
+async fn ls_hints_at_other_nodes_only_for_a_free_lock() {
     let (zk, lock) = server_lock("/zklock/directory").await;
     let _held = lock.write().await.unwrap();
     session(&zk).await.create("/zklock/directory/notes", &[], Kind::Persistent).await.unwrap();
@@ -1242,7 +1242,7 @@ async fn ls_of_a_taken_lock_or_of_free_permits_says_nothing_of_other_nodes() {
 }
 
 #[support::judged]
-async fn a_dialect_is_spoken_where_it_is_asked_for_and_named_where_it_is_not() {
+async fn each_dialect_works_by_option_and_is_suggested() {
     let path = "/zklock/spoken";
     let (zk, _lock) = server_lock(path).await;
     for dialect in [Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
@@ -1277,7 +1277,7 @@ async fn a_dialect_is_spoken_where_it_is_asked_for_and_named_where_it_is_not() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_that_is_used_up_is_odd() {
+async fn a_nearly_used_up_sequence_is_odd() {
     let path = "/zklock/old";
     let server = Server::start_with(&[], &WITHOUT_DIGESTS);
     assert_eq!(ended(zklock_on(&server.address(), &[path, "true"])).await.code, Some(0));
@@ -1468,7 +1468,7 @@ async fn ctrl_c_reaches_a_command_on_a_terminal_once() {
 }
 
 #[support::judged]
-async fn ctrl_c_ends_the_script_around_us_too() {
+async fn ctrl_c_also_ends_the_script_that_runs_zklock() {
     let script =
         "trap 'echo script too; exit 9' INT; \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo on";
     let mut terminal = OnTerminal::start_program("sh", &["-c", script, binary()]);
@@ -1522,7 +1522,7 @@ async fn goes_on(mut terminal: OnTerminal) {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn one_zklock_in_another_stops_and_goes_on_as_one() {
+async fn nested_zklocks_stop_and_continue_together() {
     let zklock = binary();
     let mut terminal =
         OnTerminal::start(&["/zklock/tty/outer", "--", zklock, "/zklock/tty/inner", "-c", "echo ready; exec cat"]);
@@ -1533,7 +1533,7 @@ async fn one_zklock_in_another_stops_and_goes_on_as_one() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn ctrl_z_stops_the_command_and_us_until_we_are_continued() {
+async fn ctrl_z_stops_command_and_zklock_until_continued() {
     let mut terminal = OnTerminal::start(&["/zklock/tty/stop", "--", "sh", "-c", "echo pid $$; exec cat"]);
     terminal.shows("pid ");
     terminal.shows("\n");
@@ -1567,7 +1567,7 @@ async fn a_stopped_command_does_not_go_on_without_the_lock() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn on_a_terminal_one_live_line_says_who_is_in_the_way() {
+async fn a_live_line_names_the_holder_on_a_terminal() {
     let path = "/zklock/tty/live";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().label("slow").await.unwrap();
@@ -1584,7 +1584,7 @@ async fn on_a_terminal_one_live_line_says_who_is_in_the_way() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn break_asks_on_a_terminal() {
+async fn break_asks_for_confirmation_on_a_terminal() {
     let path = "/zklock/tty/break";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().label("hangs").await.unwrap();
@@ -1601,7 +1601,7 @@ async fn break_asks_on_a_terminal() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn colours_are_for_terminals_whose_users_want_them() {
+async fn colours_need_a_terminal_and_no_no_color() {
     let path = "/zklock/tty/colour";
     let (_zk, lock) = server_lock(path).await;
     let _held = lock.write().await.unwrap();
@@ -1625,7 +1625,7 @@ async fn colours_are_for_terminals_whose_users_want_them() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_keeps_to_its_screen() {
+async fn watch_fits_its_screen() {
     let path = "/zklock/tty/watched";
     let (_zk, lock) = server_lock(path).await;
     let mut held = Vec::new();
@@ -1654,7 +1654,7 @@ async fn watch_keeps_to_its_screen() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_says_that_nobody_answers_and_goes_on_when_somebody_does() {
+async fn watch_reports_an_outage_and_recovers() {
     let path = "/zklock/tty/silent";
     let (_zk, lock) = server_lock(path).await;
     let proxy = Proxy::start(shared_server().address());
@@ -1679,7 +1679,7 @@ async fn watch_says_that_nobody_answers_and_goes_on_when_somebody_does() {
 }
 
 #[support::judged]
-async fn a_command_that_is_killed_leaves_the_terminal_as_it_found_it() {
+async fn terminal_settings_are_restored_after_a_kill() {
     let script = "\"$0\" /zklock/tty/killed -c 'stty -echo; echo ready; kill -9 $$'
         echo end: $(stty -a | tr ' ;' '\\n\\n' | grep -x -e echo -e -echo)";
     let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary()]);
@@ -1689,7 +1689,7 @@ async fn a_command_that_is_killed_leaves_the_terminal_as_it_found_it() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn settings_that_others_made_on_the_terminal_are_left_alone() {
+async fn terminal_settings_of_other_programs_are_kept() {
     let files = scratch();
     let script = "cd \"$1\"; mkfifo up go; stty -echo
         \"$0\" /zklock/tty/pipe -c 'echo up >up; read line <go; kill -9 $$' | cat & read line <up
@@ -1725,7 +1725,7 @@ fn typed(line: &str, commands: &tempfile::TempDir) -> Command {
 }
 
 #[support::judged]
-async fn the_pages_can_be_followed_word_for_word() {
+async fn the_commands_in_the_docs_work_as_printed() {
     let commands = commands(&["sqlx", "psql", "import"]);
     let pages = [include_str!("../../../docs/guide.md"), include_str!("../../../docs/operating.md")];
     let mut lines = pages.into_iter().flat_map(|page| page::blocks(page, "sh")).flat_map(str::lines);
@@ -1793,7 +1793,7 @@ async fn the_pages_can_be_followed_word_for_word() {
 
 /// Each row is typed on both sides: with a file and util-linux's `flock`, and with a lock of ours.
 #[support::judged]
-async fn whoever_comes_from_flock_finds_its_exit_codes_and_output() {
+async fn flock_and_zklock_have_equal_codes_and_output() {
     let commands = commands(&[]);
     let page = include_str!("../../../docs/coming-from.md");
     let rows = page::rows(page.split("## flock(1)").nth(1).unwrap());
@@ -1840,7 +1840,7 @@ async fn whoever_comes_from_flock_finds_its_exit_codes_and_output() {
 }
 
 #[support::judged]
-async fn a_line_is_run_by_the_users_shell_or_else_by_sh() {
+async fn option_c_runs_the_users_shell_or_sh() {
     for (shell, printed, code) in [("/bin/echo", "-c exit 3\n", 0), ("", "", 3)] {
         let mut command = zklock(&["/zklock/shell", "-c", "exit 3"]);
         command.env("SHELL", shell);
@@ -1851,7 +1851,7 @@ async fn a_line_is_run_by_the_users_shell_or_else_by_sh() {
 
 /// Nothing listens at the address, so a command that tried to connect would try for ten seconds and end with 69.
 #[support::judged]
-async fn a_path_that_no_lock_can_have_is_refused_before_anything_is_sent() {
+async fn an_invalid_path_is_refused_before_connecting() {
     let nowhere = "127.0.0.1:1";
     for path in ["relative", "/a//b", "/a/../b", "/zookeeper", "/\u{1d11e}"] {
         for command in

@@ -47,7 +47,7 @@ fn assert_skipped(run: &Run, path: &str, by: &str) {
 }
 
 #[support::judged]
-async fn of_hosts_that_start_within_a_second_exactly_one_runs_the_job() {
+async fn exactly_one_of_several_hosts_runs_the_job() {
     let (_zk, lock) = server_lock("/zklock/once/together").await;
     let directory = scratch();
     let done = directory.path().join("done");
@@ -68,7 +68,7 @@ async fn of_hosts_that_start_within_a_second_exactly_one_runs_the_job() {
 }
 
 #[support::judged]
-async fn a_job_that_was_done_is_skipped_with_words_or_quietly_and_with_another_code() {
+async fn a_done_job_is_skipped_as_the_options_say() {
     let (zk, lock) = server_lock("/zklock/once/skipped").await;
     let path = lock.path();
     let first = ended(host("web-1", path, "echo ran")).await;
@@ -88,7 +88,7 @@ async fn a_job_that_was_done_is_skipped_with_words_or_quietly_and_with_another_c
 }
 
 #[support::judged]
-async fn a_job_that_fails_or_is_killed_is_run_by_the_next_host() {
+async fn a_failed_or_killed_job_is_run_by_the_next_host() {
     let (zk, lock) = server_lock("/zklock/once/fails").await;
     let path = lock.path();
     let failed = ended(host("web-1", path, "echo failed; exit 3")).await;
@@ -104,7 +104,7 @@ async fn a_job_that_fails_or_is_killed_is_run_by_the_next_host() {
 }
 
 #[support::judged]
-async fn a_run_that_is_killed_half_way_with_its_command_is_done_by_a_host_that_waits() {
+async fn a_waiting_host_runs_the_job_after_a_killed_run() {
     let (zk, lock) = server_lock("/zklock/once/killed").await;
     let timeout = SHORT.as_secs().to_string();
     let arguments = ["--session-timeout", &timeout, "--once-in", "50m", lock.path(), "-c"];
@@ -122,7 +122,7 @@ async fn a_run_that_is_killed_half_way_with_its_command_is_done_by_a_host_that_w
 }
 
 #[support::judged]
-async fn a_run_whose_lock_is_lost_records_nothing_even_if_its_command_then_succeeds() {
+async fn a_success_after_a_lost_lock_is_not_recorded() {
     let (zk, lock) = server_lock("/zklock/once/lost").await;
     let job = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done";
     let first = Running::start(host("web-1", lock.path(), job)).ready().await;
@@ -136,7 +136,7 @@ async fn a_run_whose_lock_is_lost_records_nothing_even_if_its_command_then_succe
 }
 
 #[support::judged]
-async fn a_success_that_may_not_be_recorded_is_no_success() {
+async fn a_success_that_may_not_be_recorded_exits_with_77() {
     let path = "/zklock/once/denied";
     let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
     let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(acl);
@@ -155,7 +155,7 @@ async fn a_success_that_may_not_be_recorded_is_no_success() {
 }
 
 #[support::judged]
-async fn a_signal_that_ends_nobody_does_not_end_the_wait_for_the_record_of_a_success() {
+async fn harmless_signals_do_not_end_the_wait_for_the_record() {
     let proxy = Proxy::start(shared_server().address());
     let (zk, lock) = server_lock("/zklock/once/resized").await;
     let job = "echo ready; read line; true";
@@ -175,7 +175,7 @@ async fn a_signal_that_ends_nobody_does_not_end_the_wait_for_the_record_of_a_suc
 }
 
 #[support::judged]
-async fn a_success_whose_record_is_not_confirmed_before_the_lock_is_lost_is_not_claimed() {
+async fn an_unconfirmed_record_of_a_success_exits_with_75() {
     for (name, arrives) in [("request", false), ("answer", true), ("all-but-pings", false)] {
         let proxy = Proxy::start(shared_server().address());
         let (zk, lock) = server_lock(&format!("/zklock/once/unconfirmed-{name}")).await;
@@ -202,7 +202,7 @@ async fn a_success_whose_record_is_not_confirmed_before_the_lock_is_lost_is_not_
 }
 
 #[support::judged]
-async fn a_taken_lock_is_a_conflict_for_a_host_that_does_not_wait() {
+async fn a_taken_lock_is_a_conflict_without_waiting() {
     let (_zk, lock) = server_lock("/zklock/once/taken").await;
     let held = lock.write().await.unwrap();
     let taken = run(&["-n", "-E", "9", "--once-in", "50m", lock.path(), "-c", "echo ran"]).await;
@@ -226,7 +226,7 @@ async fn wrong_options_are_refused_before_anything_is_sent() {
 }
 
 #[support::judged]
-async fn ls_shows_who_did_it_last_and_forget_makes_it_due() {
+async fn ls_shows_the_last_run_and_forget_makes_it_due() {
     let (_zk, lock) = server_lock("/zklock/once/shown/report").await;
     let path = lock.path();
     assert_eq!(ended(host("web-1", path, "true")).await.code, Some(0));
@@ -268,7 +268,7 @@ async fn ls_shows_who_did_it_last_and_forget_makes_it_due() {
 // Clocks
 
 #[support::judged]
-async fn two_hosts_whose_clocks_differ_by_an_hour_agree_on_what_was_done() {
+async fn hosts_with_different_clocks_agree_on_the_last_run() {
     let (zk, lock) = server_lock("/zklock/once/clocks").await;
     let path = lock.path();
     let on = |ahead: &Clock, arguments: &[&str]| {
@@ -308,7 +308,7 @@ async fn two_hosts_whose_clocks_differ_by_an_hour_agree_on_what_was_done() {
 }
 
 #[support::judged]
-async fn the_clock_of_the_ensemble_decides_also_when_it_is_set() {
+async fn the_ensembles_clock_decides_even_when_it_is_set() {
     let hour = 3_600;
     let clock = Clock::ahead_by(24 * hour);
     let server = Server::start_by(&clock);
@@ -340,7 +340,7 @@ async fn the_clock_of_the_ensemble_decides_also_when_it_is_set() {
 // The guide's chapter on cron
 
 #[support::judged]
-async fn the_guides_crontab_runs_the_job_once_however_many_hosts_have_it() {
+async fn the_crontab_of_the_guide_runs_the_job_once() {
     let table = page::blocks(include_str!("../../../docs/guide.md"), "crontab");
     let [table] = table[..] else { panic!("{table:?}") };
     let (settings, jobs): (Vec<&str>, Vec<&str>) = table
@@ -368,7 +368,7 @@ async fn the_guides_crontab_runs_the_job_once_however_many_hosts_have_it() {
 }
 
 #[support::judged]
-async fn without_the_ensemble_nothing_is_run_and_cron_has_something_to_mail() {
+async fn an_unreachable_ensemble_prints_an_error_for_cron() {
     let away = ended(zklock_on("127.0.0.1:1", &["-q", "--once-in", "50m", "/cron/report", "-c", "echo ran"])).await;
     assert_eq!((away.code, &away.stdout[..]), (Some(69), ""), "{away:#?}");
     assert!(away.stderr.contains("127.0.0.1:1"), "{away:#?}");

@@ -29,7 +29,7 @@ fn files(system: &Path) -> Vec<String> {
 }
 
 #[support::judged]
-async fn the_package_is_installed_runs_and_is_removed() {
+async fn the_debian_package_installs_runs_and_uninstalls() {
     let place = scratch();
     let (out, system) = (place.path().join("out"), place.path().join("system"));
     let mut make = Command::new("make");
@@ -79,7 +79,7 @@ async fn the_package_is_installed_runs_and_is_removed() {
 }
 
 #[test]
-fn binstall_looks_for_what_make_binary_packs() {
+fn binstall_finds_the_archive_of_make_binary() {
     let read = |file: &str| fs::read_to_string(root().join(file)).unwrap();
     let (manifest, makefile) = (read("zklock/Cargo.toml"), read("Makefile"));
     assert!(manifest.contains(

@@ -85,7 +85,7 @@ async fn each_end_under_a_permit_has_its_exit_code() {
 }
 
 #[support::judged]
-async fn the_command_is_told_of_its_permit() {
+async fn the_command_gets_the_permit_variables() {
     let path = "/zklock/permits/told";
     let script = "echo $ZKLOCK_PATH $ZKLOCK_MODE; test $ZKLOCK_TOKEN -gt 0";
     let told = run(&["--verbose", "-j", "2", path, "-c", script]).await;
@@ -94,7 +94,7 @@ async fn the_command_is_told_of_its_permit() {
 }
 
 #[support::judged]
-async fn of_many_commands_no_more_run_at_once_than_there_are_permits() {
+async fn no_more_commands_run_than_there_are_permits() {
     let (_zk, semaphore) = semaphore("/zklock/permits/many", 3).await;
     let files = scratch();
     let running = files.path().join("running");
@@ -115,7 +115,7 @@ async fn of_many_commands_no_more_run_at_once_than_there_are_permits() {
 }
 
 #[support::judged]
-async fn whoever_waits_for_a_permit_says_so_and_leaves_at_a_signal() {
+async fn a_permit_waiter_reports_and_leaves_on_a_signal() {
     let (_zk, semaphore) = semaphore("/zklock/permits/waits", 1).await;
     let held = semaphore.acquire().label("slow").await.unwrap();
     for signal in [Signal::TERM, Signal::INT] {
@@ -132,7 +132,7 @@ async fn whoever_waits_for_a_permit_says_so_and_leaves_at_a_signal() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn on_a_cut_network_a_command_is_dead_before_its_permit_is_given_on() {
+async fn a_cut_off_command_is_dead_before_its_permit_is_free() {
     for (round, cut) in [Proxy::cut as fn(&Proxy), Proxy::black_hole].into_iter().enumerate() {
         let (_zk, semaphore) = semaphore(&format!("/zklock/permits/cut-{round}"), 1).await;
         let files = scratch();
@@ -202,7 +202,7 @@ async fn ls_shows_a_semaphore_as_a_table_and_as_json() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_tells_each_change_of_a_semaphore_also_of_its_first_use() {
+async fn watch_prints_each_change_of_a_semaphore() {
     let (_zk, semaphore) = semaphore("/zklock/permits/watched", 2).await;
     let mut watch = Running::start(zklock(&["watch", "--json", "--interval", "10ms", semaphore.path()]));
     let seen = |line: String| {
@@ -222,7 +222,7 @@ async fn watch_tells_each_change_of_a_semaphore_also_of_its_first_use() {
 }
 
 #[support::judged]
-async fn without_a_number_what_was_set_counts_and_permits_sets_it() {
+async fn j_without_a_number_uses_the_number_that_is_set() {
     let path = "/zklock/permits/set";
     let unset = run(&["-j", path, "true"]).await;
     assert_eq!(unset.code, Some(65), "{unset:#?}");
@@ -267,7 +267,7 @@ async fn break_takes_a_permit_away_and_refuses_a_stale_token() {
 }
 
 #[support::judged]
-async fn check_finds_what_is_odd_about_a_semaphore() {
+async fn check_reports_each_oddity_of_a_semaphore() {
     let (zk, semaphore) = semaphore("/zklock/permits/odd", 2).await;
     let held = semaphore.acquire_many(2).await.unwrap();
     let wants = tokio::spawn(semaphore.acquire().into_future());
@@ -299,7 +299,7 @@ async fn check_finds_what_is_odd_about_a_semaphore() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_path_is_a_lock_or_has_permits_and_who_comes_second_is_refused() {
+async fn a_path_is_either_a_lock_or_a_semaphore() {
     let (_zk, permits) = semaphore("/zklock/one/permits", 1).await;
     let held = permits.acquire().await.unwrap();
     for refused in [run(&["/zklock/one/permits", "true"]).await, run(&["-n", "/zklock/one/permits", "true"]).await] {

@@ -20,7 +20,7 @@ fn seconds(limit: Duration) -> String {
 /// Within how long a dead port is told is the limit that the message names: what the library was given. The clock says
 /// nothing here, since a busy machine may be late.
 #[support::judged]
-async fn a_dead_port_is_told_in_time_and_in_the_words_of_the_system() {
+async fn a_refused_connection_is_reported_within_the_limit() {
     let port = Port::reserve();
     let address = port.address().to_string();
     for (arguments, waited) in [
@@ -59,7 +59,7 @@ fn is_so(so: bool, run: &Run) -> Result<(), String> {
 }
 
 #[support::judged]
-async fn an_unknown_host_and_a_full_server_are_told_apart() {
+async fn an_unknown_host_and_a_full_server_are_named() {
     let server = Server::start_with(&["maxClientCnxns=1"], &[]);
     let _only = connect(&server.address()).await;
     with_time_enough(Duration::from_secs(1), async |limit| {
@@ -76,7 +76,7 @@ async fn an_unknown_host_and_a_full_server_are_told_apart() {
 }
 
 #[support::judged]
-async fn who_waits_while_cut_off_is_told_since_when_and_why() {
+async fn a_cut_off_waiter_reports_since_when_and_why() {
     with_time_enough(Duration::from_secs(4), async |limit| {
         let quiet = cut_off_while_it_waits(limit, &["-q", "-E", "9"]).await.0;
         is_so((quiet.code, &quiet.stderr[..]) == (Some(9), ""), &quiet)?;
@@ -108,7 +108,7 @@ async fn cut_off_while_it_waits(limit: Duration, options: &[&str]) -> (Run, Stri
 }
 
 #[support::judged]
-async fn credentials_without_a_colon_are_named_as_they_were_given_and_not_shown() {
+async fn malformed_credentials_are_refused_but_not_shown() {
     for (variable, option) in [("ZK_AUTH", "--auth"), ("ZK_SASL", "--sasl")] {
         for (secret, what) in [("hunter2", "it has no colon"), (":hunter2", "it has no user before the colon")] {
             let mut by_variable = zklock(&["/l", "true"]);
@@ -123,7 +123,7 @@ async fn credentials_without_a_colon_are_named_as_they_were_given_and_not_shown(
 }
 
 #[support::judged]
-async fn sasl_at_servers_without_it_is_told_as_what_was_set() {
+async fn sasl_that_servers_do_not_offer_is_reported() {
     let mut command = zklock(&["/reasons/sasl", "true"]);
     command.env("ZK_SASL", "alice:hunter2");
     let run = ended(command).await;
@@ -140,7 +140,7 @@ fn jaas(password: &str) -> String {
 }
 
 #[support::judged]
-async fn credentials_that_are_refused_later_end_with_the_code_for_that() {
+async fn credentials_refused_later_exit_with_77() {
     let server = Server::start_with_files(
         &[("jaas.conf", &jaas("first"))],
         &[
@@ -175,7 +175,7 @@ async fn credentials_that_are_refused_later_end_with_the_code_for_that() {
 }
 
 #[support::judged]
-async fn a_lock_and_a_place_lost_by_an_outage_say_since_when_and_why() {
+async fn losses_in_an_outage_report_since_when_and_why() {
     let server = Server::start();
     let on = |command| zklock_on(&server.address(), &["--session-timeout", "4", "/reasons", "-c", command]);
     let holds = Running::start(on("trap 'echo ends >&2; exit' TERM; echo ready; while :; do sleep 0.1; done"));
@@ -199,7 +199,7 @@ async fn a_lock_and_a_place_lost_by_an_outage_say_since_when_and_why() {
 }
 
 #[support::judged]
-async fn verbose_shows_the_log_with_the_reason_and_the_grant() {
+async fn verbose_logs_the_reason_and_the_grant() {
     let granted = run(&["-v", "/reasons/verbose", "true"]).await;
     assert_eq!(granted.code, Some(0), "{granted:#?}");
     for words in ["s INFO zookeeper_client: ", "s DEBUG zk_rwlock: granted ", "zklock: granted /reasons/verbose after "]
@@ -220,7 +220,7 @@ async fn verbose_shows_the_log_with_the_reason_and_the_grant() {
 }
 
 #[support::judged]
-async fn the_help_and_the_pages_name_each_exit_code_that_the_source_defines() {
+async fn help_and_docs_name_each_exit_code() {
     let source = include_str!("../../src/exit.rs");
     let defined = source.lines().filter_map(|line| line.strip_prefix("pub(crate) const ")?.split_once(": u8 = "));
     let defined: BTreeSet<u8> = defined.map(|(_, code)| code.trim_end_matches(';').parse().unwrap()).collect();
@@ -269,7 +269,7 @@ int getaddrinfo(const char *name, const char *port, const struct addrinfo *hints
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[support::judged]
-async fn a_server_whose_name_gets_another_address_is_found_there() {
+async fn a_server_name_with_a_new_address_is_followed() {
     let scratch = scratch();
     let at = |name: &str| scratch.path().join(name).display().to_string();
     fs::write(at("resolver.c"), RESOLVER).unwrap();
@@ -301,7 +301,7 @@ async fn a_server_whose_name_gets_another_address_is_found_there() {
 
 /// As under a limit of processes: for a stack as large no thread is started.
 #[support::judged]
-async fn a_system_that_gives_no_thread_has_a_code_of_its_own() {
+async fn a_thread_that_cannot_start_exits_with_71() {
     let mut command = zklock(&["/zklock/no-thread", "true"]);
     command.env("RUST_MIN_STACK", (1_u64 << 60).to_string());
     let run = ended(command).await;

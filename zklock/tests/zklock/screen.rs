@@ -90,7 +90,7 @@ async fn ls_fits_its_terminal_and_shows_every_token() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn trees_permits_and_other_dialects_fit_as_well() {
+async fn trees_permits_and_dialects_fit_the_terminal() {
     let prefix = "/zklock-screen/tree";
     let zk = connect(&shared_server().address()).await;
     let curator = RwLock::builder(&zk, format!("{prefix}/curator")).host(HOSTS[2]).dialect(Dialect::Curator);
@@ -147,7 +147,7 @@ async fn looks(proxy: &Proxy, more: u64) {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_draws_nothing_in_the_background_and_again_in_the_foreground() {
+async fn watch_draws_only_in_the_foreground() {
     let path = "/zklock-screen/background";
     let (_zk, lock) = server_lock(path).await;
     let proxy = Proxy::start(shared_server().address());
@@ -197,7 +197,7 @@ async fn a_watch_in_the_background_ends_with_its_terminal() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_says_that_nobody_answers_only_if_somebody_was_asked() {
+async fn watch_reports_no_outage_between_two_requests() {
     let path = "/zklock-screen/slow";
     let mut terminal = OnTerminal::start(&["watch", "--interval", "1h", path]);
     terminal.shows("free");
@@ -212,7 +212,7 @@ async fn watch_says_that_nobody_answers_only_if_somebody_was_asked() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn the_line_of_a_wait_names_the_holder_and_since_when_in_80_columns() {
+async fn the_waiting_line_fits_80_columns_with_its_holder() {
     let path = "/zklock-screen/wait/a-path-of-some-length";
     let (zk, _lock) = server_lock(path).await;
     let host = format!("{}.orders.svc.cluster.local", HOSTS[0]);

@@ -30,14 +30,14 @@ async fn refusal(mut command: Command, option: &str, value: &str, by_option: boo
 }
 
 #[support::judged]
-async fn a_subcommand_that_is_misspelt_is_told_as_it_is_spelt() {
+async fn a_misspelt_subcommand_is_corrected() {
     let run = ended(zklock_on("127.0.0.1:1", &["lss"])).await;
     assert_eq!(run.code, Some(64), "{run:#?}");
     assert!(run.stderr.ends_with("nor a subcommand; did you mean ls?\n"), "{run:#?}");
 }
 
 #[support::judged]
-async fn a_wrong_setting_is_told_by_the_name_by_which_it_was_given() {
+async fn a_wrong_setting_is_named_as_it_was_given() {
     for (option, variable, value, problem) in WRONG {
         for by_option in [true, false] {
             let mut command = zklock_on("127.0.0.1:1", &[] as &[&str]);
@@ -55,7 +55,7 @@ async fn a_wrong_setting_is_told_by_the_name_by_which_it_was_given() {
 }
 
 #[support::judged]
-async fn a_variable_that_is_no_text_is_told_and_not_shown() {
+async fn a_variable_that_is_not_utf_8_is_not_shown() {
     use std::os::unix::ffi::OsStrExt;
     for variable in ["ZK_HOSTS", "ZK_TICK_TIME", "ZK_AUTH", "ZK_SASL"] {
         let mut command = zklock(&["/zklock/settings", "true"]);
@@ -67,7 +67,7 @@ async fn a_variable_that_is_no_text_is_told_and_not_shown() {
 }
 
 #[support::judged]
-async fn an_empty_variable_counts_as_none_and_none_is_in_the_way_of_the_help() {
+async fn an_empty_variable_is_unset_and_help_reads_none() {
     let names = WRONG.map(|(_, variable, ..)| variable);
     let mut command = zklock(&["/zklock/settings", "true"]);
     for name in names.iter().filter(|name| **name != "ZK_HOSTS") {
@@ -96,7 +96,7 @@ async fn the_help_names_the_variable_of_each_setting() {
 
 /// These have no variable. A session of a millisecond would blame a server that is well.
 #[support::judged]
-async fn a_time_that_leaves_no_time_to_connect_is_told_as_what_it_is() {
+async fn a_timeout_too_short_to_connect_is_refused() {
     for (option, value, problem) in [
         ("--connect-timeout", "0", "'--connect-timeout <TIME>': it must be more than zero"),
         ("--session-timeout", "0s", "'--session-timeout <TIME>': it must be more than zero"),

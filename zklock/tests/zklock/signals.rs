@@ -58,7 +58,7 @@ async fn outlives(zk: &ZooKeeper, path: &str, signal: i32, left: &str) -> bool {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_signal_ends_zklock_its_command_and_what_that_left_have_ended_before_the_next_is_granted() {
+async fn each_ending_signal_ends_the_whole_group_first() {
     assert_eq!(ending().len(), 52, "{:?}", ending());
     let zk = connect(&shared_server().address()).await;
     for signals in ending().chunks(AT_ONCE) {
@@ -73,7 +73,7 @@ async fn whatever_signal_ends_zklock_its_command_and_what_that_left_have_ended_b
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_heed_the_signal_that_ended_the_command_is_killed_before_the_next_is_granted() {
+async fn processes_that_ignore_the_signal_are_killed_first() {
     let zk = connect(&shared_server().address()).await;
     for signal in [Signal::ALARM, Signal::TERM, Signal::INT] {
         let deaf = "sh -c \"trap '' ALRM TERM INT; echo \\$\\$; exec sleep 100\"";
@@ -83,7 +83,7 @@ async fn what_does_not_heed_the_signal_that_ended_the_command_is_killed_before_t
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_signal_ends_a_zklock_that_waits_it_leaves_the_queue_first() {
+async fn each_ending_signal_removes_a_waiter_first() {
     let (_zk, lock) = server_lock("/zklock/each-signal-waiting").await;
     let held = lock.write().await.expect("free");
     for signals in ending().chunks(AT_ONCE) {
@@ -102,7 +102,7 @@ async fn whatever_signal_ends_a_zklock_that_waits_it_leaves_the_queue_first() {
 }
 
 #[support::judged]
-async fn signals_that_end_nothing_go_to_the_command_and_none_of_its_own_faults_is_held_back() {
+async fn harmless_signals_and_faults_reach_the_command() {
     for signal in ["URG", "WINCH", "CONT"] {
         let script = format!("got=; trap 'got=1' {signal}; echo ready; until [ $got ]; do sleep 0.02; done; exit 9");
         let running = Running::start(zklock(&["/zklock/harmless-signal", "-c", &script])).ready().await;

@@ -13,7 +13,7 @@ async fn pid_said(running: &mut Running) -> Pid {
 }
 
 #[support::judged]
-async fn a_zklock_that_is_killed_takes_its_command_along() {
+async fn a_killed_zklock_takes_its_command_along() {
     let script = "trap '' HUP INT TERM; echo $$; while :; do :; done";
     let mut running = Running::start(zklock(&["/zklock/tied", "-c", script]));
     let command = pid_said(&mut running).await;
@@ -24,7 +24,7 @@ async fn a_zklock_that_is_killed_takes_its_command_along() {
 }
 
 #[support::judged]
-async fn whenever_zklock_is_killed_while_it_starts_no_command_stays() {
+async fn no_command_survives_a_zklock_killed_at_its_start() {
     let files = scratch();
     // The command is its own witness: it says its number, and then never ends.
     let script = format!(
@@ -57,7 +57,7 @@ async fn whenever_zklock_is_killed_while_it_starts_no_command_stays() {
 }
 
 #[support::judged]
-async fn a_command_whose_zklock_is_gone_already_is_not_begun() {
+async fn a_command_without_its_zklock_is_not_started() {
     let mut stage = Command::new(binary());
     // The first process is nobody's idea of a zklock.
     stage.args(["tied-to", "1", "echo", "ran"]).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -71,7 +71,7 @@ async fn a_command_whose_zklock_is_gone_already_is_not_begun() {
 }
 
 #[support::judged]
-async fn a_command_is_the_leader_of_its_group_and_has_no_file_of_ours_open() {
+async fn a_command_leads_its_group_and_inherits_no_files() {
     let group = run(&["/zklock/tied-group", "-c", "cut -d ' ' -f 1,5 /proc/$$/stat"]).await;
     let (pid, of) = group.stdout.trim().split_once(' ').unwrap();
     assert_eq!(pid, of);

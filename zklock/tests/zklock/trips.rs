@@ -4,7 +4,7 @@ use super::*;
 use support::wire::Op;
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn from_start_to_end_alone_a_run_is_five_round_trips() {
+async fn an_uncontended_run_takes_five_round_trips() {
     let path = "/zklock/trips";
     assert_eq!(run(&[path, "true"]).await.code, Some(0), "the directory is there now");
     for (option, node) in [("-x", "WRITE"), ("-s", "READ")] {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[support::judged]
-async fn a_wait_of_less_than_a_second_off_a_terminal_says_nothing() {
+async fn a_short_wait_off_a_terminal_prints_nothing() {
     let path = "/zklock/short-wait";
     let (_zk, lock) = server_lock(path).await;
     let mut short = 0;
@@ -34,7 +34,7 @@ fn in_background(path: &str, then: &str) -> OnTerminal {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn in_the_background_nothing_is_drawn_over_a_prompt() {
+async fn a_background_wait_draws_over_no_prompt() {
     let path = "/zklock/tty/background";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().label("slow").await.unwrap();
@@ -50,7 +50,7 @@ async fn in_the_background_nothing_is_drawn_over_a_prompt() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn brought_to_the_foreground_the_line_is_live() {
+async fn a_wait_in_the_foreground_has_a_live_line() {
     let path = "/zklock/tty/foreground";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().label("slow").await.unwrap();
@@ -75,7 +75,7 @@ async fn stopped_while_it_waits(lock: &RwLock, path: &str) -> OnTerminal {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn stopped_for_a_moment_a_waiter_keeps_its_place() {
+async fn a_briefly_stopped_waiter_keeps_its_place() {
     let path = "/zklock/tty/paused";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();
@@ -88,7 +88,7 @@ async fn stopped_for_a_moment_a_waiter_keeps_its_place() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn stopped_past_its_session_a_waiter_blocks_nobody_and_ends_when_it_goes_on() {
+async fn a_waiter_stopped_past_its_session_exits_with_76() {
     let path = "/zklock/tty/forgotten";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();
