@@ -66,7 +66,7 @@ fn a_candidate_dropped_at_any_poll_leaves_nothing() {
 }
 
 #[test]
-fn a_resignation_or_a_stop_dropped_at_any_poll_is_done_all_the_same() {
+fn a_dropped_resignation_or_stop_is_done_anyway() {
     let mut done = 0;
     for polls in 1..20 {
         for stops in [false, true] {
@@ -97,7 +97,7 @@ fn a_resignation_or_a_stop_dropped_at_any_poll_is_done_all_the_same() {
 }
 
 #[test]
-fn a_second_campaign_of_one_candidate_is_refused_and_disturbs_nothing() {
+fn a_second_campaign_of_one_candidate_is_refused() {
     let zk = Memory::new();
     let candidate = leadership(&zk);
     let mut first = spawn(candidate.lead(|_term| pending::<()>()));
@@ -111,7 +111,7 @@ fn a_second_campaign_of_one_candidate_is_refused_and_disturbs_nothing() {
 }
 
 #[test]
-fn a_stop_waits_until_the_work_is_dropped_and_the_lock_given_back() {
+fn a_stop_waits_until_the_lock_is_given_back() {
     let zk = Memory::new();
     let candidate = leadership(&zk);
     let mut campaign = spawn(candidate.lead(|_term| pending::<()>()));
@@ -125,7 +125,7 @@ fn a_stop_waits_until_the_work_is_dropped_and_the_lock_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_campaign_goes_on_after_servers_that_were_away_for_a_while() {
+async fn a_campaign_survives_an_outage_of_the_servers() {
     let zk = Memory::new();
     now(write(&lock(&zk)).release()).expect("held");
     let mut candidate = Candidate::campaigns(Leadership::new(&Away(zk.clone(), Arc::default()), PATH).expect("valid"));
@@ -158,7 +158,7 @@ impl Coordinator for Away {
 }
 
 #[test]
-fn an_observer_whose_next_server_lags_is_not_told_of_a_leader_of_the_past() {
+fn an_observer_that_lags_sees_no_past_leader() {
     let (zk, clients) = {
         let zk = Memory::new();
         (zk.clone(), [zk.connect(), zk.connect()])
@@ -181,7 +181,7 @@ fn an_observer_whose_next_server_lags_is_not_told_of_a_leader_of_the_past() {
 }
 
 #[test]
-fn an_observer_is_told_of_a_leader_with_the_number_of_the_one_before_the_ensemble_came_back() {
+fn an_observer_sees_a_reused_number_after_a_restore() {
     let zk = Memory::new();
     let (backup, clients) = (zk.faults().back_up(), [zk.connect(), zk.connect()]);
     let mut changes = leadership(&zk).changes();
@@ -197,7 +197,7 @@ fn an_observer_is_told_of_a_leader_with_the_number_of_the_one_before_the_ensembl
 }
 
 #[test]
-fn an_observer_is_told_of_whoever_comes_at_any_poll_and_told_once() {
+fn an_observer_sees_each_leader_once_at_any_poll() {
     let mut came = 0;
     for polls in 0..POLLS {
         let zk = Memory::new();
@@ -228,7 +228,7 @@ fn an_observer_is_told_of_whoever_comes_at_any_poll_and_told_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observer_of_a_place_that_is_not_there_asks_ever_more_seldom_until_it_may_be() {
+async fn an_observer_of_a_missing_directory_backs_off() {
     let zk = Memory::new();
     let observer = Leadership::new(&zk, "/not/there/yet").expect("valid");
     let mut changes = observer.changes();
@@ -274,7 +274,7 @@ fn an_observer_dropped_at_any_poll_leaves_nothing() {
 }
 
 #[test]
-fn the_work_is_dropped_at_the_next_poll_after_the_loss_and_the_leader_says_no_before() {
+fn a_leader_says_no_before_its_work_is_dropped() {
     let (zk, other) = {
         let zk = Memory::new();
         (zk.connect(), zk)
@@ -307,7 +307,7 @@ fn the_work_is_dropped_at_the_next_poll_after_the_loss_and_the_leader_says_no_be
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_is_cut_off_says_no_before_its_session_can_end() {
+async fn a_leader_cut_off_says_no_before_its_session_ends() {
     let (zk, other) = {
         let zk = Memory::new();
         (zk.connect(), zk)
@@ -332,7 +332,7 @@ async fn a_leader_that_is_cut_off_says_no_before_its_session_can_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_loss_the_candidate_pauses_and_after_a_resignation_it_does_not() {
+async fn a_candidate_pauses_after_a_loss_only() {
     for _ in 0..20 {
         let zk = Memory::new();
         let mut candidate = Candidate::campaigns(leadership(&zk));
@@ -356,7 +356,7 @@ async fn after_a_loss_the_candidate_pauses_and_after_a_resignation_it_does_not()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_candidate_that_resigned_leads_on_servers_that_came_back_with_lower_numbers() {
+async fn a_candidate_leads_again_after_a_restore() {
     let zk = Memory::new();
     let backup = zk.faults().back_up();
     let mut candidate = Candidate::campaigns(leadership(&zk));
@@ -380,7 +380,7 @@ async fn a_candidate_that_resigned_leads_on_servers_that_came_back_with_lower_nu
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_fails_at_once_is_begun_seldom_and_with_growing_pauses() {
+async fn work_that_fails_at_once_is_retried_with_backoff() {
     let zk = Memory::new();
     let candidate = leadership(&zk);
     let (begun, mut terms) = (Instant::now(), Vec::new());
@@ -398,7 +398,7 @@ async fn work_that_fails_at_once_is_begun_seldom_and_with_growing_pauses() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_ensemble_that_is_away_for_an_hour_is_asked_seldom_and_led_again_soon() {
+async fn an_outage_of_an_hour_is_asked_seldom_and_ends_soon() {
     let zk = Memory::new();
     let mut candidate = Candidate::campaigns(leadership(&zk));
     candidate.leads().await;
@@ -451,7 +451,7 @@ async fn a_health_check_without_an_answer_has_failed() {
 }
 
 #[test]
-fn a_loss_that_is_seen_with_the_end_of_the_work_does_not_end_the_campaign() {
+fn a_loss_at_the_end_of_the_work_does_not_end_it() {
     let zk = Memory::new();
     let candidate = leadership(&zk);
     let operator = zk.clone();
@@ -472,7 +472,7 @@ fn a_loss_that_is_seen_with_the_end_of_the_work_does_not_end_the_campaign() {
 
 /// Were it sent, it could be carried out before the removal of our node is repeated, and under the next leader.
 #[test]
-fn a_transaction_of_a_term_that_was_given_up_is_refused_without_being_sent() {
+fn a_transaction_of_a_past_term_is_not_sent() {
     let zk = Memory::new();
     let candidate = leadership(&zk);
     let (tell, mut news) = mpsc::unbounded_channel();
@@ -490,7 +490,7 @@ fn a_transaction_of_a_term_that_was_given_up_is_refused_without_being_sent() {
 
 /// The campaign ends in another thread in that moment.
 #[test]
-fn a_transaction_that_comes_behind_the_end_of_its_term_is_told_that_the_term_was_given_back() {
+fn a_transaction_sent_after_the_term_is_refused() {
     let memory = Memory::new();
     let ends: Arc<Mutex<Option<Box<dyn Send>>>> = Arc::default();
     let end = Arc::clone(&ends);
@@ -513,7 +513,7 @@ fn a_transaction_that_comes_behind_the_end_of_its_term_is_told_that_the_term_was
 
 /// It might see what the next leader writes, and take it for what leaders before have written.
 #[test]
-fn a_read_of_a_term_that_was_given_up_is_refused_without_being_sent() {
+fn a_read_of_a_past_term_is_not_sent() {
     let zk = Memory::new();
     let candidate = leadership(&zk);
     let (tell, mut news) = mpsc::unbounded_channel();
@@ -530,7 +530,7 @@ fn a_read_of_a_term_that_was_given_up_is_refused_without_being_sent() {
 
 /// A leader in one thread and its handle in others: the answers never contradict the term that is shown.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn at_most_one_of_many_candidates_says_that_it_leads_at_any_time() {
+async fn at_most_one_of_many_candidates_leads() {
     let zk = Memory::new();
     let leaders = Arc::new(AtomicUsize::new(0));
     let most = Arc::new(AtomicUsize::new(0));
@@ -575,7 +575,7 @@ async fn at_most_one_of_many_candidates_says_that_it_leads_at_any_time() {
 }
 
 #[test]
-fn its_futures_are_send_and_its_types_are_send_and_sync() {
+fn futures_are_send_and_types_are_send_and_sync() {
     fn is_send<T: Send>(it: T) -> T {
         it
     }

@@ -94,7 +94,7 @@ fn leads(words: &str) -> i64 {
 }
 
 #[support::judged]
-async fn when_a_leading_process_is_killed_another_one_leads() {
+async fn a_killed_leader_is_followed_by_another() {
     const PATH: &str = "/leaders/killed";
     let zk = connect(&shared_server().address()).await;
     let (leader, term) = child("leads", PATH, SHORT).await;
@@ -114,7 +114,7 @@ async fn when_a_leading_process_is_killed_another_one_leads() {
 }
 
 #[support::judged]
-async fn a_leading_process_that_ends_in_order_is_followed_without_waiting_for_its_session() {
+async fn a_leader_that_exits_is_followed_at_once() {
     const PATH: &str = "/leaders/ended";
     let zk = connect(&shared_server().address()).await;
     let mut last = 0;
@@ -131,7 +131,7 @@ async fn a_leading_process_that_ends_in_order_is_followed_without_waiting_for_it
 }
 
 #[support::judged]
-async fn a_leading_process_that_stood_still_is_told_no_at_once_and_campaigns_again() {
+async fn a_stopped_leader_loses_and_campaigns_again() {
     const PATH: &str = "/leaders/stopped";
     let zk = connect(&shared_server().address()).await;
     let (mut leader, term) = child("asks", PATH, SHORT).await;

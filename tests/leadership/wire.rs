@@ -28,7 +28,7 @@ fn requests(wire: &Proxy, own: &str) -> Vec<Op> {
 }
 
 #[support::judged]
-async fn an_observer_costs_four_requests_a_change_and_wakes_no_candidate() {
+async fn an_observer_costs_four_requests_a_change() {
     const PATH: &str = "/leaders/observed";
     let server = shared_server();
     let (tapped, watched, waiting) =
@@ -84,7 +84,7 @@ async fn an_observer_costs_four_requests_a_change_and_wakes_no_candidate() {
 }
 
 #[support::judged]
-async fn an_observer_goes_on_whose_next_session_is_over_before_its_first_answer() {
+async fn an_observer_survives_a_session_that_ends_at_once() {
     let (server, proxy) = (shared_server(), Proxy::start(shared_server().address()));
     let mut leads = Candidate::campaigns(leadership(&connect(&server.address()).await, "/leaders-of/sessions"));
     let term = leads.leads().await.number();
@@ -132,7 +132,7 @@ async fn observers_take_their_watches_with_them() {
 }
 
 #[support::judged]
-async fn a_leader_in_a_black_hole_says_no_before_the_next_one_leads() {
+async fn a_leader_in_a_black_hole_says_no_before_the_next_leads() {
     const PATH: &str = "/leaders/black-hole";
     let (wire, there) = (Proxy::start(shared_server().address()), connect(&shared_server().address()).await);
     let here = connect_with(&wire.address(), SHORT).await;
@@ -156,7 +156,7 @@ async fn a_leader_in_a_black_hole_says_no_before_the_next_one_leads() {
 }
 
 #[support::judged]
-async fn a_candidate_whose_requests_or_answers_are_lost_leads_once_and_leaves_nothing() {
+async fn a_candidate_with_lost_messages_leads_once() {
     let (wire, there) = (Proxy::start(shared_server().address()), connect(&shared_server().address()).await);
     let here = connect_with(&wire.address(), SHORT).await;
     let frames = [
@@ -184,7 +184,7 @@ async fn a_candidate_whose_requests_or_answers_are_lost_leads_once_and_leaves_no
 }
 
 #[support::judged]
-async fn a_server_that_crashes_and_comes_back_has_one_leader_again() {
+async fn a_server_that_restarts_has_one_leader_again() {
     let server = Server::start();
     let (one, two) = (connect_with(&server.address(), SHORT).await, connect_with(&server.address(), SHORT).await);
     let (a, b) = (leadership(&one, "/leaders/crash"), leadership(&two, "/leaders/crash"));
@@ -208,7 +208,7 @@ async fn a_server_that_crashes_and_comes_back_has_one_leader_again() {
 }
 
 #[support::judged]
-async fn a_candidate_that_resigned_leads_on_a_server_that_came_back_empty() {
+async fn a_resigned_candidate_leads_on_an_emptied_server() {
     let server = Server::start();
     let zk = connect_with(&server.address(), SHORT).await;
     let mut candidate = Candidate::campaigns(leadership(&zk, "/leaders/empty"));

@@ -300,7 +300,7 @@ fn is_left_alone(zk: &Memory, path: &str, what: &str) {
 }
 
 #[test]
-fn an_update_dropped_at_any_poll_leaves_nothing_and_is_done_once_or_not() {
+fn an_update_dropped_at_any_poll_is_done_once_or_not() {
     let mut done = [false; 2];
     for polls in 0..POLLS {
         for keeps in [false, true] {
@@ -323,7 +323,7 @@ fn an_update_dropped_at_any_poll_leaves_nothing_and_is_done_once_or_not() {
 
 /// The work is done in the background, on a thread of its own, so the moments are not those of polls.
 #[support::judged]
-async fn a_live_value_or_a_wait_dropped_at_any_moment_leaves_nothing() {
+async fn a_dropped_live_value_or_wait_leaves_nothing() {
     let mut done = [0; 2];
     for moment in 0..200 {
         for lives in [false, true] {
@@ -343,7 +343,7 @@ async fn a_live_value_or_a_wait_dropped_at_any_moment_leaves_nothing() {
 }
 
 #[test]
-fn an_initial_value_that_was_refused_is_tried_again_by_the_next_caller() {
+fn a_refused_initial_value_is_tried_by_the_next_call() {
     let zk = Memory::new();
     let shared = Shared::builder(&zk, "/value").initial(|| 7_u64).build().unwrap();
     let directory = shared.lock().path();
@@ -359,7 +359,7 @@ fn an_initial_value_that_was_refused_is_tried_again_by_the_next_caller() {
 }
 
 #[test]
-fn the_last_handle_takes_the_writing_of_the_initial_value_with_it() {
+fn the_last_handle_ends_the_initial_write() {
     let zk = Memory::new();
     let held = bare(&zk.connect(), "/cut").write().replacing(1).blocking().unwrap();
     let shared = Copied::of(&counter(&zk, "/cut"));
@@ -389,7 +389,7 @@ async fn changes_that_nobody_polls_hold_up_no_writer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_value_is_written_also_beside_a_kept_read_of_one_that_an_operator_has_emptied() {
+async fn a_kept_read_does_not_block_the_first_value() {
     let zk = Memory::new();
     let open = Shared::builder(&zk, "/value").initial(|| 1_u64).lock(|lock| lock.keep(Duration::from_secs(3600)));
     let shared = open.build().unwrap();
@@ -466,7 +466,7 @@ pub(crate) async fn a_format_is_asked_on_the_callers_threads_alone_and_under_no_
 }
 
 #[support::judged]
-async fn where_servers_take_more_a_value_may_be_as_large_as_its_limit_is_set() {
+async fn a_value_may_be_as_large_as_the_raised_limit() {
     const ALLOWED: usize = 3 << 20;
     let zk = Memory::new();
     let large: Shared<Vec<u8>> =

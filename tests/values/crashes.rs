@@ -94,17 +94,17 @@ async fn killed_at_each_point(name: &'static str, rule: fn(u64) -> Rule) {
 }
 
 #[support::judged]
-async fn a_process_killed_at_any_request_leaves_the_old_value_or_the_new_one() {
+async fn a_process_killed_at_a_request_leaves_a_whole_value() {
     killed_at_each_point("killed-request", |point| Rule::on(Frames::from_clients()).nth(point)).await;
 }
 
 #[support::judged]
-async fn a_process_killed_at_any_answer_leaves_the_old_value_or_the_new_one() {
+async fn a_process_killed_at_a_reply_leaves_a_whole_value() {
     killed_at_each_point("killed-answer", |point| Rule::on(Frames::from_server()).nth(point).lose()).await;
 }
 
 #[support::judged]
-async fn a_process_killed_amid_any_request_leaves_the_old_value_or_the_new_one() {
+async fn a_process_killed_amid_a_request_leaves_one_value() {
     let rule = |point: u64| Rule::on(Frames::from_clients()).nth(point).close(100 + 1000 * point as usize, Close::Rst);
     killed_at_each_point("killed-half", rule).await;
 }

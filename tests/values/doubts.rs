@@ -15,7 +15,7 @@ use support::polled::{Lost, lose, now};
 use support::scene::soon;
 
 #[support::judged]
-async fn a_commit_whose_answers_and_requests_are_lost_is_done_once_or_counts_as_too_large() {
+async fn a_commit_with_lost_messages_is_done_at_most_once() {
     use Lost::{Reply, Request};
     for faults in
         [&[Reply][..], &[Request], &[Request, Reply], &[Request, Request, Reply], &[Request; 3], &[Request; 4]]
@@ -78,13 +78,13 @@ async fn disturbed(at: usize, writes: usize) -> Error {
 }
 
 #[support::judged]
-async fn a_commit_in_doubt_that_another_write_has_forestalled_is_refused_and_says_so() {
+async fn a_commit_in_doubt_loses_to_another_write() {
     let error = disturbed(0, 1).await;
     assert!(matches!(error, Error::TransactionRefused { reason: Failure::BadVersion, .. }), "{error}");
 }
 
 #[support::judged]
-async fn a_commit_whose_node_was_written_too_often_to_tell_has_an_unknown_outcome() {
+async fn a_commit_followed_by_many_writes_is_unknown() {
     // The other client comes before the first request, or before the one that is sent again and so refused.
     let refused = "operation 0 on /doubts/value failed, and nothing was changed: the node has another version";
     for (at, why) in [(0, "nobody has answered"), (1, refused)] {
@@ -94,7 +94,7 @@ async fn a_commit_whose_node_was_written_too_often_to_tell_has_an_unknown_outcom
 }
 
 #[support::judged]
-async fn a_commit_in_doubt_when_its_session_expires_is_settled_on_another_session() {
+async fn a_commit_in_doubt_is_settled_on_the_next_session() {
     for is_done in [true, false] {
         let (zk, path) = (Memory::new(), "/doubts");
         write(&counter(&zk, path), 7).await;
@@ -141,7 +141,7 @@ async fn each_value_names_the_commit_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_initial_value_that_another_client_removes_before_it_was_seen_is_written_again() {
+async fn a_removed_initial_value_is_written_again() {
     let (zk, path) = (Memory::new(), "/doubts");
     let (stranger, was_written, is_second) = (zk.connect(), AtomicBool::new(false), AtomicBool::new(false));
     let line = Hindered::new(&zk, move |asked| {
@@ -165,7 +165,7 @@ async fn an_initial_value_that_another_client_removes_before_it_was_seen_is_writ
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_initial_value_that_has_come_is_not_written_again_while_nobody_asks_for_it() {
+async fn an_initial_value_is_not_rewritten_while_unused() {
     let (zk, path) = (Memory::new(), "/doubts");
     let (line, contenders) = Hindered::counting(&zk, |_| ());
     let shared = Shared::builder(&line, path).initial(|| 7_u64).build().unwrap();
@@ -180,7 +180,7 @@ async fn an_initial_value_that_has_come_is_not_written_again_while_nobody_asks_f
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_initial_value_is_not_written_beside_foreign_bytes_and_is_once_they_are_gone() {
+async fn an_initial_value_waits_until_foreign_bytes_are_gone() {
     for is_polled in [true, false] {
         let (zk, path) = (Memory::new(), "/doubts");
         let stranger = zk.connect();
@@ -211,7 +211,7 @@ async fn an_initial_value_is_not_written_beside_foreign_bytes_and_is_once_they_a
 }
 
 #[support::judged]
-async fn an_operators_empty_node_that_goes_just_before_the_initial_value_is_written_costs_nobody_an_error() {
+async fn a_removed_empty_node_fails_no_initial_write() {
     let (zk, path) = (Memory::new(), "/doubts");
     put(&zk, path, b"").await;
     let stranger = zk.connect();

@@ -26,7 +26,7 @@ fn plain(client: &ZooKeeper, path: &str) -> Shared<u64> {
 }
 
 #[support::judged]
-async fn kept_reads_cost_nothing_and_always_give_the_newest_value() {
+async fn kept_reads_send_nothing_and_see_the_newest_value() {
     let wire = Proxy::start(shared_server().address());
     let (here, there) = (connect(&wire.address()).await, connect(&shared_server().address()).await);
     let (reader, writer) = (kept(&here, "/kept/newest"), plain(&there, "/kept/newest"));
@@ -53,7 +53,7 @@ async fn kept_reads_cost_nothing_and_always_give_the_newest_value() {
 }
 
 #[support::judged]
-async fn commits_of_several_uses_of_one_node_are_told_apart_when_an_answer_is_lost() {
+async fn commits_of_several_uses_of_one_node_are_distinct() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
     let shared = kept(&zk, "/kept/apart");
@@ -76,7 +76,7 @@ async fn commits_of_several_uses_of_one_node_are_told_apart_when_an_answer_is_lo
 }
 
 #[support::judged]
-async fn a_read_after_a_write_of_the_same_process_gives_what_was_written() {
+async fn a_read_sees_the_preceding_write_of_its_process() {
     let zk = Memory::new();
     let shared: Shared<u64> =
         Shared::builder(&zk, "/kept/own").initial(|| 0).lock(|lock| lock.keep(IDLE)).build().unwrap();
@@ -94,7 +94,7 @@ async fn a_read_after_a_write_of_the_same_process_gives_what_was_written() {
 }
 
 #[support::judged]
-async fn a_transaction_on_the_value_by_hand_is_seen_by_the_next_kept_read() {
+async fn the_next_kept_read_sees_a_manual_transaction() {
     let zk = Memory::new();
     let shared: Shared<String> = Shared::builder(&zk, "/kept/by-hand")
         .initial(|| "one".to_owned())
@@ -111,7 +111,7 @@ async fn a_transaction_on_the_value_by_hand_is_seen_by_the_next_kept_read() {
 
 /// At every moment of the read: its answer may show the value from before the write, and come after the write's.
 #[support::judged]
-async fn a_value_that_was_read_while_it_was_written_by_hand_is_not_kept() {
+async fn a_read_that_races_a_manual_write_is_not_cached() {
     let mut was_between = false;
     for polls in 0..40 {
         let zk = Memory::new();
@@ -140,7 +140,7 @@ async fn a_value_that_was_read_while_it_was_written_by_hand_is_not_kept() {
 }
 
 #[support::judged]
-async fn after_a_restore_no_read_gives_a_value_that_was_kept_before() {
+async fn no_read_sees_the_cached_value_after_a_restore() {
     let zk = Memory::new();
     let shared = Shared::builder(&zk, "/kept/restored").initial(|| 0_u64).lock(|lock| lock.keep(IDLE)).build().unwrap();
     let backup = zk.faults().back_up();

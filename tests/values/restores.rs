@@ -49,7 +49,7 @@ async fn a_copy_goes_back_with_an_ensemble_that_is_restored() {
 }
 
 #[support::judged]
-async fn a_copy_goes_back_from_a_commit_of_its_own_that_it_has_never_read() {
+async fn a_copy_rolls_back_its_own_unread_commit() {
     let (zk, path) = (Memory::new(), "/restored");
     let is_lost = Arc::new(AtomicBool::new(false));
     let hinders = Arc::clone(&is_lost);
@@ -72,7 +72,7 @@ async fn a_copy_goes_back_from_a_commit_of_its_own_that_it_has_never_read() {
 }
 
 #[support::judged]
-async fn a_copy_is_current_only_once_it_was_read_on_the_present_session() {
+async fn a_copy_is_current_only_after_a_read_on_the_session() {
     let (zk, path) = (Memory::new(), "/current");
     write(&counter(&zk.connect(), path), 1).await;
     let is_lost = Arc::new(AtomicBool::new(false));
@@ -111,7 +111,7 @@ async fn a_copy_goes_back_with_a_server_that_is_restored() {
 /// The copy is cut off meanwhile, and its session goes on. No event tells of the commit if its transaction has a number that
 /// the copy has seen of the lost ones.
 #[support::judged]
-async fn a_copy_follows_a_server_that_lost_a_commit_to_the_next_one_which_has_its_version() {
+async fn a_copy_rolls_back_to_another_commit_of_its_version() {
     tokio::join!(follows_a_server_that_lost_a_commit(false), follows_a_server_that_lost_a_commit(true));
 }
 

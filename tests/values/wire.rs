@@ -56,7 +56,7 @@ async fn usual(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, Vec<Op>) {
 }
 
 #[support::judged]
-async fn a_read_costs_one_request_beside_the_lock_a_commit_one_the_copy_none() {
+async fn a_read_and_a_commit_send_one_request_the_copy_none() {
     let server = shared_server();
     let wire = Proxy::start(server.address());
     let zk = connect(&wire.address()).await;
@@ -145,7 +145,7 @@ async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
 
 /// The one that was made anew has the version of the one before.
 #[support::judged]
-async fn a_node_that_a_stranger_made_anew_while_a_commit_was_in_doubt_is_not_overwritten() {
+async fn a_commit_in_doubt_does_not_overwrite_a_recreated_node() {
     let (zk, path) = (Memory::new(), "/shared/anew");
     let stranger = session(&zk.connect()).await;
     let has_struck = AtomicBool::new(false);
@@ -193,7 +193,7 @@ async fn a_commit_that_is_cut_at_any_byte_is_done_once() {
 /// A caller that is cut off for longer than its session lives, and comes back after others have committed, still learns
 /// what became of its commit.
 #[support::judged]
-async fn a_commit_in_doubt_at_the_sessions_end_is_settled_after_later_commits() {
+async fn a_commit_in_doubt_settles_after_later_commits() {
     let operator = connect(&shared_server().address()).await;
     for (is_done, path) in [(true, "/shared/doubt-done"), (false, "/shared/doubt-undone")] {
         let wire = Proxy::start(shared_server().address());
@@ -227,7 +227,7 @@ async fn a_commit_in_doubt_at_the_sessions_end_is_settled_after_later_commits() 
 }
 
 #[support::judged]
-async fn a_value_too_large_for_the_servers_is_refused_and_the_old_one_stays() {
+async fn a_value_too_large_for_the_servers_is_refused() {
     let server = Server::start_with(&[], &["-Djute.maxbuffer=20000"]);
     let zk = connect_with(&server.address(), CALM).await;
     let shared: Shared<Vec<u8>> = Shared::with_format(&zk, "/shared/limit", Raw).build().unwrap();
@@ -252,7 +252,7 @@ async fn a_value_too_large_for_the_servers_is_refused_and_the_old_one_stays() {
 }
 
 #[support::judged]
-async fn a_timeout_ends_in_time_also_when_the_connection_breaks_after_the_grant() {
+async fn a_timeout_holds_when_the_connection_breaks_in_the_read() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
     let shared = counter(&zk, "/shared/late");
@@ -274,7 +274,7 @@ async fn a_timeout_ends_in_time_also_when_the_connection_breaks_after_the_grant(
 }
 
 #[support::judged]
-async fn a_first_value_an_update_and_a_live_copy_cost_what_is_promised() {
+async fn a_first_value_an_update_and_a_copy_cost_as_promised() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
     // A first value costs the watch on a missing node, a lock to read, and one commit.
@@ -303,7 +303,7 @@ async fn a_first_value_an_update_and_a_live_copy_cost_what_is_promised() {
 }
 
 #[support::judged]
-async fn an_update_on_a_lock_that_is_kept_costs_a_read_and_a_commit() {
+async fn an_update_under_a_kept_lock_costs_a_read_and_a_commit() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
     let shared: Shared<u64> = Shared::builder(&zk, "/shared/kept-update")
@@ -317,7 +317,7 @@ async fn an_update_on_a_lock_that_is_kept_costs_a_read_and_a_commit() {
 }
 
 #[support::judged]
-async fn the_first_value_survives_a_lost_connection_and_the_end_of_its_session() {
+async fn the_first_value_survives_a_lost_connection_and_session() {
     let wire = Proxy::start(shared_server().address());
     let (zk, other) = (connect_with(&wire.address(), SHORT).await, connect(&shared_server().address()).await);
     for (number, frames) in [
@@ -347,7 +347,7 @@ async fn the_first_value_survives_a_lost_connection_and_the_end_of_its_session()
 }
 
 #[support::judged]
-async fn a_first_value_that_may_not_be_written_is_an_error_of_the_changes() {
+async fn a_forbidden_first_value_is_an_error_of_the_changes() {
     let all_but_create = Permissions::READ | Permissions::WRITE | Permissions::DELETE;
     let acl = Acl::nobody().allow("world", "anyone", all_but_create);
     let zk = ZooKeeper::builder().acl(acl).session_timeout(CALM).connect(&shared_server().address()).await.unwrap();
