@@ -64,7 +64,7 @@ fn a_handle_asks_for_the_nodes_of_its_own_process_too() {
 }
 
 #[test]
-fn asking_leaves_the_data_of_the_directory_and_plain_holders_as_they_are() {
+fn asking_changes_no_data_and_no_plain_holder() {
     let zk = Memory::new();
     let lock = plain(&zk);
     let guard = write(&lock);
@@ -76,14 +76,14 @@ fn asking_leaves_the_data_of_the_directory_and_plain_holders_as_they_are() {
 }
 
 #[test]
-fn a_lock_without_a_directory_is_asked_for_in_vain_and_stays_without() {
+fn asking_for_a_missing_lock_makes_no_directory() {
     let zk = Memory::new();
     now(plain(&zk).ask()).expect("nobody keeps it");
     assert_eq!(zk.children("/"), Vec::<String>::new());
 }
 
 #[test]
-fn in_another_dialect_asking_is_refused_before_anything_is_sent() {
+fn asking_in_another_dialect_is_refused_unsent() {
     let zk = Memory::new();
     for dialect in [Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
         let lock = RwLock::builder(&zk, DIRECTORY).dialect(dialect).build().expect("valid");
@@ -97,7 +97,7 @@ fn in_another_dialect_asking_is_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn a_client_whose_server_lags_asks_for_what_it_cannot_see() {
+fn a_client_on_a_lagging_server_asks_for_unseen_nodes() {
     let zk = Memory::new();
     let (kept, other) = (keeping(&zk), zk.connect());
     drop(write(&plain(&other)));

@@ -39,7 +39,7 @@ async fn answered_with(failure: Failure) -> (usize, Error) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_names_whom_a_listing_showed_that_came_shortly_before_it() {
+async fn a_timeout_names_holders_listed_shortly_before() {
     let zk = Memory::new();
     let _held = now(RwLock::new(&zk, PATH).expect("valid").write()).expect("free");
     let lock = RwLock::new(&Slow(zk.connect()), PATH).expect("valid");
@@ -59,14 +59,14 @@ async fn a_timeout_names_whom_a_listing_showed_that_came_shortly_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_is_tried_on_three_sessions_that_are_over() {
+async fn an_acquisition_is_tried_on_three_ended_sessions() {
     let (tries, error) = answered_with(Failure::Over(Ending::Expired)).await;
     assert_eq!(tries, 3);
     assert!(!error.is_timeout() && error.is_lost(), "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_directory_that_vanishes_again_and_again_is_made_64_times() {
+async fn a_vanishing_directory_is_made_64_times() {
     let makings = Count::default();
     let made = makings.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -82,7 +82,7 @@ async fn a_directory_that_vanishes_again_and_again_is_made_64_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_initial_value_that_others_always_write_and_remove_is_tried_64_times() {
+async fn a_removed_initial_value_is_tried_64_times() {
     let writings = Count::default();
     let written = writings.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -100,7 +100,7 @@ async fn an_initial_value_that_others_always_write_and_remove_is_tried_64_times(
 
 /// A commit whose answer was lost may have been done, and then it is what the next one replaces.
 #[tokio::test(start_paused = true)]
-async fn after_a_commit_that_may_be_done_the_same_guard_can_commit_again() {
+async fn a_guard_can_commit_again_after_a_commit_in_doubt() {
     let (memory, is_cut_off) = (Memory::new(), Arc::new(AtomicBool::new(false)));
     let cut = Arc::clone(&is_cut_off);
     let zk = Hindered::new(&memory, move |asked| match asked {
@@ -124,14 +124,14 @@ async fn after_a_commit_that_may_be_done_the_same_guard_can_commit_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_create_whose_answer_is_always_lost_is_sent_65_times() {
+async fn a_create_with_lost_replies_is_sent_65_times() {
     let (tries, error) = answered_with(Failure::Unknown("lost".to_owned())).await;
     assert_eq!(tries, 65);
     assert!(error.to_string().contains("lost"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_downgrade_whose_answer_is_always_lost_is_sent_65_times_and_gives_the_lock_back() {
+async fn a_downgrade_with_lost_replies_is_sent_65_times() {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -149,7 +149,7 @@ async fn a_downgrade_whose_answer_is_always_lost_is_sent_65_times_and_gives_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_directory_whose_numbers_are_always_used_up_is_made_anew_8_times() {
+async fn a_directory_of_used_up_numbers_is_remade_8_times() {
     let memory = Memory::new();
     let (count, ensemble) = (Count::default(), memory.clone());
     let tries = count.clone();
@@ -170,7 +170,7 @@ async fn a_directory_whose_numbers_are_always_used_up_is_made_anew_8_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_is_read_on_three_sessions_that_turn_out_to_be_over() {
+async fn a_queue_is_read_on_three_ended_sessions() {
     let count = Count::default();
     let tries = count.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -197,7 +197,7 @@ impl Drop for Room {
 }
 
 #[support::judged]
-async fn a_slot_gives_its_room_back_once_and_a_shared_client_closes_all() {
+async fn a_slot_returns_its_room_once() {
     let given_back = Count::default();
     let slot = {
         let (memory, given_back) = (Memory::new(), given_back.clone());
@@ -258,7 +258,7 @@ async fn a_lease_that_has_run_out_is_renewed_before_the_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_granted_a_lock_by_a_lease_that_is_never_renewed() {
+async fn a_lease_that_is_never_renewed_grants_nothing() {
     let (tries, took, granted) = confirmed_by(|_, _| None).await;
     let error = granted.expect_err("its session may be over");
     assert!(matches!(&error, Error::Unreachable(why) if why.contains("too late for the lease")), "{error:?}");
@@ -266,7 +266,7 @@ async fn nobody_is_granted_a_lock_by_a_lease_that_is_never_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_finds_its_node_gone_when_its_lease_is_renewed_is_evicted() {
+async fn a_removed_node_found_at_the_lease_renewal_is_evicted() {
     let of_check = |failure: Failure| move |_, _: &Upkeep| Some(refused_at(0, failure.clone()));
     let (tries, _, gone) = confirmed_by(of_check(Failure::NoNode)).await;
     assert!(matches!(gone, Err(Error::Evicted(Loss::Removed))), "{gone:?}");
@@ -296,7 +296,7 @@ fn assert_enough(reserved: &AtomicUsize, needed: usize) {
 }
 
 #[test]
-fn a_contender_has_room_for_its_own_node_and_its_predecessors() {
+fn a_contender_has_room_for_two_paths() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
     let lock = RwLock::builder(&zk, PATH).host("short").build().expect("valid");
     let _held = now(lock.write()).expect("free");
@@ -306,7 +306,7 @@ fn a_contender_has_room_for_its_own_node_and_its_predecessors() {
 }
 
 #[test]
-fn a_contender_that_keeps_its_node_has_room_for_the_directory_too() {
+fn a_keeping_contender_has_room_for_the_directory_too() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
     let lock = RwLock::builder(&zk, PATH).keep(Duration::from_secs(1)).build().expect("valid");
     let _held = now(lock.write()).expect("free");
@@ -314,7 +314,7 @@ fn a_contender_that_keeps_its_node_has_room_for_the_directory_too() {
 }
 
 #[test]
-fn a_waiter_for_permits_has_room_for_the_number_and_the_permits() {
+fn a_waiter_for_permits_has_room_for_its_watches() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
     let limit = Semaphore::new(&zk, PATH, 1).expect("valid");
     let _held = now(limit.acquire()).expect("free");
@@ -339,7 +339,7 @@ fn a_copy_of_the_value_has_room_for_the_values_node() {
 
 /// The paths of a session's ephemeral nodes go into the transaction that ends it, so no session is given more than fits.
 #[test]
-fn whatever_is_held_has_reserved_twice_the_path_of_its_ephemeral_node() {
+fn every_hold_reserves_its_ephemeral_path_twice() {
     let is_within = |zk: &Hindered, reserved: &AtomicUsize, directory: &str| {
         let reserved = reserved.load(Ordering::Relaxed);
         assert!(2 * longest(zk, directory) <= reserved, "{directory}: {reserved} bytes are reserved");
@@ -356,7 +356,7 @@ fn whatever_is_held_has_reserved_twice_the_path_of_its_ephemeral_node() {
 
 /// ZooKeeper 3.10 reaps also a container that never had a child, so perhaps before its first use.
 #[test]
-fn a_directory_that_is_reaped_before_its_first_use_is_made_again() {
+fn a_directory_reaped_before_use_is_made_again() {
     let (memory, reaped) = (Memory::new(), Count::default());
     let (operator, count) = (memory.clone(), reaped.clone());
     let zk = Hindered::new(&memory, move |asked| {

@@ -57,7 +57,7 @@ fn leaving_out(memory: &Memory, listings: usize) -> Hindered {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_place_that_a_listing_leaves_out_is_asked_for_at_the_leader() {
+async fn an_unlisted_own_node_is_asked_for_at_the_leader() {
     for (listings, is_granted) in [(1, true), (3, true), (4, false), (usize::MAX, false)] {
         let memory = Memory::new();
         for tries in [false, true] {
@@ -80,7 +80,7 @@ async fn a_place_that_a_listing_leaves_out_is_asked_for_at_the_leader() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_permit_stays_that_a_server_denies_or_does_not_show_for_good() {
+async fn no_permit_stays_if_a_server_denies_or_hides_it() {
     for failure in [Failure::NoNode, Failure::NoAuth(Box::default()), Failure::Unknown("cut".to_owned())] {
         let memory = Memory::new();
         let well = Semaphore::new(&memory.connect(), SEMAPHORE, 3).expect("valid");
@@ -99,7 +99,7 @@ async fn no_permit_stays_that_a_server_denies_or_does_not_show_for_good() {
 }
 
 #[test]
-fn a_downgrade_whose_answer_was_lost_is_done_whatever_a_server_says_of_its_node() {
+fn a_downgrade_with_a_lost_reply_is_done_if_denied() {
     for failure in [Failure::NoNode, Failure::NoAuth(Box::default())] {
         let memory = Memory::new();
         let (zk, _) = denying(&memory, "-READ-", failure, usize::MAX);
@@ -113,7 +113,7 @@ fn a_downgrade_whose_answer_was_lost_is_done_whatever_a_server_says_of_its_node(
 
 /// After a commit, a read that shows nothing does not mean that nothing was written.
 #[tokio::test(start_paused = true)]
-async fn a_value_that_a_server_denies_is_not_said_not_to_have_been_written() {
+async fn a_denied_value_is_not_reported_as_unwritten() {
     for (reads, is_read) in [(1, true), (3, true), (usize::MAX, false)] {
         for has_initial in [false, true] {
             let memory = Memory::new();

@@ -124,7 +124,7 @@ fn explore_all(dialect: Dialect, kinds: &[Kind], size: u32) {
 }
 
 #[test]
-fn all_libraries_under_curators_names_take_turns_in_order() {
+fn users_of_curator_names_take_turns() {
     let kinds = Kind::all_in(Dialect::Curator);
     explore_all(Dialect::Curator, &kinds, 3);
     // There are many fleets of four, and zookeeper-client does as a writer of kazoo does.
@@ -133,22 +133,22 @@ fn all_libraries_under_curators_names_take_turns_in_order() {
 }
 
 #[test]
-fn curators_mutex_zookeeper_client_and_ours_take_turns_in_order() {
+fn users_of_curators_mutex_names_take_turns() {
     explore_all(Dialect::CuratorMutex, &Kind::all_in(Dialect::CuratorMutex), 4);
 }
 
 #[test]
-fn kazoo_zookeeper_client_and_ours_take_turns_in_order() {
+fn users_of_kazoo_names_take_turns() {
     explore_all(Dialect::Kazoo, &Kind::all_in(Dialect::Kazoo), 4);
 }
 
 #[test]
-fn zookeeper_client_and_ours_under_our_names_take_turns_in_order() {
+fn users_of_our_names_take_turns() {
     explore_all(Dialect::Native, &Kind::all_in(Dialect::Native), 4);
 }
 
 #[test]
-fn libraries_that_speak_different_dialects_do_not_see_each_other() {
+fn libraries_of_different_dialects_ignore_each_other() {
     let (rw, mutex) = (format!("_c_{UUID}-__WRIT__0000000000"), format!("_c_{UUID}-lock-0000000001"));
     let kazoo = format!("{}__lock__0000000002", UUID.replace('-', ""));
     let names = [rw.clone(), mutex.clone(), kazoo.clone()];
@@ -224,7 +224,7 @@ fn foreign_name(dialect: Dialect, mode: Mode, number: usize) -> String {
 }
 
 #[support::judged]
-async fn a_contender_of_another_dialect_is_refused_by_name_and_nothing_is_left() {
+async fn a_contender_of_another_dialect_is_refused_by_name() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         for other in Dialect::ALL.into_iter().filter(|other| *other != dialect) {
@@ -252,7 +252,7 @@ async fn a_contender_of_another_dialect_is_refused_by_name_and_nothing_is_left()
 }
 
 #[support::judged]
-async fn a_waiter_is_refused_for_a_foreign_contender_when_it_lists_again() {
+async fn a_waiter_that_lists_again_refuses_a_foreign_node() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         // Two processes: contenders of one session need not look again.
@@ -272,7 +272,7 @@ async fn a_waiter_is_refused_for_a_foreign_contender_when_it_lists_again() {
 }
 
 #[support::judged]
-async fn a_hand_off_ignores_a_foreign_contender_that_the_next_acquisition_finds() {
+async fn a_hand_off_ignores_a_foreign_contender() {
     let s = Scene::set(Dialect::Native).await;
     let first = s.lock.write().await.unwrap();
     let second = writer(&s.lock);
@@ -310,7 +310,7 @@ async fn nodes_of_the_same_dialect_are_waited_for_and_seen() {
 }
 
 #[support::judged]
-async fn writes_to_the_nodes_of_a_foreign_dialect_grant_and_lose_nothing() {
+async fn writes_to_foreign_nodes_grant_and_lose_nothing() {
     for dialect in FOREIGN {
         let s = Scene::set(dialect).await;
         let theirs = foreign_name(dialect, Mode::Write, 0);
@@ -338,7 +338,7 @@ async fn writes_to_the_nodes_of_a_foreign_dialect_grant_and_lose_nothing() {
 }
 
 #[support::judged]
-async fn only_in_the_native_dialect_a_release_writes_before_it_deletes() {
+async fn only_a_native_release_writes_before_it_deletes() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         let held = s.lock.write().await.unwrap();
@@ -350,7 +350,7 @@ async fn only_in_the_native_dialect_a_release_writes_before_it_deletes() {
 }
 
 #[support::judged]
-async fn a_thread_of_curator_that_reads_under_its_write_lock_is_one_holder() {
+async fn a_curator_reader_in_its_own_write_is_one_holder() {
     let s = Scene::set(Dialect::Curator).await;
     let write = foreign_name(Dialect::Curator, Mode::Write, 0);
     let read = format!("_c_{UUID}-__READ__0000000000");
@@ -373,7 +373,7 @@ async fn a_thread_of_curator_that_reads_under_its_write_lock_is_one_holder() {
 }
 
 #[support::judged]
-async fn a_number_of_ours_that_somebody_else_has_too_is_not_granted() {
+async fn a_number_shared_with_a_foreign_node_is_not_granted() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         s.make(&foreign_name(dialect, Mode::Read, 2), b"").await;
@@ -384,7 +384,7 @@ async fn a_number_of_ours_that_somebody_else_has_too_is_not_granted() {
 }
 
 #[support::judged]
-async fn a_create_whose_answer_was_lost_is_found_by_its_uuid() {
+async fn a_create_with_a_lost_reply_is_found_by_its_uuid() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         s.zk.faults().lose_next_reply();
@@ -398,7 +398,7 @@ async fn a_create_whose_answer_was_lost_is_found_by_its_uuid() {
 }
 
 #[support::judged]
-async fn a_pair_of_a_lock_that_is_used_alone_is_three_requests_and_a_watch_in_every_dialect() {
+async fn an_uncontended_pair_costs_three_requests() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         for _ in 0..2 {
@@ -425,7 +425,7 @@ async fn a_directory_that_kazoo_takes_for_granted_stays() {
 }
 
 #[support::judged]
-async fn old_and_used_up_numbers_are_restarted_except_under_kazoo() {
+async fn used_up_numbers_are_restarted_except_under_kazoo() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         s.zk.faults().set_next_sequence(PATH, 1 << 30);
@@ -450,7 +450,7 @@ async fn old_and_used_up_numbers_are_restarted_except_under_kazoo() {
 }
 
 #[support::judged]
-async fn several_locks_are_taken_together_in_the_dialect_of_all() {
+async fn several_locks_are_taken_together_in_one_dialect() {
     for dialect in FOREIGN {
         let s = Scene::set(dialect).await;
         let open = |path| RwLock::builder(&s.zk, path).dialect(dialect).build().unwrap();

@@ -130,7 +130,7 @@ async fn limits_of_any_length_are_refused_or_obeyed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_period_of_any_length_and_any_step_of_the_clock_counts_as_it_is() {
+async fn a_period_of_any_length_counts_at_any_clock_step() {
     for period in LENGTHS {
         for step in LENGTHS {
             let memory = Memory::new();
@@ -154,7 +154,7 @@ async fn a_period_of_any_length_and_any_step_of_the_clock_counts_as_it_is() {
 
 /// Nothing listens at the port.
 #[support::judged]
-async fn options_of_a_connection_of_any_length_are_refused_or_obeyed() {
+async fn connection_options_of_any_length_are_handled() {
     for length in LENGTHS {
         let new = || ZooKeeper::builder().connect_timeout(Duration::from_millis(50));
         for builder in [new().session_timeout(length), new().tick_time(length), new().stop_margin(length)] {

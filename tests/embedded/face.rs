@@ -44,7 +44,7 @@ fn a_program_without_a_runtime_can_do_all_that_others_can() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_contender_of_this_process_is_called_so_in_errors_and_queues() {
+async fn errors_and_queues_mark_contenders_of_this_process() {
     let ours = Memory::new();
     let theirs = ours.connect();
     let lock = |zk: &Memory| RwLock::builder(zk, "/lock").host("web-1").build().unwrap();
@@ -113,7 +113,7 @@ fn the_blocking_release_of_what_was_lost_is_an_error_too() {
 }
 
 #[test]
-fn a_connection_that_cannot_be_is_refused_without_a_runtime_too() {
+fn an_invalid_connection_is_refused_without_a_runtime() {
     assert!(matches!(ZooKeeper::connect("no list").blocking(), Err(Error::InvalidInput(_))));
 }
 
@@ -183,7 +183,7 @@ fn an_error_has_a_source_and_a_kind() {
 
 /// Also on a runtime with several threads: the future of `lead` may be sent to another one.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn the_work_of_a_leader_is_a_closure_that_owns_state_or_captures_nothing_or_a_function() {
+async fn leader_work_is_a_closure_or_a_function() {
     async fn number(term: Term) -> i64 {
         term.number()
     }

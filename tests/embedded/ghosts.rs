@@ -77,7 +77,7 @@ async fn whoever_tries_passes_over_a_ghost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_tries_asks_the_leader_once_if_the_lock_is_taken_and_never_if_it_is_free() {
+async fn a_try_asks_the_leader_once_only_if_the_lock_is_taken() {
     let theirs = Memory::new();
     let (line, checks, creates) = counted(&theirs.connect());
     let lock = RwLock::new(&line, PATH).expect("valid");
@@ -140,7 +140,7 @@ async fn a_ghost_is_asked_for_and_told_once_by_a_session() {
 
 /// Neither the ghost's node nor what it became may be passed over by a writer.
 #[tokio::test(start_paused = true)]
-async fn whoever_tries_to_write_where_a_downgrade_was_missed_does_not() {
+async fn a_try_write_fails_where_a_downgrade_was_missed() {
     let theirs = Memory::new();
     let held = write(&lock_of(&theirs));
     let ours = client_that_shows(&theirs, &held.path());
@@ -179,7 +179,7 @@ async fn a_ghost_behind_a_node_that_may_not_be_read_is_found() {
 // Short waits.
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_shorter_than_a_session_timeout_passes_over_a_ghost() {
+async fn a_short_wait_passes_over_a_ghost() {
     for is_kept in [false, true] {
         for limit in [SECOND / 50, SECOND, 5 * SECOND] {
             let errors = diverged();
@@ -202,7 +202,7 @@ async fn a_wait_shorter_than_a_session_timeout_passes_over_a_ghost() {
 
 /// One after the other, because a later one begins to wait while the earlier ones are there.
 #[tokio::test(start_paused = true)]
-async fn a_short_wait_passes_over_all_the_ghosts_of_a_session_and_names_those_who_are_there() {
+async fn a_short_wait_passes_over_all_ghosts_of_a_session() {
     let theirs = Memory::new();
     let (dying, other) = (theirs.connect(), lock_of(&theirs));
     let dead = lock_of(&dying);
@@ -241,7 +241,7 @@ async fn the_error_of_a_timeout_names_no_ghost() {
 // Permits.
 
 #[tokio::test(start_paused = true)]
-async fn a_permit_that_is_a_ghost_is_taken_at_once_and_within_a_short_wait() {
+async fn a_ghost_permit_is_taken_at_once() {
     for waits in [false, true] {
         for permits in [1, 20, 600] {
             let errors = diverged();
@@ -275,7 +275,7 @@ async fn a_permit_that_is_a_ghost_is_taken_at_once_and_within_a_short_wait() {
 /// The ghost in the queue has taken a permit, and the server has missed that as well: whether or not it is known for a ghost
 /// already, and at the first look as later.
 #[tokio::test(start_paused = true)]
-async fn whoever_passes_over_a_ghost_in_the_queue_counts_the_permit_that_the_server_does_not_show() {
+async fn passing_over_a_queue_ghost_counts_its_hidden_permit() {
     let theirs = Memory::new();
     let other = limit(&theirs, 1);
     let first = now(other.acquire()).expect("free");
@@ -318,7 +318,7 @@ async fn a_ghost_in_the_queue_of_a_semaphore_holds_up_nobody() {
 
 /// The leader is asked twice before the ghost is passed over, and then the permits are looked at and taken.
 #[tokio::test(start_paused = true)]
-async fn a_short_wait_behind_a_ghost_is_granted_in_time_by_servers_that_commit_slowly() {
+async fn a_short_wait_behind_a_ghost_tolerates_slow_commits() {
     let ours = client_that_shows_a_waiter_for_permits();
     let ours = Hindered::new(&ours, |_| None).with_commits_that_take(SECOND / 4);
     drop(Semaphore::new(&ours, "/limit", 1).expect("valid").acquire().timeout(5 * SECOND).await.expect("in time"));
@@ -387,7 +387,7 @@ async fn a_ghost_that_is_known_contends_for_nothing() {
 
 /// A server that lists a node and denies it is told as one that lists and shows it, and is not asked without end.
 #[tokio::test(start_paused = true)]
-async fn a_ghost_that_its_server_lists_and_denies_is_passed_over_and_told() {
+async fn a_listed_and_denied_ghost_is_passed_over_and_logged() {
     for waits in [false, true] {
         let errors = diverged();
         let theirs = Memory::new();

@@ -81,7 +81,7 @@ fn an_idle_release_whose_request_was_lost_is_sent_again() {
 }
 
 #[test]
-fn an_idle_waiter_whose_node_is_removed_holds_up_none_behind_it() {
+fn an_idle_waiter_with_a_removed_node_blocks_nobody() {
     let wired = client();
     let memory = &wired.memory;
     let holder = write(&RwLock::new(&memory.connect(), DIRECTORY).expect("valid"));
@@ -108,7 +108,7 @@ fn an_idle_waiter_whose_node_is_removed_holds_up_none_behind_it() {
 }
 
 #[test]
-fn an_idle_acquisition_that_has_its_permit_holds_up_none_behind_it() {
+fn an_idle_acquisition_with_its_permit_blocks_nobody() {
     let wired = Wired::new(Memory::new());
     let permits = Semaphore::builder(&wired, "/limit").permits(2).build().expect("valid");
     // So that whoever comes next knows of the one before it.

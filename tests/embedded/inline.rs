@@ -76,7 +76,7 @@ fn ends(test: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn a_use_that_is_refused_while_its_node_is_acquired_may_look_at_once() {
+fn a_refused_use_may_read_the_queue_at_once() {
     ends(|| {
         let zk = Memory::new();
         drop(write(&plain(&zk)));
@@ -100,7 +100,7 @@ fn a_use_that_is_refused_while_its_node_is_acquired_may_look_at_once() {
 /// The first use polls the acquisition that both share, is woken for it once more, and is then not polled. The second was
 /// woken, too, and has looked while the first polled.
 #[test]
-fn a_use_that_looks_while_another_polls_their_acquisition_goes_on_without_the_other() {
+fn a_use_that_reads_the_queue_outlives_the_polling_use() {
     ends(|| {
         let kept = RwLock::builder(&Slow(Memory::new()), "/lock").keep(FOR_EVER).build().expect("valid");
         let (mut first, second) = (reading(&kept), Inline::new(kept.read()));
@@ -114,7 +114,7 @@ fn a_use_that_looks_while_another_polls_their_acquisition_goes_on_without_the_ot
 }
 
 #[tokio::test]
-async fn a_task_that_panics_ends_its_session_also_while_it_is_cut_off_and_another_takes_its_place() {
+async fn a_panicking_task_ends_its_session_and_is_replaced() {
     let zk = Memory::new();
     for is_cut in [false, true] {
         let guard = plain(&zk).write().await.expect("free");

@@ -66,7 +66,7 @@ fn a_kept_node_serves_a_thousand_reads_without_a_request() {
 }
 
 #[test]
-fn a_kept_write_node_serves_writes_and_reads_without_a_request() {
+fn a_kept_write_node_serves_uses_without_a_request() {
     let (zk, kept, _) = two();
     drop(write(&kept));
     costs(&zk, 0, "joining", || {
@@ -85,7 +85,7 @@ fn a_kept_write_node_serves_writes_and_reads_without_a_request() {
 }
 
 #[test]
-fn uses_of_one_write_node_are_granted_in_the_order_in_which_they_came() {
+fn uses_of_one_write_node_are_granted_in_order() {
     let (_, kept, _) = two();
     let first = write(&kept);
     let (mut one, mut two, mut three, mut four) = (reading(&kept), reading(&kept), writing(&kept), reading(&kept));
@@ -142,7 +142,7 @@ fn an_idle_node_is_given_up_as_soon_as_a_contender_waits() {
 }
 
 #[test]
-fn a_node_that_is_asked_for_admits_no_use_and_goes_with_the_last_that_it_has() {
+fn an_asked_node_admits_no_use_and_goes_with_its_last() {
     let (zk, kept, other) = two();
     let (one, two) = (read(&kept), read(&kept));
     let mut writer = writing(&other);
@@ -160,7 +160,7 @@ fn a_node_that_is_asked_for_admits_no_use_and_goes_with_the_last_that_it_has() {
 }
 
 #[test]
-fn a_node_that_is_asked_for_before_its_grant_serves_those_who_wait_for_it_once() {
+fn a_node_asked_for_before_its_grant_serves_its_waiters() {
     let (zk, kept, other) = two();
     let holder = write(&other);
     let (mut one, mut two) = (reading(&kept), reading(&kept));
@@ -179,7 +179,7 @@ fn a_node_that_is_asked_for_before_its_grant_serves_those_who_wait_for_it_once()
 }
 
 #[test]
-fn of_writes_that_wait_for_a_node_that_is_asked_for_all_but_the_first_queue_up_again() {
+fn an_asked_node_serves_one_write_and_requeues_the_rest() {
     let (zk, kept, other) = two();
     let holder = write(&other);
     let (mut one, mut two) = (writing(&kept), writing(&kept));
@@ -199,7 +199,7 @@ fn of_writes_that_wait_for_a_node_that_is_asked_for_all_but_the_first_queue_up_a
 }
 
 #[test]
-fn one_ask_serves_a_writer_behind_many_processes_that_keep_reads() {
+fn one_ask_releases_the_kept_reads_of_many_processes() {
     let (zk, _, other) = two();
     let clients: Vec<_> = (0..50).map(|_| zk.connect()).collect();
     let locks: Vec<_> = clients.iter().map(keeping).collect();
@@ -255,7 +255,7 @@ fn a_try_asks_nobody() {
 // One process, both modes.
 
 #[test]
-fn a_write_of_the_same_handle_gives_up_the_read_node_first() {
+fn a_write_gives_up_the_read_node_of_its_handle_first() {
     let (zk, kept, _) = two();
     drop(read(&kept));
     drop(write(&kept));
@@ -311,7 +311,7 @@ fn a_downgrade_that_is_dropped_gives_the_lock_back() {
 }
 
 #[test]
-fn a_guard_that_is_shared_ends_its_use_with_the_last_share() {
+fn a_shared_guard_ends_its_use_with_the_last_share() {
     let (zk, kept, other) = two();
     let guard = read(&kept);
     let inner = guard.share();
@@ -327,7 +327,7 @@ fn a_guard_that_is_shared_ends_its_use_with_the_last_share() {
 }
 
 #[test]
-fn a_use_that_gave_its_path_away_ends_the_keeping_of_a_write_node() {
+fn a_write_node_with_an_exposed_path_is_not_kept_on() {
     let (zk, kept, _) = two();
     let guard = write(&kept);
     let path = guard.path();
@@ -445,7 +445,7 @@ fn those_who_wait_keep_the_place_of_one_that_is_cancelled() {
 }
 
 #[test]
-fn after_all_who_wait_give_up_nothing_is_left_and_the_next_enters_afresh() {
+fn waiters_that_all_give_up_leave_no_node() {
     let (zk, kept, other) = two();
     let holder = write(&other);
     let mut all: Vec<_> = (0..3).map(|_| reading(&kept)).collect();
@@ -460,7 +460,7 @@ fn after_all_who_wait_give_up_nothing_is_left_and_the_next_enters_afresh() {
 }
 
 #[test]
-fn all_who_wait_hear_of_a_failure_and_the_next_one_enters_afresh() {
+fn a_failure_reaches_all_waiters_and_the_next_starts_anew() {
     let (zk, kept, other) = two();
     let holder = write(&other);
     let (mut one, mut two) = (reading(&kept), reading(&kept));
@@ -475,7 +475,7 @@ fn all_who_wait_hear_of_a_failure_and_the_next_one_enters_afresh() {
 }
 
 #[test]
-fn an_acquisition_that_asks_for_the_node_of_another_process_keeps_its_own_the_next_time() {
+fn a_node_acquired_by_asking_is_kept_the_next_time() {
     let (zk, kept, _) = two();
     let another = keeping(&zk.connect());
     drop(read(&another));
@@ -486,7 +486,7 @@ fn an_acquisition_that_asks_for_the_node_of_another_process_keeps_its_own_the_ne
 }
 
 #[test]
-fn a_node_that_is_asked_for_before_it_was_used_again_is_not_kept_the_next_time_and_then_is() {
+fn a_node_asked_for_before_reuse_is_not_kept_once() {
     let (zk, kept, other) = two();
     for is_kept in [true, false, true, false] {
         drop(read(&kept));
@@ -507,7 +507,7 @@ fn sharing(zk: &Memory) -> RwLock {
 }
 
 #[test]
-fn without_an_idle_time_uses_that_overlap_share_a_node_which_goes_with_the_last() {
+fn zero_idle_time_shares_a_node_among_overlapping_uses() {
     let (zk, _, _) = two();
     let lock = sharing(&zk);
     let (one, two) = (read(&lock), read(&lock));
@@ -520,7 +520,7 @@ fn without_an_idle_time_uses_that_overlap_share_a_node_which_goes_with_the_last(
 }
 
 #[test]
-fn without_an_idle_time_writes_that_wait_for_each_other_take_turns_under_one_node() {
+fn zero_idle_time_writes_take_turns_under_one_node() {
     let (zk, _, _) = two();
     let lock = sharing(&zk);
     let first = write(&lock);
@@ -538,7 +538,7 @@ fn without_an_idle_time_writes_that_wait_for_each_other_take_turns_under_one_nod
 }
 
 #[test]
-fn without_an_idle_time_a_node_whose_only_use_gives_up_is_gone() {
+fn zero_idle_time_removes_a_node_with_its_only_use() {
     let (zk, _, other) = two();
     let lock = sharing(&zk);
     let held = write(&other);
@@ -569,7 +569,7 @@ fn what_cannot_be_kept_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_node_that_is_idle_before_its_session_watches_over_it_is_asked_for_too() {
+fn a_node_idle_before_it_is_watched_hears_asks_too() {
     let (zk, _, other) = two();
     let forever = RwLock::builder(&zk, DIRECTORY).keep(Duration::MAX).build().expect("valid");
     let slot = now(zk.session_slot(0)).expect("always open");
@@ -582,7 +582,7 @@ fn a_node_that_is_idle_before_its_session_watches_over_it_is_asked_for_too() {
 }
 
 #[test]
-fn an_idle_node_ends_with_the_runtime_that_counted_its_time() {
+fn an_idle_node_ends_with_the_runtime_of_its_timer() {
     let (zk, kept, other) = two();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -648,7 +648,7 @@ fn a_use_that_waits_in_the_same_process_contends() {
 }
 
 #[test]
-fn the_changes_of_a_guard_end_with_it_also_if_its_node_stays() {
+fn the_changes_of_a_guard_end_although_its_node_stays() {
     for is_kept in [true, false] {
         let zk = Memory::new();
         let lock = if is_kept { keeping(&zk) } else { plain(&zk) };

@@ -68,7 +68,7 @@ async fn a_timeout_says_how_long_a_use_has_waited_in_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_behind_a_use_of_this_process_says_that_the_client_is_cut_off() {
+async fn a_timeout_behind_a_local_use_reports_the_cut() {
     let (zk, kept, _other) = two();
     let mine = kept.write().await.unwrap();
     let clone = kept.clone();
@@ -92,7 +92,7 @@ fn granted_after_a_wait() -> (Memory, RwLock, zk_rwlock::WriteGuard) {
 }
 
 #[test]
-fn a_try_names_the_use_in_the_way_and_not_one_that_left_long_ago() {
+fn a_try_names_the_local_use_and_no_past_holder() {
     let (_zk, kept, guard) = granted_after_a_wait();
     let error = now(kept.try_write()).unwrap_err();
     let Error::WouldBlock { blockers } = &error else { panic!("{error}") };
@@ -100,7 +100,7 @@ fn a_try_names_the_use_in_the_way_and_not_one_that_left_long_ago() {
 }
 
 #[test]
-fn a_try_says_who_holds_under_the_kept_node_and_since_which_token() {
+fn a_try_names_the_holder_of_the_kept_node() {
     let zk = Memory::new();
     let kept = RwLock::builder(&zk, DIRECTORY).host("web-1").keep(IDLE).build().expect("valid");
     let guard = now(kept.write().label("nightly")).unwrap();
@@ -113,7 +113,7 @@ fn a_try_says_who_holds_under_the_kept_node_and_since_which_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_wait_hears_of_a_wait_for_a_use_of_the_same_process() {
+async fn on_wait_reports_a_wait_for_a_local_use() {
     let (_zk, kept, _other) = two();
     let guard = kept.write().await.unwrap();
     let told = Arc::new(Mutex::new(Vec::new()));
@@ -125,7 +125,7 @@ async fn on_wait_hears_of_a_wait_for_a_use_of_the_same_process() {
 }
 
 #[test]
-fn on_wait_hears_of_it_when_the_shared_node_is_granted_to_another_use_of_the_same_process() {
+fn on_wait_reports_a_grant_to_another_local_use() {
     let (_zk, kept, other) = two();
     let holder = now(other.write().label("left before")).unwrap();
     let mut first = writing(&kept);
@@ -146,7 +146,7 @@ fn on_wait_hears_of_it_when_the_shared_node_is_granted_to_another_use_of_the_sam
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_wait_for_a_use_of_the_same_process_is_warned_of() {
+async fn a_long_wait_for_a_local_use_is_warned_of() {
     let warnings = Warnings::default();
     let _guard = tracing::subscriber::set_default(warnings.clone());
     let zk = Memory::new();
@@ -162,7 +162,7 @@ async fn a_long_wait_for_a_use_of_the_same_process_is_warned_of() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_that_was_granted_at_once_is_not_warned_of_later() {
+async fn an_acquisition_granted_at_once_is_not_warned_of() {
     let warnings = Warnings::default();
     let _guard = tracing::subscriber::set_default(warnings.clone());
     let zk = Memory::new();
@@ -176,7 +176,7 @@ async fn an_acquisition_that_was_granted_at_once_is_not_warned_of_later() {
 }
 
 #[test]
-fn a_try_of_a_free_lock_is_granted_while_another_use_is_entering() {
+fn a_try_succeeds_while_another_use_is_entering() {
     for lock in [|zk: &Memory| plain(zk), |zk: &Memory| keeping(zk)] {
         let zk = Memory::new();
         let lock = lock(&zk);
@@ -190,7 +190,7 @@ fn a_try_of_a_free_lock_is_granted_while_another_use_is_entering() {
 }
 
 #[test]
-fn a_try_gives_up_an_idle_node_that_does_not_cover_it_even_if_it_is_refused() {
+fn a_refused_try_gives_up_an_unsuitable_idle_node() {
     let (zk, kept, other) = two();
     drop((read(&kept), read(&kept)));
     let guard = read(&other);
@@ -200,7 +200,7 @@ fn a_try_gives_up_an_idle_node_that_does_not_cover_it_even_if_it_is_refused() {
 }
 
 #[test]
-fn no_use_joins_while_a_writer_waits_behind_a_plain_reader() {
+fn no_use_joins_while_a_writer_awaits_a_reader() {
     let (zk, kept, other) = two();
     drop((read(&kept), read(&kept)));
     let reader = read(&other);
@@ -212,7 +212,7 @@ fn no_use_joins_while_a_writer_waits_behind_a_plain_reader() {
 }
 
 #[test]
-fn no_use_joins_in_another_process_while_a_local_use_is_waited_for() {
+fn no_use_joins_elsewhere_while_a_local_use_waits() {
     let (zk, kept, _other) = two();
     let remote = keeping(&zk.connect());
     drop((read(&remote), read(&remote)));
@@ -225,7 +225,7 @@ fn no_use_joins_in_another_process_while_a_local_use_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_use_that_was_released_is_not_reported_as_held_for_long() {
+async fn a_released_use_is_not_reported_as_held_for_long() {
     let warnings = Warnings::default();
     let _guard = tracing::subscriber::set_default(warnings.clone());
     let zk = Memory::new();
@@ -241,7 +241,7 @@ async fn a_use_that_was_released_is_not_reported_as_held_for_long() {
 }
 
 #[test]
-fn reads_left_by_a_cancelled_write_are_granted_together_though_asked() {
+fn reads_of_a_cancelled_write_are_granted_together() {
     let (zk, kept, other) = two();
     let holder = write(&other);
     let (mut writer, mut one, mut two) = (writing(&kept), reading(&kept), reading(&kept));
@@ -271,7 +271,7 @@ fn a_runtime_may_end_while_a_node_is_kept() {
 
 /// Its timers are all over at once then.
 #[test]
-fn a_runtime_may_end_while_a_node_is_kept_and_the_client_is_cut_off() {
+fn a_runtime_may_end_while_a_kept_node_is_cut_off() {
     let (done, is_done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let zk = Memory::new();
@@ -289,7 +289,7 @@ fn a_runtime_may_end_while_a_node_is_kept_and_the_client_is_cut_off() {
 }
 
 #[test]
-fn a_try_that_its_own_use_refuses_does_not_end_the_keeping() {
+fn a_try_refused_by_a_local_use_keeps_the_node() {
     let (zk, kept, _other) = two();
     let guard = read(&kept);
     now(kept.try_write()).unwrap_err();
@@ -298,7 +298,7 @@ fn a_try_that_its_own_use_refuses_does_not_end_the_keeping() {
 }
 
 #[test]
-fn on_wait_is_not_told_of_contenders_that_left_long_ago() {
+fn on_wait_does_not_report_departed_contenders() {
     let (_zk, kept, guard) = granted_after_a_wait();
     let told = Arc::new(Mutex::new(Vec::new()));
     let tell = Arc::clone(&told);
@@ -312,7 +312,7 @@ fn on_wait_is_not_told_of_contenders_that_left_long_ago() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_use_that_waits_for_the_shared_node_hears_how_far_it_has_come() {
+async fn each_use_waiting_for_the_node_hears_its_progress() {
     let (zk, kept, other) = two();
     let first = other.write().label("first").await.unwrap();
     let second = tokio::spawn(other.write().label("second").into_future());
@@ -379,7 +379,7 @@ fn a_value_may_be_used_while_an_old_one_is_dropped() {
 }
 
 #[test]
-fn a_node_kept_before_a_plain_reader_is_asked_for_when_that_reader_has_left() {
+fn a_node_kept_before_a_reader_is_asked_for_later() {
     let zk = Memory::new();
     let (keeper, other) = (keeping(&zk), plain(&zk));
     let held = write(&other);
@@ -400,7 +400,7 @@ fn a_node_kept_before_a_plain_reader_is_asked_for_when_that_reader_has_left() {
 /// The waiter knows that the node is its own session's, and asks without the ensemble. When it comes to ask, its session has
 /// forgotten whose node that is.
 #[test]
-fn a_node_of_the_same_session_is_asked_for_although_the_connection_broke_meanwhile() {
+fn a_node_of_the_session_is_asked_for_after_a_break() {
     for mode in [Mode::Read, Mode::Write] {
         let zk = Memory::new();
         let wired = Wired::new(zk.clone());

@@ -40,7 +40,7 @@ fn is_too_long<T: std::fmt::Debug>(answer: Result<T, Error>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_is_told_at_its_limit_and_the_next_is_granted_a_margin_later() {
+async fn a_holder_hears_of_its_limit_before_the_next_grant() {
     let zk = Memory::new();
     let guard = Arc::new(lock(&zk).write().await.expect("free"));
     let began = Instant::now();
@@ -76,7 +76,7 @@ async fn a_holder_is_told_at_its_limit_and_the_next_is_granted_a_margin_later() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_nobody_polls_knows_at_its_limit_and_who_drops_it_makes_way_at_once() {
+async fn an_unpolled_holder_loses_the_lock_at_its_limit() {
     let zk = Memory::new();
     let guard = now(lock(&zk).read()).expect("free");
     let share = guard.share();
@@ -92,7 +92,7 @@ async fn a_holder_that_nobody_polls_knows_at_its_limit_and_who_drops_it_makes_wa
 
 /// Its session lives on, and so its node stands.
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_has_lost_its_lease_and_hangs_makes_way_at_its_limit() {
+async fn a_hung_holder_without_a_lease_ends_at_its_limit() {
     for is_kept in [false, true] {
         let zk = Memory::new();
         let ours = zk.connect();
@@ -152,7 +152,7 @@ async fn of_several_locks_each_counts_from_its_own_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_term_that_lasts_too_long_ends_and_another_candidate_leads() {
+async fn a_term_ends_at_its_limit_and_another_leads() {
     let zk = Memory::new();
     let hangs = Leadership::builder(&zk, PATH).lock(|lock| lock.max_hold(LIMIT)).build().expect("valid");
     let began = Instant::now();
@@ -200,7 +200,7 @@ async fn each_use_of_a_kept_node_has_the_time_for_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_and_work_that_is_done_once_have_the_limit_of_their_lock() {
+async fn values_and_once_have_the_limit_of_their_lock() {
     let zk = Memory::new();
     let value: Shared<u32> =
         Shared::builder(&zk, "/value").initial(|| 1).lock(|lock| lock.max_hold(LIMIT)).build().expect("valid");

@@ -71,7 +71,7 @@ fn assert_nothing_left(zk: &Memory) {
 // Answers and requests that are lost.
 
 #[test]
-fn a_create_whose_answer_is_lost_is_one_node_and_a_grant() {
+fn a_create_with_a_lost_reply_is_one_node_and_a_grant() {
     let (zk, other, a, b) = two();
     zk.faults().lose_next_reply();
     let guard = write(&a);
@@ -115,7 +115,7 @@ fn a_create_is_sent_again_as_often_as_it_is_lost() {
 }
 
 #[test]
-fn the_making_of_the_directory_survives_lost_answers_and_requests() {
+fn making_the_directory_survives_lost_messages() {
     for lose in
         [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
     {
@@ -135,7 +135,7 @@ fn the_making_of_the_directory_survives_lost_answers_and_requests() {
 }
 
 #[test]
-fn a_waiter_whose_create_lost_its_answer_is_granted_in_turn() {
+fn a_waiter_whose_create_reply_is_lost_is_granted() {
     let (zk, other, a, b) = two();
     let held = write(&a);
     other.faults().lose_next_reply();
@@ -150,7 +150,7 @@ fn a_waiter_whose_create_lost_its_answer_is_granted_in_turn() {
 }
 
 #[test]
-fn a_delete_whose_answer_or_request_is_lost_leaves_nothing() {
+fn a_delete_with_a_lost_message_leaves_nothing() {
     let (zk, _other, a, _b) = two();
     for lose in
         [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
@@ -178,7 +178,7 @@ fn a_delete_whose_answer_or_request_is_lost_leaves_nothing() {
 }
 
 #[test]
-fn a_downgrade_whose_answer_or_request_is_lost_is_one_read_node() {
+fn a_downgrade_with_a_lost_message_is_one_read_node() {
     let (zk, _other, a, b) = two();
     for lose in
         [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
@@ -207,7 +207,7 @@ fn a_downgrade_whose_answer_or_request_is_lost_is_one_read_node() {
 }
 
 #[test]
-fn a_downgrade_that_is_dropped_while_cut_off_leaves_nothing() {
+fn a_downgrade_dropped_while_cut_off_leaves_nothing() {
     let (zk, other, a, b) = two();
     for lose in [
         None,
@@ -229,7 +229,7 @@ fn a_downgrade_that_is_dropped_while_cut_off_leaves_nothing() {
 }
 
 #[test]
-fn a_hand_off_whose_answer_or_request_is_lost_still_grants_the_next() {
+fn a_hand_off_with_a_lost_message_grants_the_next() {
     let (zk, _other, a, b) = two();
     for lose in
         [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
@@ -253,7 +253,7 @@ fn a_hand_off_whose_answer_or_request_is_lost_still_grants_the_next() {
 }
 
 #[test]
-fn a_release_while_cut_off_is_done_when_the_connection_is_back() {
+fn a_release_while_cut_off_is_done_after_the_reconnect() {
     let (zk, _other, a, b) = two();
     let guard = write(&a);
     let mut next = writing(&b);
@@ -291,7 +291,7 @@ fn entry(mode: &str, host: &str, label: &str) -> String {
 }
 
 #[test]
-fn a_waiter_hears_its_place_and_blockers_whenever_it_finds_them_changed() {
+fn a_waiter_hears_its_changed_place_and_blockers() {
     let zk = Memory::new();
     let lock = RwLock::builder(&zk, DIRECTORY).host("h").build().expect("valid");
     let holder = now(lock.write().label("holds").into_future()).expect("free");
@@ -320,7 +320,7 @@ fn a_waiter_hears_its_place_and_blockers_whenever_it_finds_them_changed() {
 }
 
 #[test]
-fn a_waiter_hears_the_news_when_the_one_before_it_gives_up() {
+fn a_waiter_hears_that_its_predecessor_gave_up() {
     let zk = Memory::new();
     let lock = RwLock::builder(&zk, DIRECTORY).host("h").build().expect("valid");
     let holder = now(lock.read().label("one").into_future()).expect("free");
@@ -347,7 +347,7 @@ fn a_waiter_hears_the_news_when_the_one_before_it_gives_up() {
 }
 
 #[test]
-fn hearing_costs_one_read_for_each_of_those_named_and_no_listing_more() {
+fn on_wait_costs_a_read_per_name_and_no_listing() {
     let cost = |names: bool| {
         let (zk, _other, a, b) = two();
         let _held = write(&a);
@@ -363,7 +363,7 @@ fn hearing_costs_one_read_for_each_of_those_named_and_no_listing_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_a_short_queue_a_waiter_hears_of_changes_ahead_within_a_second() {
+async fn a_waiter_in_a_short_queue_hears_of_changes_in_1_s() {
     let zk = Memory::new();
     let lock = open(&zk);
     let holder = write(&lock);
@@ -385,7 +385,7 @@ async fn in_a_short_queue_a_waiter_hears_of_changes_ahead_within_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_look_ahead_has_failed_hears_of_the_changes_at_the_next_one() {
+async fn a_waiter_whose_listing_failed_hears_of_changes_later() {
     let zk = Memory::new();
     let (lock, fails) = (open(&zk), Arc::new(AtomicBool::new(false)));
     let failing = Arc::clone(&fails);
@@ -416,7 +416,7 @@ async fn a_waiter_whose_look_ahead_has_failed_hears_of_the_changes_at_the_next_o
 }
 
 #[tokio::test(start_paused = true)]
-async fn listening_waiters_together_read_under_ten_thousand_names_a_second() {
+async fn listening_waiters_read_under_10_000_names_a_second() {
     for waiters in [3_u64, 50] {
         let zk = Memory::new();
         let lock = open(&zk);
@@ -452,7 +452,7 @@ async fn a_waiter_whose_listener_panics_leaves_the_queue() {
 // What a holder hears of waiters.
 
 #[test]
-fn a_writer_learns_of_the_first_who_queues_behind_it_for_two_listings() {
+fn a_writer_finds_its_first_waiter_for_two_listings() {
     let (zk, _other, a, b) = two();
     let guard = write(&a);
     let requests = zk.requests();
@@ -476,7 +476,7 @@ fn a_writer_learns_of_the_first_who_queues_behind_it_for_two_listings() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_learns_of_writers_only_and_looks_at_most_every_20_ms() {
+async fn a_reader_looks_for_writers_at_most_every_20_ms() {
     let (zk, other, a, b) = two();
     let guard = read(&a);
     let some_reads = |poll: &mut dyn FnMut()| {
@@ -511,7 +511,7 @@ async fn a_reader_learns_of_writers_only_and_looks_at_most_every_20_ms() {
 }
 
 #[test]
-fn a_holder_that_was_cut_off_learns_afterwards_who_came_meanwhile() {
+fn a_reconnected_holder_learns_who_queued_up_meanwhile() {
     let (zk, _other, a, b) = two();
     let guard = write(&a);
     let mut contended = task::spawn(guard.contended());
@@ -526,7 +526,7 @@ fn a_holder_that_was_cut_off_learns_afterwards_who_came_meanwhile() {
 }
 
 #[test]
-fn a_holder_that_waits_to_be_contended_learns_of_its_loss() {
+fn a_holder_awaiting_contention_learns_of_its_loss() {
     let lose = [|zk: &Memory, _: &str| zk.faults().expire(), |zk: &Memory, path: &str| zk.faults().remove(path)];
     for (lose, why) in lose.into_iter().zip([Loss::SessionOver(Ending::Expired), Loss::Removed]) {
         let (zk, _other, a, _b) = two();
@@ -580,7 +580,7 @@ fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
 }
 
 #[test]
-fn a_waiter_dropped_at_any_poll_leaves_nothing_and_disturbs_no_other() {
+fn a_waiter_dropped_at_any_poll_leaves_nothing() {
     for faults in FAULTS {
         let mut waited = false;
         for polls in 0..POLLS {
@@ -637,7 +637,7 @@ fn a_try_dropped_at_any_poll_leaves_nothing() {
 }
 
 #[test]
-fn a_release_or_downgrade_dropped_at_any_poll_frees_the_lock() {
+fn a_release_dropped_at_any_poll_frees_the_lock() {
     for faults in FAULTS {
         for polls in 0..20 {
             let (zk, _other, _a, b) = two();
@@ -696,7 +696,7 @@ fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
 }
 
 #[test]
-fn the_middle_one_of_three_leaves_and_the_last_goes_by_the_first() {
+fn the_third_waits_for_the_first_when_the_second_leaves() {
     let (zk, _other, a, b) = two();
     let held = write(&a);
     let (mut middle, mut last) = (writing(&b), writing(&a));
@@ -715,7 +715,7 @@ fn the_middle_one_of_three_leaves_and_the_last_goes_by_the_first() {
 
 /// The watch goes back to a writer further ahead, which Curator's first reader-writer lock never looked at again.
 #[test]
-fn a_reader_whose_nearest_writer_leaves_waits_for_the_one_before_it() {
+fn a_reader_whose_writer_leaves_awaits_an_earlier_one() {
     let (zk, _other, a, b) = two();
     let held = write(&a);
     let mut between = writing(&b);
@@ -733,7 +733,7 @@ fn a_reader_whose_nearest_writer_leaves_waits_for_the_one_before_it() {
 }
 
 #[test]
-fn a_waiter_whose_session_dies_in_the_middle_lets_nobody_in_early() {
+fn a_waiter_whose_session_ends_lets_nobody_in_early() {
     let (zk, other, a, b) = two();
     let held = write(&a);
     let (mut middle, mut last) = (writing(&b), writing(&a));
@@ -770,7 +770,7 @@ fn the_names_of_hosts_do_not_decide_who_is_first() {
 /// There is no upgrade, because two upgrades would be a deadlock. The errors of two readers that try by hand name the
 /// contenders that they wait for.
 #[tokio::test(start_paused = true)]
-async fn two_readers_that_both_ask_to_write_time_out_and_name_each_other() {
+async fn two_readers_that_try_to_write_time_out() {
     let (zk, _other, a, b) = two();
     let (one, two) = (read(&a), read(&b));
     let limit = Duration::from_secs(1);
@@ -808,7 +808,7 @@ fn a_create_brings_a_lagging_server_up_to_date() {
 }
 
 #[test]
-fn a_create_whose_answer_is_lost_is_found_on_a_lagging_server() {
+fn a_create_with_a_lost_reply_is_found_despite_lag() {
     let (zk, other, a, b) = two();
     other.faults().lag();
     let held = read(&a);
@@ -821,7 +821,7 @@ fn a_create_whose_answer_is_lost_is_found_on_a_lagging_server() {
 
 /// The create is answered by nothing but the listing that follows it, and that comes from a server without the node.
 #[test]
-fn a_dropped_create_whose_answer_is_lost_leaves_nothing_on_a_lagging_server() {
+fn a_dropped_create_with_lost_reply_leaves_nothing() {
     let (zk, other, _a, b) = two();
     other.faults().lag();
     other.faults().lose_next_reply();
@@ -839,7 +839,7 @@ fn a_dropped_create_whose_answer_is_lost_leaves_nothing_on_a_lagging_server() {
 }
 
 #[test]
-fn what_a_silent_server_does_is_heard_in_its_order_once_it_speaks() {
+fn a_silent_servers_replies_arrive_in_order_later() {
     let (zk, other, a, b) = two();
     let held = write(&a);
     other.faults().silence();
@@ -858,7 +858,7 @@ fn what_a_silent_server_does_is_heard_in_its_order_once_it_speaks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_whose_server_is_silent_has_lost_the_lock_when_its_lease_runs_out() {
+async fn a_holder_of_a_silent_server_loses_at_its_lease_end() {
     let (_zk, other, _a, b) = two();
     let guard = write(&b);
     other.faults().silence();
@@ -870,7 +870,7 @@ async fn a_holder_whose_server_is_silent_has_lost_the_lock_when_its_lease_runs_o
 }
 
 #[test]
-fn a_try_on_a_lagging_server_may_be_beaten_and_then_leaves_nothing() {
+fn a_try_beaten_on_a_lagging_server_leaves_nothing() {
     let (zk, other, a, b) = two();
     other.faults().lag();
     let held = write(&a);
@@ -886,7 +886,7 @@ fn a_try_on_a_lagging_server_may_be_beaten_and_then_leaves_nothing() {
 }
 
 #[test]
-fn whom_a_server_that_lags_does_not_show_yet_can_be_evicted() {
+fn a_member_hidden_by_a_lagging_server_can_be_evicted() {
     let (zk, other, a, b) = two();
     other.faults().lag();
     let held = write(&a);
@@ -898,7 +898,7 @@ fn whom_a_server_that_lags_does_not_show_yet_can_be_evicted() {
 }
 
 #[test]
-fn an_eviction_says_whom_it_removed_also_if_its_answer_was_lost() {
+fn an_eviction_reports_the_removed_despite_a_lost_reply() {
     let (zk, other, a, b) = two();
     let held = write(&a);
     other.faults().lose_next_reply();
@@ -930,7 +930,7 @@ fn whoever_left_before_the_eviction_was_not_evicted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_whose_lease_ran_out_is_not_downgraded_and_its_node_goes() {
+async fn a_guard_without_a_lease_is_not_downgraded() {
     for downgrades in [false, true] {
         let (zk, _other, a, b) = two();
         let held = write(&a);
@@ -950,7 +950,7 @@ async fn a_guard_whose_lease_ran_out_is_not_downgraded_and_its_node_goes() {
 
 /// The waiter hears of the hand-off only after the ensemble has given its session up.
 #[tokio::test(start_paused = true)]
-async fn an_old_hand_off_is_no_grant_once_the_lease_has_run_out() {
+async fn an_old_hand_off_grants_nothing_without_a_lease() {
     let (_zk, other, a, b) = two();
     let held = write(&a);
     let mut next = writing(&b);
@@ -989,7 +989,7 @@ fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
 
 /// A waiter hears of the end of its session when a holder would, and its node goes when the connection is back.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_is_cut_off_is_evicted_when_its_lease_runs_out() {
+async fn a_waiter_cut_off_is_evicted_at_the_lease_end() {
     let (zk, other, a, b) = two();
     let held = write(&a);
     let mut next = writing(&b);
@@ -1026,7 +1026,7 @@ async fn an_old_hand_off_is_a_grant_while_the_lease_is_valid() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_that_is_cut_off_is_lost_when_its_lease_runs_out() {
+async fn a_guard_cut_off_is_lost_at_the_lease_end() {
     let (zk, _other, a, _b) = two();
     let held = write(&a);
     let mut lost = task::spawn(held.lost());
@@ -1063,7 +1063,7 @@ impl Coordinator for Suspended {
 
 /// The ensemble's clock goes on while the machine sleeps; its own timers stand still.
 #[tokio::test(start_paused = true)]
-async fn a_machine_that_was_suspended_has_lost_its_locks_before_any_timer_ran() {
+async fn a_suspended_machine_has_lost_its_locks_before_timers() {
     let clock = Arc::new(AtomicU64::new(1_000));
     let hands = Arc::clone(&clock);
     let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
@@ -1082,7 +1082,7 @@ async fn a_machine_that_was_suspended_has_lost_its_locks_before_any_timer_ran() 
 }
 
 #[support::judged]
-async fn a_machine_that_was_suspended_is_let_in_by_no_node_that_it_kept() {
+async fn a_suspended_machine_cannot_use_its_kept_node() {
     for writes in [false, true] {
         let clock = Arc::new(AtomicU64::new(1_000));
         let hands = Arc::clone(&clock);
@@ -1155,7 +1155,7 @@ fn those_who_are_woken_may_use_the_ensemble() {
 // Strangers.
 
 #[test]
-fn a_waiter_that_takes_a_strangers_write_for_a_hand_off_loses_the_lock() {
+fn a_waiter_that_takes_a_forged_hand_off_loses_the_lock() {
     let (zk, _other, a, b) = two();
     let stranger = zk.connect();
     let held = write(&a);
@@ -1175,7 +1175,7 @@ fn a_waiter_that_takes_a_strangers_write_for_a_hand_off_loses_the_lock() {
 }
 
 #[test]
-fn a_forged_hand_off_is_found_out_by_the_first_check_that_is_answered() {
+fn a_forged_hand_off_is_found_by_the_first_check() {
     let (zk, other, a, b) = two();
     let held = write(&a);
     let mut next = writing(&b);
@@ -1192,7 +1192,7 @@ fn a_forged_hand_off_is_found_out_by_the_first_check_that_is_answered() {
 }
 
 #[test]
-fn a_forged_hand_off_is_found_out_also_if_the_answer_to_the_check_is_lost_with_the_connection() {
+fn a_forged_hand_off_is_found_despite_a_lost_check() {
     let (zk, other, a, b) = two();
     let held = write(&a);
     let mut next = writing(&b);
@@ -1208,7 +1208,7 @@ fn a_forged_hand_off_is_found_out_also_if_the_answer_to_the_check_is_lost_with_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn whom_a_false_holder_lets_in_before_it_is_found_out_loses_the_lock_as_well() {
+async fn a_grant_after_a_false_holder_is_lost_as_well() {
     let (zk, other, a, b) = two();
     let third = zk.connect();
     let held = write(&a);
@@ -1224,7 +1224,7 @@ async fn whom_a_false_holder_lets_in_before_it_is_found_out_loses_the_lock_as_we
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forged_hand_off_is_found_out_also_if_its_holder_reads_by_then() {
+async fn a_forged_hand_off_is_found_after_a_downgrade() {
     let (zk, _other, a, b) = two();
     let held = write(&a);
     let mut next = writing(&b);
@@ -1254,7 +1254,7 @@ fn one_that_was_falsely_granted_hands_off_to_nobody() {
 }
 
 #[test]
-fn a_strangers_write_to_a_waiting_node_is_no_hand_off_either() {
+fn a_foreign_write_to_a_waiting_node_is_no_hand_off() {
     let (zk, _other, a, b) = two();
     let stranger = zk.connect();
     let held = write(&a);
@@ -1371,7 +1371,7 @@ fn at_the_very_last_number_nobody_is_granted_twice() {
 // The directory.
 
 #[test]
-fn containers_may_be_reaped_between_uses_and_never_during_one() {
+fn containers_are_reaped_between_uses_only() {
     let (zk, _other, a, b) = two();
     let mut token = 0;
     for _ in 0..3 {
@@ -1398,7 +1398,7 @@ fn containers_may_be_reaped_between_uses_and_never_during_one() {
 /// The directory vanishes between its making and the create, between the create and the listing, and while the
 /// contender waits: at every poll.
 #[test]
-fn the_directory_may_vanish_at_any_poll_of_an_acquisition() {
+fn the_directory_may_vanish_at_any_poll() {
     let (mut granted, mut evicted) = (0, 0);
     for polls in 0..POLLS {
         let zk = Memory::new();
@@ -1426,7 +1426,7 @@ fn the_directory_may_vanish_at_any_poll_of_an_acquisition() {
 }
 
 #[test]
-fn the_directory_may_be_deleted_under_those_who_are_in_it() {
+fn the_directory_may_be_deleted_while_it_is_used() {
     let (zk, _other, a, b) = two();
     let held = write(&a);
     let mut next = writing(&b);
@@ -1443,7 +1443,7 @@ fn the_directory_may_be_deleted_under_those_who_are_in_it() {
 
 /// The panic of a timer that is polled after its runtime would be caught, and printed with its backtrace.
 #[test]
-fn a_test_ends_without_a_panic_in_which_a_client_was_cut_off() {
+fn a_test_with_a_disconnected_client_ends_in_order() {
     thread_local!(static PANICS: Cell<usize> = const { Cell::new(0) });
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -1475,7 +1475,7 @@ pub(crate) fn costs<T>(zk: &Memory, requests: u64, what: &str, step: impl FnOnce
 }
 
 #[test]
-fn each_step_sends_the_requests_that_it_needs_and_no_others() {
+fn each_step_sends_only_the_requests_that_it_needs() {
     let zk = Memory::new();
     let other = zk.connect();
     let (a, b) = (open(&zk), open(&other));
@@ -1552,7 +1552,7 @@ fn the_changes_of_a_guard_are_a_stream() {
 /// Tokio makes a future that has run for long yield: outside its worker threads it wakes the future at once. The
 /// ensemble's background work, which runs on the same thread, must not be made to yield as well.
 #[support::judged(flavor = "multi_thread", worker_threads = 1)]
-async fn the_ensembles_background_work_ends_beside_a_task_that_never_pauses() {
+async fn background_work_ends_beside_a_task_that_never_pauses() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, "/locks/busy").expect("a valid path");
     let guard = lock.write().await.expect("free");
@@ -1565,7 +1565,7 @@ async fn the_ensembles_background_work_ends_beside_a_task_that_never_pauses() {
 }
 
 #[test]
-fn a_probe_is_told_that_a_client_is_cut_off_and_since_when() {
+fn a_probe_reports_a_cut_and_its_start() {
     let before = Instant::now();
     let zk = Memory::new();
     assert_eq!(zk.state(), ConnectionState::Connected);
@@ -1597,7 +1597,7 @@ fn a_client_that_is_cut_before_its_first_use_is_cut() {
 }
 
 #[test]
-fn a_session_that_nobody_uses_any_more_is_closed_and_its_nodes_go() {
+fn an_unused_session_is_closed_and_its_nodes_go() {
     let (zk, other, _a, _b) = two();
     let session = session(&zk);
     now(session.create("/lock/mine", b"", Kind::Ephemeral)).expect("there is the directory");
@@ -1631,7 +1631,7 @@ fn the_ensemble_counts_the_watches_of_all_clients() {
 }
 
 #[test]
-fn a_restore_brings_back_what_there_was_and_nothing_that_came_later() {
+fn a_restore_brings_back_the_saved_state_only() {
     let (zk, other, _a, _b) = two();
     let make = |path: &str, data: &[u8], kind| drop(now(session(&zk).create(path, data, kind)).expect("it is new"));
     make("/value", b"old", Kind::Persistent);

@@ -71,7 +71,7 @@ fn assert_nothing_left(zk: &Memory) {
 // Clocks.
 
 #[test]
-fn work_is_due_again_when_the_period_is_over_by_the_ensembles_clock() {
+fn work_is_due_after_a_period_of_the_ensembles_clock() {
     let (zk, _other, a, b) = two();
     works(&a);
     assert!(due(&b).is_none() && due(&a).is_none());
@@ -119,7 +119,7 @@ async fn a_contender_that_waited_long_counts_its_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_done_while_a_contender_waited_is_fresh_if_it_was_done_just_now() {
+async fn work_done_recently_while_waiting_is_fresh() {
     let (zk, _other, a, b) = two();
     for (wait, is_due) in [(Duration::ZERO, false), (40 * MINUTE, false), (600 * MINUTE, false)] {
         zk.faults().set_clock_forward(10 * PERIOD);
@@ -135,7 +135,7 @@ async fn what_was_done_while_a_contender_waited_is_fresh_if_it_was_done_just_now
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_done_at_the_beginning_of_a_long_wait_is_not_fresh_at_its_end() {
+async fn work_done_early_in_a_long_wait_is_stale_at_its_end() {
     let (zk, third, a, b) = two();
     let guard = due(&a).expect("due");
     let other = open(&third.connect(), "host-c");
@@ -160,7 +160,7 @@ fn a_clock_that_is_set_back_a_little_does_no_work_twice() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_far_does_not_put_the_work_off_for_ever() {
+fn a_clock_set_far_back_does_not_block_the_work_for_ever() {
     let (zk, _other, a, b) = two();
     works(&a);
     zk.faults().set_clock_back(365 * 24 * 60 * MINUTE);
@@ -171,7 +171,7 @@ fn a_clock_that_is_set_back_far_does_not_put_the_work_off_for_ever() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_delays_the_work_by_no_more_than_a_period() {
+fn a_clock_set_back_delays_the_work_by_at_most_a_period() {
     let (zk, _other, a, b) = two();
     works(&a);
     zk.faults().set_clock_back(30 * MINUTE);
@@ -186,7 +186,7 @@ fn a_clock_that_is_set_back_delays_the_work_by_no_more_than_a_period() {
 // The record.
 
 #[test]
-fn the_record_says_who_did_it_and_stays_when_the_directory_goes() {
+fn the_record_names_the_worker_and_outlives_the_directory() {
     let (zk, _other, a, b) = two();
     let guard = due(&a).expect("due");
     let token = guard.fencing_token();
@@ -215,7 +215,7 @@ fn an_acquisitions_own_label_is_in_the_record() {
 }
 
 #[test]
-fn a_record_that_an_operator_deletes_while_the_work_runs_is_written_anew() {
+fn a_record_deleted_during_the_work_is_written_anew() {
     let (zk, _other, a, b) = two();
     works(&a);
     zk.faults().set_clock_forward(PERIOD);
@@ -234,7 +234,7 @@ fn a_record_that_an_operator_deletes_while_the_work_runs_is_written_anew() {
 }
 
 #[test]
-fn an_empty_node_counts_as_none_and_another_is_refused_and_stays() {
+fn an_empty_record_is_none_and_a_foreign_one_is_refused() {
     let (zk, _other, a, b) = two();
     let operator = session(&zk);
     now(operator.create("/cron", b"", Kind::Persistent)).expect("created");
@@ -262,7 +262,7 @@ fn forgets(asked: Asked<'_>) -> bool {
 }
 
 #[test]
-fn only_a_record_that_another_has_forgotten_is_forgotten_without_a_delete() {
+fn a_delete_is_skipped_only_if_the_record_is_gone() {
     let (zk, _other, a, _b) = two();
     works(&a);
     for failure in [Failure::NoNode, Failure::NoAuth(Box::default())] {
@@ -285,7 +285,7 @@ fn forgetting_makes_the_work_due() {
 }
 
 #[test]
-fn a_success_that_is_recorded_while_another_is_forgotten_stays() {
+fn a_success_recorded_during_a_forget_stays() {
     for loses in [false, true] {
         let (zk, _other, a, b) = two();
         works(&a);
@@ -328,7 +328,7 @@ fn what_was_forgotten_is_told_also_if_the_answer_is_lost() {
 }
 
 #[test]
-fn what_a_server_that_lags_does_not_show_yet_is_forgotten_as_well() {
+fn a_record_hidden_by_a_lagging_server_is_forgotten() {
     let (_zk, other, a, b) = two();
     now(b.queue()).expect("readable");
     other.faults().lag();
@@ -339,7 +339,7 @@ fn what_a_server_that_lags_does_not_show_yet_is_forgotten_as_well() {
 }
 
 #[test]
-fn a_lock_of_any_dialect_has_a_record_that_is_no_contender() {
+fn a_record_is_no_contender_in_any_dialect() {
     for dialect in [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
         let zk = Memory::new();
         let lock = RwLock::builder(&zk, DIRECTORY).dialect(dialect).build().expect("valid");
@@ -411,7 +411,7 @@ fn a_record_whose_request_or_answer_is_lost_is_written() {
 }
 
 #[test]
-fn a_record_that_cannot_be_sent_before_the_session_ends_is_not_written() {
+fn a_record_unsent_at_the_sessions_end_is_not_written() {
     let (zk, other, a, b) = two();
     let guard = due(&a).expect("due");
     zk.faults().cut();
@@ -437,7 +437,7 @@ fn within<F: Future>(polls: usize, future: F) -> Option<F::Output> {
 }
 
 #[test]
-fn an_acquisition_that_is_dropped_at_any_poll_leaves_nothing_whether_the_work_is_due_or_not() {
+fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
     let (mut given, mut refused) = (0, 0);
     for is_due in [true, false] {
         for polls in 0..POLLS {
@@ -465,7 +465,7 @@ fn an_acquisition_that_is_dropped_at_any_poll_leaves_nothing_whether_the_work_is
 }
 
 #[test]
-fn a_record_that_is_dropped_at_any_poll_is_written_or_not_and_the_next_finds_out() {
+fn a_record_dropped_at_any_poll_is_written_or_not() {
     let (mut claimed, mut dropped) = (0, 0);
     for lose in
         [|_: &Memory| {}, |zk: &Memory| zk.faults().lose_next_reply(), |zk: &Memory| zk.faults().lose_next_request()]
@@ -493,7 +493,7 @@ fn a_record_that_is_dropped_at_any_poll_is_written_or_not_and_the_next_finds_out
 }
 
 #[test]
-fn a_success_that_was_recorded_is_said_to_be_unknown_and_never_to_be_lost() {
+fn a_recorded_success_may_be_unknown_but_never_lost() {
     let mut unknown = 0;
     for polls in 0..POLLS {
         let (zk, other, ..) = two();
@@ -516,7 +516,7 @@ fn a_success_that_was_recorded_is_said_to_be_unknown_and_never_to_be_lost() {
 }
 
 #[test]
-fn work_that_was_done_counts_as_done_also_if_the_release_is_not_answered() {
+fn work_counts_as_done_without_a_reply_to_the_release() {
     let mut found = 0;
     for polls in 0..POLLS {
         let (zk, other, a, _) = two();
@@ -568,7 +568,7 @@ enum Fate {
 }
 
 #[test]
-fn whatever_hosts_do_the_work_is_given_out_when_a_period_has_passed_since_a_success() {
+fn work_is_due_a_period_after_a_success_of_any_host() {
     let fates = [Fate::Succeeds, Fate::SucceedsUnheard, Fate::Fails, Fate::Dies, Fate::DiesAfterwards];
     let mut given = [0; 5];
     for seed in 0..200 {

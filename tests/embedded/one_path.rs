@@ -32,7 +32,7 @@ fn left(zk: &Memory) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_semaphore_is_refused_where_a_lock_is_held_or_waited_for_and_leaves_it_usable() {
+async fn a_semaphore_is_refused_where_a_lock_is_in_use() {
     let zk = Memory::new();
     let held = lock(&zk).read().await.expect("free");
     for answer in [
@@ -53,7 +53,7 @@ async fn a_semaphore_is_refused_where_a_lock_is_held_or_waited_for_and_leaves_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_is_refused_at_the_path_of_a_semaphore_and_keeps_no_permit_from_anybody() {
+async fn a_lock_is_refused_at_the_path_of_a_semaphore() {
     let zk = Memory::new();
     let permit = semaphore(&zk).acquire().await.expect("free");
     let before = left(&zk);
@@ -92,7 +92,7 @@ async fn a_lock_is_refused_at_the_path_of_a_semaphore_and_keeps_no_permit_from_a
 }
 
 #[test]
-fn of_a_lock_and_a_semaphore_that_come_together_no_two_hold_at_any_poll() {
+fn a_lock_and_a_semaphore_never_hold_together() {
     use support::slow::Slow;
     let (mut granted, mut refused) = (0, 0);
     for lead in 0..12 {
@@ -126,7 +126,7 @@ fn of_a_lock_and_a_semaphore_that_come_together_no_two_hold_at_any_poll() {
 }
 
 #[test]
-fn a_lock_may_have_other_locks_below_it_whatever_their_names_and_data_of_anybody() {
+fn a_lock_may_have_other_locks_below_it() {
     let zk = Memory::new();
     let (above, below) = (lock(&zk), RwLock::new(&zk, "/one/queue").expect("valid"));
     let _permits = write(&RwLock::new(&zk, "/one/permits").expect("valid"));

@@ -88,14 +88,14 @@ fn lock(zk: &Memory) -> RwLock {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_under_a_guard_is_neither_polled_nor_done_once_a_stop_has_cost_the_lock() {
+async fn work_under_a_guard_ends_if_a_stop_costs_the_lock() {
     is_neither_polled_nor_done(|zk| write(&lock(zk)), async |guard, work| guard.run(work).await);
     let kept = |zk: &Memory| RwLock::builder(zk, PATH).keep(STOP).build().expect("valid");
     is_neither_polled_nor_done(|zk| write(&kept(zk)), async |guard, work| guard.run(work).await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_under_several_locks_is_neither_polled_nor_done_once_a_stop_has_cost_one() {
+async fn work_under_several_locks_ends_if_a_stop_costs_one() {
     let both = |zk: &Memory| {
         let other = RwLock::new(&zk.connect(), "/other").expect("valid");
         let both = MultiLock::new([(&lock(zk), Mode::Write), (&other, Mode::Read)]).expect("valid");
@@ -105,13 +105,13 @@ async fn work_under_several_locks_is_neither_polled_nor_done_once_a_stop_has_cos
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_under_a_permit_is_neither_polled_nor_done_once_a_stop_has_cost_it() {
+async fn work_under_a_permit_ends_if_a_stop_costs_it() {
     let take = |zk: &Memory| now(Semaphore::new(zk, PATH, 1).expect("valid").acquire()).expect("free");
     is_neither_polled_nor_done(take, async |permit, work| permit.run(work).await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_work_of_a_term_is_neither_polled_nor_done_once_a_stop_has_cost_the_term() {
+async fn the_work_of_a_term_ends_if_a_stop_costs_the_term() {
     for stopped in [Stopped::BetweenPolls, Stopped::InTheLastPoll] {
         let zk = Memory::new();
         let leadership = Leadership::new(&zk, PATH).expect("valid");
@@ -125,7 +125,7 @@ async fn the_work_of_a_term_is_neither_polled_nor_done_once_a_stop_has_cost_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_read_or_told_of_a_lock_that_a_stop_has_cost() {
+async fn a_lock_lost_in_a_stop_reads_and_reports_nothing() {
     let zk = Memory::new();
     let guard = RwLock::new(&Slow(zk.clone()), PATH).expect("valid").write().await.expect("free");
     let other = lock(&zk.connect());
@@ -140,7 +140,7 @@ async fn nothing_is_read_or_told_of_a_lock_that_a_stop_has_cost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_was_answered_is_told_although_a_stop_has_cost_the_lock_meanwhile() {
+async fn an_answered_commit_is_reported_despite_the_loss() {
     let zk = Memory::new();
     let guard = RwLock::new(&Slow(zk.clone()), PATH).expect("valid").write().await.expect("free");
     let mut commits = task::spawn(guard.transaction().create("/config", "v1").commit());

@@ -67,7 +67,7 @@ fn forge_hand_off(stranger: &Memory, place: &str) {
 
 /// What may not wait is bounded as a whole.
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_waits_for_the_number_for_as_long_as_it_may() {
+async fn an_acquisition_waits_for_the_number_until_timeout() {
     let zk = Memory::new();
     open(&zk, 3).acquire().await.expect("free").release().await.expect("held");
     let other = zk.connect();
@@ -82,7 +82,7 @@ async fn an_acquisition_waits_for_the_number_for_as_long_as_it_may() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_number_is_set_on_another_session_if_one_ends_during_the_look_for_a_lock() {
+async fn the_number_is_set_on_the_next_session_if_one_ends() {
     let (zk, is_over) = (Memory::new(), AtomicBool::new(false));
     let client = zk.clone();
     let line = Hindered::new(&zk, move |asked| {
@@ -99,7 +99,7 @@ async fn the_number_is_set_on_another_session_if_one_ends_during_the_look_for_a_
 // Answers and requests that are lost.
 
 #[test]
-fn a_permit_whose_taking_loses_answers_and_requests_is_one_node() {
+fn a_permit_taken_with_lost_messages_is_one_node() {
     for faults in FAULTS {
         let (zk, other, a, b) = two(1);
         let held = acquire(&b);
@@ -119,7 +119,7 @@ fn a_permit_whose_taking_loses_answers_and_requests_is_one_node() {
 }
 
 #[test]
-fn a_release_of_a_permit_survives_lost_answers_and_requests() {
+fn a_release_of_a_permit_survives_lost_messages() {
     for faults in FAULTS {
         let (zk, _other, a, b) = two(1);
         let held = acquire(&a);
@@ -131,7 +131,7 @@ fn a_release_of_a_permit_survives_lost_answers_and_requests() {
 }
 
 #[test]
-fn the_making_of_a_semaphore_survives_lost_answers_and_requests() {
+fn making_a_semaphore_survives_lost_messages() {
     for lose in
         [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
     {
@@ -151,7 +151,7 @@ fn the_making_of_a_semaphore_survives_lost_answers_and_requests() {
 }
 
 #[test]
-fn a_handle_without_a_number_may_have_all_permits_and_one_more_costs_a_read() {
+fn a_handle_without_a_number_may_take_all_permits() {
     let (zk, other, _a, _b) = two(2);
     let plain = || Semaphore::builder(&other, PATH).build().expect("valid");
     let before = zk.requests();
@@ -167,7 +167,7 @@ fn a_handle_without_a_number_may_have_all_permits_and_one_more_costs_a_read() {
 const POLLS: usize = 80;
 
 #[test]
-fn an_acquisition_of_permits_dropped_at_any_poll_leaves_nothing() {
+fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
     for faults in FAULTS {
         for is_fresh in [false, true] {
             let mut granted = false;
@@ -195,7 +195,7 @@ fn an_acquisition_of_permits_dropped_at_any_poll_leaves_nothing() {
 
 /// The head is dropped while a permit has just been given back to it, and the next in the queue gets it.
 #[test]
-fn a_head_dropped_at_any_poll_of_its_taking_leaves_its_permits_to_the_next() {
+fn a_head_dropped_at_any_poll_yields_its_permits() {
     for faults in FAULTS {
         for is_same_session in [false, true] {
             let mut granted = false;
@@ -229,7 +229,7 @@ fn a_head_dropped_at_any_poll_of_its_taking_leaves_its_permits_to_the_next() {
 }
 
 #[test]
-fn a_waiter_for_permits_dropped_at_any_poll_disturbs_no_other() {
+fn a_waiter_dropped_at_any_poll_disturbs_no_other() {
     for faults in FAULTS {
         let mut waited = false;
         for polls in 0..POLLS {
@@ -256,7 +256,7 @@ fn a_waiter_for_permits_dropped_at_any_poll_disturbs_no_other() {
 }
 
 #[test]
-fn a_try_for_permits_dropped_at_any_poll_leaves_nothing() {
+fn a_try_dropped_at_any_poll_leaves_nothing() {
     for faults in FAULTS {
         for is_taken in [false, true] {
             for polls in 0..POLLS {
@@ -279,7 +279,7 @@ fn a_try_for_permits_dropped_at_any_poll_leaves_nothing() {
 }
 
 #[test]
-fn an_acquisition_of_permits_dropped_while_cut_off_leaves_nothing() {
+fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     let (zk, other, a, b) = two(1);
     let held = acquire(&b);
     let mut head = acquiring(&a, 1);
@@ -304,7 +304,7 @@ fn an_acquisition_of_permits_dropped_while_cut_off_leaves_nothing() {
 // Several contenders of one session.
 
 #[test]
-fn the_next_of_the_same_session_looks_after_its_predecessor_has_taken() {
+fn a_local_successor_counts_after_its_predecessor() {
     for polls in 1..POLLS {
         let (zk, other, a, b) = two(1);
         let held = acquire(&b);
@@ -333,7 +333,7 @@ fn the_next_of_the_same_session_looks_after_its_predecessor_has_taken() {
 /// A newcomer's look at the permits goes out with its create. The one before it may take a permit after that look, and have
 /// left the queue before the newcomer comes to see its place.
 #[test]
-fn a_newcomer_never_counts_permits_as_they_were_before_the_one_ahead_took_some() {
+fn a_newcomer_counts_permits_after_its_predecessor() {
     for is_same_session in [false, true] {
         for first in 0..40 {
             for second in 0..25 {
@@ -363,7 +363,7 @@ fn a_newcomer_never_counts_permits_as_they_were_before_the_one_ahead_took_some()
 /// The one before it is of its session, comes to be the head after another session's contender has taken permits, and
 /// gives up. Then the newcomer is the head, and its look is older than that taking.
 #[test]
-fn a_newcomer_whose_predecessor_gave_up_never_counts_permits_as_they_were() {
+fn a_newcomer_recounts_after_a_predecessor_gave_up() {
     for polls in 0..25 {
         for tries in [false, true] {
             let (zk, other, a, b) = two(1);
@@ -436,7 +436,7 @@ fn a_forged_hand_off_gives_nobody_a_permit() {
 }
 
 #[test]
-fn a_forged_hand_off_of_a_waiter_that_has_given_up_gives_nobody_a_permit() {
+fn a_forged_hand_off_of_a_departed_waiter_grants_none() {
     let (zk, other, a, b) = two(1);
     let (second, third) = (open(&zk.connect(), 1), open(&zk.connect(), 1));
     let held = acquire(&a);
@@ -457,7 +457,7 @@ fn a_forged_hand_off_of_a_waiter_that_has_given_up_gives_nobody_a_permit() {
 }
 
 #[test]
-fn a_permit_taken_by_a_head_that_ones_server_shows_in_the_queue_counts_also_if_a_hand_off_was_forged() {
+fn a_permit_shown_as_queued_counts_if_forged() {
     let (zk, other, a, b) = two(1);
     let held = acquire(&a);
     let mut head = acquiring(&b, 1);
@@ -480,7 +480,7 @@ fn a_permit_taken_by_a_head_that_ones_server_shows_in_the_queue_counts_also_if_a
 }
 
 #[test]
-fn a_hand_off_by_one_that_has_given_its_permits_back_already_lets_the_next_one_in() {
+fn a_hand_off_with_returned_permits_grants_the_next() {
     let (zk, _other, a, b) = two(1);
     let third = open(&zk.connect(), 1);
     let held = acquire(&a);
@@ -495,7 +495,7 @@ fn a_hand_off_by_one_that_has_given_its_permits_back_already_lets_the_next_one_i
 }
 
 #[test]
-fn a_permit_removed_while_its_holder_takes_it_is_no_grant() {
+fn a_permit_removed_while_it_is_taken_is_no_grant() {
     let (zk, _other, a, b) = two(1);
     let wired = Wired::new(zk.clone());
     let mut taking = acquiring(&open(&wired, 1), 1);
@@ -652,7 +652,7 @@ impl Session for Lagging {
 /// The event that made it the head came on the old connection. The server of the new one has not heard of what that head's
 /// predecessor took.
 #[test]
-fn a_head_that_has_reconnected_counts_permits_after_a_sync() {
+fn a_reconnected_head_counts_permits_after_a_sync() {
     for reconnects in [false, true] {
         let (zk, _other, a, _b) = two(1);
         let third = zk.connect();
@@ -705,7 +705,7 @@ fn queued_and_polled_no_more(zk: &Memory) -> Acquiring<Permit> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_of_a_permit_looks_ever_more_seldom_at_one_that_does_not_take_its_own() {
+async fn a_holder_backs_off_from_a_waiter_that_idles() {
     let (zk, ..) = two(2);
     let looks = Count::default();
     let line = Hindered::new(&zk.connect(), {
@@ -726,7 +726,7 @@ async fn a_holder_of_a_permit_looks_ever_more_seldom_at_one_that_does_not_take_i
 }
 
 #[test]
-fn a_lost_answer_tells_no_holder_of_a_permit_of_one_that_finds_enough() {
+fn a_lost_reply_reports_no_waiter_that_finds_enough() {
     let (zk, ..) = two(2);
     let is_lost = AtomicBool::new(false);
     let line = Hindered::new(&zk.connect(), move |asked| match asked {
@@ -741,7 +741,7 @@ fn a_lost_answer_tells_no_holder_of_a_permit_of_one_that_finds_enough() {
 }
 
 #[test]
-fn a_holder_of_a_permit_learns_who_waits_also_when_the_empty_queue_was_removed() {
+fn a_holder_learns_who_waits_in_a_recreated_queue() {
     for is_asked_before in [true, false] {
         let (zk, _other, a, b) = two(1);
         let held = acquire(&a);
@@ -760,7 +760,7 @@ fn a_holder_of_a_permit_learns_who_waits_also_when_the_empty_queue_was_removed()
 }
 
 #[test]
-fn a_permit_that_belongs_to_another_session_is_no_grant() {
+fn a_permit_of_another_session_is_no_grant() {
     let (zk, ..) = two(1);
     let (inner, shows, syncs) = (session(&zk), Mutex::default(), AtomicBool::new(false));
     let replaced = Arc::new(Lagging { inner, shows, syncs, owner: Some(7) });
@@ -781,7 +781,7 @@ fn a_handle_that_sets_another_number_goes_on_with_it() {
 }
 
 #[test]
-fn a_permit_that_a_server_that_lags_does_not_show_yet_can_be_evicted() {
+fn a_permit_hidden_by_a_lagging_server_can_be_evicted() {
     let (zk, other, a, b) = two(1);
     now(b.queue()).expect("readable");
     other.faults().lag();

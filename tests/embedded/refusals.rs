@@ -42,7 +42,7 @@ fn with_directory() -> Memory {
 // The directory.
 
 #[test]
-fn a_directory_above_that_is_there_need_not_be_allowed_to_be_made() {
+fn an_existing_parent_needs_no_right_to_create() {
     let refuses =
         |asked: Asked<'_>| matches!(asked, Asked::Create(ABOVE, _)).then_some(Failure::NoAuth(Box::default()));
     let memory = Memory::new();
@@ -69,7 +69,7 @@ fn a_directory_that_may_not_be_made_is_asked_for_once() {
 }
 
 #[test]
-fn a_directory_above_that_vanishes_meanwhile_is_made_again() {
+fn a_parent_that_vanishes_is_made_again() {
     let tries = Count::default();
     let granted = write_where(&Memory::new(), move |asked| match asked {
         Asked::Create(PATH, _) if tries.one_more() == 0 => Some(Failure::NoNode),
@@ -79,7 +79,7 @@ fn a_directory_above_that_vanishes_meanwhile_is_made_again() {
 }
 
 #[test]
-fn who_may_not_enter_the_directory_that_it_has_made_removes_it() {
+fn a_contender_denied_its_new_directory_removes_it() {
     let refuses = |memory: &Memory| {
         let ensemble = memory.clone();
         move |asked: Asked<'_>| match asked {
@@ -101,7 +101,7 @@ fn who_may_not_enter_the_directory_that_it_has_made_removes_it() {
 }
 
 #[test]
-fn who_may_not_list_the_queue_leaves_it_and_removes_its_own_directory() {
+fn a_contender_denied_the_listing_leaves_the_queue() {
     let may_not_list =
         |asked: Asked<'_>| matches!(asked, Asked::Children(PATH)).then_some(Failure::NoAuth(Box::default()));
     let memory = Memory::new();
@@ -115,7 +115,7 @@ fn who_may_not_list_the_queue_leaves_it_and_removes_its_own_directory() {
 }
 
 #[test]
-fn who_may_neither_list_the_queue_nor_leave_it_is_told_which_node_stays() {
+fn a_contender_that_cannot_leave_names_its_node() {
     let refused = write_where(&with_directory(), |asked| match asked {
         Asked::Children(PATH) => Some(Failure::NoAuth(Box::default())),
         Asked::Delete(_) | Asked::Transact(_) => Some(Failure::NoAuth(Box::default())),
@@ -138,14 +138,14 @@ fn committed_with(failure: Failure) -> (Result<(), Error>, WriteGuard) {
 }
 
 #[test]
-fn a_transaction_that_finds_the_own_node_gone_loses_the_lock() {
+fn a_transaction_on_a_removed_own_node_loses_the_lock() {
     let (answer, guard) = committed_with(Failure::NoNode);
     assert!(matches!(answer, Err(Error::Lost(Loss::Removed))), "{answer:?}");
     assert!(!guard.is_held());
 }
 
 #[test]
-fn a_transaction_that_may_not_check_the_own_node_keeps_the_lock() {
+fn a_transaction_denied_its_check_keeps_the_lock() {
     let (answer, guard) = committed_with(Failure::NoAuth(Box::default()));
     assert!(matches!(answer, Err(Error::TransactionRefused { reason: Failure::NoAuth(_), .. })), "{answer:?}");
     assert!(guard.is_held());
@@ -154,7 +154,7 @@ fn a_transaction_that_may_not_check_the_own_node_keeps_the_lock() {
 // Requests whose answers are lost, or that are refused in another way.
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_whose_listing_is_always_lost_is_listed_66_times() {
+async fn a_queue_with_lost_listings_is_listed_66_times() {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&with_directory(), move |asked| match asked {
@@ -187,7 +187,7 @@ fn without_signals(memory: &Memory, failure: Failure) -> (Hindered, Count) {
 }
 
 #[test]
-fn a_server_that_refuses_the_signal_is_asked_for_it_once() {
+fn a_refused_signal_is_sent_once() {
     for failure in [Failure::NoAuth(Box::default()), Failure::Refused("no".to_owned())] {
         let memory = Memory::new();
         let (zk, tries) = without_signals(&memory, failure.clone());
@@ -207,7 +207,7 @@ fn a_server_that_refuses_the_signal_is_asked_for_it_once() {
 }
 
 #[test]
-fn a_place_that_may_not_be_deleted_at_all_is_not_exchanged() {
+fn a_place_that_cannot_be_deleted_is_not_exchanged() {
     let tries = Count::default();
     let zk = Hindered::new(&Memory::new(), move |asked| {
         let Asked::Transact(operations) = asked else { return None };
@@ -221,7 +221,7 @@ fn a_place_that_may_not_be_deleted_at_all_is_not_exchanged() {
 }
 
 #[test]
-fn a_release_says_whether_the_node_had_gone_before_it_began() {
+fn a_release_says_whether_the_node_was_gone_before() {
     let removed = |is_lost: bool| {
         let (memory, tries) = (Memory::new(), Count::default());
         let ensemble = memory.connect();
@@ -242,7 +242,7 @@ fn a_release_says_whether_the_node_had_gone_before_it_began() {
 }
 
 #[test]
-fn a_release_whose_delete_is_refused_is_not_tried_without_the_signal() {
+fn a_refused_delete_is_not_retried_without_the_signal() {
     let refuses = |asked: Asked<'_>| match asked {
         Asked::Transact([Operation::Set { .. }, Operation::Delete { .. }]) => {
             Some(refused_at(1, Failure::NoAuth(Box::default())))
@@ -256,7 +256,7 @@ fn a_release_whose_delete_is_refused_is_not_tried_without_the_signal() {
 }
 
 #[test]
-fn a_sync_needs_no_node_and_no_permission_but_an_answer() {
+fn a_sync_needs_only_an_answer() {
     let is_synced = |failure: Failure| {
         let answer = failure.clone();
         let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -301,7 +301,7 @@ async fn recorded_on(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_comes_and_goes_before_each_write_is_written_64_times() {
+async fn a_vanishing_record_is_written_64_times() {
     let comes_and_goes = |write: &Operation| {
         let failure = if matches!(write, Operation::Set { .. }) { Failure::NoNode } else { Failure::NodeExists };
         refused_at(1, failure)
@@ -320,7 +320,7 @@ async fn a_record_that_comes_and_goes_before_each_write_is_written_64_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_whose_answers_are_always_lost_is_in_doubt_after_33_writes() {
+async fn a_record_with_lost_replies_is_in_doubt_after_33() {
     let (tries, error) = recorded_with(|_| Failure::Unknown("lost".to_owned())).await;
     assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error:?}");
     // Each counts twice: as a try, and as an answer that was lost.
@@ -328,7 +328,7 @@ async fn a_record_whose_answers_are_always_lost_is_in_doubt_after_33_writes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_may_not_be_written_is_refused_at_once() {
+async fn a_forbidden_record_is_refused_at_once() {
     let may_not = |_: &Operation| refused_at(1, Failure::NoAuth(Box::default()));
     let (tries, error) = recorded_with(may_not).await;
     assert!(matches!(&error, Error::PermissionDenied { path, .. } if path.ends_with(".done")), "{error:?}");
@@ -336,7 +336,7 @@ async fn a_record_that_may_not_be_written_is_refused_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_written_just_before_its_directory_is_watched_is_seen() {
+async fn a_value_written_just_before_the_watch_is_seen() {
     let memory = Memory::new();
     let other = Shared::builder(&memory.connect(), "/value").initial(|| 0_u64).build().expect("valid");
     let tries = Count::default();
@@ -382,7 +382,7 @@ fn granted_after_a_late_create(memory: &Memory, late: Memory) -> Vec<String> {
 }
 
 #[test]
-fn a_create_that_is_carried_out_late_leaves_no_second_node() {
+fn a_create_that_is_done_late_leaves_no_second_node() {
     let memory = with_directory();
     let contenders = granted_after_a_late_create(&memory, memory.clone());
     assert_eq!(contenders.len(), 1, "{contenders:?}");
@@ -390,7 +390,7 @@ fn a_create_that_is_carried_out_late_leaves_no_second_node() {
 }
 
 #[test]
-fn a_node_of_another_session_is_not_taken_for_the_own_one() {
+fn a_foreign_sessions_node_is_not_taken_as_own() {
     let memory = with_directory();
     let contenders = granted_after_a_late_create(&memory, memory.connect());
     assert_eq!(contenders.len(), 1, "{contenders:?}");
@@ -420,7 +420,7 @@ fn a_downgrade_that_is_refused_is_no_downgrade() {
 }
 
 #[test]
-fn a_transaction_too_large_for_a_request_is_refused_before_it_is_sent() {
+fn a_transaction_too_large_is_refused_unsent() {
     let sent = Count::default();
     let count = sent.clone();
     // What became of it is asked with its check alone, which is small.
@@ -446,7 +446,7 @@ fn a_transaction_too_large_for_a_request_is_refused_before_it_is_sent() {
 
 /// Without a look whose node it is, the holder would take a stranger's node for its own, and its loss for the lock's.
 #[test]
-fn a_strangers_node_where_a_downgrade_would_go_is_not_taken_for_the_own_one() {
+fn a_foreign_node_at_a_downgrade_is_not_taken_as_own() {
     let memory = Memory::new();
     let guard = now(RwLock::new(&memory, PATH).expect("valid").write()).expect("free");
     let (stranger, own) = (memory.connect(), guard.path());
@@ -477,14 +477,14 @@ async fn taken_with(failure: Failure) -> (usize, Result<(), Error>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_permit_whose_answers_are_always_lost_is_asked_for_65_times() {
+async fn a_permit_with_lost_replies_is_asked_for_65_times() {
     let (tries, taken) = taken_with(Failure::Unknown("lost".to_owned())).await;
     assert!(taken.as_ref().is_err_and(|it| it.to_string().contains("lost")), "{taken:?}");
     assert_eq!(tries, 65);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_that_finds_its_place_gone_when_it_takes_a_permit_is_evicted() {
+async fn a_head_whose_place_is_gone_is_evicted() {
     let (tries, taken) = taken_with(refused_at(0, Failure::NoNode)).await;
     assert!(matches!(taken, Err(Error::Evicted(Loss::Removed))), "{taken:?}");
     assert_eq!(tries, 1);
@@ -495,7 +495,7 @@ fn semaphore(zk: &Hindered) -> Semaphore {
 }
 
 #[tokio::test(start_paused = true)]
-async fn permits_are_looked_at_65_times_if_the_answers_are_always_lost() {
+async fn permits_with_lost_replies_are_listed_65_times() {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -516,7 +516,7 @@ async fn permits_are_looked_at_65_times_if_the_answers_are_always_lost() {
 }
 
 #[test]
-fn a_number_of_permits_that_another_wrote_first_is_taken_over() {
+fn a_number_written_first_by_another_is_used() {
     let memory = Memory::new();
     let (other, tries) = (memory.connect(), Count::default());
     let first = Hindered::new(&memory, move |asked| match asked {
@@ -532,7 +532,7 @@ fn a_number_of_permits_that_another_wrote_first_is_taken_over() {
 }
 
 #[test]
-fn a_number_of_permits_that_may_not_be_written_is_refused_at_once() {
+fn a_forbidden_number_is_refused_at_once() {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -574,7 +574,7 @@ fn a_number_that_changes_while_it_is_set_is_set_again() {
 }
 
 #[test]
-fn a_number_that_rises_just_before_it_is_watched_is_not_missed() {
+fn a_number_raised_just_before_the_watch_is_noticed() {
     let memory = Memory::new();
     let (other, tries) = (memory.connect(), Count::default());
     let admin = Semaphore::new(&other, LIMIT, 1).expect("valid");

@@ -160,7 +160,7 @@ fn prepared() -> (Memory, RwLock) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_and_a_hold_are_a_span_each_with_what_became_of_them() {
+async fn acquisitions_and_holds_are_spans_with_outcomes() {
     let (_zk, lock) = prepared();
     let (log, _guard) = Log::start();
     let first = now(lock.write().label("migrate")).expect("free");
@@ -196,7 +196,7 @@ async fn an_acquisition_and_a_hold_are_a_span_each_with_what_became_of_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_term_is_told_with_its_begin_and_its_end_and_a_candidate_with_how_long_it_was_unhealthy() {
+async fn terms_and_unhealthy_candidates_are_logged() {
     let (zk, well) = (Memory::new(), Arc::new(AtomicBool::new(true)));
     let check = {
         let well = Arc::clone(&well);
@@ -249,7 +249,7 @@ async fn a_term_is_told_with_its_begin_and_its_end_and_a_candidate_with_how_long
 }
 
 #[test]
-fn spans_and_events_have_the_right_parent_and_none_is_entered_in_a_wait() {
+fn spans_have_the_right_parent_and_are_left_in_waits() {
     let (_zk, lock) = prepared();
     let held = now(lock.write()).expect("free");
     let (log, _guard) = Log::start();
@@ -284,7 +284,7 @@ impl Wake for Sees {
 }
 
 #[test]
-fn a_hold_ends_before_its_node_leaves_also_if_its_guard_is_dropped() {
+fn a_hold_of_a_dropped_guard_ends_before_its_node_goes() {
     let (zk, lock) = prepared();
     let other = open(&zk.connect());
     let (log, _guard) = Log::start();
@@ -324,7 +324,7 @@ fn a_grant_says_how_it_was_found_out() {
 }
 
 #[test]
-fn a_dropped_acquisition_closes_its_span_and_a_refused_one_also_says_why() {
+fn a_dropped_or_refused_acquisition_closes_its_span() {
     let (_zk, lock) = prepared();
     let held = now(lock.write()).expect("free");
     let (log, _guard) = Log::start();
@@ -375,7 +375,7 @@ async fn every_way_not_to_be_granted_is_told_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_downgrade_ends_the_hold_of_the_writer_and_begins_that_of_a_reader() {
+async fn a_downgrade_ends_the_write_hold_and_begins_a_read() {
     let (_zk, lock) = prepared();
     let (log, _guard) = Log::start();
     let second = Duration::from_secs(1);
@@ -392,7 +392,7 @@ async fn a_downgrade_ends_the_hold_of_the_writer_and_begins_that_of_a_reader() {
 }
 
 #[test]
-fn a_hold_ends_when_its_release_begins_however_long_that_takes() {
+fn a_hold_ends_when_its_release_begins() {
     let (zk, lock) = prepared();
     let (log, _guard) = Log::start();
     for guard in [Ok(now(lock.write()).expect("free")), Err(())] {
@@ -489,7 +489,7 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
 
 /// What takes so long that the limit has passed before the wait begins says nothing by itself.
 #[support::judged]
-async fn a_wait_is_warned_of_also_if_the_caller_looked_on_for_longer_than_the_limit() {
+async fn a_long_wait_is_warned_of_despite_a_long_on_wait() {
     let (zk, limit) = (Memory::new(), Duration::from_millis(50));
     let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(limit).build().expect("valid");
     let _held = now(lock.write()).expect("free");
@@ -507,7 +507,7 @@ async fn a_wait_is_warned_of_also_if_the_caller_looked_on_for_longer_than_the_li
 
 /// The acquisition is polled once, which queues it up, and then never again.
 #[tokio::test(start_paused = true)]
-async fn a_long_wait_of_one_that_is_not_polled_is_warned_of_once() {
+async fn a_long_wait_that_is_not_polled_is_warned_of_once() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);
     let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(second);
@@ -533,7 +533,7 @@ async fn a_long_wait_of_one_that_is_not_polled_is_warned_of_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_whose_turn_has_come_and_that_nobody_polls_is_warned_of_as_such() {
+async fn a_turn_that_nobody_polls_is_warned_of() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);
     let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(second);
@@ -557,7 +557,7 @@ async fn one_whose_turn_has_come_and_that_nobody_polls_is_warned_of_as_such() {
 
 /// Nobody has asked for it: who waits for itself in one process finds out by the log.
 #[tokio::test(start_paused = true)]
-async fn a_wait_of_thirty_seconds_is_warned_of_by_default_for_a_lock_and_a_semaphore_and_not_for_a_candidate() {
+async fn a_wait_of_30_s_is_warned_of_by_default() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
     let silent = RwLock::builder(&zk, "/silent").warn_after_waiting(None).build().expect("valid");
@@ -589,7 +589,7 @@ async fn a_wait_of_thirty_seconds_is_warned_of_by_default_for_a_lock_and_a_semap
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_warning_stands_for_all_waiters_of_a_handle_that_are_late_and_looks_once() {
+async fn one_warning_covers_all_late_waiters_of_a_handle() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);
     let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(second * 5).build().expect("valid");
@@ -637,7 +637,7 @@ async fn one_that_has_no_place_yet_warns_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reads_that_wait_for_one_node_are_warned_of_once_and_look_once() {
+async fn reads_waiting_for_one_node_are_warned_of_once() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);
     let sharing = RwLock::builder(&zk, DIRECTORY).keep(second * 9).warn_after_waiting(second);
@@ -661,7 +661,7 @@ async fn reads_that_wait_for_one_node_are_warned_of_once_and_look_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_hold_is_warned_of_once_and_a_short_one_not_at_all() {
+async fn a_long_hold_is_warned_of_once() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);
     let lock = RwLock::builder(&zk, DIRECTORY).warn_after_holding(second).build().expect("valid");
@@ -684,7 +684,7 @@ async fn a_long_hold_is_warned_of_once_and_a_short_one_not_at_all() {
 }
 
 #[test]
-fn all_who_use_a_kept_node_have_their_own_acquisition_and_their_own_hold() {
+fn each_use_of_a_kept_node_has_its_own_spans() {
     let zk = Memory::new();
     let lock = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
     let (log, _guard) = Log::start();
@@ -700,7 +700,7 @@ fn all_who_use_a_kept_node_have_their_own_acquisition_and_their_own_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_kept_node_is_told_once_with_its_cause_and_its_uses() {
+async fn the_end_of_a_kept_node_is_logged_with_its_cause() {
     let zk = Memory::new();
     let lock = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
     let (log, _guard) = Log::start();
@@ -724,7 +724,7 @@ async fn the_end_of_a_kept_node_is_told_once_with_its_cause_and_its_uses() {
 
 /// The first in the queue of a semaphore has the queue, and waits for permits all the same.
 #[tokio::test(start_paused = true)]
-async fn a_timeout_for_a_permit_tells_holders_and_waiters_apart() {
+async fn a_permit_timeout_separates_holders_and_waiters() {
     let zk = Memory::new();
     let of = |host: &str| {
         Semaphore::builder(&zk.connect(), "/limit").permits(1).lock(|lock| lock.host(host)).build().expect("valid")
@@ -760,7 +760,7 @@ fn leaving<G: Send + 'static>(zk: &Memory, guard: G) -> Hindered {
 }
 
 #[test]
-fn a_look_shows_who_held_also_if_the_holder_leaves_during_the_look() {
+fn a_read_queue_shows_a_holder_that_leaves_meanwhile() {
     let zk = Memory::new();
     let lock = RwLock::builder(&zk, DIRECTORY).host("web-1").build().expect("valid");
     let held = || {

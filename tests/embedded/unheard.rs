@@ -112,7 +112,7 @@ impl Subscriber for Errors {
 const SILENCES: [fn(&Memory, &str); 2] = [|zk, _| zk.faults().forget_watches(), |zk, node| zk.faults().freeze(node)];
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_is_not_told_that_its_predecessor_has_left_is_granted_at_its_first_look() {
+async fn a_waiter_without_an_event_is_granted_at_its_check() {
     for (held, wanted) in [(Mode::Write, Mode::Write), (Mode::Write, Mode::Read), (Mode::Read, Mode::Write)] {
         for (i, silence) in SILENCES.iter().enumerate() {
             for hears in [false, true] {
@@ -147,7 +147,7 @@ async fn a_waiter_that_is_not_told_that_its_predecessor_has_left_is_granted_at_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_is_not_told_of_its_own_end_fails_at_its_first_look() {
+async fn a_waiter_without_an_event_fails_at_its_check() {
     for silence in SILENCES {
         let (ours, theirs) = two();
         let held = write(&lock_of(&theirs));
@@ -198,7 +198,7 @@ async fn looks_that_are_refused_pass_over_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_passes_over_a_ghost_and_goes_on_waiting_for_the_holder_before_it() {
+async fn a_waiter_passes_over_a_ghost_to_the_holder_before() {
     let errors = diverged();
     let (ours, theirs) = two();
     let (lock, other) = (lock_of(&ours), lock_of(&theirs));
@@ -222,7 +222,7 @@ async fn a_waiter_passes_over_a_ghost_and_goes_on_waiting_for_the_holder_before_
 
 /// The server has missed the whole transaction.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_server_has_missed_a_downgrade_waits_for_the_reader() {
+async fn a_waiter_with_an_unseen_downgrade_awaits_the_reader() {
     for hidden in [None, Some(PATH)] {
         let (ours, theirs) = two();
         let held = write(&lock_of(&theirs));
@@ -240,7 +240,7 @@ async fn a_waiter_whose_server_has_missed_a_downgrade_waits_for_the_reader() {
 
 /// As above, of a server that has shown a ghost already. Then the first look comes at once.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_has_met_a_ghost_asks_seldom_for_a_downgrade_that_its_server_has_missed() {
+async fn a_waiter_past_a_ghost_asks_seldom_for_a_downgrade() {
     let (ours, theirs) = two();
     let other = lock_of(&theirs);
     let held = write(&other);
@@ -293,7 +293,7 @@ async fn a_reader_that_may_not_be_looked_for_counts_as_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiting_reader_whose_server_has_missed_a_downgrade_reads_beside_the_reader_at_its_first_look() {
+async fn a_reader_with_an_unseen_downgrade_is_granted() {
     for hidden in [None, Some(PATH)] {
         let (ours, theirs) = two();
         let held = write(&lock_of(&theirs));
@@ -310,7 +310,7 @@ async fn a_waiting_reader_whose_server_has_missed_a_downgrade_reads_beside_the_r
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_passes_over_all_the_ghosts_of_a_session_together() {
+async fn a_waiter_passes_over_all_ghosts_of_a_session() {
     let errors = diverged();
     let (ours, theirs) = two();
     let other = lock_of(&theirs);
@@ -348,7 +348,7 @@ async fn a_waiter_behind_its_own_session_looks_as_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_looks_ever_more_seldom_and_never_while_it_is_cut_off() {
+async fn a_waiter_checks_less_often_and_never_while_cut_off() {
     let (ours, theirs) = two();
     let _held = write(&lock_of(&theirs));
     let asked = Count::default();
@@ -389,7 +389,7 @@ pub(crate) fn limit(zk: &Memory, permits: u32) -> Semaphore {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_head_that_is_not_told_of_a_permit_given_back_takes_it_at_its_first_look() {
+async fn a_head_without_an_event_takes_a_freed_permit() {
     for (i, silence) in SILENCES.iter().enumerate() {
         let errors = diverged();
         let (ours, theirs) = two();
@@ -408,7 +408,7 @@ async fn the_head_that_is_not_told_of_a_permit_given_back_takes_it_at_its_first_
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_head_that_is_not_told_of_its_own_end_fails_at_its_first_look() {
+async fn a_head_without_an_event_of_its_end_fails() {
     for silence in SILENCES {
         let (ours, theirs) = two();
         let permit = now(limit(&theirs, 1).acquire()).expect("free");
@@ -425,7 +425,7 @@ async fn the_head_that_is_not_told_of_its_own_end_fails_at_its_first_look() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_head_passes_over_all_the_permits_of_a_session_together() {
+async fn a_head_passes_over_all_permits_of_a_session() {
     let errors = diverged();
     let (ours, theirs) = two();
     let other = limit(&theirs, 20);
@@ -447,7 +447,7 @@ async fn the_head_passes_over_all_the_permits_of_a_session_together() {
 
 /// One transaction does not check so many.
 #[tokio::test(start_paused = true)]
-async fn the_head_knows_which_of_a_thousand_permits_was_given_back() {
+async fn a_head_knows_which_of_1000_permits_was_freed() {
     let errors = diverged();
     let (ours, theirs) = two();
     let other = limit(&theirs, 1_000);
@@ -471,7 +471,7 @@ async fn the_head_knows_which_of_a_thousand_permits_was_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_head_that_is_not_told_of_another_number_takes_its_permit_at_its_first_look() {
+async fn a_head_without_an_event_sees_another_number() {
     let errors = diverged();
     let (ours, theirs) = two();
     let other = limit(&theirs, 1);
@@ -488,7 +488,7 @@ async fn the_head_that_is_not_told_of_another_number_takes_its_permit_at_its_fir
 
 /// The event is on its way, too.
 #[tokio::test(start_paused = true)]
-async fn a_number_that_changes_just_as_the_head_takes_its_permit_is_read_anew() {
+async fn a_number_changed_in_the_exchange_is_read_anew() {
     let (ours, theirs) = two();
     let other = limit(&theirs, 1);
     let permit = now(other.acquire()).expect("free");
@@ -508,7 +508,7 @@ async fn a_number_that_changes_just_as_the_head_takes_its_permit_is_read_anew() 
 
 /// The server goes on showing a number that the leader no longer has; or that it has again, when the server is looked at.
 #[tokio::test(start_paused = true)]
-async fn a_number_that_the_leader_does_not_have_is_not_tried_without_a_pause() {
+async fn a_number_unknown_to_the_leader_is_retried_slowly() {
     for comes_back in [false, true] {
         let errors = diverged();
         let (tries, looks) = (Count::default(), Count::default());
@@ -537,7 +537,7 @@ async fn a_number_that_the_leader_does_not_have_is_not_tried_without_a_pause() {
 
 /// The server shows it without a number, and the leader has another version.
 #[tokio::test(start_paused = true)]
-async fn a_number_that_the_leader_does_not_let_us_write_is_not_tried_without_a_pause() {
+async fn a_number_denied_by_the_leader_is_retried_slowly() {
     let tries = Count::default();
     let tried = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -554,7 +554,7 @@ async fn a_number_that_the_leader_does_not_let_us_write_is_not_tried_without_a_p
 
 /// The server does not show it to who lists the permits; or it is denied to who takes one.
 #[tokio::test(start_paused = true)]
-async fn a_directory_of_permits_that_is_there_and_denied_is_not_made_without_a_pause() {
+async fn a_denied_permits_directory_is_retried_slowly() {
     for is_shown in [false, true] {
         let (errors, zk, tries) = (diverged(), Memory::new(), Count::default());
         drop(limit(&zk, 1).acquire().await.expect("free"));
@@ -581,7 +581,7 @@ async fn a_directory_of_permits_that_is_there_and_denied_is_not_made_without_a_p
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_number_that_its_server_has_missed_is_logged_for_who_waits_for_a_permit() {
+async fn a_number_missed_by_the_server_is_logged() {
     let errors = diverged();
     let (ours, theirs) = two();
     let other = limit(&theirs, 1);
@@ -601,7 +601,7 @@ async fn a_number_that_its_server_has_missed_is_logged_for_who_waits_for_a_permi
 
 /// The server has missed the transaction in which the contender before us left the queue with its permit.
 #[tokio::test(start_paused = true)]
-async fn a_head_that_passes_over_a_ghost_counts_the_permits_that_its_server_does_not_show() {
+async fn a_head_past_a_ghost_counts_hidden_permits() {
     let unhindered = (1..3).map(|count| (count, None));
     let cases = unhindered.chain(no_answers().into_iter().map(|failure| (1, Some(failure))));
     for (count, hindered) in cases {
@@ -641,7 +641,7 @@ async fn a_head_that_passes_over_a_ghost_counts_the_permits_that_its_server_does
 /// Its server is stopped, as an error has said that it should be, while it reads the ghost's node. Or another one answers that read
 /// alone, between two connections to the first.
 #[tokio::test(start_paused = true)]
-async fn a_head_that_finds_no_ghost_on_another_server_counts_the_permits_that_it_shows() {
+async fn a_head_on_another_server_counts_shown_permits() {
     for comes_back in [false, true] {
         let (ours, theirs) = two();
         let other = limit(&theirs, 1);
@@ -682,7 +682,7 @@ async fn a_head_that_finds_no_ghost_on_another_server_counts_the_permits_that_it
 // Values.
 
 #[tokio::test(start_paused = true)]
-async fn a_copy_that_is_not_told_of_a_commit_has_it_at_its_first_look() {
+async fn a_copy_without_an_event_sees_a_commit_at_its_check() {
     let errors = diverged();
     let (ours, theirs) = two();
     let value = Shared::builder(&theirs, PATH).initial(|| 1_u64).build().expect("valid");
@@ -704,7 +704,7 @@ async fn a_copy_that_is_not_told_of_a_commit_has_it_at_its_first_look() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_copy_whose_server_has_missed_a_commit_says_so_until_it_has_another_server() {
+async fn a_copy_behind_a_lagging_server_says_so() {
     let errors = diverged();
     let (ours, theirs) = two();
     let value = Shared::builder(&theirs, PATH).initial(|| 1_u64).build().expect("valid");
@@ -749,7 +749,7 @@ async fn a_first_value_that_nobody_tells_of_is_found() {
 
 /// Whoever waits for a node that its server does not show.
 #[tokio::test(start_paused = true)]
-async fn what_a_server_does_not_show_is_looked_for_ever_more_seldom() {
+async fn hidden_nodes_are_looked_for_less_and_less_often() {
     let waits_for: [fn(&Memory) -> JoinHandle<()>; 2] = [
         |zk| {
             let value = Shared::<u64>::new(zk, PATH).expect("valid").wait_for(|_| true);
@@ -779,7 +779,7 @@ async fn what_a_server_does_not_show_is_looked_for_ever_more_seldom() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_initial_value_that_a_server_does_not_show_is_written_ever_more_seldom() {
+async fn a_hidden_initial_value_is_written_less_often() {
     let (ours, theirs) = two();
     let counter = |zk: &Hindered| Shared::builder(zk, PATH).initial(|| 7_u64).build().expect("valid");
     let _session = ours.session_slot(0).await.expect("open");
@@ -796,7 +796,7 @@ async fn an_initial_value_that_a_server_does_not_show_is_written_ever_more_seldo
 // Leaders.
 
 #[tokio::test(start_paused = true)]
-async fn an_observer_that_is_not_told_of_a_change_of_the_leader_sees_it_at_its_first_look() {
+async fn an_observer_without_an_event_sees_a_new_leader() {
     for (i, silence) in SILENCES.iter().enumerate() {
         let errors = diverged();
         let (ours, theirs) = two();
@@ -825,7 +825,7 @@ async fn an_observer_that_is_not_told_of_a_change_of_the_leader_sees_it_at_its_f
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_is_not_told_of_a_waiter_sees_it_at_its_first_look() {
+async fn a_holder_without_an_event_sees_a_waiter() {
     let (ours, theirs) = two();
     let held = now(lock_of(&ours).read()).expect("free");
     let contended = spawn(async move { held.contended().await.map(|who| who.mode()) });
@@ -855,7 +855,7 @@ fn in_use(lock: RwLock) -> JoinHandle<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kept_node_in_continuous_use_is_given_up_to_a_contender_that_may_not_ask() {
+async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
     for (idle, at_last) in [(SECOND, 30 * SECOND), (60 * SECOND, 120 * SECOND), (86_400 * SECOND, 600 * SECOND)] {
         let zk = Memory::new();
         let kept = RwLock::builder(&zk, PATH).keep(idle).build().expect("valid");
@@ -876,7 +876,7 @@ async fn a_kept_node_in_continuous_use_is_given_up_to_a_contender_that_may_not_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kept_node_whose_process_is_not_told_of_an_ask_is_given_up_all_the_same() {
+async fn a_kept_node_without_the_ask_event_is_given_up() {
     let (ours, theirs) = two();
     let kept = RwLock::builder(&ours, PATH).keep(Duration::MAX).build().expect("valid");
     drop(kept.read().await.expect("free"));
@@ -887,7 +887,7 @@ async fn a_kept_node_whose_process_is_not_told_of_an_ask_is_given_up_all_the_sam
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kept_node_in_continuous_use_that_nobody_waits_for_stays_and_lists_its_queue_each_half_minute() {
+async fn a_busy_kept_node_lists_its_queue_every_30_s() {
     let zk = Memory::new();
     let kept = RwLock::builder(&zk, PATH).keep(SECOND).build().expect("valid");
     let used = in_use(kept.clone());

@@ -85,7 +85,7 @@ async fn a_node_that_its_server_lists_and_denies_is_asked_for_at_the_leader() {
 }
 
 #[support::judged]
-async fn a_permit_that_is_a_ghost_is_taken_at_once_and_within_a_short_wait() {
+async fn a_ghost_permit_is_taken_at_once() {
     let path = "/ghosts/limit";
     for waits in [false, true] {
         let tapped = Tapped::new(shared_server()).await;
