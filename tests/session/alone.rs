@@ -55,7 +55,7 @@ fn others(ensemble: &Ensemble) -> String {
 /// Found by `models::lease_model`: the leader answers a handshake by itself. It took the session for one
 /// that lives on, and so did the lease, while the new leader let it end.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handshake_with_a_leader_that_was_deposed_prolongs_no_lock() {
+async fn a_handshake_with_a_deposed_leader_prolongs_no_lock() {
     let limit = std::env::var("ALONE_TIMEOUT").ok().map_or(3, |value| value.parse().expect("a number"));
     let session_timeout = Duration::from_secs(limit);
     let ensemble = ensemble().await;
@@ -94,7 +94,7 @@ async fn a_handshake_with_a_leader_that_was_deposed_prolongs_no_lock() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_alone_grants_nothing_and_shows_no_holder_old_data() {
+async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
     const REGISTER: &str = "/alone-register";
     let ensemble = ensemble().await;
     let near = ensemble.server(ensemble.leader()).address();

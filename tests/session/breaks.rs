@@ -162,7 +162,7 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
 
 /// A break of 0.4 T, of any kind, at any time, where the client knows the tick and it is at most a fifth of T.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_break_of_two_fifths_of_the_session_timeout_loses_nothing() {
+async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
     let rounds: Option<u32> = std::env::var("BREAK_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
     let shares = [0.30, 0.35, 0.40, 0.45, 0.50];
     let seconds = Duration::from_secs_f64;

@@ -209,7 +209,7 @@ async fn losses(one: &ZooKeeper, two: &ZooKeeper) {
 }
 
 #[support::judged]
-async fn no_code_of_the_users_runs_on_the_threads_that_keep_the_sessions() {
+async fn no_user_code_runs_on_the_session_threads() {
     let (server, proxy) = (shared_server().address(), Proxy::start(shared_server().address()));
     let mut child = Process::start(module_path!(), &format!("{} {server}", proxy.address()));
     let mut child = tokio::task::spawn_blocking(move || {

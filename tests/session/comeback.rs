@@ -49,7 +49,7 @@ fn are_spread_out(mut comebacks: Vec<Duration>) {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_find_their_sessions_over_pause_before_they_ask_for_others() {
+async fn clients_pause_before_they_replace_ended_sessions() {
     let (proxies, coming) = cut_off("/comeback/found", CALM).await;
     proxies.iter().for_each(|proxy| shared_server().end_session(&proxy.granted().expect("it has a session")));
     proxies.iter().for_each(Proxy::heal);
@@ -60,7 +60,7 @@ async fn clients_that_find_their_sessions_over_pause_before_they_ask_for_others(
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_whose_sessions_end_in_an_outage_pause_between_their_tries() {
+async fn clients_pause_between_retries_in_an_outage() {
     // They know for long that their sessions are over, and look for others.
     let (proxies, coming) = cut_off("/comeback/outage", AWAY / 3).await;
     let healed = Instant::now();

@@ -36,7 +36,7 @@ fn creates(proxies: &[&Proxy]) -> u64 {
 /// Fault 6. The create commits and its answer is lost; the client comes back to a server that has not applied it.
 /// Only a sync makes sure that a listing there shows the node.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_create_that_the_next_server_has_not_applied_is_found_and_unrepeated() {
+async fn a_create_that_the_next_server_lacks_is_found() {
     let ensemble = shared_ensemble().await;
     let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
     let (near, far) =
@@ -72,7 +72,7 @@ async fn a_create_that_the_next_server_has_not_applied_is_found_and_unrepeated()
 /// Fault 6. A frozen leader is deposed, and wakes with a session's requests before it: it answers a `sync` by itself,
 /// at once, with what was true when it froze.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_was_deposed_while_it_was_frozen_serves_no_synced_read() {
+async fn a_frozen_deposed_leader_serves_no_synced_read() {
     let ensemble = shared_ensemble().await;
     let deposed = ensemble.leader();
     let others: Vec<_> = ensemble.followers().iter().map(|number| ensemble.server(*number).address()).collect();
@@ -103,7 +103,7 @@ async fn a_leader_that_was_deposed_while_it_was_frozen_serves_no_synced_read() {
 
 /// Fault 31. The create is answered, the listing is not, and the next server does not know of the create yet.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_listing_of_a_lagging_follower_that_lacks_our_own_node_is_not_used() {
+async fn a_listing_without_our_own_node_is_not_used() {
     let ensemble = shared_ensemble().await;
     let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
     let (near, far) =
@@ -137,7 +137,7 @@ async fn a_listing_of_a_lagging_follower_that_lacks_our_own_node_is_not_used() {
 
 /// Fault 22. Between the hand-off and its delivery the waiter's session expires, and the next one is granted.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_expired_at_a_lagging_follower_is_not_granted_by_an_old_event() {
+async fn an_expired_waiter_is_not_granted_by_an_old_event() {
     let ensemble = shared_ensemble().await;
     let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
     let at_leader = connect(&ensemble.server(leader).address()).await;
@@ -161,7 +161,7 @@ async fn a_waiter_expired_at_a_lagging_follower_is_not_granted_by_an_old_event()
 /// Fault 22, with every sign of health: the waiter's requests are lost, but it hears the server all the time, and hears
 /// of the hand-off when its lease has run out.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_whose_requests_are_lost_is_granted_by_no_event_past_its_lease() {
+async fn an_event_after_the_lease_grants_no_waiter() {
     const TIMEOUT: Duration = Duration::from_secs(4);
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -256,7 +256,7 @@ async fn a_server_that_stands_still_never_makes_two_holders() {
 /// No false loss: a break of less than two fifths of the session timeout, of whatever kind, at any time between two
 /// heartbeats.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_break_shorter_than_two_fifths_of_the_timeout_loses_nothing() {
+async fn a_break_below_two_fifths_loses_nothing() {
     const TIMEOUT: Duration = Duration::from_secs(6);
     const OFFSETS: u32 = 3;
     type Break = (&'static str, fn(&Proxy));
@@ -294,7 +294,7 @@ async fn a_break_shorter_than_two_fifths_of_the_timeout_loses_nothing() {
 
 /// Found by the swarm: the client crate gives up after a session timeout, whatever connect timeout it is given.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connect_timeout_longer_than_the_session_timeout_is_kept() {
+async fn a_connect_timeout_above_the_session_s_is_kept() {
     let proxy = Proxy::start(shared_server().address());
     proxy.cut();
     let builder = ZooKeeper::builder().session_timeout(Duration::from_secs(1)).connect_timeout(SOON);
@@ -313,7 +313,7 @@ async fn a_connect_timeout_longer_than_the_session_timeout_is_kept() {
 /// Fault 28: the server has carried out a request, or has never got it, when it is killed; then it comes back with
 /// its data.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crash_around_a_create_or_a_release_leaves_every_node_accounted_for() {
+async fn a_crash_at_a_create_or_release_leaves_no_orphan() {
     let server = Arc::new(blocking(Server::start).await);
     let proxy = Proxy::start(server.address());
     let (zk, operator) = (connect(&proxy.address()).await, connect(&server.address()).await);
@@ -444,7 +444,7 @@ async fn steady_holders(ensemble: &Ensemble, timeout: Duration) -> Vec<(ZooKeepe
 
 /// Faults 29 and 30, at a session timeout of 10 s: a change of leader costs no holder its lock, and no call fails.
 #[support::judged(flavor = "multi_thread", worker_threads = 4)]
-async fn a_leader_that_is_killed_and_a_rolling_restart_cost_nobody_a_lock() {
+async fn a_rolling_restart_costs_nobody_a_lock() {
     const TIMEOUT: Duration = Duration::from_secs(10);
     let ensemble = Arc::new(blocking(Ensemble::start).await);
     let crowd = Crowd::gather(&ensemble.addresses(), 20, TIMEOUT, "/ensemble/crowd").await;

@@ -77,7 +77,7 @@ fn the_child_process_of_other_tests() {
 }
 
 #[support::judged]
-async fn a_forked_child_is_told_so_at_once_by_every_call_and_releases_nothing_of_its_parents() {
+async fn a_forked_child_fails_every_call_and_releases_nothing() {
     let forks = Forks::build();
     let place = tempfile::tempdir().expect("the directory for temporary files is writable");
     let role = format!("{} {}", shared_server().address(), place.path().join("ended").display());

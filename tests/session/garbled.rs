@@ -300,7 +300,7 @@ fn child(server: &str, first: u64, cases: u64, traces: &Path) -> Option<String> 
 }
 
 #[support::judged]
-fn no_garbled_frame_hangs_a_call_leaves_a_node_or_makes_two_holders() {
+fn no_garbled_frame_hangs_a_call_or_makes_two_holders() {
     let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().expect("a whole number"));
     let stint = Stint::begin(Duration::from_secs(number("FUZZ_SECONDS").unwrap_or(0)));
     let seed = number("FUZZ_SEED").unwrap_or_else(|| RandomState::new().hash_one(Instant::now()));

@@ -16,7 +16,7 @@ use zk_rwlock::{Error, Loss, Semaphore, ZooKeeper};
 const LONG: Duration = Duration::from_secs(30);
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_the_server_changes_is_seen_by_a_node_of_its_own() {
+async fn a_changed_session_is_noticed_by_its_own_node() {
     let keeper = clickhouse_keeper(shared_server().address());
     let zk = connect_with(&keeper.address(), LONG).await;
     let (lock, other) = (lock_at(&zk, "/keeper/changed"), lock_at(&zk, "/keeper/other"));
@@ -47,7 +47,7 @@ async fn a_session_that_the_server_changes_is_seen_by_a_node_of_its_own() {
 
 /// The first may cost the session, because Keeper closes the connection over it.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_that_closes_the_connection_becomes_a_persistent_node() {
+async fn a_container_that_closes_the_connection_is_persistent() {
     let keeper = converted_keeper(shared_server().address());
     let zk = connect_with(&keeper.address(), LONG).await;
     for path in ["/keeper-three", "/keeper-four/lock", "/keeper-five"] {
@@ -60,7 +60,7 @@ async fn a_container_that_closes_the_connection_becomes_a_persistent_node() {
 
 /// Keeper would end the session over a container, and over a list of its nodes.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_on_keeper_that_makes_directories_and_reads_queues_keeps_its_locks() {
+async fn a_holder_on_keeper_keeps_its_locks() {
     let keeper = clickhouse_keeper(shared_server().address());
     let zk = connect_with(&keeper.address(), LONG).await;
     let first = soon("free", lock_at(&zk, "/keeper-one").write()).await.expect("free");
@@ -80,7 +80,7 @@ async fn a_holder_on_keeper_that_makes_directories_and_reads_queues_keeps_its_lo
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn where_several_nodes_cannot_be_read_at_once_each_is_read() {
+async fn nodes_are_read_one_by_one_without_multi_read() {
     let operator = connect(&shared_server().address()).await;
     let lock = lock_at(&operator, "/keeper-reads");
     let held = [lock.read().label("one").await.expect("free"), lock.read().label("other").await.expect("free")];
@@ -98,7 +98,7 @@ async fn where_several_nodes_cannot_be_read_at_once_each_is_read() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn where_nobody_can_list_its_nodes_a_session_shows_itself_and_goes_on() {
+async fn a_session_proves_itself_where_it_cannot_list_nodes() {
     let old = zookeeper_3_5(shared_server().address());
     let zk = connect_with(&old.address(), Duration::from_secs(6)).await;
     let operator = connect(&shared_server().address()).await;
@@ -119,7 +119,7 @@ async fn where_nobody_can_list_its_nodes_a_session_shows_itself_and_goes_on() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_holds_a_permit_and_shows_itself_stops_nobody() {
+async fn a_session_with_a_permit_proves_itself_undisturbed() {
     let old = zookeeper_3_5(shared_server().address());
     let zk = connect_with(&old.address(), Duration::from_secs(3)).await;
     let operator = connect(&shared_server().address()).await;
@@ -142,7 +142,7 @@ async fn a_session_that_holds_a_permit_and_shows_itself_stops_nobody() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn where_no_node_can_be_made_an_acquisition_ends_with_an_error() {
+async fn an_acquisition_fails_where_no_node_can_be_made() {
     let keeper = clickhouse_keeper(shared_server().address());
     let zk = connect_with(&keeper.address(), Duration::from_secs(4)).await;
     keeper.apply(Rule::on(Frames::requests(Op::Create2)).and_all_later().close(0, Close::Fin));
@@ -152,7 +152,7 @@ async fn where_no_node_can_be_made_an_acquisition_ends_with_an_error() {
 
 /// Reads and pings that a follower of Keeper answers keep no session alive there. An idle client of ZooKeeper writes nothing.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_without_nodes_is_kept_by_writes_only_where_reads_do_not_keep_it() {
+async fn an_empty_session_writes_only_if_reads_do_not_renew() {
     const TIMEOUT: Duration = Duration::from_secs(2);
     let server = || shared_server().address();
     let (follower, converted, plain) =

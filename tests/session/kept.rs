@@ -133,13 +133,13 @@ async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
 
 /// Fault 74, by a black hole.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn an_idle_node_in_a_black_hole_lets_nobody_in_from_before_the_next_grant() {
+async fn an_idle_node_in_a_black_hole_is_unusable_in_time() {
     rounds_of("black-hole", Proxy::black_hole).await;
 }
 
 /// Fault 74, where events still come: but the ask does not save a use after the lease.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn an_idle_node_whose_requests_are_lost_lets_nobody_in_after_the_next_grant() {
+async fn an_idle_node_with_lost_requests_is_unusable_in_time() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let keeper = connect_with(&proxy.address(), SESSION_TIMEOUT).await;
@@ -158,7 +158,7 @@ async fn an_idle_node_whose_requests_are_lost_lets_nobody_in_after_the_next_gran
 
 /// Fault 74, by a cut between the keeper's server and the leader.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn an_idle_node_whose_server_lost_its_leader_lets_nobody_in_after_the_grant() {
+async fn an_idle_node_without_a_leader_is_unusable_in_time() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
     let keeper = connect_with(&ensemble.server(follower).address(), SESSION_TIMEOUT).await;
@@ -170,7 +170,7 @@ async fn an_idle_node_whose_server_lost_its_leader_lets_nobody_in_after_the_gran
 
 /// Fault 72. The keeper's server lags: the ask reaches the keeper late, and until then its uses go on.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_keeper_on_a_server_that_lags_is_asked_when_the_server_has_caught_up() {
+async fn a_keeper_on_a_lagging_server_is_asked_later() {
     let ensemble = shared_ensemble().await;
     let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
     let keeper = connect(&ensemble.server(follower).address()).await;
@@ -228,7 +228,7 @@ fn the_child_process_of_other_tests() {
 
 /// Fault 75: the ask comes while the process stands still, and its session ends meanwhile.
 #[support::judged]
-async fn a_process_that_was_stopped_is_not_let_in_by_the_node_that_it_kept() {
+async fn a_stopped_process_cannot_use_its_kept_node() {
     let (server, path) = (shared_server().address(), "/kept-lease/stopped");
     let zk = connect(&server).await;
     let mut keeper = Process::start(module_path!(), &format!("{server} {path}"));

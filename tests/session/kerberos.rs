@@ -37,7 +37,7 @@ fn as_service(service: &str, host: Option<&str>) -> ZooKeeperBuilder {
 }
 
 #[support::judged]
-async fn a_kerberos_users_lock_is_shared_by_that_user_and_closed_to_strangers() {
+async fn a_kerberos_users_lock_is_closed_to_strangers() {
     let (server, directory) = (start(), "/of-alice/lock");
     let alice = soon("the login", as_service("zookeeper", None).connect(&named(&server))).await.unwrap();
     let by_address = as_service("zookeeper", Some("localhost"));
@@ -56,7 +56,7 @@ async fn a_kerberos_users_lock_is_shared_by_that_user_and_closed_to_strangers() 
 }
 
 #[support::judged]
-async fn a_principal_that_the_realm_does_not_know_is_refused_in_time() {
+async fn a_principal_unknown_to_the_realm_is_refused() {
     let server = start();
     for (service, host) in [("nobody", None), ("zookeeper", Some("elsewhere.test"))] {
         let limit = Duration::from_secs(2);

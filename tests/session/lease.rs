@@ -86,17 +86,17 @@ async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_in_a_black_hole_says_lost_before_the_next_is_granted() {
+async fn a_holder_in_a_black_hole_is_lost_before_a_grant() {
     rounds_of("black-hole", Proxy::black_hole).await;
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_whose_requests_are_lost_says_lost_before_the_next_is_granted() {
+async fn a_holder_with_lost_requests_is_lost_before_a_grant() {
     rounds_of("to-server", Proxy::black_hole_to_server).await;
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_hears_nothing_says_lost_in_time_though_its_session_lives() {
+async fn a_holder_with_lost_replies_is_lost_in_time() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let (holder, other) = (connect(&proxy.address()).await, calm(&server.address()).await);
@@ -114,7 +114,7 @@ async fn a_holder_that_hears_nothing_says_lost_in_time_though_its_session_lives(
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_whose_server_lost_its_leader_says_lost_before_the_next_grant() {
+async fn a_holder_without_a_leader_is_lost_before_a_grant() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
     let holder = connect(&ensemble.server(follower).address()).await;
@@ -168,7 +168,7 @@ async fn a_blip_is_suspect_and_then_held_again() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stands_still_for_longer_than_the_lease_costs_the_lock() {
+async fn a_server_silent_beyond_the_lease_costs_the_lock() {
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let zk = connect(&server.address()).await;
     let guard = open(&zk, "/lease/pause", "holder").write().await.expect("the lock is free");
@@ -183,7 +183,7 @@ async fn a_server_that_stands_still_for_longer_than_the_lease_costs_the_lock() {
 }
 
 #[support::judged]
-fn a_blocked_runtime_keeps_the_lock_since_its_session_has_its_own_thread() {
+fn a_blocked_runtime_keeps_the_lock() {
     let server = shared_server();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {

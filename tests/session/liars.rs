@@ -125,7 +125,7 @@ fn no_lie_of_a_server_is_taken_for_a_grant() {
 
 /// The answer may come while its request is still being sent: rarely, so there are many rounds, side by side.
 #[support::judged]
-fn an_answer_that_shows_another_session_hangs_no_client_however_fast_it_comes() {
+fn a_reply_of_another_session_hangs_no_client() {
     let rounds = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         for _ in 0..40 {

@@ -20,7 +20,7 @@ fn named(session: &Arc<dyn Session>) -> String {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_is_named_while_the_session_is_connected_to_it_and_no_longer() {
+async fn a_server_is_named_only_while_it_is_connected() {
     let proxies = [(); 2].map(|()| Proxy::start(shared_server().address()));
     let servers = format!("{},{}", proxies[0].address(), proxies[1].address());
     let zk = ZooKeeper::builder().session_timeout(SOON).connect(&servers).await.expect("reachable");
@@ -40,7 +40,7 @@ async fn a_server_is_named_while_the_session_is_connected_to_it_and_no_longer() 
 
 /// The client crate does not tell of such a break.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_breaks_before_its_first_answer_names_no_server_and_does_not_count_as_connected_for_long() {
+async fn a_connection_broken_before_its_reply_names_no_server() {
     let proxy = Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), Duration::from_secs(4)).await;
     let session = session(&zk).await;
@@ -71,7 +71,7 @@ fn forward(listener: TcpListener, server: String) {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn no_server_is_named_while_two_clients_are_connected_to_one_port_at_two_addresses() {
+async fn a_port_at_two_addresses_names_no_server() {
     let port = Port::reserve();
     let addresses = ["127.0.0.1", "127.0.0.2"].map(|host| format!("{host}:{}", port.number()));
     for address in &addresses {

@@ -41,7 +41,7 @@ async fn until_it_is_set_on_the_one_connection_to(server: SocketAddr) {
 }
 
 #[support::judged]
-async fn a_container_that_refuses_to_duplicate_sockets_holds_no_small_request_back() {
+async fn requests_are_prompt_where_sockets_cannot_be_cloned() {
     let server = Server::start();
     let address = server.address().parse().expect("an address");
     let this = pidfd_open(getpid(), PidfdFlags::empty());

@@ -57,7 +57,7 @@ fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandl
 
 /// The client hears its server all the time, and so believes that it is connected until the server closes its session.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_only_hears_events_says_lost_before_the_next_is_granted() {
+async fn a_holder_with_events_alone_is_lost_before_a_grant() {
     const NODES: usize = 200;
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -198,7 +198,7 @@ fn flap(proxy: &Proxy, mut dice: Seeded, end: Instant) {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards() {
+async fn nobody_holds_beside_another_on_flapping_links() {
     const CLIENTS: u64 = 4;
     let seconds = std::env::var("FLAP_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(6);
     let seed = std::env::var("FLAP_SEED").ok().map(|seed| seed.parse().expect("a number"));
@@ -258,7 +258,7 @@ async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards(
 /// The server's numbers begin anew, and the next one may follow that of our last grant: that does not prove that no
 /// contender came between.
 #[support::judged]
-async fn on_a_server_that_lost_everything_a_lock_used_alone_lists_the_queue() {
+async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
     const PATH: &str = "/outages/anew";
     let server = Server::start();
     let (zk, sequence) =
@@ -292,7 +292,7 @@ async fn on_a_server_that_lost_everything_a_lock_used_alone_lists_the_queue() {
 /// The server has forgotten the holder, which has not heard of that yet: only a fence keeps the two holders apart, and
 /// the tokens have begun anew.
 #[support::judged]
-async fn a_server_that_comes_back_empty_grants_beside_a_suspect_holder() {
+async fn an_emptied_server_grants_beside_a_suspect_holder() {
     const PATH: &str = "/outages/empty";
     let server = Server::start();
     let proxy = Proxy::start(server.address());

@@ -74,7 +74,7 @@ async fn goes_on(server: &Server, after: Duration) {
 }
 
 #[support::judged]
-async fn a_stop_of_a_seventh_of_the_session_timeout_costs_no_commit_its_outcome_and_is_told_at_the_level_debug_alone() {
+async fn a_stop_of_a_seventh_of_the_timeout_leaves_no_doubt() {
     let rounds = 3;
     let mut child = Process::start(module_path!(), &rounds.to_string());
     let said: Vec<_> = tokio::task::spawn_blocking(move || child.said().collect()).await.expect("no panic");
@@ -85,7 +85,7 @@ async fn a_stop_of_a_seventh_of_the_session_timeout_costs_no_commit_its_outcome_
 
 /// A connection to it is given up meanwhile, and comes to be again.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_of_two_fifths_of_the_session_timeout_costs_no_lock() {
+async fn a_stop_of_two_fifths_of_the_timeout_costs_no_lock() {
     let server = Server::start();
     let builder = ZooKeeper::builder().session_timeout(TIMEOUT).tick_time(TIMEOUT / 5);
     let zk = builder.connect(&server.address()).await.expect("reachable");
@@ -100,7 +100,7 @@ async fn a_stop_of_two_fifths_of_the_session_timeout_costs_no_lock() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_of_half_the_read_timeout_costs_no_commit_its_outcome() {
+async fn a_stop_of_half_the_read_timeout_leaves_no_doubt() {
     let server = Server::start();
     let stop = STOP;
     let builder = ZooKeeper::builder().session_timeout(TIMEOUT).read_timeout(2 * stop);
@@ -119,7 +119,7 @@ async fn a_stop_of_half_the_read_timeout_costs_no_commit_its_outcome() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_that_costs_the_connection_costs_no_commit_its_outcome_that_names_a_version() {
+async fn a_stop_with_a_disconnect_settles_versioned_commits() {
     let server = Server::start();
     let builder = ZooKeeper::builder().session_timeout(TIMEOUT).read_timeout(TIMEOUT / 12);
     let zk = builder.connect(&server.address()).await;
@@ -137,7 +137,7 @@ async fn a_stop_that_costs_the_connection_costs_no_commit_its_outcome_that_names
 
 /// Which of a process's sockets are whose, nothing shows.
 #[support::judged]
-async fn a_client_that_ends_attempts_sooner_costs_another_of_its_process_no_lock_on_a_slow_server() {
+async fn an_impatient_client_costs_another_client_no_lock() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
     let of = |timeout| ZooKeeper::builder().session_timeout(timeout).connect(proxy.address());

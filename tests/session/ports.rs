@@ -58,7 +58,7 @@ async fn a_proxy_in_front_of_itself_refuses() {
 }
 
 #[support::judged]
-fn the_runner_of_the_long_tests_says_how_many_descriptors_were_open() {
+fn the_runner_reports_the_open_descriptors() {
     let mut runner = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/descriptors.sh"));
     let output = runner
         .args(["bash", "-c", "for i in {1..40}; do exec {new}</dev/null; done; sleep 1; exit 7"])

@@ -110,7 +110,7 @@ fn start(role: &str, path: &str, session_timeout: Duration) -> Process {
 }
 
 #[support::judged]
-async fn a_killed_holder_is_followed_when_its_session_times_out() {
+async fn a_killed_holder_is_followed_at_its_timeout() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/locks/killed");
     let mut holder = start("hold", "/locks/killed", SHORT);
@@ -129,7 +129,7 @@ async fn a_killed_holder_is_followed_when_its_session_times_out() {
 }
 
 #[support::judged]
-async fn a_holder_that_ends_right_after_letting_go_is_followed_at_once() {
+async fn a_holder_that_released_is_followed_at_once() {
     let zk = connect(&shared_server().address()).await;
     for role in ["drop-and-return", "keep-drop-and-return", "release-and-exit", "return-with-guard"] {
         for round in 0..5 {
@@ -145,7 +145,7 @@ async fn a_holder_that_ends_right_after_letting_go_is_followed_at_once() {
 }
 
 #[support::judged]
-async fn a_holder_that_was_stopped_says_no_in_its_first_answer_after_that() {
+async fn a_stopped_holder_reports_its_loss_at_once() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/locks/stopped");
     let mut holder = start("watch", "/locks/stopped", SHORT);
@@ -174,7 +174,7 @@ async fn a_holder_that_was_stopped_says_no_in_its_first_answer_after_that() {
 }
 
 #[support::judged]
-async fn a_holder_that_was_stopped_for_less_than_its_lease_still_holds() {
+async fn a_holder_stopped_within_its_lease_still_holds() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/locks/paused");
     let mut holder = start("watch", "/locks/paused", CALM);

@@ -67,7 +67,7 @@ impl Drop for Stranger {
 }
 
 #[support::judged]
-async fn a_port_without_a_server_is_told_in_the_words_of_the_system() {
+async fn a_port_without_a_server_gives_the_systems_reason() {
     let port = Port::reserve();
     let address = port.address().to_string();
     tells(&address, |why| why == format!("{address}: Connection refused (os error 111)")).await;
@@ -88,7 +88,7 @@ async fn each_server_of_a_list_has_its_own_reason() {
 }
 
 #[support::judged]
-async fn a_server_that_stands_still_takes_connections_and_answers_nothing() {
+async fn a_frozen_server_accepts_and_answers_nothing() {
     let server = Server::start();
     server.pause();
     let expected = format!("{}: takes connections, and answers nothing", server.address());
@@ -176,7 +176,7 @@ fn cut_off(error: &Error, limit: Duration) -> String {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_timeout_while_disconnected_says_since_when_and_why() {
+async fn a_timeout_while_disconnected_gives_start_and_reason() {
     with_time_enough(Duration::from_secs(2), async |limit| {
         let server = Server::start();
         let refused = format!("{}: Connection refused (os error 111)", server.address());

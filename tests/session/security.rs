@@ -33,7 +33,7 @@ async fn directory_for_guests(owner: &str, directory: &str, guests: Permissions)
 }
 
 #[support::judged]
-async fn a_directory_that_gives_more_rights_than_the_clients_acl_is_refused_if_it_asks_for_that() {
+async fn a_directory_wider_than_its_acl_can_be_refused() {
     let address = shared_server().address();
     let directory = "/security/wider";
     let anybody = connect(&address).await;
@@ -53,7 +53,7 @@ async fn a_directory_that_gives_more_rights_than_the_clients_acl_is_refused_if_i
 }
 
 #[support::judged]
-async fn a_semaphore_that_gives_more_rights_than_the_clients_acl_is_refused_if_it_asks_for_that() {
+async fn a_semaphore_wider_than_its_acl_can_be_refused() {
     let address = shared_server().address();
     let anybody = connect(&address).await;
     let strict = options().digest("strict", "secret").refuse_wider_acl().connect(&address).await.unwrap();
@@ -115,7 +115,7 @@ fn set(path: &str) -> Operation {
 // Who can steal a lock
 
 #[support::judged]
-async fn a_stranger_can_neither_see_nor_steal_the_lock_of_a_digest_user() {
+async fn a_digest_users_lock_is_closed_to_strangers() {
     let address = shared_server().address();
     let owner = user(&address, "owner").await;
     let guard = lock_at(&owner, "/owned/lock").write().await.unwrap();
@@ -146,7 +146,7 @@ async fn anyone_can_steal_a_lock_that_is_open_to_anyone() {
 }
 
 #[support::judged]
-async fn whoever_may_queue_can_steal_even_though_every_node_is_closed_to_them() {
+async fn a_queue_member_can_steal_despite_closed_nodes() {
     // What counts are the permissions on the directory, not those on the holder's node.
     let directory = "/queueing/lock";
     let owner = directory_for_guests("landlord", directory, Permissions::CREATE | Permissions::DELETE).await;
@@ -161,7 +161,7 @@ async fn whoever_may_queue_can_steal_even_though_every_node_is_closed_to_them() 
 }
 
 #[support::judged]
-async fn a_directory_that_a_stranger_made_first_stays_the_strangers() {
+async fn a_directory_first_made_by_a_stranger_stays_theirs() {
     let address = shared_server().address();
     let stranger = connect(&address).await;
     let owner = user(&address, "late-comer").await;
@@ -174,7 +174,7 @@ async fn a_directory_that_a_stranger_made_first_stays_the_strangers() {
 }
 
 #[support::judged]
-async fn a_user_name_that_the_server_would_misread_is_refused_before_connecting() {
+async fn a_user_name_misread_by_the_server_is_refused() {
     let proxy = Proxy::start_opaque(shared_server().address());
     for name in ["", "a:b"] {
         let error = options().digest(name, "secret").connect(&proxy.address()).await.unwrap_err();
@@ -187,7 +187,7 @@ async fn a_user_name_that_the_server_would_misread_is_refused_before_connecting(
 // Some permissions, and not all that it takes: what is left behind
 
 #[support::judged]
-async fn a_guest_who_may_not_list_is_refused_and_leaves_no_node() {
+async fn a_guest_who_may_not_list_leaves_no_node() {
     let directory = "/partly-1/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE | Permissions::DELETE).await;
     let guest = connect(&shared_server().address()).await;
@@ -201,7 +201,7 @@ async fn a_guest_who_may_not_list_is_refused_and_leaves_no_node() {
 }
 
 #[support::judged]
-async fn a_guest_who_may_not_create_is_refused_and_leaves_no_node() {
+async fn a_guest_who_may_not_create_leaves_no_node() {
     let directory = "/partly-2/lock";
     let owner = directory_for_guests("owner", directory, Permissions::READ | Permissions::DELETE).await;
     let guest = connect(&shared_server().address()).await;
@@ -214,7 +214,7 @@ async fn a_guest_who_may_not_create_is_refused_and_leaves_no_node() {
 }
 
 #[support::judged]
-async fn a_guest_who_may_not_write_the_directory_is_refused_to_ask() {
+async fn a_guest_who_may_not_write_is_refused_to_ask() {
     let directory = "/partly-6/lock";
     let owner = directory_for_guests("owner", directory, Permissions::READ).await;
     let guest = connect(&shared_server().address()).await;
@@ -225,7 +225,7 @@ async fn a_guest_who_may_not_write_the_directory_is_refused_to_ask() {
 }
 
 #[support::judged]
-async fn a_guest_who_may_not_delete_hears_that_the_node_stays_with_the_session() {
+async fn a_guest_who_may_not_delete_learns_of_the_node() {
     let directory = "/partly-3/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE | Permissions::READ).await;
     let guest = connect(&shared_server().address()).await;
@@ -247,7 +247,7 @@ async fn a_guest_who_may_not_delete_hears_that_the_node_stays_with_the_session()
 }
 
 #[support::judged]
-async fn a_guest_who_may_only_create_hears_that_the_node_stays_with_the_session() {
+async fn a_guest_who_may_only_create_learns_of_the_node() {
     let directory = "/partly-4/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE).await;
     let guest = connect(&shared_server().address()).await;
@@ -260,7 +260,7 @@ async fn a_guest_who_may_only_create_hears_that_the_node_stays_with_the_session(
 }
 
 #[support::judged]
-async fn a_guest_who_may_not_watch_the_holder_is_refused_and_leaves_no_node() {
+async fn a_guest_who_may_not_watch_leaves_no_node() {
     let directory = "/partly-5/lock";
     let all = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
     let owner = directory_for_guests("owner", directory, all).await;
@@ -320,7 +320,7 @@ async fn a_client_that_may_not_create_again_still_leaves() {
 }
 
 #[support::judged]
-async fn one_who_may_not_write_its_own_node_is_refused_the_signal_once() {
+async fn a_signal_that_the_own_node_refuses_is_sent_once() {
     let proxy = Proxy::start(shared_server().address());
     let acl = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::DELETE);
     let zk = options().acl(acl).connect(&proxy.address()).await.unwrap();
@@ -336,7 +336,7 @@ async fn one_who_may_not_write_its_own_node_is_refused_the_signal_once() {
 
 /// A delete that one directory refuses says nothing about the signals in others.
 #[support::judged]
-async fn a_directory_without_delete_leaves_the_signals_of_others() {
+async fn a_directory_without_delete_leaves_foreign_signals() {
     let address = shared_server().address();
     let keep = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::WRITE);
     let maker = options().acl(keep).connect(&address).await.unwrap();
@@ -353,7 +353,7 @@ async fn a_directory_without_delete_leaves_the_signals_of_others() {
 }
 
 #[support::judged]
-async fn what_a_wrong_acl_shuts_its_own_maker_out_of_is_left_to_nobody() {
+async fn a_directory_closed_to_its_maker_is_removed() {
     let address = shared_server().address();
     let operator = connect(&address).await;
     session(&operator).await.create("/shut-out", b"", Kind::Persistent).await.unwrap();
@@ -380,7 +380,7 @@ async fn what_a_wrong_acl_shuts_its_own_maker_out_of_is_left_to_nobody() {
 }
 
 #[support::judged]
-async fn below_closed_nodes_an_old_directory_serves_and_a_new_one_is_denied() {
+async fn closed_parents_allow_old_directories_only() {
     let address = shared_server().address();
     let owner = directory_for_guests("owner", "/closed/above/lock", Permissions::READ).await;
     let guest = connect(&address).await;
@@ -397,7 +397,7 @@ async fn below_closed_nodes_an_old_directory_serves_and_a_new_one_is_denied() {
 }
 
 #[support::judged]
-async fn a_transaction_on_a_forbidden_node_is_refused_and_the_lock_is_kept() {
+async fn a_transaction_on_a_forbidden_node_keeps_the_lock() {
     let address = shared_server().address();
     let owner = user(&address, "owner").await;
     session(&owner).await.create("/forbidden", b"mine", Kind::Persistent).await.unwrap();
@@ -416,7 +416,7 @@ async fn a_transaction_on_a_forbidden_node_is_refused_and_the_lock_is_kept() {
 }
 
 #[support::judged]
-async fn each_refusal_names_the_right_that_is_missing_the_node_and_the_user() {
+async fn each_refusal_names_the_right_the_node_and_the_user() {
     let (above, directory, closed) = ("/partly-7", "/partly-7/lock", "/partly-7/closed");
     // A path is a lock or a semaphore.
     let pool = "/partly-7/pool";
@@ -621,7 +621,7 @@ mod tls {
     }
 
     #[support::judged]
-    async fn a_lock_over_tls_is_handed_off_and_survives_a_reconnect() {
+    async fn a_lock_over_tls_survives_hand_off_and_reconnect() {
         let (secured, directory) = (open(), "/tls/handed-off");
         let proxy = Proxy::start_opaque(&secured.address);
         let holder = connect_with(secured.tls(), &proxy.address()).await;
@@ -650,7 +650,7 @@ mod tls {
     }
 
     #[support::judged]
-    async fn a_holder_over_tls_that_is_cut_off_says_lost_before_the_next_is_granted() {
+    async fn a_tls_holder_cut_off_is_lost_before_the_next_grant() {
         let (secured, directory) = (open(), "/tls/cut-off");
         let proxy = Proxy::start_opaque(&secured.address);
         let short = options().session_timeout(Duration::from_secs(3));
@@ -674,7 +674,7 @@ mod tls {
     }
 
     #[support::judged]
-    async fn a_wire_with_tls_gives_away_neither_password_nor_path_nor_user() {
+    async fn a_tls_wire_shows_no_password_path_or_user() {
         let secured = open();
         let secrets = ["eavesdropper", "open sesame", "whispered", "the-label"];
         for encrypted in [false, true] {
@@ -708,7 +708,7 @@ mod tls {
     }
 
     #[support::judged]
-    async fn a_client_with_tls_says_nothing_readable_to_a_port_that_is_plain() {
+    async fn a_tls_client_shows_nothing_to_a_plain_port() {
         let proxy = Proxy::start_opaque(shared_server().address());
         let options = || ZooKeeper::builder().digest("eavesdropper", "open sesame").tls(open().tls());
         let servers = format!("{}/apps", proxy.address());
@@ -718,13 +718,13 @@ mod tls {
     }
 
     #[support::judged]
-    async fn a_client_without_tls_is_refused_by_a_port_that_is_encrypted() {
+    async fn a_plain_client_is_refused_by_a_tls_port() {
         let reason = "closes them without an answer: the port may be one for TLS";
         assert_unreachable(ZooKeeper::builder, &open().address, reason).await;
     }
 
     #[support::judged]
-    async fn a_connect_string_against_the_options_is_refused_before_connecting() {
+    async fn a_connect_string_against_the_options_is_refused() {
         let (clear, encrypted) = (Proxy::start_opaque(shared_server().address()), Proxy::start_opaque(&open().address));
         let (a, b) = (encrypted.address(), clear.address());
         for servers in [format!("tcp://{b}"), format!("{a},tcp://{b}/apps"), format!("tcp://{b},tcp+tls://{a}")] {
@@ -769,7 +769,7 @@ mod tls {
 
     /// The command, which takes its certificates from files.
     #[support::judged]
-    async fn zklock_trusts_the_authority_it_is_given_and_shows_its_own_certificate() {
+    async fn zklock_accepts_an_authority_and_a_certificate() {
         let files = tempfile::tempdir().unwrap();
         let identity = mutual().authority.issue("web-1", "127.0.0.1");
         for (name, pem) in
@@ -789,19 +789,19 @@ mod tls {
     }
 
     #[support::judged]
-    async fn a_client_without_a_certificate_that_is_asked_for_one_is_refused() {
+    async fn a_client_without_a_required_certificate_is_refused() {
         assert_refused(mutual().tls(), "127.0.0.1", mutual(), "TLS: it does not accept this client").await;
     }
 
     #[support::judged]
-    async fn a_client_with_a_certificate_of_another_authority_is_refused() {
+    async fn a_client_of_another_authority_is_refused() {
         let foreign = Authority::new().issue("web-1", "127.0.0.1");
         let tls = mutual().tls().identity_pem(&foreign.certificate, &foreign.key).unwrap();
         assert_refused(tls, "127.0.0.1", mutual(), "TLS: it does not accept this client").await;
     }
 
     #[support::judged]
-    async fn machines_with_certificates_share_a_lock_unless_its_acl_names_only_one() {
+    async fn machines_share_a_lock_unless_its_acl_names_one() {
         let address = &mutual().address;
         let one = connect_with(mutual().tls_as("web-1"), address).await;
         let two = connect_with(mutual().tls_as("web-2"), address).await;
@@ -840,7 +840,7 @@ mod tls {
     }
 
     #[test]
-    fn certificates_that_cannot_serve_are_refused_with_the_reason() {
+    fn unusable_certificates_are_refused_with_the_reason() {
         let authority = Authority::new();
         let (one, two) = (authority.issue("one", "127.0.0.1"), authority.issue("two", "127.0.0.1"));
         let tls = || Tls::from_ca_pem(&authority.pem).unwrap();
@@ -988,7 +988,7 @@ mod sasl {
     }
 
     #[support::judged]
-    async fn a_stranger_can_neither_see_nor_steal_the_lock_of_a_sasl_user() {
+    async fn a_sasl_users_lock_is_closed_to_strangers() {
         let address = server().address();
         let (alice, colleague) = (sasl_user("alice", &address).await, sasl_user("alice", &address).await);
         let guard = lock_at(&alice, "/of-alice/lock").write().await.unwrap();
@@ -1008,7 +1008,7 @@ mod sasl {
     }
 
     #[support::judged]
-    async fn a_stranger_can_steal_what_a_sasl_user_leaves_open_to_anyone() {
+    async fn a_sasl_users_open_lock_can_be_stolen() {
         let address = server().address();
         let alice = login(as_user("alice").acl(Acl::anyone()), &address).await.unwrap();
         let guard = lock_at(&alice, "/open-by-alice/lock").write().await.unwrap();
@@ -1028,7 +1028,7 @@ mod sasl {
     }
 
     #[support::judged]
-    async fn a_user_name_that_the_client_would_garble_is_refused_before_connecting() {
+    async fn a_user_name_misread_by_the_client_is_refused() {
         let proxy = Proxy::start_opaque(server().address());
         for name in ["", "a\"b", "a\\b", "a\nb"] {
             let error = options().sasl(Sasl::digest_md5(name, "x")).connect(&proxy.address()).await.unwrap_err();
@@ -1046,7 +1046,7 @@ mod sasl {
     }
 
     #[support::judged]
-    async fn a_password_is_not_readable_on_the_wire_even_without_tls() {
+    async fn a_password_is_unreadable_on_a_plain_wire() {
         let proxy = Proxy::start_opaque(server().address());
         let alice = sasl_user("alice", &proxy.address()).await;
         lock_at(&alice, "/listened-to/lock").write().await.unwrap().release().await.unwrap();
@@ -1055,7 +1055,7 @@ mod sasl {
     }
 
     #[support::judged]
-    async fn a_server_that_insists_on_sasl_refuses_a_client_without_it_at_once() {
+    async fn a_server_that_requires_sasl_refuses_other_clients() {
         let server = start(&["sessionRequireClientSASLAuth=true"]);
         let error = soon("the refusal", options().connect(&server.address())).await.unwrap_err();
         assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{error:?}");
@@ -1064,7 +1064,7 @@ mod sasl {
     }
 
     #[support::judged]
-    async fn a_client_with_sasl_does_not_lock_on_a_server_that_does_not_know_it() {
+    async fn a_sasl_client_refuses_a_server_without_sasl() {
         let (address, directory) = (shared_server().address(), "/unauthenticated/lock");
         // Open to all, so that nothing but the login is missing.
         let nobody = connect(&address).await;
@@ -1078,7 +1078,7 @@ mod sasl {
     }
 
     #[support::judged(flavor = "multi_thread")]
-    async fn waiters_and_holders_whose_credentials_are_withdrawn_are_told_at_once() {
+    async fn withdrawn_credentials_end_waiters_and_holders() {
         let server = start(&[]);
         let directory = "/withdrawn/lock";
         let (nobody, alice) = (connect(&server.address()).await, sasl_user("alice", &server.address()).await);

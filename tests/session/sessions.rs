@@ -28,7 +28,7 @@ async fn all_reconnect(proxy: &Proxy) {
 /// The client cannot reconnect with more than 128 KiB of watched paths on one session, and each path counts with the
 /// chroot that the connect string ends with.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_below_a_long_chroot_survive_a_reconnect_in_their_order() {
+async fn waiters_below_a_long_chroot_survive_a_reconnect() {
     const WAITERS: usize = 60;
     let proxy = Proxy::start(shared_server().address());
     let chroot = format!("/{}", "long".repeat(500));
@@ -53,7 +53,7 @@ async fn waiters_below_a_long_chroot_survive_a_reconnect_in_their_order() {
 
 /// The head of a queue watches three paths: its place, the permits, and their number.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn heads_of_queues_for_permits_below_a_long_chroot_survive_a_reconnect() {
+async fn heads_below_a_long_chroot_survive_a_reconnect() {
     const QUEUES: usize = 30;
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let proxy = Proxy::start(server.address());
@@ -76,7 +76,7 @@ async fn heads_of_queues_for_permits_below_a_long_chroot_survive_a_reconnect() {
 }
 
 #[support::judged]
-async fn what_is_no_connect_string_is_refused_before_anything_is_sent() {
+async fn an_invalid_connect_string_is_refused_unsent() {
     let proxy = Proxy::start(shared_server().address());
     let good = proxy.address();
     for servers in ["::::", "", "zk1:2181 zk2:2181", "[::1:2181", &format!("{good},:::"), &format!("{good}/a\u{1f512}")]
@@ -92,7 +92,7 @@ async fn what_is_no_connect_string_is_refused_before_anything_is_sent() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_client_itself_refuses_does_not_renew_the_lease() {
+async fn a_request_refused_by_the_client_renews_no_lease() {
     let zk = connect(&shared_server().address()).await;
     let session = session(&zk).await;
     let nothing = Operation::Check { path: "/".to_owned(), version: None };
@@ -111,7 +111,7 @@ async fn what_the_client_itself_refuses_does_not_renew_the_lease() {
 
 /// Otherwise the handle's present session would be closed, and the one being opened would come to life afterwards.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_is_being_opened_does_not_outlive_its_closed_handle() {
+async fn a_session_being_opened_ends_with_its_closed_handle() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
     let zk = ZooKeeper::builder().session_timeout(Duration::from_secs(2)).connect_timeout(10 * SOON);
@@ -136,7 +136,7 @@ async fn a_session_that_is_being_opened_does_not_outlive_its_closed_handle() {
 
 /// Also when nobody waits until the handle is closed.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_the_connection_hears_at_once_that_the_handle_is_closed() {
+async fn a_wait_for_the_connection_ends_when_it_is_closed() {
     let proxy = Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), 3 * SOON).await;
     let lock = lock_at(&zk, "/sessions/closed-while-cut-off");
@@ -152,7 +152,7 @@ async fn who_waits_for_the_connection_hears_at_once_that_the_handle_is_closed() 
 
 /// Their servers may be away, and whoever stops a program does not wait for one after the other.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_that_no_server_confirms_are_given_up_together() {
+async fn unconfirmed_sessions_are_given_up_together() {
     const TIMEOUT: Duration = Duration::from_secs(4);
     let server = Server::start();
     let proxy = Proxy::start(server.address());
@@ -168,7 +168,7 @@ async fn sessions_that_no_server_confirms_are_given_up_together() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn an_idle_further_session_is_given_up_and_the_first_one_kept() {
+async fn an_idle_further_session_is_given_up() {
     let server = Server::start();
     let zk = connect(&format!("{}/{}", server.address(), "long".repeat(500))).await;
     let lock = lock_at(&zk, "/lock");
@@ -203,7 +203,7 @@ async fn reason(zk: &ZooKeeper) -> (Instant, String) {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_probe_reads_since_when_and_why_a_server_is_away_and_when_it_is_back() {
+async fn a_probe_reports_an_outage_its_start_and_its_end() {
     let server = Server::start();
     let zk = connect_with(&server.address(), Duration::from_secs(4)).await;
     assert_eq!(zk.state(), ConnectionState::Connected);
@@ -224,7 +224,7 @@ async fn a_probe_reads_since_when_and_why_a_server_is_away_and_when_it_is_back()
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_probe_alone_brings_a_client_back_whose_session_has_expired() {
+async fn a_probe_alone_replaces_an_expired_session() {
     let (proxy, zk) = without_a_session().await;
     let (since, why) = reason(&zk).await;
     assert!(since.elapsed() >= Duration::from_secs(1), "since the break, not since the end: {why}");
@@ -235,7 +235,7 @@ async fn a_probe_alone_brings_a_client_back_whose_session_has_expired() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_probe_is_told_of_a_server_that_takes_connections_and_is_silent() {
+async fn a_probe_reports_a_silent_server() {
     let proxy = Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), Duration::from_secs(4)).await;
     proxy.black_hole();
@@ -274,7 +274,7 @@ fn parked(acquisition: impl IntoFuture<IntoFuture = Acquiring>) -> (Acquiring, P
 type Acquiring = Granting<ReadGuard>;
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquisition_not_polled_while_a_session_is_opened_holds_up_no_other() {
+async fn an_unpolled_acquisition_blocks_no_other() {
     let (proxy, zk) = without_a_session().await;
     proxy.heal();
     let lock = lock_at(&zk, "/sessions/parked");
@@ -286,7 +286,7 @@ async fn an_acquisition_not_polled_while_a_session_is_opened_holds_up_no_other()
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn acquisitions_that_give_up_while_a_session_is_opened_share_the_opening() {
+async fn acquisitions_that_give_up_share_the_opening() {
     const TRIES: usize = 30;
     let (proxy, zk) = without_a_session().await;
     proxy.black_hole();
@@ -303,7 +303,7 @@ async fn acquisitions_that_give_up_while_a_session_is_opened_share_the_opening()
 
 /// Otherwise one request whose answer is never polled would keep the session, and all its nodes, alive.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_leaves_nothing_behind_even_if_an_acquisition_is_not_polled() {
+async fn closing_ends_an_unpolled_acquisition() {
     let server = shared_server();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let lock = lock_at(&zk, "/sessions/closed");
@@ -319,7 +319,7 @@ async fn closing_leaves_nothing_behind_even_if_an_acquisition_is_not_polled() {
 
 /// Pings are answered, so the server would keep such a session for as long as the process lives.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_ends_though_one_request_of_it_is_never_answered() {
+async fn a_session_ends_despite_an_unanswered_request() {
     const TIMEOUT: Duration = Duration::from_secs(2);
     let server = shared_server();
     let other = connect(&server.address()).await;
@@ -344,7 +344,7 @@ async fn a_session_ends_though_one_request_of_it_is_never_answered() {
 
 /// Another task looks at the sessions meanwhile, and finds one that no acquisition uses yet.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_further_session_is_not_given_up_before_it_was_used() {
+async fn a_further_session_is_kept_until_it_was_used() {
     const SESSIONS: usize = 8;
     let proxy = Proxy::start(shared_server().address());
     let zk = connect(&proxy.address()).await;
@@ -369,7 +369,7 @@ async fn a_further_session_is_not_given_up_before_it_was_used() {
 
 /// A program that ends gives the server a moment to hear that its locks are free, and no more than that.
 #[support::judged]
-async fn dropping_the_last_handle_waits_only_a_moment_for_a_silent_server() {
+async fn dropping_the_last_handle_waits_only_briefly() {
     const DIRECTORY: &str = "/locks/good-bye";
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -385,7 +385,7 @@ async fn dropping_the_last_handle_waits_only_a_moment_for_a_silent_server() {
 }
 
 #[support::judged]
-async fn a_server_that_keeps_sessions_for_longer_prolongs_no_lease() {
+async fn a_longer_granted_timeout_prolongs_no_lease() {
     let server = Server::start_with(&["minSessionTimeout=20000"], &[]);
     let zk = connect_with(&server.address(), Duration::from_secs(4)).await;
     assert_eq!(session(&zk).await.timeout(), Duration::from_secs(4));
@@ -394,13 +394,13 @@ async fn a_server_that_keeps_sessions_for_longer_prolongs_no_lease() {
 }
 
 #[support::judged]
-async fn unless_it_is_told_otherwise_a_session_is_kept_for_ten_seconds() {
+async fn a_session_is_kept_for_ten_seconds_by_default() {
     let zk = ZooKeeper::connect(&shared_server().address()).await.expect("the server can be reached");
     assert_eq!(session(&zk).await.timeout(), Duration::from_secs(10));
 }
 
 #[support::judged]
-async fn all_locks_and_handles_of_a_process_share_one_thread() {
+async fn all_locks_and_handles_of_a_process_share_a_thread() {
     let server = shared_server();
     let (one, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let locks =
@@ -421,7 +421,7 @@ async fn all_locks_and_handles_of_a_process_share_one_thread() {
 
 /// The refusal comes before anything is sent: nothing listens at the address.
 #[support::judged]
-async fn a_lease_that_cannot_be_is_refused_with_what_was_wrong() {
+async fn an_impossible_lease_is_refused_with_the_reason() {
     let second = Duration::from_secs(1);
     let builder = || ZooKeeper::builder().session_timeout(4 * second);
     for (builder, problem) in [
@@ -440,7 +440,7 @@ async fn a_lease_that_cannot_be_is_refused_with_what_was_wrong() {
 
 /// Long paths, in each way in which a node of ours is held.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn no_session_is_given_more_ephemeral_nodes_than_the_transaction_that_ends_it_can_list() {
+async fn no_session_exceeds_the_nodes_its_end_can_list() {
     const EACH: usize = 30;
     let server = shared_server();
     let zk = connect(&server.address()).await;
@@ -466,7 +466,7 @@ async fn no_session_is_given_more_ephemeral_nodes_than_the_transaction_that_ends
 
 /// ZooKeeper 3.10 sheds connections while it has too many: it closes them as soon as it has taken them.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_sheds_connections_is_passed_over_and_not_overrun() {
+async fn an_overloaded_server_is_passed_over() {
     let (proxy, port) = (Proxy::start(shared_server().address()), Port::reserve());
     let (listener, shed) = (port.listen(), Arc::new(AtomicUsize::new(0)));
     let sheds = Arc::clone(&shed);
@@ -498,7 +498,7 @@ async fn a_client_may_try_for_ever_to_reach_a_server() {
 }
 
 #[support::judged]
-async fn a_client_tells_which_session_timeout_the_servers_have_granted() {
+async fn a_client_reports_the_granted_session_timeout() {
     // The tests' servers grant a minute at most.
     for (asked, granted) in [(4, 4), (3_600, 60)] {
         let zk = connect_with(&shared_server().address(), Duration::from_secs(asked)).await;

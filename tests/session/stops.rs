@@ -136,35 +136,35 @@ async fn is_stopped_at_work<G>(role: &str, path: &str, next: impl AsyncFn() -> G
 }
 
 #[support::judged]
-async fn a_stopped_process_neither_goes_on_with_its_work_under_a_guard_nor_gives_its_output() {
+async fn a_stopped_process_ends_its_work_under_a_guard() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/stops/guard");
     is_stopped_at_work("guard", "/stops/guard", async || lock.write().await.expect("free in time")).await;
 }
 
 #[support::judged]
-async fn a_stopped_process_neither_goes_on_with_its_work_under_several_locks_nor_gives_its_output() {
+async fn a_stopped_process_ends_its_work_under_several_locks() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/stops/several");
     is_stopped_at_work("several", "/stops/several", async || lock.write().await.expect("free in time")).await;
 }
 
 #[support::judged]
-async fn a_stopped_process_neither_goes_on_with_its_work_under_a_permit_nor_gives_its_output() {
+async fn a_stopped_process_ends_its_work_under_a_permit() {
     let zk = connect(&shared_server().address()).await;
     let semaphore = Semaphore::new(&zk, "/stops/permit", 1).expect("valid");
     is_stopped_at_work("permit", "/stops/permit", async || semaphore.acquire().await.expect("free in time")).await;
 }
 
 #[support::judged]
-async fn a_stopped_process_neither_goes_on_with_the_work_of_its_term_nor_gives_its_output() {
+async fn a_stopped_process_ends_the_work_of_its_term() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/stops/term");
     is_stopped_at_work("term", "/stops/term", async || lock.write().await.expect("free in time")).await;
 }
 
 #[support::judged]
-async fn who_tries_after_a_stop_or_during_one_is_answered_on_a_fresh_session() {
+async fn a_try_after_a_stop_uses_a_fresh_session() {
     let zk = connect(&shared_server().address()).await;
     let mark = lock_at(&zk, "/stops/tries-mark");
     let mut child = Process::start(module_path!(), &format!("tries {} /stops/tries -", shared_server().address()));

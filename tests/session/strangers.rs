@@ -382,25 +382,25 @@ async fn goes_on(fault: &str, sessions: usize) {
 }
 
 #[support::judged]
-async fn a_panic_in_the_background_ends_its_session_and_another_takes_its_place() {
+async fn a_background_panic_ends_one_session() {
     for fault in ["task", "client", "timer"] {
         tokio::join!(goes_on(fault, 1), goes_on(fault, 2));
     }
 }
 
 #[support::judged]
-async fn a_waker_that_panics_costs_no_lease_and_hides_no_loss() {
+async fn a_waker_that_panics_costs_no_lease() {
     tokio::join!(round("waker", "panics", 1), round("waker", "panics", 2));
 }
 
 /// A waker that blocks for ever stands in the way of the thread that keeps the sessions, so the lease ends.
 #[support::judged]
-async fn a_loss_is_heard_though_the_librarys_thread_stands_still() {
+async fn a_loss_is_reported_despite_a_blocked_thread() {
     tokio::join!(standstill(1), standstill(2));
 }
 
 #[support::judged]
-async fn connecting_ends_in_time_though_the_librarys_thread_stands_still() {
+async fn connecting_times_out_despite_a_blocked_thread() {
     let address = shared_server().address();
     let mut child = Process::start(module_path!(), &format!("connects blocks 1 {address} /strangers/connects"));
     let said = tokio::task::spawn_blocking(move || child.said().last()).await.expect("no panic");
@@ -409,19 +409,19 @@ async fn connecting_ends_in_time_though_the_librarys_thread_stands_still() {
 }
 
 #[support::judged]
-async fn a_subscriber_that_blocks_for_ever_or_panics_costs_no_lease_and_hides_no_loss() {
+async fn a_subscriber_that_blocks_or_panics_costs_no_lease() {
     for habit in ["blocks", "panics"] {
         tokio::join!(round("subscriber", habit, 1), round("subscriber", habit, 2));
     }
 }
 
 #[support::judged]
-async fn a_subscriber_that_is_set_late_and_blocks_at_once_costs_no_lease_and_hides_no_loss() {
+async fn a_late_subscriber_that_blocks_costs_no_lease() {
     tokio::join!(round("late", "blocks", 1), round("late", "blocks", 2));
 }
 
 /// The thread that keeps the sessions stands still when it comes to a place that it has not told of before, as at a break.
 #[tokio::test]
-async fn a_subscriber_that_blocks_when_it_is_asked_hides_no_loss() {
+async fn a_subscriber_that_blocks_in_enabled_hides_no_loss() {
     tokio::join!(is_asked(1), is_asked(2));
 }

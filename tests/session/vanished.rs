@@ -30,7 +30,7 @@ async fn is_there(session: &Arc<dyn Session>, path: &str) -> bool {
 }
 
 #[support::judged]
-async fn the_node_of_a_holder_or_waiter_cannot_vanish_so_and_an_empty_directory_is_made_anew() {
+async fn a_container_never_vanishes_under_its_contenders() {
     let (zk, other) = two().await;
     let lock = lock_at(&zk, "/vanished/lock");
     let held = lock.write().await.expect("free");
@@ -58,7 +58,7 @@ fn value_error<T>(result: Result<T, Error>) -> ValueError {
 }
 
 #[support::judged]
-async fn a_value_that_vanishes_is_an_error_for_everybody_until_another_is_set() {
+async fn a_vanished_value_is_an_error_until_another_is_set() {
     const PATH: &str = "/vanished/value";
     let (zk, other) = two().await;
     let open = |zk: &ZooKeeper| Shared::builder(zk, PATH).initial(|| 0_u64).build().expect("valid");
@@ -89,7 +89,7 @@ async fn a_value_that_vanishes_is_an_error_for_everybody_until_another_is_set() 
 }
 
 #[support::judged]
-async fn a_holder_of_a_value_that_vanishes_commits_nothing_in_its_place() {
+async fn a_holder_of_a_vanished_value_commits_nothing() {
     let (zk, other) = two().await;
     let shared: Shared<u64> = Shared::builder(&zk, "/vanished/held").initial(|| 0).build().expect("valid");
     shared.update(|value| *value = 7).await.expect("free");
@@ -144,7 +144,7 @@ async fn a_number_of_permits_that_vanishes_is_never_another() {
 }
 
 #[support::judged]
-async fn work_whose_record_vanishes_is_not_done_again_within_the_period() {
+async fn work_whose_record_vanishes_waits_for_the_period() {
     const PATH: &str = "/vanished/cron";
     let (zk, other) = two().await;
     let (a, b) = (lock_at(&zk, PATH), lock_at(&other, PATH));
@@ -181,7 +181,7 @@ async fn work_whose_record_vanishes_is_not_done_again_within_the_period() {
 }
 
 #[support::judged]
-async fn a_leaders_directory_that_vanishes_costs_no_term_and_terms_go_on_rising() {
+async fn a_leaders_vanished_directory_costs_no_term() {
     const PATH: &str = "/vanished/leader";
     let (zk, other) = two().await;
     let open = |zk: &ZooKeeper| Leadership::builder(zk, PATH).pause(Duration::from_millis(10)).build().expect("valid");
