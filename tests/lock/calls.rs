@@ -97,7 +97,7 @@ async fn a_server_that_answers_only_pings_holds_up_no_call() {
 
 /// It answers the listing of the queue, and nothing after that.
 #[support::judged]
-async fn a_server_that_answers_only_pings_after_the_listing_holds_up_no_try_for_a_permit() {
+async fn a_server_that_answers_only_pings_blocks_no_permit_try() {
     let limit_of = |zk: &ZooKeeper| Semaphore::new(zk, "/calls/limit", 1).unwrap();
     let operator = connect(&shared_server().address()).await;
     limit_of(&operator).acquire().await.unwrap().release().await.unwrap();
@@ -125,7 +125,7 @@ async fn a_call_with_a_timeout_is_over_in_time() {
 }
 
 #[support::judged]
-async fn a_call_with_a_timeout_is_over_in_time_while_disconnected() {
+async fn a_call_with_a_timeout_ends_in_time_while_disconnected() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/cut").await;
     let session = session(&handles.zk).await;
@@ -173,7 +173,7 @@ async fn a_connection_below_a_path_is_given_up_in_time() {
 
 /// Fault 114.
 #[support::judged]
-async fn a_connection_below_a_path_outlives_a_break_while_the_path_is_looked_for_or_made() {
+async fn a_connection_below_a_path_outlives_a_break() {
     let faults = [Frames::requests(Op::Exists), Frames::requests(Op::Create2), Frames::replies(Op::Create2)];
     for (round, frames) in faults.into_iter().enumerate() {
         let proxy = Proxy::start(shared_server().address());
@@ -246,7 +246,7 @@ async fn an_eviction_whose_answer_is_lost_says_who_was_removed() {
 
 /// The session has no node of ours, so a fresh one serves as well.
 #[support::judged]
-async fn a_call_on_a_session_that_ended_unnoticed_is_answered_on_a_fresh_one() {
+async fn a_call_on_an_ended_session_is_answered_on_a_fresh_one() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/ended").await;
     for listing in [Op::GetChildren, Op::GetChildren2] {
@@ -305,7 +305,7 @@ async fn each_failure_to_read_a_queue_is_told_as_what_it_is() {
 }
 
 #[support::judged]
-async fn a_contender_is_of_this_process_whichever_client_has_it() {
+async fn contenders_of_any_local_client_are_of_this_process() {
     let address = shared_server().address();
     let (one, other) = (connect(&address).await, connect(&address).await);
     let (lock, elsewhere) = (lock_at(&one, "/calls/own"), lock_at(&other, "/calls/own"));
@@ -338,7 +338,7 @@ async fn a_call_is_a_future_that_can_be_joined() {
 }
 
 #[support::judged]
-async fn a_write_that_is_unanswered_when_its_client_is_closed_is_not_told_as_undone() {
+async fn an_unanswered_write_at_closing_is_not_called_undone() {
     let (server, operator) = (shared_server(), connect(&shared_server().address()).await);
     let written = async |path: String| session(&operator).await.data(&path).await.map(drop);
     for call in ["transaction", "commit", "update", "done"] {

@@ -32,7 +32,7 @@ async fn seen(operator: &ZooKeeper, node: &str) -> Option<(Vec<u8>, i32)> {
 type Change = for<'a> fn(Transaction<'a>, &str) -> Transaction<'a>;
 
 #[support::judged]
-async fn what_became_of_a_commit_whose_answer_is_lost_is_found_out_and_it_is_done_once() {
+async fn a_commit_with_a_lost_reply_is_settled_and_done_once() {
     let (server, operator) = (shared_server(), connect(&shared_server().address()).await);
     let proxy = Proxy::start(server.address());
     let zk = connect_with(&proxy.address(), CALM).await;
@@ -77,7 +77,7 @@ async fn what_became_of_a_commit_whose_answer_is_lost_is_found_out_and_it_is_don
 
 /// Others may hold the lock, too, and write what this holder writes.
 #[support::judged]
-async fn beside_other_holders_only_a_commit_that_was_not_done_is_found_out() {
+async fn a_commit_beside_other_holders_is_settled_if_not_done() {
     let (proxy, path) = (Proxy::start(shared_server().address()), "/doubts-beside");
     let zk = connect_with(&proxy.address(), CALM).await;
     let reads = lock_at(&zk, path).read().await.unwrap();
@@ -112,7 +112,7 @@ async fn forestalled(stranger: impl Fn(&Memory) + Send + Sync + 'static) -> Resu
 }
 
 #[support::judged]
-async fn a_commit_that_a_client_without_the_lock_has_forestalled_is_refused_or_in_doubt() {
+async fn a_commit_forestalled_without_the_lock_is_refused() {
     let put = |zk: &Memory, data: &[u8]| {
         let set = Operation::Set { path: "/v".to_owned(), data: data.to_vec(), version: None };
         now(of(zk).transact(&[set])).expect("it is there");

@@ -76,7 +76,7 @@ impl Stage {
 // Creates and listings
 
 #[support::judged]
-async fn a_create_whose_answer_is_lost_in_silence_made_the_one_node() {
+async fn a_create_with_a_held_reply_makes_one_node() {
     let stage = Stage::set("/faults/silence", SHORT).await;
     let answer = stage.proxy.hold_reply(Op::Create2);
     // The client gives up a connection that has been silent for 350 ms.
@@ -139,7 +139,7 @@ async fn each_lost_create_costs_at_most_one_more() {
 
 /// The release and the create that follows it are one transaction or two requests, depending on the moment.
 #[support::judged]
-async fn a_cut_between_a_drop_and_the_next_acquisition_leaves_one_node() {
+async fn a_cut_between_drop_and_acquisition_leaves_one_node() {
     let stage = Stage::set("/faults/again", CALM).await;
     let mut guard = soon("a free lock", stage.lock.write()).await.unwrap();
     for round in 0..40 {
@@ -164,7 +164,7 @@ async fn a_cut_between_a_drop_and_the_next_acquisition_leaves_one_node() {
 }
 
 #[support::judged]
-async fn an_acquisition_dropped_while_cut_off_leaves_nothing_after_the_heal() {
+async fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     let stage = Stage::set("/faults/dropped", CALM).await;
     // One acquisition has sent its create before the cut, and the other begins after it.
     stage.proxy.black_hole_to_client();
@@ -188,7 +188,7 @@ async fn an_acquisition_dropped_while_cut_off_leaves_nothing_after_the_heal() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_timeouts_in_an_outage_send_nothing_when_it_is_over() {
+async fn a_thousand_timeouts_in_an_outage_send_nothing_later() {
     const WAVES: usize = 50;
     const CROWD: usize = 20;
     const TIMEOUT: Duration = Duration::from_millis(50);
@@ -224,7 +224,7 @@ async fn a_thousand_timeouts_in_an_outage_send_nothing_when_it_is_over() {
 }
 
 #[support::judged]
-async fn a_waiter_whose_listing_is_lost_keeps_its_node_and_its_place() {
+async fn a_waiter_whose_listing_is_lost_keeps_its_place() {
     let stage = Stage::set("/faults/place", CALM).await;
     let holder = stage.here.write().await.unwrap();
     let listing = stage.proxy.hold_reply(Op::GetChildren2);
@@ -270,7 +270,7 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
 
 /// As in helix and in Go's client, which slept for ever or asked without pause.
 #[support::judged]
-async fn a_predecessor_that_leaves_between_listing_and_watch_is_noticed() {
+async fn a_predecessor_gone_before_the_watch_is_noticed() {
     for released in [true, false] {
         let stage = Stage::set(&format!("/faults/between-{released}"), CALM).await;
         let holder = stage.here.write().await.unwrap();
@@ -292,7 +292,7 @@ async fn a_predecessor_that_leaves_between_listing_and_watch_is_noticed() {
 }
 
 #[support::judged]
-async fn a_waiter_whose_whole_queue_was_deleted_and_made_anew_is_evicted() {
+async fn a_waiter_whose_queue_was_recreated_is_evicted() {
     let stage = Stage::set("/faults/anew", CALM).await;
     let holder = stage.here.write().await.unwrap();
     let waiter = writer(&stage.lock);
@@ -318,7 +318,7 @@ async fn a_waiter_whose_whole_queue_was_deleted_and_made_anew_is_evicted() {
 }
 
 #[support::judged]
-async fn waiters_whose_credentials_are_refused_all_end_at_once_and_so_do_guards() {
+async fn refused_credentials_end_all_waiters_and_guards() {
     let stage = Stage::set("/faults/auth", SHORT).await;
     let guard = stage.lock.write().await.unwrap();
     let mut waiters = Vec::new();
@@ -343,7 +343,7 @@ async fn waiters_whose_credentials_are_refused_all_end_at_once_and_so_do_guards(
 }
 
 #[support::judged]
-async fn waiters_and_handles_that_are_dropped_together_leave_nothing() {
+async fn waiters_and_handles_dropped_together_leave_nothing() {
     let stage = Stage::set("/faults/abandoned", CALM).await;
     let holder = stage.here.write().await.unwrap();
     let waiters: Vec<_> = (0..10).map(|_| tokio::spawn(stage.lock.read().into_future())).collect();
@@ -364,7 +364,7 @@ async fn waiters_and_handles_that_are_dropped_together_leave_nothing() {
 // Releases
 
 #[support::judged]
-async fn a_release_as_the_session_expires_says_lost_and_deletes_no_other_node() {
+async fn a_release_at_the_sessions_end_deletes_no_other_node() {
     let stage = Stage::set("/faults/instant", CALM).await;
     let guard = stage.lock.write().await.unwrap();
     let next = writer(&stage.here);
@@ -387,7 +387,7 @@ async fn a_release_as_the_session_expires_says_lost_and_deletes_no_other_node() 
 }
 
 #[support::judged]
-async fn a_late_delete_spares_the_node_of_another_in_a_directory_made_anew() {
+async fn a_late_delete_spares_the_node_of_another() {
     let stage = Stage::set("/faults/late-delete", CALM).await;
     let late = RwLock::builder(&stage.zk, stage.here.path()).host("same").build().unwrap();
     let other = RwLock::builder(&stage.operator, stage.here.path()).host("same").build().unwrap();
@@ -422,7 +422,7 @@ async fn a_late_delete_spares_the_node_of_another_in_a_directory_made_anew() {
 // Sessions that are not what they were
 
 #[support::judged]
-async fn a_reconnect_answered_with_another_session_loses_the_lock_at_once() {
+async fn a_reconnect_with_another_session_loses_the_lock() {
     // Longer than the test may wait for the loss, so that the loss cannot come from the lease.
     let stage = Stage::set("/faults/replaced", SHORT * 3).await;
     let guard = stage.lock.write().await.unwrap();
@@ -447,7 +447,7 @@ async fn a_reconnect_answered_with_another_session_loses_the_lock_at_once() {
 }
 
 #[support::judged]
-async fn a_session_that_is_only_called_by_another_number_is_known_by_its_nodes() {
+async fn a_renumbered_session_is_recognized_by_its_nodes() {
     let stage = Stage::set("/faults/renamed", SHORT * 3).await;
     let guard = stage.lock.write().await.unwrap();
     let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::Handshake)).falsify(|hello| hello.session += 1));
@@ -461,7 +461,7 @@ async fn a_session_that_is_only_called_by_another_number_is_known_by_its_nodes()
 }
 
 #[support::judged]
-async fn a_server_that_grants_less_than_was_asked_for_shortens_the_lease() {
+async fn a_shorter_granted_timeout_shortens_the_lease() {
     let proxy = Proxy::start(shared_server().address());
     let operator = connect(&shared_server().address()).await;
     let here = lock_at(&operator, "/faults/shorter");
@@ -491,7 +491,7 @@ async fn a_server_that_grants_less_than_was_asked_for_shortens_the_lease() {
 
 /// The proxy itself answers the pings: a connection from which nothing comes is given up.
 #[support::judged]
-async fn a_holder_whose_pings_reach_no_server_is_kept_alive_by_its_heartbeats() {
+async fn a_holder_whose_pings_are_lost_lives_by_heartbeats() {
     let is_kept_alive = async |seconds| {
         let timeout = Duration::from_secs(seconds);
         let stage = Stage::set(&format!("/faults/pings-{seconds}"), timeout).await;
@@ -519,7 +519,7 @@ async fn a_holder_whose_pings_reach_no_server_is_kept_alive_by_its_heartbeats() 
 
 /// The next heartbeat is due before a connection counts as silent, and its answer counts as that of a ping does.
 #[support::judged]
-async fn a_lost_ping_costs_a_long_session_neither_its_connection_nor_its_lock() {
+async fn a_lost_ping_costs_a_long_session_nothing() {
     let timeout = SHORT * 3;
     let stage = Stage::set("/faults/ping", timeout).await;
     let guard = stage.lock.write().await.unwrap();
@@ -558,7 +558,7 @@ async fn a_read_only_server_is_no_server_to_hold_a_lock_by() {
 }
 
 #[support::judged]
-async fn a_slow_servers_answers_count_from_when_they_were_asked_for() {
+async fn a_slow_servers_reply_counts_from_its_request() {
     // From the sending of a touch until it counts two answers come late, so a longer tick would leave nothing.
     let builder = ZooKeeper::builder().session_timeout(SLOW).tick_time(TICK).connect_timeout(SOON);
     let stage = Stage::set_with("/faults/slow", builder).await;
@@ -609,7 +609,7 @@ async fn a_slow_servers_answers_count_from_when_they_were_asked_for() {
 
 /// Fault 108. The proxy stands for a server that keeps a node which the ensemble no longer has.
 #[support::judged]
-async fn a_waiter_whose_server_hides_that_its_predecessor_has_left_is_granted_at_its_first_look() {
+async fn a_waiter_behind_a_hidden_departure_is_granted() {
     for is_ghost in [false, true] {
         let stage = Stage::set(&format!("/faults/unheard-{is_ghost}"), SHORT).await;
         let held = stage.here.write().await.unwrap();

@@ -37,7 +37,7 @@ async fn ghosts_found(path: &str) -> (Tapped, ZooKeeper, String) {
 }
 
 #[support::judged]
-async fn calls_that_do_not_wait_and_short_waits_pass_over_a_ghost() {
+async fn calls_and_short_waits_pass_over_a_ghost() {
     let path = "/ghosts/passed";
     for call in 0..7 {
         let (tapped, other, _) = ghosts_found(path).await;
@@ -75,7 +75,7 @@ async fn an_error_names_the_holder_and_no_ghost() {
 
 /// The server denies the node that it lists, so no watch is armed.
 #[support::judged]
-async fn a_node_that_its_server_lists_and_denies_is_asked_for_at_the_leader() {
+async fn a_listed_and_denied_node_is_asked_for_at_the_leader() {
     let path = "/ghosts/denied";
     let (tapped, other, _) = ghosts_found(path).await;
     tapped.proxy.reset();

@@ -53,7 +53,7 @@ impl Halves {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_tasks_in_ten_sessions_lose_no_update_and_see_none_half_done() {
+async fn fifty_tasks_in_ten_sessions_lose_no_update() {
     const TASKS: u64 = 50;
     const ROUNDS: u64 = 20;
     let server = shared_server();
@@ -158,7 +158,7 @@ async fn readers_between_two_writers_hold_together() {
 }
 
 #[support::judged]
-async fn two_writers_behind_a_reader_follow_one_after_the_other() {
+async fn two_writers_behind_a_reader_hold_in_turn() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
     let (here, there) = (lock_at(&one, "/locks/two-writers"), lock_at(&two, "/locks/two-writers"));
@@ -180,7 +180,7 @@ async fn two_writers_behind_a_reader_follow_one_after_the_other() {
 }
 
 #[support::judged]
-async fn a_downgrade_lets_in_the_readers_behind_it_and_no_writer() {
+async fn a_downgrade_lets_in_readers_and_no_writer() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
     let (here, there) = (lock_at(&one, "/locks/downgrade"), lock_at(&two, "/locks/downgrade"));
@@ -209,7 +209,7 @@ async fn a_downgrade_lets_in_the_readers_behind_it_and_no_writer() {
 }
 
 #[support::judged]
-async fn a_writer_that_gives_up_does_not_let_the_next_in_too_early() {
+async fn a_writer_that_gives_up_lets_nobody_in_early() {
     let server = shared_server();
     let zk = connect(&server.address()).await;
     let lock = lock_at(&zk, "/locks/gives-up");
@@ -256,7 +256,7 @@ async fn a_holder_whose_node_an_operator_deletes_is_told() {
 }
 
 #[support::judged]
-async fn the_ensemble_itself_refuses_a_transaction_under_a_deleted_node() {
+async fn a_transaction_without_its_node_is_refused() {
     let server = shared_server();
     let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);
     let guard = lock_at(&zk, "/locks/guarded").write().await.unwrap();
@@ -272,7 +272,7 @@ async fn the_ensemble_itself_refuses_a_transaction_under_a_deleted_node() {
 }
 
 #[support::judged]
-async fn a_waiter_whose_node_is_deleted_is_evicted_and_only_the_next_follows() {
+async fn a_waiter_whose_node_is_deleted_is_evicted() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
     let operator = connect(&server.address()).await;
@@ -338,7 +338,7 @@ fn all_watches(server: &Server) -> u64 {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_does_not_wait_to_be_contended_any_more_leaves_no_watch() {
+async fn a_dropped_wait_for_contention_leaves_no_watch() {
     const DIRECTORY: &str = "/locks/contended";
     let server = Server::start();
     let zk = connect(&server.address()).await;
@@ -357,7 +357,7 @@ async fn a_holder_that_does_not_wait_to_be_contended_any_more_leaves_no_watch() 
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_cancelled_acquisitions_leave_no_node_and_no_watch() {
+async fn a_thousand_cancelled_acquisitions_leave_nothing() {
     const DIRECTORY: &str = "/locks/cancelled";
     let server = Server::start();
     let mut sessions = Vec::new();
@@ -407,7 +407,7 @@ async fn a_thousand_cancelled_acquisitions_leave_no_node_and_no_watch() {
 }
 
 #[support::judged]
-async fn acquisitions_dropped_at_each_poll_in_turn_leave_nothing() {
+async fn an_acquisition_dropped_at_a_poll_leaves_nothing() {
     const DIRECTORY: &str = "/locks/each-poll";
     let server = Server::start();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -429,7 +429,7 @@ async fn acquisitions_dropped_at_each_poll_in_turn_leave_nothing() {
 }
 
 #[support::judged]
-async fn keepers_and_those_who_ask_dropped_at_each_poll_in_turn_leave_nothing() {
+async fn keepers_and_askers_dropped_leave_nothing() {
     const DIRECTORY: &str = "/locks/each-poll-of-keepers";
     let server = Server::start();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
@@ -465,7 +465,7 @@ fn idle<F: IntoFuture>(begin: impl Fn() -> F) -> Vec<Spawn<F::IntoFuture>> {
 }
 
 #[support::judged]
-async fn futures_that_are_not_polled_hold_up_nobody_of_their_session() {
+async fn unpolled_futures_block_nobody_of_their_session() {
     let address = shared_server().address();
     let (zk, other) = (connect(&address).await, connect(&address).await);
     let lock = lock_at(&zk, "/integration/idle");
@@ -484,7 +484,7 @@ async fn futures_that_are_not_polled_hold_up_nobody_of_their_session() {
 }
 
 #[support::judged]
-async fn a_waiter_that_leaves_takes_no_watch_of_its_neighbour_with_it() {
+async fn a_leaving_waiter_spares_its_neighbours_watch() {
     let server = shared_server();
     let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);
     let lock = lock_at(&zk, "/locks/neighbour");
@@ -516,7 +516,7 @@ fn watchers_of(server: &Server, node: &str) -> usize {
 // Guards
 
 #[support::judged]
-fn a_guard_may_be_dropped_where_there_is_no_runtime() {
+fn a_guard_may_be_dropped_without_a_runtime() {
     let server = shared_server();
     let runtime = Runtime::new().unwrap();
     let zk = runtime.block_on(connect(&server.address()));
@@ -560,7 +560,7 @@ fn a_guard_outlives_the_runtime_it_was_acquired_on() {
 }
 
 #[support::judged]
-fn a_runtime_that_shuts_down_gives_back_the_locks_of_its_tasks() {
+fn a_runtime_that_shuts_down_frees_its_locks() {
     let server = shared_server();
     let runtime = Runtime::new().unwrap();
     let zk = runtime.block_on(connect(&server.address()));
@@ -582,7 +582,7 @@ fn a_runtime_that_shuts_down_gives_back_the_locks_of_its_tasks() {
 }
 
 #[support::judged]
-async fn whichever_goes_last_of_guard_and_handle_frees_the_lock_at_once() {
+async fn the_last_drop_of_guard_or_handle_frees_the_lock() {
     let server = shared_server();
     let other = connect(&server.address()).await;
     let next = lock_at(&other, "/locks/last-handle");
@@ -607,7 +607,7 @@ async fn whichever_goes_last_of_guard_and_handle_frees_the_lock_at_once() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_loses_the_guards_before_anybody_else_is_granted() {
+async fn closing_loses_the_guards_before_the_next_grant() {
     let server = shared_server();
     let other = connect(&server.address()).await;
     let next = lock_at(&other, "/locks/closing");
@@ -678,7 +678,7 @@ async fn a_timeout_names_who_is_in_the_way() {
 }
 
 #[support::judged]
-async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() {
+async fn a_timeout_while_cut_off_names_known_blockers() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let (zk, other) = (connect(&proxy.address()).await, connect(&server.address()).await);
@@ -713,7 +713,7 @@ async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() 
 }
 
 #[support::judged]
-async fn a_server_that_is_not_there_is_unreachable_within_the_connect_timeout() {
+async fn a_missing_server_is_unreachable_in_time() {
     let closed = Port::reserve();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     for address in [closed.address(), silent.local_addr().unwrap()] {
@@ -725,7 +725,7 @@ async fn a_server_that_is_not_there_is_unreachable_within_the_connect_timeout() 
 }
 
 #[support::judged]
-async fn a_lock_whose_server_is_gone_is_unreachable_within_the_connect_timeout() {
+async fn a_vanished_server_is_unreachable_in_time() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let limit = Duration::from_millis(500);
@@ -743,7 +743,7 @@ async fn a_lock_whose_server_is_gone_is_unreachable_within_the_connect_timeout()
 }
 
 #[support::judged]
-async fn a_stranger_is_kept_out_of_the_lock_of_an_authenticated_user() {
+async fn a_stranger_cannot_enter_a_users_lock() {
     let server = shared_server();
     let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret");
     let owner = owner.connect(&server.address()).await.unwrap();
@@ -774,7 +774,7 @@ async fn a_stranger_is_kept_out_of_the_lock_of_an_authenticated_user() {
 }
 
 #[support::judged]
-async fn one_who_may_only_look_is_told_so_and_can_still_see_the_queue() {
+async fn a_contender_that_may_only_read_sees_the_queue() {
     let server = shared_server();
     let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
     let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret").acl(acl);
@@ -795,7 +795,7 @@ async fn one_who_may_only_look_is_told_so_and_can_still_see_the_queue() {
 }
 
 #[support::judged]
-async fn what_may_not_be_read_is_shown_as_that_and_counted() {
+async fn unreadable_members_are_shown_and_counted() {
     let (visitor, server) = (connect(&shared_server().address()).await, shared_server());
     let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret").acl(Acl::creator());
     let owner = owner.connect(&server.address()).await.unwrap();
@@ -825,7 +825,7 @@ async fn a_directory_below_an_ephemeral_node_is_refused() {
 }
 
 #[support::judged]
-async fn what_the_connect_string_leads_to_is_named_when_it_is_gone() {
+async fn a_missing_chroot_is_named_in_the_error() {
     let address = shared_server().address();
     let below = connect(&format!("{address}/vanishing")).await;
     session(&connect(&address).await).await.delete("/vanishing").await.unwrap();
@@ -837,7 +837,7 @@ async fn what_the_connect_string_leads_to_is_named_when_it_is_gone() {
 }
 
 #[support::judged]
-async fn a_chroot_that_a_client_makes_belongs_to_that_client() {
+async fn a_chroot_belongs_to_the_client_that_makes_it() {
     let address = shared_server().address();
     let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret");
     let owner = owner.connect(&format!("{address}/closed-apps/billing")).await.unwrap();
@@ -857,7 +857,7 @@ async fn a_chroot_that_a_client_makes_belongs_to_that_client() {
 }
 
 #[support::judged]
-async fn a_chroot_is_made_and_everything_is_kept_below_it() {
+async fn a_chroot_is_made_and_holds_everything() {
     let server = shared_server();
     let zk = connect(&format!("{}/apps/billing", server.address())).await;
     let whole = connect(&server.address()).await;
@@ -889,7 +889,7 @@ async fn a_chroot_is_made_and_everything_is_kept_below_it() {
 // What people see
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn no_look_at_a_lock_that_is_held_briefly_shows_waiters_and_no_holder() {
+async fn a_queue_that_is_read_never_lacks_its_holder() {
     let path = "/locks/brief";
     let mut busy = JoinSet::new();
     for _ in 0..3 {
@@ -939,7 +939,7 @@ async fn a_node_tells_people_who_is_there_and_since_when() {
 }
 
 #[support::judged]
-async fn the_queue_shows_holders_and_waiters_with_their_sessions() {
+async fn the_queue_shows_members_with_their_sessions() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
     let here = RwLock::builder(&one, "/locks/queue").host("web-1").build().unwrap();
@@ -990,7 +990,7 @@ fn timed_writer(lock: &RwLock) -> JoinHandle<Result<(WriteGuard, Instant), Error
 }
 
 #[support::judged]
-async fn a_holder_that_is_cut_off_knows_before_the_next_is_granted() {
+async fn a_holder_cut_off_is_lost_before_the_next_grant() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let (zk, other) = (connect_with(&proxy.address(), SHORT).await, connect(&server.address()).await);
@@ -1021,7 +1021,7 @@ async fn a_holder_that_is_cut_off_knows_before_the_next_is_granted() {
 }
 
 #[support::judged]
-async fn a_waiter_whose_session_expires_is_evicted_and_its_handle_serves_again() {
+async fn an_expired_waiter_fails_and_its_handle_works() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let (zk, other) = (connect_with(&proxy.address(), SHORT).await, connect(&server.address()).await);
@@ -1042,7 +1042,7 @@ async fn a_waiter_whose_session_expires_is_evicted_and_its_handle_serves_again()
 }
 
 #[support::judged]
-async fn a_lock_is_kept_alive_while_it_is_held_and_costs_a_few_reads_when_not() {
+async fn only_a_session_that_holds_sends_heartbeats() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let zk = connect_with(&proxy.address(), SHORT).await;
@@ -1081,7 +1081,7 @@ async fn a_lock_is_kept_alive_while_it_is_held_and_costs_a_few_reads_when_not() 
 }
 
 #[support::judged]
-async fn a_blip_loses_neither_the_lock_nor_a_place_in_the_queue() {
+async fn a_brief_disconnect_loses_no_lock_and_no_place() {
     let server = shared_server();
     let (first, second) = (Proxy::start(server.address()), Proxy::start(server.address()));
     let (one, two) = (connect(&first.address()).await, connect(&second.address()).await);
@@ -1113,7 +1113,7 @@ async fn a_blip_loses_neither_the_lock_nor_a_place_in_the_queue() {
 }
 
 #[support::judged]
-async fn a_guard_is_suspect_while_disconnected_and_held_after_the_reconnect() {
+async fn a_guard_is_suspect_until_the_reconnect() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let zk = connect(&proxy.address()).await;
@@ -1130,7 +1130,7 @@ async fn a_guard_is_suspect_while_disconnected_and_held_after_the_reconnect() {
 }
 
 #[support::judged]
-async fn a_server_that_crashes_and_comes_back_loses_nothing() {
+async fn a_server_that_crashes_and_returns_loses_nothing() {
     let server = Server::start();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
     let (here, there) = (lock_at(&one, "/locks/crash"), lock_at(&two, "/locks/crash"));
@@ -1198,7 +1198,7 @@ async fn fragile(server: &Server, directory: &str) -> (Proxy, RwLock, ZooKeeper)
 }
 
 #[support::judged]
-async fn an_acquisition_whose_create_or_listing_is_lost_has_one_node_and_holds() {
+async fn a_lost_create_or_listing_leaves_one_node() {
     for op in [Op::Create2, Op::GetChildren2] {
         for mishap in MISHAPS {
             let directory = format!("/locks/lost-{op:?}-{mishap:?}");
@@ -1220,7 +1220,7 @@ async fn an_acquisition_whose_create_or_listing_is_lost_has_one_node_and_holds()
 }
 
 #[support::judged]
-async fn an_acquisition_that_is_dropped_while_its_create_is_lost_leaves_no_node() {
+async fn a_dropped_lost_create_leaves_nothing() {
     for mishap in MISHAPS {
         let directory = format!("/locks/dropped-{mishap:?}");
         let (proxy, lock, operator) = fragile(shared_server(), &directory).await;
@@ -1265,7 +1265,7 @@ async fn a_release_that_is_lost_leaves_no_node() {
 }
 
 #[support::judged]
-async fn a_dropped_guard_whose_delete_is_lost_leaves_no_node() {
+async fn a_dropped_lost_delete_leaves_nothing() {
     for mishap in MISHAPS {
         let directory = format!("/locks/undeleted-{mishap:?}");
         let (proxy, lock, operator) = fragile(shared_server(), &directory).await;
@@ -1296,7 +1296,7 @@ async fn a_downgrade_that_is_lost_is_done_once() {
 }
 
 #[support::judged]
-async fn a_waiter_whose_watch_is_not_armed_at_first_is_granted() {
+async fn a_waiter_whose_watch_request_is_lost_is_granted() {
     for mishap in MISHAPS {
         let directory = format!("/locks/unarmed-{mishap:?}");
         let (proxy, lock, operator) = fragile(shared_server(), &directory).await;
@@ -1316,7 +1316,7 @@ async fn a_waiter_whose_watch_is_not_armed_at_first_is_granted() {
 }
 
 #[support::judged]
-async fn a_waiter_that_misses_the_event_is_granted_after_the_reconnect() {
+async fn a_waiter_that_missed_an_event_is_granted() {
     for reader_waits in [false, true] {
         let directory = format!("/locks/missed-{reader_waits}");
         let (proxy, lock, operator) = fragile(shared_server(), &directory).await;

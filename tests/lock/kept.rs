@@ -77,7 +77,7 @@ async fn keeper(directory: &str, writes: bool) -> (Tapped, RwLock) {
 // What it costs
 
 #[support::judged]
-async fn a_kept_node_costs_one_read_more_and_its_uses_cost_nothing() {
+async fn a_kept_node_costs_one_more_read_and_its_uses_nothing() {
     let tapped = Tapped::new(shared_server()).await;
     for (path, writes) in [("/kept/read", false), ("/kept/write", true)] {
         drop(directory(&tapped.zk, path).await);
@@ -146,7 +146,7 @@ async fn steady_uses_of_kept_nodes_send_only_the_heartbeat() {
 
 /// The cost of a writer among processes that keep reads: one change, which each of them hears of, and their removals.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_writer_behind_eight_kept_readers_asks_once_and_wakes_nobody_else() {
+async fn a_writer_behind_eight_kept_readers_asks_once() {
     const KEEPERS: usize = 8;
     let path = "/kept/eight";
     let operator = connect(&shared_server().address()).await;
@@ -196,7 +196,7 @@ async fn a_writer_behind_eight_kept_readers_asks_once_and_wakes_nobody_else() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn many_who_wait_for_a_kept_node_in_use_change_the_directory_once() {
+async fn many_waiters_for_a_kept_node_write_one_ask() {
     let path = "/kept/many-ask";
     let operator = connect(&shared_server().address()).await;
     drop(directory(&operator, path).await);
@@ -275,7 +275,7 @@ async fn owner(address: &str) -> ZooKeeper {
 
 /// Fault 67. A contender without WRITE on the directory waits until the node was idle for long, and logs that once.
 #[support::judged]
-async fn an_ask_that_an_acl_refuses_is_logged_once_and_the_idle_time_waited_for() {
+async fn an_ask_refused_by_an_acl_is_logged_once() {
     let path = "/kept-acl/lock";
     // The only one in this chapter; a second round has it already.
     let _ = tracing::subscriber::set_global_default(Warnings);
@@ -303,7 +303,7 @@ async fn an_ask_that_an_acl_refuses_is_logged_once_and_the_idle_time_waited_for(
 
 /// Fault 109. It takes half a minute: a node in use lists its queue no more often.
 #[support::judged]
-async fn a_kept_node_in_continuous_use_is_given_up_to_one_who_may_not_ask() {
+async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
     let path = "/kept-acl/busy";
     let proxy = Proxy::start(shared_server().address());
     let (owner, guest) = (owner(&proxy.address()).await, connect(&shared_server().address()).await);
@@ -334,7 +334,7 @@ async fn a_kept_node_in_continuous_use_is_given_up_to_one_who_may_not_ask() {
 
 /// Fault 68. The directory is changed after the keeper has armed its watch, and before its node is there.
 #[support::judged]
-async fn a_node_that_is_asked_for_while_arming_serves_those_who_wait_and_goes() {
+async fn a_node_asked_for_while_arming_serves_its_waiters() {
     let path = "/kept/arming";
     let operator = connect(&shared_server().address()).await;
     drop(directory(&operator, path).await);
@@ -359,7 +359,7 @@ async fn a_node_that_is_asked_for_while_arming_serves_those_who_wait_and_goes() 
 
 /// Fault 69. The ask comes while the keeper itself still waits.
 #[support::judged]
-async fn a_node_that_is_asked_for_before_its_grant_is_used_once_and_goes() {
+async fn a_node_asked_for_before_its_grant_is_used_once() {
     let path = "/kept/before-grant";
     let operator = connect(&shared_server().address()).await;
     let here = directory(&operator, path).await;
@@ -407,7 +407,7 @@ async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
 
 /// Fault 71. The keeper is disconnected when it is asked, and the event comes after the reconnect.
 #[support::judged]
-async fn a_keeper_that_is_disconnected_when_asked_hears_of_it_afterwards() {
+async fn a_disconnected_keeper_hears_of_an_ask_later() {
     let path = "/kept/disconnected";
     let operator = connect(&shared_server().address()).await;
     drop(directory(&operator, path).await);

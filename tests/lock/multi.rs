@@ -74,7 +74,7 @@ fn refusal(locks: [RwLock; 2]) -> String {
 }
 
 #[test]
-fn locks_of_two_embedded_ensembles_cannot_be_taken_together() {
+fn locks_of_two_embedded_ensembles_are_refused() {
     let (zk, another) = (Memory::new(), Memory::new());
     let lock = |zk: &Memory, path| RwLock::new(zk, path).expect("valid");
     assert_eq!(refusal([lock(&zk, "/a"), lock(&zk.connect(), "/b")]), "", "two clients of one ensemble");
@@ -90,7 +90,7 @@ fn locks_of_two_embedded_ensembles_cannot_be_taken_together() {
 /// Before, the same relative path counted as one lock, and the order of the locks was that of relative paths: two tasks whose
 /// roots differ could wait for each other.
 #[support::judged]
-async fn locks_below_different_paths_or_of_different_ensembles_cannot_be_taken_together() {
+async fn locks_of_other_paths_or_ensembles_are_refused() {
     let (server, another) = (shared_server(), Server::start());
     let address = server.address();
     let client = |servers: String| async move { connect(&servers).await };
@@ -120,7 +120,7 @@ async fn locks_below_different_paths_or_of_different_ensembles_cannot_be_taken_t
 // Order
 
 #[test]
-fn locks_are_taken_in_the_order_of_their_paths_however_they_are_named() {
+fn locks_are_taken_in_the_order_of_their_paths() {
     let zk = Memory::new();
     let all = [("/a", Write), ("/a/b", Read), ("/b", Write)];
     for shift in 0..all.len() {
@@ -146,7 +146,7 @@ fn locks_are_taken_in_the_order_of_their_paths_however_they_are_named() {
 }
 
 #[test]
-fn contenders_that_name_the_same_locks_in_opposite_order_do_not_deadlock() {
+fn locks_named_in_opposite_order_do_not_deadlock() {
     // Whichever of the two is first, and however far it is ahead.
     for head_start in 0..30 {
         let zk = Memory::new();
@@ -212,7 +212,7 @@ fn the_locks_are_given_back_from_the_last_to_the_first() {
 /// Only woken acquisitions are polled, so a lost wake-up or a circle leaves an acquisition waiting for ever.
 /// `MULTI_SCHEDULES` sets how many are run (`make soak`: 5,000), and `MULTI_SEED` the seed of the first.
 #[tokio::test(start_paused = true)]
-async fn random_schedules_end_with_all_served_and_nobody_excluded_let_in() {
+async fn random_schedules_serve_all_and_exclude_rightly() {
     let number = |name: &str| std::env::var(name).ok().map(|number| number.parse::<u64>().expect("a number"));
     let seeds = number("MULTI_SCHEDULES").unwrap_or(150);
     let first = number("MULTI_SEED").unwrap_or_else(|| RandomState::new().hash_one(seeds) >> 1);
@@ -358,7 +358,7 @@ const PATIENCE: u32 = 10;
 // All or none
 
 #[test]
-fn a_path_that_comes_twice_in_any_spelling_or_no_path_at_all_is_refused() {
+fn an_empty_list_or_a_repeated_path_is_refused() {
     let zk = Memory::new();
     let refusals = [
         (vec![], "a MultiLock needs at least one lock"),
@@ -418,7 +418,7 @@ fn whoever_waits_hears_for_which_lock_and_at_which_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_timeout_counts_for_all_the_locks_and_gives_back_what_was_taken() {
+async fn one_timeout_counts_for_all_the_locks() {
     let zk = Memory::new();
     let other = zk.connect();
     let locks = multi(&zk, &[("/a", Write), ("/b", Write), ("/c", Write)]);
@@ -463,7 +463,7 @@ async fn a_timeout_is_told_in_time_also_while_cut_off() {
 }
 
 #[test]
-fn a_try_that_finds_one_taken_writes_nothing_and_says_which() {
+fn a_try_that_finds_one_taken_writes_nothing() {
     let zk = Memory::new();
     let locks = multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]);
     drop(lock(&locks));
@@ -481,7 +481,7 @@ fn a_try_that_finds_one_taken_writes_nothing_and_says_which() {
 }
 
 #[test]
-fn a_try_is_in_the_way_of_no_node_that_its_own_handle_only_keeps() {
+fn a_try_is_not_blocked_by_nodes_its_handle_keeps() {
     let zk = Memory::new();
     let keeps = RwLock::builder(&zk, "/a").keep(Duration::MAX).build().expect("valid");
     let both = MultiLock::new([(keeps.clone(), Write), (RwLock::new(&zk, "/b").expect("valid"), Read)]).expect("two");
@@ -495,7 +495,7 @@ fn a_try_is_in_the_way_of_no_node_that_its_own_handle_only_keeps() {
 }
 
 #[test]
-fn a_try_that_is_beaten_to_a_later_lock_gives_back_the_earlier_ones() {
+fn a_try_beaten_to_a_later_lock_gives_back_the_earlier() {
     let zk = Memory::new();
     let locks = multi(&Slow(zk.connect()), &[("/a", Write), ("/b", Write)]);
     drop(lock(&multi(&zk, &[("/a", Write), ("/b", Write)])));
@@ -550,7 +550,7 @@ fn dropped_after_any_number_of_polls_nothing_is_left() {
 }
 
 #[test]
-fn answers_and_requests_that_are_lost_on_the_way_leave_one_node_each() {
+fn lost_replies_and_requests_leave_one_node_each() {
     for lose in
         [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
     {
@@ -577,7 +577,7 @@ fn answers_and_requests_that_are_lost_on_the_way_leave_one_node_each() {
 }
 
 #[test]
-fn a_lock_that_is_lost_while_the_next_is_waited_for_ends_the_waiting() {
+fn a_lock_lost_during_the_next_wait_ends_the_waiting() {
     let zk = Memory::new();
     let locks = multi(&zk, &[("/a", Write), ("/b", Write)]);
     for expire in [true, false] {
@@ -610,7 +610,7 @@ fn a_lock_that_is_lost_while_the_next_is_waited_for_ends_the_waiting() {
 // Holding
 
 #[test]
-fn a_guard_is_lost_with_one_lock_and_keeps_the_others_until_it_is_dropped() {
+fn a_guard_is_lost_with_one_lock_and_keeps_the_others() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
     let node = guard.nodes().nth(1).expect("three");
@@ -643,7 +643,7 @@ fn a_guard_is_lost_with_one_lock_and_keeps_the_others_until_it_is_dropped() {
 }
 
 #[test]
-fn a_holder_that_asks_learns_at_which_lock_somebody_waits_first() {
+fn a_holder_learns_at_which_lock_somebody_waits_first() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Read), ("/b", Write)]));
     let other = zk.connect();
@@ -675,7 +675,7 @@ fn a_guard_that_lost_one_gives_the_others_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_that_is_cut_off_is_in_doubt_and_then_held_again_or_lost() {
+async fn a_guard_cut_off_is_suspect_and_then_held_or_lost() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read)]));
     let mut changes = guard.changes();
@@ -694,7 +694,7 @@ async fn a_guard_that_is_cut_off_is_in_doubt_and_then_held_again_or_lost() {
 }
 
 #[test]
-fn a_lock_that_is_lost_as_the_last_one_is_granted_is_no_grant() {
+fn a_lock_lost_as_the_last_is_granted_is_no_grant() {
     let zk = Memory::new();
     let held = write(&zk.connect(), "/b");
     let mut acquiring = acquiring(&multi(&zk, &[("/a", Write), ("/b", Write)]));
@@ -707,7 +707,7 @@ fn a_lock_that_is_lost_as_the_last_one_is_granted_is_no_grant() {
 }
 
 #[test]
-fn a_release_that_is_not_confirmed_before_the_session_ends_is_an_error() {
+fn a_release_unconfirmed_at_the_sessions_end_is_an_error() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Write)]));
     zk.faults().cut();
@@ -764,7 +764,7 @@ fn a_transaction_counts_only_its_own_operations() {
 }
 
 #[test]
-fn a_transaction_is_refused_by_the_ensemble_when_any_of_the_nodes_is_gone() {
+fn a_transaction_fails_when_any_of_the_nodes_is_gone() {
     for gone in 0..3 {
         let zk = Memory::new();
         let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
@@ -788,7 +788,7 @@ fn a_transaction_is_refused_by_the_ensemble_when_any_of_the_nodes_is_gone() {
 }
 
 #[test]
-fn locks_of_two_sessions_share_a_transaction_and_are_lost_with_either() {
+fn locks_of_two_sessions_share_transactions_and_losses() {
     for ends in 0..2 {
         let zk = Memory::new();
         let clients = [zk.connect(), zk.connect()];
@@ -813,7 +813,7 @@ fn locks_of_two_sessions_share_a_transaction_and_are_lost_with_either() {
 
 /// The read is on the session of the last lock, which lives on.
 #[test]
-fn a_read_under_several_locks_ends_when_any_of_them_is_lost() {
+fn a_read_under_several_locks_ends_when_one_is_lost() {
     let zk = Memory::new();
     let clients = [zk.connect(), zk.connect()];
     let guard = lock(&multi(&TwoSessions::alternately(&clients), &[("/a", Write), ("/b", Write)]));
@@ -828,7 +828,7 @@ fn a_read_under_several_locks_ends_when_any_of_them_is_lost() {
 }
 
 #[test]
-fn a_guard_of_two_sessions_is_as_doubtful_as_the_worse_of_them() {
+fn a_guard_of_two_sessions_has_the_worse_of_their_states() {
     for cut in 0..2 {
         let zk = Memory::new();
         let clients = [zk.connect(), zk.connect()];
@@ -843,7 +843,7 @@ fn a_guard_of_two_sessions_is_as_doubtful_as_the_worse_of_them() {
 }
 
 #[test]
-fn a_guard_reads_what_earlier_holders_wrote_whichever_session_lags() {
+fn a_guard_reads_earlier_writes_whichever_session_lags() {
     for lags in 0..2 {
         let zk = Memory::new();
         let clients = [zk.connect(), zk.connect()];
@@ -863,7 +863,7 @@ fn a_guard_reads_what_earlier_holders_wrote_whichever_session_lags() {
 }
 
 #[test]
-fn tokens_are_those_of_each_lock_and_rise_with_each_grant() {
+fn each_lock_has_its_own_rising_token() {
     let zk = Memory::new();
     let locks = multi(&zk, &[("/b", Write), ("/a", Write)]);
     let mut last: BTreeMap<String, i64> = BTreeMap::new();
@@ -909,7 +909,7 @@ fn guards_and_futures_can_go_to_other_threads() {
 // On a server
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn transfers_that_name_their_accounts_in_any_order_lose_nothing() {
+async fn transfers_in_any_order_of_accounts_lose_nothing() {
     const ACCOUNTS: u64 = 4;
     const EACH: i64 = 100;
     let server = shared_server();
@@ -953,7 +953,7 @@ async fn transfers_that_name_their_accounts_in_any_order_lose_nothing() {
 }
 
 #[support::judged]
-async fn a_guard_is_lost_and_commits_nothing_once_an_operator_breaks_one_lock() {
+async fn an_operator_who_breaks_one_lock_ends_the_guard() {
     let server = shared_server();
     let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);
     let locks = multi(&zk, &[("/locks/broken/a", Write), ("/locks/broken/b", Write)]);
@@ -972,7 +972,7 @@ async fn a_guard_is_lost_and_commits_nothing_once_an_operator_breaks_one_lock() 
 }
 
 #[support::judged]
-async fn on_a_server_a_timeout_and_a_dropped_future_give_back_what_was_taken() {
+async fn a_timeout_or_drop_on_a_server_gives_all_back() {
     let server = shared_server();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let (a, b) = (lock_at(&other, "/locks/given/a"), lock_at(&other, "/locks/given/b"));
@@ -1000,7 +1000,7 @@ async fn on_a_server_a_timeout_and_a_dropped_future_give_back_what_was_taken() {
 }
 
 #[support::judged]
-async fn on_a_server_all_are_kept_in_one_session_and_go_with_it() {
+async fn all_locks_live_and_end_with_one_session() {
     let server = shared_server();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let paths: Vec<String> = (0..20).map(|number| format!("/locks/many/{number:02}")).collect();

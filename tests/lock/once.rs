@@ -46,7 +46,7 @@ async fn is_recorded(zk: &ZooKeeper, directory: &str) -> bool {
 }
 
 #[support::judged]
-async fn a_look_at_the_record_is_one_read_more_than_the_lock_and_a_success_one_write() {
+async fn once_costs_one_read_and_a_success_one_write() {
     let tapped = Tapped::new(shared_server()).await;
     let lock = lock_at(&tapped.zk, "/lock/once/cost");
     works(&lock).await;
@@ -82,7 +82,7 @@ async fn a_look_at_the_record_is_one_read_more_than_the_lock_and_a_success_one_w
 }
 
 #[support::judged]
-async fn a_contender_that_waits_reads_the_record_once_it_is_granted() {
+async fn a_contender_that_waits_reads_the_record_when_granted() {
     let tapped = Tapped::new(shared_server()).await;
     let (holder, path) = (connect(&shared_server().address()).await, "/lock/once/waits");
     let (theirs, ours) = (lock_at(&holder, path), lock_at(&tapped.zk, path));
@@ -123,7 +123,7 @@ async fn a_record_whose_request_or_answer_is_lost_is_written() {
 }
 
 #[support::judged]
-async fn a_holder_that_is_cut_off_while_it_works_records_nothing_and_the_next_works() {
+async fn a_worker_that_is_cut_off_records_nothing() {
     let (tapped, zk) = (Tapped::new(shared_server()).await, connect(&shared_server().address()).await);
     let short = ZooKeeper::builder().session_timeout(Duration::from_secs(2)).connect_timeout(SOON);
     let cut_off = short.connect(&tapped.proxy.address()).await.unwrap();
@@ -155,7 +155,7 @@ async fn guarded(path: &str) -> (ZooKeeper, ZooKeeper, RwLock) {
 }
 
 #[support::judged]
-async fn a_record_that_may_not_be_written_is_an_error_and_the_work_stays_due() {
+async fn a_record_that_may_not_be_written_leaves_the_work_due() {
     let path = "/lock/once/denied";
     let (_owner, anybody, lock) = guarded(path).await;
     for _ in 0..2 {

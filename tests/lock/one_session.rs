@@ -40,7 +40,7 @@ fn newest(zk: &Memory) -> String {
 }
 
 #[test]
-fn a_holder_whose_node_is_removed_lets_in_nobody_and_the_next_looks() {
+fn a_holder_whose_node_is_removed_lets_in_nobody() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
     let first = now(lock.write()).expect("free");
@@ -54,7 +54,7 @@ fn a_holder_whose_node_is_removed_lets_in_nobody_and_the_next_looks() {
 }
 
 #[test]
-fn a_waiter_whose_node_is_removed_is_not_let_in_by_its_session() {
+fn a_local_release_does_not_grant_a_removed_waiter() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
     let first = now(lock.write()).expect("free");
@@ -68,7 +68,7 @@ fn a_waiter_whose_node_is_removed_is_not_let_in_by_its_session() {
 
 /// The waiter cannot hear that it was evicted, and its successor is let in as soon as the holder's node is gone.
 #[test]
-fn a_waiter_that_is_evicted_while_its_session_is_cut_off_never_holds() {
+fn a_waiter_evicted_while_cut_off_never_holds() {
     let zk = Memory::new();
     let there = zk.connect();
     let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
@@ -89,7 +89,7 @@ fn a_waiter_that_is_evicted_while_its_session_is_cut_off_never_holds() {
 }
 
 #[test]
-fn a_downgraded_guard_hears_at_once_that_its_node_was_removed() {
+fn a_downgraded_guard_hears_of_its_removal_at_once() {
     let zk = Memory::new();
     let guard = now(RwLock::new(&zk, DIRECTORY).expect("valid").write()).expect("free");
     let guard = now(guard.downgrade()).expect("held");
@@ -99,7 +99,7 @@ fn a_downgraded_guard_hears_at_once_that_its_node_was_removed() {
 
 /// A standalone server that lost its last transactions in a crash gives their sequence numbers again.
 #[test]
-fn after_a_reconnect_no_contender_is_granted_by_what_was_known_before() {
+fn a_reconnect_ends_grants_by_earlier_knowledge() {
     let zk = Memory::new();
     let there = zk.connect();
     let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
@@ -148,7 +148,7 @@ async fn stays_as_it_is(observer: &RwLock) {
 }
 
 #[support::judged]
-async fn a_waiter_that_cannot_watch_its_own_node_watches_the_predecessor() {
+async fn a_waiter_without_its_own_watch_still_waits() {
     let t = Tapped::new(shared_server()).await;
     let held = t.lock.write().await.unwrap();
     let number: u64 = held.path().rsplit('-').next().unwrap().parse().unwrap();
@@ -163,7 +163,7 @@ async fn a_waiter_that_cannot_watch_its_own_node_watches_the_predecessor() {
 
 /// What the next holder writes on the same session comes after it.
 #[support::judged]
-async fn an_unanswered_transaction_keeps_the_next_out_until_our_node_is_gone() {
+async fn an_unanswered_transaction_keeps_the_next_out() {
     let t = Tapped::new(shared_server()).await;
     let value = format!("/value-{}", t.proxy.address().replace([':', '.'], "-"));
     let held = t.lock.write().await.unwrap();
@@ -186,7 +186,7 @@ async fn an_unanswered_transaction_keeps_the_next_out_until_our_node_is_gone() {
 
 /// A check that the holder's node exists, and is still on its way at the release, must not succeed beside the next holder.
 #[support::judged]
-async fn a_node_that_others_were_told_of_is_gone_before_the_next_is_let_in() {
+async fn a_node_known_to_others_is_gone_before_the_next() {
     let t = Tapped::new(shared_server()).await;
     let held = t.lock.write().await.unwrap();
     let _for_others = held.path();
@@ -220,7 +220,7 @@ impl Coordinator for InTurn {
 
 /// A transaction under several locks goes through one of their sessions, and has no order with requests of the others.
 #[support::judged]
-async fn a_transaction_through_another_session_keeps_the_next_one_out() {
+async fn a_transaction_of_another_session_delays_a_grant() {
     let t = Tapped::new(shared_server()).await;
     let other = connect(&shared_server().address()).await;
     let (a, b) = (t.lock.path().to_owned(), format!("{}-b", t.lock.path()));
@@ -243,7 +243,7 @@ async fn a_transaction_through_another_session_keeps_the_next_one_out() {
 
 /// Correct comes before fast: a waiter watches its own node before its predecessor can let it in.
 #[support::judged]
-async fn a_waiter_whose_node_is_removed_at_once_is_never_granted() {
+async fn a_waiter_removed_at_once_is_never_granted() {
     let t = Tapped::new(shared_server()).await;
     let operator = session(&t.operator).await;
     for _ in 0..20 {
@@ -259,7 +259,7 @@ async fn a_waiter_whose_node_is_removed_at_once_is_never_granted() {
 
 /// A write to the waiter's node uses its watch up.
 #[support::judged]
-async fn an_evicted_waiter_whose_watch_was_used_up_is_never_granted() {
+async fn an_evicted_waiter_with_a_used_watch_never_holds() {
     let t = Tapped::new(shared_server()).await;
     let operator = session(&t.operator).await;
     let waits_here = lock_at(&connect(&shared_server().address()).await, t.lock.path());
@@ -279,7 +279,7 @@ async fn an_evicted_waiter_whose_watch_was_used_up_is_never_granted() {
 }
 
 #[support::judged]
-async fn a_waiter_asks_for_its_own_watch_before_that_on_its_predecessor() {
+async fn a_waiter_watches_its_own_node_first() {
     let t = Tapped::new(shared_server()).await;
     let held = t.observer.write().await.unwrap();
     t.proxy.reset();

@@ -189,7 +189,7 @@ async fn a_permit_that_is_given_back_wakes_one_of_forty() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_head_whose_predecessor_has_given_its_permit_back_by_then_lists_the_queue_once() {
+async fn a_head_with_a_departed_predecessor_lists_once() {
     let Line { server: _server, from: _from, mut held, mut waiting } = Line::of(2, 1).await;
     let ((_head, first), (next, second)) = (waiting.remove(0), waiting.remove(0));
     let look = next.proxy.hold_request(Op::GetChildren);
@@ -215,7 +215,7 @@ fn but_for_the_settling(tapped: &Tapped) -> Vec<Op> {
 
 /// The cost of a whole queue of contenders, each of which takes a permit and gives it back.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_contenders_of_one_session_drain_and_leave_no_watch() {
+async fn a_hundred_contenders_of_a_session_leave_no_watch() {
     const CONTENDERS: usize = 100;
     let server = Server::start();
     let (from, to) = (Tapped::new(&server).await, Tapped::new(&server).await);
@@ -281,7 +281,7 @@ async fn a_taking_cut_at_any_byte_takes_one_permit() {
 }
 
 #[support::judged]
-async fn each_answer_and_event_that_is_lost_on_the_way_to_a_permit_costs_none() {
+async fn lost_replies_and_events_cost_no_permit() {
     let path = "/permits/lost-answers";
     let operator = connect(&shared_server().address()).await;
     let here = used(&operator, path, 1).await;
@@ -321,7 +321,7 @@ async fn each_answer_and_event_that_is_lost_on_the_way_to_a_permit_costs_none() 
 }
 
 #[support::judged]
-async fn acquisitions_of_permits_dropped_at_any_moment_leave_nothing() {
+async fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
     let path = "/permits/cancelled";
     let server = Server::start();
     let operator = connect(&server.address()).await;
@@ -346,7 +346,7 @@ async fn acquisitions_of_permits_dropped_at_any_moment_leave_nothing() {
 }
 
 #[support::judged]
-async fn a_holder_of_a_permit_in_a_black_hole_says_lost_before_the_next_is_granted() {
+async fn a_holder_in_a_black_hole_is_lost_before_a_grant() {
     let path = "/permits/black-hole";
     let proxy = support::wire::Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), SHORT).await;
@@ -372,7 +372,7 @@ async fn a_holder_of_a_permit_in_a_black_hole_says_lost_before_the_next_is_grant
 // What operators and ACLs do
 
 #[support::judged]
-async fn an_operator_who_deletes_the_nodes_of_a_semaphore_costs_its_users_what_they_had() {
+async fn deleted_nodes_of_a_semaphore_end_its_holders() {
     let path = "/permits/deleted";
     let operator = connect(&shared_server().address()).await;
     let theirs = connect(&shared_server().address()).await;
@@ -397,7 +397,7 @@ async fn an_operator_who_deletes_the_nodes_of_a_semaphore_costs_its_users_what_t
 
 /// A node that its owner may not write: the taking cannot signal, and the next in line finds out by itself.
 #[support::judged]
-async fn who_may_not_write_its_own_place_takes_permits_all_the_same() {
+async fn a_contender_denied_its_own_place_takes_permits() {
     let path = "/permits/unwritable";
     let operator = connect(&shared_server().address()).await;
     let here = used(&operator, path, 1).await;
@@ -422,7 +422,7 @@ async fn who_may_not_write_its_own_place_takes_permits_all_the_same() {
 }
 
 #[support::judged]
-async fn a_semaphore_that_may_not_be_written_is_an_error_that_says_so() {
+async fn a_forbidden_semaphore_is_an_error() {
     let path = "/permits/forbidden";
     let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret");
     let owner = owner.connect(&shared_server().address()).await.unwrap();
@@ -455,7 +455,7 @@ fn the_child_process_of_other_tests() {
 }
 
 #[support::judged]
-async fn a_permit_of_a_killed_process_is_free_when_its_session_times_out() {
+async fn a_killed_process_frees_its_permit_at_its_timeout() {
     let path = "/permits/killed";
     let zk = connect(&shared_server().address()).await;
     let semaphore = used(&zk, path, 2).await;
@@ -479,7 +479,7 @@ async fn a_permit_of_a_killed_process_is_free_when_its_session_times_out() {
 }
 
 #[support::judged]
-async fn a_semaphore_that_its_server_denies_is_an_error_that_says_so_and_few_requests() {
+async fn a_semaphore_denied_by_its_server_is_an_error() {
     let path = "/permits/unseen";
     let Tapped { proxy, zk } = Tapped::new(shared_server()).await;
     let well = connect(&shared_server().address()).await;

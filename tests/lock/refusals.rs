@@ -250,19 +250,19 @@ async fn a_create_that_was_refused() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_create_that_was_done_and_is_said_to_have_been_refused() {
+async fn a_create_done_but_reported_refused() {
     each_code(Request::Create, Truth::Done).await;
 }
 
 /// The directory is there, and so is the node. A second one would wait behind it.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_create_that_was_done_and_is_said_to_lack_its_directory() {
+async fn a_create_done_but_reported_without_a_directory() {
     let case = Case::set(Request::Create, NO_NODE, Truth::Done).await;
     assert_eq!(case.acquire(Request::Create, NO_NODE, Truth::Done, false).await, Well);
 }
 
 #[support::judged]
-async fn a_create_that_is_said_to_lack_its_directory_leaves_nothing_once_its_acquisition_was_dropped() {
+async fn a_dropped_create_reported_without_a_directory() {
     let path = "/refusals/dropped";
     let (proxy, operator) = (Proxy::start(shared_server().address()), connect(&shared_server().address()).await);
     let (zk, here) = (connect(&proxy.address()).await, lock_at(&operator, path));
@@ -289,7 +289,7 @@ async fn a_watch_that_was_refused() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_was_armed_and_is_said_to_have_been_refused() {
+async fn a_watch_armed_but_reported_refused() {
     each_code(Request::Watch, Truth::Done).await;
 }
 
@@ -304,7 +304,7 @@ async fn a_hand_off_that_was_refused() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hand_off_that_was_done_and_is_said_to_have_been_refused() {
+async fn a_hand_off_done_but_reported_refused() {
     each_code(Request::HandOff, Truth::Done).await;
 }
 
@@ -314,6 +314,6 @@ async fn a_delete_that_was_refused() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_delete_that_was_done_and_is_said_to_have_been_refused() {
+async fn a_delete_done_but_reported_refused() {
     each_code(Request::Delete, Truth::Done).await;
 }

@@ -56,7 +56,7 @@ async fn join(session: &Arc<dyn Session>, prefix: &str) -> Result<String, Failur
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn from_two_to_the_thirty_on_the_last_one_out_restarts_the_numbers() {
+async fn the_last_contender_to_leave_restarts_old_numbers() {
     let server = server_at(RESTART_FROM - 1, false).await;
     let (zk, a, _other, b) = two(&server).await;
     let before = soon("free", a.write()).await.expect("free");
@@ -79,7 +79,7 @@ async fn from_two_to_the_thirty_on_the_last_one_out_restarts_the_numbers() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn near_the_end_waiters_are_served_in_order_and_newcomers_are_refused() {
+async fn newcomers_near_the_last_number_are_refused() {
     let server = server_at(REFUSED_FROM - 3, false).await;
     let (zk, a, _other, b) = two(&server).await;
     let first = soon("free", a.write()).await.expect("free");
@@ -104,7 +104,7 @@ async fn near_the_end_waiters_are_served_in_order_and_newcomers_are_refused() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn where_several_get_the_last_number_nobody_is_granted() {
+async fn several_contenders_with_the_last_number_all_fail() {
     let server = server_at(i32::MAX - 1, true).await;
     let (zk, a, other, b) = two(&server).await;
     let (one, two) = (session(&zk).await, session(&other).await);
@@ -147,7 +147,7 @@ async fn where_several_get_the_last_number_nobody_is_granted() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn an_empty_directory_with_used_up_numbers_serves_the_first_who_comes() {
+async fn an_empty_directory_of_used_up_numbers_serves_one() {
     let server = server_at(REFUSED_FROM, false).await;
     for (again, next) in [(false, REFUSED_FROM), (true, i32::MAX), (true, -1), (true, i32::MIN)] {
         if again {
@@ -164,7 +164,7 @@ async fn an_empty_directory_with_used_up_numbers_serves_the_first_who_comes() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn many_who_come_at_once_to_used_up_numbers_are_served_one_after_another() {
+async fn many_contenders_at_used_up_numbers_are_all_served() {
     let server = server_at(i32::MAX, false).await;
     let (zk, a, _other, b) = two(&server).await;
     let mut pairs = JoinSet::new();
@@ -177,7 +177,7 @@ async fn many_who_come_at_once_to_used_up_numbers_are_served_one_after_another()
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_near_the_end_is_lost_when_an_operator_deletes_the_directory() {
+async fn a_directory_deleted_near_the_end_loses_its_holder() {
     let server = server_at(REFUSED_FROM - 1, false).await;
     let (zk, a, _other, b) = two(&server).await;
     let held = soon("free", a.write()).await.expect("free");

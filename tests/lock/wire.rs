@@ -57,7 +57,7 @@ async fn size_of(transaction: Transaction<'_>) -> usize {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_is_as_large_as_it_is_reckoned_and_a_server_takes_the_largest() {
+async fn a_transaction_of_the_largest_size_is_accepted() {
     let proxy = Proxy::start(shared_server().address());
     let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(SOON).digest("user", "password");
     let zk = soon("the session", builder.connect(format!("{}/of/sizes", proxy.address()))).await.expect("reachable");
@@ -102,7 +102,7 @@ fn least(mut all: Vec<Vec<Op>>) -> Vec<Op> {
 }
 
 #[support::judged]
-async fn a_pair_costs_three_requests_whoever_used_the_lock_before() {
+async fn an_uncontended_pair_costs_three_requests() {
     let server = shared_server();
     let (tapped, stranger) = (Tapped::new(server).await, Tapped::new(server).await);
     let (lock, other) = (directory(&tapped.zk, "/wire/pair").await, lock_at(&stranger.zk, "/wire/pair"));
@@ -136,7 +136,7 @@ async fn a_pair_that_waited_costs_five_requests() {
 }
 
 #[support::judged]
-async fn create_and_listing_are_both_sent_before_either_is_answered() {
+async fn the_listing_is_sent_before_the_create_is_answered() {
     let tapped = Tapped::new(shared_server()).await;
     let lock = directory(&tapped.zk, "/wire/round-trip").await;
     tapped.proxy.reset();
@@ -159,7 +159,7 @@ async fn create_and_listing_are_both_sent_before_either_is_answered() {
 }
 
 #[support::judged]
-async fn after_a_dropped_guard_the_next_create_goes_out_behind_the_delete() {
+async fn the_next_create_follows_the_delete_of_a_dropped_guard() {
     let server = Server::start();
     let tapped = Tapped::new(&server).await;
     let lock = directory(&tapped.zk, "/wire/behind").await;
@@ -270,7 +270,7 @@ async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
 
 /// The cost of a whole queue of writers, each of which holds and releases.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn five_hundred_writers_drain_with_one_notification_each_and_no_listing() {
+async fn five_hundred_writers_drain_with_one_event_each() {
     const WRITERS: usize = 500;
     let server = Server::start();
     let (from, to) = (Tapped::new(&server).await, Tapped::new(&server).await);
@@ -330,7 +330,7 @@ async fn two_hundred_who_arrive_together_share_a_few_listings() {
 
 /// A contender that waits for a listing which others asked for goes on when those others give up.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_whose_first_contenders_give_up_while_they_list_is_still_served() {
+async fn a_crowd_whose_first_contenders_give_up_is_served() {
     let server = Server::start();
     let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);
     let lock = directory(&one.zk, "/wire/leavers").await;
@@ -359,7 +359,7 @@ async fn a_crowd_whose_first_contenders_give_up_while_they_list_is_still_served(
 
 /// Another program keeps twenty thousand files in the lock's directory.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowded_directory_is_listed_once_per_acquisition_and_departed_waiter() {
+async fn a_crowded_directory_is_listed_once_per_event() {
     const FILES: usize = 20_000;
     let server = Server::start();
     let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);
@@ -395,7 +395,7 @@ async fn a_crowded_directory_is_listed_once_per_acquisition_and_departed_waiter(
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hand_off_costs_as_much_with_two_hundred_waiters_as_with_ten() {
+async fn a_hand_off_costs_as_much_with_200_waiters_as_with_10() {
     let mut costs = Vec::new();
     for count in [10, 200] {
         let Line { server: _server, from, to, holder, mut waiters } = Line::of_writers(count).await;
@@ -421,7 +421,7 @@ async fn a_hand_off_costs_as_much_with_two_hundred_waiters_as_with_ten() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_readers_behind_one_writer_are_let_in_without_a_request() {
+async fn a_thousand_readers_are_let_in_without_a_request() {
     const SESSIONS: usize = 4;
     const READERS: usize = 1_000;
     let server = Server::start();
@@ -472,7 +472,7 @@ async fn a_thousand_readers_behind_one_writer_are_let_in_without_a_request() {
 }
 
 #[support::judged]
-async fn a_reader_that_leaves_wakes_none_but_the_writer_right_behind_it() {
+async fn a_reader_that_leaves_wakes_only_the_writer_behind_it() {
     let server = Server::start();
     let (one, two, three) = (Tapped::new(&server).await, Tapped::new(&server).await, Tapped::new(&server).await);
     let lock = directory(&one.zk, "/wire/readers-leave").await;
