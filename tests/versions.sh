@@ -150,9 +150,9 @@ run() {
 # What cannot be so where each break of the connection ends the session, and where a session without nodes of a lock does not
 # hear of that.
 not_on_keeper=()
-for test in lock::a_cut_is_suspect_until_it_is_mended contract::a_session_that_is_over_answers_everything_with_that \
-    contract::after_an_end_the_next_berth_is_on_a_fresh_session leadership::an_observer_is_told_of_each_leader_and_of_none \
-    keeping::zookeeper::a_cut_is_suspect_until_it_is_mended; do
+for test in lock::a_guard_cut_off_is_suspect_until_the_reconnect contract::an_ended_session_fails_every_request \
+    contract::after_an_end_the_next_slot_is_on_a_fresh_session leadership::an_observer_sees_each_leader_and_none \
+    keeping::zookeeper::a_guard_cut_off_is_suspect_until_the_reconnect; do
     not_on_keeper+=(--skip "$test")
 done
 # Chapters that start servers, but for what keeps every core busy.

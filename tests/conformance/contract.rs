@@ -89,7 +89,7 @@ fn refused_at(index: usize, failure: Failure) -> Result<Vec<Outcome>, Failure> {
 
 // 1. Sent at the call
 
-pub async fn a_request_is_sent_at_the_call_even_if_its_reply_is_dropped<H: Harness>(h: &H) {
+pub async fn a_request_is_sent_although_its_reply_is_dropped<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     drop(stage.a.create(&stage.path("sent"), b"", Kind::Persistent));
     // The next request of the session follows it.
@@ -118,7 +118,7 @@ pub async fn requests_take_effect_in_the_order_of_the_calls<H: Harness>(h: &H) {
     assert!(created.await.is_ok() && deleted.await.is_ok());
 }
 
-pub async fn a_removal_and_the_create_beside_it_that_follows_keep_their_order<H: Harness>(h: &H) {
+pub async fn a_delete_and_the_next_create_keep_their_order<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let queue = stage.path("q-");
     for hands_off in [true, false] {
@@ -137,7 +137,7 @@ pub async fn a_removal_and_the_create_beside_it_that_follows_keep_their_order<H:
     }
 }
 
-pub async fn a_refused_removal_leaves_the_create_after_it_as_it_is<H: Harness>(h: &H) {
+pub async fn a_refused_delete_does_not_affect_the_next_create<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let (queue, missing) = (stage.path("q-"), stage.path("missing"));
     for hands_off in [true, false] {
@@ -193,7 +193,7 @@ pub async fn a_sync_shows_what_others_wrote<H: Harness>(h: &H) {
 
 // 5. Sequence numbers
 
-pub async fn sequence_numbers_rise_over_all_sessions_and_have_ten_digits<H: Harness>(h: &H) {
+pub async fn sequence_numbers_rise_and_have_ten_digits<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let mut paths = Vec::new();
     for session in [&stage.a, &stage.b, &stage.a] {
@@ -228,7 +228,7 @@ pub async fn a_transaction_takes_effect_as_a_whole<H: Harness>(h: &H) {
     assert_eq!(stage.a.children(&stage.directory).await, Ok(vec!["new".to_owned()]));
 }
 
-pub async fn a_transaction_that_fails_changes_nothing_and_says_where<H: Harness>(h: &H) {
+pub async fn a_failed_transaction_changes_nothing_and_says_why<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let (node, new, missing) = (stage.node("node", Kind::Persistent).await, stage.path("new"), stage.path("missing"));
     let versioned = |version| Operation::Set { path: node.clone(), data: Vec::new(), version: Some(version) };
@@ -258,7 +258,7 @@ pub async fn a_check_changes_nothing_and_fires_no_watch<H: Harness>(h: &H) {
 
 // 8. Watches
 
-pub async fn a_watch_tells_of_new_data<H: Harness>(h: &H) {
+pub async fn a_watch_reports_new_data<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("watched", Kind::Persistent).await;
     let watch = stage.b.watch(&path).await.expect("there");
@@ -266,7 +266,7 @@ pub async fn a_watch_tells_of_new_data<H: Harness>(h: &H) {
     assert_eq!(event(watch).await, Event::Changed);
 }
 
-pub async fn a_watch_tells_of_the_deletion<H: Harness>(h: &H) {
+pub async fn a_watch_reports_a_deletion<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("watched", Kind::Persistent).await;
     let watch = stage.b.watch(&path).await.expect("there");
@@ -274,7 +274,7 @@ pub async fn a_watch_tells_of_the_deletion<H: Harness>(h: &H) {
     assert_eq!(event(watch).await, Event::Deleted);
 }
 
-pub async fn a_watch_on_a_node_set_and_deleted_in_one_transaction_tells_the_change<H: Harness>(h: &H) {
+pub async fn a_watch_reports_the_set_of_a_set_and_delete<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("watched", Kind::Ephemeral).await;
     let (here, there) = (stage.a.watch(&path).await.expect("there"), stage.b.watch(&path).await.expect("there"));
@@ -282,7 +282,7 @@ pub async fn a_watch_on_a_node_set_and_deleted_in_one_transaction_tells_the_chan
     assert_eq!((event(here).await, event(there).await), (Event::Changed, Event::Changed));
 }
 
-pub async fn a_watch_tells_of_the_deletion_when_a_transaction_replaces_the_node<H: Harness>(h: &H) {
+pub async fn a_watch_reports_the_delete_of_a_replacement<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("watched", Kind::Ephemeral).await;
     let watch = stage.b.watch(&path).await.expect("there");
@@ -296,7 +296,7 @@ pub async fn a_missing_node_cannot_be_watched<H: Harness>(h: &H) {
     assert_eq!(stage.a.watch(&stage.path("not/even/its/parent")).await.map(drop), Err(Failure::NoNode));
 }
 
-pub async fn several_watches_on_one_node_all_tell<H: Harness>(h: &H) {
+pub async fn several_watches_on_one_node_all_fire<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("watched", Kind::Persistent).await;
     let first = stage.b.watch(&path).await.expect("there");
@@ -307,7 +307,7 @@ pub async fn several_watches_on_one_node_all_tell<H: Harness>(h: &H) {
     assert_eq!((event(first).await, event(last).await), (Event::Deleted, Event::Deleted));
 }
 
-pub async fn an_event_comes_before_the_answer_of_a_read_that_shows_it<H: Harness>(h: &H) {
+pub async fn an_event_precedes_the_reply_that_shows_its_change<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     for number in 0..20 {
         let path = stage.node(&format!("watched-{number}"), Kind::Persistent).await;
@@ -320,7 +320,7 @@ pub async fn an_event_comes_before_the_answer_of_a_read_that_shows_it<H: Harness
     }
 }
 
-pub async fn what_happened_while_disconnected_is_told_after_the_reconnect<H: Harness>(h: &H) {
+pub async fn an_event_missed_while_cut_off_fires_on_reconnect<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let (set_on, deleted) = (stage.path("set"), stage.path("deleted"));
     for path in [&set_on, &deleted] {
@@ -335,7 +335,7 @@ pub async fn what_happened_while_disconnected_is_told_after_the_reconnect<H: Har
     assert_eq!((event(of_set).await, event(of_deleted).await), (Event::Changed, Event::Deleted));
 }
 
-pub async fn a_watch_on_children_shows_them_and_tells_when_one_comes_or_goes<H: Harness>(h: &H) {
+pub async fn a_child_watch_reports_a_child_made_or_deleted<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let (names, comes) = stage.b.watch_children(&stage.directory).await.expect("there");
     assert_eq!(names, Vec::<String>::new());
@@ -347,7 +347,7 @@ pub async fn a_watch_on_children_shows_them_and_tells_when_one_comes_or_goes<H: 
     assert_eq!(event(goes).await, Event::Changed);
 }
 
-pub async fn a_watch_on_children_tells_nothing_of_their_data_nor_of_theirs<H: Harness>(h: &H) {
+pub async fn a_child_watch_ignores_data_and_grandchildren<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("child", Kind::Persistent).await;
     let (_, watch) = stage.b.watch_children(&stage.directory).await.expect("there");
@@ -363,7 +363,7 @@ pub async fn a_watch_on_children_tells_nothing_of_their_data_nor_of_theirs<H: Ha
     assert_eq!(soon("an event", watch).await, Event::Changed);
 }
 
-pub async fn a_watch_on_children_tells_that_their_parent_is_gone_and_needs_one<H: Harness>(h: &H) {
+pub async fn a_child_watch_reports_its_deleted_parent<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let (_, watch) = stage.b.watch_children(&stage.directory).await.expect("there");
     stage.a.delete(&stage.directory).await.expect("empty");
@@ -371,7 +371,7 @@ pub async fn a_watch_on_children_tells_that_their_parent_is_gone_and_needs_one<H
     assert_eq!(stage.b.watch_children(&stage.directory).await.map(drop), Err(Failure::NoNode));
 }
 
-pub async fn changes_of_children_while_disconnected_are_told_after_the_reconnect<H: Harness>(h: &H) {
+pub async fn a_missed_child_event_fires_on_reconnect<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let (coming, going) = (stage.path("coming"), stage.path("going"));
     for path in [&coming, &going] {
@@ -390,7 +390,7 @@ pub async fn changes_of_children_while_disconnected_are_told_after_the_reconnect
 
 // 9. Ephemeral nodes and the session's end
 
-pub async fn ephemeral_nodes_go_with_their_session_and_others_stay<H: Harness>(h: &H) {
+pub async fn only_ephemeral_nodes_go_with_their_session<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let going = [stage.node("going", Kind::Ephemeral).await, stage.node("n-", Kind::EphemeralSequential).await];
     let staying = stage.node("staying", Kind::Persistent).await;
@@ -403,7 +403,7 @@ pub async fn ephemeral_nodes_go_with_their_session_and_others_stay<H: Harness>(h
     assert!(stage.b.data(&staying).await.is_ok());
 }
 
-pub async fn a_session_that_is_over_answers_everything_with_that<H: Harness>(h: &H) {
+pub async fn an_ended_session_fails_every_request<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("node", Kind::Persistent).await;
     let watch = stage.a.watch(&path).await.expect("there");
@@ -422,7 +422,7 @@ pub async fn a_session_that_is_over_answers_everything_with_that<H: Harness>(h: 
     assert_eq!((stage.a.lease().over(), stage.a.lease().remaining()), (Some(Ending::Expired), None));
 }
 
-pub async fn after_an_end_the_next_berth_is_on_a_fresh_session<H: Harness>(h: &H) {
+pub async fn after_an_end_the_next_slot_is_on_a_fresh_session<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     h.expire(&stage.mine).await;
     soon("the end", stage.a.over()).await;
@@ -431,7 +431,7 @@ pub async fn after_an_end_the_next_berth_is_on_a_fresh_session<H: Harness>(h: &H
     fresh.create(&stage.path("fresh"), b"", Kind::Ephemeral).await.expect("the session is alive");
 }
 
-pub async fn closing_ends_the_session_and_refuses_further_berths<H: Harness>(h: &H) {
+pub async fn closing_ends_the_session_and_refuses_slots<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("going", Kind::Ephemeral).await;
     soon("the end", stage.mine.close()).await;
@@ -440,7 +440,7 @@ pub async fn closing_ends_the_session_and_refuses_further_berths<H: Harness>(h: 
     assert_eq!(stage.mine.session_slot(0).await.map(drop), Err(Failure::Over(Ending::Closed)));
 }
 
-pub async fn a_session_that_was_cut_off_is_connected_again_when_it_is_mended<H: Harness>(h: &H) {
+pub async fn a_disconnected_session_reconnects_after_the_cut<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("kept", Kind::Ephemeral).await;
     h.cut(&stage.mine).await;
@@ -469,7 +469,7 @@ pub async fn a_refusal_says_why<H: Harness>(h: &H) {
     assert_eq!(stage.a.data(&missing).await, Err(Failure::NoNode));
 }
 
-pub async fn a_container_holds_children_and_can_be_deleted_when_empty<H: Harness>(h: &H) {
+pub async fn an_empty_container_can_be_deleted<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let container = stage.node("container", Kind::Container).await;
     let child = stage.a.create(&format!("{container}/n-"), b"", Kind::EphemeralSequential).await.expect("created");
@@ -505,7 +505,7 @@ pub async fn a_lease_runs_out_when_no_quorum_answers<H: Harness>(h: &H) {
 
 // Chores, and the lock on top
 
-pub async fn a_chore_runs_without_its_caller<H: Harness>(h: &H) {
+pub async fn a_background_task_runs_without_its_caller<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let (session, path) = (Arc::clone(&stage.a), stage.path("chore"));
     stage.a.spawn(Box::pin(async move {
@@ -514,7 +514,7 @@ pub async fn a_chore_runs_without_its_caller<H: Harness>(h: &H) {
     eventually("the chore is done", || async { stage.b.data(&stage.path("chore")).await.is_ok() }).await;
 }
 
-pub async fn a_berth_on_either_client_serves_a_lock<H: Harness>(h: &H) {
+pub async fn a_slot_of_either_client_serves_a_lock<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let lock = RwLock::new(&stage.mine, stage.path("lock")).expect("a valid path");
     soon("the lock", lock.write()).await.expect("free").release().await.expect("held");

@@ -91,7 +91,7 @@ pub async fn one_candidate_leads_and_everybody_can_ask_who(h: &impl Harness) {
     assert_eq!(soon("the answer", observer.leader()).await.unwrap(), None);
 }
 
-pub async fn resigning_hands_over_to_the_next_and_queues_up_behind(h: &impl Harness) {
+pub async fn a_resigning_leader_queues_up_behind_the_next(h: &impl Harness) {
     let mut stage = Stage::set(h).await;
     assert!(!soon("nothing to resign", stage.b.leadership.resign()).await);
     let mut last = stage.first;
@@ -108,7 +108,7 @@ pub async fn resigning_hands_over_to_the_next_and_queues_up_behind(h: &impl Harn
     stage.ends().await;
 }
 
-pub async fn a_term_of_the_past_says_so_and_its_transaction_is_refused(h: &impl Harness) {
+pub async fn a_transaction_of_a_past_term_is_refused(h: &impl Harness) {
     let mut stage = Stage::set(h).await;
     let term = stage.a.leadership.term().expect("it leads");
     let node = format!("{}-written", stage.path);
@@ -130,7 +130,7 @@ pub async fn a_term_of_the_past_says_so_and_its_transaction_is_refused(h: &impl 
     stage.ends().await;
 }
 
-pub async fn a_leader_whose_session_ends_campaigns_with_a_new_one(h: &impl Harness) {
+pub async fn an_expired_leader_campaigns_on_a_new_session(h: &impl Harness) {
     let mut stage = Stage::set(h).await;
     h.expire(&stage.mine).await;
     assert_eq!(stage.a.is_dropped().await, stage.first);
@@ -144,7 +144,7 @@ pub async fn a_leader_whose_session_ends_campaigns_with_a_new_one(h: &impl Harne
     stage.ends().await;
 }
 
-pub async fn a_leader_whose_node_is_removed_is_told_and_campaigns_again(h: &impl Harness) {
+pub async fn an_evicted_leader_campaigns_again(h: &impl Harness) {
     let mut stage = Stage::set(h).await;
     let broken = soon("the removal", stage.lock().evict(stage.first)).await.unwrap().expect("it was there");
     assert_eq!(broken.label.as_deref(), Some("http://host-a"));
@@ -163,7 +163,7 @@ pub async fn a_leader_whose_node_is_removed_is_told_and_campaigns_again(h: &impl
     stage.ends().await;
 }
 
-pub async fn a_candidate_that_is_stopped_or_dropped_leaves_the_queue(h: &impl Harness) {
+pub async fn a_stopped_or_dropped_candidate_leaves(h: &impl Harness) {
     let stage = Stage::set(h).await;
     soon("the stop", stage.b.leadership.stop()).await;
     stage.becomes(1).await;
@@ -180,7 +180,7 @@ pub async fn a_candidate_that_is_stopped_or_dropped_leaves_the_queue(h: &impl Ha
     assert!(!soon("nothing to resign", stage.a.leadership.resign()).await);
 }
 
-pub async fn what_the_work_gives_is_returned_and_ends_the_campaign(h: &impl Harness) {
+pub async fn the_result_of_the_work_ends_the_campaign(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let leadership = candidate(&zk, &path, "host-a");
     let mut last = 0;
@@ -199,7 +199,7 @@ pub async fn what_the_work_gives_is_returned_and_ends_the_campaign(h: &impl Harn
     second.campaign.abort();
 }
 
-pub async fn a_panic_of_the_work_goes_on_and_gives_the_lock_back(h: &impl Harness) {
+pub async fn a_panic_of_the_work_gives_the_lock_back(h: &impl Harness) {
     let mut stage = Stage::set(h).await;
     let leadership = candidate(&stage.others, &stage.path, "host-c");
     let panics = leadership.clone();
@@ -215,7 +215,7 @@ pub async fn a_panic_of_the_work_goes_on_and_gives_the_lock_back(h: &impl Harnes
     assert_eq!(soon("another campaign", leadership.lead(|_| async { 1 })).await.unwrap(), Some(1));
 }
 
-pub async fn closing_the_client_ends_the_campaign_with_an_error(h: &impl Harness) {
+pub async fn closing_ends_the_campaign_with_an_error(h: &impl Harness) {
     let mut stage = Stage::set(h).await;
     stage.mine.close().await;
     assert_eq!(stage.a.is_dropped().await, stage.first);
@@ -227,7 +227,7 @@ pub async fn closing_the_client_ends_the_campaign_with_an_error(h: &impl Harness
     assert!(matches!(error, Error::Closed(_)), "{error}");
 }
 
-pub async fn an_unhealthy_candidate_resigns_and_comes_back_when_it_is_well(h: &impl Harness) {
+pub async fn a_candidate_resigns_while_it_is_unhealthy(h: &impl Harness) {
     let (mine, path) = (h.client().await, h.directory());
     let (well, wellness) = tokio::sync::watch::channel(false);
     let check = move || {
@@ -265,7 +265,7 @@ pub async fn an_unhealthy_candidate_resigns_and_comes_back_when_it_is_well(h: &i
     }
 }
 
-pub async fn an_observer_is_told_of_each_leader_and_of_none(h: &impl Harness) {
+pub async fn an_observer_sees_each_leader_and_none(h: &impl Harness) {
     let (mine, others, path) = (h.client().await, h.client().await, format!("{}/not/there/yet", h.directory()));
     let mut changes = candidate(&others, &path, "host-c").changes();
     assert_eq!(next(&mut changes).await, None);
@@ -313,7 +313,7 @@ pub async fn an_observer_is_told_of_each_leader_and_of_none(h: &impl Harness) {
     assert!(soon("the end", changes.next()).await.is_none());
 }
 
-pub async fn wrong_options_are_refused_before_anything_is_sent(h: &impl Harness) {
+pub async fn wrong_options_are_refused_unsent(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let builder = || Leadership::builder(&zk, &path);
     for (wrong, reason) in [

@@ -12,7 +12,7 @@ use support::scene::{eventually, soon, writer};
 
 const LIMIT: Duration = Duration::from_millis(200);
 
-pub async fn a_holder_hears_that_its_time_is_over_before_the_next_is_granted<H: Harness>(h: &H) {
+pub async fn a_holder_hears_of_its_limit_before_the_next_grant<H: Harness>(h: &H) {
     let (mine, theirs, directory) = (h.client().await, h.client().await, h.directory());
     let lock = RwLock::builder(&mine, &directory).max_hold(LIMIT).build().expect("valid");
     let next = RwLock::new(&theirs, &directory).expect("valid");
@@ -35,7 +35,7 @@ pub async fn a_holder_hears_that_its_time_is_over_before_the_next_is_granted<H: 
     }
 }
 
-pub async fn permits_are_given_up_once_their_holder_has_heard_that_its_time_is_over<H: Harness>(h: &H) {
+pub async fn permits_are_given_up_at_their_limit<H: Harness>(h: &H) {
     let (mine, theirs, directory) = (h.client().await, h.client().await, h.directory());
     let limited = Semaphore::builder(&mine, &directory).permits(1).max_hold(LIMIT).build().expect("valid");
     let permit = soon("a free permit", limited.acquire()).await.expect("free");
@@ -48,7 +48,7 @@ pub async fn permits_are_given_up_once_their_holder_has_heard_that_its_time_is_o
     granted.release().await.expect("held");
 }
 
-pub async fn a_kept_node_goes_when_one_of_its_uses_has_lasted_too_long<H: Harness>(h: &H) {
+pub async fn a_use_over_its_limit_ends_its_kept_node<H: Harness>(h: &H) {
     let (mine, theirs, directory) = (h.client().await, h.client().await, h.directory());
     let lock =
         RwLock::builder(&mine, &directory).keep(Duration::from_secs(600)).max_hold(LIMIT).build().expect("valid");

@@ -218,7 +218,7 @@ pub async fn writers_are_granted_in_the_order_of_their_arrival<H: Harness>(h: &H
     s.becomes_empty().await;
 }
 
-pub async fn whoever_drops_a_lock_and_asks_for_it_again_is_the_last_in_line<H: Harness>(h: &H) {
+pub async fn a_holder_that_asks_again_is_last_in_the_queue<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let mut held = soon("a free lock", s.a.write()).await.expect("free");
     for _ in 0..10 {
@@ -239,7 +239,7 @@ pub async fn whoever_drops_a_lock_and_asks_for_it_again_is_the_last_in_line<H: H
     s.becomes_empty().await;
 }
 
-pub async fn whoever_drops_a_lock_that_was_taken_away_gets_it_again<H: Harness>(h: &H) {
+pub async fn a_contender_that_lost_the_lock_can_get_it_again<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     for of_readers in [true, false].repeat(5) {
         let (path, guard): (String, Box<dyn Send>) = if of_readers {
@@ -259,7 +259,7 @@ pub async fn whoever_drops_a_lock_that_was_taken_away_gets_it_again<H: Harness>(
     }
 }
 
-pub async fn two_writers_queued_behind_a_reader_hold_one_after_the_other<H: Harness>(h: &H) {
+pub async fn two_writers_behind_a_reader_hold_in_turn<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let read = soon("a free lock", s.a.read()).await.expect("free");
     let mut queue = "R+".to_owned();
@@ -275,7 +275,7 @@ pub async fn two_writers_queued_behind_a_reader_hold_one_after_the_other<H: Harn
 
 // Without waiting.
 
-pub async fn trying_a_taken_lock_writes_nothing_and_names_the_holder<H: Harness>(h: &H) {
+pub async fn a_try_of_a_taken_lock_names_the_holder<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write().label("rotate keys")).await.expect("free");
     let before = s.children().await;
@@ -300,7 +300,7 @@ pub async fn trying_a_taken_lock_writes_nothing_and_names_the_holder<H: Harness>
     assert_eq!(sequence(&name), sequence(&before[0]) + 1, "the tries have used up sequence numbers");
 }
 
-pub async fn try_read_succeeds_beside_readers_and_not_behind_a_waiting_writer<H: Harness>(h: &H) {
+pub async fn try_read_fails_behind_a_waiting_writer<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let one = s.a.try_read().await.expect("free");
     let two = s.b.try_read().await.expect("shared");
@@ -318,7 +318,7 @@ pub async fn try_read_succeeds_beside_readers_and_not_behind_a_waiting_writer<H:
     s.b.try_write().await.expect("free").release().await.expect("held");
 }
 
-pub async fn a_timeout_says_who_is_in_the_way_and_leaves_no_node<H: Harness>(h: &H) {
+pub async fn a_timeout_names_the_holder_and_leaves_no_node<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let entered = SystemTime::now();
     let held = soon("a free lock", s.a.read().label("nightly report")).await.expect("free");
@@ -384,7 +384,7 @@ pub async fn a_cancelled_waiter_leaves_no_node_and_wakes_nobody<H: Harness>(h: &
     s.becomes_empty().await;
 }
 
-pub async fn the_successor_of_a_cancelled_waiter_waits_for_the_one_before<H: Harness>(h: &H) {
+pub async fn a_waiter_behind_a_cancelled_one_keeps_waiting<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let mut queue = "W+".to_owned();
@@ -399,7 +399,7 @@ pub async fn the_successor_of_a_cancelled_waiter_waits_for_the_one_before<H: Har
     granted(last).await.release().await.expect("held");
 }
 
-pub async fn readers_behind_a_cancelled_writer_join_the_reader_that_holds<H: Harness>(h: &H) {
+pub async fn readers_behind_a_cancelled_writer_hold<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.read()).await.expect("free");
     let write = writer(&s.b);
@@ -412,7 +412,7 @@ pub async fn readers_behind_a_cancelled_writer_join_the_reader_that_holds<H: Har
 
 // Guards.
 
-pub async fn downgrade_keeps_the_token_and_lets_in_the_readers_directly_behind<H: Harness>(h: &H) {
+pub async fn a_downgrade_keeps_the_token_and_lets_readers_in<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write().label("publish")).await.expect("free");
     let one = reader(&s.b);
@@ -479,7 +479,7 @@ impl<C: Coordinator + Clone> Stage<C> {
     }
 }
 
-pub async fn uses_of_a_kept_node_share_its_transactions_and_its_loss<H: Harness>(h: &H) {
+pub async fn uses_of_a_kept_node_share_its_loss<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let kept = s.keeping();
     let write = soon("a free lock", s.b.write()).await.expect("free");
@@ -507,7 +507,7 @@ pub async fn uses_of_a_kept_node_share_its_transactions_and_its_loss<H: Harness>
     s.becomes_empty().await;
 }
 
-pub async fn an_idle_node_is_given_up_to_whoever_waits_for_it<H: Harness>(h: &H) {
+pub async fn an_idle_node_is_given_up_to_a_waiter<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let kept = s.keeping();
     // Of another session, and of the same.
@@ -530,7 +530,7 @@ pub async fn an_idle_node_is_given_up_to_whoever_waits_for_it<H: Harness>(h: &H)
     }
 }
 
-pub async fn a_node_that_is_asked_for_goes_with_its_uses_and_admits_no_other<H: Harness>(h: &H) {
+pub async fn an_asked_node_admits_no_new_use_and_goes<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let kept = s.keeping();
     let (one, two) = (soon("a free lock", kept.read()).await.expect("free"), kept.read().await.expect("kept"));
@@ -555,7 +555,7 @@ pub async fn a_node_that_is_asked_for_goes_with_its_uses_and_admits_no_other<H: 
     s.becomes_empty().await;
 }
 
-pub async fn a_lock_that_is_asked_for_by_hand_is_given_up_after_its_uses<H: Harness>(h: &H) {
+pub async fn an_operators_ask_call_ends_a_kept_node_after_its_use<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     soon("an answer", s.b.ask()).await.expect("there is nothing to ask for");
     assert_eq!(s.data(&s.directory).await, None, "and no directory was made");
@@ -590,7 +590,7 @@ pub async fn an_operator_asks_by_setting_the_directorys_data<H: Harness>(h: &H) 
     s.becomes_empty().await;
 }
 
-pub async fn a_node_that_was_idle_for_long_is_given_up<H: Harness>(h: &H) {
+pub async fn a_node_that_idles_too_long_is_given_up<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let idle = Duration::from_millis(500);
     let kept = RwLock::builder(&s.mine, &s.directory).keep(idle).build().expect("valid");
@@ -602,7 +602,7 @@ pub async fn a_node_that_was_idle_for_long_is_given_up<H: Harness>(h: &H) {
     s.becomes_empty().await;
 }
 
-pub async fn a_node_is_kept_for_so_long_after_each_use<H: Harness>(h: &H) {
+pub async fn each_use_restarts_the_idle_time<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let idle = Duration::from_secs(1);
     let kept = RwLock::builder(&s.mine, &s.directory).keep(idle).build().expect("valid");
@@ -628,7 +628,7 @@ pub async fn a_node_is_kept_for_so_long_after_each_use<H: Harness>(h: &H) {
     panic!("no node was used again in time");
 }
 
-pub async fn releasing_a_removed_node_says_lost<H: Harness>(h: &H) {
+pub async fn releasing_a_removed_node_is_a_loss<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let write = soon("a free lock", s.a.write()).await.expect("free");
     s.operator.delete(&write.path()).await.expect("there");
@@ -639,7 +639,7 @@ pub async fn releasing_a_removed_node_says_lost<H: Harness>(h: &H) {
     s.becomes_empty().await;
 }
 
-pub async fn downgrading_a_removed_node_says_lost_and_leaves_nothing<H: Harness>(h: &H) {
+pub async fn downgrading_a_removed_node_is_a_loss<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
     s.operator.delete(&held.path()).await.expect("there");
@@ -657,7 +657,7 @@ impl Drop for Canary {
     }
 }
 
-pub async fn a_removed_node_is_a_lost_lock_and_stops_the_work<H: Harness>(h: &H) {
+pub async fn a_removed_node_loses_the_lock_and_stops_the_work<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
     assert_eq!(held.run(async { 42 }).await.expect("held"), 42);
@@ -687,7 +687,7 @@ pub async fn a_removed_node_is_a_lost_lock_and_stops_the_work<H: Harness>(h: &H)
 }
 
 /// The waiter follows what its own session knows, and the owner of the lost node may keep its guard for long.
-pub async fn who_waits_behind_a_lost_node_of_its_process_is_granted<H: Harness>(h: &H) {
+pub async fn a_waiter_behind_a_lost_local_node_is_granted<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let waits = writer(&s.a);
@@ -797,7 +797,7 @@ pub async fn a_transaction_after_a_removal_changes_nothing<H: Harness>(h: &H) {
     assert_eq!(s.data(&config).await.as_deref(), Some(b"v1".as_slice()));
 }
 
-pub async fn a_transaction_refuses_paths_inside_the_locks_directory<H: Harness>(h: &H) {
+pub async fn a_transaction_refuses_paths_inside_the_directory<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let (directory, config) = (s.directory.clone(), s.beside("config"));
@@ -900,7 +900,7 @@ pub async fn an_ephemeral_node_is_no_lock_directory<H: Harness>(h: &H) {
     }
 }
 
-pub async fn wrong_input_is_refused_before_anything_is_sent<H: Harness>(h: &H) {
+pub async fn wrong_input_is_refused_unsent<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     for path in ["", "/", "relative", "a/b", "/a/", "/a//b", "//a", "/a/./b", "/a/..", "/zookeeper", "/zookeeper/a"] {
         assert!(is_invalid(RwLock::new(&s.mine, path)), "{path:?}");
@@ -973,7 +973,7 @@ pub async fn a_node_of_another_program_takes_part_in_the_queue<H: Harness>(h: &H
     granted(write).await.release().await.expect("held");
 }
 
-pub async fn the_queue_tells_who_holds_and_who_waits_behind_whom<H: Harness>(h: &H) {
+pub async fn the_queue_shows_holders_and_waiters_in_order<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let start = SystemTime::now();
     assert_eq!(s.a.queue().await.expect("readable").to_string(), format!("{}: free", s.directory));
@@ -1015,7 +1015,7 @@ pub async fn the_queue_tells_who_holds_and_who_waits_behind_whom<H: Harness>(h: 
     granted(read).await.release().await.expect("held");
 }
 
-pub async fn fencing_tokens_rise_with_every_grant_that_excludes_the_last<H: Harness>(h: &H) {
+pub async fn fencing_tokens_rise_with_every_exclusive_grant<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let mut token = 0;
     for round in 0..4 {
@@ -1050,7 +1050,7 @@ pub async fn a_waiter_whose_session_ends_is_evicted<H: Harness>(h: &H) {
     soon("a fresh session", s.b.write()).await.expect("free").release().await.expect("held");
 }
 
-pub async fn a_guard_whose_session_ends_is_lost_and_the_handle_goes_on<H: Harness>(h: &H) {
+pub async fn an_expired_guard_is_lost_and_its_handle_works<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let token = held.fencing_token();
@@ -1071,7 +1071,7 @@ pub async fn a_guard_whose_session_ends_is_lost_and_the_handle_goes_on<H: Harnes
     again.release().await.expect("held");
 }
 
-pub async fn closing_loses_guards_fails_waiters_and_refuses_new_acquisitions<H: Harness>(h: &H) {
+pub async fn closing_ends_guards_waiters_and_acquisitions<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.read()).await.expect("free");
     let theirs = soon("beside a reader", s.b.read()).await.expect("shared");
@@ -1102,7 +1102,7 @@ pub async fn closing_loses_guards_fails_waiters_and_refuses_new_acquisitions<H: 
     soon("closed already", s.mine.close()).await;
 }
 
-pub async fn a_cut_is_suspect_until_it_is_mended<H: Harness>(h: &H) {
+pub async fn a_guard_cut_off_is_suspect_until_the_reconnect<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let mut changes = held.changes();
@@ -1127,7 +1127,7 @@ pub async fn a_cut_is_suspect_until_it_is_mended<H: Harness>(h: &H) {
     assert!(matches!(held.state(), HoldState::Lost { .. }));
 }
 
-pub async fn evicting_by_token_removes_that_member_and_nobody_else<H: Harness>(h: &H) {
+pub async fn evicting_by_token_removes_that_member_only<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let waits = writer(&s.b);
@@ -1182,7 +1182,7 @@ pub async fn a_survey_finds_every_queue_below_a_prefix<H: Harness>(h: &H) {
     assert!(Survey::below(&s.theirs, "locks").await.is_err());
 }
 
-pub async fn a_holder_that_asks_learns_of_the_first_whom_it_keeps_out<H: Harness>(h: &H) {
+pub async fn a_holder_learns_of_its_first_waiter<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.read()).await.expect("free");
     let (learns, beside) = (tokio::time::timeout(SOON, held.contended()), async {

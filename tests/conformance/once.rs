@@ -53,7 +53,7 @@ async fn works(lock: &RwLock) {
     soon("the release", guard.release()).await.expect("held");
 }
 
-pub async fn what_was_done_is_done_again_only_after_the_period<H: Harness>(h: &H) {
+pub async fn work_is_done_again_only_after_the_period<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     works(&stage.a).await;
     assert!(due(&stage.b).await.is_none() && due(&stage.a).await.is_none());
@@ -65,7 +65,7 @@ pub async fn what_was_done_is_done_again_only_after_the_period<H: Harness>(h: &H
     line_becomes(&stage.a, "").await;
 }
 
-pub async fn what_was_done_while_a_contender_waited_is_not_done_again<H: Harness>(h: &H) {
+pub async fn work_done_while_a_contender_waited_is_not_repeated<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let guard = due(&stage.a).await.expect("due");
     let waits = tokio::spawn(stage.b.write().once_in(PERIOD).into_future());
@@ -76,7 +76,7 @@ pub async fn what_was_done_while_a_contender_waited_is_not_done_again<H: Harness
     line_becomes(&stage.a, "").await;
 }
 
-pub async fn work_that_failed_is_done_by_the_next_who_waits<H: Harness>(h: &H) {
+pub async fn the_next_waiter_repeats_failed_work<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let guard = due(&stage.a).await.expect("due");
     let waits = tokio::spawn(stage.b.write().once_in(PERIOD).into_future());
@@ -88,7 +88,7 @@ pub async fn work_that_failed_is_done_by_the_next_who_waits<H: Harness>(h: &H) {
     assert!(due(&stage.a).await.is_none());
 }
 
-pub async fn of_many_that_start_together_one_does_the_work<H: Harness>(h: &H) {
+pub async fn one_of_many_contenders_does_the_work<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let mut tasks = Vec::new();
     for lock in [&stage.a, &stage.b].repeat(4) {
@@ -129,7 +129,7 @@ pub async fn a_holder_whose_node_was_removed_records_nothing<H: Harness>(h: &H) 
     works(&stage.b).await;
 }
 
-pub async fn the_record_outlives_the_directory_and_shows_who_did_it<H: Harness>(h: &H) {
+pub async fn the_record_outlives_the_directory<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     works(&stage.a).await;
     eventually("the directory is empty", || async { stage.operator.delete(&stage.directory).await.is_ok() }).await;

@@ -109,7 +109,7 @@ async fn cancel(task: JoinHandle<Result<Permit, Error>>) {
 
 // Who holds together, and in which order.
 
-pub async fn at_most_as_many_hold_as_there_are_permits<H: Harness>(h: &H) {
+pub async fn there_are_never_more_holders_than_permits<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let mut held = take_all(&s.a, 2).await;
     held.extend(take_all(&s.b, 1).await);
@@ -141,7 +141,7 @@ pub async fn permits_are_granted_in_the_order_of_arrival<H: Harness>(h: &H) {
     s.becomes_empty().await;
 }
 
-pub async fn whoever_wants_several_permits_holds_up_those_behind<H: Harness>(h: &H) {
+pub async fn a_waiter_for_several_permits_blocks_the_queue<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let mut held = take_all(&s.a, 2).await;
     let several = s.queue_up(&s.b, 3).await;
@@ -158,7 +158,7 @@ pub async fn whoever_wants_several_permits_holds_up_those_behind<H: Harness>(h: 
     assert!(granted(one).await.is_held());
 }
 
-pub async fn several_permits_are_taken_and_given_back_at_once<H: Harness>(h: &H) {
+pub async fn several_permits_are_taken_and_returned_at_once<H: Harness>(h: &H) {
     let s = Stage::set(h, 5).await;
     let three = soon("free permits", s.a.acquire_many(3)).await.expect("free");
     let two = soon("free permits", s.b.acquire_many(2)).await.expect("free");
@@ -170,7 +170,7 @@ pub async fn several_permits_are_taken_and_given_back_at_once<H: Harness>(h: &H)
     assert_eq!(s.b.try_acquire_many(3).await.expect("free").count(), 3);
 }
 
-pub async fn trying_writes_nothing_when_no_permit_is_free_and_names_the_holders<H: Harness>(h: &H) {
+pub async fn a_try_without_a_free_permit_names_the_holders<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
     let held = soon("a free permit", s.b.try_acquire()).await.expect("free");
     let parent = async || s.operator.data(&s.in_it("queue")).await.expect("made").1;
@@ -183,7 +183,7 @@ pub async fn trying_writes_nothing_when_no_permit_is_free_and_names_the_holders<
     assert!(soon("a free permit", s.a.try_acquire()).await.expect("free").is_held());
 }
 
-pub async fn trying_for_a_permit_overtakes_nobody_who_waits<H: Harness>(h: &H) {
+pub async fn a_try_for_a_permit_overtakes_no_waiter<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let waits = s.queue_up(&s.b, 3).await;
@@ -193,7 +193,7 @@ pub async fn trying_for_a_permit_overtakes_nobody_who_waits<H: Harness>(h: &H) {
     granted(waits).await.release().await.expect("held");
 }
 
-pub async fn a_timeout_names_the_holders_of_permits_and_leaves_no_node<H: Harness>(h: &H) {
+pub async fn a_timeout_names_holders_and_leaves_no_node<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let held = soon("free permits", s.b.acquire_many(2).label("import")).await.expect("free");
     // On a busy machine the time may be over before the records are read.
@@ -215,7 +215,7 @@ pub async fn a_timeout_names_the_holders_of_permits_and_leaves_no_node<H: Harnes
     s.becomes_empty().await;
 }
 
-pub async fn a_cancelled_waiter_at_the_head_makes_room_for_the_next<H: Harness>(h: &H) {
+pub async fn a_cancelled_head_lets_in_the_next_waiter<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     for (first, second) in [(&s.a, &s.b), (&s.a, &s.a), (&s.b, &s.a)] {
@@ -231,7 +231,7 @@ pub async fn a_cancelled_waiter_at_the_head_makes_room_for_the_next<H: Harness>(
 
 // How many permits there are.
 
-pub async fn another_number_of_permits_is_an_error_that_says_both<H: Harness>(h: &H) {
+pub async fn a_different_number_is_an_error_with_both_values<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let other = Semaphore::new(&s.theirs, &s.path, 4).expect("valid");
@@ -256,7 +256,7 @@ pub async fn another_number_of_permits_is_an_error_that_says_both<H: Harness>(h:
     s.becomes_empty().await;
 }
 
-pub async fn of_two_first_numbers_one_is_written_and_the_other_refused<H: Harness>(h: &H) {
+pub async fn only_one_of_two_first_numbers_is_accepted<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     for round in 0..10 {
         let path = format!("{}-{round}", s.path);
@@ -272,7 +272,7 @@ pub async fn of_two_first_numbers_one_is_written_and_the_other_refused<H: Harnes
     }
 }
 
-pub async fn a_handle_without_a_number_goes_by_the_ensembles<H: Harness>(h: &H) {
+pub async fn a_handle_without_a_number_reads_the_number<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let plain = Semaphore::builder(&s.theirs, &s.path).build().expect("valid");
     assert_eq!(plain.permits().await.expect("readable"), None);
@@ -288,7 +288,7 @@ pub async fn a_handle_without_a_number_goes_by_the_ensembles<H: Harness>(h: &H) 
     s.becomes_empty().await;
 }
 
-pub async fn more_permits_than_there_are_are_refused_before_anything_is_sent<H: Harness>(h: &H) {
+pub async fn more_permits_than_exist_are_refused_unsent<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let error = soon("the refusal", s.a.acquire_many(4)).await.expect_err("too many");
     assert_eq!(error.to_string(), format!("{} has 3 permits, and 4 are wanted", s.path));
@@ -301,7 +301,7 @@ pub async fn more_permits_than_there_are_are_refused_before_anything_is_sent<H: 
     assert_eq!(s.operator.data(&s.path).await, Err(Failure::NoNode));
 }
 
-pub async fn a_raised_number_lets_in_who_waits<H: Harness>(h: &H) {
+pub async fn a_raised_number_lets_in_waiters<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let held = soon("free permits", s.a.acquire_many(2)).await.expect("free");
     let (one, two) = (s.queue_up(&s.a, 1).await, s.queue_up(&s.b, 2).await);
@@ -321,7 +321,7 @@ pub async fn a_raised_number_lets_in_who_waits<H: Harness>(h: &H) {
     ));
 }
 
-pub async fn a_lowered_number_throws_nobody_out<H: Harness>(h: &H) {
+pub async fn a_lowered_number_evicts_nobody<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let mut held = take_all(&s.a, 3).await;
     let waits = s.queue_up(&s.b, 1).await;
@@ -340,7 +340,7 @@ pub async fn a_lowered_number_throws_nobody_out<H: Harness>(h: &H) {
     assert!(matches!(error, Error::Permits { reason: PermitsError::TooFew { wanted: 2, permits: 1 }, .. }), "{error}");
 }
 
-pub async fn who_waits_for_more_than_there_are_left_gets_an_error<H: Harness>(h: &H) {
+pub async fn a_waiter_for_more_than_a_lowered_number_fails<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let (head, next, last) = (s.queue_up(&s.b, 3).await, s.queue_up(&s.b, 3).await, s.queue_up(&s.a, 1).await);
@@ -400,7 +400,7 @@ pub async fn a_removed_waiter_for_a_permit_is_evicted<H: Harness>(h: &H) {
     s.becomes_empty().await;
 }
 
-pub async fn evicting_by_token_removes_one_holder_or_waiter_of_permits<H: Harness>(h: &H) {
+pub async fn evicting_by_token_removes_one_holder_or_waiter<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let held = take_all(&s.a, 2).await;
     let (head, next) = (s.queue_up(&s.b, 1).await, s.queue_up(&s.b, 1).await);
@@ -417,7 +417,7 @@ pub async fn evicting_by_token_removes_one_holder_or_waiter_of_permits<H: Harnes
     assert!(soon("the eviction", s.b.evict(token)).await.expect("readable").is_none());
 }
 
-pub async fn a_permit_whose_session_ends_is_lost_and_free_again<H: Harness>(h: &H) {
+pub async fn an_expired_permit_is_lost_and_free_again<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let waits = s.queue_up(&s.b, 1).await;
@@ -440,7 +440,7 @@ pub async fn a_waiter_whose_session_ends_gets_no_permit<H: Harness>(h: &H) {
     s.becomes_empty().await;
 }
 
-pub async fn a_cut_makes_a_permit_suspect_until_it_is_mended<H: Harness>(h: &H) {
+pub async fn a_permit_cut_off_is_suspect_until_reconnected<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let mut changes = held.changes();
@@ -479,7 +479,7 @@ pub async fn a_transaction_refuses_paths_inside_the_semaphore<H: Harness>(h: &H)
 
 // Doubt.
 
-pub async fn a_node_that_is_no_permit_is_an_error_and_no_grant<H: Harness>(h: &H) {
+pub async fn a_foreign_node_among_permits_is_an_error<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     soon("a free permit", s.a.acquire()).await.expect("free").release().await.expect("held");
     for name in ["x", "h~a-PERMIT-01", "h~a-PERMIT-0", "h-PERMIT-1", "h~a-WRITE-0000000001"] {
@@ -498,7 +498,7 @@ pub async fn a_node_that_is_no_permit_is_an_error_and_no_grant<H: Harness>(h: &H
     assert!(soon("a free permit", s.a.acquire()).await.expect("free").is_held());
 }
 
-pub async fn data_that_are_no_number_are_an_error_and_no_grant<H: Harness>(h: &H) {
+pub async fn a_number_that_cannot_be_parsed_is_an_error<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     soon("a free permit", s.a.acquire()).await.expect("free").release().await.expect("held");
     for data in ["permits=0", "permits=", "10", "\u{feff}permits=2"] {
@@ -536,7 +536,7 @@ pub async fn a_permits_tokens_rise_with_every_grant<H: Harness>(h: &H) {
     }
 }
 
-pub async fn a_semaphores_queue_tells_who_holds_and_who_waits<H: Harness>(h: &H) {
+pub async fn the_queue_of_a_semaphore_shows_all_members<H: Harness>(h: &H) {
     let s = Stage::set(h, 4).await;
     let one = soon("a free permit", s.a.acquire().label("one")).await.expect("free");
     let two = soon("free permits", s.b.acquire_many(2).label("two")).await.expect("free");
@@ -565,7 +565,7 @@ pub async fn a_semaphores_queue_tells_who_holds_and_who_waits<H: Harness>(h: &H)
     assert_eq!(text, format!("{}: 4 of 4 permits free", s.path));
 }
 
-pub async fn a_holder_of_a_permit_learns_of_the_first_who_waits<H: Harness>(h: &H) {
+pub async fn a_holder_of_a_permit_learns_of_the_first_waiter<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let learns = tokio::time::timeout(SOON, held.contended());
@@ -576,7 +576,7 @@ pub async fn a_holder_of_a_permit_learns_of_the_first_who_waits<H: Harness>(h: &
     granted(waits).await.release().await.expect("held");
 }
 
-pub async fn on_wait_tells_who_has_the_permits<H: Harness>(h: &H) {
+pub async fn on_wait_names_the_holders_of_permits<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let held = take_all(&s.b, 2).await;
     let heard = Arc::new(Mutex::new(Vec::new()));
@@ -616,7 +616,7 @@ pub async fn a_plain_thread_acquires_a_permit_by_blocking<H: Harness>(h: &H) {
     s.becomes_empty().await;
 }
 
-pub async fn the_nodes_of_a_semaphore_deleted_between_uses_are_made_again<H: Harness>(h: &H) {
+pub async fn deleted_nodes_of_a_semaphore_are_made_again<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     for parts in [&["permits"][..], &["queue"], &["queue", "permits"], &["queue", "permits", ""]] {
         soon("a free permit", s.a.acquire()).await.expect("free").release().await.expect("held");
@@ -631,7 +631,7 @@ pub async fn the_nodes_of_a_semaphore_deleted_between_uses_are_made_again<H: Har
     }
 }
 
-pub async fn wrong_numbers_and_paths_are_refused_before_anything_is_sent<H: Harness>(h: &H) {
+pub async fn wrong_numbers_and_paths_are_refused_unsent<H: Harness>(h: &H) {
     let client = h.client().await;
     let is_invalid = |answer: Result<Semaphore, Error>| matches!(answer, Err(Error::InvalidInput(_)));
     for path in ["", "locks", "/", "/zookeeper", "/a/", "/a//b", "/a/./b"] {
@@ -649,7 +649,7 @@ pub async fn wrong_numbers_and_paths_are_refused_before_anything_is_sent<H: Harn
     assert!(matches!(semaphore.acquire().label("a\u{7}").await, Err(Error::InvalidInput(_))));
 }
 
-pub async fn closing_loses_permits_and_fails_those_who_wait<H: Harness>(h: &H) {
+pub async fn closing_loses_permits_and_fails_waiters<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let waits = s.queue_up(&s.a, 1).await;
@@ -677,7 +677,7 @@ pub async fn a_survey_shows_a_semaphore_as_one_queue<H: Harness>(h: &H) {
     assert!(survey.queues.iter().all(|queue| queue.permits.is_none()), "{survey:?}");
 }
 
-pub async fn a_survey_shows_who_holds_permits_also_without_a_queue_or_a_number<H: Harness>(h: &H) {
+pub async fn a_survey_shows_holders_of_a_damaged_semaphore<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let seen = async || {
         let survey = soon("the survey", Survey::below(&s.theirs, &s.path)).await.expect("readable");

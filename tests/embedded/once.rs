@@ -357,7 +357,7 @@ fn a_record_is_no_contender_in_any_dialect() {
 // Failures.
 
 #[test]
-fn work_that_failed_is_done_by_the_next_who_waits() {
+fn the_next_waiter_repeats_failed_work() {
     let (zk, _other, a, b) = two();
     let guard = due(&a).expect("due");
     let mut waits = asking(&b);
@@ -619,7 +619,7 @@ fn work_is_due_a_period_after_a_success_of_any_host() {
 // What is refused, and what it costs.
 
 #[test]
-fn wrong_input_is_refused_before_anything_is_sent() {
+fn wrong_input_is_refused_unsent() {
     let zk = Memory::new();
     let lock = open(&zk, "host-a");
     let kept = RwLock::builder(&zk, DIRECTORY).keep(MINUTE).build().expect("valid");

@@ -574,7 +574,7 @@ pub(crate) async fn a_plain_thread_reads_and_writes_by_blocking(h: &impl Harness
     assert_eq!(soon("the thread", joined).await.unwrap(), (3, true));
 }
 
-pub(crate) async fn wrong_options_are_refused_before_anything_is_sent(h: &impl Harness) {
+pub(crate) async fn wrong_options_are_refused_unsent(h: &impl Harness) {
     let zk = h.client().await;
     for (path, reason) in [
         ("relative", "must start with '/'"),

@@ -58,7 +58,7 @@ on_both! {
     trying_and_waiting_in_vain_say_who_is_in_the_way,
     reads_can_be_kept,
     a_plain_thread_reads_and_writes_by_blocking,
-    wrong_options_are_refused_before_anything_is_sent,
+    wrong_options_are_refused_unsent,
     bytes_strings_and_formats_of_ones_own_are_kept_as_they_are,
     the_copy_and_the_changes_follow_what_others_commit,
     values_between_two_looks_are_passed_over_and_the_newest_is_not,

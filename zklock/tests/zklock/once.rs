@@ -213,7 +213,7 @@ async fn a_taken_lock_is_a_conflict_without_waiting() {
 }
 
 #[support::judged]
-async fn wrong_options_are_refused_before_anything_is_sent() {
+async fn wrong_options_are_refused_unsent() {
     for (arguments, problem) in [
         (&["--once-in", "0", "/zklock/once/wrong", "true"][..], "--once-in needs a time that is not zero"),
         (&["--once-in", "soon", "/zklock/once/wrong", "true"], "invalid value 'soon'"),
