@@ -134,7 +134,7 @@ fn words(text: impl Display) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn texts_say_of_a_lock_that_is_kept_that_it_is_kept() {
+async fn texts_mark_a_kept_lock_as_kept() {
     let zk = Memory::new();
     let (kept, other) = (keeping(&zk), plain(&zk.connect()));
     let _used = kept.read().label("reload").await.expect("free");

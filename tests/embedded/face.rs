@@ -133,7 +133,7 @@ fn a_path_may_be_any_kind_of_text() {
 }
 
 #[test]
-fn each_question_to_an_error_is_about_one_kind_of_it() {
+fn each_question_of_an_error_fits_one_kind() {
     let (waited, blockers) = (LONG, Blockers::default);
     let asked =
         |error: Error| [error.is_would_block(), error.is_timeout(), error.is_lost(), error.value_error().is_some()];

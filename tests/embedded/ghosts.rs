@@ -54,7 +54,7 @@ fn counted(zk: &Memory) -> (Hindered, Count, Count) {
 // Calls that do not wait.
 
 #[tokio::test(start_paused = true)]
-async fn whoever_tries_passes_over_a_ghost() {
+async fn a_try_passes_over_a_ghost() {
     for attempt in 0..5 {
         let errors = diverged();
         let theirs = Memory::new();
@@ -95,7 +95,7 @@ async fn a_try_asks_the_leader_once_only_if_the_lock_is_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_tries_is_told_of_holders_and_of_no_ghost() {
+async fn a_try_names_holders_and_no_ghost() {
     let theirs = Memory::new();
     let other = lock_of(&theirs);
     let ghosts: Vec<_> = (0..12).map(|_| read(&other)).collect();
@@ -114,7 +114,7 @@ async fn whoever_tries_is_told_of_holders_and_of_no_ghost() {
 
 /// The first time, the leader is asked. From then on, the session knows.
 #[tokio::test(start_paused = true)]
-async fn a_ghost_is_asked_for_and_told_once_by_a_session() {
+async fn a_session_confirms_and_logs_a_ghost_once() {
     let errors = diverged();
     let theirs = Memory::new();
     let (ours, node) = client_that_shows_a_writer(&theirs);
@@ -333,7 +333,7 @@ fn leads(zk: &Memory) -> JoinHandle<Result<(), Error>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_leader_that_is_told_is_no_ghost() {
+async fn the_first_reported_leader_is_no_ghost() {
     for another_leads in [false, true] {
         let (ours, theirs) = two();
         let (first, _session) = (leads(&theirs), ours.session_slot(0).await.expect("open"));
@@ -351,7 +351,7 @@ async fn the_first_leader_that_is_told_is_no_ghost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_is_a_ghost_is_given_by_no_call() {
+async fn no_call_returns_a_ghost_as_leader() {
     let (ours, theirs) = two();
     let first = leads(&theirs);
     sleep(SECOND).await;

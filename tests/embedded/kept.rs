@@ -427,7 +427,7 @@ fn a_closed_client_grants_nothing_from_a_kept_node() {
 // Waiting.
 
 #[test]
-fn those_who_wait_keep_the_place_of_one_that_is_cancelled() {
+fn other_waiters_keep_the_place_of_a_cancelled_one() {
     let (zk, kept, other) = two();
     let holder = write(&other);
     let mut all: Vec<_> = (0..3).map(|_| reading(&kept)).collect();
@@ -558,7 +558,7 @@ fn zero_idle_time_removes_a_node_with_its_only_use() {
 // Input.
 
 #[test]
-fn what_cannot_be_kept_is_refused_with_the_reason() {
+fn an_unkeepable_lock_is_refused_with_the_reason() {
     let zk = Memory::new();
     for dialect in [Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
         let error = RwLock::builder(&zk, DIRECTORY).dialect(dialect).keep(IDLE).build().expect_err("nobody asks");

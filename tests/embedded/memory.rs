@@ -908,7 +908,7 @@ fn an_eviction_reports_the_removed_despite_a_lost_reply() {
 }
 
 #[test]
-fn whoever_left_before_the_eviction_was_not_evicted() {
+fn a_contender_that_left_earlier_was_not_evicted() {
     let (mut evicted, mut left) = (0, 0);
     for polls in 0..20 {
         let (zk, other, a, _) = two();
@@ -1237,7 +1237,7 @@ async fn a_forged_hand_off_is_found_after_a_downgrade() {
 }
 
 #[test]
-fn one_that_was_falsely_granted_hands_off_to_nobody() {
+fn a_false_holder_hands_off_to_nobody() {
     let (zk, _other, a, b) = two();
     let stranger = zk.connect();
     let held = write(&a);

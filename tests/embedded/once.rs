@@ -308,7 +308,7 @@ fn a_success_recorded_during_a_forget_stays() {
 }
 
 #[test]
-fn what_was_forgotten_is_told_also_if_the_answer_is_lost() {
+fn forget_reports_the_record_despite_a_lost_reply() {
     for after in [None, Some(&b""[..]), Some(b"minutes of a meeting")] {
         let (zk, _other, a, _b) = two();
         works(&a);
@@ -640,7 +640,7 @@ fn wrong_input_is_refused_unsent() {
 }
 
 #[test]
-fn it_costs_one_read_and_the_record_one_transaction() {
+fn once_costs_one_read_and_one_transaction() {
     let zk = Memory::new();
     let lock = open(&zk, "host-a");
     works(&lock);

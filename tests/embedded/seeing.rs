@@ -304,7 +304,7 @@ fn a_hold_of_a_dropped_guard_ends_before_its_node_goes() {
 }
 
 #[test]
-fn a_grant_says_how_it_was_found_out() {
+fn a_grant_is_logged_with_its_evidence() {
     let (zk, lock) = prepared();
     let other = open(&zk.connect());
     let (log, _guard) = Log::start();
@@ -345,7 +345,7 @@ fn a_dropped_or_refused_acquisition_closes_its_span() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_way_not_to_be_granted_is_told_once() {
+async fn every_failed_acquisition_is_logged_once() {
     let (zk, lock) = prepared();
     let sharing = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
     let both = several(&zk, [("/a", Mode::Write), (DIRECTORY, Mode::Write)]).expect("valid");
@@ -410,7 +410,7 @@ fn a_hold_ends_when_its_release_begins() {
 }
 
 #[test]
-fn doubt_and_loss_of_a_hold_are_told_once() {
+fn suspicion_and_loss_are_logged_once() {
     let (zk, lock) = prepared();
     let (log, _guard) = Log::start();
     let guard = now(lock.write()).expect("free");
@@ -451,7 +451,7 @@ fn a_waiter_that_loses_its_place_is_no_lost_hold() {
 }
 
 #[test]
-fn a_create_found_again_is_told() {
+fn a_recovered_create_is_logged() {
     let (zk, lock) = prepared();
     let (log, _guard) = Log::start();
     zk.faults().lose_next_reply();
@@ -616,7 +616,7 @@ async fn one_warning_covers_all_late_waiters_of_a_handle() {
 
 /// An acquisition that is cut off has no place in the queue yet, and no session to warn from.
 #[tokio::test(start_paused = true)]
-async fn one_that_has_no_place_yet_warns_itself() {
+async fn a_contender_without_a_node_logs_its_own_warning() {
     let zk = Memory::new();
     let limit = Duration::from_millis(100);
     let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(limit).build().expect("valid");

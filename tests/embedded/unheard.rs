@@ -180,7 +180,7 @@ fn no_answers() -> Vec<Failure> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn looks_that_are_refused_pass_over_nobody() {
+async fn a_refused_check_passes_over_nobody() {
     for failure in no_answers() {
         let (ours, theirs) = two();
         let line = without_looks(&ours, 2..usize::MAX, failure);
@@ -734,7 +734,7 @@ async fn a_copy_behind_a_lagging_server_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_value_that_nobody_tells_of_is_found() {
+async fn a_first_value_without_an_event_is_found() {
     let (ours, theirs) = two();
     let wanted = Shared::<u64>::new(&ours, PATH).expect("valid").wait_for(|_| true);
     let mut waiter = spawn(wanted.into_future());

@@ -105,7 +105,7 @@ async fn a_ghost_permit_is_taken_at_once() {
 
 /// Another candidate leads. The dead one's node is shown as it was, or is listed and denied.
 #[support::judged]
-async fn no_call_gives_a_leader_that_is_a_ghost() {
+async fn no_call_returns_a_ghost_as_the_leader() {
     let path = "/ghosts/led";
     let (tapped, other, _) = ghosts_found(path).await;
     let here = Leadership::new(&tapped.zk, path).unwrap();

@@ -399,7 +399,7 @@ fn the_label_stands_in_the_queues_of_all_the_locks() {
 }
 
 #[test]
-fn whoever_waits_hears_for_which_lock_and_at_which_place() {
+fn a_waiter_hears_its_lock_and_its_place() {
     let zk = Memory::new();
     let locks = multi(&zk, &[("/a", Write), ("/b", Write)]);
     let [a, b] = ["/a", "/b"].map(|path| write(&zk.connect(), path));

@@ -493,7 +493,7 @@ async fn a_semaphore_denied_by_its_server_is_an_error() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn no_permit_stays_whose_server_denies_it() {
+async fn a_permit_denied_by_its_server_does_not_stay() {
     const PATH: &str = "/permits/denied";
     const NO_NODE: i32 = -101;
     let Tapped { proxy, zk } = Tapped::new(shared_server()).await;

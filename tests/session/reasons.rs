@@ -213,7 +213,7 @@ async fn timeouts_while_disconnected(server: &Server, limit: Duration) -> [Strin
 
 /// The path at the end of a connect string is made, so a wrong one is no reason.
 #[support::judged]
-async fn a_path_that_is_not_there_is_made_and_no_reason() {
+async fn a_missing_path_is_made_and_is_no_reason() {
     let zk = connect(&format!("{}/reasons/no/such/path", shared_server().address())).await;
     assert!(zk.state().is_connected());
 }

@@ -278,7 +278,7 @@ async fn a_guest_who_may_not_watch_leaves_no_node() {
 }
 
 #[support::judged]
-async fn one_who_may_not_write_its_own_node_still_hands_off() {
+async fn a_holder_denied_its_own_node_still_hands_off() {
     // Without WRITE the transaction that signals the release is refused, and a plain delete serves.
     let acl = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::DELETE);
     let address = shared_server().address();
@@ -975,7 +975,7 @@ mod sasl {
     }
 
     #[support::judged]
-    async fn what_a_sasl_user_makes_belongs_to_that_user() {
+    async fn the_nodes_of_a_sasl_user_belong_to_that_user() {
         let address = server().address();
         // The node is readable by all, so that its ACL is too.
         let readable = Acl::creator().allow("world", "anyone", Permissions::READ);
