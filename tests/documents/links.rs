@@ -1,4 +1,4 @@
-//! The links and the pictures of the pages lead somewhere: as files, on crates.io, and in the library's own documentation.
+//! Links and pictures of the pages lead to files and headings that exist, also in the library's own documentation.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,12 +8,20 @@ use support::page::anchor;
 
 use crate::snippets::{WRITE, files, read, root};
 
-const AT_THE_TOP: [&str; 5] = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md"];
+const BESIDES: [&str; 7] = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "examples/README.md",
+    "tests/README.md",
+    "docs/upstream/README.md",
+];
 const LIB: &str = include_str!("../../src/lib.rs");
 
 fn pages() -> Vec<PathBuf> {
     let mut pages = files("docs", "md");
-    pages.extend(AT_THE_TOP.map(|page| root().join(page)));
+    pages.extend(BESIDES.map(|page| root().join(page)));
     pages
 }
 

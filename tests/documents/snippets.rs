@@ -27,6 +27,7 @@ pub(super) fn read(file: &Path) -> String {
 /// `docs/coming-from.md` shows `tests/pages/coming_from.rs`.
 fn pages() -> Vec<(PathBuf, Vec<Snippet>)> {
     let mut pages = files("docs", "md");
+    pages.retain(|page| !page.ends_with("README.md"));
     pages.push(root().join("README.md"));
     let with_snippets = |page: PathBuf| {
         let name = page.file_stem().expect("a name").to_string_lossy().to_lowercase().replace('-', "_");
