@@ -1,15 +1,6 @@
-//! `README.md` is short, and what it says was measured is in the results.
+//! The figures and the servers on `README.md` are those of the guide, of the catalogue of faults and of `make versions`.
 
 use crate::snippets::{read, root};
-
-/// A newcomer reads the page in five minutes.
-const WORDS_MAX: usize = 1_000;
-
-#[test]
-fn the_front_page_has_at_most_1000_words() {
-    let words = read(&root().join("README.md")).split_whitespace().count();
-    assert!(words <= WORDS_MAX, "{words}");
-}
 
 /// `guide` compares that table with the lease.
 #[test]
@@ -26,39 +17,6 @@ fn the_front_page_says_when_a_holder_knows_as_the_guide_does_and_no_more_faults_
         faults.lines().filter(|line| line.starts_with("| ") && line[2..].starts_with(|c: char| c.is_ascii_digit()));
     let said = page.split("Tests cause more than ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
     assert!(said.parse::<usize>().expect("a number") < faults.count(), "{said}");
-}
-
-/// What is counted in these was measured.
-const UNITS: [&str; 8] = ["ns", "µs", "ms", "times", "percent", "%", "acquisitions", "round"];
-
-/// The figures with such a unit that come from no results.
-fn unmarked(text: &str) -> Vec<String> {
-    let mut parts = text.split("<!-- value: ");
-    let mut plain = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        plain.push_str(part.split_once("<!-- end -->").map_or(part, |(_, after)| after));
-    }
-    let words: Vec<&str> =
-        plain.split_whitespace().map(|word| word.trim_matches(['(', ')', '.', ',', ':', ';'])).collect();
-    let of_unit = |pair: &&[&str]| pair[0].starts_with(|c: char| c.is_ascii_digit()) && UNITS.contains(&pair[1]);
-    words.windows(2).filter(of_unit).map(|pair| pair.join(" ")).collect()
-}
-
-/// `performance_doc` compares what is marked.
-#[test]
-fn what_a_bullet_of_the_front_page_says_was_measured_is_marked() {
-    let page = read(&root().join("README.md"));
-    let bullets: Vec<&str> = page.split("\n\n").filter(|part| part.starts_with("- **")).collect();
-    assert!(!bullets.is_empty());
-    for bullet in bullets {
-        assert_eq!(unmarked(bullet), Vec::<String>::new(), "put it between `<!-- value: … -->` and `<!-- end -->`");
-    }
-}
-
-#[test]
-fn a_figure_without_a_marker_is_found() {
-    assert_eq!(unmarked("- **Fast.** 2.5 times as fast, (289 ns)."), ["2.5 times", "289 ns"]);
-    assert_eq!(unmarked("all hold <!-- value: a b -->32<!-- end --> ms after 10 s"), Vec::<String>::new());
 }
 
 /// What `make versions` runs, as `tests/versions.sh` has it.

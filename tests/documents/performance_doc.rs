@@ -48,17 +48,10 @@ fn the_pages_say_what_was_measured() {
     }
 }
 
-/// Without the markers, which nobody sees.
 #[test]
-fn the_page_has_at_most_2500_words_and_the_front_page_has_its_table() {
-    let page = text(PAGE);
-    let seen = page.split("<!--").map(|part| part.split_once("-->").map_or(part, |(_, seen)| seen));
-    let words: usize = seen.map(|part| part.split_whitespace().count()).sum();
-    assert!(words <= 2_500, "{words}");
+fn the_front_page_has_its_table() {
     let front = read(&root().join("README.md"));
-    assert!(
-        front.contains("\n<!-- table: front -->\n") && front.contains("<!-- value: ") && page.contains("<!-- value: ")
-    );
+    assert!(front.contains("\n<!-- table: front -->\n") && front.contains("<!-- value: "));
 }
 
 #[test]
