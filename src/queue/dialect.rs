@@ -393,10 +393,20 @@ pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
 
 /// Returns the machine's name, with invalid characters replaced.
 pub(crate) fn machine_name() -> String {
-    let name = rustix::system::uname();
     let fit = |byte| if is_host_byte(byte) { char::from(byte) } else { '_' };
-    let fit: String = name.nodename().to_string_lossy().bytes().take(HOST_BYTES).map(fit).collect();
+    let fit: String = system_name().bytes().take(HOST_BYTES).map(fit).collect();
     if fit.is_empty() { "localhost".to_owned() } else { fit }
+}
+
+/// Returns the machine's name as the system gives it.
+#[cfg(not(windows))]
+pub(crate) fn system_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(windows)]
+pub(crate) fn system_name() -> String {
+    std::env::var("COMPUTERNAME").unwrap_or_default()
 }
 
 fn is_host_byte(byte: u8) -> bool {

@@ -88,7 +88,10 @@ impl Spared {
         #[cfg(target_os = "linux")]
         return Spared { inode: spare(socket.as_raw_fd()) };
         #[cfg(not(target_os = "linux"))]
-        return Spared {};
+        {
+            let _unused = socket;
+            Spared {}
+        }
     }
 }
 
