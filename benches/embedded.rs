@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use zk_rwlock::coordinator::{Turn, turn};
-use zk_rwlock::{Contender, Memory, RwLock};
+use zk_rwlock::queue::Contender;
+use zk_rwlock::{Memory, RwLock};
 
 /// Names as they are in a directory of `length` contenders, in the order in which a server lists them: none.
 fn names(length: usize) -> Vec<String> {

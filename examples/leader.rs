@@ -16,8 +16,9 @@ use std::time::Duration;
 use common::Client;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use zk_rwlock::Leadership;
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Leadership, Term};
+use zk_rwlock::leadership::Term;
 
 const PATH: &str = "/zk-rwlock-examples/leader";
 

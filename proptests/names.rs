@@ -1,8 +1,9 @@
 //! P7: parsing inverts formatting, and no text makes it panic.
 
 use proptest::prelude::*;
+use zk_rwlock::Mode;
 use zk_rwlock::coordinator::turn;
-use zk_rwlock::{Contender, Mode};
+use zk_rwlock::queue::Contender;
 
 fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![Just(Mode::Read), Just(Mode::Write)]

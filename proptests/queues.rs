@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
+use zk_rwlock::Mode;
 use zk_rwlock::coordinator::{Departure, News, Step, Turn, Waiter, turn};
-use zk_rwlock::{Contender, Mode};
+use zk_rwlock::queue::Contender;
 
 fn contender(position: usize, mode: Mode) -> Contender {
     let name = format!("h~{position}-{mode}-{position:010}");

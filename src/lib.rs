@@ -106,7 +106,7 @@ mod keep;
 mod lock;
 pub mod memory;
 mod observe;
-mod queue;
+pub mod queue;
 mod recipes;
 mod session;
 #[cfg_attr(shuttle, path = "../threads/sync.rs")]
@@ -116,39 +116,62 @@ mod validation;
 mod zookeeper;
 
 pub use crate::call::{Blocking, Call};
-pub use crate::contend::changes::Changes;
-pub use crate::contend::tenure::NodeData;
 pub use crate::contend::transaction::Transaction;
 pub use crate::error::error::Error;
-pub use crate::error::value::Written;
 pub use crate::lock::acquire::{Acquire, Granting, Guard};
 pub use crate::lock::hold::{Hold, ReadGuard, WriteGuard};
 pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 pub use crate::memory::client::Memory;
 pub use crate::observe::survey::Survey;
-pub use crate::queue::contender::Contender;
 pub use crate::queue::dialect::Dialect;
-pub use crate::queue::member::{Blockers, Member, MemberState, Progress, Queue};
-pub use crate::queue::metadata::Done;
+pub use crate::queue::member::Queue;
 pub use crate::queue::mode::Mode;
-pub use crate::recipes::leadership::campaign::Term;
-pub use crate::recipes::leadership::leader::{Leader, LeaderChanges};
-pub use crate::recipes::leadership::leadership::{Leadership, LeadershipBuilder};
+pub use crate::recipes::leadership::leadership::Leadership;
 pub use crate::recipes::multi::guard::MultiGuard;
 pub use crate::recipes::multi::lock::MultiLock;
-pub use crate::recipes::once::OnceGuard;
-pub use crate::recipes::semaphore::semaphore::{Permit, Semaphore, SemaphoreBuilder};
-pub use crate::recipes::shared::codec::Stored;
-pub use crate::recipes::shared::guard::{SharedReadGuard, SharedWriteGuard, Updated};
-pub use crate::recipes::shared::known::CopyState;
-pub use crate::recipes::shared::live::{Live, ValueChanges};
-pub use crate::recipes::shared::shared::{Shared, SharedBuilder};
-pub use crate::session::contract::ConnectionState;
-pub use crate::session::request::{HoldState, Loss, Outcome};
+pub use crate::recipes::semaphore::semaphore::Semaphore;
+pub use crate::recipes::shared::shared::Shared;
+pub use crate::session::contract::{ConnectionState, Coordinator};
+pub use crate::session::request::{HoldState, Loss};
 #[cfg(feature = "metrics")]
 pub use crate::telemetry::metrics;
 pub use crate::zookeeper::client::ZooKeeper;
 pub use crate::zookeeper::options::ZooKeeperBuilder;
+
+/// The parts of a [`Hold`]: the changes of its state, the nodes that it reads, the results of its transactions.
+pub mod hold {
+    pub use crate::contend::changes::Changes;
+    pub use crate::contend::tenure::NodeData;
+    pub use crate::session::request::Outcome;
+}
+
+/// The parts of a [`Shared`] value: its builder, its guards, its live copy.
+pub mod shared {
+    pub use crate::error::value::Written;
+    pub use crate::recipes::shared::codec::Stored;
+    pub use crate::recipes::shared::guard::{SharedReadGuard, SharedWriteGuard, Updated};
+    pub use crate::recipes::shared::known::CopyState;
+    pub use crate::recipes::shared::live::{Live, ValueChanges};
+    pub use crate::recipes::shared::shared::SharedBuilder;
+}
+
+/// The parts of a [`Leadership`]: its builder, a term of office, the current leader.
+pub mod leadership {
+    pub use crate::recipes::leadership::campaign::Term;
+    pub use crate::recipes::leadership::leader::{Leader, LeaderChanges};
+    pub use crate::recipes::leadership::leadership::LeadershipBuilder;
+}
+
+/// The parts of a [`Semaphore`]: its builder and its permits.
+pub mod semaphore {
+    pub use crate::recipes::semaphore::semaphore::{Permit, SemaphoreBuilder};
+}
+
+/// Work that is done once in a while by one of many hosts: see [`Acquire::once_in`].
+pub mod once {
+    pub use crate::queue::metadata::Done;
+    pub use crate::recipes::once::OnceGuard;
+}
 
 /// The inside of the lock, for authors of a backend, a tool or a model of it. **Semantic versioning does not cover this
 /// module**: it may change in any release.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use shuttle::future::{block_on, yield_now};
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::thread;
-use zk_rwlock::{Error, Leadership, Term};
+use zk_rwlock::leadership::Term;
+use zk_rwlock::{Error, Leadership};
 
 use crate::explore::explore;
 use crate::locks::{cut_short, troubles};

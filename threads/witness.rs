@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use shuttle::sync::Mutex;
 use shuttle::thread;
-use zk_rwlock::{Permit, ReadGuard, WriteGuard};
+use zk_rwlock::semaphore::Permit;
+use zk_rwlock::{ReadGuard, WriteGuard};
 
 /// What a guard says of itself.
 pub(crate) trait Says: Send + Sync + 'static {

@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use clap::ValueEnum;
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard};
-use zk_rwlock::{Permit, ReadGuard, RwLock, Semaphore, WriteGuard};
+use zk_rwlock::semaphore::Permit;
+use zk_rwlock::{ReadGuard, RwLock, Semaphore, WriteGuard};
 use zookeeper_client::{Acls, Client, CreateMode, LockPrefix};
 
 use crate::Result;

@@ -8,7 +8,8 @@ use support::copy::Copied;
 use support::wired::Wired;
 use tokio_test::task;
 use zk_rwlock::coordinator::Operation;
-use zk_rwlock::{Acquire, Call, Error, Guard, Mode, NodeData, RwLock, Semaphore, Shared};
+use zk_rwlock::hold::NodeData;
+use zk_rwlock::{Acquire, Call, Error, Guard, Mode, RwLock, Semaphore, Shared};
 
 use crate::world::actor::{Actor, Claimed, Held};
 use crate::world::plan::{Action, CLIENTS, LONG, Part, WHILE};

@@ -4,7 +4,10 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_test::task::{self, Spawn};
-use zk_rwlock::{Changes, Error, HoldState, Mode, Permit, ReadGuard, SharedReadGuard, SharedWriteGuard, WriteGuard};
+use zk_rwlock::hold::Changes;
+use zk_rwlock::semaphore::Permit;
+use zk_rwlock::shared::{SharedReadGuard, SharedWriteGuard};
+use zk_rwlock::{Error, HoldState, Mode, ReadGuard, WriteGuard};
 
 type Doing = Pin<Box<dyn Future<Output = Result<Held, Error>> + Send>>;
 

@@ -8,7 +8,9 @@ use tokio::time::Instant;
 use zk_rwlock::coordinator::permits_of;
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::error::ValueError;
-use zk_rwlock::{Contender, CopyState, Dialect, Error, HoldState, Loss, Mode};
+use zk_rwlock::queue::Contender;
+use zk_rwlock::shared::CopyState;
+use zk_rwlock::{Dialect, Error, HoldState, Loss, Mode};
 
 use crate::world::actor::{Actor, Claim, Claimed, Held, Listener, Waits, Work};
 use crate::world::plan::{Action, Schedule, Step};

@@ -28,8 +28,8 @@ use crate::session::retry::{self};
 use crate::session::shield::Shield;
 use crate::sync::{Mutex, OnceLock, watch};
 
-/// What changes, in the order in which it does: the [`HoldState`] of a guard, [who leads](crate::LeaderChanges), or
-/// [a value](crate::ValueChanges). Made by [`Hold::changes`](crate::Hold::changes),
+/// What changes, in the order in which it does: the [`HoldState`] of a guard, [who leads](crate::leadership::LeaderChanges), or
+/// [a value](crate::shared::ValueChanges). Made by [`Hold::changes`](crate::Hold::changes),
 /// [`MultiGuard::changes`](crate::MultiGuard::changes), [`Leadership::changes`](crate::Leadership::changes) and
 /// [`Shared::changes`](crate::Shared::changes).
 ///

@@ -44,7 +44,7 @@ pub enum Error {
     InvalidInput(String),
 
     /// The time given was over first. The place in the queue, if there was one, was given up. Try again, or look at the
-    /// contenders in the way. A holder that [keeps](crate::Member::keeps) the lock was asked for it, so its process uses it
+    /// contenders in the way. A holder that [keeps](crate::queue::Member::keeps) the lock was asked for it, so its process uses it
     /// still, unless this client may not write the lock's directory.
     #[error(
         "not {} within {}: {}",
@@ -62,7 +62,7 @@ pub enum Error {
     },
 
     /// A `try_` method found the lock taken, or another contender came first. Go on with other work. A holder that
-    /// [keeps](crate::Member::keeps) the lock may be idle: it was not [asked](crate::RwLock::ask).
+    /// [keeps](crate::queue::Member::keeps) the lock may be idle: it was not [asked](crate::RwLock::ask).
     #[error("would block: {blockers}")]
     WouldBlock {
         /// The contenders in the way.
@@ -373,7 +373,7 @@ fn obstacle(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
 pub enum PermitsError {
     /// Nobody has said how many permits there are. Say it for all with
     /// [`set_permits`](crate::Semaphore::set_permits), or open the semaphore with a
-    /// [number](crate::SemaphoreBuilder::permits).
+    /// [number](crate::semaphore::SemaphoreBuilder::permits).
     #[error("cannot be counted: nobody has said yet how many permits it has")]
     Unset,
     /// The ensemble had a number, and its node is gone: somebody has deleted it. Find out who deletes nodes, and say the number

@@ -12,11 +12,11 @@ use crate::queue::metadata::date;
 #[non_exhaustive]
 pub enum ValueError {
     /// There is no value: it was never written. Write one with [`replacing`](crate::Acquire::replacing), or give the handle an
-    /// [`initial`](crate::SharedBuilder::initial) value.
+    /// [`initial`](crate::shared::SharedBuilder::initial) value.
     #[error("no value has been written yet: write one with `replacing`, or give the handle an `initial` one")]
     Unset,
 
-    /// There was a value, and its node is gone: somebody has deleted it. The [initial](crate::SharedBuilder::initial) value is not
+    /// There was a value, and its node is gone: somebody has deleted it. The [initial](crate::shared::SharedBuilder::initial) value is not
     /// written in its place. Find out who deletes nodes, and write a value with [`replacing`](crate::Acquire::replacing).
     #[error("its node is gone, and so is the value that was set: write one with `replacing`")]
     Vanished,
@@ -50,7 +50,7 @@ pub enum ValueError {
     },
 
     /// The value was written with an older schema, and cannot be brought to ours. Mend the
-    /// [migration](crate::SharedBuilder::migrate).
+    /// [migration](crate::shared::SharedBuilder::migrate).
     #[error("it has schema {}, which cannot be brought to {known}: {problem}; last written by {written}", written.schema)]
     OlderSchema {
         /// Our schema.
@@ -62,7 +62,7 @@ pub enum ValueError {
     },
 
     /// The value has our format and our schema, but does not fit our type. Mend the type, or raise the
-    /// [schema](crate::SharedBuilder::schema).
+    /// [schema](crate::shared::SharedBuilder::schema).
     #[error("it does not fit the type: {problem}; last written by {written}")]
     WrongType {
         /// What the format said.
@@ -83,7 +83,7 @@ pub enum ValueError {
     TooLarge {
         /// How many bytes it takes, with what is kept beside it.
         bytes: usize,
-        /// How many bytes [`size_limit`](crate::SharedBuilder::size_limit) allows: then nothing was sent. `None` if the
+        /// How many bytes [`size_limit`](crate::shared::SharedBuilder::size_limit) allows: then nothing was sent. `None` if the
         /// servers closed the connection each time the value was sent, and at no other request: their `jute.maxbuffer`
         /// is smaller.
         limit: Option<usize>,
@@ -119,7 +119,7 @@ pub struct Written {
     pub commit: u32,
     /// When, on that host's clock.
     pub at: SystemTime,
-    /// The schema it was written with: see [`SharedBuilder::schema`](crate::SharedBuilder::schema).
+    /// The schema it was written with: see [`SharedBuilder::schema`](crate::shared::SharedBuilder::schema).
     pub schema: u32,
 }
 

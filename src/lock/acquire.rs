@@ -24,7 +24,7 @@ use crate::session::shield::Shield;
 /// Made by [`RwLock::read`](crate::RwLock::read) and [`write`](crate::RwLock::write), by
 /// [`MultiLock::lock`](crate::MultiLock::lock), and by [`Shared::read`](crate::Shared::read) and
 /// [`write`](crate::Shared::write). `G` is the guard that it gives. [`Shared::update`](crate::Shared::update) makes one that
-/// gives the guard back by itself: there, `G` is [what was done](crate::Updated). Nothing is sent before the first poll.
+/// gives the guard back by itself: there, `G` is [what was done](crate::shared::Updated). Nothing is sent before the first poll.
 ///
 /// # Examples
 ///

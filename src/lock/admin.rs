@@ -141,7 +141,7 @@ impl RwLock {
         Call::in_time(&self.handle().coordinator, async move { handle.queue_and_record().await })
     }
 
-    /// Removes the member of the queue that has this [token](crate::Member::token), and returns it. `None` if no member
+    /// Removes the member of the queue that has this [token](crate::queue::Member::token), and returns it. `None` if no member
     /// has the token, and then nothing is changed.
     ///
     /// This is for operators who have seen in the [`queue`](RwLock::queue) that a member hangs. A holder is told at
@@ -179,7 +179,7 @@ impl RwLock {
         })
     }
 
-    /// Forgets when a job under the lock was [last done](crate::OnceGuard::done), and returns that; `None` if there was no
+    /// Forgets when a job under the lock was [last done](crate::once::OnceGuard::done), and returns that; `None` if there was no
     /// record. The next [`once_in`](crate::Acquire::once_in) then gives a guard, however long ago the job was done.
     ///
     /// Deletes the record, which lies beside the lock's directory. Waits for no holder. A job that runs now records its

@@ -14,7 +14,7 @@ use crate::queue::contender::Contender;
 use crate::session::request::{HoldState, Loss};
 
 /// Something that is held: what [`ReadGuard`](crate::ReadGuard), [`WriteGuard`](crate::WriteGuard),
-/// [`Permit`](crate::Permit) and a leader's [`Term`](crate::Term) have in common. They deref to it.
+/// [`Permit`](crate::semaphore::Permit) and a leader's [`Term`](crate::leadership::Term) have in common. They deref to it.
 ///
 /// Below, "the lock" is also a semaphore's permits, or a leader's term.
 pub struct Hold {

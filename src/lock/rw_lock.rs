@@ -313,7 +313,7 @@ impl RwLockBuilder {
     /// - In a [`MultiLock`](crate::MultiLock) it counts for each lock from its own grant, also while the next lock is waited for.
     /// - Of a [kept](Self::keep) node it counts for each use. With the first use that lasts too long, the node is lost, and so
     ///   are all its uses.
-    /// - A leader whose [term](crate::Term) lasts so long hands over, and campaigns again after a pause.
+    /// - A leader whose [term](crate::leadership::Term) lasts so long hands over, and campaigns again after a pause.
     /// - It holds for this handle and its clones. Other clients have their own.
     ///
     /// Zero is refused.

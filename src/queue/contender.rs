@@ -22,7 +22,8 @@ impl Contender {
     /// The id is optional, so that nodes of other programs with the same naming scheme take part in the queue.
     ///
     /// ```
-    /// use zk_rwlock::{Contender, Mode};
+    /// use zk_rwlock::queue::Contender;
+    /// use zk_rwlock::Mode;
     /// let reader = Contender::parse("web-1~k3v9x2ma-READ-0000000007").unwrap();
     /// assert_eq!((reader.host(), reader.id()), ("web-1", Some("k3v9x2ma")));
     /// assert_eq!((reader.mode(), reader.sequence()), (Mode::Read, 7));
@@ -35,7 +36,8 @@ impl Contender {
     /// Parses the name of a child of a lock directory that has this dialect.
     ///
     /// ```
-    /// use zk_rwlock::{Contender, Dialect, Mode};
+    /// use zk_rwlock::queue::Contender;
+    /// use zk_rwlock::{Dialect, Mode};
     /// let name = "_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-__WRIT__0000000007";
     /// let writer = Contender::parse_as(name, Dialect::Curator).unwrap();
     /// assert_eq!((writer.mode(), writer.sequence(), writer.host()), (Mode::Write, 7, ""));
@@ -86,7 +88,7 @@ impl Contender {
     /// keeps its node may be idle. It then gives the lock up as soon as another contender asks.
     ///
     /// ```
-    /// use zk_rwlock::Contender;
+    /// use zk_rwlock::queue::Contender;
     /// assert!(Contender::parse("web-1~k3v9x2ma~keep-READ-0000000007").unwrap().keeps());
     /// assert!(!Contender::parse("web-1~k3v9x2ma-READ-0000000007").unwrap().keeps());
     /// ```
@@ -109,7 +111,8 @@ impl Contender {
     /// holds the write lock may take the read lock as well.
     ///
     /// ```
-    /// use zk_rwlock::{Contender, Dialect};
+    /// use zk_rwlock::queue::Contender;
+    /// use zk_rwlock::Dialect;
     /// let of = |name| Contender::parse_as(name, Dialect::Curator).unwrap();
     /// let (read, write) = (of("a__READ__0000000007"), of("a__WRIT__0000000007"));
     /// assert!(read.may_be_one_holder_with(&write) && !read.may_be_one_holder_with(&of("a__WRIT__0000000008")));

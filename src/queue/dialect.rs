@@ -61,7 +61,7 @@ use crate::queue::mode::{self, Mode, Slot};
 ///   Curator that reads under its own write lock has two nodes of one number: readers wait for the writer's node,
 ///   writers for both.
 /// - **Host and label** are in the node's data, because the names have no room for them.
-///   [`Member::host`](crate::Member::host) is the host in the data, and may be empty. The identifier that kazoo writes
+///   [`Member::host`](crate::queue::Member::host) is the host in the data, and may be empty. The identifier that kazoo writes
 ///   is shown as the label. kazoo's `contenders()` shows our metadata as the identifier.
 /// - **Identity**: a uuid takes the place of host and id. By its uuid, a node is found whose create got no reply.
 /// - **[`evict`](crate::RwLock::evict)** removes the node of any library's contender. Only this library's contenders

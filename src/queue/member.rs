@@ -18,7 +18,7 @@ pub struct Queue {
     pub dialect: Dialect,
     /// All contenders, in the order of arrival.
     pub members: Vec<Member>,
-    /// The last [success](crate::OnceGuard::done) of a job under the lock, if there is a record that this client can
+    /// The last [success](crate::once::OnceGuard::done) of a job under the lock, if there is a record that this client can
     /// read.
     pub done: Option<Done>,
     /// The number of permits, if this is the queue of a [`Semaphore`](crate::Semaphore). Then the members that hold are

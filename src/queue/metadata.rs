@@ -130,7 +130,7 @@ pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8
     text.into_bytes()
 }
 
-/// Parses the record of when a job was last [done](crate::OnceGuard::done). `at` is when the record was written. `None`
+/// Parses the record of when a job was last [done](crate::once::OnceGuard::done). `at` is when the record was written. `None`
 /// if the data are not a record.
 pub fn read_done(data: &[u8], at: SystemTime) -> Option<Done> {
     let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;

@@ -1,4 +1,6 @@
-//! Whose turn it is: names, numbers and rules; pure, without I/O and without a clock.
+//! The contenders of a lock: what [`RwLock::queue`](crate::RwLock::queue) and the errors of a waiter show.
+//
+// This folder decides whose turn it is, from names and numbers, without I/O and without a clock.
 
 pub(crate) mod contender;
 pub(crate) mod dialect;
@@ -9,3 +11,6 @@ pub(crate) mod permits;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod turn;
+
+pub use self::contender::Contender;
+pub use self::member::{Blockers, Member, MemberState, Progress};

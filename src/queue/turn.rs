@@ -48,7 +48,7 @@ pub enum Turn {
 /// numbers at the end of the sequence, where two contenders could otherwise both be the lowest.
 ///
 /// ```
-/// use zk_rwlock::Contender;
+/// use zk_rwlock::queue::Contender;
 /// use zk_rwlock::coordinator::{Turn, turn};
 /// let queue = ["b~2-READ-0000000001", "a~1-WRITE-0000000000", "c~3-WRITE-0000000002"];
 /// let of = |name| turn(&Contender::parse(name).unwrap(), queue);

@@ -23,10 +23,12 @@ pub(crate) fn beside(path: &str) -> &str {
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
 }
 
-/// An ensemble, as one process reaches it. It opens sessions.
+/// A client of an ensemble: [`ZooKeeper`](crate::ZooKeeper), or [`Memory`](crate::Memory) for tests. Locks, semaphores and values
+/// are opened on one.
 ///
-/// # Clone
-/// Handles are cheap to clone and share their sessions.
+/// Handles are cheap to clone, and share their sessions.
+///
+/// Only types of this library implement it: its methods are internal, and may change in any release.
 #[async_trait]
 pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     /// Returns a session slot on a session that is connected and alive now, with room for `watched_bytes` of watched paths.
@@ -40,23 +42,28 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`Failure::Unreachable`] when no server answered within the backend's own bound, [`Failure::Over`] when this
     /// coordinator was closed or its credentials were refused.
+    #[doc(hidden)]
     async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure>;
 
     /// Ends every session, and with it every node that it owns. Returns when the ensemble has confirmed that, or could
     /// not be asked within the session timeout.
     ///
     /// Guards of these sessions are lost, waiting acquisitions fail, and new ones are refused.
+    #[doc(hidden)]
     async fn close(&self);
 
     /// A timer that runs even if the caller's runtime has none.
+    #[doc(hidden)]
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
     /// Whether it is connected, for the errors of calls that took too long. Answers at once. By default it is.
+    #[doc(hidden)]
     fn state(&self) -> ConnectionState {
         ConnectionState::Connected
     }
 
     /// The names of the ensemble's servers, and the path that everything is kept below. By default that is not known.
+    #[doc(hidden)]
     fn namespace(&self) -> Option<(Vec<String>, String)> {
         None
     }

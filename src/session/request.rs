@@ -301,7 +301,7 @@ pub enum Loss {
     /// Another client deleted the lock's node.
     #[error("the lock's node was removed by somebody else")]
     Removed,
-    /// It was given back, and not lost. A clone of a [`Term`](crate::Term) says so once the term has ended.
+    /// It was given back, and not lost. A clone of a [`Term`](crate::leadership::Term) says so once the term has ended.
     #[error("the lock was given back")]
     GivenBack,
     /// A stranger wrote to a lock node, and the write passed for a hand-off while the holder still held.

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Error, HoldState, Leader, LeaderChanges, Leadership, Loss, RwLock};
+use zk_rwlock::leadership::{Leader, LeaderChanges};
+use zk_rwlock::{Error, HoldState, Leadership, Loss, RwLock};
 
 use support::candidate::Candidate;
 use support::harness::Harness;
@@ -185,7 +186,9 @@ pub async fn the_result_of_the_work_ends_the_campaign(h: &impl Harness) {
     let leadership = candidate(&zk, &path, "host-a");
     let mut last = 0;
     for number in 0..3 {
-        let work = |term: zk_rwlock::Term| async move { if number == 1 { Err("no more") } else { Ok(term.number()) } };
+        let work = |term: zk_rwlock::leadership::Term| async move {
+            if number == 1 { Err("no more") } else { Ok(term.number()) }
+        };
         match soon("the work", leadership.lead(work)).await.unwrap().expect("not stopped") {
             Ok(term) => assert!(std::mem::replace(&mut last, term) < term),
             Err(error) => assert_eq!((error, number), ("no more", 1)),

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Outcome, Session};
 use zk_rwlock::error::Ending;
-use zk_rwlock::{Contender, Dialect, Error, HoldState, Loss, MemberState, Mode, RwLock, Survey, WriteGuard};
+use zk_rwlock::queue::{Contender, MemberState};
+use zk_rwlock::{Dialect, Error, HoldState, Loss, Mode, RwLock, Survey, WriteGuard};
 
 use support::harness::Harness;
 use support::safe;

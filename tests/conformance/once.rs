@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Session};
-use zk_rwlock::{Dialect, Error, Loss, OnceGuard, RwLock, Survey};
+use zk_rwlock::once::OnceGuard;
+use zk_rwlock::{Dialect, Error, Loss, RwLock, Survey};
 
 use support::harness::Harness;
 use support::scene::{SOON, eventually, granted, line_becomes, soon};

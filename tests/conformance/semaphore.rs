@@ -11,7 +11,9 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
 use zk_rwlock::error::PermitsError;
-use zk_rwlock::{Blocking, Error, HoldState, Loss, MemberState, Mode, Permit, RwLock, Semaphore, Survey};
+use zk_rwlock::queue::MemberState;
+use zk_rwlock::semaphore::Permit;
+use zk_rwlock::{Blocking, Error, HoldState, Loss, Mode, RwLock, Semaphore, Survey};
 
 use support::harness::Harness;
 use support::scene::{SOON, eventually, granted, refused, soon, with_time_enough};

@@ -23,7 +23,8 @@ use support::wire::Proxy;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use zk_rwlock::coordinator::Failure;
-use zk_rwlock::{Error, Permit, Semaphore, ZooKeeper};
+use zk_rwlock::semaphore::Permit;
+use zk_rwlock::{Error, Semaphore, ZooKeeper};
 
 use crate::faults::{Site, fail_links, fail_servers, seed, setting};
 use crate::swarm::cut_short;

@@ -23,7 +23,8 @@ use support::wire::{Op, Proxy};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use zk_rwlock::coordinator::{Coordinator, Failure};
-use zk_rwlock::{Error, Leadership, ReadGuard, RwLock, Term, WriteGuard, ZooKeeper};
+use zk_rwlock::leadership::Term;
+use zk_rwlock::{Error, Leadership, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 use crate::faults::{Site, fail_links, fail_servers, pause, seed, setting};
 use crate::traces::replayed;

@@ -7,7 +7,8 @@ use std::time::Duration;
 use support::polled::*;
 use tokio_test::{assert_pending, assert_ready_ok};
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Dialect, Error, Memory, Progress, RwLock};
+use zk_rwlock::queue::Progress;
+use zk_rwlock::{Dialect, Error, Memory, RwLock};
 
 const DIRECTORY: &str = "/lock";
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use peers::{Kind, Library, Verdict};
 use support::scene::{granted, line_becomes, reader, refused, soon, writer};
 use zk_rwlock::coordinator::{Coordinator, Event, Failure, Kind as NodeKind, Operation, Session};
-use zk_rwlock::{Dialect, Error, Member, MemberState, Memory, Mode, MultiLock, RwLock, Survey};
+use zk_rwlock::queue::{Member, MemberState};
+use zk_rwlock::{Dialect, Error, Memory, Mode, MultiLock, RwLock, Survey};
 
 const FOREIGN: [Dialect; 3] = [Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo];
 

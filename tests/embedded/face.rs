@@ -8,9 +8,9 @@ use std::time::Duration;
 use support::polled::now;
 use support::several::several;
 use zk_rwlock::error::{Ending, Failure, ValueError};
-use zk_rwlock::{
-    Blockers, Blocking, Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared, Survey, Term, ZooKeeper,
-};
+use zk_rwlock::leadership::Term;
+use zk_rwlock::queue::Blockers;
+use zk_rwlock::{Blocking, Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared, Survey, ZooKeeper};
 
 const LONG: Duration = Duration::from_secs(600);
 

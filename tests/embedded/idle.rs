@@ -7,7 +7,8 @@ use support::wired::Wired;
 use tokio::sync::oneshot;
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Contender, Guard, Memory, RwLock, Semaphore};
+use zk_rwlock::queue::Contender;
+use zk_rwlock::{Guard, Memory, RwLock, Semaphore};
 
 const DIRECTORY: &str = "/lock";
 

@@ -8,7 +8,8 @@ use crate::memory::costs;
 use support::polled::*;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok, task};
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Contender, Dialect, Error, HoldState, Loss, Memory, Mode, RwLock};
+use zk_rwlock::queue::Contender;
+use zk_rwlock::{Dialect, Error, HoldState, Loss, Memory, Mode, RwLock};
 
 pub(crate) const DIRECTORY: &str = "/lock";
 

@@ -320,7 +320,7 @@ async fn each_use_waiting_for_the_node_hears_its_progress() {
     let told = [(); 2].map(|()| Arc::new(Mutex::new(Vec::new())));
     let [one, two] = told.each_ref().map(|told| {
         let tell = Arc::clone(told);
-        let hears = move |progress: &zk_rwlock::Progress| {
+        let hears = move |progress: &zk_rwlock::queue::Progress| {
             let labels: Vec<_> = progress.blockers.first.iter().filter_map(|it| it.label.clone()).collect();
             tell.lock().unwrap().push((progress.place, labels));
         };

@@ -17,10 +17,8 @@ use tokio::task::JoinSet;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, Session, SessionSlot, Upkeep};
-use zk_rwlock::{
-    ConnectionState, Contender, Error, Granting, HoldState, Loss, MemberState, Memory, Mode, Progress, RwLock,
-    WriteGuard,
-};
+use zk_rwlock::queue::{Contender, MemberState, Progress};
+use zk_rwlock::{ConnectionState, Error, Granting, HoldState, Loss, Memory, Mode, RwLock, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
 

@@ -15,7 +15,8 @@ use tokio::time::Instant;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
-use zk_rwlock::{Blocking, Dialect, Error, Loss, Memory, OnceGuard, RwLock};
+use zk_rwlock::once::OnceGuard;
+use zk_rwlock::{Blocking, Dialect, Error, Loss, Memory, RwLock};
 
 const DIRECTORY: &str = "/cron/report";
 

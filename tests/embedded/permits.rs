@@ -20,7 +20,8 @@ use zk_rwlock::coordinator::{
     Watch,
 };
 use zk_rwlock::error::PermitsError;
-use zk_rwlock::{Error, Loss, Memory, Permit, Semaphore};
+use zk_rwlock::semaphore::Permit;
+use zk_rwlock::{Error, Loss, Memory, Semaphore};
 
 const PATH: &str = "/limit";
 const QUEUE: &str = "/limit/queue";

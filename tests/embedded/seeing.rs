@@ -18,7 +18,9 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Dispatch, Event, Metadata, Span, Subscriber};
 use tracing_core::span::Current;
-use zk_rwlock::{Error, Leadership, MemberState, Memory, Mode, Permit, RwLock, Semaphore, Survey, WriteGuard};
+use zk_rwlock::queue::MemberState;
+use zk_rwlock::semaphore::Permit;
+use zk_rwlock::{Error, Leadership, Memory, Mode, RwLock, Semaphore, Survey, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
 

@@ -18,7 +18,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
-use zk_rwlock::{CopyState, Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared};
+use zk_rwlock::shared::CopyState;
+use zk_rwlock::{Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared};
 
 pub(crate) const PATH: &str = "/lock";
 pub(crate) const SECOND: Duration = Duration::from_secs(1);

@@ -13,7 +13,8 @@ use tokio::time::{Instant, advance, sleep};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 use zk_rwlock::coordinator::{Coordinator, Failure, SessionSlot};
-use zk_rwlock::{Error, Leadership, Loss, Memory, RwLock, Term};
+use zk_rwlock::leadership::Term;
+use zk_rwlock::{Error, Leadership, Loss, Memory, RwLock};
 
 use support::candidate::{Candidate, News, endless};
 use support::hindered::{Asked, Hindered};
@@ -582,8 +583,8 @@ fn futures_are_send_and_types_are_send_and_sync() {
     fn is_send_and_sync<T: Send + Sync>() {}
     is_send_and_sync::<Leadership>();
     is_send_and_sync::<Term>();
-    is_send_and_sync::<zk_rwlock::LeaderChanges>();
-    is_send_and_sync::<zk_rwlock::LeadershipBuilder>();
+    is_send_and_sync::<zk_rwlock::leadership::LeaderChanges>();
+    is_send_and_sync::<zk_rwlock::leadership::LeadershipBuilder>();
     let candidate = leadership(&Memory::new());
     let (text, mut changes) = ("borrowed".to_owned(), candidate.changes());
     drop(is_send(candidate.lead(|_term| async { text.len() })));

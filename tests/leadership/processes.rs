@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
-use zk_rwlock::{Leadership, Term, ZooKeeper};
+use zk_rwlock::leadership::Term;
+use zk_rwlock::{Leadership, ZooKeeper};
 
 use support::candidate::Candidate;
 use support::process::{Process, role, say};

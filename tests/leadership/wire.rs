@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use zk_rwlock::{Leader, LeaderChanges, Leadership, ZooKeeper};
+use zk_rwlock::leadership::{Leader, LeaderChanges};
+use zk_rwlock::{Leadership, ZooKeeper};
 
 use support::candidate::Candidate;
 use support::safe;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use futures::join;
 use support::server::shared_server;
 use tokio::sync::Notify;
-use zk_rwlock::{Error, Leadership, RwLock, Term, ZooKeeper};
+use zk_rwlock::leadership::Term;
+use zk_rwlock::{Error, Leadership, RwLock, ZooKeeper};
 
 /// What a program does with a lock, some of it at the same time.
 async fn round(directory: &str) -> Result<(), Error> {

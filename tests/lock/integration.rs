@@ -21,8 +21,9 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_test::task::{self, Spawn};
 use zk_rwlock::coordinator::{Failure, Kind};
 use zk_rwlock::error::Ending;
+use zk_rwlock::queue::MemberState;
 use zk_rwlock::security::{Acl, Permissions};
-use zk_rwlock::{Error, HoldState, Loss, MemberState, Mode, RwLock, Semaphore, Survey, WriteGuard, ZooKeeper};
+use zk_rwlock::{Error, HoldState, Loss, Mode, RwLock, Semaphore, Survey, WriteGuard, ZooKeeper};
 
 /// The timeout of sessions that expire in a test, or that heartbeats keep alive.
 const SHORT: Duration = Duration::from_secs(2);

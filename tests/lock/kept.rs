@@ -12,8 +12,9 @@ use tokio::task::JoinSet;
 use tracing_core::span::{Attributes, Id, Record};
 use tracing_core::{Event, Level, Metadata, Subscriber};
 use zk_rwlock::coordinator::{Operation, flush_events};
+use zk_rwlock::queue::Contender;
 use zk_rwlock::security::{Acl, Permissions};
-use zk_rwlock::{Contender, RwLock, ZooKeeper};
+use zk_rwlock::{RwLock, ZooKeeper};
 
 use super::wire::{Tapped, directory, ops};
 

@@ -21,7 +21,9 @@ use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Failure};
 use zk_rwlock::error::Ending;
-use zk_rwlock::{Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, Outcome, Progress, RwLock, WriteGuard};
+use zk_rwlock::hold::Outcome;
+use zk_rwlock::queue::Progress;
+use zk_rwlock::{Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, RwLock, WriteGuard};
 
 use Mode::{Read, Write};
 

@@ -6,8 +6,9 @@ use support::scene::*;
 use support::server::shared_server;
 use support::wire::Op;
 use zk_rwlock::coordinator::{Failure, Kind};
+use zk_rwlock::once::OnceGuard;
 use zk_rwlock::security::{Acl, Permissions};
-use zk_rwlock::{Error, OnceGuard, RwLock, ZooKeeper};
+use zk_rwlock::{Error, RwLock, ZooKeeper};
 
 use super::wire::Tapped;
 

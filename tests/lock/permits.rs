@@ -12,7 +12,8 @@ use support::wire::{Close, Frames, Op, Rule};
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Failure, Operation};
 use zk_rwlock::security::{Acl, Permissions};
-use zk_rwlock::{Error, Loss, Permit, Semaphore, ZooKeeper};
+use zk_rwlock::semaphore::Permit;
+use zk_rwlock::{Error, Loss, Semaphore, ZooKeeper};
 
 use crate::wire::{Tapped, ops};
 

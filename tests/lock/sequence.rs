@@ -11,7 +11,8 @@ use support::scene::{
 use support::server::{Server, WITHOUT_DIGESTS};
 use tokio::task::JoinSet;
 use zk_rwlock::coordinator::{Failure, Kind, Session};
-use zk_rwlock::{Contender, Error, Loss, MemberState, Mode, RwLock, ZooKeeper};
+use zk_rwlock::queue::{Contender, MemberState};
+use zk_rwlock::{Error, Loss, Mode, RwLock, ZooKeeper};
 
 /// The number from which on the last one out deletes the directory.
 const RESTART_FROM: i32 = 1 << 30;

@@ -113,7 +113,8 @@ async fn etcd() -> Result<(), Error> {
 async fn electing_a_leader() -> Result<(), Error> {
     let zk = Memory::new();
     // page: electing-a-leader
-    use zk_rwlock::{Leadership, Term};
+    use zk_rwlock::Leadership;
+    use zk_rwlock::leadership::Term;
 
     let leadership = Leadership::builder(&zk, "/leaders/scheduler").data("http://web-1:8080").build()?;
     let mut changes = leadership.changes();

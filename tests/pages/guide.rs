@@ -123,7 +123,8 @@ async fn one_leader() -> Result<(), Error> {
     }
     // page: one-leader
     use std::time::Duration;
-    use zk_rwlock::{Leadership, Term};
+    use zk_rwlock::Leadership;
+    use zk_rwlock::leadership::Term;
 
     let mut handed_out = 0; // the work may have state, which the next term goes on with
     let schedule = async move |term: Term| {

@@ -13,7 +13,8 @@ use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::Operation;
-use zk_rwlock::{Contender, HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::queue::Contender;
+use zk_rwlock::{HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard};
 
 const SHORT: Duration = Duration::from_secs(2);
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use zk_rwlock::coordinator::{Failure, Session};
 use zk_rwlock::error::{PermitsError, ValueError};
-use zk_rwlock::{CopyState, Error, Leadership, RwLock, Semaphore, Shared, ZooKeeper};
+use zk_rwlock::shared::CopyState;
+use zk_rwlock::{Error, Leadership, RwLock, Semaphore, Shared, ZooKeeper};
 
 use support::candidate::Candidate;
 use support::scene::{connect, eventually, lock_at, session, soon};

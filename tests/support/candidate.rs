@@ -4,7 +4,8 @@ use std::future::pending;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use zk_rwlock::{Error, Leadership, Term};
+use zk_rwlock::leadership::Term;
+use zk_rwlock::{Error, Leadership};
 
 use super::scene::soon;
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use tokio_test::task::{self, Spawn};
-use zk_rwlock::{CopyState, Error, Live, Shared, Stored};
+use zk_rwlock::shared::{CopyState, Live, Stored};
+use zk_rwlock::{Error, Shared};
 
 type Begins<T> = Spawn<Pin<Box<dyn Future<Output = Result<Live<T>, Error>> + Send>>>;
 

@@ -15,7 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use zk_rwlock::{Mode, OnceGuard, Permit, ReadGuard, Term, WriteGuard};
+use zk_rwlock::leadership::Term;
+use zk_rwlock::once::OnceGuard;
+use zk_rwlock::semaphore::Permit;
+use zk_rwlock::{Mode, ReadGuard, WriteGuard};
 
 use super::trace;
 

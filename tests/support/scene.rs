@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use zk_rwlock::coordinator::{Coordinator, Failure, Session};
-use zk_rwlock::{Error, MemberState, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+use zk_rwlock::queue::MemberState;
+use zk_rwlock::{Error, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 use super::standstill::Patience;
 

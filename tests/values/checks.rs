@@ -13,7 +13,8 @@ use tokio_test::{assert_pending, task};
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
 use zk_rwlock::error::ValueError;
 use zk_rwlock::format::{Format, FormatError, Json, Raw};
-use zk_rwlock::{CopyState, Error, Shared, Stored, ValueChanges, Written};
+use zk_rwlock::shared::{CopyState, Stored, ValueChanges, Written};
+use zk_rwlock::{Error, Shared};
 
 use support::copy::Copied;
 use support::harness::Harness;
@@ -535,7 +536,7 @@ pub(crate) async fn trying_and_waiting_in_vain_say_who_is_in_the_way(h: &impl Ha
     }
     let told = Arc::new(AtomicUsize::new(0));
     let telling = Arc::clone(&told);
-    let tell = move |_: &zk_rwlock::Progress| {
+    let tell = move |_: &zk_rwlock::queue::Progress| {
         telling.fetch_add(1, Ordering::Relaxed);
     };
     let late = there.read().timeout(Duration::from_millis(200)).on_wait(tell.clone()).await.unwrap_err();

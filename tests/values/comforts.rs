@@ -13,7 +13,8 @@ use tokio::task::{JoinSet, block_in_place};
 use zk_rwlock::coordinator::{Coordinator, Kind};
 use zk_rwlock::error::ValueError;
 use zk_rwlock::format::{Format, FormatError, Raw};
-use zk_rwlock::{CopyState, Error, Loss, Memory, RwLock, Shared};
+use zk_rwlock::shared::CopyState;
+use zk_rwlock::{Error, Loss, Memory, RwLock, Shared};
 
 use crate::checks::{bytes, counter, next, next_error, put, session, value_error, write};
 use support::copy::Copied;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use zk_rwlock::Memory;
 use zk_rwlock::coordinator::Failure;
-use zk_rwlock::{CopyState, Memory};
+use zk_rwlock::shared::CopyState;
 
 use crate::checks::{counter, next, session, write};
 use support::hindered::{Asked, Hindered};

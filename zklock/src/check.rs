@@ -6,7 +6,8 @@ use std::sync::Arc;
 use serde_json::json;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation, Stat, done_of, permits_of};
 use zk_rwlock::coordinator::{REFUSED_FROM, RESTART_FROM};
-use zk_rwlock::{Contender, Dialect, Error, Semaphore, ZooKeeper};
+use zk_rwlock::queue::Contender;
+use zk_rwlock::{Dialect, Error, Semaphore, ZooKeeper};
 
 use crate::arguments::{Check, Connection};
 use crate::connect::{self, connect_to};

@@ -19,7 +19,8 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 use zk_rwlock::coordinator::{Coordinator, Session};
-use zk_rwlock::{Contender, Dialect, Memory, RwLock};
+use zk_rwlock::queue::Contender;
+use zk_rwlock::{Dialect, Memory, RwLock};
 
 use crate::arguments::{Arguments, Connection};
 use crate::connect::connect_within;

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 use serde_json::{Value, json};
-use zk_rwlock::{Member, MemberState, Queue};
+use zk_rwlock::Queue;
+use zk_rwlock::queue::{Member, MemberState};
 
 /// A process, as the members of queues name it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

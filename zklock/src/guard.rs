@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use zk_rwlock::{Changes, Error, Loss, OnceGuard, Permit, ReadGuard, WriteGuard};
+use zk_rwlock::hold::Changes;
+use zk_rwlock::once::OnceGuard;
+use zk_rwlock::semaphore::Permit;
+use zk_rwlock::{Error, Loss, ReadGuard, WriteGuard};
 
 /// A guard of any kind.
 #[derive(Debug)]

@@ -3,7 +3,8 @@
 use std::io;
 
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Contender, Queue, Survey, ZooKeeper};
+use zk_rwlock::queue::Contender;
+use zk_rwlock::{Queue, Survey, ZooKeeper};
 
 use crate::arguments::{Connection, Ls};
 use crate::connect::{self, connect_to};

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::Signal as RawSignal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use zk_rwlock::{Error, MemberState, Queue};
+use zk_rwlock::queue::MemberState;
+use zk_rwlock::{Error, Queue};
 
 use crate::arguments::{Connection, WatchOrder};
 use crate::connect::connect_to;

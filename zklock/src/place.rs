@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use zk_rwlock::coordinator::{Coordinator, Failure, permits_of};
-use zk_rwlock::{Dialect, Error, Member, Queue, RwLock, Semaphore};
+use zk_rwlock::queue::Member;
+use zk_rwlock::{Dialect, Error, Queue, RwLock, Semaphore};
 
 use crate::{connect, output};
 

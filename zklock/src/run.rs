@@ -8,9 +8,8 @@ use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::error::Ending;
-use zk_rwlock::{
-    Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memory, Progress, RwLock, Semaphore, ZooKeeper,
-};
+use zk_rwlock::queue::Progress;
+use zk_rwlock::{Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memory, RwLock, Semaphore, ZooKeeper};
 
 use crate::arguments::{Connection, Run};
 use crate::child::{self, Child, ChildEvent, Reaped, end_by};

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use zk_rwlock::{Dialect, Member, MemberState, Queue, Survey};
+use zk_rwlock::queue::{Member, MemberState};
+use zk_rwlock::{Dialect, Queue, Survey};
 
 use crate::cycles;
 use crate::layout::{self, Column, Cut};

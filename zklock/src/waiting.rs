@@ -5,7 +5,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use zk_rwlock::Member;
+use zk_rwlock::queue::Member;
 
 use crate::output::{self, shorten, shorten_in_the_middle, tame, width};
 use crate::place::Place;

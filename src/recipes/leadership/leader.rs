@@ -35,13 +35,13 @@ use crate::sync::Mutex;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The [number](crate::Term::number) of its term.
+    /// The [number](crate::leadership::Term::number) of its term.
     pub term: i64,
     /// The host that it gives; empty if it gives none.
     pub host: String,
     /// The process id that it gives.
     pub pid: Option<u32>,
-    /// What it [publishes](crate::LeadershipBuilder::data) of itself.
+    /// What it [publishes](crate::leadership::LeadershipBuilder::data) of itself.
     pub data: Option<String>,
     /// The ensemble's number for the session that owns its node.
     pub session: i64,

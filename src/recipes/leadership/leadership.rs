@@ -41,7 +41,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// # Examples
 ///
 /// ```
-/// use zk_rwlock::{Error, Leadership, Memory, Term};
+/// use zk_rwlock::leadership::Term;
+/// use zk_rwlock::{Error, Leadership, Memory};
 ///
 /// async fn schedule(term: Term) -> u32 {
 ///     // ... for as long as there is work to do; `term.number()` goes with each write to other systems
@@ -108,7 +109,8 @@ impl Leadership {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use zk_rwlock::{Error, Leadership, Memory, Term};
+    /// # use zk_rwlock::leadership::Term;
+    /// # use zk_rwlock::{Error, Leadership, Memory};
     /// # async fn next_job() -> Option<u32> { None }
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
@@ -156,7 +158,8 @@ impl Leadership {
     /// # Examples
     ///
     /// ```
-    /// # use zk_rwlock::{Error, Leadership, Memory, Term};
+    /// # use zk_rwlock::leadership::Term;
+    /// # use zk_rwlock::{Error, Leadership, Memory};
     /// # async fn next_job() -> Option<u32> { None }
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();

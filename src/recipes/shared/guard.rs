@@ -202,7 +202,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// ours has seen our node and the earlier writer's release, and so every commit before it. The reads of one session
     /// never go back behind that.
     ///
-    /// If there is no value yet, the first reader writes the [initial](crate::SharedBuilder::initial) one, once.
+    /// If there is no value yet, the first reader writes the [initial](crate::shared::SharedBuilder::initial) one, once.
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`](crate::RwLock::read).

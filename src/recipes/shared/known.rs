@@ -9,7 +9,7 @@ use crate::recipes::shared::codec::Stored;
 use crate::session::lease::Lease;
 use crate::sync::{Mutex, OnceLock};
 
-/// How fresh the copy is. Given by [`Live::state`](crate::Live::state).
+/// How fresh the copy is. Given by [`Live::state`](crate::shared::Live::state).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CopyState {
@@ -20,7 +20,7 @@ pub enum CopyState {
     /// The connection is lost. A change since then arrives when the connection is back.
     Disconnected,
     /// The node now holds no value, or cannot be read, or this client's server was found to have missed what the ensemble
-    /// has: repair that server. [`Live::get`](crate::Live::get) goes on giving the last value.
+    /// has: repair that server. [`Live::get`](crate::shared::Live::get) goes on giving the last value.
     Behind(Error),
     /// The coordinator was closed. Nothing more will come.
     Over(Error),

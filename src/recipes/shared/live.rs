@@ -51,7 +51,8 @@ impl<T: Send + Sync + 'static> Live<T> {
     /// ```
     /// # #[cfg(feature = "json")]
     /// # tokio_test::block_on(async {
-    /// # use zk_rwlock::{CopyState, Error, Memory, Shared};
+    /// # use zk_rwlock::shared::CopyState;
+    /// # use zk_rwlock::{Error, Memory, Shared};
     /// # let zk = Memory::new();
     /// let limit: Shared<u32> = Shared::builder(&zk, "/limits/requests").initial(|| 100).build()?;
     /// let live = limit.live().await?;
@@ -95,7 +96,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// before it starts.
     ///
     /// Waits until the connection is there and the node has been read. If there is no value yet, and an
-    /// [initial](crate::SharedBuilder::initial) one was given, that is written first, under the lock to read. So it then
+    /// [initial](crate::shared::SharedBuilder::initial) one was given, that is written first, under the lock to read. So it then
     /// also waits for a writer, and must not be awaited by the task that holds the lock to write. The call waits for as
     /// long as that takes: bound it with [`timeout`](Call::timeout).
     ///
@@ -130,7 +131,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     }
 
     /// The values, in the order in which they come, beginning with the present one, or with the
-    /// [initial](crate::SharedBuilder::initial) one, which is then written first. See [`ValueChanges`].
+    /// [initial](crate::shared::SharedBuilder::initial) one, which is then written first. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
         changes(&self.store)
     }
@@ -189,7 +190,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
 /// was closed.
 ///
 /// An error says, once, that the node holds no value now ([`ValueError`](crate::error::ValueError) says why), that it cannot be
-/// watched just now, or that this client's server has missed what the ensemble has ([`Error::Refused`]). If no value was there from the beginning, the [initial](crate::SharedBuilder::initial) one comes
+/// watched just now, or that this client's server has missed what the ensemble has ([`Error::Refused`]). If no value was there from the beginning, the [initial](crate::shared::SharedBuilder::initial) one comes
 /// in place of that error. The next value ends that state. A lost connection, or the end of a session, is no error: the watch is
 /// set up again, and a missed change is reported then.
 ///

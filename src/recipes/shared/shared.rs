@@ -16,7 +16,7 @@ use crate::validation;
 /// A value that many machines share behind a read/write lock, as many tasks share a `tokio::sync::RwLock<T>`.
 ///
 /// [`read`](Self::read) gives a guard that derefs to the value, fresh under the lock. [`write`](Self::write) gives a
-/// guard whose changes are written by [`commit`](crate::SharedWriteGuard::commit), in a transaction that checks that
+/// guard whose changes are written by [`commit`](crate::shared::SharedWriteGuard::commit), in a transaction that checks that
 /// the lock is held. Without it they are discarded. [`update`](Self::update) does all of that in one call.
 ///
 /// [`live`](Self::live) gives a copy in this process, kept fresh by a watch, for hot paths. [`changes`](Self::changes) gives the values in the order in which

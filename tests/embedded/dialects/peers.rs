@@ -2,7 +2,8 @@
 //! nothing with ours.
 
 use zk_rwlock::coordinator::{Turn, turn};
-use zk_rwlock::{Contender, Dialect, Mode};
+use zk_rwlock::queue::Contender;
+use zk_rwlock::{Dialect, Mode};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Library {
