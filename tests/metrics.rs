@@ -248,10 +248,10 @@ fn refusals_and_losses_are_counted_by_their_causes() {
         let zk = Memory::new();
         let other = zk.connect();
         let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
-        let beside = RwLock::new(&other, DIRECTORY).expect("valid");
+        let contender = RwLock::new(&other, DIRECTORY).expect("valid");
         let held = now(lock.write()).expect("free");
-        assert!(now(beside.try_read()).is_err());
-        assert!(now(beside.try_write()).is_err());
+        assert!(now(contender.try_read()).is_err());
+        assert!(now(contender.try_write()).is_err());
         assert_eq!(seen.value("zk_rwlock_would_block_total{mode=\"read\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_would_block_total{mode=\"write\"}"), 1.0);
         zk.faults().remove(held.path());

@@ -215,13 +215,13 @@ pub(crate) mod watch {
 
         pub(crate) fn send_if_modified(&self, change: impl FnOnce(&mut T) -> bool) -> bool {
             let mut state = self.channel().state.write();
-            let is_news = change(&mut state.value);
-            state.version += usize::from(is_news);
+            let is_changed = change(&mut state.value);
+            state.version += usize::from(is_changed);
             drop(state);
-            if is_news {
+            if is_changed {
                 self.channel().changed.notify_waiters();
             }
-            is_news
+            is_changed
         }
 
         pub(crate) fn send_modify(&self, change: impl FnOnce(&mut T)) {

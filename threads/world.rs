@@ -57,7 +57,7 @@ struct Routes {
     answers: Courier,
     timers: Courier,
     /// Whether background tasks run beside their callers, as they do on a real ensemble, or on the threads that wake them.
-    is_beside: bool,
+    is_concurrent: bool,
     tasks: Tasks,
 }
 
@@ -74,9 +74,9 @@ impl World {
 
     /// As [`World::new`]. If no timer ever fires, it wakes nobody who should have been woken otherwise.
     pub(crate) fn whose_timers_fire(fire: bool) -> World {
-        let (is_late, is_beside) = (draw(2) == 0, draw(2) == 0);
+        let (is_late, is_concurrent) = (draw(2) == 0, draw(2) == 0);
         let (answers, timers, tasks) = (Courier::default(), Courier::default(), Tasks::default());
-        let routes = Arc::new(Routes { is_late, answers, timers, is_beside, tasks });
+        let routes = Arc::new(Routes { is_late, answers, timers, is_concurrent, tasks });
         let couriers: [Which; 2] = [|routes| &routes.answers, |routes| &routes.timers];
         let threads = couriers.into_iter().take(if fire { 2 } else { 1 }).map(|which| {
             let routes = Arc::clone(&routes);
@@ -108,7 +108,7 @@ impl World {
 #[derive(Default)]
 struct Courier {
     state: Mutex<Bag>,
-    news: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -123,7 +123,7 @@ impl Courier {
         loop {
             let mut bag = self.state.lock().expect("no panic");
             while bag.under_way.is_empty() && !bag.stops {
-                bag = self.news.wait(bag).expect("no panic");
+                bag = self.changed.wait(bag).expect("no panic");
             }
             let Some((_, waker)) = bag.under_way.pop_front() else { return };
             drop(bag);
@@ -137,7 +137,7 @@ impl Courier {
 
     fn stops(&self) {
         self.state.lock().expect("no panic").stops = true;
-        self.news.notify_all();
+        self.changed.notify_all();
     }
 
     fn sends(&self) -> u64 {
@@ -145,7 +145,7 @@ impl Courier {
         bag.next += 1;
         let number = bag.next;
         bag.under_way.push_back((number, None));
-        self.news.notify_all();
+        self.changed.notify_all();
         number
     }
 }
@@ -339,7 +339,7 @@ impl Session for OnRoutes {
             *routes.tasks.count.lock().expect("no panic") -= 1;
             routes.tasks.fewer.notify_all();
         };
-        if self.routes.is_beside {
+        if self.routes.is_concurrent {
             shuttle::future::spawn(counted);
         } else {
             self.session.spawn(Box::pin(counted));

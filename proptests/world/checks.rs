@@ -324,7 +324,7 @@ impl World {
         if self.is_blind || self.handles.is_empty() {
             return;
         }
-        self.check_told();
+        self.check_losses_heard();
         if self.is_held_up() || self.are_unheard || self.lagging.contains(&true) || !self.ghosts.is_empty() {
             return;
         }
@@ -459,7 +459,7 @@ impl World {
         assert!(taken + most > least, "{wanted:?} wait for permits, and {taken} of {least} are taken");
     }
 
-    fn check_told(&mut self) {
+    fn check_losses_heard(&mut self) {
         for (actor, listener) in self.actors.iter().zip(&mut self.listeners) {
             let claims = if let Actor::Holding(held) = actor { held.claims() } else { Vec::new() };
             let (Actor::Holding(held), Some(claim)) = (actor, claims.first()) else {

@@ -123,7 +123,7 @@ fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
     let speeches = [Speech::Curator, Speech::CuratorMutex, Speech::Kazoo];
     let of_all = if dice.chance(85) { Speech::Native } else { dice.one_of(&speeches) };
     // One handle that was not migrated with the others.
-    let stray = dice.chance(8).then(|| (dice.below(HANDLES), dice.one_of(&speeches)));
+    let other = dice.chance(8).then(|| (dice.below(HANDLES), dice.one_of(&speeches)));
     let sessions = dice.weighed(&[(3, 1), (3, CLIENTS), (2, 2)]);
     let spread = dice.chance(50);
     let while_ms = WHILE.as_millis() as u64;
@@ -134,7 +134,7 @@ fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
     let (keep, times) = if subject == Subject::Idle { (100, &times[..4]) } else { (keep, &times[..]) };
     let handle = |i: usize| {
         let client = if spread { i % sessions } else { dice.below(sessions) };
-        let dialect = stray.filter(|(at, _)| *at == i).map_or(of_all, |(_, speech)| speech);
+        let dialect = other.filter(|(at, _)| *at == i).map_or(of_all, |(_, speech)| speech);
         let keep = dice.chance(keep).then(|| dice.one_of(times));
         // In another library's dialect nobody asks, so nothing is kept.
         let keep = keep.filter(|_| dialect == Speech::Native);
@@ -417,9 +417,9 @@ impl Style {
         if dice.chance(50) {
             add(self.actor(dice), self.act(dice), self.after(dice));
         }
-        for mends in [Heal, Flow, CatchUp] {
+        for repair in [Heal, Flow, CatchUp] {
             if dice.chance(80) {
-                add(actor, mends, self.after(dice));
+                add(actor, repair, self.after(dice));
             }
         }
     }

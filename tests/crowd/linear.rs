@@ -499,11 +499,11 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     for (what, times) in &*locked(&world.seen) {
         println!("{times:8} {what}");
     }
-    let told =
+    let report =
         |faults: &[String]| format!("{} faults, the first of them:\n{}\nreplay: {replay}", faults.len(), faults[0]);
-    safe!(verdict.faults.is_empty(), "{}", told(&verdict.faults));
+    safe!(verdict.faults.is_empty(), "{}", report(&verdict.faults));
     let surprises = locked(&world.surprises).clone();
-    assert!(surprises.is_empty(), "{}", told(&surprises));
+    assert!(surprises.is_empty(), "{}", report(&surprises));
     // What is only kept goes with its handle.
     world.clients.iter().for_each(|client| *locked(&client.open) = Default::default());
     eventually("all waits end", async || trace::waits(&TRACED) == 0).await;

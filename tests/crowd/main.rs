@@ -3,7 +3,7 @@
 mod faults;
 mod herd;
 mod judge;
-mod keepers;
+mod kept_reads;
 mod linear;
 mod permits;
 mod scale;

@@ -590,17 +590,17 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
         *world.longest_wait.lock().unwrap_or_else(PoisonError::into_inner)
     );
     println!("unsafe windows: {}", support::history::overlaps(&holds).len());
-    let told = |faults: &[String]| {
+    let report = |faults: &[String]| {
         let first = faults[..faults.len().min(10)].join("\n");
         format!("{} faults, the first of them:\n{first}\nreplay: {replay}", faults.len())
     };
     if !faults.is_empty() {
         // The first step that was not allowed leads nearer to the cause.
         println!("by the servers' log: {:#?}", support::replay::judge(&traced(&world)).faults.first());
-        violated!("{}", told(&faults));
+        violated!("{}", report(&faults));
     }
     let others = [wastes(&world), surprises(&world)].concat();
-    assert!(others.is_empty(), "{}", told(&others));
+    assert!(others.is_empty(), "{}", report(&others));
     let mut world = Arc::into_inner(world).expect("all tasks have ended");
     // What is only kept goes with its handle.
     world.clients.iter_mut().for_each(|client| client.locks.clear());

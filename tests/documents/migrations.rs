@@ -287,7 +287,7 @@ async fn killed_between_the_last_commit_and_the_release(on: On) {
     let build = world.up_to(3);
     let mut first = world.start_on(&proxy.address(), &world.database, &build, &["up"]);
     first.says("has migrated from version 0 to 3").await;
-    soon("the release", lost.strikes()).await;
+    soon("the release", lost.happens()).await;
     first.killed().await;
     // The second process does not even wait for the session of the first to end.
     world.up(&build).await.with(DONE).saying("nothing to do");

@@ -304,7 +304,7 @@ impl Field {
 }
 
 fn release(process: &mut Peer, mode: &str) {
-    process.tell(&format!("release {mode}"));
+    process.send(&format!("release {mode}"));
     process.says("released");
 }
 
@@ -341,7 +341,7 @@ async fn turns_are_taken_in_the_order_of_arrival(dialect: Dialect) {
     let mut processes = Vec::new();
     for (i, (library, mode)) in line.iter().enumerate() {
         let mut process = field.start(*library, &format!("{library:?}-{i}"));
-        process.tell(mode);
+        process.send(mode);
         field.queue_has(i + 2).await;
         processes.push((process, *mode));
     }
@@ -394,19 +394,19 @@ async fn curators_revoker_writes_to_nodes_but_grants_nothing() {
         let lock = field.lock();
         let (mut holder, mut revoker) =
             (field.start(Library::Curator, "holder"), field.start(Library::Curator, "revoker"));
-        holder.tell("write");
+        holder.send("write");
         let theirs = holder.says("held");
         let ours = writer(&lock);
         line_becomes(&lock, "W+ W-").await;
-        revoker.tell(&format!("revoke {theirs}"));
+        revoker.send(&format!("revoke {theirs}"));
         revoker.says("revoked");
         line_becomes(&lock, "W+ W-").await;
         assert!(!ours.is_finished());
         release(&mut holder, "write");
         let ours = granted(ours).await;
-        holder.tell("write");
+        holder.send("write");
         line_becomes(&lock, "W+ W-").await;
-        revoker.tell(&format!("revoke {}", ours.path()));
+        revoker.send(&format!("revoke {}", ours.path()));
         revoker.says("revoked");
         assert!(ours.is_held() && holder.is_silent());
         ours.release().await.unwrap();
@@ -420,13 +420,13 @@ async fn a_curator_thread_in_both_modes_blocks_writers() {
     let field = Field::set("reentrant", Dialect::Curator).await;
     let lock = field.lock();
     let mut curator = field.start(Library::Curator, "curator");
-    curator.tell("write");
+    curator.send("write");
     curator.says("held");
     let reads = reader(&lock);
     line_becomes(&lock, "W+ R-").await;
     let writes = writer(&lock);
     line_becomes(&lock, "W+ R- W-").await;
-    curator.tell("read");
+    curator.send("read");
     curator.says("held");
     assert_eq!(lock.queue().await.unwrap().holders().count(), 2);
     assert!(!reads.is_finished());
@@ -447,7 +447,7 @@ async fn an_evicted_waiter_queues_up_at_the_end_or_fails() {
         let lock = field.lock();
         let gate = lock.write().await.unwrap();
         let mut evicted = field.start(library, "evicted");
-        evicted.tell("write");
+        evicted.send("write");
         field.queue_has(2).await;
         let next = writer(&lock);
         line_becomes(&lock, "W+ W- W-").await;
@@ -479,7 +479,7 @@ async fn a_contender_behind_an_unreadable_node_fails() {
         let lock = RwLock::builder(&zk, &field.path).dialect(field.dialect).build().unwrap();
         let held = lock.write().await.unwrap();
         let mut refused = field.start(library, "refused");
-        refused.tell("write");
+        refused.send("write");
         refused.ends().await;
         assert!(held.is_held());
         held.release().await.unwrap();
@@ -498,7 +498,7 @@ async fn contenders_of_another_dialect_are_refused_by_name() {
     ] {
         let field = Field::set(&format!("refused-{library:?}"), theirs).await;
         let mut holder = field.start(library, "holder");
-        holder.tell("write");
+        holder.send("write");
         let node = holder.says("held");
         for dialect in Dialect::ALL.into_iter().filter(|dialect| *dialect != theirs) {
             let lock = RwLock::builder(&field.zk, &field.path).dialect(dialect).build().unwrap();
@@ -520,7 +520,7 @@ async fn a_frozen_waiter_queues_up_at_the_end_or_fails() {
         let lock = field.lock();
         let gate = lock.write().await.unwrap();
         let mut frozen = field.start(library, "frozen");
-        frozen.tell("write");
+        frozen.send("write");
         field.queue_has(2).await;
         signal(frozen.child.id(), "STOP");
         field.queue_has(1).await;
@@ -568,8 +568,8 @@ impl Judge {
         match words[..] {
             ["B", name, mode, token] => {
                 let (writes, token) = (mode == "W", token.parse::<i64>().unwrap());
-                let beside = self.holders.values().any(|other| writes || *other);
-                assert!(!beside, "{line}: granted beside {:?}", self.holders);
+                let conflicts = self.holders.values().any(|other| writes || *other);
+                assert!(!conflicts, "{line}: granted beside {:?}", self.holders);
                 let excluded = if writes { self.last_token } else { self.last_write_token };
                 assert!(token > excluded, "{line}: granted after one with token {excluded}");
                 self.last_token = self.last_token.max(token);
@@ -618,7 +618,7 @@ async fn contend(dialect: Dialect) {
         seed += 1;
         let mut process = field.start(library, &format!("{library:?}-{seed}"));
         let left = time.saturating_sub(begun.elapsed()).as_millis();
-        process.tell(&format!("contend {seed} {left}"));
+        process.send(&format!("contend {seed} {left}"));
         process
     };
     let mut killed = Vec::new();

@@ -16,7 +16,7 @@ use zk_rwlock::coordinator::{Coordinator, Failure, SessionSlot};
 use zk_rwlock::leadership::Term;
 use zk_rwlock::{Error, Leadership, Loss, Memory, RwLock};
 
-use support::candidate::{Candidate, News, endless};
+use support::candidate::{Candidate, TermEvent, endless};
 use support::hindered::{Asked, Hindered};
 use support::polled::{now, poll_up_to, write, writing};
 use support::scene::soon;
@@ -56,8 +56,8 @@ fn a_candidate_dropped_at_any_poll_leaves_nothing() {
             drop(campaign);
             assert!(!candidate.is_leader());
             assert_eq!((other.children(PATH), other.watches()), before, "at poll {polls}, contended: {contended}");
-            if let Ok(News::Leads(term)) = news.try_recv() {
-                assert!(matches!(news.try_recv(), Ok(News::Dropped(_))) && !term.is_leader());
+            if let Ok(TermEvent::Leads(term)) = news.try_recv() {
+                assert!(matches!(news.try_recv(), Ok(TermEvent::Dropped(_))) && !term.is_leader());
             }
             drop(held);
             drop(write(&lock(&other)));
@@ -76,14 +76,14 @@ fn a_dropped_resignation_or_stop_is_done_anyway() {
             let (tell, mut news) = mpsc::unbounded_channel();
             let mut campaign = spawn(candidate.lead(endless(tell)));
             assert!(poll_up_to(&mut campaign, POLLS).is_none());
-            let Ok(News::Leads(term)) = news.try_recv() else { panic!("it leads") };
+            let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("it leads") };
             if stops {
                 let _dropped = poll_up_to(&mut spawn(candidate.stop()), polls);
             } else {
                 let _dropped = poll_up_to(&mut spawn(candidate.resign()), polls);
             }
             let ended = poll_up_to(&mut campaign, POLLS);
-            assert!(!term.is_leader() && matches!(news.try_recv(), Ok(News::Dropped(_))));
+            assert!(!term.is_leader() && matches!(news.try_recv(), Ok(TermEvent::Dropped(_))));
             if stops {
                 assert!(matches!(ended, Some(Poll::Ready(Ok(None)))), "{ended:?}");
                 assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
@@ -372,7 +372,7 @@ async fn a_candidate_leads_again_after_a_restore() {
         assert!(term.number() <= *terms.iter().max().expect("some"), "{term:?} {terms:?}");
         let requests = zk.requests();
         sleep(Duration::from_secs(600)).await;
-        assert!(term.is_leader() && candidate.news.is_empty(), "after {resigned}");
+        assert!(term.is_leader() && candidate.events.is_empty(), "after {resigned}");
         // It renews its lease, and does nothing else.
         assert!(zk.requests() - requests < 1_000);
         terms.extend([before.number(), term.number()]);
@@ -479,7 +479,7 @@ fn a_transaction_of_a_past_term_is_not_sent() {
     let (tell, mut news) = mpsc::unbounded_channel();
     let mut campaign = spawn(candidate.lead(endless(tell)));
     assert_pending!(campaign.poll());
-    let Ok(News::Leads(term)) = news.try_recv() else { panic!("it leads") };
+    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("it leads") };
     zk.faults().lose_next_request();
     drop(campaign);
     let before = zk.requests();
@@ -505,7 +505,7 @@ fn a_transaction_sent_after_the_term_is_refused() {
     let (tell, mut news) = mpsc::unbounded_channel();
     let mut campaign = spawn(async move { candidate.lead(endless(tell)).await });
     assert_pending!(campaign.poll());
-    let Ok(News::Leads(term)) = news.try_recv() else { panic!("it leads") };
+    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("it leads") };
     *ends.lock().unwrap() = Some(Box::new(campaign));
     let refused = now(term.transaction().create("/late", "").commit()).unwrap_err();
     assert!(matches!(refused, Error::Lost(Loss::GivenBack)), "{refused}");
@@ -520,7 +520,7 @@ fn a_read_of_a_past_term_is_not_sent() {
     let (tell, mut news) = mpsc::unbounded_channel();
     let mut campaign = spawn(candidate.lead(endless(tell)));
     assert_pending!(campaign.poll());
-    let Ok(News::Leads(term)) = news.try_recv() else { panic!("it leads") };
+    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("it leads") };
     assert!(now(term.data("/leaders")).expect("it leads").is_some());
     drop(campaign);
     let before = zk.requests();

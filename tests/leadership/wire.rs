@@ -176,7 +176,7 @@ async fn a_candidate_with_lost_messages_leads_once() {
             let term = candidate.leads().await;
             // The transaction is that of a hand-off.
             soon("the resignation", candidate.leadership.resign()).await;
-            soon("the fault", fault.strikes()).await;
+            soon("the fault", fault.happens()).await;
             assert!(candidate.is_dropped().await >= term.number());
             soon("the stop", candidate.leadership.stop()).await;
             becomes_empty(&there, &path).await;
@@ -231,6 +231,6 @@ async fn a_resigned_candidate_leads_on_an_emptied_server() {
     assert!(term.number() < resigned, "{term:?}");
     // It holds its place, and the work goes on: a second leader could not come meanwhile.
     let waiting = lock_at(&zk, "/leaders/empty").write().timeout(SHORT / 2).await;
-    assert!(waiting.is_err_and(|error| error.is_timeout()) && term.is_leader() && candidate.news.is_empty());
+    assert!(waiting.is_err_and(|error| error.is_timeout()) && term.is_leader() && candidate.events.is_empty());
     soon("the stop", candidate.leadership.stop()).await;
 }

@@ -92,7 +92,7 @@ async fn a_server_that_answers_only_pings_holds_up_no_call() {
         );
         assert!(took < 2 * SHORT, "{name} took {took:?}");
     }
-    assert!(silence.has_struck() && proxy.connections() == 1, "the session lived on");
+    assert!(silence.has_happened() && proxy.connections() == 1, "the session lived on");
 }
 
 /// It answers the listing of the queue, and nothing after that.
@@ -108,7 +108,7 @@ async fn a_server_that_answers_only_pings_blocks_no_permit_try() {
     let tried = soon("the end", limit_of(&zk).try_acquire()).await;
     assert!(matches!(&tried, Err(Error::Unreachable(why)) if why.starts_with("no answer within 2s")), "{tried:?}");
     assert_eq!(proxy.count(Op::Create2), 0);
-    assert!(silence.has_struck() && proxy.connections() == 1, "the session lived on");
+    assert!(silence.has_happened() && proxy.connections() == 1, "the session lived on");
 }
 
 #[support::judged]
@@ -180,7 +180,7 @@ async fn a_connection_below_a_path_outlives_a_break() {
         let fault = proxy.apply(Rule::on(frames).close(0, Close::Rst));
         let below = format!("{}/calls-below-{round}/path", proxy.address());
         let zk = soon("the connection", ZooKeeper::builder().session_timeout(CALM).connect(&below)).await.unwrap();
-        assert!(fault.has_struck());
+        assert!(fault.has_happened());
         drop(soon("a free lock", lock_at(&zk, "/lock").write()).await.unwrap());
     }
 }
@@ -240,7 +240,7 @@ async fn an_eviction_whose_answer_is_lost_says_who_was_removed() {
     let held = lock_at(&operator, handles.lock.path()).write().label("hangs").await.unwrap();
     let lost = proxy.drop_reply(Op::Delete, 1);
     let removed = soon("the end", handles.lock.evict(held.fencing_token())).await.unwrap();
-    assert!(lost.has_struck());
+    assert!(lost.has_happened());
     assert_eq!(removed.and_then(|member| member.label).as_deref(), Some("hangs"));
 }
 
@@ -273,7 +273,7 @@ async fn each_failure_to_read_a_queue_is_told_as_what_it_is() {
     let look = async |rule: Rule| {
         let fault = proxy.apply(rule);
         let answer = soon("an answer", handles.lock.queue()).await;
-        assert!(fault.has_struck());
+        assert!(fault.has_happened());
         proxy.forget_rules();
         answer.map(|queue| queue.members).inspect_err(|error| {
             assert!(!error.is_lost() && !error.to_string().contains("the place in the queue"), "{error}");
@@ -366,7 +366,7 @@ async fn an_unanswered_write_at_closing_is_not_called_undone() {
         };
         let lost = proxy.apply(Rule::on(Frames::replies(Op::Multi).about(&node)).lose());
         let work = tokio::spawn(work);
-        soon("the write", lost.strikes()).await;
+        soon("the write", lost.happens()).await;
         soon("the close", zk.close()).await;
         let error = soon(call, work).await.unwrap().expect_err("no answer came");
         assert!(matches!(error, Error::OutcomeUnknown { .. }), "{call}: {error}");

@@ -101,7 +101,7 @@ async fn a_create_cut_at_any_byte_makes_one_node() {
                         stage.proxy.reset();
                         let cut = stage.proxy.apply(Rule::on(Frames::requests(Op::Create2)).close(bytes, how));
                         let guard = soon("the grant", stage.lock.write()).await.unwrap();
-                        assert!(cut.has_struck() && guard.is_held());
+                        assert!(cut.has_happened() && guard.is_held());
                         stage.only_one_is_left(&guard.path()).await;
                         let creates = stage.proxy.count(Op::Create2);
                         guard.release().await.unwrap();
@@ -155,7 +155,7 @@ async fn a_cut_between_drop_and_acquisition_leaves_one_node() {
         let token = guard.fencing_token();
         drop(guard);
         guard = soon("the lock", stage.lock.write()).await.unwrap();
-        assert!(cut.has_struck() && guard.is_held() && guard.fencing_token() > token);
+        assert!(cut.has_happened() && guard.is_held() && guard.fencing_token() > token);
         stage.only_one_is_left(&guard.path()).await;
         stage.proxy.forget_rules();
     }
@@ -255,7 +255,7 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     let expired = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).claim_error(-112));
     let lost = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).nth(2).close(0, Close::Rst));
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
-    assert!(expired.has_struck() && lost.has_struck() && stage.proxy.count(Op::Create2) == 2);
+    assert!(expired.has_happened() && lost.has_happened() && stage.proxy.count(Op::Create2) == 2);
     let now = session(&stage.zk).await;
     assert_ne!(now.id(), stage.session.id());
     let (_, stat) = session(&stage.operator).await.data(&guard.path()).await.unwrap();
@@ -328,7 +328,7 @@ async fn refused_credentials_end_all_waiters_and_guards() {
     line_becomes(&stage.here, "W+ W- W- W- W- W-").await;
     let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::GetChildren)).claim_error(-115));
     let listing = stage.session.children(stage.here.path()).await;
-    assert!(fault.has_struck() && listing.is_err());
+    assert!(fault.has_happened() && listing.is_err());
     for waiter in waiters {
         let error = refused(waiter).await;
         // `Closed`, if the waiter was just arming its watch.
@@ -437,7 +437,7 @@ async fn a_reconnect_with_another_session_loses_the_lock() {
     stage.proxy.disconnect();
     let why = within(SHORT, "the loss", guard.lost()).await;
     assert_eq!(why, Loss::SessionOver(Ending::Replaced));
-    assert!(fault.has_struck());
+    assert!(fault.has_happened());
     assert_ne!(stage.proxy.granted().unwrap().session, before.session);
     let error = refused(waiter).await;
     assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Replaced))), "{error:?}");
@@ -455,7 +455,7 @@ async fn a_renumbered_session_is_recognized_by_its_nodes() {
     stage.proxy.disconnect();
     // An answer renews the lease only once the server has shown whose node it is.
     eventually("heartbeats", || async { stage.proxy.count(Op::Multi) > 3 }).await;
-    assert!(fault.has_struck() && guard.is_held());
+    assert!(fault.has_happened() && guard.is_held());
     guard.release().await.unwrap();
     assert_eq!(stage.children().await, [""; 0]);
 }
@@ -469,7 +469,7 @@ async fn a_shorter_granted_timeout_shortens_the_lease() {
     let fault = proxy
         .apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| hello.timeout = SHORT.as_millis() as i32));
     let zk = connect_with(&proxy.address(), CALM).await;
-    assert!(fault.has_struck());
+    assert!(fault.has_happened());
     let guard = lock_at(&zk, "/faults/shorter").write().await.unwrap();
     let next = here.write();
     let next = tokio::spawn(async move { next.await.map(|guard| (guard, Instant::now())) });
@@ -486,7 +486,7 @@ async fn a_shorter_granted_timeout_shortens_the_lease() {
     proxy.heal();
     next.release().await.unwrap();
     drop(soon("a fresh session", lock_at(&zk, "/faults/shorter").write()).await.unwrap());
-    assert!(asked.has_struck());
+    assert!(asked.has_happened());
 }
 
 /// The proxy itself answers the pings: a connection from which nothing comes is given up.
@@ -496,7 +496,7 @@ async fn a_holder_whose_pings_are_lost_lives_by_heartbeats() {
         let timeout = Duration::from_secs(seconds);
         let stage = Stage::set(&format!("/faults/pings-{seconds}"), timeout).await;
         let fault = stage.proxy.apply(Rule::on(Frames::requests(Op::Ping)).and_all_later().refuse(0));
-        soon("a ping", fault.strikes()).await;
+        soon("a ping", fault.happens()).await;
         // On a busy machine even heartbeats may come too late.
         let mut lost = Vec::new();
         while lost.len() < 5 {
@@ -525,7 +525,7 @@ async fn a_lost_ping_costs_a_long_session_nothing() {
     let guard = stage.lock.write().await.unwrap();
     let before = stage.proxy.connections();
     let fault = stage.proxy.apply(Rule::on(Frames::requests(Op::Ping)).lose());
-    eventually("a lost ping", || async { fault.has_struck() }).await;
+    eventually("a lost ping", || async { fault.has_happened() }).await;
     tokio::time::sleep(timeout / 2).await;
     assert_eq!(stage.proxy.connections(), before);
     guard.release().await.unwrap();
@@ -543,7 +543,7 @@ async fn a_read_only_server_is_no_server_to_hold_a_lock_by() {
     stage.proxy.disconnect();
     let why = soon("the loss", guard.lost()).await;
     let lost_at = Instant::now();
-    assert!(fault.has_struck());
+    assert!(fault.has_happened());
     assert_eq!(why, Loss::LeaseRanOut);
     let (next, granted_at) = granted(next).await;
     assert!(lost_at < granted_at);
@@ -625,10 +625,10 @@ async fn a_waiter_behind_a_hidden_departure_is_granted() {
         let lists = Frames::replies(Op::GetChildren2).about(stage.here.path()).with_error(0);
         let shown = is_ghost.then(|| stage.proxy.apply(Rule::on(lists).show(&name).and_all_later()));
         held.release().await.unwrap();
-        soon("the lost notification", lost.strikes()).await;
+        soon("the lost notification", lost.happens()).await;
         let guard = soon("the first look", &mut waiter).await.unwrap().unwrap();
         assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
-        assert!(guard.is_held() && shown.is_none_or(|shown| shown.has_struck()));
+        assert!(guard.is_held() && shown.is_none_or(|shown| shown.has_happened()));
         guard.release().await.unwrap();
         stage.becomes_empty().await;
     }

@@ -1185,7 +1185,7 @@ impl Mishap {
             }
         };
         let output = soon("what was tried", deed).await;
-        assert!(fault.has_struck(), "{self:?} of {op:?} did not happen");
+        assert!(fault.has_happened(), "{self:?} of {op:?} did not happen");
         output
     }
 }

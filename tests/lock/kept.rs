@@ -397,7 +397,7 @@ async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
             let frames = if answers { Frames::replies(Op::Multi) } else { Frames::requests(Op::Multi) };
             let lost = asker.proxy.apply(Rule::on(frames.about(&format!("SetData {path}"))).close(0, close));
             let guard = soon("the lock", lock_at(&asker.zk, path).write()).await.unwrap();
-            assert!(lost.has_struck() && guard.is_held());
+            assert!(lost.has_happened() && guard.is_held());
             guard.release().await.unwrap();
             assert_eq!(version(&operator, path).await, before + 1, "it is asked for once");
             drop(lock);

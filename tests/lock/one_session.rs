@@ -155,7 +155,7 @@ async fn a_waiter_without_its_own_watch_still_waits() {
     let own = Frames::replies(Op::GetData).about(&format!("WRITE-{:010}", number + 1));
     let refused = t.proxy.apply(Rule::on(own).and_all_later().claim_error(NO_AUTH));
     let waiter = writer(&t.lock);
-    refused.strikes().await;
+    refused.happens().await;
     session(&t.operator).await.delete(&held.path()).await.unwrap();
     assert!(granted(waiter).await.is_held());
     soon("the loss", held.lost()).await;

@@ -261,7 +261,7 @@ async fn a_taking_cut_at_any_byte_takes_one_permit() {
                         tapped.proxy.reset();
                         let cut = tapped.proxy.apply(Rule::on(Frames::requests(Op::Multi)).close(bytes, how));
                         let permit = soon("the grant", semaphore.acquire()).await.unwrap();
-                        assert!(cut.has_struck() && permit.is_held());
+                        assert!(cut.has_happened() && permit.is_held());
                         let names = children(&operator, &format!("{path}/permits")).await;
                         assert!(names.len() == 1 && permit.path().ends_with(&names[0]), "{how:?} {bytes}: {names:?}");
                         assert!(here.try_acquire().await.is_err_and(|error| error.is_would_block()));
@@ -294,7 +294,7 @@ async fn lost_replies_and_events_cost_no_permit() {
                 let frames = if request { Frames::requests(op) } else { Frames::replies(op) };
                 let lost = tapped.proxy.apply(Rule::on(frames).close(0, how));
                 let permit = soon("the grant", semaphore.acquire()).await.unwrap();
-                assert!(lost.has_struck(), "{op:?}");
+                assert!(lost.has_happened(), "{op:?}");
                 assert!(here.try_acquire().await.is_err_and(|error| error.is_would_block()));
                 permit.release().await.unwrap();
                 nothing_is_left(&operator, path).await;
@@ -314,7 +314,7 @@ async fn lost_replies_and_events_cost_no_permit() {
         tokio::time::sleep(Duration::from_millis(50)).await;
         held.release().await.unwrap();
         let permit = granted(waits).await;
-        assert!(lost.has_struck() && permit.is_held(), "{op:?}");
+        assert!(lost.has_happened() && permit.is_held(), "{op:?}");
         assert_eq!(children(&operator, &format!("{path}/permits")).await.len(), 1);
         permit.release().await.unwrap();
         nothing_is_left(&operator, path).await;

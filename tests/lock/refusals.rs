@@ -137,7 +137,7 @@ impl Case {
         };
         let acquisition = self.lock.write();
         let waiter = tokio::spawn(async move { acquisition.await.map(|guard| (guard, Instant::now())) });
-        soon(&self.name, fault.strikes()).await;
+        soon(&self.name, fault.happens()).await;
         let asks_again = if request == Request::Watch { 2 } else { 1 };
         let waits = || {
             let asked = self.proxy.requests();
@@ -168,14 +168,14 @@ impl Case {
             let (asked, answered) = (Frames::requests(Op::Multi).about(&part), Frames::replies(Op::Multi).about(&part));
             let fault = self.lie(asked, answered, code, truth);
             let answer = soon(&self.name, guard.release()).await;
-            assert!(fault.has_struck(), "{}", self.name);
+            assert!(fault.has_happened(), "{}", self.name);
             (answer, next)
         } else {
             let guard = self.lock.read().await.unwrap();
             let next = self.next("R+ W-").await;
             let fault = self.lie(Frames::requests(Op::Delete), Frames::replies(Op::Delete), code, truth);
             let answer = soon(&self.name, guard.release()).await;
-            assert!(fault.has_struck(), "{}", self.name);
+            assert!(fault.has_happened(), "{}", self.name);
             (answer, next)
         };
         self.settle(stays, Some(next)).await;
@@ -274,7 +274,7 @@ async fn a_dropped_create_reported_without_a_directory() {
     asks.abort();
     assert!(asks.await.is_err_and(|end| end.is_cancelled()));
     create.release();
-    soon("the answer", fault.strikes()).await;
+    soon("the answer", fault.happens()).await;
     becomes_empty(&operator, path).await;
 }
 

@@ -74,7 +74,7 @@ enum Event {
     /// The leader and the client's follower are cut off from all others, and do not know it.
     Deposed,
     Breaks,
-    Mends,
+    Heals,
 }
 
 struct Seeded(u64);
@@ -227,7 +227,7 @@ impl World {
             0 => {}
             1 => {
                 self.at(calm, Event::Breaks);
-                self.at(wakes, Event::Mends);
+                self.at(wakes, Event::Heals);
             }
             _ => stall = Some(calm),
         }
@@ -239,10 +239,10 @@ impl World {
         } else {
             // The client's connection breaks, and it comes back to where it was.
             let breaks = cut + self.random.below(self.timeout);
-            let mends = breaks + self.random.below(self.timeout / 4);
+            let heals = breaks + self.random.below(self.timeout / 4);
             self.at(cut, Event::Deposed);
             self.at(breaks, Event::Breaks);
-            self.at(mends, Event::Mends);
+            self.at(heals, Event::Heals);
         }
         let end = cut + 4 * self.timeout;
         let mut lost = None;
@@ -341,7 +341,7 @@ impl World {
                 self.upkeep.connected(false);
             }
             // To the other one, which knows nothing of what the first has noted.
-            Event::Mends => {
+            Event::Heals => {
                 if !self.is_deposed {
                     self.follower = 1 - self.follower;
                 }

@@ -126,7 +126,7 @@ fn crowd_traces_checks_for_every_action_of_the_model() {
         Action::Arm(_) => "Arm",
         Action::See(_) => "See",
         Action::Ask(_) => "Ask",
-        Action::Told(_) => "Told",
+        Action::Notify(_) => "Notify",
         Action::OperatorAsks => "OperatorAsks",
         Action::Release(_) => "Release",
         Action::UseAgain(_) => "UseAgain",

@@ -129,7 +129,7 @@ pub(super) enum Action {
     /// Its change of the directory's data reaches the server.
     Ask(usize),
     /// Hears that the directory's data have changed.
-    Told(usize),
+    Notify(usize),
     OperatorAsks,
     /// A use ends.
     Release(usize),
@@ -330,7 +330,7 @@ impl Model for Protocol {
                 actions.push(Action::ArmDirectory(i));
             }
             if member.directory == Watching::Fired && has_node {
-                actions.push(Action::Told(i));
+                actions.push(Action::Notify(i));
             }
             if matches!(member.step, Step::Unsure | Step::Listing(_) | Step::Arming(..) | Step::Waiting(..)) {
                 actions.push(Action::Cancel(i));
@@ -412,7 +412,7 @@ impl Model for Protocol {
                 state.operators += 1;
                 state.set_directory();
             }
-            Action::Told(i) | Action::GiveUp(i) => {
+            Action::Notify(i) | Action::GiveUp(i) => {
                 state.members[i].directory = Watching::Over;
                 match state.members[i].step {
                     Step::Idle(me) => state.leave(me, me.mode == Mode::Write),

@@ -83,7 +83,7 @@ impl Walk<'_> {
         match (action, hold) {
             (Action::Release(_), _) => self.tells(before, of_hold, What::Released, hold, ""),
             (Action::Expire(_), Some(_)) => self.tells(before, who, What::Lost, hold, "the session is over"),
-            (Action::Told(_), Some(_)) if is.step == Step::Done => {
+            (Action::Notify(_), Some(_)) if is.step == Step::Done => {
                 self.tells(before, who, What::GivenUp, hold, "asked")
             }
             (Action::GiveUp(_), Some(_)) => self.tells(before, who, What::GivenUp, hold, "idle"),
@@ -161,7 +161,7 @@ fn member(action: Action) -> usize {
         | Action::Arm(i)
         | Action::See(i)
         | Action::Ask(i)
-        | Action::Told(i)
+        | Action::Notify(i)
         | Action::Release(i)
         | Action::UseAgain(i)
         | Action::GiveUp(i)

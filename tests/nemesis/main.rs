@@ -115,7 +115,7 @@ impl Field {
     fn held<'c>(&self, fault: &'static str, contenders: Contenders<'c>, servers: &str) -> Held<'c> {
         let Contenders { library, round, void, .. } = contenders;
         let path = format!("/nemesis-{}-{library}-{round}-{void}", fault.replace([' ', ','], "-"));
-        contenders.holder.tell(&format!("hold {servers} {path}"));
+        contenders.holder.send(&format!("hold {servers} {path}"));
         let node = contenders.holder.says("held");
         contenders.waiters.wait(&self.ensemble.server(self.leader).address(), &path);
         let both = || async { children(&self.operator, &path).await.len() == 2 };
@@ -156,7 +156,7 @@ impl Field {
     fn ended(&self, held: Held<'_>, begun: u64, resumed: Option<u64>) -> Round {
         let Held { fault, path, contenders: Contenders { library, round, void, holder, waiters }, .. } = held;
         let (end, granted) = (clock(), waiters.granted(&path));
-        holder.tell("end");
+        holder.send("end");
         let said = holder.says("ended");
         let words: Vec<&str> = said.split(' ').collect();
         let [signal, lost, held_until, denied_from, went_on, answer] = words[..] else { panic!("what is {said:?}") };
@@ -217,11 +217,11 @@ impl Company {
         let mut peers: Vec<Peer> = (0..=rounds).map(|_| peer::start(library)).collect();
         for (number, peer) in peers.iter_mut().enumerate() {
             peer.says("ready");
-            peer.tell(&format!("hold {server} /nemesis-first-{library}-{number}"));
+            peer.send(&format!("hold {server} /nemesis-first-{library}-{number}"));
         }
         for peer in &mut peers {
             peer.says("held");
-            peer.tell("end");
+            peer.send("end");
             peer.says("ended");
         }
         let waiters = Waiters::of(peers.pop().expect("one more than the holders"));

@@ -178,7 +178,7 @@ impl Waiters {
     }
 
     pub(crate) fn wait(&self, servers: &str, path: &str) {
-        self.0.lock().unwrap().0.tell(&format!("wait {servers} {path}"));
+        self.0.lock().unwrap().0.send(&format!("wait {servers} {path}"));
     }
 
     /// When the lock at this path was granted to its waiter.

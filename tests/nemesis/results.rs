@@ -57,19 +57,19 @@ pub(crate) struct Round {
 
 impl Round {
     /// How long the holder said that it holds, beside another: `None` if it did so until the end of the round.
-    pub(crate) fn held_beside(&self) -> Option<f64> {
+    pub(crate) fn held_overlap(&self) -> Option<f64> {
         // Only a question that was asked after the grant counts: the answer to an earlier one may be from before.
-        self.beside(self.denied_from.map(|_| self.held_until))
+        self.overlap(self.denied_from.map(|_| self.held_until))
     }
 
-    /// As [`Round::held_beside`], until the first signal.
-    pub(crate) fn unsignalled_beside(&self) -> Option<f64> {
-        self.beside(self.signal)
+    /// As [`Round::held_overlap`], until the first signal.
+    pub(crate) fn unsignalled_overlap(&self) -> Option<f64> {
+        self.overlap(self.signal)
     }
 
-    /// As [`Round::held_beside`], until the loss is reported.
-    pub(crate) fn unreported_beside(&self) -> Option<f64> {
-        self.beside(self.lost)
+    /// As [`Round::held_overlap`], until the loss is reported.
+    pub(crate) fn unreported_overlap(&self) -> Option<f64> {
+        self.overlap(self.lost)
     }
 
     /// Whether nobody was granted anything, and nothing was said to be lost.
@@ -82,7 +82,7 @@ impl Round {
         [self.denied_from, self.signal, self.lost].into_iter().flatten().any(|time| time < 0.0)
     }
 
-    fn beside(&self, until: Option<f64>) -> Option<f64> {
+    fn overlap(&self, until: Option<f64>) -> Option<f64> {
         let Some(granted) = self.granted else { return Some(0.0) };
         // Who is stopped says nothing.
         let from = self.resumed.map_or(granted, |resumed| granted.max(resumed));
@@ -115,12 +115,12 @@ pub(crate) fn judge(rounds: &[Round], number: usize) {
                 assert_ne!(round.first_answer.as_deref(), Some("held"), "two hold at once: {round:?}");
                 let asked = if fault == DELETED { IN_THE_ACT } else { 0.0 };
                 let told = if fault == PAUSE { IN_THE_ACT } else { asked };
-                for (beside, most) in [
-                    (round.held_beside(), asked),
-                    (round.unsignalled_beside(), told),
-                    (round.unreported_beside(), told),
+                for (overlap, most) in [
+                    (round.held_overlap(), asked),
+                    (round.unsignalled_overlap(), told),
+                    (round.unreported_overlap(), told),
                 ] {
-                    assert!(beside.is_some_and(|beside| beside <= most), "two hold, or one is told late: {round:?}");
+                    assert!(overlap.is_some_and(|overlap| overlap <= most), "two hold, or one is told late: {round:?}");
                 }
                 let may_be_lost = round.granted.is_some() && fault != BREAK;
                 assert!(may_be_lost || round.is_kept(), "lost, and for nobody or in a short break: {round:?}");
@@ -146,12 +146,12 @@ pub(crate) fn table(rounds: &[Round]) -> String {
             if granted.is_empty() && lost.is_empty() {
                 return "kept".to_owned();
             }
-            let beside = [Round::held_beside, Round::unsignalled_beside, Round::unreported_beside]
+            let overlap = [Round::held_overlap, Round::unsignalled_overlap, Round::unreported_overlap]
                 .map(|measure| middle_and_worst(granted.iter().map(|round| measure(round))))
                 .join(", ");
             let others = [("kept", kept.len()), ("lost for nobody", lost.len())];
             let others = others.iter().filter(|(_, number)| *number > 0);
-            others.fold(beside, |cell, (what, number)| format!("{cell}; {what}: {number}"))
+            others.fold(overlap, |cell, (what, number)| format!("{cell}; {what}: {number}"))
         });
     }
     let count = |fault: &str, library: &str, is_so: &dyn Fn(&Round) -> bool| {

@@ -330,7 +330,7 @@ async fn a_session_ends_despite_an_unanswered_request() {
         let guard = lock_at(&zk, &path).write().await.expect("free");
         let lost = proxy.apply(Rule::on(Frames::replies(Op::GetChildren)).lose());
         let looked = soon("the look", async { lock_at(&zk, &path).queue().timeout(TIMEOUT / 10).await }).await;
-        assert!(looked.expect_err("no answer comes").is_timeout() && lost.has_struck());
+        assert!(looked.expect_err("no answer comes").is_timeout() && lost.has_happened());
         assert_eq!(proxy.connections(), 1, "{way}: a connection that breaks ends all its requests");
         if way == "close" {
             soon("the close", zk.close()).await;

@@ -12,7 +12,7 @@ use zk_rwlock::{Error, Leadership, RwLock, Semaphore, Shared, ZooKeeper};
 use support::candidate::Candidate;
 use support::scene::{connect, eventually, lock_at, session, soon};
 use support::server::shared_server;
-use support::stranger::{deletes, has_vanish};
+use support::stranger::{deletes, remove_node};
 
 const PERIOD: Duration = Duration::from_secs(3_600);
 
@@ -23,7 +23,7 @@ async fn two() -> (ZooKeeper, ZooKeeper) {
 }
 
 async fn vanishes(zk: &ZooKeeper, path: &str) {
-    has_vanish(shared_server(), &*session(zk).await, path).await;
+    remove_node(shared_server(), &*session(zk).await, path).await;
 }
 
 async fn is_there(session: &Arc<dyn Session>, path: &str) -> bool {

@@ -11,7 +11,7 @@ use super::scene::soon;
 
 /// What a candidate's work tells.
 #[derive(Debug)]
-pub enum News {
+pub enum TermEvent {
     Leads(Term),
     /// The work of the term of this number was dropped.
     Dropped(i64),
@@ -21,27 +21,27 @@ pub enum News {
 pub struct Candidate {
     pub leadership: Leadership,
     pub campaign: JoinHandle<Result<Option<()>, Error>>,
-    pub news: mpsc::UnboundedReceiver<News>,
+    pub events: mpsc::UnboundedReceiver<TermEvent>,
 }
 
 /// Tells that the work was dropped.
-struct Told(mpsc::UnboundedSender<News>, i64);
+struct ReportsDrop(mpsc::UnboundedSender<TermEvent>, i64);
 
-impl Drop for Told {
+impl Drop for ReportsDrop {
     fn drop(&mut self) {
-        let _nobody_listens = self.0.send(News::Dropped(self.1));
+        let _nobody_listens = self.0.send(TermEvent::Dropped(self.1));
     }
 }
 
 /// Work that goes on until it is dropped, and tells its news.
 pub fn endless(
-    news: mpsc::UnboundedSender<News>,
+    events: mpsc::UnboundedSender<TermEvent>,
 ) -> impl FnMut(Term) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
     move |term| {
-        let told = Told(news.clone(), term.number());
-        let _nobody_listens = news.send(News::Leads(term));
+        let reports_drop = ReportsDrop(events.clone(), term.number());
+        let _nobody_listens = events.send(TermEvent::Leads(term));
         Box::pin(async move {
-            let _told = told;
+            let _reports_drop = reports_drop;
             pending().await
         })
     }
@@ -49,25 +49,25 @@ pub fn endless(
 
 impl Candidate {
     pub fn campaigns(leadership: Leadership) -> Candidate {
-        let (tell, news) = mpsc::unbounded_channel();
+        let (sender, events) = mpsc::unbounded_channel();
         let campaigning = leadership.clone();
-        let campaign = tokio::spawn(async move { campaigning.lead(endless(tell)).await });
-        Candidate { leadership, campaign, news }
+        let campaign = tokio::spawn(async move { campaigning.lead(endless(sender)).await });
+        Candidate { leadership, campaign, events }
     }
 
     /// The term that begins next, which must be soon.
     pub async fn leads(&mut self) -> Term {
-        match soon("the term", self.news.recv()).await.expect("the candidate campaigns") {
-            News::Leads(term) => term,
-            News::Dropped(term) => panic!("the work of term {term} was dropped"),
+        match soon("the term", self.events.recv()).await.expect("the candidate campaigns") {
+            TermEvent::Leads(term) => term,
+            TermEvent::Dropped(term) => panic!("the work of term {term} was dropped"),
         }
     }
 
     /// The number of the term whose work is dropped next, which must be soon.
     pub async fn is_dropped(&mut self) -> i64 {
-        match soon("the end of the term", self.news.recv()).await.expect("the candidate campaigns") {
-            News::Dropped(term) => term,
-            News::Leads(term) => panic!("{term:?} began"),
+        match soon("the end of the term", self.events.recv()).await.expect("the candidate campaigns") {
+            TermEvent::Dropped(term) => term,
+            TermEvent::Leads(term) => panic!("{term:?} began"),
         }
     }
 }

@@ -556,7 +556,7 @@ pub fn lost_updates(accesses: &[Access], deletions: &HashMap<String, Moment>) ->
     accesses.sort_by_key(|access| access.at);
     let (judged, others): (Vec<&Access>, Vec<&Access>) =
         accesses.into_iter().partition(|access| access.surely_held(deletions));
-    let stray = |wanted: u64, after: Moment, before: Moment| {
+    let foreign = |wanted: u64, after: Moment, before: Moment| {
         others.iter().any(|other| match other.deed {
             Deed::Update { wrote, .. } => wrote == wanted && other.done >= after && other.at <= before,
             _ => false,
@@ -567,13 +567,13 @@ pub fn lost_updates(accesses: &[Access], deletions: &HashMap<String, Moment>) ->
     for access in judged {
         match access.deed {
             Deed::Update { read, wrote } => {
-                if read != last && !stray(read, last_at, access.at) {
+                if read != last && !foreign(read, last_at, access.at) {
                     faults.push(format!("an update was lost: {last} had been written, but {access:?}"));
                 }
                 (last, last_at) = (wrote, access.at);
             }
             Deed::Look { first, second } => {
-                if first != second && !stray(second, access.began, access.done) {
+                if first != second && !foreign(second, access.began, access.done) {
                     faults.push(format!("the value changed under a reader: {access:?}"));
                 }
             }

@@ -45,7 +45,7 @@ pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
 
 /// Behaves as a follower of ClickHouse Keeper does: its leader hears of writes alone, and ends a session that has sent none
 /// for a session timeout. Returns when a session has lived for three of them.
-pub async fn has_a_session_kept(follower: &Proxy, session_timeout: Duration) {
+pub async fn has_session_kept(follower: &Proxy, session_timeout: Duration) {
     let mut alive_since = Instant::now();
     while alive_since.elapsed() < 3 * session_timeout {
         tokio::time::sleep(session_timeout / 50).await;

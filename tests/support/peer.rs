@@ -54,17 +54,17 @@ impl Peer {
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = spawned.unwrap_or_else(|error| panic!("{name}: {error}; tests/interop/setup.sh provides it"));
         let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        let (tell, said) = mpsc::channel();
+        let (sender, said) = mpsc::channel();
         thread::spawn(move || {
             let words = |line: String| line.strip_prefix(SAYS).map(str::to_owned);
             // The thread ends with the process, or with its listener.
-            let _ended = lines.map_while(Result::ok).filter_map(words).try_for_each(|words| tell.send(words));
+            let _ended = lines.map_while(Result::ok).filter_map(words).try_for_each(|words| sender.send(words));
         });
         let commands = child.stdin.take().expect("a pipe");
         Peer { child, name: name.to_owned(), commands, said }
     }
 
-    pub fn tell(&mut self, command: &str) {
+    pub fn send(&mut self, command: &str) {
         self.commands.write_all(format!("{command}\n").as_bytes()).expect("it lives");
     }
 

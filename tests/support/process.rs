@@ -33,7 +33,7 @@ pub fn test_in(module: &str, name: &str) -> String {
 }
 
 /// Tells what a child complains of as the test that reads it tells: the harness shows it if the test fails.
-pub fn tell_if_red(complaints: ChildStderr) {
+pub fn show_if_red(complaints: ChildStderr) {
     // The thread ends with the process.
     thread::spawn(move || {
         BufReader::new(complaints).lines().map_while(Result::ok).for_each(|line| eprintln!("{line}"))
@@ -62,7 +62,7 @@ impl Process {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        tell_if_red(child.stderr.take().unwrap());
+        show_if_red(child.stderr.take().unwrap());
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Process { child, lines }
     }

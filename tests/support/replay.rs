@@ -85,7 +85,7 @@ pub const OF_THE_MODEL: [&str; 17] = [
     "Arm",
     "See",
     "Ask",
-    "Told",
+    "Notify",
     "OperatorAsks",
     "Release",
     "UseAgain",
@@ -625,7 +625,7 @@ impl Replay<'_> {
                     self.saw("EnterRequestLost");
                     self.saw("Recover");
                 }
-                (What::GivenUp, "asked") => self.saw("Told"),
+                (What::GivenUp, "asked") => self.saw("Notify"),
                 (What::GivenUp, "idle" | "closed" | "replaced") => self.saw("GiveUp"),
                 (What::GivenUp | What::Lost, _) => {}
             }

@@ -12,22 +12,22 @@ use super::frames::{Direction, Hello, Op};
 /// Tells whether a rule has struck, so that a test can prove that its fault happened.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    struck: watch::Receiver<u64>,
+    happened: watch::Receiver<u64>,
 }
 
 impl Fault {
-    pub fn has_struck(&self) -> bool {
-        self.strikes_so_far() > 0
+    pub fn has_happened(&self) -> bool {
+        self.times() > 0
     }
 
-    pub fn strikes_so_far(&self) -> u64 {
-        *self.struck.borrow()
+    pub fn times(&self) -> u64 {
+        *self.happened.borrow()
     }
 
     /// Returns when the rule has struck; it waits for ever if the frame never comes, so put a
     /// timeout around it.
-    pub async fn strikes(&self) {
-        if self.struck.clone().wait_for(|struck| *struck > 0).await.is_err() {
+    pub async fn happens(&self) {
+        if self.happened.clone().wait_for(|happened| *happened > 0).await.is_err() {
             // The proxy is gone, and the rule with it.
             pending().await
         }
@@ -106,12 +106,12 @@ pub struct Rule {
     /// How many of them are still to come, the struck one included.
     countdown: u64,
     again: bool,
-    deed: Deed,
+    fate: Fate,
 }
 
 impl Rule {
     pub fn on(frames: Frames) -> Self {
-        Self { frames, countdown: 1, again: false, deed: Deed::Pass }
+        Self { frames, countdown: 1, again: false, fate: Fate::Pass }
     }
 
     /// Strikes the `nth` of the frames, counted from 1 and from when the rule is applied.
@@ -127,22 +127,22 @@ impl Rule {
 
     /// The frame, and what follows it the same way, passes when this ends.
     pub(super) fn hold(self, released: watch::Receiver<()>) -> Self {
-        Self { deed: Deed::Hold(released), ..self }
+        Self { fate: Fate::Hold(released), ..self }
     }
 
     /// The frame is lost, and the connection stays.
     pub fn lose(self) -> Self {
-        Self { deed: Deed::Lose, ..self }
+        Self { fate: Fate::Lose, ..self }
     }
 
     /// The frame passes so much later, and nothing overtakes it.
     pub fn delay(self, by: Duration) -> Self {
-        Self { deed: Deed::Delay(by), ..self }
+        Self { fate: Fate::Delay(by), ..self }
     }
 
     /// Only the first `bytes` of the frame, its length included, are passed on before the connection is closed.
     pub fn close(self, bytes: usize, how: Close) -> Self {
-        Self { deed: Deed::Close(bytes, how), ..self }
+        Self { fate: Fate::Close(bytes, how), ..self }
     }
 
     /// As [`Rule::close`], after the whole frame.
@@ -153,27 +153,27 @@ impl Rule {
     /// A reply says this instead: what was asked for has been done all the same.
     pub fn claim_error(self, code: i32) -> Self {
         assert_eq!(self.frames.direction, Direction::ToClient, "only replies have error codes");
-        Self { deed: Deed::Claim(code), ..self }
+        Self { fate: Fate::Claim(code), ..self }
     }
 
     /// The server never sees the request, and the proxy answers with this error. After [`UNIMPLEMENTED`] it closes the
     /// connection, as ZooKeeper does (`UnimplementedRequestProcessor`).
     pub fn refuse(self, code: i32) -> Self {
         assert_eq!(self.frames.direction, Direction::ToServer, "only requests can be refused");
-        Self { deed: Deed::Refuse(code), ..self }
+        Self { fate: Fate::Refuse(code), ..self }
     }
 
     /// A list of children has this name, too.
     pub fn show(self, name: &str) -> Self {
         let lists = [Some(Op::GetChildren), Some(Op::GetChildren2)].contains(&self.frames.op);
         assert!(lists && self.frames.error == Some(0), "only lists have names");
-        Self { deed: Deed::Show(name.to_owned()), ..self }
+        Self { fate: Fate::Show(name.to_owned()), ..self }
     }
 
     /// A handshake says something else.
     pub fn falsify(self, how: fn(&mut Hello)) -> Self {
         assert_eq!(self.frames.op, Some(Op::Handshake), "only handshakes can be falsified");
-        Self { deed: Deed::Falsify(how), ..self }
+        Self { fate: Fate::Falsify(how), ..self }
     }
 }
 
@@ -193,7 +193,7 @@ pub enum Close {
 #[derive(Debug)]
 struct Active {
     rule: Rule,
-    struck: watch::Sender<u64>,
+    happened: watch::Sender<u64>,
 }
 
 /// What a frame was recognised as.
@@ -207,7 +207,7 @@ pub(super) struct Seen<'a> {
 
 /// What happens to one frame.
 #[derive(Clone, Debug)]
-pub(super) enum Deed {
+pub(super) enum Fate {
     Pass,
     /// The frame may pass when this ends.
     Hold(watch::Receiver<()>),
@@ -220,7 +220,7 @@ pub(super) enum Deed {
     Show(String),
 }
 
-impl Deed {
+impl Fate {
     /// The handle of a frame that was to be held back is gone.
     fn is_over(&self) -> bool {
         matches!(self, Self::Hold(released) if released.has_changed().is_err())
@@ -233,9 +233,9 @@ pub(super) struct Rules(Vec<Active>);
 
 impl Rules {
     pub(super) fn add(&mut self, rule: Rule) -> Fault {
-        let (sender, struck) = watch::channel(0);
-        self.0.push(Active { rule, struck: sender });
-        Fault { struck }
+        let (sender, happened) = watch::channel(0);
+        self.0.push(Active { rule, happened: sender });
+        Fault { happened }
     }
 
     pub(super) fn clear(&mut self) {
@@ -243,10 +243,10 @@ impl Rules {
     }
 
     /// Counts the frame against every rule; where several strike at once, the oldest decides.
-    pub(super) fn fate(&mut self, frame: &Seen<'_>) -> Deed {
-        let mut fate = Deed::Pass;
-        self.0.retain_mut(|Active { rule, struck }| {
-            if rule.deed.is_over() {
+    pub(super) fn fate(&mut self, frame: &Seen<'_>) -> Fate {
+        let mut fate = Fate::Pass;
+        self.0.retain_mut(|Active { rule, happened }| {
+            if rule.fate.is_over() {
                 // Released before its frame came.
                 return false;
             }
@@ -257,9 +257,9 @@ impl Rules {
             if rule.countdown > 0 {
                 return true;
             }
-            struck.send_modify(|strikes| *strikes += 1);
-            if let Deed::Pass = fate {
-                fate = rule.deed.clone();
+            happened.send_modify(|times| *times += 1);
+            if let Fate::Pass = fate {
+                fate = rule.fate.clone();
             }
             rule.again
         });

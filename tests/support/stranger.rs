@@ -27,7 +27,7 @@ pub fn deletes(server: &Server, path: &str) -> bool {
 }
 
 /// Has a persistent node without children vanish: by that request, or on servers that refuse it as any client can that may.
-pub async fn has_vanish(server: &Server, session: &dyn Session, path: &str) {
+pub async fn remove_node(server: &Server, session: &dyn Session, path: &str) {
     if !deletes(server, path) {
         session.delete(path).await.expect("it may");
     }

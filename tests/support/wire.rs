@@ -18,7 +18,7 @@ use super::frames::{Direction, Fields, NOTIFICATION_XID, path, read_frame, refus
 pub use super::frames::{Hello, Op};
 use super::port::Port;
 pub use super::rules::{Close, Fault, Frames, Rule, UNIMPLEMENTED};
-use super::rules::{Deed, Rules, Seen};
+use super::rules::{Fate, Rules, Seen};
 
 /// A proxy between clients and one server. Dropping it closes every connection through it.
 ///
@@ -266,12 +266,12 @@ pub struct Held {
 impl Held {
     /// Whether the frame has arrived at the proxy.
     pub fn has_arrived(&self) -> bool {
-        self.fault.has_struck()
+        self.fault.has_happened()
     }
 
     /// Returns when the frame has arrived at the proxy; put a timeout around it.
     pub async fn arrives(&self) {
-        self.fault.strikes().await;
+        self.fault.happens().await;
     }
 
     /// Lets the frame through, or cancels the rule if the frame has not come yet.
@@ -533,7 +533,7 @@ impl Connection {
         while let Ok(mut frame) = self.next_piece(from).await {
             let (fate, xid) = if self.tap.opaque {
                 self.copy(direction, &frame);
-                (Deed::Pass, 0)
+                (Fate::Pass, 0)
             } else {
                 self.inspect(direction, &frame, handshaken)
             };
@@ -542,20 +542,20 @@ impl Connection {
             }
             handshaken = true;
             let before = match fate {
-                Deed::Pass => None,
-                Deed::Hold(released) => Some(Step::Hold(released)),
-                Deed::Delay(by) => Some(Step::Wait(Instant::now() + by)),
-                Deed::Lose => continue,
-                Deed::Close(bytes, how) => {
+                Fate::Pass => None,
+                Fate::Hold(released) => Some(Step::Hold(released)),
+                Fate::Delay(by) => Some(Step::Wait(Instant::now() + by)),
+                Fate::Lose => continue,
+                Fate::Close(bytes, how) => {
                     frame.truncate(bytes);
                     let _ = (to.send(Step::Forward(frame)), to.send(Step::Close(how)));
                     return Ok(());
                 }
-                Deed::Claim(code) => {
+                Fate::Claim(code) => {
                     frame = refusal(xid, code);
                     None
                 }
-                Deed::Refuse(code) => {
+                Fate::Refuse(code) => {
                     self.asked().remove(&xid);
                     if let Some(answers) = answers.upgrade() {
                         let _ = answers.send(Step::Forward(refusal(xid, code)));
@@ -565,11 +565,11 @@ impl Connection {
                     }
                     continue;
                 }
-                Deed::Show(name) => {
+                Fate::Show(name) => {
                     frame = with_name(&frame, &name);
                     None
                 }
-                Deed::Falsify(how) => {
+                Fate::Falsify(how) => {
                     if let Some(mut hello) = Hello::read(direction, &frame) {
                         how(&mut hello);
                         frame = hello.frame();
@@ -640,7 +640,7 @@ impl Connection {
     }
 
     /// Records a frame and decides what happens to it; also returns its xid.
-    fn inspect(&self, direction: Direction, frame: &[u8], handshaken: bool) -> (Deed, i32) {
+    fn inspect(&self, direction: Direction, frame: &[u8], handshaken: bool) -> (Fate, i32) {
         self.weigh(direction, frame);
         if !handshaken {
             match direction {
@@ -656,14 +656,14 @@ impl Connection {
         }
         let mut fields = Fields::of(frame);
         let Some(xid) = fields.int() else {
-            return (Deed::Pass, 0);
+            return (Fate::Pass, 0);
         };
         let what = match direction {
             Direction::ToServer => self.asks(xid, fields).map(|(op, path)| (op, path, None)),
             Direction::ToClient => self.answers(xid, fields),
         };
         let fate = what
-            .map_or(Deed::Pass, |(op, path, error)| self.tap.rules().fate(&Seen { direction, op, path: &path, error }));
+            .map_or(Fate::Pass, |(op, path, error)| self.tap.rules().fate(&Seen { direction, op, path: &path, error }));
         (fate, xid)
     }
 

@@ -64,7 +64,7 @@ async fn killed_at(path: &str, fault: impl FnOnce(&Proxy) -> Fault) {
     assert_eq!(shared.read().await.unwrap().number(), 0);
     let fault = fault(&wire);
     let mut child = Process::start(module_path!(), &format!("{} {path}", wire.address()));
-    within(SOON, path, fault.strikes()).await;
+    within(SOON, path, fault.happens()).await;
     child.signal("KILL");
     let said = tokio::task::spawn_blocking(move || child.said().last().map_or(0, |said| said.parse().unwrap()));
     let said: u64 = said.await.unwrap();

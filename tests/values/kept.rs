@@ -65,7 +65,7 @@ async fn commits_of_several_uses_of_one_node_are_distinct() {
         let frames = if value % 2 == 1 { Frames::requests(Op::Multi) } else { Frames::replies(Op::Multi) };
         let fault = (value > 2).then(|| wire.apply(Rule::on(frames.about("/value")).close(0, Close::Rst)));
         let written = soon("the commit", guard.commit()).await.unwrap();
-        assert!(fault.is_none_or(|fault| fault.has_struck()));
+        assert!(fault.is_none_or(|fault| fault.has_happened()));
         tokens.push((written.token, written.commit));
         guard.release().await.unwrap();
     }

@@ -133,7 +133,7 @@ async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
             let fault = wire.apply(Rule::on(frames(request).about("/value")).close(0, how));
             *guard += 1;
             let written = soon("the commit", guard.commit()).await.unwrap();
-            assert!(fault.has_struck());
+            assert!(fault.has_happened());
             assert_eq!(written.token, guard.lock().fencing_token());
             let reader = soon("the downgrade", guard.downgrade()).await.unwrap();
             assert_eq!((*reader, reader.written()), (if before.is_some() { round as u64 + 1 } else { 1 }, &written));
@@ -148,11 +148,11 @@ async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
 async fn a_commit_in_doubt_does_not_overwrite_a_recreated_node() {
     let (zk, path) = (Memory::new(), "/shared/anew");
     let stranger = session(&zk.connect()).await;
-    let has_struck = AtomicBool::new(false);
+    let has_happened = AtomicBool::new(false);
     let (operator, node) = (zk.connect(), format!("{path}/value"));
     let line = Hindered::new(&zk, move |asked| {
         let Asked::Transact([_, Operation::Set { path, .. }]) = asked else { return None };
-        if has_struck.swap(true, Ordering::Relaxed) {
+        if has_happened.swap(true, Ordering::Relaxed) {
             return None;
         }
         operator.faults().remove(path);
@@ -183,7 +183,7 @@ async fn a_commit_that_is_cut_at_any_byte_is_done_once() {
         let fault = wire.apply(Rule::on(frames.about("/value")).close(bytes, how));
         *guard += 1;
         let written = soon("the commit", guard.commit()).await.unwrap();
-        assert!(fault.has_struck());
+        assert!(fault.has_happened());
         assert_eq!(written.commit, number as u32 + 2);
         assert_eq!(version(&operator, &shared).await, number as i32 + 1);
     }
@@ -209,7 +209,7 @@ async fn a_commit_in_doubt_settles_after_later_commits() {
             let answer = guard.commit().await;
             (answer, guard.lock().is_held())
         });
-        soon("the fault", fault.strikes()).await;
+        soon("the fault", fault.happens()).await;
         wire.cut();
         let mut next = soon("the next holder", there.write()).await.unwrap();
         assert_eq!(*next, u64::from(is_done));
@@ -332,7 +332,7 @@ async fn the_first_value_survives_a_lost_connection_and_session() {
         let fault = wire.apply(Rule::on(frames).close(0, Close::Rst));
         let shared = counter(&zk, &path);
         let first = tokio::spawn(async move { shared.live().await });
-        soon("the fault", fault.strikes()).await;
+        soon("the fault", fault.happens()).await;
         if number == 0 {
             // Longer than the session lives.
             wire.cut();
