@@ -1,4 +1,5 @@
-//! Candidates whose work goes on until it is dropped, and tells when it begins and when it ends.
+//! A candidate for leadership whose work never ends by itself. It reports when a term begins and when the work of a
+//! term is dropped. Use it to test who leads, and for how long.
 
 use std::future::pending;
 
@@ -9,22 +10,22 @@ use zk_rwlock::{Error, Leadership};
 
 use super::scene::soon;
 
-/// What a candidate's work tells.
+/// An event in a candidate's campaign.
 #[derive(Debug)]
 pub enum TermEvent {
     Leads(Term),
-    /// The work of the term of this number was dropped.
+    /// The work of the term with this number was dropped.
     Dropped(i64),
 }
 
-/// A candidate that campaigns as a task of its own.
+/// A candidate whose campaign runs in a task of its own.
 pub struct Candidate {
     pub leadership: Leadership,
     pub campaign: JoinHandle<Result<Option<()>, Error>>,
     pub events: mpsc::UnboundedReceiver<TermEvent>,
 }
 
-/// Tells that the work was dropped.
+/// Reports, when it is dropped, that the work of this term was dropped.
 struct ReportsDrop(mpsc::UnboundedSender<TermEvent>, i64);
 
 impl Drop for ReportsDrop {
@@ -33,7 +34,7 @@ impl Drop for ReportsDrop {
     }
 }
 
-/// Work that goes on until it is dropped, and tells its news.
+/// Returns work that ends only when it is dropped, and reports its events.
 pub fn endless(
     events: mpsc::UnboundedSender<TermEvent>,
 ) -> impl FnMut(Term) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -55,7 +56,7 @@ impl Candidate {
         Candidate { leadership, campaign, events }
     }
 
-    /// The term that begins next, which must be soon.
+    /// Waits for the next term and returns it. Fails if the term does not begin soon.
     pub async fn leads(&mut self) -> Term {
         match soon("the term", self.events.recv()).await.expect("the candidate campaigns") {
             TermEvent::Leads(term) => term,
@@ -63,7 +64,7 @@ impl Candidate {
         }
     }
 
-    /// The number of the term whose work is dropped next, which must be soon.
+    /// Waits until the work of a term is dropped, and returns the term's number. Fails if that does not happen soon.
     pub async fn is_dropped(&mut self) -> i64 {
         match soon("the end of the term", self.events.recv()).await.expect("the candidate campaigns") {
             TermEvent::Dropped(term) => term,

@@ -1,6 +1,8 @@
-//! A time of day of its own for a process, and for all that it starts; timers and durations stay as they are.
+//! A wall clock that a test sets for one process and its children. Use it to show that a jump of the time of day breaks
+//! no lock: timers and monotonic clocks are unchanged.
 //!
-//! A small library, which stands before the C library's functions. It is built by the compiler that links the tests.
+//! A small shared library, built by the C compiler that links the tests, replaces `clock_gettime` and `gettimeofday`
+//! through `LD_PRELOAD`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -44,13 +46,13 @@ int gettimeofday(struct timeval *restrict now, void *restrict zone) {
 }
 "#;
 
-/// A clock that a test sets.
+/// A wall clock that a test sets.
 pub struct Clock {
     home: TempDir,
 }
 
 impl Clock {
-    /// A clock that is so many seconds ahead of this machine's, or behind it.
+    /// Returns a clock that is this many seconds ahead of the machine's clock, or behind it if negative.
     pub fn ahead_by(seconds: i64) -> Clock {
         let clock = Clock { home: tempfile::tempdir().expect("the directory for temporary files is writable") };
         fs::write(clock.file("clock.c"), SHIM).expect("writable");
@@ -61,14 +63,14 @@ impl Clock {
         clock
     }
 
-    /// Sets the clock, also for processes that run already.
+    /// Sets the clock, also for processes that are running.
     pub fn set(&self, seconds: i64) {
-        // Never half written.
+        // A rename, so that no process reads a half-written file.
         fs::write(self.file("next"), seconds.to_string()).expect("writable");
         fs::rename(self.file("next"), self.file("ahead")).expect("writable");
     }
 
-    /// The environment of processes that have this clock.
+    /// Returns the environment variables that give a process this clock.
     pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
         [("LD_PRELOAD", self.file("clock.so")), ("CLOCK_AHEAD", self.file("ahead"))]
     }

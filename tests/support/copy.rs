@@ -1,4 +1,5 @@
-//! A copy of a shared value that a test looks at whenever it likes, also before the first value has come.
+//! A local copy of a shared value ([`Shared::live`]) that a test may read at any moment, also before the first value
+//! has arrived. Use it in simulations, where no task waits for the first value.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -12,7 +13,7 @@ use zk_rwlock::{Error, Shared};
 
 type Begins<T> = Spawn<Pin<Box<dyn Future<Output = Result<Live<T>, Error>> + Send>>>;
 
-/// A handle, and its copy, which clones share. Each look drives the wait for the first value.
+/// A handle and its copy, shared by all clones. Each read polls the wait for the first value.
 pub struct Copied<T> {
     shared: Shared<T>,
     state: Arc<Mutex<State<T>>>,
@@ -28,7 +29,7 @@ impl<T: Send + Sync + 'static> Copied<T> {
         Copied { shared: shared.clone(), state: Arc::new(Mutex::new(State::Waiting(None, CopyState::Fetching))) }
     }
 
-    /// The newest value, if one has come.
+    /// Returns the newest value, or `None` before the first value has arrived.
     pub fn latest(&self) -> Option<Arc<Stored<T>>> {
         self.live().map(|live| live.get())
     }
@@ -41,7 +42,7 @@ impl<T: Send + Sync + 'static> Copied<T> {
         }
     }
 
-    /// Drives the wait for the first value, if a look has begun it and it is woken. Returns whether it was.
+    /// Polls the wait for the first value if it was begun and its waker has fired. Returns whether it was polled.
     pub fn goes_on(&self) -> bool {
         let is_woken = match &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {
             State::Waiting(Some(begins), _) => begins.is_woken(),

@@ -1,4 +1,5 @@
-//! Three real servers in one ensemble, each reached by the others through links that can be cut.
+//! An ensemble of three real servers, connected to each other through links that a test can silence. Use it for what
+//! one server cannot show: a follower that lags, a leader that is cut off, an election, a rolling restart.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -16,7 +17,8 @@ const SIZE: usize = 3;
 const LEADER_LISTENS_WITHIN: Duration = Duration::from_secs(3);
 const ELECTION_LIMIT: Duration = Duration::from_secs(120);
 
-/// The ensemble that tests of this process share, one at a time: leave it whole. It dies with the process.
+/// Locks and returns the ensemble that all tests of this process share. A test must leave it whole. The servers die
+/// with the process.
 pub async fn shared_ensemble() -> tokio::sync::MutexGuard<'static, Ensemble> {
     static SHARED: OnceLock<tokio::sync::Mutex<Ensemble>> = OnceLock::new();
     let start = || shared(&SHARED, || tokio::sync::Mutex::new(Ensemble::start()));
@@ -30,25 +32,26 @@ pub async fn shared_ensemble() -> tokio::sync::MutexGuard<'static, Ensemble> {
 #[derive(Debug)]
 pub struct Ensemble {
     servers: Vec<Server>,
-    /// `links[a][b]` carries what server `a` says to server `b` as its follower, and the answers.
+    /// `links[a][b]` carries the traffic between follower `a` and leader `b`, in both directions.
     links: Vec<Vec<Link>>,
-    /// For followers, and for elections.
+    /// The quorum port and the election port of each server.
     _ports: Vec<(Port, Port)>,
 }
 
 impl Ensemble {
-    /// Starts three servers. A follower that loses its leader gives up only after 5 s (a tick of 500 ms, a sync limit
-    /// of 10), which is longer than a short session lives; ZooKeeper's defaults allow that too.
+    /// Starts three servers. A follower that loses its leader gives up after 5 s (a tick of 500 ms, a sync limit of
+    /// 10), which is longer than a short session lives. ZooKeeper's defaults allow that too.
     pub fn start() -> Self {
         Self::start_with(&[])
     }
 
-    /// As [`Ensemble::start`], with more options for Java.
+    /// Starts an ensemble as [`Ensemble::start`] does, with more options for Java.
     pub fn start_with(java_opts: &[&str]) -> Self {
         Self::start_patient(10, java_opts)
     }
 
-    /// As [`Ensemble::start_with`], but servers give each other up only after so many ticks of 500 ms.
+    /// Starts an ensemble as [`Ensemble::start_with`] does. Servers give each other up after `sync_limit` ticks of 500
+    /// ms.
     pub fn start_patient(sync_limit: u32, java_opts: &[&str]) -> Self {
         let sync_limit = format!("syncLimit={sync_limit}");
         let ports: Vec<_> = (0..SIZE).map(|_| (Port::reserve(), Port::reserve())).collect();
@@ -64,7 +67,7 @@ impl Ensemble {
             let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
             Server::start_member(me + 1, &lines, java_opts)
         };
-        // None of them serves before two are there.
+        // No server serves before two have started, so all start at the same time.
         let member = &member;
         let servers = thread::scope(|scope| {
             let starting: Vec<_> = (0..SIZE).map(|me| scope.spawn(move || member(me))).collect();
@@ -77,21 +80,21 @@ impl Ensemble {
         &self.servers[number]
     }
 
-    /// All addresses, as a connect string.
+    /// Returns the addresses of all servers as a connect string.
     pub fn addresses(&self) -> String {
         self.servers.iter().map(Server::address).collect::<Vec<_>>().join(",")
     }
 
-    /// All that the ensemble has carried out.
+    /// Returns all transactions that the ensemble has carried out.
     pub fn transactions(&self) -> Vec<Txn> {
         txn_log::of_ensemble(&self.servers.iter().map(Server::data).collect::<Vec<_>>())
     }
 
-    /// The number of the server that leads now.
+    /// Returns the number of the current leader. Waits for an election if there is none.
     pub fn leader(&self) -> usize {
         let deadline = Instant::now() + ELECTION_LIMIT;
         loop {
-            // Some of them may be dead, or frozen.
+            // Some servers may be dead or frozen.
             if let Some(leader) = (0..SIZE).find(|number| self.leads(*number)) {
                 return leader;
             }
@@ -100,26 +103,26 @@ impl Ensemble {
         }
     }
 
-    /// The numbers of the servers that follow now.
+    /// Returns the numbers of the current followers.
     pub fn followers(&self) -> Vec<usize> {
         let leader = self.leader();
         (0..SIZE).filter(|number| *number != leader).collect()
     }
 
-    /// Nothing passes between a follower and the leader any more; their connection stays open, and clients still
-    /// reach both.
+    /// Silences the link between a follower and the leader, in both directions. Their connection stays open, and
+    /// clients still reach both servers.
     pub fn cut_from_leader(&self, follower: usize) {
         self.link_to_leader(follower).silence(true);
     }
 
-    /// A follower hears nothing from the leader any more and so lags behind; the leader hears it. They give each
-    /// other up after 5 s (the sync limit).
+    /// Silences the link from the leader to a follower, so that the follower lags. The leader still hears the follower.
+    /// Both give the other up after 5 s (the sync limit).
     pub fn hold_from_leader(&self, follower: usize) {
         self.link_to_leader(follower).silent.from_leader.store(true, Ordering::SeqCst);
     }
 
-    /// Nothing passes between the leader and its followers any more. These crash, come back and elect another leader,
-    /// while the old one hears nothing of that: it leads alone, for as long as the sync limit lets it. Returns its number.
+    /// Silences all links of the leader and restarts its followers, which elect another leader. The old leader does not
+    /// learn of that, and leads alone for as long as the sync limit allows. Returns the number of the old leader.
     pub fn leave_leader_alone(&self) -> usize {
         let (leader, followers) = (self.leader(), self.followers());
         for follower in &followers {
@@ -135,17 +138,17 @@ impl Ensemble {
         leader
     }
 
-    /// Whether this server takes itself for the leader.
+    /// Returns whether this server reports that it is the leader.
     pub fn leads(&self, number: usize) -> bool {
         self.servers[number].status().is_some_and(|status| status.contains("Mode: leader"))
     }
 
-    /// Ends every silence between servers: what was held back is delivered, unless its connection was given up.
+    /// Ends every silence between servers. Held-back data is delivered, unless its connection was closed meanwhile.
     pub fn heal_links(&self) {
         self.links.iter().flatten().for_each(|link| link.silence(false));
     }
 
-    /// Kills each server in turn (SIGKILL) and starts it again; the next one only when `settled` returns.
+    /// Kills each server in turn (SIGKILL) and starts it again. Calls `settled` before the next server.
     pub fn roll(&self, mut settled: impl FnMut()) {
         for server in &self.servers {
             server.restart();
@@ -158,7 +161,7 @@ impl Ensemble {
         }
     }
 
-    /// Whether each of them leads or follows.
+    /// Returns whether each server leads or follows.
     pub fn is_whole(&self) -> bool {
         self.leads_or_follows() == SIZE
     }
@@ -175,22 +178,22 @@ impl Ensemble {
 
 impl Ends for tokio::sync::Mutex<Ensemble> {
     fn end(&self) {
-        // Nobody has it any more.
+        // No test uses the ensemble any more.
         if let Ok(ensemble) = self.try_lock() {
             ensemble.servers.iter().for_each(Ends::end);
         }
     }
 }
 
-/// Which directions of a link carry nothing.
+/// The silent directions of a link.
 #[derive(Debug, Default)]
 struct Silent {
     to_leader: AtomicBool,
     from_leader: AtomicBool,
 }
 
-/// A forwarder to one port, which can fall silent. What reaches it in silence is late, or lost with its connection. So is
-/// the news that an end was closed.
+/// A TCP forwarder to one port that can fall silent. During a silence, data and the closing of an end are held back;
+/// they are lost if the connection is closed meanwhile.
 #[derive(Debug)]
 struct Link {
     port: Port,
@@ -214,7 +217,7 @@ impl Link {
         link
     }
 
-    /// Has both directions carry nothing, or all again.
+    /// Silences both directions, or ends the silence.
     fn silence(&self, silent: bool) {
         self.silent.to_leader.store(silent, Ordering::SeqCst);
         self.silent.from_leader.store(silent, Ordering::SeqCst);
@@ -231,8 +234,8 @@ impl Drop for Link {
 }
 
 fn carry(near: TcpStream, target: SocketAddr, silent: &Arc<Silent>, open: &Mutex<Vec<TcpStream>>) {
-    // A new leader listens a moment after its followers connect. A follower tries a refused connection again, but
-    // takes one that is accepted and then closed for the leader's death, and elects another leader.
+    // A new leader begins to listen a moment after its followers connect. A follower retries a refused connection. But
+    // it takes a connection that is accepted and closed for the leader's death, and starts an election.
     let patience = Instant::now() + LEADER_LISTENS_WITHIN;
     let far = loop {
         match TcpStream::connect(target) {

@@ -1,4 +1,5 @@
-//! A fake server that speaks just enough of ZooKeeper's protocol to grant a lock, and lies on request.
+//! A fake server that speaks enough of ZooKeeper's protocol to grant a lock, and tells one chosen [`Lie`]. Use it to
+//! show that no reply of a server, however wrong, causes a panic or a wrong grant.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -12,60 +13,60 @@ use super::port::Port;
 
 const SESSION: i64 = 0x0100_0c5d_4f3a_1111;
 
-/// What the server says instead of the truth.
+/// How the server deviates from the protocol or from the truth.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Lie {
-    /// None: what it says is consistent.
+    /// The server is honest.
     None,
-    /// The answer to the handshake is noise.
+    /// The reply to the handshake is noise.
     NoiseForAHandshake,
-    /// The answer to the handshake is an empty frame.
+    /// The reply to the handshake is an empty frame.
     EmptyHandshake,
-    /// The answer to the handshake says that the password has 2^31 - 1 bytes.
+    /// The reply to the handshake gives the password a length of 2^31 - 1 bytes.
     EndlessPassword,
-    /// The session timeout that is granted is negative.
+    /// The granted session timeout is negative.
     NegativeTimeout,
-    /// The session timeout that is granted is zero.
+    /// The granted session timeout is zero.
     NoTimeout,
-    /// A frame that claims to have 2^31 - 1 bytes, and some of them.
+    /// A frame gives its length as 2^31 - 1 bytes, and a million bytes follow.
     EndlessFrame,
-    /// A frame that claims to have fewer than no bytes.
+    /// A frame has a negative length.
     NegativeFrame,
-    /// A frame of three bytes, where a reply begins with sixteen.
+    /// A frame has three bytes. A reply begins with sixteen.
     ShortFrame,
-    /// A reply to a request that was never made.
+    /// A reply has the xid of no request.
     WrongXid,
-    /// A notification of a watch that was never set, and then one that is cut short.
+    /// An event arrives for a watch that was never set, and then a truncated event.
     InventedEvents,
     /// The reply to a create ends after its header.
     ShortCreate,
-    /// The node that was created has another name than was asked for.
+    /// The created node has another name than the client asked for.
     CreatedElsewhere,
-    /// The node that was created has a negative number.
+    /// The created node has a negative sequence number.
     CreatedBelowZero,
-    /// The node that was created belongs to another session.
+    /// The created node belongs to another session.
     CreatedForAnother,
-    /// The node that was created belongs to nobody.
+    /// The created node belongs to no session.
     CreatedForNobody,
-    /// The listing has 2^31 - 1 names.
+    /// The listing gives its length as 2^31 - 1 names.
     EndlessListing,
-    /// The listing has fewer than no names.
+    /// The listing has a negative length.
     NegativeListing,
     /// The listing ends in the middle of a name.
     ShortListing,
-    /// The names of the listing are not text.
+    /// The names in the listing are not UTF-8.
     NoiseForAListing,
-    /// The listing does not have the node that was created.
+    /// The created node is missing from the listing.
     ListingWithoutMe,
-    /// The listing has another node with the same number.
+    /// The listing has another node with the same sequence number.
     ListingWithATwin,
-    /// There is a predecessor, and the reply to the watch on its node is cut short.
+    /// There is a predecessor, and the reply to the watch on its node is truncated.
     ShortData,
-    /// There is a predecessor, an event says that it has gone, and the next listing still has it.
+    /// There is a predecessor. An event reports its deletion, but the next listing still has it.
     FalseDeparture,
 }
 
-/// The server; it takes clients until it is dropped.
+/// A server that accepts clients until it is dropped.
 #[derive(Debug)]
 pub struct Fake {
     port: Port,
@@ -87,7 +88,7 @@ impl Fake {
                     if is_over.load(Ordering::SeqCst) {
                         return;
                     }
-                    // Clients go away in every way there is.
+                    // A client may close its connection in any way.
                     thread::spawn(move || Connection { stream, lie, tree }.serve());
                 }
             }
@@ -100,11 +101,12 @@ impl Fake {
     }
 }
 
-/// A test starts hundreds of them, and a process may have a thousand descriptors.
+/// A test starts hundreds of these servers, and a process may have a thousand descriptors.
 impl Drop for Fake {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        // The listener hears of the end by one more client. Where it is gone already, nobody has to hear.
+        // One more connection wakes the listener, which then ends. If the listener has ended already, the connection
+        // fails.
         let _ = TcpStream::connect(self.port.address());
         let _ = self.thread.take().map(JoinHandle::join);
     }
@@ -113,11 +115,11 @@ impl Drop for Fake {
 #[derive(Debug, Default)]
 struct Tree {
     zxid: i64,
-    /// The names of what was created as a sequence.
+    /// The names of the sequential nodes that were created.
     names: Vec<String>,
 }
 
-/// The fields of a body, one after the other.
+/// The serialised fields of a frame's body.
 #[derive(Debug, Default)]
 struct Body(Vec<u8>);
 
@@ -198,12 +200,12 @@ impl Connection {
             Op::Exists => Body::default().stat(1, 0),
             Op::Sync => Body::default().buffer(b"/"),
             Op::Multi => {
-                // One check, which succeeds, and the end.
+                // One successful check, and the end of the transaction.
                 Body::default().int(13).bytes(&[0]).int(0).int(-1).bytes(&[1]).int(-1)
             }
             _ => Body::default(),
         };
-        // No request that a lock depends on ever has a good answer.
+        // The replies that a grant of the lock depends on.
         let matters = matches!(op, Op::Create2 | Op::GetChildren | Op::GetChildren2);
         let reply = |xid: i32, body: Body| framed(&Body::default().int(xid).long(tree.zxid).int(0).bytes(&body.0).0);
         match self.lie {
@@ -230,7 +232,7 @@ impl Connection {
                 if path.contains("first~") {
                     let event = Body::default().int(2).int(3).buffer(path.as_bytes());
                     self.stream.write_all(&reply(-1, event))?;
-                    // Otherwise the client would be kept busy for ever.
+                    // Keeps the client from looping without a pause.
                     thread::sleep(Duration::from_millis(50));
                 }
                 Ok(())
@@ -239,7 +241,7 @@ impl Connection {
         }
     }
 
-    /// Whom the nodes belong to that are created here.
+    /// Returns the session that the created nodes belong to.
     fn owner(&self) -> i64 {
         match self.lie {
             Lie::CreatedForAnother => SESSION + 1,

@@ -1,10 +1,10 @@
-//! A fleet of clients before an ensemble that carries so many requests a second, in virtual time: what the ensemble is asked
-//! when all come back at once. Knows only the public interface.
+//! A fleet of clients and an ensemble with a limited capacity, in virtual time. Use it to count the requests and to
+//! measure the waits when a whole fleet reconnects at once, with more clients than a machine can run.
 //!
-//! The lock, its sessions' leases and heartbeats, and the pauses before a comeback are the library's own code, on the embedded
-//! ensemble. The wire between them is a model. Requests queue up before the ensemble, first come, first served. Each takes
-//! its share of a second. A session that is not heard for its timeout is given up. A client that is cut off tries again as
-//! the client crate does.
+//! Locks, leases, heartbeats and the jitter before a reconnect are the library's own code, on the embedded ensemble.
+//! The network and the servers are a model: requests wait in one queue, in order of arrival, and each takes its share
+//! of a second. A session that is silent for its timeout expires. A client that is cut off retries as the client crate
+//! does.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -25,58 +25,58 @@ use zk_rwlock::coordinator::{
 use super::polled::now;
 use super::scene::Seeded;
 
-/// What is asked of the ensemble.
+/// A kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Asked {
-    /// A new session.
+    /// Opens a session.
     Session,
-    /// An old session, on a new connection.
+    /// Resumes a session on a new connection.
     Resume,
-    /// A place in a queue.
+    /// Creates a contender's node in a queue.
     Create,
     List,
-    /// Data, or a watch.
+    /// Reads a node's data, or arms a watch.
     Read,
-    /// A transaction, a heartbeat's among them, or a deletion.
+    /// Commits a transaction, for example a heartbeat's, or deletes a node.
     Write,
-    /// The end of a session.
+    /// Ends a session.
     End,
 }
 
 impl Asked {
-    /// Reads are answered by one server, and writes by the majority.
+    /// Returns whether a majority must agree. A read is answered by one server alone.
     fn is_write(self) -> bool {
         !matches!(self, Asked::Resume | Asked::List | Asked::Read)
     }
 }
 
-/// What an ensemble carries.
+/// How much an ensemble can carry.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
-    /// Writes a second, if there are only writes.
+    /// Writes per second, if there are only writes.
     pub writes: u32,
-    /// Reads a second, if there are only reads.
+    /// Reads per second, if there are only reads.
     pub reads: u32,
-    /// Names a second that are written into listings.
+    /// Names per second that are written into listings.
     pub names: u32,
 }
 
-/// How a client behaves.
+/// The settings of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
     pub session_timeout: Duration,
-    /// Whether a client pauses before it comes back with a new session, as the library has it do.
+    /// Whether a client waits a random time before it opens a new session, as the library does.
     pub pauses: bool,
 }
 
-/// What happened within one second.
+/// The events of one second.
 #[derive(Clone, Debug, Default)]
 pub struct Second {
-    /// What the ensemble was asked.
+    /// The number of requests of each kind.
     pub asked: BTreeMap<Asked, u64>,
-    /// The longest time that a request waited of those that were answered.
+    /// The longest time between a request and its reply.
     pub longest_wait: Duration,
-    /// The most creates that were under way at once.
+    /// The largest number of creates in progress at the same time.
     pub creates_under_way: u64,
 }
 
@@ -86,7 +86,7 @@ impl Second {
     }
 }
 
-/// Requests on their way to the ensemble, and what it knows of sessions.
+/// The queue of requests before the ensemble, and the sessions that the ensemble knows.
 pub struct Servers {
     capacity: Capacity,
     began: Instant,
@@ -98,7 +98,7 @@ pub struct Servers {
     sessions: Mutex<BTreeMap<i64, Known>>,
 }
 
-/// Carries the request out, and returns how many names are in its answer.
+/// Carries the request out, and returns the number of names in its reply.
 type Act = Box<dyn FnOnce() -> usize + Send>;
 
 struct Request {
@@ -119,7 +119,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Servers {
-    /// Servers that work from now on. Call it in a runtime whose clock is paused.
+    /// Starts servers. Must be called in a runtime whose clock is paused.
     pub fn start(capacity: Capacity) -> Arc<Servers> {
         let servers = Arc::new(Servers {
             capacity,
@@ -131,28 +131,29 @@ impl Servers {
             entered: AtomicU64::new(0),
             sessions: Mutex::default(),
         });
-        // Tokio would make this task yield after some requests, and a request must be answered when it is carried out.
+        // Outside of tokio's budget, which would make this task yield after some requests: a reply must be sent at the
+        // moment when the request is carried out.
         tokio::spawn(tokio::task::unconstrained(Arc::clone(&servers).work()));
         tokio::spawn(Arc::clone(&servers).give_up_the_silent());
         servers
     }
 
-    /// What happened in each second so far.
+    /// Returns the events of each second so far.
     pub fn seconds(&self) -> Vec<Second> {
         locked(&self.seconds).clone()
     }
 
-    /// How many places in queues were taken so far.
+    /// Returns how many contenders' nodes were created so far.
     pub fn entered(&self) -> u64 {
         self.entered.load(Ordering::Relaxed)
     }
 
-    /// For how long the oldest request waits that is to be carried out. Some always wait, where there are many.
+    /// Returns for how long the oldest request has waited.
     pub fn oldest(&self) -> Duration {
         locked(&self.queue).front().map_or(Duration::ZERO, |request| request.came.elapsed())
     }
 
-    /// A new leader gives every session its whole timeout again.
+    /// Elects a new leader, which gives every session its whole timeout again.
     pub fn new_leader(&self) {
         locked(&self.sessions).values_mut().for_each(|known| known.heard = Instant::now());
     }
@@ -179,7 +180,7 @@ impl Servers {
         self.came.notify_one();
     }
 
-    /// One request after the other, a millisecond's work at a time.
+    /// Carries out one request after the other. Sleeps only when the capacity of the present moment is used up.
     async fn work(self: Arc<Self>) {
         let each = |a_second: u32| Duration::from_secs(1) / a_second;
         let (write, read, name) =
@@ -226,7 +227,7 @@ impl Servers {
         }
     }
 
-    /// Whether the ensemble still knows the session, from which it hears now.
+    /// Notes that the ensemble has heard from the session now. Returns whether the session exists.
     fn hears(&self, session: i64) -> bool {
         let mut sessions = locked(&self.sessions);
         let known = sessions.get_mut(&session);
@@ -248,7 +249,7 @@ struct Client {
     opening: tokio::sync::Mutex<()>,
 }
 
-/// The client crate's list of servers names so many: see `to_connect_to` in `src/zookeeper/connect.rs`.
+/// The length of the client crate's list of servers: see `to_connect_to` in `src/zookeeper/connect.rs`.
 const NAMES: u32 = 24;
 
 impl Client {
@@ -256,7 +257,7 @@ impl Client {
         locked(&self.dice).below(below)
     }
 
-    /// The client crate's pause before this try: none in the first round through its list.
+    /// Sleeps for the client crate's pause before this try: a millisecond in the first round through its list.
     async fn between_tries(&self, tries: u32) {
         let jitter = |most| Duration::from_millis(self.random(most));
         let pause = match (tries / NAMES, tries % NAMES) {
@@ -267,7 +268,7 @@ impl Client {
         sleep(pause).await;
     }
 
-    /// One try at a session. `None` if it is refused, or not answered in time.
+    /// Tries to open a session. Returns `None` if no server is reachable or none replies in time.
     async fn open_once(self: &Arc<Self>, silence: Duration) -> Option<Arc<Line>> {
         if !self.is_reachable.load(Ordering::Relaxed) {
             return None;
@@ -275,7 +276,7 @@ impl Client {
         let (reply, answer) = oneshot::channel();
         let (client, asked) = (Arc::clone(self), Instant::now());
         let open = move || {
-            // A client that has given up meanwhile leaves the session to its end.
+            // If the client has given up meanwhile, the session remains until it expires.
             let line = Line::open(&client, asked);
             drop(reply.send(line));
             0
@@ -284,7 +285,8 @@ impl Client {
         timeout(silence, answer).await.ok()?.ok()
     }
 
-    /// As `open` in `src/zookeeper/connect.rs`: how patiently, and how long between two attempts, is the library's.
+    /// Opens a session as `open` in `src/zookeeper/connect.rs` does. The patience and the pauses between attempts are
+    /// the library's.
     async fn open(self: &Arc<Self>, lost: Option<(Duration, Duration)>) -> Arc<Line> {
         let session_timeout = self.habits.session_timeout;
         let lost = lost.filter(|_| self.habits.pauses);
@@ -295,7 +297,7 @@ impl Client {
         }
         let mut patience = Patience::Quick;
         loop {
-            // The client crate's own limit is two fifths.
+            // The client crate's own limit is two fifths of the session timeout.
             let silence = patience.attempt(session_timeout).unwrap_or(session_timeout * 2 / 5);
             let asked = Instant::now();
             let tries = async {
@@ -345,13 +347,13 @@ impl Process {
         }))
     }
 
-    /// Its connection breaks. It tries again at once, and finds no server until [`Process::heal`].
+    /// Breaks the connection. The process retries at once, and reaches no server until [`Process::heal`].
     pub fn cut(&self) {
         self.0.is_reachable.store(false, Ordering::Relaxed);
         self.disconnect();
     }
 
-    /// Its connection breaks, and the next server takes another.
+    /// Breaks the connection. The process can reconnect at once.
     pub fn disconnect(&self) {
         if let Some(line) = locked(&self.0.line).clone() {
             line.is_down();
@@ -412,14 +414,14 @@ enum Link {
     Over,
 }
 
-/// One session, as its client has it.
+/// One session, as its client sees it.
 struct Line {
     client: Weak<Client>,
     servers: Arc<Servers>,
     session: Arc<dyn Session>,
     upkeep: Arc<Upkeep>,
     timeout: Duration,
-    /// With the number of the connection.
+    /// The state of the connection, and its number.
     link: watch::Sender<(Link, u64)>,
     /// Requests that wait for a connection.
     held: Mutex<Vec<(Asked, Act)>>,
@@ -432,7 +434,7 @@ impl Line {
         let embedded = client.ensemble.connect();
         let slot = now(embedded.session_slot(0)).expect("the embedded ensemble is there");
         let (session, timeout) = (Arc::clone(slot.session()), client.habits.session_timeout);
-        // Never zero, which stands for a lease that ran out.
+        // Never zero, which stands for an expired lease.
         let clock = move || asked.elapsed() + Duration::from_secs(1);
         let upkeep = Arc::new(Upkeep::new(Lease::with_clock(timeout, Box::new(clock))));
         upkeep.began(Duration::from_secs(1));
@@ -475,7 +477,7 @@ impl Line {
         }
     }
 
-    /// The client crate's tries, until it takes the session for expired.
+    /// Retries as the client crate does, until the crate takes the session for expired.
     async fn resume(self: Arc<Self>) {
         let until = *locked(&self.answered) + self.timeout * 7 / 5;
         for tries in 1.. {
@@ -501,7 +503,7 @@ impl Line {
         }
     }
 
-    /// As after each reconnect: the watches are set again, and the server is asked which session it takes us for.
+    /// Does what follows each reconnect: sets the watches again, and asks the server for the session's identity.
     async fn is_back(self: Arc<Self>) {
         *locked(&self.answered) = Instant::now();
         self.servers.ask(Asked::Read, Box::new(|| 0));
@@ -569,7 +571,7 @@ impl Line {
         self.ask(Asked::Write, |_| 0, ask)
     }
 
-    /// News of the embedded ensemble comes over the connection.
+    /// Passes on an event of the embedded ensemble once the session is connected.
     fn over_the_wire(line: Weak<Line>, watch: Watch) -> Watch {
         Box::pin(async move {
             let event = watch.await;

@@ -1,5 +1,6 @@
-//! A process that forks, as a daemon or a server with workers does. Rust has no safe call for that: a small library makes one
-//! of a call of the C library that nothing else needs. It is built by the compiler that links the tests.
+//! A process that forks, as a daemon or a server with workers does. Use it to test what becomes of a session in the
+//! child. Rust has no safe call for fork, so a small library, built by the C compiler that links the tests, makes
+//! `getppid` fork.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ pid_t getppid(void) {
 }
 ";
 
-/// The library, for as long as it is needed.
+/// The library's directory. Dropping it removes the library.
 pub struct Forks(TempDir);
 
 impl Forks {
@@ -28,7 +29,8 @@ impl Forks {
         forks
     }
 
-    /// The environment of a process that forks when it asks for its [parent](std::os::unix::process::parent_id).
+    /// Returns the environment variable that makes a process fork when it asks for its
+    /// [parent](std::os::unix::process::parent_id).
     pub fn environment(&self) -> (&'static str, PathBuf) {
         ("LD_PRELOAD", self.file("forks.so"))
     }
@@ -38,7 +40,7 @@ impl Forks {
     }
 }
 
-/// Forks, in a process with this environment. Whether this is the child.
+/// Forks a process that has this environment. Returns whether this process is the child.
 pub fn fork() -> bool {
     std::os::unix::process::parent_id() == 0
 }

@@ -1,7 +1,7 @@
-//! The frames of ZooKeeper's protocol, as far as a proxy or a fake server has to read and write them.
+//! The frames of ZooKeeper's protocol. A proxy, a fake server or a raw client reads and writes them with this file.
 //!
-//! Every frame is a length of four bytes and a body; the first frame each way is the handshake; after it, a request
-//! begins with its xid and opcode and a reply with the xid of its request, which is -1 for a notification of a watch.
+//! Every frame is a length of four bytes and a body. The first frame in each direction is the handshake. After it, a
+//! request begins with its xid and opcode, and a reply with the xid of its request. The xid of a watch's event is -1.
 
 use std::io;
 
@@ -10,12 +10,12 @@ use tokio::io::AsyncReadExt;
 pub(super) const NOTIFICATION_XID: i32 = -1;
 const LONGEST_FRAME: usize = 16 << 20;
 
-/// What a request asks for.
+/// The kind of a frame, by the opcode of the request.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Op {
-    /// The first frame of a connection each way.
+    /// The first frame of a connection in each direction.
     Handshake,
-    /// What the server sends unasked: the event of a watch.
+    /// The event of a watch, which the server sends without a request.
     Event,
     Create,
     Delete,
@@ -87,10 +87,10 @@ pub(super) enum Direction {
     ToClient,
 }
 
-/// What a client asks for, or a server grants, in the first frame of a connection.
+/// The first frame of a connection: the client's wishes, or the server's grant.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Hello {
-    /// In a request only: the newest transaction that the client has seen.
+    /// Only in a request: the zxid of the newest transaction that the client has seen.
     zxid: Option<i64>,
     pub timeout: i32,
     pub session: i64,
@@ -107,17 +107,17 @@ impl Hello {
             Direction::ToClient => None,
         };
         let (timeout, session, password) = (fields.int()?, fields.long()?, fields.buffer()?.to_vec());
-        // Servers and clients before 3.4 leave it out.
+        // Servers and clients before 3.4 omit this field.
         let read_only = fields.take(1) == Some(&[1]);
         Some(Self { zxid, timeout, session, password, read_only })
     }
 
-    /// The handshake of a client that asks for a session of so many milliseconds.
+    /// Returns the handshake of a client that opens a session with a timeout of this many milliseconds.
     pub fn of_a_new_session(timeout: i32) -> Self {
         Self { zxid: Some(0), timeout, session: 0, password: vec![0; 16], read_only: false }
     }
 
-    /// The handshake of a client that resumes the session which the server granted with this one.
+    /// Returns the handshake of a client that resumes the session granted by this handshake.
     pub fn take_over(&self) -> Vec<u8> {
         Self { zxid: Some(0), ..self.clone() }.frame()
     }
@@ -136,13 +136,13 @@ impl Hello {
     }
 }
 
-/// A frame: the body with its length in front.
+/// Returns the body as a frame, with its length in front.
 pub fn framed(body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len()).expect("frames are short");
     [&length.to_be_bytes(), body].concat()
 }
 
-/// A reply without a body that says that the request failed.
+/// Returns a reply without a body, with this error code.
 pub(super) fn refusal(xid: i32, code: i32) -> Vec<u8> {
     let mut body = xid.to_be_bytes().to_vec();
     body.extend([0; 8]);
@@ -150,16 +150,16 @@ pub(super) fn refusal(xid: i32, code: i32) -> Vec<u8> {
     framed(&body)
 }
 
-/// A list of children, as a server answers it, with one name more.
+/// Returns a server's list of children with one more name.
 pub(super) fn with_name(list: &[u8], name: &str) -> Vec<u8> {
-    // The length of the frame, the head of the reply, and how many names there are.
+    // The length of the frame, the head of the reply, and the number of names.
     const HEAD: usize = 4 + 16;
     let count = Fields(&list[HEAD..]).int().expect("a list has a length") + 1;
     let length = u32::try_from(name.len()).expect("names are short");
     framed(&[&list[4..HEAD], &count.to_be_bytes(), &length.to_be_bytes(), name.as_bytes(), &list[HEAD + 4..]].concat())
 }
 
-/// One frame with its length in front.
+/// Reads one frame, and returns it with its length in front.
 pub(super) async fn read_frame(from: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Vec<u8>> {
     let mut frame = vec![0; 4];
     from.read_exact(&mut frame).await?;
@@ -174,7 +174,7 @@ pub(super) async fn read_frame(from: &mut (impl AsyncReadExt + Unpin)) -> io::Re
     }
 }
 
-/// A reader of the fields of ZooKeeper's serialisation; it answers `None` where they end too early.
+/// A reader of serialised fields. It returns `None` at a field that is cut off.
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
@@ -214,7 +214,7 @@ impl<'a> Fields<'a> {
         Some(())
     }
 
-    /// The rest of one part of a multi, after its path.
+    /// Skips the rest of one operation of a transaction, after its path.
     fn skip_part(&mut self, op: Op) -> Option<()> {
         match op {
             Op::Create | Op::Create2 | Op::CreateContainer | Op::CreateTtl => {
@@ -239,7 +239,7 @@ impl<'a> Fields<'a> {
         Some(())
     }
 
-    /// The parts of a multi, as far as they can be read.
+    /// Returns the operations of a transaction, up to the first unreadable one.
     fn parts(&mut self) -> Vec<String> {
         let mut parts = Vec::new();
         while let Some(code) = self.int() {
@@ -257,7 +257,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The path that a request names, or the parts of a multi; empty for requests without a path.
+/// Returns the path of a request, or the operations of a transaction. Empty for a request without a path.
 pub(super) fn path(op: Op, mut body: Fields<'_>) -> String {
     if op == Op::Multi {
         body.parts().join(", ")

@@ -1,5 +1,5 @@
-//! A proxy before a server that garbles what the server says, by chance, until it is told to be calm. It knows frames, and
-//! little of what is in them.
+//! A proxy that garbles a server's frames at random until [`Garbler::calm`]. Use it to show that no noise on the wire
+//! causes a panic, a hang or a wrong grant.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,28 +10,28 @@ use std::thread;
 use super::frames::framed;
 use super::port::Port;
 
-/// How many frames pass unharmed for one that is garbled, on average.
+/// How many frames pass unharmed for each garbled frame, on average.
 const SPARED: u64 = 8;
 
-/// What a garbled frame is like.
+/// How a frame is garbled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Garbling {
-    /// It is cut short, made longer, repeated, late or missing, or has another length, request number or error code.
+    /// The frame is cut short, extended, repeated, late or missing, or has another length, xid or error code.
     Shape,
-    /// Or it has other bytes. Then what it says may be well formed and wrong.
+    /// As `Shape`, or some of its bytes are replaced, so that the frame may be well formed and wrong.
     Bytes,
 }
 
-/// The lengths that a frame may claim to have.
+/// The lengths that a garbled frame may claim.
 const LENGTHS: [i32; 8] = [0, -1, i32::MIN, i32::MAX, 1 << 30, 3, 15, 17];
 
-/// The request numbers that mean something, and some that do not.
+/// The xids with a special meaning, and some without.
 const NUMBERS: [i32; 7] = [-1, -2, -4, -8, 0, 1, i32::MAX];
 
 /// The error codes of servers, and some that no server has.
 const CODES: [i32; 12] = [0, -1, -4, -8, -101, -102, -103, -110, -111, -112, -118, 7];
 
-/// The proxy; it serves until the process ends.
+/// A proxy that serves until the process ends.
 #[derive(Debug)]
 pub struct Garbler {
     port: Port,
@@ -48,7 +48,7 @@ impl Garbler {
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(&server)) else { return };
                 let connection =
                     Connection { garbling, is_calm: Arc::clone(&calm), dice: Arc::clone(&dice), late: vec![] };
-                // Both go away in every way there is.
+                // The client or the server may close its connection in any way.
                 thread::spawn(move || connection.serve(client, server));
             }
         });
@@ -59,7 +59,7 @@ impl Garbler {
         self.port.address().to_string()
     }
 
-    /// From now on everything passes as it is.
+    /// Stops the garbling: from now on all frames pass unchanged.
     pub fn calm(&self) {
         self.is_calm.store(true, Ordering::Relaxed);
     }
@@ -135,7 +135,7 @@ impl Connection {
         }
     }
 
-    /// The frame with another number in this place, if it is long enough to have one there.
+    /// Returns the frame with this number at this place, if the frame is long enough.
     fn with(&self, mut body: Vec<u8>, at: usize, number: i32) -> Vec<u8> {
         if let Some(place) = body.get_mut(at..at + 4) {
             place.copy_from_slice(&number.to_be_bytes());
@@ -155,7 +155,7 @@ impl Connection {
         self.roll() % end
     }
 
-    /// Numbers by chance (splitmix64).
+    /// Returns a random number (splitmix64).
     fn roll(&self) -> u64 {
         let state = self.dice.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! The two backends, as the checks see them.
+//! The two backends behind one trait, so that one check runs against both. The suites in `tests/conformance/` use it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,8 +12,8 @@ use super::scene::{SOON, eventually};
 use super::server::{Server, TICK, shared_server};
 use super::wire::Proxy;
 
-/// The session timeout of clients on ZooKeeper, each of which waits so long to expire. Ten ticks leave their leases room for
-/// pauses of a busy machine: from the sending of a heartbeat until it counts, five ticks pass at least.
+/// The session timeout on ZooKeeper. A check that awaits an expiry waits for this long. Ten ticks leave a lease room
+/// for the pauses of a busy machine: at least five ticks pass before a heartbeat counts.
 const SHORT: Duration = Duration::from_secs(2);
 
 #[allow(async_fn_in_trait, reason = "no check needs to know that its futures are `Send`")]
@@ -21,26 +21,26 @@ pub trait Harness {
     type C: Coordinator + Clone + Send + Sync + 'static;
     async fn start() -> Self;
     async fn client(&self) -> Self::C;
-    /// A fresh absolute path, not created.
+    /// Returns a new absolute path that does not exist yet.
     fn directory(&self) -> String;
     async fn expire(&self, client: &Self::C);
     async fn cut(&self, client: &Self::C);
     async fn heal(&self, client: &Self::C);
-    /// The dialect that the names of the locks are in.
+    /// Returns the dialect of the locks' node names.
     fn dialect(&self) -> Dialect {
         Dialect::Native
     }
-    /// Whether the locks keep their nodes between uses.
+    /// Returns whether the locks keep their nodes between uses.
     fn keeps(&self) -> bool {
         false
     }
-    /// A lock as this harness has them.
+    /// Configures a lock for this harness.
     fn lock(&self, builder: RwLockBuilder) -> RwLockBuilder {
         builder.dialect(self.dialect())
     }
 }
 
-/// A backend on which the locks keep their nodes between uses, for longer than any check takes.
+/// A backend whose locks keep their nodes between uses, for longer than any check takes.
 pub struct Keeping<H>(pub H);
 
 impl<H: Harness + Sync> Harness for Keeping<H> {
@@ -79,7 +79,7 @@ impl<H: Harness + Sync> Harness for Keeping<H> {
     }
 }
 
-/// A backend on which the locks have other names.
+/// A backend whose locks use node names of another dialect.
 pub struct Speaking<H>(pub Dialect, pub H);
 
 impl<H: Harness + Sync> Harness for Speaking<H> {
@@ -173,11 +173,12 @@ impl Harness for OnZooKeeper {
     }
 
     async fn client(&self) -> Arc<ZooKeeper> {
-        // `make versions` has the same checks judge a server that is not quite ZooKeeper.
+        // `make versions` runs the same checks against a proxy that behaves like ClickHouse Keeper.
         let is_keeper = std::env::var_os("ZK_RWLOCK_KEEPER").is_some();
         let start = if is_keeper { clickhouse_keeper } else { Proxy::start };
         let wire = Arc::new(start(self.server.address()));
-        // There a session does not outlive its connection, which a client gives up after two thirds of this without an answer.
+        // On ClickHouse Keeper a session ends with its connection, which a client closes after two thirds of this time
+        // without a reply.
         let timeout = if is_keeper { 3 * SHORT } else { SHORT };
         let builder = ZooKeeper::builder().session_timeout(timeout).tick_time(TICK).connect_timeout(SOON);
         let zk = Arc::new(builder.connect(&wire.address()).await.expect("the server can be reached"));

@@ -1,4 +1,6 @@
-//! The embedded ensemble behind a line on which each request may be answered with a failure instead.
+//! A client of the embedded ensemble whose requests a test can intercept: a request fails without being carried out, a
+//! listing is changed, or the reply to a transaction is late. Use it to bring about one fault at one step, without a
+//! server.
 
 use std::fmt;
 use std::future::Future;
@@ -14,10 +16,10 @@ use zk_rwlock::coordinator::{
     Watch,
 };
 
-/// What is asked of the ensemble.
+/// A request to the ensemble.
 #[derive(Clone, Copy, Debug)]
 pub enum Asked<'a> {
-    /// A session slot, for so many bytes of watched paths.
+    /// A request for a session slot with room for this many bytes of watched paths.
     Slot(usize),
     Create(&'a str, Kind),
     Delete(&'a str),
@@ -28,10 +30,10 @@ pub enum Asked<'a> {
     Transact(&'a [Operation]),
 }
 
-/// The failure that a request is answered with. It is not carried out then.
+/// Returns the failure of a request, which is not carried out then, or `None` to let it pass.
 type Hinder = dyn Fn(Asked<'_>) -> Option<Failure> + Send + Sync;
 
-/// A client of the ensemble with such a line.
+/// A client whose requests can fail.
 #[derive(Clone)]
 pub struct Hindered {
     pub memory: Memory,
@@ -41,7 +43,7 @@ pub struct Hindered {
     listing: Arc<Listing>,
 }
 
-/// What the server makes of each listing.
+/// Changes a listing on its way to the client.
 type Listing = dyn Fn(Vec<String>) -> Vec<String> + Send + Sync;
 
 impl Hindered {
@@ -55,7 +57,8 @@ impl Hindered {
         }
     }
 
-    /// Hinders nothing, and counts the contenders that it creates. `first` happens before each, and is told how many there were.
+    /// Lets all requests pass, and counts the contenders that the client creates. Calls `first` before each of them
+    /// with the number of those before.
     pub fn counting(memory: &Memory, first: impl Fn(usize) + Send + Sync + 'static) -> (Hindered, Count) {
         let count = Count::default();
         let counted = count.clone();
@@ -68,8 +71,8 @@ impl Hindered {
         (line, count)
     }
 
-    /// Hinders nothing, and notes how many bytes its session slots are asked for: the most, because a semaphore's number is
-    /// read, too.
+    /// Lets all requests pass, and records the largest number of bytes that a session slot was requested for. The
+    /// largest, because a semaphore also reads its number of permits.
     pub fn noting(memory: &Memory) -> (Hindered, Arc<AtomicUsize>) {
         let most = Arc::new(AtomicUsize::new(0));
         let noted = Arc::clone(&most);
@@ -82,17 +85,17 @@ impl Hindered {
         (line, most)
     }
 
-    /// The answer to each transaction comes so much later.
+    /// Delays the reply to each transaction by this time.
     pub fn with_commits_that_take(self, commit_takes: Duration) -> Hindered {
         Hindered { commit_takes, ..self }
     }
 
-    /// The server shows something else than it would in each listing.
+    /// Replaces each listing by what `listing` makes of it.
     pub fn with_listings(self, listing: impl Fn(Vec<String>) -> Vec<String> + Send + Sync + 'static) -> Hindered {
         Hindered { listing: Arc::new(listing), ..self }
     }
 
-    /// Its session has this upkeep, which hears nothing of what happens to the session.
+    /// Gives the session this upkeep, which does not learn of the session's events.
     pub fn with_upkeep(self, upkeep: &Arc<Upkeep>) -> Hindered {
         Hindered { upkeep: Some(Arc::clone(upkeep)), ..self }
     }
@@ -209,12 +212,12 @@ impl Session for Line {
     }
 }
 
-/// How often something was asked. More than a few hundred times is for ever.
+/// A counter of requests. It panics at 500: then the library repeats a request for ever.
 #[derive(Clone, Default)]
 pub struct Count(Arc<AtomicUsize>);
 
 impl Count {
-    /// Counts once more. Returns how often there was one before.
+    /// Adds one. Returns the count before.
     pub fn one_more(&self) -> usize {
         let before = self.0.fetch_add(1, Ordering::Relaxed);
         assert!(before < 500 || std::thread::panicking(), "this is asked for ever");
@@ -226,7 +229,7 @@ impl Count {
     }
 }
 
-/// That one operation of a transaction is refused, and so all of it.
+/// Returns the failure of a transaction whose operation at this index was refused.
 pub fn refused_at(index: usize, failure: Failure) -> Failure {
     Failure::Operation { index, failure: Box::new(failure) }
 }

@@ -1,12 +1,12 @@
-//! The record of a run on one monotonic clock, which says from when to when each guard held and what was done under it;
-//! and the checkers that judge such a history.
+//! A record of a run on one monotonic clock (which guard held from when to when, and what was done under it), and
+//! checkers that judge such a record. Use it in every test in which several holders contend at random.
 //!
-//! A hold's *definite interval* runs from the moment its grant had returned until just before its release was asked
-//! for, or until the last moment at which its guard said "held", whichever came first. A thread of its own asks every
-//! guard that again and again, so that no blocked runtime can hide an overlap.
+//! A hold's *definite interval* runs from the return of its grant until just before the call of its release, or until
+//! the last moment at which its guard said "held", whichever comes first. A thread asks every guard again and again, so
+//! that a blocked runtime cannot hide an overlap.
 //!
-//! The checkers are functions of values and return what they found wrong, in words; `tests/models/history.rs` feeds
-//! each of them a wrong history.
+//! The checkers are plain functions that return faults in words. `tests/models/history.rs` gives each of them a wrong
+//! history.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -22,17 +22,16 @@ use zk_rwlock::{Mode, ReadGuard, WriteGuard};
 
 use super::trace;
 
-/// How often the witness asks all guards. Between two questions a guard may hold a little longer than is noted, but
-/// never a little shorter.
+/// How often the witness asks all guards. A guard may hold a little longer than recorded, but never a little shorter.
 const ASK_EVERY: Duration = Duration::from_micros(500);
 
-/// Since the history began.
+/// The time since the history began.
 pub type Moment = Duration;
 
-/// One guard's definite interval.
+/// The definite interval of one guard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// One for all guards of one node: a downgrade and a share go on with the number of their origin.
+    /// One number for all guards of one node: a downgraded or shared guard keeps the number of its origin.
     pub acquisition: u64,
     pub path: String,
     pub node: String,
@@ -42,11 +41,11 @@ pub struct Hold {
     pub token: i64,
     pub from: Moment,
     pub until: Moment,
-    /// It ended because the guard said "lost", and not by a release.
+    /// Whether the interval ended with a loss, and not with a release.
     pub lost: bool,
 }
 
-/// What both kinds of guard can be asked.
+/// The questions to both kinds of guard.
 pub trait Guard: Send + Sync + 'static {
     const MODE: Mode;
     fn is_held(&self) -> bool;
@@ -78,7 +77,7 @@ guard!(ReadGuard, Mode::Read);
 guard!(WriteGuard, Mode::Write);
 guard!(OnceGuard, Mode::Write);
 guard!(Term, Mode::Write);
-// Holders of permits hold together, as readers do. How many, `overdrawn` counts.
+// Holders of permits hold together, as readers do. `overdrawn` checks how many.
 guard!(Permit, Mode::Read);
 
 /// The record of one run, and the thread that asks the guards.
@@ -107,7 +106,7 @@ struct Entries {
     revived: Vec<String>,
 }
 
-/// A guard that is asked.
+/// A guard that is still held.
 struct Open {
     hold: Hold,
     guard: Arc<dyn IsHeld>,
@@ -130,9 +129,9 @@ impl std::fmt::Debug for Open {
 }
 
 impl Open {
-    /// Asks the guard; says what is wrong if one that was lost says "held" again.
+    /// Asks the guard. Returns a fault if a lost guard says "held" again.
     fn ask(&mut self, book: &Book) -> Option<String> {
-        // Taken before asking: the guard said so at this moment or later.
+        // Read before the question: the answer is from this moment or later.
         let asked = book.now();
         let held = self.guard.says_held();
         if held && !self.hold.lost {
@@ -195,7 +194,7 @@ impl Book {
     }
 }
 
-/// A guard whose interval is being noted. Dropping it notes the end and drops the guard.
+/// A guard whose interval is being recorded. Dropping it records the end and drops the guard.
 #[derive(Debug)]
 pub struct Holding<G: Guard> {
     guard: Option<Arc<G>>,
@@ -207,19 +206,19 @@ pub struct Holding<G: Guard> {
 }
 
 impl<G: Guard> Holding<G> {
-    /// Notes the end, and hands the guard back to be released.
+    /// Records the end, and returns the guard for its release.
     pub fn leave(mut self) -> G {
         self.book.close(self.number);
         let guard = self.guard.take().expect("it is taken once");
         Arc::into_inner(guard).expect("the witness has let go of it")
     }
 
-    /// One more guard of the same node.
+    /// Records one more guard of the same node.
     pub fn also<H: Guard>(&self, guard: H) -> Holding<H> {
         self.book.open(guard, &self.host, self.acquisition)
     }
 
-    /// Notes the end of this, and goes on with what `change` makes of the guard.
+    /// Records the end of this hold, and continues with the guard that `change` returns.
     pub async fn changed<H: Guard, E>(self, change: impl AsyncFnOnce(G) -> Result<H, E>) -> Result<Holding<H>, E> {
         let (book, host, acquisition) = (Arc::clone(&self.book), self.host.clone(), self.acquisition);
         let guard = change(self.leave()).await?;
@@ -260,13 +259,13 @@ impl History {
         self.book.now()
     }
 
-    /// Notes a grant; call it right after the acquisition returned.
+    /// Records a grant. Call it right after the acquisition returned.
     pub fn granted<G: Guard>(&self, guard: G, host: &str) -> Holding<G> {
         let acquisition = self.book.acquisitions.fetch_add(1, Ordering::Relaxed);
         self.book.open(guard, host, acquisition)
     }
 
-    /// Notes that an operator asked at `asked` for the deletion of a node, and that it may have been done.
+    /// Records that an operator requested at `asked` the deletion of a node, which may have been carried out.
     pub fn operator_deleted(&self, node: &str, asked: Moment) {
         self.book.entries().deletions.insert(node.to_owned(), asked);
     }
@@ -275,20 +274,20 @@ impl History {
         self.book.entries().deletions.clone()
     }
 
-    /// The holds that ended, each cut off at its operator's deletion.
+    /// Returns the holds that have ended, each cut off at an operator's deletion of its node.
     pub fn holds(&self) -> Vec<Hold> {
         let entries = self.book.entries();
         definite(&entries.closed, &entries.deletions)
     }
 
-    /// As [`History::holds`], on the clock of all traces.
+    /// Returns the holds as [`History::holds`] does, on the clock of all traces.
     pub fn traced(&self) -> Vec<Hold> {
         let began = self.book.began;
         let shifted = |hold: Hold| Hold { from: began + hold.from, until: began + hold.until, ..hold };
         self.holds().into_iter().map(shifted).collect()
     }
 
-    /// Everything that is wrong with the intervals, in words.
+    /// Returns all faults of the intervals, in words.
     pub fn faults(&self) -> Vec<String> {
         let holds = self.holds();
         let mut faults = self.book.entries().revived.clone();
@@ -303,14 +302,15 @@ impl Drop for History {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(witness) = self.witness.take() {
-            // If it panicked, its message is printed, and the intervals are too short to accuse anyone falsely.
+            // If it panicked, its message is printed, and the intervals are too short to show a false overlap.
             let _ = witness.join();
         }
     }
 }
 
 impl Hold {
-    /// Whose node it is held by. Several uses share a node that is kept; otherwise each acquisition has its own.
+    /// Returns the owner of the node. The uses of a kept node share it; otherwise each acquisition has a node of its
+    /// own.
     fn owner(&self) -> String {
         match self.node.split_once("~keep-") {
             Some((owner, _)) => owner.to_owned(),
@@ -334,11 +334,11 @@ fn directory(node: &str) -> &str {
 // ---------------------------------------------------------------------------------------------------------------
 // Checkers of intervals
 
-/// The holds as the checkers judge them.
+/// Returns the holds as the checkers judge them.
 ///
-/// When an operator deletes a *holder's* node, ZooKeeper may notify the next contender before the holder: no client
-/// can change that. So such a hold counts as ended when the deletion was asked for.
-/// Holds that no moment is left of are dropped; so are grants that were lost before their caller came to see them.
+/// When an operator deletes a *holder's* node, ZooKeeper may notify the next contender before the holder, and no client
+/// can change that. So such a hold counts as ended when the deletion was requested. Holds of no duration are dropped,
+/// and so are grants that were lost before their caller saw them.
 pub fn definite(holds: &[Hold], deletions: &HashMap<String, Moment>) -> Vec<Hold> {
     let cut = |hold: &Hold| {
         let until = deletions.get(&hold.node).map_or(hold.until, |deleted| hold.until.min(*deleted));
@@ -347,7 +347,7 @@ pub fn definite(holds: &[Hold], deletions: &HashMap<String, Moment>) -> Vec<Hold
     holds.iter().map(cut).filter(|hold| hold.until > hold.from).collect()
 }
 
-/// J1: a writer beside another holder.
+/// J1: finds a writer that holds together with another holder.
 pub fn overlaps(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
     each_path(holds, |holds| {
@@ -366,7 +366,7 @@ pub fn overlaps(holds: &[Hold]) -> Vec<String> {
     faults
 }
 
-/// More permits held at once than there are, by the names of the holders' nodes.
+/// Finds moments at which more permits were held than exist, and names the holders' nodes.
 pub fn overdrawn(holds: &[Hold], permits: u64) -> Vec<String> {
     let count = |hold: &Hold| hold.node.rsplit('-').next().and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
     let mut faults = Vec::new();
@@ -385,7 +385,7 @@ pub fn overdrawn(holds: &[Hold], permits: u64) -> Vec<String> {
     faults
 }
 
-/// S4: a token that is not higher than that of an earlier holder which excluded this one, or that two holders share.
+/// S4: finds a token that is not higher than the token of an earlier, excluded holder, and a token of two nodes.
 pub fn falling_fences(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
     each_path(holds, |holds| {
@@ -413,7 +413,7 @@ pub fn falling_fences(holds: &[Hold]) -> Vec<String> {
     faults
 }
 
-/// J4: a grant before that of an excluding contender whose node is older. Readers may come in any order among
+/// J4: finds a grant before that of an excluded contender with an older node. Readers may be granted in any order among
 /// themselves.
 pub fn overtakings(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
@@ -454,7 +454,7 @@ fn each_path<'h>(holds: &'h [Hold], mut judge: impl FnMut(&[&'h Hold])) {
 // ---------------------------------------------------------------------------------------------------------------
 // J3: what the lock protects
 
-/// What one lock protects: a value with no lock of its own, and a store that knows fencing tokens.
+/// What one lock protects: a value without protection of its own, and a store that checks fencing tokens.
 #[derive(Debug)]
 pub struct Store {
     /// The name of the update that wrote it last. Each update writes its own name, so that a lost update can be named.
@@ -464,7 +464,7 @@ pub struct Store {
     accesses: Mutex<Vec<Access>>,
 }
 
-/// One thing that a holder did to a [`Store`].
+/// One access of a holder to a [`Store`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
     pub deed: Deed,
@@ -477,17 +477,17 @@ pub struct Access {
     pub at: Moment,
     /// After the last step.
     pub done: Moment,
-    /// The guard said "held" after the last step, and so during it.
+    /// Whether the guard said "held" after the last step, and so during it.
     pub sure: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// A writer read the plain value and, without looking again, wrote its own.
+    /// A writer read the plain value and later wrote its own, without another look.
     Update { read: u64, wrote: u64 },
-    /// A reader looked twice.
+    /// A reader read the plain value twice.
     Look { first: u64, second: u64 },
-    /// A writer sent its token to the store that knows tokens.
+    /// A writer sent its token to the store that checks tokens.
     Fenced { token: i64, accepted: bool },
 }
 
@@ -503,7 +503,7 @@ impl Default for Store {
 }
 
 impl Store {
-    /// An unprotected read-modify-write, which takes as long as `thinking` does; given up if the guard is lost by then.
+    /// Updates the plain value: reads it, awaits `thinking`, and writes it. Gives up if the guard is lost by then.
     pub async fn update(&self, holding: &Holding<WriteGuard>, thinking: impl Future<Output = ()>) {
         let began = holding.book.now();
         let read = self.plain.load(Ordering::SeqCst);
@@ -516,7 +516,7 @@ impl Store {
         }
     }
 
-    /// What a reader sees must not change under it.
+    /// Reads the plain value before and after `thinking`. It must not change under a reader.
     pub async fn look<G: Guard>(&self, holding: &Holding<G>, thinking: impl Future<Output = ()>) {
         let began = holding.book.now();
         let first = self.plain.load(Ordering::SeqCst);
@@ -526,8 +526,8 @@ impl Store {
         self.note(holding, Deed::Look { first, second }, began, at);
     }
 
-    /// A write that carries the token, sent whether or not the lock is still held: a late packet. The store refuses
-    /// a lower token than it has seen.
+    /// Writes with the token, also after a loss, as a late packet would. The store refuses a token that is lower than
+    /// the highest it has seen.
     pub fn write_fenced(&self, holding: &Holding<WriteGuard>) {
         let (began, token) = (holding.book.now(), holding.fencing_token());
         let accepted = self.highest.fetch_max(token, Ordering::SeqCst) <= token;
@@ -547,10 +547,10 @@ impl Store {
     }
 }
 
-/// J3 without a fence: an update that was lost, or a value that changed under a reader.
+/// J3 without tokens: finds a lost update, and a value that changed under a reader.
 ///
-/// Only holders that surely held are judged. What others wrote (operators had deleted their nodes, or the lease ran
-/// out in the very step) may show up in any read.
+/// Judges only holders that surely held. A read may show the write of any other holder: an operator had deleted its
+/// node, or its lease ended during the write.
 pub fn lost_updates(accesses: &[Access], deletions: &HashMap<String, Moment>) -> Vec<String> {
     let mut accesses: Vec<&Access> = accesses.iter().collect();
     accesses.sort_by_key(|access| access.at);
@@ -583,7 +583,7 @@ pub fn lost_updates(accesses: &[Access], deletions: &HashMap<String, Moment>) ->
     faults
 }
 
-/// J3 with a fence: a holder that the store refused, or a write from the past that it took.
+/// J3 with tokens: finds a holder that the store refused, and a late write that the store accepted.
 pub fn wrong_fences(accesses: &[Access], deletions: &HashMap<String, Moment>) -> Vec<String> {
     let mut faults = Vec::new();
     let mut accesses: Vec<&Access> = accesses.iter().collect();
@@ -609,7 +609,7 @@ pub fn wrong_fences(accesses: &[Access], deletions: &HashMap<String, Moment>) ->
     faults
 }
 
-/// How many writes the fence kept out: each would have been lost or wrong without it.
+/// Returns how many late writes the store refused. Each of them would have been a fault without tokens.
 pub fn refused_by_fence(accesses: &[Access]) -> usize {
     accesses.iter().filter(|access| matches!(access.deed, Deed::Fenced { accepted: false, .. })).count()
 }

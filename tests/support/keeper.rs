@@ -1,4 +1,5 @@
-//! A server that is not quite ZooKeeper: a real one, behind a proxy that has it behave so.
+//! A real server behind a proxy that makes it behave like another one: ClickHouse Keeper or ZooKeeper 3.5. Use it to
+//! test the library's workarounds without those servers.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +11,14 @@ pub const LIST_EPHEMERALS: Op = Op::Other(103);
 /// The request that reads several nodes. ZooKeeper has it since 3.6.
 pub const READ_SEVERAL: Op = Op::Other(22);
 
-/// Behaves as ClickHouse Keeper does since it knows `create2`, and before it knew containers: it numbers sessions from
-/// one, each handshake begins a new session, and an unknown request closes the connection.
+/// Starts a proxy that behaves like a ClickHouse Keeper which knows `create2` but not containers: sessions are numbered
+/// from one, each handshake begins a new session, and an unknown request closes the connection.
 pub fn clickhouse_keeper(server: impl Into<String>) -> Proxy {
     as_keeper(Proxy::start_renumbering(server))
 }
 
-/// As [`clickhouse_keeper`], with data that came from ZooKeeper: it goes on from the numbers of ZooKeeper's sessions.
+/// Starts a proxy as [`clickhouse_keeper`] does, for a server whose data came from ZooKeeper: session ids go on from
+/// ZooKeeper's.
 pub fn converted_keeper(server: impl Into<String>) -> Proxy {
     as_keeper(Proxy::start(server))
 }
@@ -33,8 +35,8 @@ fn as_keeper(proxy: Proxy) -> Proxy {
     proxy
 }
 
-/// Behaves as ZooKeeper 3.5 does: no client can list the ephemeral nodes of a session, or read several nodes with one
-/// request. It closes the connection behind the answer that says so.
+/// Starts a proxy that behaves like ZooKeeper 3.5: no client can list the ephemeral nodes of a session or read several
+/// nodes with one request. The server refuses such a request and closes the connection.
 pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
     let proxy = Proxy::start(server);
     for unknown in [LIST_EPHEMERALS, READ_SEVERAL] {
@@ -43,8 +45,8 @@ pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
     proxy
 }
 
-/// Behaves as a follower of ClickHouse Keeper does: its leader hears of writes alone, and ends a session that has sent none
-/// for a session timeout. Returns when a session has lived for three of them.
+/// Waits until a session has lived for three session timeouts behind a follower of ClickHouse Keeper. Its leader learns
+/// only of writes, so it ends a session that has sent none for a session timeout; this function plays that leader.
 pub async fn has_session_kept(follower: &Proxy, session_timeout: Duration) {
     let mut alive_since = Instant::now();
     while alive_since.elapsed() < 3 * session_timeout {

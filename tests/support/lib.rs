@@ -1,4 +1,5 @@
-//! What the tests stand on: a real server, a wire that can be tapped and cut, and acquisitions that are polled by hand.
+//! The instruments of the tests: servers that a test starts, proxies that cut and delay traffic, embedded ensembles
+//! that answer late or fail, futures that a test polls by hand, and judges of recorded runs.
 
 // This crate serves the tests and the benchmarks of this repository alone, and its documentation is not published.
 #![allow(missing_docs, missing_debug_implementations)]

@@ -1,12 +1,13 @@
-//! The parts of a page in Markdown that a test reads, and the snippets of Rust that a page shows.
+//! The tables, fenced blocks and snippets of Rust in a Markdown page. Use it for tests that compare a page with the
+//! code.
 
-/// What stands in the fenced blocks of a page that begin with these words.
+/// Returns the contents of the page's fenced blocks that begin with these words.
 pub fn blocks<'page>(page: &'page str, words: &str) -> Vec<&'page str> {
     let opening = format!("```{words}\n");
     page.split(opening.as_str()).skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect()
 }
 
-/// The cells of each row of the page's tables, without their headings.
+/// Returns the cells of each row of the page's tables, without headings.
 pub fn rows(page: &str) -> Vec<Vec<&str>> {
     let lines: Vec<&str> = page.lines().chain([""]).collect(); // a row may be the last line
     let is_row = |line: &str| line.starts_with('|') && !line.starts_with("|--");
@@ -14,24 +15,24 @@ pub fn rows(page: &str) -> Vec<Vec<&str>> {
     body.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
 }
 
-/// What a link calls the heading.
+/// Returns the anchor of a heading, as links use it.
 pub fn anchor(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || [' ', '-', '_'].contains(c);
     heading.trim_start_matches('#').trim().to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
 }
 
-/// What a page shows of a file in `tests/pages`.
+/// A snippet from a file in `tests/pages`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Snippet {
-    /// The heading that it stands below, as links call it.
+    /// The anchor of the heading above the snippet.
     pub heading: String,
-    /// The lines that are shown, each part of them without its indentation.
+    /// The lines of the snippet, without indentation.
     pub code: String,
-    /// What stands before the function that it is in.
+    /// The attribute of the function that contains the snippet.
     pub attribute: String,
 }
 
-/// The snippets of a file, in their order.
+/// Returns the snippets of a file, in order.
 pub fn snippets(source: &str) -> Vec<Snippet> {
     let mut found = Vec::new();
     let mut attribute = "";
@@ -68,7 +69,7 @@ fn dedented(lines: &[&str]) -> String {
     lines.iter().map(|line| format!("{}\n", line.get(indent..).unwrap_or_default())).collect()
 }
 
-/// The page with these snippets in its blocks of Rust, or which of them do not go together.
+/// Returns the page with these snippets in its blocks of Rust, or the first mismatch.
 pub fn filled(page: &str, snippets: &[Snippet]) -> Result<String, String> {
     let (mut filled, mut heading, mut block) = (String::new(), String::new(), None);
     let mut left = snippets.iter();

@@ -1,5 +1,6 @@
-//! The processes of Curator, of kazoo and of this test binary itself, told what to do in lines on their standard input. They
-//! answer in lines that begin with [`SAYS`]. `tests/interop/setup.sh` provides what those in other languages need.
+//! Processes of Curator, of kazoo and of this test binary, controlled by lines on their standard input. They reply in
+//! lines that begin with [`SAYS`]. Use them to run other lock libraries against ours. `tests/interop/setup.sh` installs
+//! what they need.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use super::process::{SAYS, test_in};
 use super::scene::eventually;
 
-/// Twenty virtual machines of Java that start at once on two cores take a while.
+/// Twenty Java virtual machines that start at once on two cores take this long.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 fn home() -> PathBuf {
@@ -19,7 +20,7 @@ fn home() -> PathBuf {
     home.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/interop"))
 }
 
-/// A driver in Java, by the name of its class.
+/// Returns the command of a driver in Java, by the name of its class.
 pub fn java(class: &str) -> Command {
     let mut java = Command::new("java");
     java.args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
@@ -27,14 +28,15 @@ pub fn java(class: &str) -> Command {
     java
 }
 
-/// A driver in Python, by its file below `tests/`.
+/// Returns the command of a driver in Python, by its file below `tests/`.
 pub fn python(file: &str) -> Command {
     let mut python = Command::new(home().join("venv/bin/python"));
     python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).stderr(Stdio::null());
     python
 }
 
-/// This test binary: it runs `the_child_process_of_other_tests` of the module with this [`module_path!`].
+/// Returns a command that runs `the_child_process_of_other_tests` of the module with this [`module_path!`], in this
+/// test binary.
 pub fn child_of(module: &str) -> Command {
     let mut child = Command::new(std::env::current_exe().expect("it runs"));
     child.args([&test_in(module, "the_child_process_of_other_tests"), "--exact", "--nocapture"]);
@@ -49,7 +51,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// It says `ready` when it is.
+    /// Starts the process, and waits until it says `ready`.
     pub fn start(mut command: Command, name: &str) -> Peer {
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = spawned.unwrap_or_else(|error| panic!("{name}: {error}; tests/interop/setup.sh provides it"));
@@ -57,7 +59,7 @@ impl Peer {
         let (sender, said) = mpsc::channel();
         thread::spawn(move || {
             let words = |line: String| line.strip_prefix(SAYS).map(str::to_owned);
-            // The thread ends with the process, or with its listener.
+            // The thread ends with the process or with the receiver.
             let _ended = lines.map_while(Result::ok).filter_map(words).try_for_each(|words| sender.send(words));
         });
         let commands = child.stdin.take().expect("a pipe");
@@ -68,7 +70,7 @@ impl Peer {
         self.commands.write_all(format!("{command}\n").as_bytes()).expect("it lives");
     }
 
-    /// What follows this word in the next line that it says; blocks until it comes.
+    /// Returns the rest of the next line, which must begin with this word. Blocks until the line arrives.
     pub fn says(&mut self, word: &str) -> String {
         let line = self.says_within(PATIENCE).unwrap_or_else(|| panic!("{} never says {word}", self.name));
         let rest = line.strip_prefix(word).unwrap_or_else(|| panic!("{} says {line}, not {word}", self.name));
@@ -83,7 +85,7 @@ impl Peer {
         }
     }
 
-    /// What it has said by now.
+    /// Returns all lines that have arrived by now.
     pub fn has_said(&mut self) -> Vec<String> {
         self.said.try_iter().collect()
     }
@@ -92,7 +94,7 @@ impl Peer {
         matches!(self.said.try_recv(), Err(TryRecvError::Empty))
     }
 
-    /// Returns when the process has died of a command that it could not carry out.
+    /// Waits until the process has died of a command that it could not carry out.
     pub async fn ends(&self) {
         let has_ended = || matches!(self.said.try_recv(), Err(TryRecvError::Disconnected));
         eventually("it ends", || async { has_ended() }).await;

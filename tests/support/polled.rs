@@ -1,4 +1,5 @@
-//! Acquisitions that a test polls by hand, on the embedded ensemble.
+//! Futures that a test polls by hand, on the embedded ensemble. Use them to drop a future between any two requests, and
+//! to assert what a first poll does.
 
 use std::future::IntoFuture;
 use std::task::Poll;
@@ -17,7 +18,7 @@ pub fn writing(lock: &RwLock) -> Acquiring<WriteGuard> {
     task::spawn(lock.write().into_future())
 }
 
-/// The output of a future that must be ready at its first poll.
+/// Returns the output of a future that must be ready at its first poll.
 pub fn now<F: IntoFuture>(future: F) -> F::Output {
     assert_ready!(task::spawn(future.into_future()).poll())
 }
@@ -30,7 +31,7 @@ pub fn write(lock: &RwLock) -> WriteGuard {
     now(lock.write()).expect("free")
 }
 
-/// Polls at most `polls` times, for as long as there is something to poll for. `None` if the future waits.
+/// Polls up to `polls` times, as long as the waker fires. Returns `None` if the future waits.
 pub fn poll_up_to<F: Future>(future: &mut Spawn<F>, polls: usize) -> Option<Poll<F::Output>> {
     for i in 0..polls {
         if i > 0 && !future.is_woken() {
@@ -43,14 +44,14 @@ pub fn poll_up_to<F: Future>(future: &mut Spawn<F>, polls: usize) -> Option<Poll
     Some(Poll::Pending)
 }
 
-/// What is lost of a write.
+/// The lost part of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
     Reply,
     Request,
 }
 
-/// What is lost of one write after the other.
+/// The losses of consecutive writes.
 pub const FAULTS: [&[Lost]; 7] = [
     &[],
     &[Lost::Reply],
@@ -61,7 +62,7 @@ pub const FAULTS: [&[Lost]; 7] = [
     &[Lost::Request, Lost::Request, Lost::Reply],
 ];
 
-/// The client's next writes lose this.
+/// Makes the client's next writes suffer these losses.
 pub fn lose(zk: &Memory, faults: &[Lost]) {
     for fault in faults {
         match fault {

@@ -1,7 +1,8 @@
-//! A port of the loopback interface that is one owner's alone, even while it has no listener.
+//! A loopback port that belongs to one owner, also while it has no listener. Use it for a server or a proxy that a test
+//! stops and starts again.
 //!
-//! A port that the system picks does not stay free: while its server is down, the system may give it to another
-//! listener or to an outgoing connection. So these ports come from outside the range that the system picks from.
+//! A port picked by the system does not stay free: while its server is down, the system may give the port to another
+//! listener or to an outgoing connection. So these ports come from outside the system's range.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -10,24 +11,24 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Below it are the ports of well-known servers.
+/// Below this number are the ports of well-known servers.
 const LOWEST: u16 = 10_000;
 
 #[derive(Debug)]
 pub struct Port {
     number: u16,
-    /// The claim: the UDP port of the same number. Only one socket of the machine can have it, and the system takes
-    /// it back however its owner ends.
+    /// The claim: the UDP port of the same number. Only one socket on the machine can have it, and the system frees it
+    /// when its owner ends.
     _claim: UdpSocket,
 }
 
 impl Port {
-    /// A port that has no listener now, and that no other owner gets until this is dropped.
+    /// Reserves a port without a listener. No other owner gets the port until this value is dropped.
     pub fn reserve() -> Port {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let range = outside(given_by_the_system());
         let size = u32::from(range.end() - range.start()) + 1;
-        // Processes begin at different places, so that they seldom meet.
+        // Each process begins at a different place, so that processes seldom collide.
         let begin = std::process::id().wrapping_mul(7919);
         let candidates = (0..size).map(|_| begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % size);
         let claimed = candidates.filter_map(|at| Port::claim(range.start() + u16::try_from(at).ok()?)).next();
@@ -50,8 +51,8 @@ impl Port {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
     }
 
-    /// A process that is being started has copies of all sockets for some milliseconds, also of the one by which the port was
-    /// tried. So a port that seems to be in use is tried again.
+    /// Listens on the port. A process that is being started inherits all sockets for some milliseconds, also the socket
+    /// by which [`Port::claim`] tried the port. So a port that seems to be in use is tried again.
     pub fn listen(&self) -> TcpListener {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -71,16 +72,16 @@ impl fmt::Display for Port {
     }
 }
 
-/// The range that the system picks from, for listeners that ask for any port and for outgoing connections.
+/// Returns the range of ports that the system picks for listeners and outgoing connections.
 pub fn given_by_the_system() -> RangeInclusive<u16> {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut ends = range.split_whitespace().filter_map(|end| end.parse().ok());
-    // Where the system does not say, the range that other systems use.
+    // The range of other systems, if this system does not give its own.
     ends.next().unwrap_or(32_768)..=ends.next().unwrap_or(u16::MAX)
 }
 
 fn outside(given: RangeInclusive<u16>) -> RangeInclusive<u16> {
     let parts = [LOWEST..=given.start().saturating_sub(1), given.end().saturating_add(1)..=u16::MAX];
-    // Where the system picks from all ports there is nothing better.
+    // If the system picks from all ports, no port is better than another.
     parts.into_iter().find(|part| part.len() >= 1_000).unwrap_or(LOWEST..=u16::MAX)
 }

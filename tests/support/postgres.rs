@@ -1,6 +1,5 @@
-//! A real PostgreSQL server on a loopback port of its own.
-//!
-//! It starts and stops one server with a cluster of its own.
+//! A real PostgreSQL server on a loopback port of its own, with a cluster of its own. Use it for tests of fencing
+//! tokens in a database.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -16,16 +15,16 @@ use super::server::{Home, Process, Verdict};
 
 const STARTUP_LIMIT: Duration = Duration::from_secs(120);
 
-/// The user that the server runs as when the tests run as root: PostgreSQL refuses to run as root.
+/// The server's user when the tests run as root: PostgreSQL refuses to run as root.
 const NOBODY: &str = "nobody";
 
-/// The server that all tests of this process share; it dies with the process.
+/// Returns the server that all tests of this process share. It dies with the process.
 pub fn shared_postgres() -> &'static Postgres {
     static SHARED: OnceLock<Postgres> = OnceLock::new();
     shared(&SHARED, Postgres::start)
 }
 
-/// One server with a cluster of its own; dropping it stops it and removes its directory.
+/// One server with a cluster of its own. Dropping it stops the server and removes the directory.
 #[derive(Debug)]
 pub struct Postgres {
     port: Port,
@@ -34,7 +33,7 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Blocks until the server serves, for about two seconds.
+    /// Starts a server. Blocks for about two seconds, until it serves.
     pub fn start() -> Self {
         let home = Home::new();
         let programs = programs();
@@ -52,10 +51,10 @@ impl Postgres {
         server.arg("-D").arg(home.data()).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
         // Tests crash processes and never the machine.
         server.args(["-c", "fsync=off", "-c", "max_connections=100"]);
-        // On this signal the server ends at once and leaves no shared memory behind, which it would if it were killed.
+        // On SIGQUIT the server ends at once and frees its shared memory. SIGKILL would leave the memory behind.
         let process = Process::guard(&home, "QUIT", &server);
         let deadline = Instant::now() + STARTUP_LIMIT;
-        // The eighth line of this file says how far the server with this cluster has come.
+        // The eighth line of this file is the state of the server.
         while !fs::read_to_string(home.data().join("postmaster.pid"))
             .is_ok_and(|state| state.lines().nth(7).is_some_and(|line| line.trim() == "ready"))
         {
@@ -65,12 +64,12 @@ impl Postgres {
         Self { port, process: Mutex::new(process), _home: home }
     }
 
-    /// The address of the database of this name, whether or not it exists; `postgres` always does.
+    /// Returns the URL of the database with this name. The database need not exist; `postgres` always does.
     pub fn url(&self, database: &str) -> String {
         format!("postgres://postgres@{}/{database}", self.address())
     }
 
-    /// Where clients connect, as `127.0.0.1:PORT`.
+    /// Returns the server's address, as `127.0.0.1:PORT`.
     pub fn address(&self) -> String {
         self.port.address().to_string()
     }
@@ -88,7 +87,7 @@ impl Ends for Postgres {
     }
 }
 
-/// Where `initdb` and `postgres` are: in PATH, or where Debian keeps those of each version.
+/// Returns the directory of `initdb` and `postgres`: in PATH, or Debian's directory for a version.
 fn programs() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -108,7 +107,7 @@ fn as_somebody(program: &Path) -> Command {
     if !is_root() {
         return Command::new(program);
     }
-    // The shell becomes the program, so that the pid that its parent knows is the program's.
+    // The shell becomes the program by `exec`, so that the pid known to the parent is the program's.
     let mut command = Command::new("setpriv");
     command.arg(format!("--reuid={}", id(&["-u", NOBODY]))).arg(format!("--regid={}", id(&["-g", NOBODY])));
     command.arg("--clear-groups").arg(program);

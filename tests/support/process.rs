@@ -1,7 +1,7 @@
-//! Processes that a test can kill: the test binary itself, run again as a child of its own.
+//! Processes that a test can kill: the test binary itself, run again as a child.
 //!
-//! A module that starts such processes has a test `the_child_process_of_other_tests`, which does what [`role`] says, reports to its
-//! parent in lines by [`say`], and does nothing in an ordinary run.
+//! A module that starts such processes has a test `the_child_process_of_other_tests`. In a child it does what [`role`]
+//! says and reports to the parent with [`say`]. In an ordinary run it does nothing.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -15,24 +15,24 @@ const ROLE: &str = "ZK_RWLOCK_CHILD";
 /// The prefix of a child's lines, among those of the test harness.
 pub const SAYS: &str = "child says ";
 
-/// The role of this process, if it is a child.
+/// Returns the role of this process, or `None` if it is no child.
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
 pub fn say(words: &str) {
-    // One write, which the harness does not capture as it captures the output of tests.
+    // One write, past the harness, which captures only the output of `println!`.
     let mut out = std::io::stdout().lock();
     out.write_all(format!("\n{SAYS}{words}\n").as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
 }
 
-/// What the test harness calls the test of this name, in the module with this [`module_path!`].
+/// Returns the test harness's name for this test, in the module with this [`module_path!`].
 pub fn test_in(module: &str, name: &str) -> String {
-    // The harness leaves out the name of the crate.
+    // The harness omits the name of the crate.
     module.split_once("::").map_or(name.to_owned(), |(_, module)| format!("{module}::{name}"))
 }
 
-/// Tells what a child complains of as the test that reads it tells: the harness shows it if the test fails.
+/// Prints a child's standard error as output of the current test: the harness shows it if the test fails.
 pub fn show_if_red(complaints: ChildStderr) {
     // The thread ends with the process.
     thread::spawn(move || {
@@ -46,12 +46,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// Runs `the_child_process_of_other_tests` of the module with this [`module_path!`].
+    /// Starts a child that runs `the_child_process_of_other_tests` of the module with this [`module_path!`].
     pub fn start(module: &str, role: &str) -> Process {
         Process::start_in(module, role, &[])
     }
 
-    /// The same, with more in its environment.
+    /// Starts a child as [`Process::start`] does, with more environment variables.
     pub fn start_in(module: &str, role: &str, environment: &[(&str, PathBuf)]) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([&test_in(module, "the_child_process_of_other_tests"), "--exact", "--nocapture"])
@@ -67,12 +67,12 @@ impl Process {
         Process { child, lines }
     }
 
-    /// The next line that the child says; blocks until it comes.
+    /// Returns the next line of the child. Blocks until there is one.
     pub fn says(&mut self) -> String {
         self.said().next().expect("the child says something before it ends")
     }
 
-    /// All that the child says, until it ends.
+    /// Returns all lines of the child, until it ends.
     pub fn said(&mut self) -> impl Iterator<Item = String> {
         self.lines.by_ref().map(Result::unwrap).filter_map(|line| line.strip_prefix(SAYS).map(str::to_owned))
     }
@@ -82,13 +82,14 @@ impl Process {
     }
 }
 
-/// Sends this signal to a process. When this returns after `STOP`, the process stands still.
+/// Sends a signal to a process. For `STOP`, returns after the process has stopped.
 pub fn signal(pid: u32, name: &str) {
     let kill = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
     let status = kill.expect("the kill command can be run");
     assert!(status.success(), "kill -{name} {pid} ended with {status}");
     if name == "STOP" {
-        // A thread that waits for a core stops when it has one, and until then the others go on. Somebody else may let it go on.
+        // A thread that waits for a core stops only when it gets one, and the other threads run until then. Someone
+        // else may also resume the process, so the wait has a limit.
         let mut left = 5_000;
         while left > 0 && !stands_still(pid) {
             thread::sleep(Duration::from_millis(1));
@@ -101,7 +102,7 @@ fn stands_still(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     threads.flatten().all(|thread| {
         let status = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // The state follows the name, which is in parentheses. A thread may have ended by now.
+        // The state follows the name, which is in parentheses. The thread may have ended meanwhile.
         status.rsplit(") ").next().is_none_or(|state| !state.starts_with(['R', 'S', 'D']))
     })
 }

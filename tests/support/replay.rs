@@ -1,9 +1,10 @@
-//! A run, replayed in the order of its server's log: whether each write was a step that the protocol allows to that contender
-//! then, and each grant came when it was its turn. It states the rules anew and asks no code of the library.
+//! A replay of a run by its server's transaction log. It checks that each write was a step that the protocol allows to
+//! that contender at that moment, and that each grant came at the contender's turn. It states the rules a second time,
+//! independently of the library.
 //!
-//! What the log does not tell is what a contender knows. That is bounded: it can know of its turn from the transaction on that
-//! makes it its turn, and of a kept node in its way from the transaction on that puts it there, until somebody has asked; and it
-//! holds once it has said so.
+//! The log does not show what a contender knows, only bounds of it. A contender can know of its turn from the
+//! transaction that makes it its turn. It can know of a kept node in its way from the transaction that puts the node
+//! there, until some contender has asked for it. It holds once it has said so.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
@@ -16,43 +17,44 @@ use crate::history::{Hold, falling_fences, overlaps};
 use crate::trace::{Event, What, drift, recorded};
 use crate::txn_log::{Op, Txn};
 
-/// Leaders write whole milliseconds.
+/// Leaders record times in whole milliseconds.
 pub const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// What a server says to a create of what is there.
+/// The error code for a create of an existing node.
 const NODE_EXISTS: i32 = -110;
 
-/// How long after the end of its session a holder may give back what it was not told to have lost: it may be about to hear of
-/// it, and the machine may be busy.
+/// How long after the end of its session a holder may release without a loss event: the event may be on its way, and
+/// the machine may be busy.
 const ABOUT_TO_HEAR: Duration = Duration::from_secs(2);
 
-/// What is known of a run.
+/// The facts about a run.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// How the paths begin that are judged.
+    /// The prefixes of the paths that are judged.
     pub paths: Vec<String>,
     pub log: Vec<Txn>,
     pub events: Vec<Event>,
-    /// What guards said of themselves, on the clock of the events; without those that an operator may have ended.
+    /// The holds that guards reported, on the clock of the events, without those that an operator may have ended.
     pub holds: Vec<Hold>,
-    /// The nodes that an operator may have deleted, and the directories that one may have set.
+    /// The nodes that an operator may have deleted, and the directories that an operator may have set.
     pub operators: HashSet<String>,
-    /// How the paths begin whose data only a holder writes.
+    /// The prefixes of the paths that only a holder writes.
     pub guarded: Vec<String>,
-    /// How the names begin of those whose server's answers may be false: it may seem to have refused what it has done.
+    /// The prefix of the contenders whose server may give false replies: it may report a refusal of a request that it
+    /// has carried out.
     pub lied_to: Option<String>,
-    /// By how much the clocks may differ.
+    /// The largest difference between the clocks.
     pub leeway: Duration,
 }
 
 impl Run {
-    /// A run on these paths, which this process has recorded.
+    /// Returns a run on these paths that this process has recorded.
     pub fn of(paths: &[&str], log: Vec<Txn>, holds: Vec<Hold>, operators: HashSet<String>) -> Run {
         let (events, paths) = (recorded(paths), paths.iter().map(|path| (*path).to_owned()).collect());
         Run { paths, log, events, holds, operators, guarded: Vec::new(), lied_to: None, leeway: drift() }
     }
 
-    /// The transactions as far as they concern what is judged: other tests may use the same server.
+    /// Returns the transactions on the judged paths. Other tests may use the same server.
     fn judged(&self) -> Vec<Txn> {
         let is_judged = |path: &String| self.paths.iter().chain(&self.guarded).any(|begin| path.starts_with(begin));
         let concerns = |op: &&Op| match op {
@@ -66,15 +68,15 @@ impl Run {
     }
 }
 
-/// What was wrong with a run, in words, and how often each step was seen.
+/// The faults of a run, in words, and how often each step occurred.
 #[derive(Debug, Default)]
 pub struct Verdict {
     pub faults: Vec<String>,
     pub seen: BTreeMap<&'static str, usize>,
 }
 
-/// The steps of the model, by its names for them. Neither the log nor an event shows `ArmDirectory`, `List`, `Arm`, `See` and
-/// `Recover`: that they were taken is inferred from what follows them.
+/// The steps of the model, by the model's names. Neither the log nor an event shows `ArmDirectory`, `List`, `Arm`,
+/// `See` and `Recover`: the later steps imply them.
 pub const OF_THE_MODEL: [&str; 17] = [
     "ArmDirectory",
     "Enter",
@@ -98,14 +100,14 @@ pub const OF_THE_MODEL: [&str; 17] = [
 /// The steps that the model does not have.
 pub const OTHERS: [&str; 5] = ["Evict", "Commit", "TakePermit", "GiveBackPermit", "LosePermit"];
 
-/// What the name of a contender says.
+/// The parts of a contender's node name.
 #[derive(Clone, Debug)]
 struct Name {
     owner: String,
     mode: Mode,
     sequence: i64,
     keeps: bool,
-    /// Its writers signal.
+    /// Whether its writers signal a hand-off.
     signals: bool,
 }
 
@@ -129,13 +131,13 @@ impl Name {
         Some(Name { owner, mode, sequence, keeps, signals })
     }
 
-    /// Whether this contender has to leave before the other may hold.
+    /// Returns whether this contender must leave before the other one may hold.
     fn is_before(&self, other: &Name) -> bool {
         self.sequence < other.sequence && (self.mode == Mode::Write || other.mode == Mode::Write)
     }
 }
 
-/// How a node left.
+/// The way in which a node was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     Signalled,
@@ -146,15 +148,17 @@ enum Left {
     Evicted,
 }
 
-/// One node of a contender, or of a holder of permits, from its creation on.
+/// One node of a contender or of a holder of permits, from its creation on.
 #[derive(Clone, Debug)]
 struct Node {
     path: String,
     name: Name,
     session: i64,
-    /// The transaction that created it; after a downgrade, the one that created its first node.
+    /// The transaction that created the node. After a downgrade, the transaction that created the contender's first
+    /// node.
     token: i64,
-    /// Since when it may hold: after which transaction, proposed when, and how the last one in its way has left.
+    /// The contender's turn: the transaction that brought it, when that was proposed, and how the last node in the way
+    /// was removed.
     turn: Option<(i64, Duration, Option<Left>)>,
     left: Option<(i64, Duration, Left)>,
 }
@@ -168,37 +172,39 @@ impl Node {
 /// A lock's directory.
 #[derive(Debug, Default)]
 struct Queue {
-    /// By the index of the node.
+    /// The indices of its nodes.
     live: BTreeSet<usize>,
     next: i64,
-    /// The sessions that may ask, until one does: an ask whose answer was lost is sent again, also when its contender has left.
+    /// The sessions that may ask for a kept node, until one does. An ask whose reply was lost is sent again, also after
+    /// its contender has left.
     may_ask: HashSet<i64>,
-    /// The nodes whose contenders might ask at some time. Each does once at most, and which one it was is not written.
+    /// The nodes whose contenders may ask at some time. Each asks at most once, and the log does not show which one
+    /// asked.
     might_ask: HashSet<usize>,
-    /// The sessions that have asked, as often as they did.
+    /// The sessions that have asked, once for each ask.
     asked: Vec<i64>,
 }
 
 #[derive(Debug, Default)]
 struct Semaphore {
     number: Option<u64>,
-    /// The number of permits, and the index of the node.
+    /// The number of permits by the index of their node.
     taken: BTreeMap<usize, u64>,
 }
 
 struct Replay<'r> {
     run: &'r Run,
     nodes: Vec<Node>,
-    /// The nodes that are there.
+    /// The indices of the existing nodes, by their paths.
     at: HashMap<String, usize>,
     tokens: HashMap<i64, Vec<usize>>,
     queues: HashMap<String, Queue>,
     semaphores: HashMap<String, Semaphore>,
-    /// The lock under which something was first written that only holders write.
+    /// The lock under which each guarded path was first written.
     guards: HashMap<String, String>,
-    /// When the contender with a node of this token was first told that it holds.
+    /// When the contender with a node of this token was first reported to hold.
     told: HashMap<i64, Duration>,
-    /// When the holders of these nodes were first told of their loss.
+    /// When the loss of these nodes was first reported.
     lost: HashMap<&'r str, Duration>,
     verdict: Verdict,
 }
@@ -225,7 +231,7 @@ pub fn judge(run: &Run) -> Verdict {
     replay.verdict
 }
 
-/// When such events were first told, by this part of them.
+/// Returns when each of these kinds of events first occurred, by this part of the event.
 fn firsts<'r, K: Eq + Hash>(run: &'r Run, told: &[What], part: impl Fn(&'r Event) -> K) -> HashMap<K, Duration> {
     let mut firsts = HashMap::new();
     for event in run.events.iter().filter(|event| told.contains(&event.what)) {
@@ -243,7 +249,7 @@ fn child(path: &str) -> &str {
     path.rsplit_once('/').map_or(path, |(_, child)| child)
 }
 
-/// Of a permit's node: the semaphore, and how many permits it is.
+/// Returns the semaphore and the number of permits of a permit's node.
 fn permit(path: &str) -> Option<(&str, u64)> {
     let semaphore = parent(path).strip_suffix("/permits")?;
     Some((semaphore, path.rsplit_once("-PERMIT-")?.1.parse().ok()?))
@@ -267,7 +273,7 @@ impl Replay<'_> {
         self.run.lied_to.as_ref().is_some_and(|begin| name.owner.starts_with(begin))
     }
 
-    /// Until when a transaction of this time may have been proposed, on the clock of the events.
+    /// Returns until when a transaction of this time may have been proposed, on the clock of the events.
     fn latest(&self, time: Duration) -> Duration {
         time + MILLISECOND + self.run.leeway
     }
@@ -276,7 +282,7 @@ impl Replay<'_> {
         self.told.get(&node.token).is_some_and(|told| *told <= self.latest(by))
     }
 
-    /// Of one that does what only a holder does.
+    /// Explains why a contender that acted as a holder was not granted.
     fn not_granted(&self, node: &Node, by: Duration) -> String {
         let (turn, told) = (node.turn.map(|(zxid, time, _)| (zxid, time)), self.told.get(&node.token));
         format!("and it was not granted by {by:?}: its turn came at {turn:?}, and it was told so at {told:?}")
@@ -304,7 +310,7 @@ impl Replay<'_> {
                 _ => {}
             }
         }
-        // A check of the own place belongs to an exchange.
+        // A check of the contender's own place belongs to an exchange.
         for path in guards {
             if let Some(node) = self.at.get(path).map(|at| self.nodes[*at].clone()) {
                 self.saw("Commit");
@@ -322,7 +328,7 @@ impl Replay<'_> {
         self.run.guarded.iter().any(|guarded| path.starts_with(guarded)) && Name::parse(child(path)).is_none()
     }
 
-    /// Something that only holders write was written by a holder of this lock.
+    /// Notes that a holder of `lock` has written a guarded path.
     fn written(&mut self, txn: &Txn, path: &str, lock: Option<&str>) {
         let Some(lock) = lock else { return self.refuse(txn, "Commit", path, "only a holder writes it, by its node") };
         let first = self.guards.entry(path.to_owned()).or_insert_with(|| lock.to_owned()).clone();
@@ -377,9 +383,9 @@ impl Replay<'_> {
         self.look(txn, parent(path), None);
     }
 
-    /// Whether the answer to a create was lost there, and the node not found: then the contender may make a second one. So may
-    /// one whose session was over before the answer came, and one that was told falsely that it is over, or, by the create and
-    /// by the listing behind it, that there is no directory: it finds the directory there as it sets out to make it.
+    /// Returns whether a contender may create a second node. It may after the reply to its first create was lost and no
+    /// node was found, and after its session ended before the reply. It may also after false replies: one that its
+    /// session is over, or ones to the create and to the listing that the directory does not exist.
     fn may_have_two(&self, txn: &Txn, path: &str, first: &Node) -> bool {
         let by = self.latest(txn.time);
         let is_missed = |event: &Event| {
@@ -389,7 +395,8 @@ impl Replay<'_> {
             |other: &Txn| other.session == txn.session && first.token < other.zxid && other.zxid < txn.zxid;
         let is_made = |other: &Txn| is_between(other) && other.ops == [Op::Refused { code: NODE_EXISTS }];
         let was_lied_to = || first.session != txn.session || self.run.log.iter().any(is_made);
-        // It is over for its client, and the ensemble has not ended it yet: a server that was started anew waits once more.
+        // The session is over for its client, and the ensemble has not ended it yet: a restarted server waits for
+        // another timeout.
         let is_over = || {
             let is_written_on =
                 |other: &Txn| other.session == first.session && other.zxid > txn.zxid && other.ops != [Op::End];
@@ -398,7 +405,7 @@ impl Replay<'_> {
         self.run.events.iter().any(is_missed) || is_over() || (self.is_lied_to(&first.name) && was_lied_to())
     }
 
-    /// A node has come or left: whose turn it is, and who may ask.
+    /// Notes after each change of a directory whose turn it is, and who may ask for a kept node.
     fn look(&mut self, txn: &Txn, directory: &str, left: Option<Left>) {
         let Some(queue) = self.queues.get_mut(directory) else { return };
         for at in &queue.live {
@@ -431,7 +438,7 @@ impl Replay<'_> {
 
     fn deleted(&mut self, txn: &Txn, path: &str) {
         let Some(at) = self.at.get(path).copied() else {
-            // A directory that is made anew begins with number 0.
+            // A directory that is created again begins with number 0.
             self.queues.remove(path);
             return;
         };
@@ -474,8 +481,8 @@ impl Replay<'_> {
         self.leaves(txn, at, how);
     }
 
-    /// Whether a later session deletes the node of a contender for which the node's own session is over: that contender has another
-    /// node by now, or has lost this one and looks what became of a commit.
+    /// Returns whether a later session may delete this node. It may if the node's own session is over for the
+    /// contender, which has another node by now, or has lost this one and looks for the outcome of a commit.
     fn is_given_up(&self, txn: &Txn, node: &Node) -> bool {
         let begun =
             |session| self.run.log.iter().find(|it| it.session == session && it.ops == [Op::Begin]).map(|it| it.zxid);
@@ -560,7 +567,7 @@ impl Replay<'_> {
         self.stands(Node { path, name, session, token, turn, left: None });
     }
 
-    /// Returns the index of the node.
+    /// Adds a node. Returns its index.
     fn stands(&mut self, node: Node) -> usize {
         let at = self.nodes.len();
         self.at.insert(node.path.clone(), at);
@@ -569,13 +576,13 @@ impl Replay<'_> {
         at
     }
 
-    /// The nodes that held by this token.
+    /// Returns the nodes that held with this token.
     fn of_token(&self, path: &str, token: i64) -> Vec<&Node> {
         let nodes = self.tokens.get(&token).into_iter().flatten().map(|at| &self.nodes[*at]);
         nodes.filter(|node| node.path.starts_with(path)).collect()
     }
 
-    /// The nodes by which what this event tells of was held: one after the other, if it was downgraded.
+    /// Returns the nodes of the hold that this event is about: more than one after a downgrade.
     fn held_by(&self, event: &Event) -> Vec<&Node> {
         let mut nodes = self.of_token(&event.path, event.token);
         nodes.retain(|node| permit(&node.path).is_some() || node.name.sequence == event.sequence);
@@ -594,7 +601,7 @@ impl Replay<'_> {
                         *asked = event;
                     }
                 }
-                // Of a process that was killed, this ends all.
+                // For a killed process, this ends all that was open.
                 (What::Ended, _) => _ = (open.remove(&event.who), held.remove(&event.who)),
                 (What::Holds, _) => {
                     // A downgrade is another hold, and no other use.
@@ -683,8 +690,8 @@ impl Replay<'_> {
         self.verdict.faults.extend(fault);
     }
 
-    /// A hold ends before its node leaves, unless its owner is told of the loss. When an operator has deleted the node, nobody can
-    /// say how soon it hears of that.
+    /// Checks that a hold ended before its node left, unless the owner was notified of a loss. After an operator's
+    /// deletion there is no limit for that notification.
     fn judge_end(&mut self, begun: &Event, until: Duration) {
         let Event { path, mode, sequence, token, .. } = begun;
         let nodes = self.held_by(begun);
@@ -706,7 +713,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Whom a contender stayed behind that was granted nevertheless.
+    /// Lists the contenders in the way of a contender that was granted nevertheless.
     fn behind(&self, node: &Node, how: &str) -> String {
         let gone = |it: &Node| it.left.map_or(i64::MAX, |(zxid, ..)| zxid);
         let is_before = |it: &&Node| parent(&it.path) == parent(&node.path) && it.name.is_before(&node.name);
@@ -716,7 +723,7 @@ impl Replay<'_> {
         format!("and it was granted by {how:?}: it was behind {stays:?}")
     }
 
-    /// What guards said of themselves, against the log.
+    /// Checks the holds that guards reported against the log.
     fn judge_holds(&mut self) {
         let holds = &self.run.holds;
         let mut faults = overlaps(holds);

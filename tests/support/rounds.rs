@@ -1,7 +1,8 @@
-//! Tests that are judged only by rounds in which the machine went on: what `#[support::judged]` calls.
+//! The judge of tests on a busy machine, behind `#[support::judged]`: a round that fails while the machine stood still
+//! or was very busy is run again. Use it for each test that depends on time.
 //!
-//! A round that succeeds is a success. A round that fails is a failure, unless the machine stood still in it or was very busy:
-//! then another round follows. What fails in each of some busy rounds is the fault of no machine. Lost safety is a failure in any round: [`safe!`](crate::safe) and [`violated!`](crate::violated) say so.
+//! A round that succeeds is a success, and ten failed rounds with the same message are a failure. Lost safety is a
+//! failure in any round: [`safe!`](crate::safe) and [`violated!`](crate::violated) report it.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -17,22 +18,22 @@ use tokio::runtime::{Builder, Runtime};
 use super::process;
 use super::standstill::{BUSY, Moment, STANDSTILL, STOOD_STILL, most_lost_since, now, watch};
 
-/// So many rounds in a row may be spoilt by a machine that stands still.
+/// The number of rounds in a row that a standstill may spoil.
 const ROUNDS: usize = 10;
 
-/// So many rounds of a test may fail on a busy machine before its failure counts.
+/// The number of rounds of a test that may fail on a busy machine before a failure counts.
 const BUSY_ROUNDS: usize = 4;
 
-/// So many rounds of all tests of a process. A fault has more fail, and would have each run again.
+/// The same for all tests of a process together. A real fault makes more rounds fail, and each would be run again.
 const BUSY_ROUNDS_OF_ALL: usize = 40;
 
-/// A machine that stood still shortly before a round may have ended sessions that the round uses.
+/// A standstill shortly before a round may have ended sessions that the round uses.
 const SHORTLY: Duration = Duration::from_secs(2);
 
-/// What a failure says of which no machine is to blame.
+/// The first words of a failure that no machine excuses.
 pub const VIOLATED: &str = "safety is lost: ";
 
-/// Fails with [`VIOLATED`] and these words, which no standstill excuses.
+/// Fails with [`VIOLATED`] and these words. No standstill excuses the failure.
 #[macro_export]
 macro_rules! violated {
     ($($words:tt)*) => {
@@ -40,7 +41,7 @@ macro_rules! violated {
     };
 }
 
-/// As `assert!`, of what holds on any machine: no standstill excuses its failure.
+/// Asserts what holds on any machine. No standstill excuses a failure.
 #[macro_export]
 macro_rules! safe {
     ($condition:expr $(,)?) => {
@@ -55,15 +56,15 @@ macro_rules! safe {
     };
 }
 
-/// How a test is run.
+/// The runtime of a test.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
-    /// Whether its runtime has threads of its own.
+    /// Whether the runtime has worker threads.
     pub has_threads: bool,
     pub worker_threads: Option<usize>,
 }
 
-/// What the machine did in a round.
+/// The state of the machine during a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
     WentOn,
@@ -71,7 +72,7 @@ pub enum Machine {
     StoodStill,
 }
 
-/// What a test returns.
+/// The return type of a test.
 pub trait Outcome {
     fn check(self);
 }
@@ -109,7 +110,8 @@ pub fn judge_plain<O: Outcome>(test: impl Fn() -> O) {
     });
 }
 
-/// Has rounds run until one succeeds, or fails while the machine goes on. It is asked what it did since a moment.
+/// Runs rounds until one succeeds, or fails on a quiet machine. `machine` gives the state of the machine since a
+/// moment.
 pub fn judge_rounds(machine: &dyn Fn(Moment) -> Machine, run: &dyn Fn(Round)) {
     static BUSY_OF_ALL: AtomicUsize = AtomicUsize::new(0);
     watch();
@@ -135,13 +137,13 @@ pub fn judge_rounds(machine: &dyn Fn(Moment) -> Machine, run: &dyn Fn(Round)) {
         all_said.push(said);
     }
     let last = all_said.pop().unwrap_or_default();
-    // It takes a fault to have all rounds end in the same way.
+    // A machine does not make all rounds fail with the same message.
     let are_alike = all_said.iter().all(|said| without_digits(said) == without_digits(&last));
     assert!(!are_alike, "{last}\n(in each of {ROUNDS} rounds in a row, in all of which the machine stood still)");
     panic!("{STOOD_STILL}: {ROUNDS} rounds in a row could not be judged; the last one said: {last}");
 }
 
-/// The first line, without what differs from round to round.
+/// Returns the first line, without the digits, which differ from round to round.
 fn without_digits(said: &str) -> String {
     said.lines().next().unwrap_or_default().replace(|letter: char| letter.is_ascii_digit(), "")
 }
@@ -165,20 +167,20 @@ thread_local! {
     static CURRENT: RefCell<Option<Round>> = const { RefCell::new(None) };
 }
 
-/// One round of a test. One that is run again shares nothing with others, which may have left something behind.
+/// One round of a test. A repeated round shares nothing with other tests, which may have left something behind.
 #[derive(Clone, Default)]
 pub struct Round {
     number: usize,
     own: Arc<Mutex<HashMap<usize, Own>>>,
 }
 
-/// What a round has of its own: a `&'static T`, and how it ends.
+/// A value that belongs to this round: a `&'static T`, and how it ends.
 struct Own {
     it: Box<dyn Any + Send>,
     end: Box<dyn FnOnce() + Send>,
 }
 
-/// What is shared by the tests of a process, and can be ended while they have it.
+/// A value that the tests of a process share, and that can be ended while they use it.
 pub trait Ends: Send + Sync + 'static {
     fn end(&self);
 }
@@ -189,7 +191,7 @@ impl Round {
     }
 
     fn run(self, test: impl FnOnce()) {
-        /// Leaves the round also if it fails.
+        /// Leaves the round also after a panic.
         struct Leave(Round);
         impl Drop for Leave {
             fn drop(&mut self) {
@@ -204,7 +206,7 @@ impl Round {
     }
 }
 
-/// What the tests of this process share, and a round that is run again has for itself.
+/// Returns the value that the tests of this process share. A repeated round gets a value of its own.
 pub fn shared<T: Ends>(cell: &'static OnceLock<T>, start: impl FnOnce() -> T) -> &'static T {
     let Some(round) = Round::current().filter(|round| round.number > 0) else { return cell.get_or_init(start) };
     let mut own = round.own.lock().unwrap_or_else(PoisonError::into_inner);

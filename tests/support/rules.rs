@@ -1,6 +1,5 @@
-//! Rules: what happens to which frames on their way between a client and its server.
-//!
-//! It knows the frames ([`super::frames`]) and nothing of connections: it only decides.
+//! Rules for a [proxy](super::wire): which frames are lost, delayed, cut or changed on their way between a client and
+//! its server.
 
 use std::future::pending;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use tokio::sync::watch;
 
 use super::frames::{Direction, Hello, Op};
 
-/// Tells whether a rule has struck, so that a test can prove that its fault happened.
+/// The handle of a rule. A test asks it whether the fault has happened.
 #[derive(Clone, Debug)]
 pub struct Fault {
     happened: watch::Receiver<u64>,
@@ -24,17 +23,17 @@ impl Fault {
         *self.happened.borrow()
     }
 
-    /// Returns when the rule has struck; it waits for ever if the frame never comes, so put a
-    /// timeout around it.
+    /// Waits until the rule has applied to a frame. Waits for ever if no such frame arrives, so put a timeout around
+    /// it.
     pub async fn happens(&self) {
         if self.happened.clone().wait_for(|happened| *happened > 0).await.is_err() {
-            // The proxy is gone, and the rule with it.
+            // The proxy and the rule were dropped.
             pending().await
         }
     }
 }
 
-/// Which frames a [`Rule`] is about.
+/// The frames that a [`Rule`] applies to.
 #[derive(Clone, Debug)]
 pub struct Frames {
     direction: Direction,
@@ -49,43 +48,43 @@ impl Frames {
         Self { direction, op: None, except: &[], path: None, error: None }
     }
 
-    /// What clients ask of this kind.
+    /// Selects the clients' requests of this kind.
     pub fn requests(op: Op) -> Self {
         Self { op: Some(op), ..Self::all(Direction::ToServer) }
     }
 
-    /// What the server answers to this kind of request.
+    /// Selects the server's replies to requests of this kind.
     pub fn replies(op: Op) -> Self {
         Self { op: Some(op), ..Self::all(Direction::ToClient) }
     }
 
-    /// The events of watches, and nothing else.
+    /// Selects the events of watches.
     pub fn events() -> Self {
         Self::replies(Op::Event)
     }
 
-    /// Everything the server sends, handshakes included.
+    /// Selects all that the server sends, including handshakes.
     pub fn from_server() -> Self {
         Self::all(Direction::ToClient)
     }
 
-    /// Everything clients send, handshakes included.
+    /// Selects all that clients send, including handshakes.
     pub fn from_clients() -> Self {
         Self::all(Direction::ToServer)
     }
 
-    /// All but these.
+    /// Excludes these kinds of frames.
     pub fn but(self, except: &'static [Op]) -> Self {
         Self { except, ..self }
     }
 
-    /// Only those whose path, or whose list of parts as in [`Proxy::requests`], contains this. A reply has the path
-    /// of its request.
+    /// Selects only frames whose path contains this text. A reply has the path of its request; a transaction has the
+    /// list of its operations, as in [`Proxy::requests`].
     pub fn about(self, part_of_path: &str) -> Self {
         Self { path: Some(part_of_path.to_owned()), ..self }
     }
 
-    /// Only replies with this error code, 0 for none.
+    /// Selects only replies with this error code, 0 for success.
     pub fn with_error(self, code: i32) -> Self {
         Self { error: Some(code), ..self }
     }
@@ -99,11 +98,11 @@ impl Frames {
     }
 }
 
-/// What happens to which frames; by default, nothing happens to the first.
+/// A rule: what happens to which frames. By default it applies to the first such frame and does nothing.
 #[derive(Debug)]
 pub struct Rule {
     frames: Frames,
-    /// How many of them are still to come, the struck one included.
+    /// The number of frames until the rule applies, including that frame.
     countdown: u64,
     again: bool,
     fate: Fate,
@@ -114,78 +113,78 @@ impl Rule {
         Self { frames, countdown: 1, again: false, fate: Fate::Pass }
     }
 
-    /// Strikes the `nth` of the frames, counted from 1 and from when the rule is applied.
+    /// Applies the rule to the `nth` frame, counted from 1 and from [`Proxy::apply`].
     pub fn nth(self, nth: u64) -> Self {
         assert!(nth > 0, "frames are counted from 1");
         Self { countdown: nth, ..self }
     }
 
-    /// Strikes also all later ones.
+    /// Applies the rule also to all later frames.
     pub fn and_all_later(self) -> Self {
         Self { again: true, ..self }
     }
 
-    /// The frame, and what follows it the same way, passes when this ends.
+    /// Holds back the frame, and all that follows it in the same direction, until `released` ends.
     pub(super) fn hold(self, released: watch::Receiver<()>) -> Self {
         Self { fate: Fate::Hold(released), ..self }
     }
 
-    /// The frame is lost, and the connection stays.
+    /// Loses the frame. The connection stays open.
     pub fn lose(self) -> Self {
         Self { fate: Fate::Lose, ..self }
     }
 
-    /// The frame passes so much later, and nothing overtakes it.
+    /// Delays the frame by this time. No later frame overtakes it.
     pub fn delay(self, by: Duration) -> Self {
         Self { fate: Fate::Delay(by), ..self }
     }
 
-    /// Only the first `bytes` of the frame, its length included, are passed on before the connection is closed.
+    /// Passes on the first `bytes` of the frame, including its length, and then closes the connection.
     pub fn close(self, bytes: usize, how: Close) -> Self {
         Self { fate: Fate::Close(bytes, how), ..self }
     }
 
-    /// As [`Rule::close`], after the whole frame.
+    /// Passes on the whole frame, and then closes the connection.
     pub fn close_after(self, how: Close) -> Self {
         self.close(usize::MAX, how)
     }
 
-    /// A reply says this instead: what was asked for has been done all the same.
+    /// Replaces the error code of a reply. The server has carried the request out.
     pub fn claim_error(self, code: i32) -> Self {
         assert_eq!(self.frames.direction, Direction::ToClient, "only replies have error codes");
         Self { fate: Fate::Claim(code), ..self }
     }
 
-    /// The server never sees the request, and the proxy answers with this error. After [`UNIMPLEMENTED`] it closes the
-    /// connection, as ZooKeeper does (`UnimplementedRequestProcessor`).
+    /// Answers a request with this error. The server does not receive the request. After [`UNIMPLEMENTED`] the proxy
+    /// closes the connection, as ZooKeeper does (`UnimplementedRequestProcessor`).
     pub fn refuse(self, code: i32) -> Self {
         assert_eq!(self.frames.direction, Direction::ToServer, "only requests can be refused");
         Self { fate: Fate::Refuse(code), ..self }
     }
 
-    /// A list of children has this name, too.
+    /// Adds this name to a list of children.
     pub fn show(self, name: &str) -> Self {
         let lists = [Some(Op::GetChildren), Some(Op::GetChildren2)].contains(&self.frames.op);
         assert!(lists && self.frames.error == Some(0), "only lists have names");
         Self { fate: Fate::Show(name.to_owned()), ..self }
     }
 
-    /// A handshake says something else.
+    /// Changes a handshake.
     pub fn falsify(self, how: fn(&mut Hello)) -> Self {
         assert_eq!(self.frames.op, Some(Op::Handshake), "only handshakes can be falsified");
         Self { fate: Fate::Falsify(how), ..self }
     }
 }
 
-/// A server's error for a request that it does not know.
+/// The error code for a request that the server does not know.
 pub const UNIMPLEMENTED: i32 = -6;
 
-/// How a connection is closed.
+/// How the proxy closes a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Close {
-    /// In order: what was sent before arrives.
+    /// With a FIN: data sent before arrives.
     Fin,
-    /// With a reset, which may overtake what was sent before.
+    /// With a RST, which may overtake data sent before.
     Rst,
 }
 
@@ -196,7 +195,7 @@ struct Active {
     happened: watch::Sender<u64>,
 }
 
-/// What a frame was recognised as.
+/// The properties of a frame that rules look at.
 #[derive(Debug)]
 pub(super) struct Seen<'a> {
     pub(super) direction: Direction,
@@ -205,11 +204,11 @@ pub(super) struct Seen<'a> {
     pub(super) error: Option<i32>,
 }
 
-/// What happens to one frame.
+/// What happens to a frame.
 #[derive(Clone, Debug)]
 pub(super) enum Fate {
     Pass,
-    /// The frame may pass when this ends.
+    /// The frame passes when the sender of this channel is dropped.
     Hold(watch::Receiver<()>),
     Lose,
     Delay(Duration),
@@ -221,13 +220,13 @@ pub(super) enum Fate {
 }
 
 impl Fate {
-    /// The handle of a frame that was to be held back is gone.
+    /// Returns whether the handle of a held frame was dropped.
     fn is_over(&self) -> bool {
         matches!(self, Self::Hold(released) if released.has_changed().is_err())
     }
 }
 
-/// All rules that are in force.
+/// All rules in force, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Rules(Vec<Active>);
 
@@ -242,12 +241,12 @@ impl Rules {
         self.0.clear();
     }
 
-    /// Counts the frame against every rule; where several strike at once, the oldest decides.
+    /// Counts the frame against every rule. If several rules apply, the oldest decides.
     pub(super) fn fate(&mut self, frame: &Seen<'_>) -> Fate {
         let mut fate = Fate::Pass;
         self.0.retain_mut(|Active { rule, happened }| {
             if rule.fate.is_over() {
-                // Released before its frame came.
+                // Released before its frame arrived.
                 return false;
             }
             if !rule.frames.contain(frame) {

@@ -1,5 +1,5 @@
-//! What tests of a lock on a real server share: sessions, a view of the queue, and waiting for a condition instead
-//! of for a time.
+//! The basic tools of a test of locks: it opens sessions and locks, runs acquisitions as tasks, and waits for a
+//! condition with a limit instead of sleeping.
 
 use std::fmt::Debug;
 use std::future::{Future, IntoFuture};
@@ -14,13 +14,13 @@ use zk_rwlock::{Error, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 use super::standstill::Patience;
 
-/// Long enough for anything that must happen at all; nothing is measured by it.
+/// The limit for all that must happen. Nothing is measured by it.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// No session of this timeout expires, and none of its heartbeats falls due, in the time a test takes.
+/// A session timeout so long that no session expires, and no heartbeat is due, during a test.
 pub const CALM: Duration = Duration::from_secs(60);
 
-/// How often a condition is looked at.
+/// The pause between two looks at a condition.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 pub async fn connect(address: &str) -> ZooKeeper {
@@ -36,7 +36,7 @@ pub fn lock_at(zk: &ZooKeeper, directory: &str) -> RwLock {
     RwLock::new(zk, directory).expect("a valid path")
 }
 
-/// The outcome of what must end soon.
+/// Waits for a future, and returns its output. Fails if the future does not end soon.
 pub async fn soon<F: IntoFuture>(what: &str, future: F) -> F::Output {
     within(SOON, what, future).await
 }
@@ -52,8 +52,8 @@ pub async fn within<F: IntoFuture>(limit: Duration, what: &str, future: F) -> F:
     }
 }
 
-/// What has to be said within a limit is tried with one limit after the other, each twice the last, up to a minute: on a
-/// busy machine the first may be over before there is anything to say.
+/// Repeats an attempt with one limit after the other, each twice the last, up to a minute. On a busy machine the first
+/// limits may be too short for any output.
 pub async fn with_time_enough<T, E: Debug>(
     first: Duration,
     mut attempt: impl AsyncFnMut(Duration) -> Result<T, E>,
@@ -69,7 +69,7 @@ pub async fn with_time_enough<T, E: Debug>(
     panic!("{told:#?}");
 }
 
-/// Returns when the condition is met.
+/// Waits until the condition is met. Fails if that does not happen soon.
 pub async fn eventually<C, F>(what: &str, condition: C)
 where
     C: Fn() -> F,
@@ -78,7 +78,7 @@ where
     becomes(what, condition, |is_met| *is_met).await;
 }
 
-/// Looks until that is as it should be.
+/// Looks again and again until `is_right` accepts the value.
 async fn becomes<T: Debug, F: Future<Output = T>>(what: &str, look: impl Fn() -> F, is_right: impl Fn(&T) -> bool) {
     let mut patience = Patience::new(SOON);
     loop {
@@ -91,18 +91,18 @@ async fn becomes<T: Debug, F: Future<Output = T>>(what: &str, look: impl Fn() ->
     }
 }
 
-/// A session of this handle, to do as an operator does with bare nodes.
+/// Returns a session of this handle. A test uses it as an operator who works with bare nodes.
 pub async fn session(zk: &ZooKeeper) -> Arc<dyn Session> {
     Arc::clone(zk.session_slot(0).await.expect("the session is alive").session())
 }
 
-/// The names in a lock's directory, none if it is missing.
+/// Returns the names in a lock's directory, or none if the directory is missing.
 pub async fn children(zk: &ZooKeeper, directory: &str) -> Vec<String> {
     loop {
         match session(zk).await.children(directory).await {
             Ok(children) => return children,
             Err(Failure::NoNode) => return Vec::new(),
-            // On a busy machine a server may hear of a client too late, and close its connection.
+            // On a busy machine a server may hear from a client too late, and close its connection.
             Err(Failure::Unknown(_)) => tokio::time::sleep(INTERVAL).await,
             Err(failure) => panic!("{directory} cannot be listed: {failure}"),
         }
@@ -113,7 +113,7 @@ pub async fn becomes_empty(zk: &ZooKeeper, directory: &str) {
     becomes(&format!("{directory} without children"), || children(zk, directory), Vec::is_empty).await;
 }
 
-/// The queue in order, one word a member: its mode, and `+` if it holds or `-` if it waits.
+/// Returns the queue in order, one word for each member: its mode, and `+` if it holds or `-` if it waits.
 pub async fn line(lock: &RwLock) -> String {
     let queue = lock.queue().await.expect("the queue can be read");
     let words: Vec<String> = queue
@@ -128,27 +128,27 @@ pub async fn line(lock: &RwLock) -> String {
     words.join(" ")
 }
 
-/// Returns when the queue is as [`line`] would write it.
+/// Waits until the queue is `expected`, in the notation of [`line`].
 pub async fn line_becomes(lock: &RwLock, expected: &str) {
     becomes(&format!("the queue {expected:?}"), || line(lock), |line| line == expected).await;
 }
 
-/// A write acquisition that runs as a task of its own.
+/// Starts a write acquisition in a task of its own.
 pub fn writer(lock: &RwLock) -> JoinHandle<Result<WriteGuard, Error>> {
     tokio::spawn(lock.write().into_future())
 }
 
-/// A read acquisition that runs as a task of its own.
+/// Starts a read acquisition in a task of its own.
 pub fn reader(lock: &RwLock) -> JoinHandle<Result<ReadGuard, Error>> {
     tokio::spawn(lock.read().into_future())
 }
 
-/// The guard of an acquisition that must be granted soon.
+/// Returns the guard of an acquisition. Fails if it is not granted soon.
 pub async fn granted<G>(task: JoinHandle<Result<G, Error>>) -> G {
     soon("the grant", task).await.expect("the task does not panic").expect("the lock is granted")
 }
 
-/// The error of an acquisition that must fail soon.
+/// Returns the error of an acquisition. Fails if it does not fail soon.
 pub async fn refused<G>(task: JoinHandle<Result<G, Error>>) -> Error {
     match soon("the refusal", task).await.expect("the task does not panic") {
         Ok(_) => panic!("the lock was granted"),
@@ -156,7 +156,7 @@ pub async fn refused<G>(task: JoinHandle<Result<G, Error>>) -> Error {
     }
 }
 
-/// Numbers from a seed (SplitMix64): the same in every run.
+/// Random numbers from a seed (SplitMix64).
 #[derive(Debug)]
 pub struct Seeded(pub u64);
 

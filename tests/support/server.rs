@@ -1,7 +1,6 @@
-//! A real standalone ZooKeeper server on a loopback port of its own.
-//!
-//! It starts, stops and freezes one Java process, asks it for numbers with ZooKeeper's four-letter words, and ends
-//! sessions as an operator can.
+//! A real standalone ZooKeeper server on a loopback port of its own. A test can stop, freeze and restart it, ask for
+//! its counters with four-letter words, set its numbers, and end sessions as an operator can. A watchdog ends the
+//! server with its tests.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -23,33 +22,32 @@ use super::rounds::{Ends, shared};
 use super::snapshot;
 use super::txn_log::{self, Txn};
 
-/// The servers' tick. Sessions expire on multiples of it, so a short one keeps tests of expiry short.
+/// The tick of the servers. A session expires on a multiple of it, so a short tick keeps tests of expiry short.
 pub const TICK: Duration = Duration::from_millis(200);
 
 const STARTUP_LIMIT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FOUR_LETTER_LIMIT: Duration = Duration::from_secs(5);
-/// A server that is still starting may take a question and never answer it.
+/// The limit for an answer during the start: a starting server may accept a question and never answer.
 const STARTING_FOUR_LETTER_LIMIT: Duration = Duration::from_millis(300);
 
-/// Options for Java with which snapshots end with a checksum, and with nothing that would have to fit their content.
+/// Options for Java that remove digests of the content from snapshots, so that a test can change a snapshot.
 pub const WITHOUT_DIGESTS: [&str; 2] =
     ["-Dzookeeper.digest.enabled=false", "-Dzookeeper.serializeLastProcessedZxid.enabled=false"];
 
-/// Options for Java with which the users of `jaas.conf` can log in by DIGEST-MD5: from 3.9.6 on not in FIPS mode, the default.
+/// Options for Java that let the users of `jaas.conf` log in by DIGEST-MD5. From 3.9.6 on, FIPS mode is the default and
+/// forbids that.
 pub const WITH_JAAS: [&str; 2] = ["-Djava.security.auth.login.config={home}/jaas.conf", "-Dzookeeper.fips-mode=false"];
 
-/// Starts `"$@"`, prints its pid, and ends it with that signal when standard input ends or says a word.
+/// Starts `"$@"` and prints its pid. Ends the program with the given signal when standard input ends or has a line.
 ///
-/// The test process holds the other end of standard input. The kernel closes that end however the
-/// process dies, even by SIGKILL, so that no server outlives its tests. The server inherits the
-/// shell's standard output as descriptor 3 and never writes to it: when that pipe ends, the server
-/// is certainly dead. The shell runs nothing but built-ins before `wait` and so leaves a dead
-/// server unreaped: `kill` cannot hit a stranger that was given its pid.
+/// The test process holds the other end of standard input, and the kernel closes that end also after a SIGKILL. So no
+/// server outlives its tests. The server inherits the shell's standard output as descriptor 3 and never writes to it:
+/// the server is dead when that pipe ends. The shell runs only built-ins before `wait`, so it does not reap a dead
+/// server early, and `kill` cannot hit another process that was given the pid.
 ///
-/// When the tests die, the watchdog's process group is orphaned, and if the server is paused
-/// then, the kernel sends SIGHUP to the whole group. That must not end the watchdog before its
-/// work is done.
+/// When the tests die, the watchdog's process group is orphaned. If the server is stopped at that moment, the kernel
+/// sends SIGHUP to the whole group, and the watchdog must survive it to do its work.
 const WATCHDOG: &str = r#"
     trap '' HUP
     home=$1 signal=$2; shift 2
@@ -62,23 +60,22 @@ const WATCHDOG: &str = r#"
     [ "$verdict" = keep ] || rm -rf "$home"
 "#;
 
-/// The server that all tests of this process share; it dies with the process.
+/// Returns the server that all tests of this process share. It dies with the process.
 pub fn shared_server() -> &'static Server {
     static SHARED: OnceLock<Server> = OnceLock::new();
     shared(&SHARED, Server::start)
 }
 
-/// One standalone ZooKeeper server with a data directory of its own; dropping it stops it and
-/// removes the directory.
+/// One standalone ZooKeeper server with a data directory of its own. Dropping it stops the server and removes the
+/// directory.
 ///
-/// All methods block the calling thread, for milliseconds as a rule and for about a second in
-/// [`Server::restart`].
+/// All methods block the calling thread: for milliseconds, or for about a second in [`Server::restart`].
 #[derive(Debug)]
 pub struct Server {
     port: Port,
     home: Home,
     java_opts: Vec<String>,
-    /// What starts Java: env(1) with its arguments, or nothing.
+    /// The command that starts Java: env(1) with arguments, or nothing.
     starter: Vec<String>,
     process: Mutex<Process>,
 }
@@ -91,21 +88,21 @@ impl Server {
 
     /// Starts a server with more lines in its configuration file and more options for Java.
     ///
-    /// A line overrides the default line of the same key; an option stands after the default ones
-    /// and so overrides them.
+    /// A line overrides the default line with the same key. An option follows the default options and so overrides
+    /// them.
     pub fn start_with(extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
         Self::start_home(Home::new(), extra_cfg_lines, java_opts, &[])
     }
 
-    /// Starts a server whose time of day is that of this clock.
+    /// Starts a server with this clock's time of day.
     pub fn start_by(clock: &Clock) -> Self {
         let set = clock.environment().map(|(name, value)| format!("{name}={}", value.display()));
         let starter = [vec!["env".to_owned()], set.to_vec()].concat();
         Self::start_home(Home::new(), &[], &[], &starter)
     }
 
-    /// As [`Server::start_with`], with files of these names and contents in the server's directory, which lines and
-    /// options call `{home}`. They vanish with the server.
+    /// Starts a server as [`Server::start_with`] does, with these files in its directory, given by name and content.
+    /// Lines and options call the directory `{home}`. The files are removed with the server.
     pub fn start_with_files(files: &[(&str, &str)], extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
         let home = Home::new();
         for (name, text) in files {
@@ -119,12 +116,12 @@ impl Server {
         Self::start_home(home, &lines, &opts, &[])
     }
 
-    /// Replaces one of the server's files; what it holds counts from the next [`Server::restart`] on.
+    /// Replaces one of the server's files. The new content counts from the next [`Server::restart`] on.
     pub fn replace_file(&self, name: &str, text: &str) {
         self.home.write(name, text);
     }
 
-    /// Starts one member of an ensemble; returns once the ensemble has a leader.
+    /// Starts one member of an ensemble. Returns once the ensemble has a leader.
     pub(super) fn start_member(id: usize, extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
         let home = Home::new();
         fs::create_dir(home.data()).expect("the server's directory is writable");
@@ -142,7 +139,7 @@ impl Server {
         Self { port, home, java_opts, starter: starter.to_vec(), process: Mutex::new(process) }
     }
 
-    /// Where clients connect, as `127.0.0.1:PORT`.
+    /// Returns the address for clients, as `127.0.0.1:PORT`.
     pub fn address(&self) -> String {
         self.port.address().to_string()
     }
@@ -157,46 +154,46 @@ impl Server {
         stream.read_exact(&mut vec![0; u32::from_be_bytes(length) as usize]).expect("the session is there");
         let (xid, close) = (1_i32, -11_i32);
         stream.write_all(&framed(&[xid.to_be_bytes(), close.to_be_bytes()].concat())).expect("it reads");
-        // The server answers, and closes the connection.
+        // The server replies, and closes the connection.
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).expect("it answers");
         assert_eq!(answer.len(), 20, "{answer:?}");
     }
 
-    /// The pid of the Java process itself.
+    /// Returns the pid of the Java process.
     pub fn pid(&self) -> u32 {
         self.process().pid
     }
 
-    /// The answer to a four-letter word such as `wchs`; each question counts as a packet in
-    /// ZooKeeper's own counters.
+    /// Returns the answer to a four-letter word such as `wchs`. Each question counts as a packet in ZooKeeper's
+    /// counters.
     pub fn four_letter(&self, word: &str) -> String {
         four_letter(self.port.address(), word, FOUR_LETTER_LIMIT)
             .unwrap_or_else(|error| panic!("ZooKeeper at {} did not answer {word}: {error}", self.address()))
     }
 
-    /// All that the server has carried out.
+    /// Returns all transactions that the server has carried out.
     pub fn transactions(&self) -> Vec<Txn> {
         txn_log::of_server(&self.home.data())
     }
 
-    /// Where its data are.
+    /// Returns the data directory.
     pub(super) fn data(&self) -> PathBuf {
         self.home.data()
     }
 
-    /// The `3.8.0` of a server of that version.
+    /// Returns the server's version, for example `3.8.0`.
     pub fn version(&self) -> String {
         version(&self.four_letter("srvr"))
     }
 
-    /// How many watches the server keeps, over all connections. (`wchs` counts those on nodes alone, and not those on their
-    /// children.)
+    /// Returns the number of watches on the server, over all connections, including watches on children. (`wchs` leaves
+    /// those out.)
     pub fn watches(&self) -> u64 {
         self.counter("zk_watch_count")
     }
 
-    /// A whole number out of `mntr`, for example `zk_packets_received`.
+    /// Returns a whole number from `mntr`, for example `zk_packets_received`.
     pub fn counter(&self, name: &str) -> u64 {
         let answer = self.four_letter("mntr");
         answer
@@ -213,31 +210,31 @@ impl Server {
         self.start_again();
     }
 
-    /// Starts the server again with a directory whose next sequential child gets the number `next`; the server must
-    /// have been started with [`WITHOUT_DIGESTS`].
+    /// Restarts the server with a directory whose next sequential child gets the number `next`. The server must have
+    /// been started with [`WITHOUT_DIGESTS`].
     pub fn set_next_sequence(&self, directory: &str, next: i32) {
-        // What happened since the last start is in no snapshot yet; a server that starts writes one.
+        // Changes since the last start are in no snapshot yet. A server that starts writes one.
         self.restart();
         self.kill();
         snapshot::set_next_sequence(&self.home.data(), directory, next);
         self.start_again();
     }
 
-    /// Kills the server and starts it again on the same port, with nothing of what it knew.
+    /// Kills the server and starts it again on the same port, with empty data.
     pub fn start_over(&self) {
         self.kill();
         fs::remove_dir_all(self.home.data()).expect("the server's directory is writable");
         self.start_again();
     }
 
-    /// Kills the server, keeps a copy of all that it knows for [`Server::restore`], and starts it again.
+    /// Kills the server, keeps a copy of its data for [`Server::restore`], and starts it again.
     pub fn back_up(&self) {
         self.kill();
         copy(&self.home.data(), &self.home.backup());
         self.start_again();
     }
 
-    /// Kills the server and starts it again on the same port, with what it knew at [`Server::back_up`].
+    /// Kills the server and starts it again on the same port, with the data of [`Server::back_up`].
     pub fn restore(&self) {
         self.kill();
         fs::remove_dir_all(self.home.data()).expect("the server's directory is writable");
@@ -245,7 +242,7 @@ impl Server {
         self.start_again();
     }
 
-    /// Makes the server continue with numbers of transactions after `zxid`, as the guide advises operators.
+    /// Makes the server continue with zxids after `zxid`, as the administrator's guide advises.
     pub fn go_on_after(&self, zxid: i64) {
         // A server that starts writes a snapshot.
         self.restart();
@@ -259,14 +256,14 @@ impl Server {
         self.process().kill();
     }
 
-    /// Starts a killed server again, on the same port and data; returns once it serves.
+    /// Starts a killed server again, on the same port and data. Returns once it serves.
     pub fn start_again(&self) {
         let successor = Process::launch(&self.home, self.port.address(), &self.java_opts, &self.starter);
         *self.process() = successor
             .unwrap_or_else(|failure| panic!("ZooKeeper did not come back: {failure}\nits log:\n{}", self.home.log()));
     }
 
-    /// The answer to `srvr`, if it gives one: a dead or frozen server does not.
+    /// Returns the answer to `srvr`, or `None` from a dead or frozen server.
     pub(super) fn status(&self) -> Option<String> {
         four_letter(self.port.address(), "srvr", STARTING_FOUR_LETTER_LIMIT).ok()
     }
@@ -276,14 +273,13 @@ impl Server {
         process::signal(self.process().pid, "STOP");
     }
 
-    /// Lets a paused server go on (SIGCONT).
+    /// Resumes a frozen server (SIGCONT).
     pub fn resume(&self) {
         process::signal(self.process().pid, "CONT");
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {
-        // A panic in one test must not hide behind "poisoned" panics in all others that share the
-        // server.
+        // A panic in one test must not hide behind "poisoned" panics in all other tests of the server.
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -310,8 +306,7 @@ fn copy(from: &Path, to: &Path) {
 pub(super) struct Process {
     watchdog: Child,
     pid: u32,
-    /// Disconnected when it is dead; a mutex only because a receiver alone cannot be shared
-    /// between threads.
+    /// Disconnected when the process is dead. In a mutex because a receiver cannot be shared between threads.
     death: Mutex<Receiver<()>>,
 }
 
@@ -323,8 +318,7 @@ pub(super) enum Verdict {
 }
 
 impl Process {
-    /// Starts Java and waits until it serves; on failure the reason is returned and the directory
-    /// stays.
+    /// Starts Java and waits until it serves. Returns the reason of a failure; the directory then stays.
     fn launch(home: &Home, address: SocketAddr, java_opts: &[String], starter: &[String]) -> Result<Self, String> {
         let mut process = Self::spawn(home, java_opts, starter);
         match process.wait_until_serving(home, address) {
@@ -348,8 +342,7 @@ impl Process {
             .args(["-cp", &classpath()])
             // Short-lived servers gain more from a quick start than from the optimising compiler.
             .args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
-            // Tests crash the process and never the machine, so waiting for the disk would prove
-            // nothing.
+            // Tests crash the process and never the machine, so a wait for the disk proves nothing.
             .arg("-Dzookeeper.forceSync=no")
             .arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
             .args(java_opts)
@@ -358,7 +351,7 @@ impl Process {
         Self::guard(home, "KILL", &command)
     }
 
-    /// Runs a server's program under the watchdog, which ends it with this signal.
+    /// Runs a server's program under the watchdog, which ends the program with this signal.
     pub(super) fn guard(home: &Home, signal: &str, command: &Command) -> Self {
         let mut watchdog = Command::new("sh")
             .args(["-c", WATCHDOG, "sh"])
@@ -368,8 +361,7 @@ impl Process {
             .args(command.get_args())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // In a group of its own, the watchdog survives a Ctrl-C or kill aimed at the group of
-            // the tests, and so lives long enough to do its work.
+            // In a group of its own, the watchdog survives a Ctrl-C or kill of the tests' group.
             .process_group(0)
             .spawn()
             .expect("sh can be run");
@@ -388,7 +380,7 @@ impl Process {
         Self { watchdog, pid, death: Mutex::new(death) }
     }
 
-    /// Waits for a server that answers `srvr`, and returns its version.
+    /// Waits for an answer to `srvr`, and returns the server's version.
     fn wait_until_serving(&self, home: &Home, address: SocketAddr) -> Result<String, String> {
         let deadline = Instant::now() + STARTUP_LIMIT;
         while Instant::now() < deadline {
@@ -402,7 +394,7 @@ impl Process {
             if !status.contains("Mode:") {
                 continue;
             }
-            // A stranger may have taken the port since it was found free, so ask whose directory it is.
+            // Another process may have taken the port since it was found free, so check the data directory.
             if four_letter(address, "conf", STARTING_FOUR_LETTER_LIMIT)
                 .is_ok_and(|conf| conf.contains(&format!("dataDir={}", home.data().display())))
             {
@@ -416,10 +408,10 @@ impl Process {
         self.stop(Verdict::Keep);
     }
 
-    /// Returns when the server is dead and the watchdog has done what the verdict says.
+    /// Stops the server. Returns when it is dead and the watchdog has carried out the verdict.
     pub(super) fn stop(&mut self, verdict: Verdict) {
-        // Closing standard input is the order to kill; a word before that alters what happens to
-        // the directory. If the watchdog is gone already, the word is lost, and does not matter.
+        // The end of standard input is the order to kill. A word before it changes what happens to the directory. If
+        // the watchdog has ended already, the word is lost and not needed.
         if let (Some(mut stdin), Verdict::Keep) = (self.watchdog.stdin.take(), verdict) {
             let _ = stdin.write_all(b"keep\n");
         }
@@ -427,7 +419,7 @@ impl Process {
     }
 }
 
-/// The directory of one server: its configuration, data and log. Dropping it removes it.
+/// The directory of one server: its configuration, data and log. Dropping it removes the directory.
 #[derive(Debug)]
 pub(super) struct Home {
     pub(super) path: PathBuf,
@@ -435,14 +427,14 @@ pub(super) struct Home {
 
 impl Home {
     pub(super) fn new() -> Self {
-        // A name is not taken a second time: its former owner may still be about to remove the directory.
+        // A name is never reused: its former owner may still be about to remove the directory.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = std::env::temp_dir().join(format!("zk-rwlock-{}-{number}", std::process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => return Self { path },
-                // Left by a process that had the same pid.
+                // Left behind by a process with the same pid.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => panic!("{} cannot be created: {error}", path.display()),
             }
@@ -505,7 +497,7 @@ fn report(pid: u32, address: SocketAddr, version: &str) {
         .append(true)
         .open(&list)
         .unwrap_or_else(|error| panic!("{} cannot be opened: {error}", list.display()));
-    // One write, because several test processes may append at once.
+    // One write, because several test processes may append at the same time.
     file.write_all(line.as_bytes()).expect("the list of servers is writable");
 }
 
@@ -515,8 +507,8 @@ fn classpath() -> String {
     {
         return classpath;
     }
-    // The manifest of Debian's zookeeper.jar names most of what it needs, but not all of Netty, which serves TLS. The
-    // logger is added so that a failed start can be explained.
+    // The manifest of Debian's zookeeper.jar names most of the dependencies, but not all of Netty, which serves TLS.
+    // The logger explains a failed start.
     let netty = ["netty-codec", "netty-resolver", "netty-transport-native-unix-common"];
     let jars: Vec<_> = ["zookeeper", "slf4j-simple", "metrics-core", "snappy-java"]
         .iter()
@@ -543,7 +535,7 @@ fn four_letter(address: SocketAddr, word: &str, limit: Duration) -> io::Result<S
     Ok(answer)
 }
 
-/// The `3.8.0` in `Zookeeper version: 3.8.0-0123abc, built on …`.
+/// Returns the `3.8.0` in `Zookeeper version: 3.8.0-0123abc, built on …`.
 fn version(status: &str) -> String {
     let version = status.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")).unwrap_or("unknown");
     version.split(['-', ',']).next().unwrap_or(version).trim().to_owned()

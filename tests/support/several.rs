@@ -1,9 +1,9 @@
-//! Several locks of one client, by their paths.
+//! A helper that makes a lock over several locks of one client from their paths.
 
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{Error, Mode, MultiLock, RwLock};
 
-/// The locks in these directories, to be taken together.
+/// Makes a lock over the locks in these directories.
 pub fn several<C, P>(client: &C, locks: impl IntoIterator<Item = (P, Mode)>) -> Result<MultiLock, Error>
 where
     C: Coordinator + Clone,

@@ -1,5 +1,5 @@
-//! Clients that keep reads on the embedded ensemble, and one that writes now and then, in virtual time: what the ensemble
-//! is asked. Knows only the public interface.
+//! Clients that keep their read locks, and one writer, on the embedded ensemble in virtual time. Use it to count the
+//! requests of thousands of clients that read often and seldom write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use zk_rwlock::{Memory, RwLock};
 const DIRECTORY: &str = "/simulated";
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What was read in the last minute, and what that cost.
+/// The reads of one minute, and their cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Minute {
     pub reads: u64,
@@ -20,10 +20,10 @@ pub struct Minute {
     pub requests: u64,
 }
 
-/// So many clients, each with a session of its own, read once a second. A writer comes in those of the minutes that follow
-/// for which `written` says so. Returns what happened in each.
+/// Lets `clients` clients, each with a session of its own, read once a second. A writer takes the lock in each minute
+/// for which `written` has `true`. Returns the counts of each minute.
 ///
-/// Call it in a runtime whose clock is paused.
+/// Must be called in a runtime whose clock is paused.
 pub async fn minutes(clients: usize, written: &[bool]) -> Vec<Minute> {
     let zk = Memory::new();
     let reads = Arc::new(AtomicU64::new(0));

@@ -1,4 +1,4 @@
-//! The embedded ensemble with answers that come late: an acquisition then has a point to be dropped at for each of them.
+//! The embedded ensemble with replies that arrive one poll late. Use it to drop a future between any two requests.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use zk_rwlock::coordinator::{
     Watch,
 };
 
-/// A client whose answers all come one poll late, so that a future can be dropped between any two requests.
+/// A client whose replies arrive one poll late.
 #[derive(Clone, Debug)]
 pub struct Slow(pub Memory);
 

@@ -1,21 +1,22 @@
-//! A snapshot file of a ZooKeeper server, changed as no client can: the counter of a directory.
+//! Changes to a ZooKeeper snapshot file that no client can make: the counter of a directory, and the zxid in the file's
+//! name. Use it to reach the end of the sequence numbers or of the zxids.
 //!
-//! It knows the file's format and nothing else. A node is its path, its data, a number that stands for its ACL, and
-//! its stat; the file ends with a seal, which is a checksum of all that stands before it and the string `/`.
+//! A node is its path, its data, a number for its ACL, and its stat. The file ends with a checksum of all bytes before
+//! it, and the string `/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A checksum of eight bytes, and a string of one byte behind its length of four.
+/// A checksum of eight bytes, and a string of one byte with its length of four.
 const SEAL: usize = 8 + 4 + 1;
 
-/// Where the counter stands in a stat, behind czxid, mzxid, ctime, mtime and version.
+/// The offset of the counter in a stat, after czxid, mzxid, ctime, mtime and version.
 const COUNTER_IN_STAT: usize = 4 * 8 + 4;
 
-/// Makes the next sequential child of `directory` get the number `next`, in the newest snapshot below `data`.
+/// Gives the next sequential child of `directory` the number `next`, in the newest snapshot below `data`.
 ///
-/// The server must be down, must have started since the last change (it writes a snapshot then), and must write no
-/// digests into its snapshots.
+/// The server must be down, must have been started after the last change (so that it wrote a snapshot), and must write
+/// no digests into its snapshots.
 pub fn set_next_sequence(data: &Path, directory: &str, next: i32) {
     let file = newest(&data.join("version-2"));
     let mut bytes = fs::read(&file).expect("the snapshot can be read");
@@ -27,7 +28,7 @@ pub fn set_next_sequence(data: &Path, directory: &str, next: i32) {
     fs::write(&file, bytes).expect("the snapshot can be written");
 }
 
-/// Names the newest snapshot below `data` after this number, and removes all else there: the server must be down.
+/// Renames the newest snapshot below `data` to this zxid, and removes all other files there. The server must be down.
 pub fn call_newest_after(data: &Path, zxid: i64) {
     let directory = data.join("version-2");
     let newest = newest(&directory);
@@ -40,7 +41,7 @@ pub fn call_newest_after(data: &Path, zxid: i64) {
     fs::rename(newest, directory.join(format!("snapshot.{zxid:x}"))).expect("writable");
 }
 
-/// Where the four bytes of the directory's counter are.
+/// Returns the offset of the directory's counter, which has four bytes.
 fn counter_of(bytes: &[u8], directory: &str) -> usize {
     let length = |at: usize| i32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
     let path = [&u32::try_from(directory.len()).expect("a short path").to_be_bytes(), directory.as_bytes()].concat();

@@ -1,6 +1,6 @@
-//! How long the machine stood still: a clock beside the tests, which asks again and again whether it was woken in time.
-//!
-//! A machine that is stopped, suspended or so busy that threads wait for a core wakes it too late.
+//! A clock that measures for how long the machine stood still. A thread sleeps again and again and notes how late it
+//! wakes: a machine that is stopped, suspended or overloaded wakes it late. `support::rounds` uses it to tell a failed
+//! test from a failed machine.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long the clock sleeps at a time.
+/// How long the clock's thread sleeps at a time.
 const TICK: Duration = Duration::from_millis(10);
 
-/// What was lost is added up over so long: on a busy machine a request waits for a core at every step of its way.
+/// The span over which delays are added up: on a busy machine a request waits for a core at each of its steps.
 const SPAN: Duration = Duration::from_secs(1);
 
-/// Less is not noted.
+/// Shorter delays are not recorded.
 const NOTED: Duration = Duration::from_millis(20);
 
-/// A moment of the clock: the time since the machine was started, in which it also counts for how long it was suspended.
+/// The time since the machine booted. It includes the time in which the machine was suspended.
 pub type Moment = Duration;
 
 pub fn now() -> Moment {
@@ -26,31 +26,31 @@ pub fn now() -> Moment {
     Duration::try_from(time).expect("after the start")
 }
 
-/// What the clock has seen.
+/// The delays that the clock has seen.
 #[derive(Debug, Default)]
 pub struct Record {
     last: Option<Moment>,
-    /// By how much it was woken too late within the last [`SPAN`], and when.
+    /// The delays of the last [`SPAN`], with their moments.
     late: VecDeque<(Moment, Duration)>,
-    /// What was lost in a span, and the moment at which that span ended: the worst of each.
+    /// The worst delays of each span, with the moment at which the span ended.
     lost: Vec<(Moment, Lost)>,
 }
 
-/// How much later the clock was woken than it should have been.
+/// How late the clock's thread woke.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lost {
-    /// In all, within a second.
+    /// The sum of the delays within one second.
     pub in_all: Duration,
-    /// The longest of the times.
+    /// The longest single delay.
     pub at_once: Duration,
 }
 
 impl Record {
-    /// The clock was woken at this moment.
+    /// Records that the clock's thread woke at this moment.
     pub fn tick(&mut self, now: Moment) {
         let Some(last) = self.last.replace(now) else { return };
         self.late.push_back((now, now.saturating_sub(last + TICK)));
-        // What was lost at once is lost within one span, however long it took.
+        // A single delay belongs to one span, however long it is.
         while self.late.front().is_some_and(|(then, _)| *then + SPAN < now) {
             self.late.pop_front();
         }
@@ -67,7 +67,7 @@ impl Record {
         }
     }
 
-    /// The most that was lost within one span that ended since then.
+    /// Returns the worst delays of the spans that ended after `then`.
     pub fn most_lost_since(&self, then: Moment) -> Lost {
         let since = || self.lost.iter().rev().take_while(|(ended, _)| *ended >= then).map(|(_, lost)| *lost);
         let most = |of: fn(Lost) -> Duration| since().map(of).max().unwrap_or_default();
@@ -93,17 +93,17 @@ fn record() -> MutexGuard<'static, Record> {
     RECORD.get_or_init(start).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has the clock run from now on.
+/// Starts the clock.
 pub fn watch() {
     drop(record());
 }
 
-/// The most that the machine lost within one second that ended since then.
+/// Returns the most that the machine lost within one second since `then`.
 pub fn most_lost_since(then: Moment) -> Lost {
     let asked = now();
     loop {
         let record = record();
-        // What came just before is known only when the clock was woken after it.
+        // A delay just before `asked` is known only after the next wake-up.
         if record.last.is_some_and(|last| last > asked) {
             return record.most_lost_since(then);
         }
@@ -112,23 +112,23 @@ pub fn most_lost_since(then: Moment) -> Lost {
     }
 }
 
-/// What a failure begins with of which the machine is to blame: it is not judged.
+/// The first words of a failure that the machine caused. Such a failure is not judged.
 pub const STOOD_STILL: &str = "the machine stood still";
 
-/// So late at once is a machine that stood still.
+/// A single delay that counts as a standstill.
 pub const STANDSTILL: Duration = Duration::from_millis(250);
 
-/// So late in all, within a second, is a machine on which threads wait for a core.
+/// The sum of delays within a second on a busy machine: threads wait for a core.
 pub const BUSY: Duration = Duration::from_millis(100);
 
-/// Ends a test in which too little was done in minutes, since then. It says whether the machine stood still.
+/// Fails a test that has done too little in minutes. The message says whether the machine stood still since `since`.
 pub fn too_little(since: Moment, what: &str) -> ! {
     let lost = most_lost_since(since).in_all;
     assert!(lost < BUSY, "{STOOD_STILL}, for {lost:?} within a second: {what}");
     panic!("{what}");
 }
 
-/// For how long something is waited for: a time in which the machine stood still counts for little.
+/// A time limit for a wait. A standstill of the machine counts as one short look.
 #[derive(Debug)]
 pub struct Patience {
     left: Duration,
@@ -143,7 +143,7 @@ impl Patience {
         Patience { left: limit, looked: None }
     }
 
-    /// Whether it is at its end, at this moment of a look.
+    /// Returns whether the limit is reached, at a look at the moment `now`.
     pub fn is_over(&mut self, now: Instant) -> bool {
         let since = self.looked.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         self.left = self.left.saturating_sub(since.min(5 * Patience::LOOK));
@@ -151,7 +151,7 @@ impl Patience {
     }
 }
 
-/// Work that goes on for a time, and then until enough is done.
+/// Work that lasts a given time, and longer if not enough is done by then.
 #[derive(Debug)]
 pub struct Stint {
     began: Moment,
@@ -159,14 +159,15 @@ pub struct Stint {
 }
 
 impl Stint {
-    /// What could not be done in such a time is not going to be.
+    /// Work that is not done in this time fails.
     const MOST: Duration = Duration::from_secs(300);
 
     pub fn begin(lasts: Duration) -> Stint {
         Stint { began: now(), lasts }
     }
 
-    /// Whether the work may end, of which enough is done or not. If that takes minutes, it fails with these words.
+    /// Returns whether the work may end. `enough` says whether enough is done. Fails with these words after
+    /// [`MOST`](Self::MOST).
     pub fn is_over(&self, enough: bool, what: impl FnOnce() -> String) -> bool {
         let took = now() - self.began;
         if took >= self.lasts && !enough && took >= self.lasts + Self::MOST {

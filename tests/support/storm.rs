@@ -1,5 +1,5 @@
-//! What befalls a fleet as a whole: all sessions expire, the leader changes, servers restart one after the other. Knows no
-//! requests.
+//! Faults of a whole [fleet](super::fleet): all sessions expire, the leader changes, servers restart in turn. Use it to
+//! measure how a fleet reconnects.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,59 +11,59 @@ use zk_rwlock::{Leadership, Memory, RwLock, Semaphore};
 
 use super::fleet::{Asked, Capacity, Habits, Process, Second, Servers};
 
-/// Processes that contend for locks.
+/// The processes and their locks.
 #[derive(Clone, Copy, Debug)]
 pub struct World {
     pub processes: usize,
-    /// How many contenders each process has.
+    /// The number of contenders in each process.
     pub contenders: usize,
-    /// How many contend for one lock.
+    /// The number of contenders for one lock.
     pub per_lock: usize,
-    /// Whether a quarter of the locks each are kept and read, are semaphores, or have leaders.
+    /// Whether a quarter of the locks each are plain locks, kept read locks, semaphores and leaderships.
     pub is_mixed: bool,
     pub capacity: Capacity,
     pub habits: Habits,
     pub seed: u64,
 }
 
-/// What befalls them.
+/// A fault of the whole fleet.
 #[derive(Clone, Copy, Debug)]
 pub enum Storm {
-    /// The whole fleet is cut off for so long, and its sessions expire. Other clients are not cut off.
+    /// The fleet is cut off for this long, and its sessions expire. Other clients stay connected.
     Expiry(Duration),
-    /// Nobody has a server for so long. Sessions survive.
+    /// No client has a server for this long. Sessions survive.
     LeaderChange(Duration),
-    /// Each of three servers closes its connections in turn, so long after the one before.
+    /// Each of three servers in turn closes its connections, with this pause in between.
     RollingRestart(Duration),
 }
 
-/// What the ensemble saw of it, from the moment when its clients could come back.
+/// The ensemble's measurements, from the moment when the clients could reconnect.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
-    /// Requests a second, in the ten seconds before anything happened.
+    /// Requests per second, in the ten seconds before the fault.
     pub before: u64,
     /// Requests in the busiest second.
     pub peak: u64,
-    /// Those of them that ask for a session, or for a place in a queue.
+    /// Requests for a session or for a new node in the busiest second.
     pub comebacks_at_peak: u64,
-    /// The longest that a request waited for its answer.
+    /// The longest time between a request and its reply.
     pub longest_wait: Duration,
-    /// How long it took until every process was connected, and every contender in its queue; of a rolling restart, since
-    /// the last server's.
+    /// The time until every process was connected and every contender had a node. In a rolling restart it counts from
+    /// the last server's restart.
     pub back_after: Duration,
     pub creates_under_way: u64,
-    /// Sessions that were asked for.
+    /// The number of requests for a session.
     pub sessions: u64,
-    /// Locks that were lost by clients that were not cut off.
+    /// Locks lost by the clients that were never cut off.
     pub lost_elsewhere: u64,
-    /// Locks that were lost by the fleet.
+    /// Locks lost by the fleet.
     pub lost: u64,
 }
 
-/// As many others hold a lock each, and are never cut off.
+/// As many other processes hold one lock each, and are never cut off.
 const OTHERS: usize = 100;
 
-/// A user's loop: acquires again whenever the lock is lost.
+/// Acquires the lock again whenever it is lost, as a user's program does.
 async fn contend(lock: RwLock, lost: Arc<AtomicU64>) {
     loop {
         if let Ok(guard) = lock.write().await {
@@ -91,7 +91,7 @@ async fn take_permits(semaphore: Semaphore, lost: Arc<AtomicU64>) {
     }
 }
 
-/// Campaigns again by itself. Its work ends with the term.
+/// Campaigns, and counts the terms that were lost.
 async fn campaign(leadership: Leadership, lost: Arc<AtomicU64>) {
     struct Led(Arc<AtomicU64>);
     impl Drop for Led {
@@ -110,7 +110,7 @@ async fn campaign(leadership: Leadership, lost: Arc<AtomicU64>) {
     panic!("the work has no end: {ended:?}");
 }
 
-/// As one of those who contend for the lock of this number.
+/// Starts a contender for the lock with this number.
 fn begin(tasks: &mut JoinSet<()>, world: &World, process: &Process, lock: usize, lost: &Arc<AtomicU64>) {
     let (path, lost) = (format!("/fleet/{lock}"), Arc::clone(lost));
     let plain = || RwLock::builder(process, &path);
@@ -133,7 +133,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// All are in their queues, and have been for a session timeout.
+    /// Waits until all contenders have a node, and for one session timeout more.
     async fn settle(world: &World) -> Fleet {
         let ensemble = Memory::new();
         let servers = Servers::start(world.capacity);
@@ -164,7 +164,7 @@ impl Fleet {
         fleet
     }
 
-    /// Waits until all are connected, and so many places were taken since the beginning.
+    /// Waits until all processes are connected, and `entered` nodes were created since the beginning.
     async fn is_back(&self, entered: u64) {
         while self.servers.entered() < entered || !self.processes.iter().all(Process::is_connected) {
             sleep(Duration::from_millis(100)).await;
@@ -176,7 +176,7 @@ impl Fleet {
     }
 }
 
-/// Call it in a runtime whose clock is paused.
+/// Runs the storm. Must be called in a runtime whose clock is paused.
 pub async fn storm(world: &World, storm: Storm) -> Seen {
     let mut fleet = Fleet::settle(world).await;
     let settled = fleet.second() - 1;
@@ -209,7 +209,7 @@ pub async fn storm(world: &World, storm: Storm) -> Seen {
     };
     fleet.is_back(entered + again).await;
     let back_after = came_back.elapsed();
-    // What was left unanswered is answered, and a lease that will run out has run out.
+    // Until all requests are answered, and all leases that can expire have expired.
     while fleet.servers.oldest() > Duration::from_millis(100) {
         sleep(Duration::from_millis(100)).await;
     }

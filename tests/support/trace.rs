@@ -1,8 +1,8 @@
-//! What the processes of a run tell of themselves: one line for each event of an acquisition or a hold, from what the library
-//! tells `tracing`. It judges nothing.
+//! A recorder of what the library reports to `tracing`: one line for each event of an acquisition or a hold. Use it
+//! with [`support::replay`](crate::replay) to check a run against the server's log.
 //!
-//! The clock of all lines is the time since 1970, read once in each process and then counted by its monotonic clock: so
-//! the lines of several processes of one machine can be compared, and those of a server's log as well.
+//! The clock of all lines is the time since 1970, read once in each process and then advanced by the monotonic clock.
+//! So the lines of several processes on one machine can be compared, also with a server's log.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -17,30 +17,30 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Metadata, Subscriber};
 
-/// What happened to an acquisition, or to what it has acquired.
+/// The kind of an event of an acquisition or a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// The lock is asked for.
+    /// The lock was requested.
     Asked,
-    /// There is a node; it has this number.
+    /// The contender's node was created, with this number.
     Created,
-    /// The turn has come. `how` says by what it was known.
+    /// The contender's turn has come. `how` says how it learned of that.
     Granted,
-    /// What was asked for is held, by the node of this token.
+    /// The lock is held through the node with this token.
     Got,
-    /// The acquisition has ended: by its grant, or without.
+    /// The acquisition has ended, granted or not.
     Ended,
-    /// A hold begins, by the node of this token.
+    /// A hold begins, through the node with this token.
     Holds,
-    /// It has ended: its owner gave it back, or it goes on in another mode.
+    /// The hold has ended: by a release or by a downgrade.
     Released,
-    /// The holder was told that it has lost the lock. The path is the node's.
+    /// The holder was notified of its loss. The path is the node's.
     Lost,
-    /// The answer to a create was lost, and the node found.
+    /// The reply to a create was lost, and the node was found.
     Found,
-    /// The answer to a create was lost, and there is no node. `how` is the contender's name.
+    /// The reply to a create was lost, and no node was found. `how` is the contender's name.
     Missed,
-    /// A kept node is given up. `how` says why.
+    /// A kept node was given up. `how` says why.
     GivenUp,
 }
 
@@ -58,11 +58,11 @@ const ALL: [What; 11] = [
     What::GivenUp,
 ];
 
-/// One event. What an event does not tell is empty, or 0.
+/// One event. A field that the event does not have is empty, or 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub at: Duration,
-    /// One number for all events of an acquisition, and one for both of a hold.
+    /// One number for all events of an acquisition, and one for both events of a hold.
     pub who: u64,
     pub what: What,
     pub path: String,
@@ -102,21 +102,22 @@ impl FromStr for Event {
     }
 }
 
-/// The present moment on the clock of all traces.
+/// Returns the present moment on the clock of all traces.
 pub fn now() -> Duration {
     static BEGAN: LazyLock<(Duration, Instant)> = LazyLock::new(sample);
     let (time, instant) = *BEGAN;
     time + instant.elapsed()
 }
 
-/// By how much the machine's time of day has been set since this process began.
+/// Returns by how much the machine's time of day was set since this process began.
 pub fn drift() -> Duration {
     let here = now();
     let (time, instant) = sample();
     (time + instant.elapsed()).abs_diff(now().max(here))
 }
 
-/// One moment by both clocks. The thread may be stopped between the two, so the quickest of some readings counts.
+/// Reads both clocks at one moment. The thread may be suspended between the two readings, so the quickest of several
+/// pairs counts.
 fn sample() -> (Duration, Instant) {
     let read = || {
         let before = Instant::now();
@@ -127,15 +128,15 @@ fn sample() -> (Duration, Instant) {
     readings.min_by_key(|(took, _)| *took).expect("some readings").1
 }
 
-/// What this process has told of the paths that are recorded.
+/// The events of this process on the recorded paths.
 #[derive(Default)]
 struct Book {
-    /// The beginnings of the paths that are recorded.
+    /// The prefixes of the recorded paths.
     recorded: Vec<String>,
     events: Vec<Event>,
     spans: HashMap<u64, Open>,
     next: u64,
-    /// Where the events are written as well, for another process to read.
+    /// A file that also receives the events, for another process to read.
     lines: Option<File>,
 }
 
@@ -150,10 +151,10 @@ fn book() -> MutexGuard<'static, Book> {
     BOOK.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, records what happens on the paths that begin so. What was recorded of them before is forgotten.
+/// Records from now on the events on paths with these prefixes. Forgets earlier events on them.
 pub fn record(paths: &[&str]) {
     now();
-    // Another test of this process may have begun already.
+    // Another test of this process may have set it already.
     let _ = tracing::subscriber::set_global_default(Recorder);
     let is_old = |event: &Event| paths.iter().any(|path| event.path.starts_with(path));
     let mut book = book();
@@ -162,7 +163,7 @@ pub fn record(paths: &[&str]) {
     book.recorded.extend(paths.iter().map(|path| (*path).to_owned()));
 }
 
-/// As [`record`], and appends each event to this file, which several processes may share.
+/// Records as [`record`] does, and appends each event to this file, which several processes may share.
 pub fn record_to(file: &Path, paths: &[&str]) {
     let lines = File::options().create(true).append(true).open(file).expect("the file of the trace can be opened");
     {
@@ -173,7 +174,7 @@ pub fn record_to(file: &Path, paths: &[&str]) {
     record(paths);
 }
 
-/// What processes have written to this file. Those of the processes that were killed end with their last event.
+/// Returns the events in this file. For each killed process it adds the end of what was open at its last event.
 pub fn read(file: &Path, is_killed: impl Fn(u32) -> bool) -> Vec<Event> {
     let text = std::fs::read_to_string(file).expect("the file of the trace can be read");
     let mut events: Vec<Event> = text.lines().map(|line| line.parse().expect("a line of a trace")).collect();
@@ -184,9 +185,9 @@ pub fn read(file: &Path, is_killed: impl Fn(u32) -> bool) -> Vec<Event> {
     [events, ends].concat()
 }
 
-/// What was recorded of the paths that begin so.
+/// Returns the recorded events on paths with these prefixes.
 pub fn recorded(paths: &[&str]) -> Vec<Event> {
-    // What comes from the library's threads is told by another.
+    // A thread of the library delivers the events of its background threads.
     assert!(zk_rwlock::coordinator::flush_events(Duration::from_secs(60)), "the events are told");
     let book = book();
     let is_wanted = |event: &&Event| paths.iter().any(|path| event.path.starts_with(path));
@@ -195,7 +196,7 @@ pub fn recorded(paths: &[&str]) -> Vec<Event> {
     events
 }
 
-/// How many acquisitions are under way on the paths that begin so.
+/// Returns the number of acquisitions in progress on paths with these prefixes.
 pub fn waits(paths: &[&str]) -> usize {
     let is_wanted =
         |open: &&Open| open.event.what == What::Asked && paths.iter().any(|path| open.event.path.starts_with(path));
@@ -214,10 +215,10 @@ impl Book {
     }
 }
 
-/// The subscriber that writes the events down.
+/// The subscriber that records the events.
 struct Recorder;
 
-/// The fields of a span or of an event of the library.
+/// The fields of a span or of an event.
 struct Fields(Event);
 
 impl Visit for Fields {
@@ -238,7 +239,7 @@ impl Visit for Fields {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "path" => self.0.path = value.to_owned(),
-            // Of one that is lost, and of one that is found again: there the directory is told, too.
+            // The events of a loss and of a found node also have the directory, which comes second.
             "node" if self.0.path.is_empty() => self.0.path = value.to_owned(),
             "mode" => self.0.mode = value.to_owned(),
             "kind" | "cause" | "owner" => self.0.how = value.to_owned(),

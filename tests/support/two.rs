@@ -1,4 +1,5 @@
-//! A client of the embedded ensemble that has two sessions, and gives out one or the other.
+//! A client of the embedded ensemble with two sessions. Use it to let the acquisitions of one lock use different
+//! sessions.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,12 +18,12 @@ pub struct TwoSessions {
 }
 
 impl TwoSessions {
-    /// In turn.
+    /// Returns a client that uses its sessions in turn.
     pub fn alternately(clients: &[Memory; 2]) -> TwoSessions {
         TwoSessions { clients: clients.clone(), which: |asked| asked % 2, asked: Arc::default() }
     }
 
-    /// The first one once, and then always the second.
+    /// Returns a client that uses the first session once, and then always the second.
     pub fn one_after_the_other(clients: &[Memory; 2]) -> TwoSessions {
         TwoSessions { clients: clients.clone(), which: |asked| asked.min(1), asked: Arc::default() }
     }

@@ -1,19 +1,19 @@
-//! The transaction log of a ZooKeeper server: every write that the server knows, in the order of all writes, with the
-//! session that made it. It knows the log's format, and no lock.
+//! A reader of a ZooKeeper server's transaction log: every write, in the order of all writes, with its session. Use it
+//! to check a run by what the server did, and not by what clients report.
 //!
-//! A file of the log begins with a header of 16 bytes. A record is a checksum, a length, the transaction, and the byte
-//! `B`; zeros follow the last record. A transaction is its header and its body; digests may follow.
+//! A log file begins with a header of 16 bytes. A record is a checksum, a length, the transaction, and the byte `B`;
+//! zeros follow the last record. A transaction is its header and its body; digests may follow.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// One transaction that was carried out, or refused.
+/// A transaction that was carried out or refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Txn {
     pub zxid: i64,
-    /// When the leader proposed it, since 1970: cut to whole milliseconds.
+    /// When the leader proposed it: the time since 1970, rounded down to a millisecond.
     pub time: Duration,
     pub session: i64,
     pub ops: Vec<Op>,
@@ -36,25 +36,25 @@ pub enum Op {
     Check {
         path: String,
     },
-    /// Something was refused, with this code.
+    /// An operation was refused with this code.
     Refused {
         code: i32,
     },
-    /// A session begins.
+    /// The begin of a session.
     Begin,
-    /// A session ends, and with it all of its nodes.
+    /// The end of a session, which removes the session's ephemeral nodes.
     End,
 }
 
 const HEADER: usize = 16;
 
-/// All that was carried out by the one server with this directory of data.
+/// Returns all transactions of a standalone server with this data directory.
 pub fn of_server(data: &Path) -> Vec<Txn> {
     read(data).into_values().collect()
 }
 
-/// All that was carried out by the servers of an ensemble with these directories: what more than half of them have logged.
-/// One of them may lack what it got as a snapshot, or have what no other has accepted.
+/// Returns all transactions of an ensemble with these data directories: those that a majority has logged. A server may
+/// lack transactions that it received in a snapshot, or have one that no other server has accepted.
 pub fn of_ensemble(data: &[PathBuf]) -> Vec<Txn> {
     let mut logged: BTreeMap<i64, (usize, Txn)> = BTreeMap::new();
     for (zxid, txn) in data.iter().flat_map(|data| read(data)) {
@@ -63,7 +63,7 @@ pub fn of_ensemble(data: &[PathBuf]) -> Vec<Txn> {
     logged.into_values().filter(|(count, _)| 2 * count > data.len()).map(|(_, txn)| txn).collect()
 }
 
-/// By their zxids.
+/// Returns the transactions by their zxids.
 fn read(data: &Path) -> BTreeMap<i64, Txn> {
     let files = fs::read_dir(data.join("version-2")).expect("the server has data");
     let files = files.map(|file| file.expect("readable").path());
@@ -96,7 +96,7 @@ impl<'b> Bytes<'b> {
         self.take(8)?.try_into().ok().map(i64::from_be_bytes)
     }
 
-    /// A length and so many bytes; a negative length means nothing.
+    /// Reads a length and as many bytes. A negative length means an empty buffer.
     fn buffer(&mut self) -> Option<&'b [u8]> {
         let length = self.int()?;
         self.take(usize::try_from(length).unwrap_or(0))
@@ -106,7 +106,7 @@ impl<'b> Bytes<'b> {
         String::from_utf8(self.buffer()?.to_vec()).ok()
     }
 
-    /// The next transaction's bytes. The last record of a server that was killed may be cut off.
+    /// Returns the bytes of the next transaction. The last record of a killed server may be cut off.
     fn record(&mut self) -> Option<&'b [u8]> {
         let (sum, bytes) = (self.long()?, self.buffer()?);
         (!bytes.is_empty() && self.take(1)? == b"B" && sum == i64::from(adler2::adler32_slice(bytes))).then_some(bytes)
@@ -122,7 +122,7 @@ impl<'b> Bytes<'b> {
             }
             kind => vec![(kind, self.0).op()?],
         };
-        // What comes before a part that is refused stands in the log as it was asked for, and is not done either.
+        // The log lists also the operations before the refused one, but the server has done none of them.
         if let Some(refused) = ops.iter().position(|op| matches!(op, Op::Refused { .. })) {
             ops = vec![ops.swap_remove(refused)];
         }
@@ -133,7 +133,7 @@ impl<'b> Bytes<'b> {
 const MULTI: i32 = 14;
 
 trait Body {
-    /// `None` is a body that cannot be read.
+    /// Reads an operation. Returns `None` for an unreadable body.
     fn op(self) -> Option<Op>;
 }
 
@@ -144,7 +144,7 @@ impl Body for (i32, &[u8]) {
             -1 => Op::Refused { code: body.int()? },
             -10 => Op::Begin,
             -11 => Op::End,
-            // Plain, with an answer that has a stat, a container, and with a time to live.
+            // A plain create, a create that returns a stat, a container, and a node with a time to live.
             kind @ (1 | 15 | 19 | 21) => {
                 let (path, data) = (body.text()?, body.buffer()?.to_vec());
                 for _ in 0..body.int()? {
@@ -155,7 +155,7 @@ impl Body for (i32, &[u8]) {
             }
             2 | 20 => Op::Delete { path: body.text()? },
             5 => Op::Set { path: body.text()?, data: body.buffer()?.to_vec() },
-            // Another ACL changes as little as a check.
+            // A change of an ACL matters as little as a check.
             7 | 13 => Op::Check { path: body.text()? },
             kind => panic!("a transaction of the unknown kind {kind}"),
         })

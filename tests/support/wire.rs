@@ -1,5 +1,6 @@
-//! A loopback proxy that understands ZooKeeper's frames: it counts them, and loses, delays, cuts and
-//! falsifies them on request.
+//! A loopback proxy that understands ZooKeeper's frames. It counts and lists requests, and it loses, delays, cuts and
+//! falsifies frames on request. Use it to bring about a fault of the network at an exact frame, and to count the
+//! requests of an operation.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -22,8 +23,8 @@ use super::rules::{Fate, Rules, Seen};
 
 /// A proxy between clients and one server. Dropping it closes every connection through it.
 ///
-/// It runs on a thread of its own, so that neither a blocked nor a paused runtime of a test can
-/// stop it. Every control has taken effect when it returns.
+/// It runs on a thread of its own, so that a blocked or paused runtime of a test cannot stop it. Every method has taken
+/// effect when it returns.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -33,23 +34,24 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy on a loopback port of its own, for the server at `server_address`.
+    /// Starts a proxy on a free loopback port, for the server at `server_address`.
     pub fn start(server_address: impl Into<String>) -> Self {
         Self::start_on(Port::reserve(), server_address)
     }
 
-    /// Starts a proxy on this port. If the server is the proxy itself, every connection is closed at once.
+    /// Starts a proxy on this port. If the server's address is the proxy's own, the proxy closes every connection at
+    /// once.
     pub fn start_on(port: Port, server_address: impl Into<String>) -> Self {
         Self::start_with(port, server_address.into(), Tap::default())
     }
 
-    /// Starts a proxy for traffic that it cannot read, because it is encrypted or may be. It passes on whatever comes
-    /// and keeps a copy: see [`Proxy::overheard`]. Rules never strike, and the numbers count no requests.
+    /// Starts a proxy for encrypted traffic. It passes on all bytes and keeps a copy: see [`Proxy::overheard`]. No rule
+    /// applies, and no request is counted.
     pub fn start_opaque(server_address: impl Into<String>) -> Self {
         Self::start_with(Port::reserve(), server_address.into(), Tap { opaque: true, ..Tap::default() })
     }
 
-    /// Starts a proxy that numbers the sessions through it from one, in handshakes and as owners of nodes.
+    /// Starts a proxy that numbers sessions from one, in handshakes and as owners of nodes.
     pub fn start_renumbering(server_address: impl Into<String>) -> Self {
         Self::start_with(Port::reserve(), server_address.into(), Tap { renumbers: true, ..Tap::default() })
     }
@@ -77,55 +79,57 @@ impl Proxy {
         Self { address, tap, commands: Some(commands), thread: Some(thread) }
     }
 
-    /// Where clients connect, as `127.0.0.1:PORT`.
+    /// Returns the address for clients, as `127.0.0.1:PORT`.
     pub fn address(&self) -> String {
         self.address.to_string()
     }
 
-    /// How many requests of this kind clients have sent since [`Proxy::reset`], lost ones included. A handshake is none.
+    /// Returns the number of requests of this kind since [`Proxy::reset`], including lost ones. A handshake is no
+    /// request.
     pub fn count(&self, op: Op) -> u64 {
         self.tap.traffic().counts.get(&op).copied().unwrap_or(0)
     }
 
-    /// The requests since [`Proxy::reset`] in the order of sending, with the path each one names.
+    /// Returns the requests since [`Proxy::reset`] in the order of sending, with their paths.
     ///
-    /// For [`Op::Multi`] the second half lists the parts, as in `Check /a, Delete /b`. Pings are
-    /// left out, because they depend on the clock; [`Proxy::count`] has them.
+    /// For [`Op::Multi`] the second half lists the operations, as in `Check /a, Delete /b`. Pings are left out because
+    /// they depend on the clock; [`Proxy::count`] counts them.
     pub fn requests(&self) -> Vec<(Op, String)> {
         self.tap.traffic().requests.clone()
     }
 
-    /// When each request of this kind, or each handshake, reached the proxy since [`Proxy::reset`].
+    /// Returns when each request of this kind, or each handshake, reached the proxy since [`Proxy::reset`].
     pub fn arrivals(&self, op: Op) -> Vec<Instant> {
         self.tap.traffic().arrivals.get(&op).cloned().unwrap_or_default()
     }
 
-    /// What the server granted on the newest connection: enough to take the session over.
+    /// Returns the server's handshake on the newest connection. A test can take the session over with it.
     pub fn granted(&self) -> Option<Hello> {
         self.tap.granted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many notifications of watches the server has sent since [`Proxy::reset`].
+    /// Returns the number of watch events that the server has sent since [`Proxy::reset`].
     pub fn notifications(&self) -> u64 {
         self.tap.traffic().notifications
     }
 
-    /// How many connections have reached the server since [`Proxy::reset`].
+    /// Returns the number of connections to the server since [`Proxy::reset`].
     pub fn connections(&self) -> u64 {
         self.tap.traffic().connections
     }
 
-    /// How many bytes clients have sent since [`Proxy::reset`], handshakes and pings included.
+    /// Returns the number of bytes from clients since [`Proxy::reset`], including handshakes and pings.
     pub fn bytes_to_server(&self) -> u64 {
         self.tap.traffic().bytes_to_server
     }
 
-    /// How many bytes the server has sent since [`Proxy::reset`], handshakes and pings included.
+    /// Returns the number of bytes from the server since [`Proxy::reset`], including handshakes and pings.
     pub fn bytes_to_client(&self) -> u64 {
         self.tap.traffic().bytes_to_client
     }
 
-    /// Whether this text went over the wire, in either direction, since [`Proxy::reset`]. Only an opaque proxy listens.
+    /// Returns whether this text was transmitted in either direction since [`Proxy::reset`]. Panics unless the proxy is
+    /// opaque.
     pub fn overheard(&self, text: &str) -> bool {
         assert!(self.tap.opaque, "this proxy keeps no copy");
         let traffic = self.tap.traffic();
@@ -134,7 +138,7 @@ impl Proxy {
             .any(|copy| copy.windows(text.len()).any(|window| window == text.as_bytes()))
     }
 
-    /// Sets all numbers back to zero; rules and holes stay.
+    /// Sets all counters to zero. Rules and black holes stay.
     pub fn reset(&self) {
         *self.tap.traffic() = Traffic::default();
     }
@@ -144,92 +148,84 @@ impl Proxy {
         self.order(Command::Cut);
     }
 
-    /// Closes every connection; a client may come back at once.
+    /// Closes every connection. Clients may reconnect at once.
     pub fn disconnect(&self) {
         self.order(Command::Disconnect);
     }
 
-    /// Resets every connection (TCP RST); a client may come back at once.
+    /// Resets every connection (TCP RST). Clients may reconnect at once.
     pub fn rst(&self) {
         self.order(Command::Rst);
     }
 
-    /// Keeps every connection open and forwards nothing; new connections are accepted and left in
-    /// silence.
+    /// Keeps every connection open and forwards nothing. New connections are accepted and not served.
     ///
-    /// As on a broken network, what is sent meanwhile is not lost but late: [`Proxy::heal`]
-    /// delivers it.
+    /// As on a broken network, data sent meanwhile is late and not lost: [`Proxy::heal`] delivers it.
     pub fn black_hole(&self) {
         self.order(Command::Holes(Holes { to_server: true, to_client: true }));
     }
 
-    /// As [`Proxy::black_hole`], for what clients send; the server is still heard.
+    /// Does the same only for data from clients. Data from the server still arrives.
     pub fn black_hole_to_server(&self) {
         self.order(Command::Holes(Holes { to_server: true, to_client: false }));
     }
 
-    /// As [`Proxy::black_hole`], for what the server sends; clients are still heard.
+    /// Does the same only for data from the server. Data from clients still arrives.
     pub fn black_hole_to_client(&self) {
         self.order(Command::Holes(Holes { to_server: false, to_client: true }));
     }
 
-    /// Ends [`Proxy::cut`] and all black holes: late frames are delivered and new connections
-    /// accepted.
+    /// Ends [`Proxy::cut`] and all black holes: delivers late frames and accepts new connections.
     ///
-    /// Connections that were left in silence are closed, because their clients have long given up
-    /// waiting for a handshake, and a late one would steal the session from its successor.
+    /// Connections that were accepted in a black hole are closed: their clients no longer wait for a handshake, and a
+    /// late handshake would take the session away from a newer connection.
     pub fn heal(&self) {
         self.order(Command::Heal);
     }
 
     /// Applies this rule from now on.
     ///
-    /// Where several rules concern one frame, the oldest decides, and the frame counts for all.
+    /// If several rules concern one frame, the oldest decides, and the frame counts for all.
     pub fn apply(&self, rule: Rule) -> Fault {
         self.tap.rules().add(rule)
     }
 
-    /// Loses every request of clients but pings, so that their sessions live on.
+    /// Loses every request except pings, so that sessions stay alive.
     pub fn answer_only_pings(&self) -> Fault {
         self.apply(Rule::on(Frames::from_clients().but(&[Op::Handshake, Op::Ping])).and_all_later().lose())
     }
 
-    /// Forgets every rule. Frames that are held back stay so.
+    /// Removes every rule. Frames that are held back stay so.
     pub fn forget_rules(&self) {
         self.tap.rules().clear();
     }
 
-    /// Loses the `nth` reply to this kind of request, counted from 1 and from now, and closes its
-    /// connection.
+    /// Loses the `nth` reply to this kind of request, counted from 1 and from now, and closes its connection.
     pub fn drop_reply(&self, op: Op, nth: u64) -> Fault {
         self.apply(Rule::on(Frames::replies(op)).nth(nth).close(0, Close::Fin))
     }
 
-    /// Loses the `nth` request of this kind, counted from 1 and from now, and closes its
-    /// connection.
+    /// Loses the `nth` request of this kind, counted from 1 and from now, and closes its connection.
     pub fn drop_request(&self, op: Op, nth: u64) -> Fault {
         self.apply(Rule::on(Frames::requests(op)).nth(nth).close(0, Close::Fin))
     }
 
-    /// Holds back the next reply to this kind of request until the handle releases it or is
-    /// dropped.
+    /// Holds back the next reply to this kind of request until the handle releases it or is dropped.
     ///
-    /// ZooKeeper's replies are ordered, so all that the server sends later on the same connection
-    /// waits behind it, the replies to pings too: a client gives up the connection when it hears
-    /// nothing for long enough.
+    /// ZooKeeper's replies are ordered. So all later frames of the server on the same connection wait too, including
+    /// replies to pings: after a long silence the client closes the connection.
     #[must_use = "dropping the handle releases the reply"]
     pub fn hold_reply(&self, op: Op) -> Held {
         self.hold(Frames::replies(op))
     }
 
-    /// Holds back the next request of this kind, and all that follow it, until the handle releases
-    /// it or is dropped.
+    /// Holds back the next request of this kind, and all that follow it, until the handle releases it or is dropped.
     #[must_use = "dropping the handle releases the request"]
     pub fn hold_request(&self, op: Op) -> Held {
         self.hold(Frames::requests(op))
     }
 
-    /// Holds back the next of these frames, and all that follow it the same way.
+    /// Holds back the next of these frames, and all that follow it in the same direction.
     #[must_use = "dropping the handle releases the frame"]
     pub fn hold(&self, frames: Frames) -> Held {
         let (release, released) = watch::channel(());
@@ -256,7 +252,7 @@ impl Drop for Proxy {
     }
 }
 
-/// A frame that is held back, or will be. Dropping it releases the frame.
+/// A frame that is or will be held back. Dropping it releases the frame.
 #[derive(Debug)]
 pub struct Held {
     fault: Fault,
@@ -264,23 +260,23 @@ pub struct Held {
 }
 
 impl Held {
-    /// Whether the frame has arrived at the proxy.
+    /// Returns whether the frame has arrived at the proxy.
     pub fn has_arrived(&self) -> bool {
         self.fault.has_happened()
     }
 
-    /// Returns when the frame has arrived at the proxy; put a timeout around it.
+    /// Waits until the frame has arrived at the proxy. Put a timeout around it.
     pub async fn arrives(&self) {
         self.fault.happens().await;
     }
 
-    /// Lets the frame through, or cancels the rule if the frame has not come yet.
+    /// Releases the frame, or cancels the rule if the frame has not arrived yet.
     pub fn release(self) {
         drop(self.release);
     }
 }
 
-/// What the test and the connections share: the numbers and the rules.
+/// The counters and the rules, shared by the test and the connections.
 #[derive(Debug, Default)]
 struct Tap {
     opaque: bool,
@@ -313,7 +309,7 @@ impl Tap {
     }
 
     fn renumber(&self, frame: &mut [u8], handshaken: bool) {
-        // Shared by all such proxies, as if one server were behind them. The place is the number.
+        // Shared by all such proxies, as if there were one server. The index is the new session id.
         static SESSIONS: Mutex<Vec<[u8; 8]>> = Mutex::new(Vec::new());
         if !self.renumbers {
             return;
@@ -322,7 +318,7 @@ impl Tap {
         if let Some(hello) = Hello::read(Direction::ToClient, frame).filter(|hello| !handshaken && hello.session != 0) {
             sessions.push(hello.session.to_be_bytes());
         }
-        // ZooKeeper's own numbers have so many different bytes that nothing else is the same.
+        // ZooKeeper's own ids have so many different bytes that no other field equals one.
         for at in 0..frame.len().saturating_sub(7) {
             if let Some(place) = sessions.iter().position(|session| frame[at..at + 8] == *session) {
                 frame[at..at + 8].copy_from_slice(&(place as u64 + 1).to_be_bytes());
@@ -368,7 +364,7 @@ enum Command {
     Heal,
 }
 
-/// The proxy's main loop: it accepts connections and obeys commands, one at a time.
+/// The proxy's main loop: it accepts connections and carries out commands, one at a time.
 struct Switchboard {
     listener: Option<TcpListener>,
     port: Port,
@@ -398,7 +394,7 @@ impl Switchboard {
                 order = orders.recv() => {
                     let Some((command, done)) = order else { return };
                     self.obey(command).await;
-                    // If the test has panicked, it no longer waits for the answer.
+                    // A test that has panicked no longer waits for the reply.
                     let _ = done.send(());
                 }
                 client = accept(self.listener.as_ref()) => {
@@ -439,7 +435,7 @@ impl Switchboard {
     }
 }
 
-/// The next connection; it never returns when nothing listens.
+/// Returns the next connection. Never returns while nothing listens.
 async fn accept(listener: Option<&TcpListener>) -> TcpStream {
     match listener {
         Some(listener) => listener.accept().await.expect("a loopback listener accepts").0,
@@ -453,7 +449,7 @@ fn listen(port: &Port) -> TcpListener {
     TcpListener::from_std(listener).expect("the proxy's runtime is there")
 }
 
-/// What the writer of one direction is to do next, in order.
+/// The next step of the writer of one direction.
 enum Step {
     Forward(Vec<u8>),
     Hold(watch::Receiver<()>),
@@ -465,7 +461,7 @@ struct Connection {
     tap: Arc<Tap>,
     holes: watch::Receiver<Holes>,
     rst: watch::Receiver<()>,
-    /// What was asked, by xid.
+    /// The requests without a reply, by xid.
     asked: Mutex<HashMap<i32, (Op, String)>>,
 }
 
@@ -482,11 +478,11 @@ impl Connection {
             }
             return;
         }
-        // Otherwise one connection would be followed by another, for ever.
+        // The proxy would connect to itself, for ever.
         if client.local_addr().is_ok_and(|ours| ours.to_string() == server_address) {
             return;
         }
-        // A server that is down looks to the client like a connection that is closed at once.
+        // To the client, a server that is down looks like a connection that is closed at once.
         let Ok(mut server) = TcpStream::connect(server_address).await else {
             return;
         };
@@ -497,11 +493,10 @@ impl Connection {
         let (mut from_server, mut into_server) = server.split();
         let (to_server, requests) = mpsc::unbounded_channel();
         let (to_client, replies) = mpsc::unbounded_channel();
-        // Weak, so that the answers of the proxy itself do not keep the connection open.
+        // Weak, so that the proxy's own replies do not keep the connection open.
         let answers = to_client.downgrade();
         let traffic = async {
-            // The first error ends all four; the ordinary end of one direction leaves the other
-            // alone.
+            // The first error ends all four tasks. The ordinary end of one direction leaves the other one alone.
             tokio::try_join!(
                 self.read(Direction::ToServer, &mut from_client, to_server, answers.clone()),
                 self.read(Direction::ToClient, &mut from_server, to_client, answers),
@@ -519,8 +514,7 @@ impl Connection {
         }
     }
 
-    /// Reads even while nothing is forwarded, so that the numbers count what was sent, whenever it
-    /// arrives.
+    /// Reads also while nothing is forwarded, so that the counters show what was sent, no matter when it arrives.
     async fn read(
         &self,
         direction: Direction,
@@ -529,7 +523,7 @@ impl Connection {
         answers: mpsc::WeakUnboundedSender<Step>,
     ) -> io::Result<()> {
         let mut handshaken = false;
-        // A reset by the sender ends the stream as a close does: what was read before still counts.
+        // A reset by the sender ends the stream as a close does: frames read before still count.
         while let Ok(mut frame) = self.next_piece(from).await {
             let (fate, xid) = if self.tap.opaque {
                 self.copy(direction, &frame);
@@ -597,7 +591,7 @@ impl Connection {
                     into.write_all(&frame).await?;
                 }
                 Step::Hold(mut released) => {
-                    // The handle never sends a value: it is released by being dropped.
+                    // The handle never sends a value. Dropping it releases the frame.
                     let _ = released.changed().await;
                 }
                 Step::Wait(until) => tokio::time::sleep_until(until.into()).await,
@@ -612,7 +606,7 @@ impl Connection {
             }
         }
         pass(&mut holes, direction).await?;
-        // The peer may be gone already.
+        // The peer may have closed already.
         let _ = into.shutdown().await;
         Ok(())
     }
@@ -639,7 +633,7 @@ impl Connection {
         }
     }
 
-    /// Records a frame and decides what happens to it; also returns its xid.
+    /// Records a frame and decides what happens to it. Also returns its xid.
     fn inspect(&self, direction: Direction, frame: &[u8], handshaken: bool) -> (Fate, i32) {
         self.weigh(direction, frame);
         if !handshaken {
@@ -700,7 +694,7 @@ impl Connection {
     }
 }
 
-/// Returns when no hole swallows this direction.
+/// Waits while a black hole swallows this direction.
 async fn pass(holes: &mut watch::Receiver<Holes>, direction: Direction) -> io::Result<()> {
     match holes.wait_for(|holes| !holes.swallow(direction)).await {
         Ok(_) => Ok(()),

@@ -1,10 +1,9 @@
-//! The connection of a client to the embedded ensemble, on which requests and answers can be held up: sent, and not
-//! carried out yet; or carried out, and not answered yet. Knows no locks.
+//! A client of the embedded ensemble whose requests and replies a test holds up: sent but not carried out yet, or
+//! carried out but not answered yet. Use it to let others act, or to break the connection, at those moments.
 //!
-//! The embedded ensemble answers a request before the call returns. Between a request on a real network and its effect, and
-//! between that and its answer, others act, the sender goes on or is dropped, and the connection may break. What the
-//! session's background task sends is not held up: it watches and checks nodes, and in what order it does so with other
-//! requests does not matter.
+//! On a real network time passes between a request and its effect, and between the effect and the reply. The embedded
+//! ensemble answers before the call returns, so this client adds those moments. Requests of the session's background
+//! task are not held up: that task watches and checks nodes, and its order among other requests does not matter.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -19,7 +18,7 @@ use zk_rwlock::coordinator::{
     Watch,
 };
 
-/// A client with such a connection.
+/// A client whose requests can be held up.
 #[derive(Clone, Debug)]
 pub struct Wired {
     pub memory: Memory,
@@ -32,15 +31,15 @@ struct Wire(Mutex<State>);
 #[derive(Default)]
 struct State {
     is_stalled: bool,
-    /// Carried out, and not answered yet.
+    /// Requests that were carried out and not answered yet.
     answers: VecDeque<Answer>,
-    /// Sent after those, and not carried out yet.
+    /// Requests that were sent later and not carried out yet.
     requests: VecDeque<Request>,
-    /// How many were ever sent.
+    /// The number of requests ever sent.
     sent: usize,
 }
 
-/// No schedule sends so many. What repeats a request without waiting for anything would go on for ever.
+/// More requests than any schedule sends. Code that repeats a request without a pause reaches this number.
 const ENDLESS: usize = 20_000;
 
 impl std::fmt::Debug for State {
@@ -49,10 +48,10 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// Has a request carried out, or loses it.
+/// Carries the request out, or loses it.
 type Request = Box<dyn FnOnce(bool) -> Answer + Send>;
 
-/// Tells the client the answer, or that it is lost.
+/// Delivers the reply to the client, or loses it.
 type Answer = Box<dyn FnOnce(bool) + Send>;
 
 impl State {
@@ -68,7 +67,7 @@ impl Wire {
         let sent = state.sent;
         if !state.is_stalled && !state.holds_up() {
             drop(state);
-            // Not in a destructor of a world that has failed already: the process would end without a word of its seed.
+            // No second panic while a failed world is dropped: the process would abort without printing its seed.
             assert!(sent < ENDLESS || std::thread::panicking(), "requests without end");
             return request();
         }
@@ -99,12 +98,12 @@ impl Wired {
         Wired { memory, wire: Arc::default() }
     }
 
-    /// From now on requests are held up.
+    /// Holds up all requests from now on.
     pub fn stall(&self) {
         self.wire.state().is_stalled = true;
     }
 
-    /// Requests are not held up any more. Those that are must still be [delivered](Wired::deliver).
+    /// Stops holding up requests. Those held up already must still be [delivered](Wired::deliver).
     pub fn flow(&self) {
         self.wire.state().is_stalled = false;
     }
@@ -113,12 +112,12 @@ impl Wired {
         self.wire.state().is_stalled
     }
 
-    /// Whether a request was sent and is not answered yet.
+    /// Returns whether a request was sent and is not answered yet.
     pub fn has_requests(&self) -> bool {
         self.wire.state().holds_up()
     }
 
-    /// Carries out the oldest request that is held up. Its answer is held up instead.
+    /// Carries out the oldest request that is held up, and holds up its reply.
     pub fn carry_out(&self) {
         let oldest = self.wire.state().requests.pop_front();
         if let Some(answer) = oldest.map(|request| request(true)) {
@@ -126,7 +125,8 @@ impl Wired {
         }
     }
 
-    /// Gives the oldest answer that is held up, and carries out its request first if need be. Returns whether there was one.
+    /// Delivers the oldest reply that is held up, and carries out its request first if necessary. Returns whether there
+    /// was a request.
     pub fn deliver(&self) -> bool {
         let answer = self.wire.state().answers.pop_front();
         if let Some(answer) = answer {
@@ -137,14 +137,15 @@ impl Wired {
         request.map(|request| request(true)(true)).is_some()
     }
 
-    /// Cuts the connection. Of the requests that are held up, so many are carried out. The answers to all of them are lost.
+    /// Cuts the connection. Of the requests that are held up, `carried_out` are carried out. The replies to all of them
+    /// are lost.
     pub fn cut(&self, carried_out: usize) {
         let (mut answers, requests) = {
             let mut state = self.wire.state();
             (std::mem::take(&mut state.answers), std::mem::take(&mut state.requests))
         };
         answers.extend(requests.into_iter().enumerate().map(|(i, request)| request(i < carried_out)));
-        // The client learns of the cut before it learns that the answers are lost.
+        // The client learns of the cut before it learns that the replies are lost.
         self.memory.faults().cut();
         answers.into_iter().for_each(|answer| answer(false));
     }

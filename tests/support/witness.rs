@@ -1,4 +1,5 @@
-//! A witness, which asks a guard all the time whether it holds.
+//! A witness that asks one write guard without pause whether it is held. Use it to see the last moment at which a guard
+//! said so.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use zk_rwlock::WriteGuard;
 
 use crate::safe;
 
-/// Asks a guard without pause whether it holds, from a thread that no runtime can block.
+/// Asks a guard without pause, from a thread that no runtime can block.
 #[derive(Debug)]
 pub struct Witness {
     stop: Arc<AtomicBool>,
@@ -25,7 +26,7 @@ impl Witness {
             let mut last_held = Instant::now();
             let mut was_lost = false;
             while !stopped.load(Ordering::Relaxed) {
-                // Taken before asking: the guard said so at this moment or later.
+                // Read before the question: the answer is from this moment or later.
                 let asked = Instant::now();
                 let held = guard.is_held();
                 safe!(!(held && was_lost), "a lost guard became valid again");
