@@ -324,9 +324,9 @@ pub async fn wrong_options_are_refused_unsent(h: &impl Harness) {
         (builder().lock(|lock| lock.host("a/b")).build(), "host"),
         (builder().data("two\nlines").build(), r#"data "two\nlines" contains"#),
         (builder().data("x".repeat(257)).build(), "invalid input: data of 257 bytes"),
-        (builder().pause(Duration::ZERO).build(), "a pause of zero"),
-        (builder().health(Duration::ZERO, || async { true }).build(), "an interval of zero"),
-        (builder().lock(|lock| lock.keep(Duration::from_secs(1))).build(), "keep in a leadership"),
+        (builder().pause(Duration::ZERO).build(), "the pause between campaigns is zero"),
+        (builder().health(Duration::ZERO, || async { true }).build(), "the interval between health checks is zero"),
+        (builder().lock(|lock| lock.keep(Duration::from_secs(1))).build(), "a leadership cannot use keep"),
     ] {
         let error = wrong.expect_err("refused").to_string();
         assert!(error.starts_with("invalid input: ") && error.contains(reason), "{error}");

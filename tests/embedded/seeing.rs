@@ -229,13 +229,13 @@ async fn terms_and_unhealthy_candidates_are_logged() {
     assert_eq!(told(), [ends(term, "2s", "resigned"), begins(next)]);
     well.store(false, Ordering::Relaxed);
     assert_eq!(goes_on(5).await, None);
-    let unhealthy = "the health check failed: no candidate until it succeeds path=.. data=\"http://web-1\"";
+    let unhealthy = "the health check failed: not campaigning until it succeeds path=.. data=\"http://web-1\"";
     assert_eq!(told(), [format!("WARN message={unhealthy}"), ends(next, "5s", "unhealthy")]);
     assert_eq!(goes_on(5).await, None);
     assert_eq!(told(), [""; 0], "told once");
     well.store(true, Ordering::Relaxed);
     let last = goes_on(5).await.expect("it leads");
-    let healthy = "the health check succeeds: a candidate again path=.. data=\"http://web-1\" unhealthy=10s";
+    let healthy = "the health check succeeds: campaigning again path=.. data=\"http://web-1\" unhealthy=10s";
     assert_eq!(told(), [format!("INFO message={healthy}"), begins(last)]);
     zk.faults().expire();
     assert_eq!(goes_on(0).await, None);

@@ -1,4 +1,4 @@
-//! A campaign and the term it may lead to: when to stand, when to step down, when to try again.
+//! A candidate's campaign and terms: when the candidate queues up, when it resigns, and how long it pauses.
 
 use std::fmt;
 use std::future::{Future, IntoFuture, pending};
@@ -17,18 +17,18 @@ use crate::session::request::{Ending, Loss};
 use crate::sync::{Mutex, random, watch};
 use crate::telemetry::log::tell;
 
-/// Asks whether this candidate is fit to lead.
+/// The user's health check. Returns whether this candidate is fit to lead.
 pub(crate) type Check = Box<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
 
-/// One candidate: what the clones of its handle share.
+/// The state of one candidate. All clones of its handle share it.
 pub(crate) struct Candidate {
     pub(crate) lock: RwLock,
-    /// The health check, and how often it is made.
+    /// The interval of the health checks, and the check.
     pub(crate) health: Option<(Duration, Check)>,
     pub(crate) status: watch::Sender<Status>,
-    /// How long the next pause is, and when the present one is over.
+    /// The backoff of the pauses, and the end of the present pause.
     pub(crate) rest: Mutex<(Pauses, Option<Instant>)>,
-    /// Since when the health check fails, if it does.
+    /// The time of the first failed health check since the last success.
     pub(crate) unhealthy: Mutex<Option<Instant>>,
 }
 
@@ -36,20 +36,21 @@ pub(crate) struct Candidate {
 pub(crate) struct Status {
     pub(crate) campaigns: bool,
     pub(crate) is_stopped: bool,
-    /// From the grant until the node is gone.
+    /// The present term, from the grant until the node is gone.
     pub(crate) term: Option<Term>,
-    /// The present term is to be given up.
+    /// Whether the present term must end because this candidate resigned.
     pub(crate) is_resigned: bool,
 }
 
 impl Status {
-    /// Numbers do not tell two terms apart: servers that came back empty, or restored, give the same ones again.
+    /// Returns whether `term` is the present term. Compares guards and not numbers, because an ensemble that came back
+    /// empty, or was restored, gives the same numbers again.
     pub(crate) fn is_in(&self, term: &Term) -> bool {
         self.term.as_ref().is_some_and(|it| Arc::ptr_eq(&it.guard, &term.guard))
     }
 }
 
-/// Why a term ends before its work.
+/// The reason why a term ends before its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Lost,
@@ -57,7 +58,7 @@ pub(crate) enum End {
     Unhealthy,
 }
 
-/// A longer pause lasts so long.
+/// The limit of a pause, so that adding it to a time cannot overflow.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Candidate {
@@ -66,16 +67,16 @@ impl Candidate {
         Candidate { lock, health, status, rest, unhealthy: Mutex::default() }
     }
 
-    /// Begins to campaign, unless this candidate does already.
+    /// Begins a campaign. Fails if this candidate campaigns already.
     pub(crate) fn begin_campaign(self: &Arc<Self>) -> Result<Campaign, Error> {
         let is_first = self.status.send_if_modified(|status| !std::mem::replace(&mut status.campaigns, true));
         match is_first {
             true => Ok(Campaign { candidate: Arc::clone(self) }),
-            false => Err(Error::invalid("a second campaign of one candidate; build a Leadership for each")),
+            false => Err(Error::invalid("this candidate campaigns already; build a Leadership for each campaign")),
         }
     }
 
-    /// Waits until this candidate leads. Tries again for as long as that may help.
+    /// Waits until this candidate leads. Retries as long as a retry can help.
     async fn stand(&self) -> Result<WriteGuard, Error> {
         loop {
             self.rest().await;
@@ -93,7 +94,7 @@ impl Candidate {
         }
     }
 
-    /// Waits until the pause is over, if there is one.
+    /// Waits until the present pause is over.
     async fn rest(&self) {
         let until = self.rest.lock().1;
         if let Some(until) = until.filter(|until| *until > Instant::now()) {
@@ -101,9 +102,9 @@ impl Candidate {
         }
     }
 
-    /// Makes the next campaign wait, if the term, or the try, was too short or was lost.
+    /// Schedules a pause before the next campaign if the term was short or was lost, or if the try failed.
     fn schedule_rest(&self, lasted: Duration, ended: Result<(), Loss>) {
-        // There is nothing to wait for: the next try says so.
+        // The next try fails for good, so it needs no pause.
         if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed | Ending::Forked))) {
             return;
         }
@@ -112,7 +113,7 @@ impl Candidate {
         rest.1 = longest.map(|longest| Instant::now() + random_pause(longest.min(FOR_EVER), random()));
     }
 
-    /// Waits until a health check says so.
+    /// Waits until a health check returns `is_wanted`.
     async fn until_healthy(&self, is_wanted: bool) {
         let Some((interval, check)) = &self.health else {
             match is_wanted {
@@ -120,7 +121,7 @@ impl Candidate {
                 false => return pending().await,
             }
         };
-        // The last check has just said the contrary.
+        // The last check has just returned the opposite.
         if !is_wanted {
             self.lock.handle().coordinator.sleep(*interval).await;
         }
@@ -129,7 +130,7 @@ impl Candidate {
         }
     }
 
-    /// A check without an answer has failed.
+    /// Runs the health check. A check that does not answer within `interval` has failed.
     async fn is_healthy(&self, interval: Duration, check: &Check) -> bool {
         let is_healthy = call::unless(self.lock.handle().coordinator.sleep(interval), check()).await.unwrap_or(false);
         let mut unhealthy = self.unhealthy.lock();
@@ -138,9 +139,9 @@ impl Candidate {
         drop(unhealthy);
         let (path, data) = (self.lock.path(), self.data());
         match (before, is_healthy) {
-            (None, false) => tell!(WARN, path, data, "the health check failed: no candidate until it succeeds"),
+            (None, false) => tell!(WARN, path, data, "the health check failed: not campaigning until it succeeds"),
             (Some(since), true) => {
-                tell!(INFO, path, data, unhealthy = ?since.elapsed(), "the health check succeeds: a candidate again");
+                tell!(INFO, path, data, unhealthy = ?since.elapsed(), "the health check succeeds: campaigning again");
             }
             _ => {}
         }
@@ -152,13 +153,13 @@ impl Candidate {
     }
 }
 
-/// A campaign of a candidate. It ends when this is dropped.
+/// A running campaign. Dropping it ends the campaign.
 pub(crate) struct Campaign {
     candidate: Arc<Candidate>,
 }
 
 impl Campaign {
-    /// The next term; `None` once the candidate is stopped.
+    /// Waits for the next term. Returns `None` once the candidate is stopped.
     pub(crate) fn next(&self) -> Task<Result<Option<CampaignTurn>, Error>> {
         let candidate = Arc::clone(&self.candidate);
         Box::pin(async move {
@@ -187,16 +188,16 @@ impl Drop for Campaign {
     }
 }
 
-/// A step of a campaign. It borrows nothing and names no type: so the compiler sees that the future of `lead` can be sent to another
-/// thread, whatever the work borrows.
+/// A boxed step of a campaign. It borrows nothing, so the compiler can prove that the future of `lead` is `Send`,
+/// whatever the work borrows.
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A term, while its work runs. Dropping this ends it, also while others have the term.
+/// A term while its work runs. Dropping it ends the term, even if clones of the [`Term`] exist.
 pub(crate) struct CampaignTurn {
     candidate: Arc<Candidate>,
     term: Term,
     begun: Instant,
-    /// Why it ends, for the log.
+    /// The reason of the end, for the log.
     why: &'static str,
 }
 
@@ -205,7 +206,7 @@ impl CampaignTurn {
         self.term.clone()
     }
 
-    /// Waits until the work has to stop.
+    /// Waits until the work must stop.
     pub(crate) fn wait_for_end(&self) -> Task<End> {
         let (candidate, term) = (Arc::clone(&self.candidate), self.term());
         Box::pin(async move {
@@ -219,21 +220,21 @@ impl CampaignTurn {
         })
     }
 
-    /// Asks whether the term is over without our doing.
+    /// Returns a check of whether the term was lost.
     pub(crate) fn loss(&self) -> impl Fn() -> Option<End> + use<> {
         let term = self.term();
         move || term.guard.held().find_loss().map(|_| End::Lost)
     }
 
-    /// The work is over, or was dropped. Gives what it has given.
+    /// Ends the term after its work has ended or was dropped. Returns the output of the work.
     pub(crate) async fn finish<T>(self, ended: Result<T, End>) -> Result<Option<T>, Error> {
         let given_back: Task<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
         given_back.await?;
         Ok(ended.ok())
     }
 
-    /// Gives the lock back when the work has been dropped, or has ended by itself: `why` is `None`. Returns when the next
-    /// candidate leads, or can. A lock that was lost is not waited for.
+    /// Gives the lock back. `why` is `None` if the work has ended by itself. Returns once the next candidate can lead,
+    /// and does not wait if the lock was lost.
     async fn give_back(mut self, why: Option<End>) -> Result<(), Error> {
         let (loss, lasted) = (self.term.guard.held().find_loss(), self.begun.elapsed());
         self.why = match (loss, why) {
@@ -261,7 +262,7 @@ impl Drop for CampaignTurn {
         let (path, data, lasted, why) =
             (self.candidate.lock.path(), self.candidate.data(), self.begun.elapsed(), self.why);
         tell!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
-        // Dropping the future lets the removal go on in the background.
+        // The dropped future lets the removal go on in the background.
         drop(self.term.guard.held().leave());
         let mut ended = None;
         self.candidate.status.send_modify(|status| ended = status.term.take());
@@ -269,26 +270,27 @@ impl Drop for CampaignTurn {
     }
 }
 
-/// One term of a leader. [`Leadership::lead`](crate::Leadership::lead) gives it to the work.
+/// One term of a leader. [`Leadership::lead`](crate::Leadership::lead) passes it to the work.
 ///
-/// It derefs to [`Hold`], with all that holding means. It is cheap to clone, for the tasks that the work starts. A clone does
-/// not make the term last: when the term ends, every clone [says so](Self::is_leader), and a transaction of it is refused.
+/// Derefs to [`Hold`], with everything a holder can do. A term is cheap to clone for the tasks that the work starts. A
+/// clone does not prolong the term: when the term ends, [`is_leader`](Self::is_leader) is false in every clone, and
+/// transactions are refused.
 #[derive(Clone)]
 pub struct Term {
     pub(crate) guard: Arc<WriteGuard>,
 }
 
 impl Term {
-    /// The number of the term: higher than that of every term before, of whichever candidate. It is the
+    /// Returns the number of the term. It is higher than the number of every earlier term, of any candidate. It is the
     /// [fencing token](Hold::fencing_token) of the grant.
     ///
-    /// Send it along with every write to another system, and have that system refuse a number lower than the highest it
-    /// has seen. Then a leader that was stopped, or whose packets were late, does no harm.
+    /// Send the number with every write to another system, and have that system refuse a number lower than the highest
+    /// it has seen. Then a leader that was stopped, or whose packets were late, does no harm.
     pub fn number(&self) -> i64 {
         self.fencing_token()
     }
 
-    /// Whether the term still lasts. The last moment of `true` lies before another candidate leads: see
+    /// Returns whether the term still lasts. The method returns `false` before another candidate leads: see
     /// [`Hold::is_held`], also for the one exception. Sends nothing.
     pub fn is_leader(&self) -> bool {
         self.is_held()
@@ -309,10 +311,10 @@ impl fmt::Debug for Term {
     }
 }
 
-/// The pause is doubled at most so often.
+/// The limit of how often the pause is doubled.
 const DOUBLINGS: u32 = 5;
 
-/// How many terms in a row were short, or were none at all, and so how long the next pause is.
+/// The backoff of the pauses: counts the terms in a row that were short, and the tries that failed.
 pub(crate) struct Pauses {
     pause: Duration,
     short: u32,
@@ -323,8 +325,8 @@ impl Pauses {
         Pauses { pause, short: 0 }
     }
 
-    /// The longest pause before the next campaign, after a term that lasted so long, or zero if it came to none. `None` if
-    /// there is none to be made: the term lasted for long, and its end was wanted.
+    /// Returns the longest pause before the next campaign. `lasted` is the length of the last term, or zero if the try
+    /// failed. Returns `None` after a long term whose end was wanted.
     pub(crate) fn after(&mut self, lasted: Duration, is_wanted: bool) -> Option<Duration> {
         let longest = self.pause.saturating_mul(1 << self.short);
         if lasted > longest {
@@ -336,8 +338,8 @@ impl Pauses {
     }
 }
 
-/// A time between half of `longest` and all of it, by a number drawn at random: candidates that lost together must not
-/// come back together.
+/// Returns a random time between half of `longest` and all of it, so that candidates that lost together do not come
+/// back together.
 pub(crate) fn random_pause(longest: Duration, random: u64) -> Duration {
     let half = longest / 2;
     half + half.mul_f64((random % 1_000) as f64 / 1_000.0)
@@ -354,7 +356,7 @@ mod tests {
         let mut pauses = Pauses::new(SECOND);
         let longest: Vec<_> = (0..8).map(|_| pauses.after(Duration::ZERO, false).unwrap().as_secs()).collect();
         assert_eq!(longest, [1, 2, 4, 8, 16, 32, 32, 32]);
-        assert_eq!(pauses.after(32 * SECOND, false), Some(32 * SECOND), "no longer than the pause before it");
+        assert_eq!(pauses.after(32 * SECOND, false), Some(32 * SECOND), "the term is no longer than the last pause");
         assert_eq!(pauses.after(33 * SECOND, false), Some(SECOND));
         assert_eq!(pauses.after(SECOND / 2, false), Some(SECOND));
     }

@@ -1,8 +1,8 @@
-//! Who leads: asked once or followed for good, without disturbing a candidate.
+//! Observers of the leader: one read of who leads, or a stream of all changes.
 //!
-//! An observer watches the leader's node, as the first candidate behind it does, and no other. When there is no leader it
-//! watches the children of the directory, until the first candidate comes. So candidates that come and go in the queue
-//! wake no observer, and an observer wakes no candidate.
+//! An observer watches the leader's node, as the first candidate behind the leader does. When nobody leads, the
+//! observer watches the directory until the first candidate comes. So candidates that come and go in the queue wake no
+//! observer, and an observer wakes no candidate.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -30,22 +30,22 @@ use crate::session::request::{Failure, Stat};
 use crate::session::retry;
 use crate::sync::Mutex;
 
-/// Who leads. Given by [`Leadership::leader`](crate::Leadership::leader) and
+/// The present leader. Returned by [`Leadership::leader`](crate::Leadership::leader) and
 /// [`Leadership::changes`](crate::Leadership::changes).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The [number](crate::leadership::Term::number) of its term.
+    /// The [number](crate::leadership::Term::number) of the leader's term.
     pub term: i64,
-    /// The host that it gives; empty if it gives none.
+    /// The leader's host name. Empty if the leader gives none.
     pub host: String,
-    /// The process id that it gives.
+    /// The leader's process id, if the leader gives one.
     pub pid: Option<u32>,
-    /// What it [publishes](crate::leadership::LeadershipBuilder::data) of itself.
+    /// The data that the leader [publishes](crate::leadership::LeadershipBuilder::data).
     pub data: Option<String>,
-    /// The ensemble's number for the session that owns its node.
+    /// The id of the session that owns the leader's node.
     pub session: i64,
-    /// When it became a candidate for this term, on the ensemble's clock.
+    /// The time at which the leader became a candidate for this term, on the ensemble's clock.
     pub since: SystemTime,
 }
 
@@ -57,7 +57,7 @@ impl Leader {
     }
 }
 
-/// One line for people.
+/// Writes one line for people.
 impl fmt::Display for Leader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.host)?;
@@ -66,19 +66,19 @@ impl fmt::Display for Leader {
     }
 }
 
-/// The contender that leads, of those in the queue. A reader in front leads nothing, and lets nobody lead.
+/// Returns the contender that leads, of those in the queue. If the first contender is a reader, nobody leads.
 pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<Contender> {
     let first = turn::turns(dialect, names).into_iter().next();
     first.filter(|(contender, turn)| contender.mode() == Mode::Write && *turn == Turn::Granted).map(|(first, _)| first)
 }
 
-/// The operation that a refusal names.
+/// The operation that an error names.
 const READ: &str = "read the leader of";
 
-/// How many bytes a node's name has at most.
+/// The maximum length of a node's name, in bytes.
 const NAME_BYTES: usize = 128;
 
-/// Who leads now.
+/// Reads who leads now.
 pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
     let lock = Arc::clone(handle);
     Call::in_time(&handle.coordinator, async move {
@@ -102,7 +102,7 @@ pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
     })
 }
 
-/// The node of this candidate. `None` if it has left: just now, or long ago, and the server does not know.
+/// Reads the node of this candidate. Returns `None` if the candidate has left, even if the server still shows the node.
 async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
     let node = format!("{path}/{}", it.name());
     let (read, has_left) = beside_the_leader(session, &node, call::answered(session, || session.data(&node))).await;
@@ -117,26 +117,27 @@ async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Resu
     }
 }
 
-/// What a read of this node gives, and whether the ensemble's leader has it no longer. If that cannot be said in time, the server
-/// is believed.
+/// Returns the output of `read`, and whether the ensemble's leader no longer has the node. If the leader does not
+/// answer in time, the server is believed.
 async fn beside_the_leader<T>(session: &Arc<dyn Session>, node: &str, read: impl Future<Output = T>) -> (T, bool) {
     let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, node, None));
     let (read, is_there) = tokio::join!(read, asked);
     (read, is_there == Some(Ok(false)))
 }
 
-/// The leader among these names, without those that have left although the server still shows them.
+/// Returns the contender that leads, without counting the known ghosts among `names`.
 fn leading_but_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[String]) -> Option<Contender> {
     leading(handle.dialect, &session.upkeep().ghosts().without(&handle.queue, names, Mode::Write))
 }
 
-/// The leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
+/// A stream of the leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
 ///
-/// The first call of [`next`](Changes::next) gives the present leader. `None` in it says that nobody leads. A lost
-/// connection, or the end of this client's session, is no news: what was missed is told when the connection is back. An
-/// error says, once, that the directory cannot be watched just now. It ends once the coordinator was closed.
+/// The first call of [`next`](Changes::next) returns the present leader. `None` inside the result means that nobody
+/// leads. A lost connection, or the end of this client's session, yields no item: changes that were missed are reported
+/// when the connection is back. An error is yielded once, when the directory cannot be watched. The stream ends once
+/// the coordinator is closed.
 ///
-/// The watch is taken back when this is dropped. Nothing is sent while nobody polls it.
+/// Dropping the stream removes its watch. Nothing is sent while the stream is not polled.
 pub type LeaderChanges = Changes<LeaderNews>;
 
 type LeaderNews = Result<Option<Leader>, Error>;
@@ -159,8 +160,8 @@ struct Observer {
 #[derive(Default)]
 struct SeenLeaders {
     news: Option<LeaderNews>,
-    /// What was told last: not the term alone, whose number an ensemble that came back as it was before gives out once
-    /// more. Of an error its text.
+    /// The last item, to yield none twice. The whole leader is compared, because an ensemble that was restored gives
+    /// the same term number again. Errors are compared by their text.
     told: Option<Result<Option<Leader>, String>>,
 }
 
@@ -179,7 +180,7 @@ impl Followed for Observer {
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let path = &self.handle.queue;
-        // Another server may lag behind what the last one has shown us.
+        // This server may lag behind the one that showed the last item.
         if self.seen.lock().told.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
         }
@@ -206,9 +207,9 @@ impl Followed for Observer {
                 None => self.watch_directory(session).await,
             };
             match waited {
-                // One has come.
+                // A candidate has come or left.
                 Ok(()) => {}
-                // It has left just now. If the server lists it once more, the leader is asked.
+                // The leader has left just now. If the server lists it again, the ensemble's leader is asked.
                 Err(Failure::NoNode) => {
                     let is_again = first.as_ref().is_some_and(|it| denied.as_deref() == Some(it.name()));
                     denied = first.as_ref().map(|it| it.name().to_owned());
@@ -229,7 +230,7 @@ impl Observer {
         self.seen.lock().news = Some(news);
     }
 
-    /// What was seen since the last call, unless it is what was told then.
+    /// Takes what was seen since the last call, unless it equals the last item.
     fn take_news(&self) -> Option<LeaderNews> {
         let mut seen = self.seen.lock();
         let news = seen.news.take()?;
@@ -237,7 +238,7 @@ impl Observer {
         (seen.told.replace(told.clone()) != Some(told)).then_some(news)
     }
 
-    /// Waits until a candidate has come, also if no event tells of it.
+    /// Waits until a candidate has come, even if the watch is never reported.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.handle.queue;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
@@ -257,8 +258,8 @@ impl Observer {
         }
     }
 
-    /// Waits until the candidate that leads has left, also if no event tells of it.
-    /// A server that has shown a leader which had left may show others.
+    /// Waits until the leading candidate has left, even if the watch is never reported. Sets `has_ghosts` if the server
+    /// showed a leader that had left already, because that server may show other ghosts.
     async fn watch_leader(
         &self,
         session: &Arc<dyn Session>,
@@ -281,7 +282,7 @@ impl Observer {
                 () = look.find(&node, false) => {}
             }
         }
-        // It has left, although the server shows it.
+        // The candidate has left, although the server shows it.
         *has_ghosts = true;
         presence::ghosts_of(session, &self.handle.queue, vec![first.name().into()], first.kind()).await;
         Ok(())

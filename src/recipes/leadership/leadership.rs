@@ -1,4 +1,4 @@
-//! Leadership, and its options.
+//! The public face of leadership: the handle of a candidate, and its builder.
 
 use std::fmt;
 use std::future::Future;
@@ -14,29 +14,29 @@ use crate::recipes::leadership::leader::{self, Leader, LeaderChanges};
 use crate::session::contract::Coordinator;
 use crate::validation;
 
-/// How long a candidate waits at first before it campaigns again.
+/// The default of the first pause before a candidate campaigns again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// One leader among many candidates: work that runs in one process at a time, and goes on in another when that process is
-/// gone.
+/// One leader among many candidates: work that runs in one process at a time, and moves to another process when that
+/// one is gone.
 ///
-/// [`lead`](Self::lead) campaigns, runs your work while this candidate leads, and drops the work as soon as it does not.
-/// Everybody can ask [who leads](Self::leader), and [hear](Self::changes) when that changes. A handle is cheap to clone, and
-/// all clones are one candidate.
+/// [`lead`](Self::lead) campaigns, runs your work while this candidate leads, and drops the work as soon as the
+/// candidate no longer leads. Any program can ask [who leads](Self::leader), and [follow](Self::changes) the changes. A
+/// handle is cheap to clone, and all clones are one candidate.
 ///
 /// # It is a write lock
-/// The directory at `path` is that of an [`RwLock`], and the holder of its write lock leads. So candidates lead in the order in
-/// which they queued up, `zklock ls` shows who leads and who waits, and what is said of a [guard](crate::WriteGuard) is true
-/// of a term: [`is_leader`](Self::is_leader) is false before another candidate can lead, also on a machine that is cut off
-/// or was suspended. As with any lock, requests to other systems that are under way may arrive late, hence the number of
-/// the [term](Term::number).
+/// The directory at `path` is the directory of an [`RwLock`], and the holder of its write lock leads. So candidates
+/// lead in the order in which they queued up, and `zklock ls` shows the leader and the waiting candidates. A term keeps
+/// every promise of a [guard](crate::WriteGuard): [`is_leader`](Self::is_leader) is false before another candidate can
+/// lead, also on a machine that is cut off or was suspended. As with any lock, requests to other systems that are under
+/// way may arrive late: hence the number of the [term](Term::number).
 ///
 /// # Pauses
-/// After a term that was lost, and after a campaign that failed, the candidate waits before it campaigns again: for
-/// [a second](LeadershipBuilder::pause). If tries fail, or terms are no longer than the next pause would be, the pause is
-/// doubled each time, up to 32 seconds. The time is drawn at random between half of that and all of it, because several
-/// candidates may have lost at once. After a long term whose end was wanted, and after [`resign`](Self::resign), there is no
-/// pause. It is the same for a program that calls [`lead`](Self::lead) again.
+/// After a term that was lost, and after a campaign that failed, the candidate waits [a
+/// second](LeadershipBuilder::pause) before it campaigns again. The pause doubles, up to 32 seconds, each time that a
+/// try fails or a term is no longer than the next pause would be. The actual pause is random, between half of that time
+/// and all of it, because several candidates may have lost at once. There is no pause after a long term whose end was
+/// wanted, nor after [`resign`](Self::resign). The same pauses apply when a program calls [`lead`](Self::lead) again.
 ///
 /// # Examples
 ///
@@ -62,8 +62,7 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Opens the leadership that is kept in the directory `path`. Nothing is sent. Missing directories are made when
-    /// needed.
+    /// Opens the leadership at the directory `path`. Sends nothing. Missing directories are made when needed.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if [`RwLock::new`] would refuse the path.
@@ -71,39 +70,41 @@ impl Leadership {
         Leadership::builder(coordinator, path).build()
     }
 
-    /// As [`Leadership::new`], with options.
+    /// Like [`Leadership::new`], with options.
     pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> LeadershipBuilder {
         let lock = RwLock::builder(coordinator, path).warn_after_waiting(None);
         LeadershipBuilder { lock, data: None, health: None, pause: PAUSE }
     }
 
-    /// Campaigns, and runs `work` while this candidate leads. Returns what the work gives when it ends by itself; `None`
-    /// when this candidate was [stopped](Self::stop).
+    /// Campaigns, and runs `work` while this candidate leads. Returns the output of the work when the work ends by
+    /// itself, or `None` when this candidate was [stopped](Self::stop).
     ///
-    /// Each term has a work of its own: `work` is called when it begins, and makes the future. For an `async move` closure that
-    /// owns state there is [`lead_mut`](Self::lead_mut). That future is dropped as
-    /// soon as the term ends before it: because leadership was lost, because this candidate [resigned](Self::resign) or was
-    /// stopped, or because it is [not healthy](LeadershipBuilder::health) any more. Then the campaign goes on, behind the
-    /// candidates that wait by now. If leadership was lost by the time that the work ended, what it gives is dropped, and
-    /// the campaign goes on, too: so an error of the work that is due to the loss does not end it. The clock is read before
-    /// each poll of the work: see [`Hold::run`](crate::Hold::run), also for what may have been done by then.
+    /// `work` is called at the beginning of each term, and returns the future for that term. For an `async move`
+    /// closure that owns state there is [`lead_mut`](Self::lead_mut). The future is dropped as soon as the term ends:
+    /// because leadership was lost, because this candidate [resigned](Self::resign) or was stopped, or because it is
+    /// [not healthy](LeadershipBuilder::health) any more. Then the campaign goes on, behind the candidates that wait by
+    /// now.
     ///
-    /// When the work ends by itself, with whatever result, this candidate hands over and stands no more. To go on, call
-    /// `lead` again, in a loop. The next candidate leads when this returns, if there is one.
+    /// If leadership is lost by the time the work ends, the output of the work is dropped, and the campaign goes on,
+    /// too. So an error of the work that the loss has caused does not end the campaign. The clock is read before each
+    /// poll of the work: see [`Hold::run`](crate::Hold::run), also for what the work may have done by then.
     ///
-    /// A campaign that fails for a reason that may pass (the servers are away, the session is over) is begun again, after a
+    /// When the work ends by itself, with any result, this candidate hands over and leaves the queue. When `lead`
+    /// returns, the next candidate leads, if there is one. To campaign again, call `lead` in a loop.
+    ///
+    /// A campaign that fails for a passing reason (the servers are away, the session is over) begins again, after a
     /// [pause](Leadership#pauses).
     ///
     /// # Cancel safety
-    /// Dropping the future drops the work, and hands over in the background. So a program can stop by that, too. It
-    /// leaves neither node nor watch behind, as soon as the server can be reached.
+    /// Dropping the future drops the work, and hands over in the background. So a program can stop that way, too. No
+    /// node and no watch stays behind, as soon as the server can be reached.
     ///
     /// # Errors
-    /// Errors that time alone does not mend: [`Error::PermissionDenied`], [`Error::Closed`], [`Error::ForeignContender`] and
-    /// so on. [`Error::InvalidInput`] if this candidate campaigns already.
+    /// Errors that waiting alone does not fix: [`Error::PermissionDenied`], [`Error::Closed`],
+    /// [`Error::ForeignContender`] and so on. [`Error::InvalidInput`] if this candidate campaigns already.
     ///
     /// # Panics
-    /// A panic of `work` goes on to the caller. The lock is given back.
+    /// A panic of `work` is passed on to the caller. The lock is given back.
     ///
     /// # Examples
     ///
@@ -143,17 +144,17 @@ impl Leadership {
         Ok(None)
     }
 
-    /// As [`lead`](Self::lead), for work whose futures borrow what the closure owns: an `async move` closure with state, which
-    /// the next term goes on with.
+    /// Like [`lead`](Self::lead), for work whose futures borrow from the closure: an `async move` closure that owns
+    /// state. The next term goes on with the same state.
     ///
-    /// `lead` takes whatever makes a future, also where it is a type parameter or borrows from the function that calls `lead`
-    /// in a task of its own. The compiler does not take all of that for an `AsyncFnMut`, so there are two.
+    /// There are two methods because the compiler does not accept as an `AsyncFnMut` everything that `lead` accepts: a
+    /// type parameter, or a closure that borrows from the function that calls `lead` in a task of its own.
     ///
     /// # Cancel safety
-    /// As for [`lead`](Self::lead).
+    /// Same as for [`lead`](Self::lead).
     ///
     /// # Errors
-    /// As for [`lead`](Self::lead).
+    /// The errors of [`lead`](Self::lead).
     ///
     /// # Examples
     ///
@@ -188,28 +189,28 @@ impl Leadership {
         Ok(None)
     }
 
-    /// Whether this candidate leads. The last moment of `true` lies before another candidate leads. The answer comes from
-    /// the clock, and costs no request: see [`Hold::is_held`](crate::Hold::is_held).
+    /// Returns whether this candidate leads. The method returns `false` before another candidate leads. It reads the
+    /// clock and sends nothing: see [`Hold::is_held`](crate::Hold::is_held).
     pub fn is_leader(&self) -> bool {
         self.term().is_some()
     }
 
-    /// The present term, if this candidate leads. Its [number](Term::number) is the fencing token.
+    /// Returns the present term, if this candidate leads. Its [number](Term::number) is the fencing token.
     pub fn term(&self) -> Option<Term> {
         let term = self.candidate.status.borrow().term.clone();
-        // Not while the status is locked: to find the loss of a term wakes the tasks that end it.
+        // The status must not be locked here: finding the loss of a term wakes the tasks that end the term.
         term.filter(Term::is_leader)
     }
 
-    /// Hands over to the next candidate, if this one leads, and says whether it did. Its work is dropped, and
-    /// [`lead`](Self::lead) campaigns on, behind all that wait by now. If nobody waits, it leads again at once, in another
-    /// term.
+    /// Hands over to the next candidate, and returns whether this candidate led. The work is dropped, and
+    /// [`lead`](Self::lead) goes on campaigning, behind all waiting candidates. If no candidate waits, this candidate
+    /// leads again at once, in another term.
     ///
-    /// Waits until the work was dropped and the lock given back, so until `lead` has been polled. The work itself may call
-    /// it, and is dropped there. A candidate that does not lead keeps its place in the queue.
+    /// Waits until the work was dropped and the lock given back, which needs `lead` to be polled. The work itself may
+    /// call `resign`, and is dropped at that point. A candidate that does not lead keeps its place in the queue.
     ///
     /// # Cancel safety
-    /// If the future is dropped after its first poll, the candidate resigns all the same.
+    /// If the future is dropped after its first poll, the candidate still resigns.
     ///
     /// # Examples
     ///
@@ -238,19 +239,19 @@ impl Leadership {
         let mut status = self.candidate.status.subscribe();
         let Some(term) = self.term() else { return false };
         self.candidate.status.send_modify(|status| status.is_resigned |= status.is_in(&term));
-        // It fails if the sender is gone, and we have it.
+        // `wait_for` fails only if the sender is gone, and `self` owns the sender.
         let _ended = status.wait_for(|status| !status.is_in(&term)).await;
         true
     }
 
-    /// Ends the campaign for good: hands over if this candidate leads, leaves the queue if it waits. [`lead`](Self::lead)
-    /// then returns `None`, at once also if it is called later.
+    /// Ends the campaign for good: hands over if this candidate leads, leaves the queue if it waits. Then
+    /// [`lead`](Self::lead) returns `None`, and later calls of `lead` return `None` at once.
     ///
-    /// Waits until the lock was given back, so until `lead` has been polled. For a program that is asked to end: call it, or
-    /// drop the future of `lead`, before you [close](crate::ZooKeeper::close) the client.
+    /// Waits until the lock was given back, which needs `lead` to be polled. A program that is asked to end calls
+    /// `stop`, or drops the future of `lead`, before it [closes](crate::ZooKeeper::close) the client.
     ///
     /// # Cancel safety
-    /// If the future is dropped after its first poll, the campaign ends all the same.
+    /// If the future is dropped after its first poll, the campaign still ends.
     ///
     /// # Examples
     ///
@@ -270,18 +271,19 @@ impl Leadership {
         let _ended = status.wait_for(|status| !status.campaigns).await;
     }
 
-    /// Who leads now, for everybody: a program that only asks is no candidate. `None` if nobody leads.
+    /// Reads who leads now. Returns `None` if nobody leads. A program that only asks is no candidate.
     ///
-    /// Costs one listing, and one read that goes out together with a check at the ensemble's leader: a server may keep a
-    /// leader that the ensemble no longer has, and that one is passed over. Otherwise the answer is what this client's server
-    /// shows: a successor may be missing yet, and a leader that is cut off is shown until its session ends. So send the
-    /// [term](Leader::term) along with what must reach the leader, and have it refuse another.
+    /// Costs one listing, and one read together with a check at the ensemble's leader. So a leader that this client's
+    /// server still shows, but the ensemble no longer has, is passed over. Otherwise the answer is the view of this
+    /// client's server: a successor may be missing from it, and a leader that is cut off stays in it until its session
+    /// ends. So send the [term](Leader::term) with each message to the leader, and have the leader refuse the number of
+    /// another term.
     ///
     /// # Cancel safety
     /// Only reads.
     ///
     /// # Errors
-    /// As for [`RwLock::queue`], and [`Error::PermissionDenied`] if the leader's node may not be read.
+    /// The errors of [`RwLock::queue`], and [`Error::PermissionDenied`] if the leader's node may not be read.
     ///
     /// # Examples
     ///
@@ -301,11 +303,11 @@ impl Leadership {
         leader::leader(self.candidate.lock.handle())
     }
 
-    /// Who leads, and each change of that, beginning with the present leader.
+    /// Returns a stream of the leaders: first the present leader, then each change.
     ///
-    /// Costs four requests for each change: as [`leader`](Self::leader) does, it passes over a leader that the ensemble no longer
-    /// has. Between them it checks after a session timeout of silence, then ever more seldom. It wakes no candidate: it watches
-    /// the leader's node, or, when nobody leads, the directory until the first
+    /// Costs four requests for each change. Like [`leader`](Self::leader), the stream passes over a leader that the
+    /// ensemble no longer has. Between changes it checks after a session timeout of silence, and then less and less
+    /// often. It wakes no candidate: it watches the leader's node, or, when nobody leads, the directory until the first
     /// candidate comes.
     ///
     /// # Examples
@@ -334,7 +336,7 @@ impl Leadership {
         leader::changes(self.candidate.lock.handle())
     }
 
-    /// The lock, for its queue and for operators.
+    /// Returns the lock, for its queue and for operators.
     pub fn lock(&self) -> &RwLock {
         &self.candidate.lock
     }
@@ -351,7 +353,7 @@ impl fmt::Debug for Leadership {
     }
 }
 
-/// Options of a [`Leadership`]. Made by [`Leadership::builder`].
+/// The options of a [`Leadership`]. Made by [`Leadership::builder`].
 #[must_use = "nothing is opened before `build`"]
 pub struct LeadershipBuilder {
     lock: RwLockBuilder,
@@ -361,23 +363,25 @@ pub struct LeadershipBuilder {
 }
 
 impl LeadershipBuilder {
-    /// What others read of this candidate while it leads: the address of its service, say. At most 256 bytes, without
-    /// control characters. Default: nothing.
+    /// Sets the data that this candidate publishes while it leads, such as the address of its service. At most 256
+    /// bytes, without control characters. Default: no data.
     ///
-    /// It is the label of the candidate's node, so `zklock ls` shows it, too. It does not change during a term. Larger data,
-    /// or data that changes, belong into a node that the leader writes by a [transaction](crate::Hold::transaction).
+    /// The data is the label of the candidate's node, so `zklock ls` shows it, too. It does not change during a term.
+    /// Put larger data, or data that changes, into a node that the leader writes by a
+    /// [transaction](crate::Hold::transaction).
     pub fn data(mut self, data: impl Into<String>) -> Self {
         self.data = Some(data.into());
         self
     }
 
-    /// Leads and campaigns only while `check` says `true`.
+    /// Sets a health check: the candidate campaigns and leads only while `check` returns `true`.
     ///
-    /// `check` is called before each campaign, and then after each `interval`, both while the candidate waits and while it
-    /// leads. When it says `false`, or nothing for an `interval`, a leader resigns, and a candidate leaves the queue. It
-    /// campaigns again, at the end of the queue, when `check` says `true`.
+    /// `check` is called before each campaign, and then every `interval`, while the candidate waits and while it leads.
+    /// When `check` returns `false`, or does not answer within an `interval`, a leader resigns, and a waiting candidate
+    /// leaves the queue. The candidate campaigns again, at the end of the queue, when `check` returns `true`.
     ///
-    /// `check` runs as a part of [`lead`](Leadership::lead), beside the work. Work that blocks its task holds it up.
+    /// `check` runs as a part of [`lead`](Leadership::lead), concurrently with the work. Work that blocks its task
+    /// delays `check`.
     ///
     /// # Examples
     ///
@@ -399,15 +403,15 @@ impl LeadershipBuilder {
         self
     }
 
-    /// How long the candidate waits before it campaigns again, at first: see [pauses](Leadership#pauses). It waits 32
-    /// times as long at most. Default: one second.
+    /// Sets the first pause before the candidate campaigns again: see [pauses](Leadership#pauses). The longest pause is
+    /// 32 times as long. Default: one second.
     pub fn pause(mut self, pause: Duration) -> Self {
         self.pause = pause;
         self
     }
 
-    /// Options of the lock: its host, warnings, and so on. To
-    /// [keep](RwLockBuilder::keep) it between uses is refused: a leader that resigns hands over.
+    /// Sets options of the lock: its host, warnings, and so on. [Keeping](RwLockBuilder::keep) the lock between uses is
+    /// refused, because a leader that resigns hands over.
     ///
     /// # Examples
     ///
@@ -425,16 +429,16 @@ impl LeadershipBuilder {
         self
     }
 
-    /// Opens the leadership. Nothing is sent.
+    /// Opens the leadership. Sends nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] says which option was wrong, and how.
+    /// [`Error::InvalidInput`] says which option is wrong, and why.
     pub fn build(mut self) -> Result<Leadership, Error> {
         if self.health.as_ref().is_some_and(|(interval, _)| interval.is_zero()) {
-            return Err(Error::invalid("an interval of zero between health checks"));
+            return Err(Error::invalid("the interval between health checks is zero"));
         }
         if self.pause.is_zero() {
-            return Err(Error::invalid("a pause of zero between campaigns"));
+            return Err(Error::invalid("the pause between campaigns is zero"));
         }
         if let Some(data) = self.data {
             validation::check_said("data", &data)?;
@@ -442,7 +446,7 @@ impl LeadershipBuilder {
         }
         let lock = self.lock.build()?;
         if lock.lock.cache.is_some() {
-            return Err(Error::invalid("keep in a leadership; a leader that resigns hands over"));
+            return Err(Error::invalid("a leadership cannot use keep, because a leader that resigns hands over"));
         }
         Ok(Leadership { candidate: Arc::new(Candidate::new(lock, self.health, self.pause)) })
     }
