@@ -252,8 +252,8 @@ impl Acquisition {
     async fn has_enough(&self, session: &Arc<dyn Session>, is_its_turn: bool) -> Result<bool, Error> {
         let Some(goal) = &self.goal else { return Ok(true) };
         let has_enough = async {
-            match goal.is_there(session).await? {
-                Some(false) if is_its_turn && goal.finds_ghosts(session).await => goal.is_there(session).await,
+            match goal.is_available(session).await? {
+                Some(false) if is_its_turn && goal.check_for_ghosts(session).await => goal.is_available(session).await,
                 is_there => Ok(is_there),
             }
         };
@@ -315,7 +315,7 @@ impl Acquisition {
             // All requests are on their way before one is answered.
             entry.ask_for_node();
             let (listing, is_sent) = listing::list_or_join(entry.session(), entry.queue());
-            self.goal.iter().for_each(|goal| goal.look_along(entry, is_sent));
+            self.goal.iter().for_each(|goal| goal.send_early_read(entry, is_sent));
             // The listing is answered after the create, so waiting for the listing first wakes the task once, and not
             // twice.
             let listing = listing.await;

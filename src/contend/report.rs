@@ -101,7 +101,7 @@ impl Acquisition {
         let mut has_ghosts = !ghosts.is_empty();
         let names = session.upkeep().ghosts().without(&self.handle.queue, &names, me.mode());
         if let (Some(goal), []) = (&self.goal, &turn::ahead_of(&me, &names)[..]) {
-            has_ghosts |= goal.finds_ghosts(&session).await;
+            has_ghosts |= goal.check_for_ghosts(&session).await;
         }
         // It is granted, or it waits for others.
         if has_ghosts {
@@ -203,7 +203,7 @@ impl Handle {
         let found = call::unless(session.sleep(LOOK_UP_AHEAD), look).await.flatten();
         let mut is_its_turn = matches!(found, Some((Turn::Granted, _)));
         if let Some(goal) = goal.as_ref().filter(|_| is_its_turn) {
-            is_its_turn = matches!(goal.is_there(session).await, Ok(Some(true)));
+            is_its_turn = matches!(goal.is_available(session).await, Ok(Some(true)));
         }
         if is_its_turn {
             session.sleep(LOOK_UP_AHEAD).await;

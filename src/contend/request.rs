@@ -124,34 +124,34 @@ pub(crate) type Sharing = Box<dyn Fn(&Tenure, Option<Watch>) + Send + Sync>;
 /// What the head of the queue exchanges its place for. Without a goal, the head holds the lock.
 #[async_trait]
 pub(crate) trait Goal: Send + Sync {
-    /// How much of it is wanted.
+    /// Returns the number of permits requested.
     fn count(&self) -> u32;
 
-    /// How many bytes of paths the head watches for it.
+    /// Returns the total length of the paths that the head watches for the goal.
     fn watched_bytes(&self) -> usize;
 
-    /// Refuses what can never be granted. Sends nothing.
+    /// Fails if the goal can never be granted. Sends nothing.
     fn check(&self) -> Result<(), Error>;
 
-    /// As [`Goal::check`], by what the ensemble says.
+    /// Like [`Goal::check`], but may ask the ensemble.
     async fn check_first(&self) -> Result<(), Error>;
 
-    /// Sends a look, right behind the create of our node, and behind the listing of the queue if that is sent now.
-    fn look_along(&self, entry: &Tenure, is_listed: bool);
+    /// Sends an early read of the goal behind the create of our node, if the listing of the queue was sent, too.
+    fn send_early_read(&self, entry: &Tenure, is_listed: bool);
 
-    /// The queue is listed anew, so the look that was sent is too old.
-    fn forget_look(&self);
+    /// Discards the early read. It is too old when the queue is listed again.
+    fn discard_early_read(&self);
 
-    /// Waits for what [`Goal::look_along`] has asked for, and fails if what is wanted can never be had.
-    async fn looked(&self, held: &Tenure) -> Result<(), Error>;
+    /// Waits for the early read, and fails if the goal can never be granted.
+    async fn check_early_read(&self, held: &Tenure) -> Result<(), Error>;
 
-    /// Whether the head of the queue could make the exchange now; `None` if that cannot be read.
-    async fn is_there(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
+    /// Returns whether the head of the queue could make the exchange now. `None` if that cannot be read.
+    async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
 
-    /// Asks the leader who still has what is wanted. Returns whether the server shows ghosts among them.
-    async fn finds_ghosts(&self, session: &Arc<dyn Session>) -> bool;
+    /// Asks the leader about the holders. Returns whether the server shows ghosts among them.
+    async fn check_for_ghosts(&self, session: &Arc<dyn Session>) -> bool;
 
-    /// Makes the exchange, now that our turn has come. Waits until it can be made.
+    /// Exchanges the head's place for the goal. Waits until that is possible.
     async fn exchange(
         &self,
         acquisition: &Acquisition,

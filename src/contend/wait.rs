@@ -50,7 +50,7 @@ impl Acquisition {
     ) -> Result<Take, Error> {
         if let Some(goal) = &self.goal {
             late.begin(entry);
-            goal.looked(entry).await?;
+            goal.check_early_read(entry).await?;
         }
         let mut waiter = Waiter::new(entry.contender(), self.handle.dialect.hands_off());
         let (mut step, mut before) = (Step::List, None);
@@ -84,7 +84,7 @@ impl Acquisition {
         let names = match wait.listing.take() {
             // The listing's answer was lost: ask again.
             None | Some(Err(Failure::Unknown(_))) => {
-                self.goal.iter().for_each(|goal| goal.forget_look());
+                self.goal.iter().for_each(|goal| goal.discard_early_read());
                 retry::until_known(session, || entry.list()).await
             }
             Some(names) => names,

@@ -27,14 +27,14 @@ pub(crate) struct Candidate {
     pub(crate) health: Option<(Duration, Check)>,
     pub(crate) status: watch::Sender<Status>,
     /// The backoff of the pauses, and the end of the present pause.
-    pub(crate) rest: Mutex<(Pauses, Option<Instant>)>,
+    pub(crate) next_pause: Mutex<(Pauses, Option<Instant>)>,
     /// The time of the first failed health check since the last success.
-    pub(crate) unhealthy: Mutex<Option<Instant>>,
+    pub(crate) unhealthy_since: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
 pub(crate) struct Status {
-    pub(crate) campaigns: bool,
+    pub(crate) is_campaigning: bool,
     pub(crate) is_stopped: bool,
     /// The present term, from the grant until the node is gone.
     pub(crate) term: Option<Term>,
@@ -59,17 +59,17 @@ pub(crate) enum End {
 }
 
 /// The limit of a pause, so that adding it to a time cannot overflow.
-const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+const MAX_PAUSE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Candidate {
     pub(crate) fn new(lock: RwLock, health: Option<(Duration, Check)>, pause: Duration) -> Candidate {
-        let (status, rest) = (watch::Sender::default(), Mutex::new((Pauses::new(pause), None)));
-        Candidate { lock, health, status, rest, unhealthy: Mutex::default() }
+        let (status, next_pause) = (watch::Sender::default(), Mutex::new((Pauses::new(pause), None)));
+        Candidate { lock, health, status, next_pause, unhealthy_since: Mutex::default() }
     }
 
     /// Begins a campaign. Fails if this candidate campaigns already.
     pub(crate) fn begin_campaign(self: &Arc<Self>) -> Result<Campaign, Error> {
-        let is_first = self.status.send_if_modified(|status| !std::mem::replace(&mut status.campaigns, true));
+        let is_first = self.status.send_if_modified(|status| !std::mem::replace(&mut status.is_campaigning, true));
         match is_first {
             true => Ok(Campaign { candidate: Arc::clone(self) }),
             false => Err(Error::invalid("this candidate campaigns already; build a Leadership for each campaign")),
@@ -77,9 +77,9 @@ impl Candidate {
     }
 
     /// Waits until this candidate leads. Retries as long as a retry can help.
-    async fn stand(&self) -> Result<WriteGuard, Error> {
+    async fn wait_to_lead(&self) -> Result<WriteGuard, Error> {
         loop {
-            self.rest().await;
+            self.wait_for_pause().await;
             self.until_healthy(true).await;
             let granted = tokio::select! {
                 biased;
@@ -87,30 +87,32 @@ impl Candidate {
                 granted = self.lock.write().into_future() => granted,
             };
             match granted {
-                Err(Error::Lost(loss) | Error::Evicted(loss)) => self.schedule_rest(Duration::ZERO, Err(loss)),
-                Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. }) => self.schedule_rest(Duration::ZERO, Ok(())),
+                Err(Error::Lost(loss) | Error::Evicted(loss)) => self.schedule_pause(Duration::ZERO, Err(loss)),
+                Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. }) => {
+                    self.schedule_pause(Duration::ZERO, Ok(()))
+                }
                 answer => return answer,
             }
         }
     }
 
     /// Waits until the present pause is over.
-    async fn rest(&self) {
-        let until = self.rest.lock().1;
+    async fn wait_for_pause(&self) {
+        let until = self.next_pause.lock().1;
         if let Some(until) = until.filter(|until| *until > Instant::now()) {
             self.lock.handle().coordinator.sleep(until.saturating_duration_since(Instant::now())).await;
         }
     }
 
     /// Schedules a pause before the next campaign if the term was short or was lost, or if the try failed.
-    fn schedule_rest(&self, lasted: Duration, ended: Result<(), Loss>) {
+    fn schedule_pause(&self, lasted: Duration, ended: Result<(), Loss>) {
         // The next try fails for good, so it needs no pause.
         if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed | Ending::Forked))) {
             return;
         }
-        let mut rest = self.rest.lock();
-        let longest = rest.0.after(lasted, ended.is_ok());
-        rest.1 = longest.map(|longest| Instant::now() + random_pause(longest.min(FOR_EVER), random()));
+        let mut next_pause = self.next_pause.lock();
+        let longest = next_pause.0.after(lasted, ended.is_ok());
+        next_pause.1 = longest.map(|longest| Instant::now() + random_pause(longest.min(MAX_PAUSE), random()));
     }
 
     /// Waits until a health check returns `is_wanted`.
@@ -133,10 +135,10 @@ impl Candidate {
     /// Runs the health check. A check that does not answer within `interval` has failed.
     async fn is_healthy(&self, interval: Duration, check: &Check) -> bool {
         let is_healthy = call::unless(self.lock.handle().coordinator.sleep(interval), check()).await.unwrap_or(false);
-        let mut unhealthy = self.unhealthy.lock();
-        let before = *unhealthy;
-        *unhealthy = (!is_healthy).then(|| before.unwrap_or_else(Instant::now));
-        drop(unhealthy);
+        let mut unhealthy_since = self.unhealthy_since.lock();
+        let before = *unhealthy_since;
+        *unhealthy_since = (!is_healthy).then(|| before.unwrap_or_else(Instant::now));
+        drop(unhealthy_since);
         let (path, data) = (self.lock.path(), self.data());
         match (before, is_healthy) {
             (None, false) => tell!(WARN, path, data, "the health check failed: not campaigning until it succeeds"),
@@ -160,16 +162,16 @@ pub(crate) struct Campaign {
 
 impl Campaign {
     /// Waits for the next term. Returns `None` once the candidate is stopped.
-    pub(crate) fn next(&self) -> Task<Result<Option<CampaignTurn>, Error>> {
+    pub(crate) fn next(&self) -> Task<Result<Option<RunningTerm>, Error>> {
         let candidate = Arc::clone(&self.candidate);
         Box::pin(async move {
             let mut status = candidate.status.subscribe();
             let granted = tokio::select! {
                 biased;
                 _ = status.wait_for(|status| status.is_stopped) => return Ok(None),
-                granted = candidate.stand() => granted?,
+                granted = candidate.wait_to_lead() => granted?,
             };
-            let (term, begun) = (Term { guard: Arc::new(granted) }, Instant::now());
+            let (term, began) = (Term { guard: Arc::new(granted) }, Instant::now());
             candidate.status.send_modify(|status| {
                 status.term = Some(term.clone());
                 status.is_resigned = false;
@@ -177,14 +179,14 @@ impl Campaign {
             let (path, data) = (candidate.lock.path(), candidate.data());
             tell!(INFO, path, term = term.number(), data, "a term begins");
             drop(status);
-            Ok(Some(CampaignTurn { candidate, term, begun, why: "dropped" }))
+            Ok(Some(RunningTerm { candidate, term, began, why: "dropped" }))
         })
     }
 }
 
 impl Drop for Campaign {
     fn drop(&mut self) {
-        self.candidate.status.send_modify(|status| status.campaigns = false);
+        self.candidate.status.send_modify(|status| status.is_campaigning = false);
     }
 }
 
@@ -193,15 +195,15 @@ impl Drop for Campaign {
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A term while its work runs. Dropping it ends the term, even if clones of the [`Term`] exist.
-pub(crate) struct CampaignTurn {
+pub(crate) struct RunningTerm {
     candidate: Arc<Candidate>,
     term: Term,
-    begun: Instant,
+    began: Instant,
     /// The reason of the end, for the log.
     why: &'static str,
 }
 
-impl CampaignTurn {
+impl RunningTerm {
     pub(crate) fn term(&self) -> Term {
         self.term.clone()
     }
@@ -236,7 +238,7 @@ impl CampaignTurn {
     /// Gives the lock back. `why` is `None` if the work has ended by itself. Returns once the next candidate can lead,
     /// and does not wait if the lock was lost.
     async fn give_back(mut self, why: Option<End>) -> Result<(), Error> {
-        let (loss, lasted) = (self.term.guard.held().find_loss(), self.begun.elapsed());
+        let (loss, lasted) = (self.term.guard.held().find_loss(), self.began.elapsed());
         self.why = match (loss, why) {
             (Some(_), _) | (None, Some(End::Lost)) => "lost",
             (None, Some(End::Resigned)) => "resigned",
@@ -244,11 +246,11 @@ impl CampaignTurn {
             (None, None) => "done",
         };
         if let Some(loss) = loss {
-            self.candidate.schedule_rest(lasted, Err(loss));
+            self.candidate.schedule_pause(lasted, Err(loss));
             return Ok(());
         }
         if why != Some(End::Resigned) {
-            self.candidate.schedule_rest(lasted, Ok(()));
+            self.candidate.schedule_pause(lasted, Ok(()));
         }
         match self.term.guard.held().give_back().await {
             Err(Error::Lost(_)) => Ok(()),
@@ -257,10 +259,10 @@ impl CampaignTurn {
     }
 }
 
-impl Drop for CampaignTurn {
+impl Drop for RunningTerm {
     fn drop(&mut self) {
         let (path, data, lasted, why) =
-            (self.candidate.lock.path(), self.candidate.data(), self.begun.elapsed(), self.why);
+            (self.candidate.lock.path(), self.candidate.data(), self.began.elapsed(), self.why);
         tell!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
         // The dropped future lets the removal go on in the background.
         drop(self.term.guard.held().leave());
@@ -312,7 +314,7 @@ impl fmt::Debug for Term {
 }
 
 /// The limit of how often the pause is doubled.
-const DOUBLINGS: u32 = 5;
+const MAX_DOUBLINGS: u32 = 5;
 
 /// The backoff of the pauses: counts the terms in a row that were short, and the tries that failed.
 pub(crate) struct Pauses {
@@ -333,7 +335,7 @@ impl Pauses {
             self.short = 0;
             return (!is_wanted).then_some(self.pause);
         }
-        self.short = (self.short + 1).min(DOUBLINGS);
+        self.short = (self.short + 1).min(MAX_DOUBLINGS);
         Some(longest)
     }
 }
@@ -374,8 +376,8 @@ mod tests {
 
     #[test]
     fn what_is_drawn_lies_between_half_of_the_longest_and_all_of_it() {
-        let drawn: Vec<_> = [0, 500, 999, 1_000, u64::MAX].map(|random| random_pause(SECOND, random)).to_vec();
-        assert!(drawn.iter().all(|it| (SECOND / 2..=SECOND).contains(it)), "{drawn:?}");
-        assert!(drawn[0] < drawn[1] && drawn[1] < drawn[2] && drawn[0] == drawn[3]);
+        let pauses: Vec<_> = [0, 500, 999, 1_000, u64::MAX].map(|random| random_pause(SECOND, random)).to_vec();
+        assert!(pauses.iter().all(|it| (SECOND / 2..=SECOND).contains(it)), "{pauses:?}");
+        assert!(pauses[0] < pauses[1] && pauses[1] < pauses[2] && pauses[0] == pauses[3]);
     }
 }

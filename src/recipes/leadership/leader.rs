@@ -73,7 +73,7 @@ pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<Contender> {
 }
 
 /// The operation that an error names.
-const READ: &str = "read the leader of";
+const OPERATION: &str = "read the leader of";
 
 /// The maximum length of a node's name, in bytes.
 const NAME_BYTES: usize = 128;
@@ -83,13 +83,13 @@ pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
     let lock = Arc::clone(handle);
     Call::in_time(&handle.coordinator, async move {
         let (handle, path) = (&lock, &lock.queue);
-        let seen = call::on_a_session(&lock.coordinator, (READ, path), |session| async move {
+        let seen = call::on_a_session(&lock.coordinator, (OPERATION, path), |session| async move {
             let mut gone: Vec<Contender> = Vec::new();
             loop {
                 let names = call::names(&session, path, false).await?;
                 let mut there = names.clone();
                 there.retain(|name| !gone.iter().any(|it| it.name() == name));
-                let Some(first) = leading_but_ghosts(&session, handle, &there) else { return Ok((names, None)) };
+                let Some(first) = leading_without_ghosts(&session, handle, &there) else { return Ok((names, None)) };
                 match node_of(&session, path, &first).await? {
                     Some((data, stat)) => return Ok((names, Some(Leader::of(&first, &data, stat)))),
                     None => gone.push(first),
@@ -105,7 +105,7 @@ pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
 /// Reads the node of this candidate. Returns `None` if the candidate has left, even if the server still shows the node.
 async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
     let node = format!("{path}/{}", it.name());
-    let (read, has_left) = beside_the_leader(session, &node, call::answered(session, || session.data(&node))).await;
+    let (read, has_left) = read_and_ask_leader(session, &node, call::answered(session, || session.data(&node))).await;
     if has_left {
         presence::ghosts_of(session, path, vec![it.name().into()], it.kind()).await;
         return Ok(None);
@@ -119,14 +119,14 @@ async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Resu
 
 /// Returns the output of `read`, and whether the ensemble's leader no longer has the node. If the leader does not
 /// answer in time, the server is believed.
-async fn beside_the_leader<T>(session: &Arc<dyn Session>, node: &str, read: impl Future<Output = T>) -> (T, bool) {
+async fn read_and_ask_leader<T>(session: &Arc<dyn Session>, node: &str, read: impl Future<Output = T>) -> (T, bool) {
     let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, node, None));
     let (read, is_there) = tokio::join!(read, asked);
     (read, is_there == Some(Ok(false)))
 }
 
 /// Returns the contender that leads, without counting the known ghosts among `names`.
-fn leading_but_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[String]) -> Option<Contender> {
+fn leading_without_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[String]) -> Option<Contender> {
     leading(handle.dialect, &session.upkeep().ghosts().without(&handle.queue, names, Mode::Write))
 }
 
@@ -138,17 +138,17 @@ fn leading_but_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[Stri
 /// the coordinator is closed.
 ///
 /// Dropping the stream removes its watch. Nothing is sent while the stream is not polled.
-pub type LeaderChanges = Changes<LeaderNews>;
+pub type LeaderChanges = Changes<LeaderUpdate>;
 
-type LeaderNews = Result<Option<Leader>, Error>;
+type LeaderUpdate = Result<Option<Leader>, Error>;
 
 pub(crate) fn changes(handle: &Arc<Handle>) -> LeaderChanges {
     let observer = Arc::new(Observer { handle: Arc::clone(handle), seen: Mutex::default() });
-    let its_own = Arc::clone(&observer);
-    let mut observing = Box::pin(async move { follow(&*its_own, None).await });
+    let follower = Arc::clone(&observer);
+    let mut observing = Box::pin(async move { follow(&*follower, None).await });
     Changes::of(poll_fn(move |context| match observing.as_mut().poll(context) {
         Poll::Ready(()) => Poll::Ready(None),
-        Poll::Pending => observer.take_news().map_or(Poll::Pending, |news| Poll::Ready(Some(news))),
+        Poll::Pending => observer.take_update().map_or(Poll::Pending, |update| Poll::Ready(Some(update))),
     }))
 }
 
@@ -159,10 +159,10 @@ struct Observer {
 
 #[derive(Default)]
 struct SeenLeaders {
-    news: Option<LeaderNews>,
+    update: Option<LeaderUpdate>,
     /// The last item, to yield none twice. The whole leader is compared, because an ensemble that was restored gives
     /// the same term number again. Errors are compared by their text.
-    told: Option<Result<Option<Leader>, String>>,
+    last: Option<Result<Option<Leader>, String>>,
 }
 
 impl Followed for Observer {
@@ -175,16 +175,16 @@ impl Followed for Observer {
     }
 
     fn refused(&self, failure: Failure) {
-        self.report(Err(Error::from_failure(failure, READ, &self.handle.queue)));
+        self.report(Err(Error::from_failure(failure, OPERATION, &self.handle.queue)));
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let path = &self.handle.queue;
         // This server may lag behind the one that showed the last item.
-        if self.seen.lock().told.is_some() {
+        if self.seen.lock().last.is_some() {
             retry::until_known(session, || session.sync(path)).await?;
         }
-        let (mut denied, mut has_ghosts) = (None, false);
+        let (mut missing, mut has_ghosts) = (None, false);
         loop {
             let names = match retry::until_known(session, || session.children(path)).await {
                 Ok(names) => names,
@@ -201,7 +201,7 @@ impl Followed for Observer {
                 continue;
             }
             session.upkeep().ghosts().shown(path, &names, Mode::Write);
-            let first = leading_but_ghosts(session, &self.handle, &names);
+            let first = leading_without_ghosts(session, &self.handle, &names);
             let waited = match &first {
                 Some(first) => self.watch_leader(session, first, &mut has_ghosts).await,
                 None => self.watch_directory(session).await,
@@ -211,8 +211,8 @@ impl Followed for Observer {
                 Ok(()) => {}
                 // The leader has left just now. If the server lists it again, the ensemble's leader is asked.
                 Err(Failure::NoNode) => {
-                    let is_again = first.as_ref().is_some_and(|it| denied.as_deref() == Some(it.name()));
-                    denied = first.as_ref().map(|it| it.name().to_owned());
+                    let is_again = first.as_ref().is_some_and(|it| missing.as_deref() == Some(it.name()));
+                    missing = first.as_ref().map(|it| it.name().to_owned());
                     if let Some(it) = first.filter(|_| is_again)
                         && presence::ghosts_among(session, path, &[it.name()], it.kind()).await.is_empty()
                     {
@@ -226,23 +226,23 @@ impl Followed for Observer {
 }
 
 impl Observer {
-    fn report(&self, news: LeaderNews) {
-        self.seen.lock().news = Some(news);
+    fn report(&self, update: LeaderUpdate) {
+        self.seen.lock().update = Some(update);
     }
 
     /// Takes what was seen since the last call, unless it equals the last item.
-    fn take_news(&self) -> Option<LeaderNews> {
+    fn take_update(&self) -> Option<LeaderUpdate> {
         let mut seen = self.seen.lock();
-        let news = seen.news.take()?;
-        let told = news.clone().map_err(|error| error.to_string());
-        (seen.told.replace(told.clone()) != Some(told)).then_some(news)
+        let update = seen.update.take()?;
+        let last = update.clone().map_err(|error| error.to_string());
+        (seen.last.replace(last.clone()) != Some(last)).then_some(update)
     }
 
     /// Waits until a candidate has come, even if the watch is never reported.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.handle.queue;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
-        if leading_but_ghosts(session, &self.handle, &names).is_some() {
+        if leading_without_ghosts(session, &self.handle, &names).is_some() {
             return Ok(());
         }
         self.report(Ok(None));
@@ -252,7 +252,7 @@ impl Observer {
                 return Ok(());
             }
             let names = session.children(path).await;
-            if !names.is_ok_and(|names| leading_but_ghosts(session, &self.handle, &names).is_none()) {
+            if !names.is_ok_and(|names| leading_without_ghosts(session, &self.handle, &names).is_none()) {
                 return Ok(());
             }
         }
@@ -267,13 +267,13 @@ impl Observer {
         has_ghosts: &mut bool,
     ) -> Result<(), Failure> {
         let node = format!("{}/{}", self.handle.queue, first.name());
-        let looked = retry::until_known(session, || {
+        let answers = retry::until_known(session, || {
             let (change, data) = (session.watch(&node), session.data(&node));
             Box::pin(async move { Ok((change.await?, data.await?)) })
         });
-        let (looked, has_left) = beside_the_leader(session, &node, looked).await;
+        let (answers, has_left) = read_and_ask_leader(session, &node, answers).await;
         if !has_left {
-            let (change, (data, stat)) = looked?;
+            let (change, (data, stat)) = answers?;
             self.report(Ok(Some(Leader::of(first, &data, stat))));
             let mut look = SecondLook::after(session, *has_ghosts);
             tokio::select! {

@@ -134,10 +134,10 @@ impl Leadership {
         F: Future,
     {
         let campaign = self.candidate.begin_campaign()?;
-        while let Some(turn) = campaign.next().await? {
+        while let Some(term) = campaign.next().await? {
             // The work is dropped before the lock is given back.
-            let ended = while_held(turn.loss(), turn.wait_for_end(), async { work(turn.term()).await }).await;
-            if let Some(output) = turn.finish(ended).await? {
+            let ended = while_held(term.loss(), term.wait_for_end(), async { work(term.term()).await }).await;
+            if let Some(output) = term.finish(ended).await? {
                 return Ok(Some(output));
             }
         }
@@ -180,9 +180,9 @@ impl Leadership {
     /// ```
     pub async fn lead_mut<T>(&self, mut work: impl AsyncFnMut(Term) -> T) -> Result<Option<T>, Error> {
         let campaign = self.candidate.begin_campaign()?;
-        while let Some(turn) = campaign.next().await? {
-            let ended = while_held(turn.loss(), turn.wait_for_end(), async { work(turn.term()).await }).await;
-            if let Some(output) = turn.finish(ended).await? {
+        while let Some(term) = campaign.next().await? {
+            let ended = while_held(term.loss(), term.wait_for_end(), async { work(term.term()).await }).await;
+            if let Some(output) = term.finish(ended).await? {
                 return Ok(Some(output));
             }
         }
@@ -268,7 +268,7 @@ impl Leadership {
     pub async fn stop(&self) {
         let mut status = self.candidate.status.subscribe();
         self.candidate.status.send_modify(|status| status.is_stopped = true);
-        let _ended = status.wait_for(|status| !status.campaigns).await;
+        let _ended = status.wait_for(|status| !status.is_campaigning).await;
     }
 
     /// Reads who leads now. Returns `None` if nobody leads. A program that only asks is no candidate.
@@ -345,10 +345,10 @@ impl Leadership {
 impl fmt::Debug for Leadership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let status = self.candidate.status.borrow();
-        let (campaigns, term) = (status.campaigns, status.term.clone());
+        let (is_campaigning, term) = (status.is_campaigning, status.term.clone());
         drop(status);
         let mut debug = f.debug_struct("Leadership");
-        debug.field("path", &self.candidate.lock.path()).field("campaigns", &campaigns).field("term", &term);
+        debug.field("path", &self.candidate.lock.path()).field("is_campaigning", &is_campaigning).field("term", &term);
         debug.finish_non_exhaustive()
     }
 }

@@ -294,7 +294,7 @@ impl SemaphoreBuilder {
             handle: Arc::new(handle),
             limit: PermitLimit::new(self.permits),
             taken,
-            is_alone: AtomicBool::new(false),
+            has_no_lock: AtomicBool::new(false),
         };
         Ok(Semaphore { state: Arc::new(state) })
     }
@@ -480,9 +480,9 @@ async fn queue(state: &SemaphoreState, is_synced: bool) -> Result<Queue, Error> 
     let number = number(state, "read the queue of", is_synced).await?.or(state.limit.known());
     let (queue, taken) = state.handle.queue(is_synced, number).await?;
     if let Err(name) = permits::taken(&taken) {
-        return Err(state.doubtful(format!("{name:?} is no permit")));
+        return Err(state.doubtful_error(format!("{name:?} is no permit")));
     }
-    number.map(|_| queue).ok_or_else(|| state.doubt(PermitsError::Unset))
+    number.map(|_| queue).ok_or_else(|| state.permits_error(PermitsError::Unset))
 }
 
 async fn number(state: &SemaphoreState, operation: &'static str, is_synced: bool) -> Result<Option<u32>, Error> {

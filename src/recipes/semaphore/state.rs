@@ -26,8 +26,8 @@ pub(super) const TAKE: &str = "take a permit of";
 
 /// How often a semaphore lists its path to see whether contenders of a lock are there, and the pause between two
 /// listings.
-const LOOKS: u32 = 4;
-const LOOK_PAUSE: Duration = Duration::from_millis(100);
+const LISTINGS: u32 = 4;
+const LISTING_PAUSE: Duration = Duration::from_millis(100);
 
 /// The state that all clones of a semaphore's handle share.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct SemaphoreState {
     pub(crate) taken: Arc<str>,
     /// Whether no lock was found at the path after the number was written. A later contender of the lock sees the
     /// number.
-    pub(super) is_alone: AtomicBool,
+    pub(super) has_no_lock: AtomicBool,
 }
 
 /// The number of permits and their holders, as they were read.
@@ -57,7 +57,7 @@ impl SemaphoreState {
         session: &Arc<dyn Session>,
         children: Option<Vec<String>>,
     ) -> Result<(), Error> {
-        self.find_lock(session, children).await.map_err(|failure| self.no_permit(failure))?.map_or(Ok(()), Err)
+        self.find_lock(session, children).await.map_err(|failure| self.take_error(failure))?.map_or(Ok(()), Err)
     }
 
     /// Returns an error if contenders of a lock are at the path, according to `children` or to a listing. A contender
@@ -67,7 +67,7 @@ impl SemaphoreState {
         session: &Arc<dyn Session>,
         mut children: Option<Vec<String>>,
     ) -> Result<Option<Error>, Failure> {
-        for looks in 1.. {
+        for listings in 1.. {
             let names = match children.take() {
                 Some(names) => names,
                 None => {
@@ -76,24 +76,24 @@ impl SemaphoreState {
                 }
             };
             let Some(node) = names.into_iter().filter(|name| Dialect::of(name).is_some()).min() else { break };
-            if looks == LOOKS {
-                return Ok(Some(self.doubt(PermitsError::IsLocked { node })));
+            if listings == LISTINGS {
+                return Ok(Some(self.permits_error(PermitsError::IsLocked { node })));
             }
-            session.sleep(LOOK_PAUSE).await;
+            session.sleep(LISTING_PAUSE).await;
         }
         Ok(None)
     }
 
     /// Like [`SemaphoreState::check_for_lock`], but does nothing once no lock was found. The semaphore must have its
     /// number already.
-    pub(super) async fn ensure_alone(
+    pub(super) async fn ensure_no_lock(
         &self,
         session: &Arc<dyn Session>,
         children: Option<Vec<String>>,
     ) -> Result<(), Error> {
-        if !self.is_alone.load(Ordering::Acquire) {
+        if !self.has_no_lock.load(Ordering::Acquire) {
             self.check_for_lock(session, children).await?;
-            self.is_alone.store(true, Ordering::Release);
+            self.has_no_lock.store(true, Ordering::Release);
         }
         Ok(())
     }
@@ -105,11 +105,11 @@ impl SemaphoreState {
             let wider = match retry::until_known(session, || session.wider_rights(node)).await {
                 Ok(wider) => wider.join("; "),
                 Err(Failure::NoNode) => continue,
-                Err(failure) => return Err(self.no_permit(failure)),
+                Err(failure) => return Err(self.take_error(failure)),
             };
             if !wider.is_empty() {
                 let refused = format!("the ACL of {node} is wider than that of this client: {wider}");
-                return Err(self.no_permit(Failure::Refused(refused)));
+                return Err(self.take_error(Failure::Refused(refused)));
             }
         }
         Ok(())
@@ -127,37 +127,37 @@ impl SemaphoreState {
     }
 
     /// Reports the holders when too few permits are free. Fails if the acquisition must not wait.
-    pub(super) async fn report_short(
+    pub(super) async fn report_shortage(
         &self,
         held: &Tenure,
         now: &SeenPermits,
         wait: &mut WaitContext<'_>,
     ) -> Result<(), Error> {
         let (session, paths, me) = (held.session(), &self.handle.paths, &*held.contender());
-        let alone = [me.name().to_owned()];
+        let only_me = [me.name().to_owned()];
         if wait.if_taken == IfTaken::GiveUp {
-            return Err(Error::WouldBlock { blockers: paths.blockers(session, &alone, me).await });
+            return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });
         }
         if let Some(on_wait) = &mut wait.on_wait {
             let names = session.children(&self.handle.queue).await;
-            let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| alone.to_vec());
+            let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| only_me.to_vec());
             on_wait.tell(session, paths, me.dialect(), paths.progress_beside(&now.names, &names, me)).await;
         }
         if let Some(waiting) = wait.waiting {
-            waiting.record(session, me, paths.progress_beside(&now.names, &alone, me));
+            waiting.record(session, me, paths.progress_beside(&now.names, &only_me, me));
         }
         Ok(())
     }
 
-    pub(super) fn doubtful(&self, what: String) -> Error {
-        self.doubt(PermitsError::Doubtful(what))
+    pub(super) fn doubtful_error(&self, what: String) -> Error {
+        self.permits_error(PermitsError::Doubtful(what))
     }
 
-    pub(super) fn doubt(&self, reason: PermitsError) -> Error {
-        with_reason(self.handle.shown(), reason)
+    pub(super) fn permits_error(&self, reason: PermitsError) -> Error {
+        permits_error(self.handle.shown(), reason)
     }
 
-    pub(super) fn no_permit(&self, failure: Failure) -> Error {
+    pub(super) fn take_error(&self, failure: Failure) -> Error {
         match failure {
             Failure::NoNode | Failure::Over(_) => self.handle.stop(failure),
             failure => Error::from_failure(failure, TAKE, self.handle.shown()),
@@ -171,7 +171,7 @@ pub(crate) struct PermitLimit(Mutex<KnownNumber>);
 
 #[derive(Clone, Copy, Debug)]
 enum KnownNumber {
-    Nothing,
+    Unknown,
     /// The user has given this number. It has not been compared with the ensemble's yet.
     Given(u32),
     /// The ensemble had this number at the last read.
@@ -180,13 +180,13 @@ enum KnownNumber {
 
 impl PermitLimit {
     pub(crate) fn new(given: Option<u32>) -> PermitLimit {
-        PermitLimit(Mutex::new(given.map_or(KnownNumber::Nothing, KnownNumber::Given)))
+        PermitLimit(Mutex::new(given.map_or(KnownNumber::Unknown, KnownNumber::Given)))
     }
 
     /// Returns the number to write if the ensemble has none.
     pub(crate) fn known(&self) -> Option<u32> {
         match *self.0.lock() {
-            KnownNumber::Nothing => None,
+            KnownNumber::Unknown => None,
             KnownNumber::Given(number) | KnownNumber::Seen(number) => Some(number),
         }
     }
@@ -199,7 +199,7 @@ impl PermitLimit {
         let mut known = self.0.lock();
         match *known {
             KnownNumber::Given(ours) if ours != number => {
-                Err(with_reason(path, PermitsError::Other { ours, theirs: number }))
+                Err(permits_error(path, PermitsError::Other { ours, theirs: number }))
             }
             _ => {
                 *known = KnownNumber::Seen(number);
@@ -223,18 +223,18 @@ impl PermitLimit {
             KnownNumber::Given(permits) if wanted > permits => Err(too_few(path, wanted, permits)),
             KnownNumber::Given(_) => Ok(false),
             KnownNumber::Seen(permits) => Ok(wanted > permits),
-            KnownNumber::Nothing => Ok(wanted > 1),
+            KnownNumber::Unknown => Ok(wanted > 1),
         }
     }
 }
 
 /// Returns an error about the number of permits of the semaphore at `path`.
-pub(crate) fn with_reason(path: &str, reason: PermitsError) -> Error {
+pub(crate) fn permits_error(path: &str, reason: PermitsError) -> Error {
     Error::Permits { path: path.to_owned(), reason }
 }
 
 pub(crate) fn too_few(path: &str, wanted: u32, permits: u32) -> Error {
-    with_reason(path, PermitsError::TooFew { wanted, permits })
+    permits_error(path, PermitsError::TooFew { wanted, permits })
 }
 
 /// The number in the twin node, a second copy of the semaphore's number.
@@ -242,8 +242,8 @@ pub(crate) fn too_few(path: &str, wanted: u32, permits: u32) -> Error {
 pub(super) enum Twin {
     Missing,
     /// The twin has no number.
-    Silent,
-    Says(u32),
+    NoNumber,
+    Number(u32),
 }
 
 impl SemaphoreState {
@@ -260,17 +260,17 @@ impl SemaphoreState {
                 self.limit.learn(path, number)?;
                 return Ok((number, stat.version));
             }
-            let twin = self.read_twin(session).await.map_err(|failure| self.no_permit(failure))?;
+            let twin = self.read_twin(session).await.map_err(|failure| self.take_error(failure))?;
             match (self.limit.known(), twin) {
-                (known, Twin::Says(was)) if known != Some(was) => {
+                (known, Twin::Number(was)) if known != Some(was) => {
                     // Our server may have missed the number, and another client may have written it since. So the
                     // leader is asked.
                     match presence::is_there(session, &**path, Some(stat.version)).await {
-                        Ok(true) => return Err(self.doubt(PermitsError::Vanished { was })),
+                        Ok(true) => return Err(self.permits_error(PermitsError::Vanished { was })),
                         _ => SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await,
                     }
                 }
-                (None, _) => return Err(self.doubt(PermitsError::Unset)),
+                (None, _) => return Err(self.permits_error(PermitsError::Unset)),
                 (Some(number), twin) => {
                     // A number written to the path of a lock would keep the lock's users out.
                     self.check_for_lock(session, None).await?;
@@ -283,26 +283,27 @@ impl SemaphoreState {
                         Err(Failure::BadVersion) => {
                             SemaphoreState::before_next_round(session, path, Some(stat.version), &mut rounds).await;
                         }
-                        Err(failure) => return Err(self.no_permit(failure)),
+                        Err(failure) => return Err(self.take_error(failure)),
                     }
                 }
             }
             (data, stat) =
-                retry::until_known(session, || session.data(path)).await.map_err(|failure| self.no_permit(failure))?;
+                retry::until_known(session, || session.data(path)).await.map_err(|failure| self.take_error(failure))?;
         }
     }
 
     /// Returns the number of permits in the data of the semaphore's node. `None` if the data is empty.
     pub(super) fn parse_number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
-        let doubtful = |what: String| self.doubtful(format!("its data are {what:?}, and not a number of permits"));
-        permits::decode(data).map_err(doubtful)
+        let not_a_number =
+            |what: String| self.doubtful_error(format!("its data are {what:?}, and not a number of permits"));
+        permits::decode(data).map_err(not_a_number)
     }
 
     /// Reads the number in the twin of the semaphore's node.
     pub(super) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<Twin, Failure> {
         Ok(match retry::data(session, &metadata::twin_of(self.handle.shown()), false).await? {
             None => Twin::Missing,
-            Some((data, _)) => permits::decode(&data).ok().flatten().map_or(Twin::Silent, Twin::Says),
+            Some((data, _)) => permits::decode(&data).ok().flatten().map_or(Twin::NoNumber, Twin::Number),
         })
     }
 
@@ -319,7 +320,7 @@ impl SemaphoreState {
         let twin_path = metadata::twin_of(&path);
         let second = match twin {
             Twin::Missing => Operation::Create { path: twin_path, data: data.clone(), kind: Kind::Persistent },
-            Twin::Silent | Twin::Says(_) => Operation::Set { path: twin_path, data: data.clone(), version: None },
+            Twin::NoNumber | Twin::Number(_) => Operation::Set { path: twin_path, data: data.clone(), version: None },
         };
         let mut set = vec![Operation::Set { path, data, version: Some(version) }, second];
         loop {

@@ -41,30 +41,30 @@ use crate::sync::atomic::Ordering;
 pub(crate) struct PermitRequest {
     state: Arc<SemaphoreState>,
     count: u32,
-    look: Mutex<Look>,
+    early_read: Mutex<EarlyRead>,
 }
 
 /// The early read of the permits, which is sent together with the create of the node in the queue.
 #[derive(Default)]
-enum Look {
+enum EarlyRead {
     #[default]
-    Nothing,
-    Asked {
+    None,
+    Sent {
         names: Reply<Vec<String>>,
         number: Reply<(Vec<u8>, Stat)>,
         /// The children of the semaphore's own node, unless no lock is known to be there.
-        beside: Option<Reply<Vec<String>>>,
+        children: Option<Reply<Vec<String>>>,
     },
-    Seen(SeenPermits),
+    Done(SeenPermits),
 }
 
 impl PermitRequest {
     pub(crate) fn new(state: Arc<SemaphoreState>, count: u32) -> PermitRequest {
-        PermitRequest { state, count, look: Mutex::default() }
+        PermitRequest { state, count, early_read: Mutex::default() }
     }
 
     /// Fails if the request is for more permits than exist.
-    fn enough(&self, number: u32) -> Result<(), Error> {
+    fn check_number(&self, number: u32) -> Result<(), Error> {
         match self.count > number {
             true => Err(too_few(self.state.handle.shown(), self.count, number)),
             false => Ok(()),
@@ -72,14 +72,14 @@ impl PermitRequest {
     }
 
     /// Stores an early read, and returns the previous one.
-    fn replace(&self, look: Look) -> Look {
-        std::mem::replace(&mut *self.look.lock(), look)
+    fn replace(&self, read: EarlyRead) -> EarlyRead {
+        std::mem::replace(&mut *self.early_read.lock(), read)
     }
 
     /// Takes the result of the early read, if the contender became the head without waiting.
-    fn seen_as_head(&self, grant: &Grant) -> Option<SeenPermits> {
-        match self.replace(Look::Nothing) {
-            Look::Seen(seen) if !grant.has_waited => Some(seen),
+    fn take_early_read(&self, grant: &Grant) -> Option<SeenPermits> {
+        match self.replace(EarlyRead::None) {
+            EarlyRead::Done(seen) if !grant.has_waited => Some(seen),
             _ => None,
         }
     }
@@ -104,7 +104,7 @@ impl PermitRequest {
                 if refused.replace(version) == Some(version) {
                     if if_taken == IfTaken::GiveUp {
                         let what = "its number has changed, and the server does not show it yet";
-                        return Err(self.state.doubtful(what.to_owned()));
+                        return Err(self.state.doubtful_error(what.to_owned()));
                     }
                     let session = held.session();
                     presence::report(session, handle.shown(), *refused);
@@ -113,11 +113,13 @@ impl PermitRequest {
                 Ok(false)
             }
             Err(NotExchanged::NoDirectory) => {
-                make_directory(held.session(), taken, rounds).await.map_err(|failure| self.state.no_permit(failure))?;
+                make_directory(held.session(), taken, rounds)
+                    .await
+                    .map_err(|failure| self.state.take_error(failure))?;
                 Ok(false)
             }
-            Err(NotExchanged::Evicted) => Err(self.state.no_permit(Failure::NoNode)),
-            Err(NotExchanged::Failed(failure)) => Err(self.state.no_permit(failure)),
+            Err(NotExchanged::Evicted) => Err(self.state.take_error(Failure::NoNode)),
+            Err(NotExchanged::Failed(failure)) => Err(self.state.take_error(failure)),
         }
     }
 }
@@ -147,51 +149,51 @@ impl Goal for PermitRequest {
             Ok((session, node))
         });
         match read.await? {
-            (session, Some(node)) => self.enough(self.state.agree_on_number(&session, node).await?.0),
+            (session, Some(node)) => self.check_number(self.state.agree_on_number(&session, node).await?.0),
             // The first acquisition makes the node together with the queue.
             (_, None) => Ok(()),
         }
     }
 
     /// Sends no early read unless the listing was sent: an early read that is newer than the listing's view is useless.
-    fn look_along(&self, entry: &Tenure, is_listed: bool) {
+    fn send_early_read(&self, entry: &Tenure, is_listed: bool) {
         let (session, path) = (entry.session(), self.state.handle.shown());
         let asked = || {
             let (names, number) = (session.children(&self.state.taken), session.data(path));
             // This listing is sent after the read of the number, because it proves something only if the number was
             // there first.
-            let is_alone = self.state.is_alone.load(Ordering::Acquire);
-            Look::Asked { names, number, beside: (!is_alone).then(|| session.children(path)) }
+            let has_no_lock = self.state.has_no_lock.load(Ordering::Acquire);
+            EarlyRead::Sent { names, number, children: (!has_no_lock).then(|| session.children(path)) }
         };
-        drop(self.replace(if is_listed { asked() } else { Look::Nothing }));
+        drop(self.replace(if is_listed { asked() } else { EarlyRead::None }));
     }
 
-    fn forget_look(&self) {
-        drop(self.replace(Look::Nothing));
+    fn discard_early_read(&self) {
+        drop(self.replace(EarlyRead::None));
     }
 
-    async fn looked(&self, held: &Tenure) -> Result<(), Error> {
-        let Look::Asked { names, number, beside } = self.replace(Look::Nothing) else { return Ok(()) };
-        let (names, number, beside) = (names.await, number.await, OptionFuture::from(beside).await);
+    async fn check_early_read(&self, held: &Tenure) -> Result<(), Error> {
+        let EarlyRead::Sent { names, number, children } = self.replace(EarlyRead::None) else { return Ok(()) };
+        let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
             Ok(node) => node,
             // The head reads again.
             Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(()),
-            Err(failure) => return Err(self.state.no_permit(failure)),
+            Err(failure) => return Err(self.state.take_error(failure)),
         };
         let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
         let (number, version) = self.state.agree_on_number(held.session(), node).await?;
-        self.enough(number)?;
-        if let Some(Ok(beside)) = beside.filter(|_| had_number) {
-            self.state.ensure_alone(held.session(), Some(beside)).await?;
+        self.check_number(number)?;
+        if let Some(Ok(children)) = children.filter(|_| had_number) {
+            self.state.ensure_no_lock(held.session(), Some(children)).await?;
         }
         if let Ok(names) = names {
-            drop(self.replace(Look::Seen(SeenPermits { number, version, names })));
+            drop(self.replace(EarlyRead::Done(SeenPermits { number, version, names })));
         }
         Ok(())
     }
 
-    async fn is_there(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
+    async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
         let (names, number) = (session.children(&self.state.taken), session.data(self.state.handle.shown()));
         let names = names.await.or_else(retry::none_without_directory);
         let names = names.map(|names| self.state.without_ghosts(session, &names));
@@ -202,7 +204,7 @@ impl Goal for PermitRequest {
         };
         if let Some(Some(number)) = number {
             self.state.limit.learn(self.state.handle.shown(), number)?;
-            self.enough(number)?;
+            self.check_number(number)?;
         }
         let (Ok(names), Some(number)) = (names, number) else { return Ok(None) };
         Ok(Some(match number {
@@ -211,7 +213,7 @@ impl Goal for PermitRequest {
         }))
     }
 
-    async fn finds_ghosts(&self, session: &Arc<dyn Session>) -> bool {
+    async fn check_for_ghosts(&self, session: &Arc<dyn Session>) -> bool {
         let Ok(names) = session.children(&self.state.taken).await else { return false };
         !self.state.find_ghosts(session, &self.state.without_ghosts(session, &names)).await.is_empty()
     }
@@ -228,18 +230,18 @@ impl Goal for PermitRequest {
         let mut refused = None;
         // A ghost in the queue may really have left with permits that the server does not show yet. Then the early read
         // is too old.
-        let mut seen = self.seen_as_head(&grant).filter(|_| view.ghosts.is_empty());
+        let mut seen = self.take_early_read(&grant).filter(|_| view.ghosts.is_empty());
         loop {
             let mut now = match seen.take() {
                 Some(now) => now,
-                None => view.look_at_permits().await?,
+                None => view.read_permits().await?,
             };
             view.remove_ghosts(&mut now.names);
             match permits::room(now.number, &now.names, self.count) {
-                Err(name) => return Err(self.state.doubtful(format!("{name:?} is no permit"))),
+                Err(name) => return Err(self.state.doubtful_error(format!("{name:?} is no permit"))),
                 Ok(Room::Never) => return Err(too_few(self.state.handle.shown(), self.count, now.number)),
                 Ok(Room::Enough) => {
-                    self.state.ensure_alone(held.session(), None).await?;
+                    self.state.ensure_no_lock(held.session(), None).await?;
                     self.state.check_rights(held.session()).await?;
                     if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.if_taken).await? {
                         break;
@@ -256,7 +258,7 @@ impl Goal for PermitRequest {
                             continue;
                         }
                     }
-                    self.state.report_short(held, &now, wait).await?;
+                    self.state.report_shortage(held, &now, wait).await?;
                     view.wait_for_change(&now, wait).await?;
                 }
             }
@@ -299,16 +301,16 @@ impl<'a> View<'a> {
     fn fault(&self, failure: Failure) -> Error {
         match self.held.find_loss() {
             Some(loss) => self.state.handle.evicted(loss),
-            None => self.state.no_permit(failure),
+            None => self.state.take_error(failure),
         }
     }
 
     /// Reads the permits and their number, and sets the watch on the permits.
-    async fn look_at_permits(&mut self) -> Result<SeenPermits, Error> {
+    async fn read_permits(&mut self) -> Result<SeenPermits, Error> {
         let session = Arc::clone(self.held.session());
         let mut tries = Tries::LOST_ANSWERS;
         loop {
-            match self.try_to_look(&session).await {
+            match self.try_read(&session).await {
                 Ok(Some((mut names, node))) => {
                     session.upkeep().ghosts().shown(&self.state.taken, &names, Mode::Write);
                     self.remove_ghosts(&mut names);
@@ -334,7 +336,7 @@ impl<'a> View<'a> {
 
     /// Lists the permit nodes, and reads the semaphore's own node unless it is watched. Returns `None` if the
     /// connection was lost meanwhile, because then the answers may come from a server that lags behind.
-    async fn try_to_look(
+    async fn try_read(
         &mut self,
         session: &Arc<dyn Session>,
     ) -> Result<Option<(Vec<String>, Option<(Vec<u8>, Stat)>)>, Failure> {
@@ -375,8 +377,8 @@ impl<'a> View<'a> {
     /// forged the signal: the listing `queue`, sent before `names`, tells which.
     async fn confirm_signal(&mut self, names: &[String], queue: Option<Vec<String>>) -> Result<bool, Failure> {
         let Some(signal) = self.signal.clone() else { return Ok(true) };
-        let before_us = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
-        let has_taken = before_us.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.tag())));
+        let predecessor = signal.path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
+        let has_taken = predecessor.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.tag())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
         let shown = keep_alive::up_to(&queue, &signal.path);
         if let Some(left) = presence::first_there(self.held.session(), &shown).await? {
@@ -429,7 +431,7 @@ impl<'a> View<'a> {
             }
             // The number has changed, or the next read reports why it cannot be read.
             (Ok(_), Ok(_)) | (Err(Failure::Unknown(_)), _) | (_, Err(Failure::Unknown(_))) => Ok(()),
-            (Err(failure), _) | (_, Err(failure)) => Err(self.state.no_permit(failure)),
+            (Err(failure), _) | (_, Err(failure)) => Err(self.state.take_error(failure)),
         }
     }
 
