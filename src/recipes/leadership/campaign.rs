@@ -354,7 +354,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn the_pause_doubles_up_to_32_times_and_begins_anew_after_a_long_term() {
+    fn the_pause_doubles_to_32_times_until_a_long_term() {
         let mut pauses = Pauses::new(SECOND);
         let longest: Vec<_> = (0..8).map(|_| pauses.after(Duration::ZERO, false).unwrap().as_secs()).collect();
         assert_eq!(longest, [1, 2, 4, 8, 16, 32, 32, 32]);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_term_whose_end_was_wanted_is_followed_by_no_pause_and_a_short_one_is() {
+    fn only_a_short_term_with_a_wanted_end_pauses() {
         let mut pauses = Pauses::new(SECOND);
         assert_eq!(pauses.after(2 * SECOND, true), None);
         assert_eq!(pauses.after(SECOND, true), Some(SECOND));
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_lies_between_half_of_the_longest_and_all_of_it() {
+    fn a_pause_is_random_between_half_and_all() {
         let pauses: Vec<_> = [0, 500, 999, 1_000, u64::MAX].map(|random| random_pause(SECOND, random)).to_vec();
         assert!(pauses.iter().all(|it| (SECOND / 2..=SECOND).contains(it)), "{pauses:?}");
         assert!(pauses[0] < pauses[1] && pauses[1] < pauses[2] && pauses[0] == pauses[3]);

@@ -369,14 +369,14 @@ mod tests {
     }
 
     #[test]
-    fn more_permits_than_the_user_gave_are_refused_without_a_request() {
+    fn too_many_permits_are_refused_without_a_request() {
         let limit = PermitLimit::new(Some(3));
         assert_eq!(limit.known(), Some(3));
         assert_eq!([1, 2, 3, 4].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(false), Err(3)]);
     }
 
     #[test]
-    fn more_permits_than_were_seen_are_asked_for() {
+    fn the_ensemble_is_asked_for_more_permits_than_seen() {
         let unknown = PermitLimit::new(None);
         assert_eq!(unknown.known(), None);
         assert_eq!([1, 2].map(|wanted| check(&unknown, wanted)), [Ok(false), Ok(true)]);
@@ -387,14 +387,14 @@ mod tests {
     }
 
     #[test]
-    fn no_permits_are_never_asked_for() {
+    fn a_request_for_no_permits_is_refused() {
         for limit in [PermitLimit::new(None), PermitLimit::new(Some(1))] {
             assert!(matches!(limit.check("/s", 0), Err(Error::InvalidInput(_))));
         }
     }
 
     #[test]
-    fn another_number_than_the_user_gave_is_refused_at_the_first_look_alone() {
+    fn only_the_first_read_refuses_another_number() {
         let limit = PermitLimit::new(Some(3));
         assert!(matches!(
             limit.learn("/s", 4),

@@ -359,7 +359,7 @@ mod tests {
     use crate::queue::tests::fuzz;
 
     #[test]
-    fn a_format_has_a_name_of_one_to_64_plain_characters() {
+    fn a_format_name_has_one_to_64_plain_characters() {
         let is_fit = |name: &str| Form::new(name).check_name().is_ok();
         assert!(is_fit("j") && is_fit("json+zstd_2.1-b") && is_fit(&"j".repeat(64)));
         assert!(!is_fit("") && !is_fit("a b") && !is_fit("é") && !is_fit(&"j".repeat(65)));
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_text_for_people_and_the_value_as_it_is() {
+    fn a_node_is_a_text_header_and_the_unchanged_value() {
         let bytes = envelope().seal(b"{\"endpoint\":\"db-1\"}");
         let text = "zk-rwlock value 1\nformat=json\nschema=3\nhost=web-1\nlabel=rotate = keys\ntoken=4294967301\ncommit=1\n\
                     after=4294967290/2\nat=2026-11-21T09:30:00.125Z\n\n{\"endpoint\":\"db-1\"}";
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_told_with_the_reason() {
+    fn foreign_bytes_are_refused_with_the_reason() {
         for (bytes, reason) in [
             (&b"{\"json\": true}"[..], "they begin with \"{\\\"json\\\": true}\""),
             (b"\xff\xfe", "they begin with \"\u{fffd}\u{fffd}\""),
@@ -413,13 +413,13 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_later_versions_are_passed_over() {
+    fn fields_of_later_versions_are_ignored() {
         let text = String::from_utf8(envelope().seal(b"1")).unwrap().replace("host=", "colour=blue\nnonsense\nhost=");
         assert_eq!(Envelope::open(text.as_bytes()), Ok((envelope(), &b"1"[..])));
     }
 
     #[test]
-    fn any_bytes_are_refused_or_read_back_as_they_are_written() {
+    fn any_bytes_are_refused_or_round_trip() {
         let bare = Envelope { after: None, ..envelope() };
         let written = Written { label: Some("keys\r".to_owned()), ..envelope().written };
         let returned = Envelope { written, ..envelope() };

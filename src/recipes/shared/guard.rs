@@ -457,7 +457,7 @@ mod tests {
     use crate::session::request::Ending;
 
     #[test]
-    fn an_update_begins_again_only_where_the_next_try_may_do_better() {
+    fn an_update_retries_only_if_a_retry_can_help() {
         let refused = |reason| Error::TransactionRefused { index: 0, path: "/v".to_owned(), reason };
         for error in [
             Error::Lost(Loss::LeaseRanOut),

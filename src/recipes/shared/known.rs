@@ -159,7 +159,7 @@ mod tests {
         Error::Unreachable(reason.to_owned())
     }
 
-    /// What is known after a value was read from a server that was up to date before.
+    /// Returns what is known after one read from a server that was synced.
     fn known_at(czxid: i64, version: i32) -> Known<u8> {
         let mut known = Known::default();
         assert!(known.record_read(b"a".to_vec(), czxid, version, 0));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_read_is_what_there_is_now_also_after_the_ensemble_came_back_as_it_was_before() {
+    fn a_read_replaces_all_also_after_a_restore() {
         let mut known = known_at(10, 3);
         assert!(known.newest.is_some() && known.over.is_none());
         for (bytes, czxid, version, is_news) in [
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_of_ones_own_stays_until_it_was_read_or_was_not_although_the_server_was_up_to_date() {
+    fn our_own_commit_stays_until_a_read_is_newer() {
         for (czxid, version) in [(10, 3), (9, 8)] {
             let mut known = known_at(10, 3);
             let before = known.news;
@@ -204,29 +204,32 @@ mod tests {
             assert!(!known.record_read(b"a".to_vec(), czxid, version, before), "this server lags");
             assert_eq!(newest(&known), (10, 5));
             let after = known.news;
-            assert!(known.record_read(b"a".to_vec(), czxid, version, after), "it is gone");
+            assert!(known.record_read(b"a".to_vec(), czxid, version, after), "the commit is gone");
             assert_eq!(newest(&known), (czxid, version));
 
             let mut known = known_at(10, 3);
             assert!(
                 known.record_commit(b"b", Some(10), 5) && !known.record_read(b"b".to_vec(), 10, 5, before),
-                "it was known"
+                "the commit was known before the read"
             );
-            assert!(known.record_read(b"a".to_vec(), czxid, version, before), "this session has shown it before");
+            assert!(
+                known.record_read(b"a".to_vec(), czxid, version, before),
+                "this session has shown the commit before"
+            );
         }
         let mut known = known_at(10, 3);
         assert!(
             known.record_commit(b"b", Some(10), 5) && known.record_read(b"c".to_vec(), 10, 6, 1),
-            "another came after it"
+            "another commit came after ours"
         );
         assert!(
             known.record_commit(b"d", Some(10), 7) && known.record_read(b"e".to_vec(), 11, 0, 1),
-            "it was made anew"
+            "the node was recreated"
         );
     }
 
     #[test]
-    fn a_commit_to_another_node_is_known_once_it_is_read_also_if_the_ensemble_came_back_as_it_was_before() {
+    fn a_commit_to_another_node_is_known_once_read() {
         let mut known = known_at(10, 3);
         assert!(known.set_trouble(trouble("a")) && !known.record_commit(b"b", Some(5), 4));
         assert!(known.record_read(b"c".to_vec(), 5, 5, 0));
@@ -235,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_is_watched_and_has_no_value_yet_is_still_being_fetched() {
+    fn a_watched_copy_without_a_value_is_fetching() {
         let lease = Some(Arc::new(Lease::new(Duration::from_secs(6))));
         let mut known = Known::<u8> { lease, ..Known::default() };
         assert!(matches!(known.state(), CopyState::Fetching));
@@ -244,13 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn the_same_trouble_is_told_once_and_a_value_that_can_be_read_again_is_told_again() {
+    fn repeated_trouble_is_reported_once() {
         let mut known = known_at(10, 3);
         assert!(known.record_commit(b"b", Some(10), 4));
         assert!(known.set_trouble(trouble("a")) && !known.set_trouble(trouble("a")) && known.set_trouble(trouble("b")));
         let seen = known.news;
         assert!(matches!(known.news_after(seen - 1), Some((news, Err(_))) if news == seen));
-        // A value from before our own commit ends the trouble, and is no news.
+        // A value older than our own commit ends the trouble, but is no event.
         assert!(known.record_read(b"a".to_vec(), 10, 3, 1) && known.news_after(seen).is_none());
         assert!(known.set_trouble(trouble("b")) && known.record_read(b"b".to_vec(), 10, 4, 1));
         assert!(matches!(known.news_after(known.news - 1), Some((_, Ok(value))) if value.version == 4));

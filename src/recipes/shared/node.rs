@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_is_done_only_if_the_node_has_its_mark_and_undone_only_if_it_cannot_be_done_any_more() {
+    fn only_certain_outcomes_are_done_or_undone() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
         let (after_ours, after_others) = (value(OTHERS, Some(OURS)), value(OURS, Some(OTHERS)));
         let after_another = value(OTHERS, Some(OTHERS));
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_was_made_anew_tells_only_that_a_commit_was_done() {
+    fn a_recreated_node_only_proves_a_done_commit() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
         let base = Base { version: Some(3), czxid: Some(1), mark: None, absence: Absence::default() };
         for (data, version, fate) in

@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_is_in_the_copy_at_once_unless_it_made_the_node() {
+    fn a_commit_to_a_known_node_is_in_the_copy_at_once() {
         let copy = copy();
         let version = |copy: &Store<String>| copy.known.borrow().newest.as_ref().map(|newest| newest.version);
         let lease = Lease::new(Duration::from_secs(6));
@@ -476,7 +476,7 @@ mod tests {
 
     #[cfg(not(shuttle))]
     #[test]
-    fn the_last_of_a_value_is_not_dropped_on_a_thread_of_the_librarys() {
+    fn no_value_is_dropped_on_a_library_thread() {
         struct Tells(mpsc::Sender<Option<String>>);
         impl Drop for Tells {
             fn drop(&mut self) {
