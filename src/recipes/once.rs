@@ -1,5 +1,5 @@
-//! Work that is done once in a while, by whichever process comes first: how a caller asks for the lock if the work is due,
-//! and the guard that records its success.
+//! Work that one of many processes does once in a while: `once_in`, which grants the lock only if the work is due, and
+//! the guard that records a success.
 
 use std::fmt;
 use std::ops::Deref;
@@ -26,51 +26,57 @@ use crate::telemetry::log::tell;
 use crate::validation;
 
 impl Acquire<WriteGuard> {
-    /// Gives the guard only if the work that the lock guards is due: if no contender has [recorded](OnceGuard::done) a
-    /// success of it within the last `period`, by the ensemble's clock. Otherwise gives the lock back, and gives `None`.
+    /// Acquires the lock only if its work is due: if no contender has [recorded](OnceGuard::done) a success within the
+    /// last `period`, by the ensemble's clock. Otherwise gives the lock back, and returns `None`.
     ///
-    /// For work that every host starts at the same time, as cron does, and that one of them shall do. All of them wait for
-    /// the lock. The first does the work and records its success; the others then find the record fresh. If the first
-    /// fails, or dies, the next one gets a guard, and does the work. So choose a `period` somewhat shorter than the time
-    /// from one start to the next, and longer than the hosts' clocks differ.
-    /// It counts from the end of the work, so leave room for as long as the work takes.
+    /// This is for work that every host starts at the same time, as cron does, and that only one host must do. All
+    /// hosts wait for the lock. The first does the work and records its success; the others then find the record fresh.
+    /// If the first host fails, or dies, the next one gets a guard, and does the work. Choose a `period` somewhat
+    /// shorter than the time from one start to the next, and longer than the difference of the hosts' clocks. The
+    /// `period` counts from the end of the work, so leave room for as long as the work takes.
     ///
     /// # The record
-    /// It is one ordinary node beside the lock's directory: `/cron/report.done` for the lock at `/cron/report`. There is one for
-    /// each lock, so give each kind of work a lock of its own. The server removes the directory when it is empty, and the
-    /// record stays. It says in text who has done the work; *when* is the time at which the
-    /// ensemble committed it. [`RwLock::queue`](crate::RwLock::queue) shows it, and [`RwLock::forget`](crate::RwLock::forget)
-    /// deletes it. Beside it lies the same once more, in a node whose name ends with `.done.twin`: if the record is gone otherwise,
-    /// no host does the work again before the period is over. An empty node counts as none, so that an operator can make it beforehand, with an ACL of its own.
+    /// The record is an ordinary node beside the lock's directory: `/cron/report.done` for the lock at `/cron/report`.
+    /// Each lock has one record, so give each kind of work a lock of its own. When the server removes the empty
+    /// directory, the record stays. The text of the record says who has done the work. The time of the success is the
+    /// time at which the ensemble committed the record. [`RwLock::queue`](crate::RwLock::queue) shows the record, and
+    /// [`RwLock::forget`](crate::RwLock::forget) deletes it.
+    ///
+    /// A second copy of the record is in the node whose name ends with `.done.twin`. If the record alone is deleted, no
+    /// host does the work again before the period is over. An empty record counts as none, so an operator can make the
+    /// node beforehand, with an ACL of its own.
     ///
     /// # Whose clock counts
-    /// Only the ensemble's: the time of the record is compared with the time at which the lock's own node was created. Both
-    /// were written by the leader. A contender that has waited adds the time of its wait, counted from the answer to its
-    /// create, less a hundredth. So no host's time of day is used, and the work is never given out twice within a `period`
-    /// because of a wait. If the ensemble changes to a leader whose clock differs, the period that
-    /// is under way is wrong by that difference.
-    /// A record whose time is still to come, by less than a `period`, is fresh; by more, it is not: so a clock that was set
-    /// back delays the work by no more than a `period`.
+    /// Only the ensemble's clock counts. The time of the record is compared with the time at which the lock's own node
+    /// was created. The ensemble's leader wrote both. A contender that has waited adds the time of its wait, counted
+    /// from the reply to its create, less a hundredth. So no host's time of day is used, and the work is never done
+    /// twice within a `period` because of a wait. If another server becomes the leader, and its clock differs, the
+    /// present period is wrong by that difference.
+    ///
+    /// A record from the future is fresh if its time is less than a `period` ahead; otherwise it is not. So a clock
+    /// that was set back delays the work by no more than a `period`.
     ///
     /// # With other options and locks
-    /// The dialect does not matter. For reads there is no such call, and the guard has no `downgrade`: while the work is done,
-    /// nobody else holds the lock. For work that needs several locks, take the [`MultiLock`](crate::MultiLock) under this guard.
+    /// The dialect does not matter. There is no `once_in` for reads, and the guard has no `downgrade`: nobody else
+    /// holds the lock while the work is done. For work that needs several locks, acquire the
+    /// [`MultiLock`](crate::MultiLock) under this guard.
     ///
     /// # What it costs
-    /// One read more than the lock itself, after the grant, and another while there is no record; and one transaction for the
-    /// record of a success.
+    /// One read more than the lock itself, after the grant; a second read if there is no record; and one transaction to
+    /// record a success.
     ///
     /// # Cancel safety
-    /// As for [`RwLock::write`](crate::RwLock::write).
+    /// Same as for [`RwLock::write`](crate::RwLock::write).
     ///
     /// # Errors
-    /// As for [`RwLock::write`](crate::RwLock::write), and then the lock is given back.
+    /// The errors of [`RwLock::write`](crate::RwLock::write), and the following. After each of them the lock is given
+    /// back.
     ///
-    /// - [`Error::InvalidInput`] for a period of zero, for a path to which `.done` cannot be added, and for a lock that is
-    ///   [kept](crate::RwLockBuilder::keep): an old node shows no present time, and the other hosts would wait until it is
-    ///   given up.
-    /// - [`Error::ForeignRecord`] if something else lies where the record would lie.
-    /// - [`Error::RecordVanished`] if somebody has deleted the record, and the job was done within the period.
+    /// - [`Error::InvalidInput`] for a period of zero, for a path to which `.done` cannot be added, and for a
+    ///   [kept](crate::RwLockBuilder::keep) lock: an old node shows no present time, and the other hosts would wait
+    ///   until the node is given up.
+    /// - [`Error::ForeignRecord`] if the record's path has something else than a record.
+    /// - [`Error::RecordVanished`] if somebody has deleted the record, and the work was done within the period.
     /// - [`Error::PermissionDenied`] if the record may not be read.
     ///
     /// # Examples
@@ -100,14 +106,14 @@ impl Acquire<WriteGuard> {
 }
 
 impl RwLock {
-    /// As [`write`](RwLock::write) with [`once_in`](Acquire::once_in), but does not wait for another contender. A lock that
-    /// is taken is [`Error::WouldBlock`], also if its holder does the work.
+    /// Like [`write`](RwLock::write) with [`once_in`](Acquire::once_in), but does not wait for another contender. If
+    /// the lock is taken, the call fails with [`Error::WouldBlock`], also if the holder does the work.
     ///
     /// # Cancel safety
-    /// As for [`RwLock::try_write`].
+    /// Same as for [`RwLock::try_write`].
     ///
     /// # Errors
-    /// As for [`RwLock::try_write`] and [`Acquire::once_in`].
+    /// The errors of [`RwLock::try_write`] and of [`Acquire::once_in`].
     ///
     /// # Examples
     ///
@@ -146,7 +152,7 @@ impl Guard for Option<OnceGuard> {
     }
 }
 
-/// What remains to be done once the lock is granted.
+/// The check of whether the work is due, which runs once the lock is granted.
 struct Judging {
     host: String,
     label: Option<String>,
@@ -156,19 +162,19 @@ struct Judging {
 impl Judging {
     fn new(Lock { handle, cache }: &Lock, label: Option<String>, period: Duration) -> Result<Judging, Error> {
         if period.is_zero() {
-            return Err(Error::invalid("once in a period of zero"));
+            return Err(Error::invalid("the period of once_in is zero"));
         }
         if cache.is_some() {
             return Err(Error::invalid(
-                "once_in on a lock that is kept: work that is done once in a while needs no kept node, and other hosts would \
-                 wait until it is given up; open the lock without keep",
+                "once_in on a kept lock: work that is done once in a while needs no kept node, and other hosts would \
+                 wait until the node is given up; open the lock without keep",
             ));
         }
         validation::check_directory(&metadata::record_path(&handle.queue))?;
         Ok(Judging { host: handle.host.clone(), label: label.or_else(|| handle.label.clone()), period })
     }
 
-    /// Looks whether the work is due. If not, gives the lock back.
+    /// Returns the guard if the work is due. Otherwise gives the lock back.
     async fn judge(self, guard: WriteGuard) -> Result<Option<OnceGuard>, Error> {
         let hold = guard.held();
         let (session, path) = (hold.session(), metadata::record_path(hold.shown()));
@@ -176,12 +182,12 @@ impl Judging {
         let (last, is_there) = match seen.map_err(|failure| refused(failure, &path))? {
             Record::Foreign => return Err(Error::ForeignRecord { path }),
             Record::None { is_there: true } => (None, true),
-            // It was never made, or is gone: then its twin says so.
+            // The record was never made, or is gone. If it is gone, its twin is still there.
             Record::None { is_there: false } => {
                 let twin = hold.run(Record::read(session, &metadata::twin_of(&path))).await?;
                 let twin = twin.map_err(|failure| refused(failure, &path))?;
                 let last = twin.done().map(|(last, _)| last.clone());
-                // Our server may have missed the record. So the leader says.
+                // Our server may have missed the record. So the leader is asked.
                 let is_there = match last {
                     Some(_) => hold.run(presence::is_there(session, &path, None)).await? == Ok(true),
                     None => false,
@@ -199,8 +205,8 @@ impl Judging {
             return Err(Error::RecordVanished { path, last: Box::new(last) });
         }
         let at = humantime::format_rfc3339_millis(date(last.at));
-        tell!(DEBUG, path = hold.shown(), host = last.host, %at, "not due: it was done");
-        // The work was done, whatever becomes of our lock, and whenever the time is over.
+        tell!(DEBUG, path = hold.shown(), host = last.host, %at, "the work is not due: another host has done it");
+        // The work was done, so this answer stays right even if our lock is lost, or the period ends now.
         drop(guard);
         Ok(None)
     }
@@ -213,41 +219,42 @@ fn refused(failure: Failure, path: &str) -> Error {
     }
 }
 
-/// What an error says was tried.
+/// The operation that an error names.
 const RECORD: &str = "record the success in";
 
-/// The lock, held to write, for work that is due. Made by [`Acquire::once_in`](crate::Acquire::once_in).
+/// A write guard for work that is due. Made by [`Acquire::once_in`](crate::Acquire::once_in).
 ///
-/// It derefs to the [`WriteGuard`], with all that a holder can do. When the work has succeeded, call [`done`](Self::done).
-/// Dropping or [releasing](Self::release) the guard without that leaves the record as it was: the work stays due, and the
-/// next contender gets a guard.
+/// Derefs to the [`WriteGuard`], with everything a holder can do. When the work has succeeded, call
+/// [`done`](Self::done). Dropping or [releasing](Self::release) the guard without that leaves the record as it was: the
+/// work stays due, and the next contender gets a guard.
 #[must_use = "if unused, the lock is given back at once, and the work stays due"]
 pub struct OnceGuard {
     guard: WriteGuard,
     host: String,
     label: Option<String>,
-    /// Whether there was a record before.
+    /// Whether a record existed at the grant.
     is_there: bool,
 }
 
 impl OnceGuard {
-    /// Records that the work has succeeded just now, and returns when that is committed. Does not release the lock: the
-    /// work is still this holder's until the guard is dropped or [released](Self::release). Called again, it records a
-    /// later success.
+    /// Records that the work has succeeded just now, and returns when the record is committed. Does not release the
+    /// lock: no other host does the work until the guard is dropped or [released](Self::release). Another call records
+    /// a later success.
     ///
-    /// The record is written only if the lock is still held when the ensemble commits it. So a holder that was cut off,
-    /// and whose successor does the work again, records nothing late.
+    /// The record is written only if the lock is still held when the ensemble commits the record. So a holder that was
+    /// cut off, and whose successor does the work again, records nothing late.
     ///
     /// # Cancel safety
-    /// If the future is dropped after its first poll, the success may have been recorded, or not.
+    /// If the future is dropped after its first poll, the success may or may not have been recorded.
     ///
     /// # Errors
     /// After any error but [`Error::OutcomeUnknown`] nothing was recorded, and the next contender does the work again.
     ///
     /// - [`Error::Lost`] if the lock was lost.
-    /// - [`Error::PermissionDenied`] if this client may not write the record, or not create it beside the lock's directory.
-    /// - [`Error::OutcomeUnknown`] if the session ended before an answer came: the next
-    ///   [`once_in`](crate::Acquire::once_in) finds out.
+    /// - [`Error::PermissionDenied`] if this client may not write the record, or may not create it beside the lock's
+    ///   directory.
+    /// - [`Error::OutcomeUnknown`] if the session ended before a reply came. The next
+    ///   [`once_in`](crate::Acquire::once_in) finds the outcome.
     ///
     /// # Examples
     ///
@@ -269,7 +276,8 @@ impl OnceGuard {
             (self.record(), metadata::record_text(&self.host, self.label.as_deref(), self.fencing_token()));
         let session = self.guard.held().session();
         let (mut in_doubt, mut tries, twin) = (false, Tries::LOST_ANSWERS, metadata::twin_of(&path));
-        // Both are made at once. A twin that may not be made is left out: an operator may have made the record alone.
+        // One transaction writes both. A twin that may not be made is left out: an operator may have made the record
+        // alone.
         let (mut is_there, mut has_twin) = (self.is_there, Some(self.is_there));
         loop {
             let transaction = write(self.guard.transaction(), &path, &text, is_there);
@@ -278,7 +286,7 @@ impl OnceGuard {
                 None => transaction,
             };
             let Err(error) = transaction.commit_once().await else {
-                tell!(DEBUG, path, token = self.fencing_token(), "recorded that the work was done");
+                tell!(DEBUG, path, token = self.fencing_token(), "recorded a success of the work");
                 return Ok(());
             };
             tries.count();
@@ -296,7 +304,7 @@ impl OnceGuard {
                 Error::TransactionRefused { reason: Failure::NodeExists, .. } if !is_there && !tries.are_over() => {
                     is_there = true;
                 }
-                // To record the success twice does no harm.
+                // Recording the success twice does no harm.
                 Error::OutcomeUnknown { .. } if !tries.are_over() => {
                     in_doubt = true;
                     if tries.pause(session).await.is_err() {
@@ -314,7 +322,7 @@ impl OnceGuard {
         }
     }
 
-    /// The path of the record: that of the lock, with `.done` at its end.
+    /// Returns the path of the record: the path of the lock, with `.done` at the end.
     pub fn record(&self) -> String {
         metadata::record_path(self.guard.held().shown())
     }
@@ -322,13 +330,13 @@ impl OnceGuard {
     /// Gives the lock back: see [`WriteGuard::release`]. Records nothing.
     ///
     /// # Errors
-    /// As for [`WriteGuard::release`].
+    /// The errors of [`WriteGuard::release`].
     pub async fn release(self) -> Result<(), Error> {
         self.guard.release().await
     }
 }
 
-/// Sets a node, or makes it.
+/// Adds a write of a node to the transaction: a set if the node exists, otherwise a create.
 fn write<'g>(transaction: Transaction<'g>, path: &str, text: &[u8], is_there: bool) -> Transaction<'g> {
     match is_there {
         true => transaction.set(path, text),

@@ -627,8 +627,8 @@ fn wrong_input_is_refused_unsent() {
     let long = RwLock::new(&zk, format!("/{}", "x".repeat(1020))).expect("valid");
     let before = zk.requests();
     for (lock, period, problem) in [
-        (&lock, Duration::ZERO, "once in a period of zero"),
-        (&kept, PERIOD, "once_in on a lock that is kept"),
+        (&lock, Duration::ZERO, "the period of once_in is zero"),
+        (&kept, PERIOD, "once_in on a kept lock"),
         (&long, PERIOD, "is longer than 1024 bytes"),
     ] {
         for refused in [now(lock.write().once_in(period)).map(drop), now(lock.try_once_in(period)).map(drop)] {
