@@ -1,6 +1,6 @@
-//! How a value becomes bytes, and bytes a value: the caller's format, and what is kept beside the value in its node.
+//! The content of a value's node: a header, and the value in the caller's format.
 //!
-//! Lines of text, an empty line, and then the value's own bytes to the end:
+//! The header is lines of text. An empty line follows, and then the bytes of the value:
 //!
 //! ```text
 //! zk-rwlock value 1
@@ -16,8 +16,8 @@
 //! {"endpoint":"db-1"}
 //! ```
 //!
-//! The first line tells our values from foreign bytes. Unknown fields are ignored, so that later versions can add
-//! fields. A change that older versions must not ignore gets a new number in the first line.
+//! The first line marks a value of this library. Readers ignore unknown fields, so that later versions can add fields.
+//! A change that older versions must not ignore gets a new number in the first line.
 
 use std::ops::Deref;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,13 +27,13 @@ use crate::error::value::{ValueError, Written};
 use crate::queue::metadata::date;
 use crate::validation::REQUEST_LIMIT;
 
-/// What is sent with a value: two paths, an ACL, and the frames of the transaction.
+/// The part of a request that is sent besides the value: two paths, an ACL, and the frames of the transaction.
 pub(crate) const ROOM: usize = 4096;
 
-/// What servers take in one request by default, less that.
+/// The default limit of a value: the servers' default limit of a request, less `ROOM`.
 const SIZE_LIMIT: usize = REQUEST_LIMIT - ROOM;
 
-/// A value, with its writer and the time of writing. Derefs to the value.
+/// A value, with its writer and the time of the write. Derefs to the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored<T> {
     pub(crate) value: T,
@@ -41,12 +41,12 @@ pub struct Stored<T> {
 }
 
 impl<T> Stored<T> {
-    /// The writer of the value, and the time.
+    /// Returns the writer of the value, and the time.
     pub fn written(&self) -> &Written {
         &self.written
     }
 
-    /// The value alone, without its writer.
+    /// Returns the value alone, without its writer.
     pub fn into_inner(self) -> T {
         self.value
     }
@@ -60,32 +60,33 @@ impl<T> Deref for Stored<T> {
     }
 }
 
-/// What the bytes of a value must be, whatever its type.
+/// The conditions that the bytes of a value must meet, whatever its type.
 pub(crate) struct Form {
-    /// The format's name, asked for once: bytes are also checked on the thread that keeps the sessions alive, where no user
-    /// code runs.
+    /// The name of the format, read from it once: the bytes are also checked on the thread that keeps the sessions
+    /// alive, which runs no user code.
     pub(crate) name: String,
     pub(crate) schema: u32,
     pub(crate) size_limit: usize,
 }
 
 impl Form {
-    /// The form of a handle without options.
+    /// Returns the form of a handle without options.
     pub(crate) fn new(name: &str) -> Form {
         Form { name: name.to_owned(), schema: 1, size_limit: SIZE_LIMIT }
     }
 
-    /// Refuses a format with a name that could not be read back.
+    /// Fails if the header could not be read back with this name of a format.
     pub(crate) fn check_name(&self) -> Result<(), Error> {
         let name = &self.name;
         let is_fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '+' | '-');
         if name.is_empty() || name.len() > 64 || !name.chars().all(is_fit) {
-            return Err(Error::invalid(format!("the name of the format is {name:?}")));
+            let rule = "1 to 64 letters, digits, '.', '_', '+' or '-'";
+            return Err(Error::invalid(format!("the name of the format must be {rule}, and is {name:?}")));
         }
         Ok(())
     }
 
-    /// What is kept beside a value, and the bytes of the value alone, if this library can read them.
+    /// Splits the bytes into the header and the value's own bytes. Fails if this library cannot read them.
     pub(crate) fn open<'bytes>(&self, bytes: &'bytes [u8]) -> Result<(Written, &'bytes [u8]), ValueError> {
         if bytes.is_empty() {
             return Err(ValueError::Unset);
@@ -103,7 +104,7 @@ impl Form {
     }
 }
 
-/// How a value is made of bytes, and bytes of a value.
+/// The user's functions that encode and decode a value.
 pub(crate) struct Terms<T> {
     pub(crate) format: Box<dyn Format<T>>,
     pub(crate) initial: Option<Initial<T>>,
@@ -115,7 +116,7 @@ pub(crate) type Initial<T> = Box<dyn Fn() -> T + Send + Sync>;
 pub(crate) type Migrate<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync>;
 
 impl<T: 'static> Terms<T> {
-    /// The value of these bytes.
+    /// Decodes a value.
     pub(crate) fn open(&self, form: &Form, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
         let (written, payload) = form.open(bytes)?;
         let known = form.schema;
@@ -134,7 +135,7 @@ impl<T: 'static> Terms<T> {
         Ok(Stored { value: value?, written })
     }
 
-    /// The bytes of a value alone. It is read back, so that nobody commits what nobody can read.
+    /// Encodes a value. Decodes the bytes again, so that nobody commits bytes that nobody can read.
     pub(crate) fn payload(&self, value: &T) -> Result<Vec<u8>, ValueError> {
         let payload = self.format.encode(value).map_err(unwritable)?;
         self.format.decode(&payload).map_err(unwritable)?;
@@ -150,7 +151,7 @@ const MAGIC: &str = "zk-rwlock value ";
 
 const VERSION: &str = "1";
 
-/// A number that names one commit among all.
+/// The identity of one commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) token: i64,
@@ -158,7 +159,7 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// The mark of the commit that wrote this.
+    /// Returns the mark of the commit that wrote this header.
     pub(crate) fn of(written: &Written) -> Mark {
         Mark { token: written.token, commit: written.commit }
     }
@@ -169,18 +170,18 @@ impl Mark {
     }
 }
 
-/// Everything that is kept beside a value.
+/// The header of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Envelope {
     pub(crate) format: String,
     pub(crate) written: Written,
-    /// The commit that this one replaced. By it a writer that reconnects late can still tell the outcome of its own
+    /// The commit that this one replaced. With it, a writer that reconnects late can still find the outcome of its own
     /// commit.
     pub(crate) after: Option<Mark>,
 }
 
 impl Envelope {
-    /// The bytes of a node.
+    /// Returns the bytes of a node: this header and the value's own bytes.
     pub(crate) fn seal(&self, payload: &[u8]) -> Vec<u8> {
         let Written { host, label, token, commit, at, schema } = &self.written;
         let mut head = format!("{MAGIC}{VERSION}\nformat={}\nschema={schema}\nhost={host}\n", self.format);
@@ -197,7 +198,8 @@ impl Envelope {
         bytes
     }
 
-    /// The envelope and the value's own bytes. Otherwise the reason why the bytes are not ours.
+    /// Splits a node's bytes into the header and the value's own bytes. Otherwise returns the reason why the bytes are
+    /// foreign.
     pub(crate) fn open(bytes: &[u8]) -> Result<(Envelope, &[u8]), String> {
         let foreign = || format!("they begin with {:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(24)]));
         if !bytes.starts_with(MAGIC.as_bytes()) {
@@ -228,7 +230,7 @@ impl Envelope {
     }
 }
 
-/// The present time, as exactly as the envelope keeps it.
+/// Returns the present time, with the precision of the header.
 pub(crate) fn now() -> SystemTime {
     let since = date(SystemTime::now()).duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or_default())
@@ -237,11 +239,11 @@ pub(crate) fn now() -> SystemTime {
 /// The error of a [`Format`].
 pub type FormatError = Box<dyn std::error::Error + Send + Sync>;
 
-/// How values of type `T` are written down. The default is [`Json`](crate::format::Json). To choose another, see
-/// [`Shared::with_format`](crate::Shared::with_format).
+/// A format that encodes and decodes values of type `T`. The default is [`Json`](crate::format::Json). To choose
+/// another, see [`Shared::with_format`](crate::Shared::with_format).
 ///
-/// [`decode`](Format::decode) must read what [`encode`](Format::encode) made. A commit tries that before it sends
-/// anything, so that a value which cannot be read again never replaces one that can.
+/// [`decode`](Format::decode) must read the bytes that [`encode`](Format::encode) returns. A commit tries that before
+/// it sends anything, so a value that cannot be decoded never replaces one that can.
 ///
 /// # Examples
 ///
@@ -280,26 +282,27 @@ pub type FormatError = Box<dyn std::error::Error + Send + Sync>;
     note = "with the format `Json` a value needs `serde::Serialize` and `serde::de::DeserializeOwned`; `Raw` is for bytes, such as `Vec<u8>` and `String`"
 )]
 pub trait Format<T>: Send + Sync + 'static {
-    /// The name of the format. It is kept beside the value, and compared before anything is decoded. At most 64
-    /// letters, digits, `.`, `_`, `+` and `-`.
+    /// Returns the name of the format. The header of each value has the name, which is compared before any value is
+    /// decoded. At most 64 letters, digits, `.`, `_`, `+` and `-`.
     fn name(&self) -> &str;
 
-    /// The bytes of a value.
+    /// Encodes a value.
     ///
     /// # Errors
     /// If the format cannot express the value. Then nothing is sent.
     fn encode(&self, value: &T) -> Result<Vec<u8>, FormatError>;
 
-    /// The value of these bytes.
+    /// Decodes a value.
     ///
     /// # Errors
-    /// If the bytes are not those of a `T`.
+    /// If the bytes are no valid `T`.
     fn decode(&self, bytes: &[u8]) -> Result<T, FormatError>;
 }
 
-/// JSON, by serde. People can read it with `zkCli`, too. Numbers come back exactly, floating ones to the last bit. JSON
-/// has no infinities and no NaN: it writes `null` in their place. An `f64` does not read that back, so the commit is
-/// [refused](crate::error::ValueError::Unwritable); an `Option<f64>` comes back as `None`. `Some(None)` comes back as `None`, too.
+/// JSON, by serde. People can read the values with `zkCli`, too. Numbers come back exactly, also floating-point
+/// numbers. JSON has no infinities and no NaN, and writes `null` for them. An `f64` cannot be read from `null`, so the
+/// commit is [refused](crate::error::ValueError::Unwritable). An `Option<f64>` comes back as `None`, and so does
+/// `Some(None)`.
 #[cfg(feature = "json")]
 #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
 #[derive(Clone, Copy, Debug, Default)]
@@ -320,7 +323,7 @@ impl<T: serde::Serialize + serde::de::DeserializeOwned> Format<T> for Json {
     }
 }
 
-/// The bytes as they are, for `Vec<u8>`, `Box<[u8]>` and `String`, which has to be UTF-8.
+/// The plain bytes of a `Vec<u8>`, a `Box<[u8]>` or a `String`, which must be UTF-8.
 ///
 /// # Examples
 ///
@@ -429,7 +432,8 @@ mod tests {
         fuzz(&samples, |bytes| match Envelope::open(bytes) {
             Ok((envelope, payload)) => {
                 assert!(bytes.ends_with(payload));
-                // Written as we write it: numbers without a sign, times in milliseconds, and no fields of later versions.
+                // Compares in our own spelling: numbers without a sign, times in milliseconds, and no fields of later
+                // versions.
                 let written = envelope.seal(payload);
                 let (again, same) = Envelope::open(&written).unwrap();
                 assert_eq!((again.seal(same), same), (written.clone(), payload));

@@ -1,4 +1,4 @@
-//! A value under its lock: how a caller asks for it, reads it, and changes it.
+//! The guards of a value, and the calls that acquire them: read, write, commit, update.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -20,7 +20,7 @@ use crate::recipes::shared::shared::Shared;
 use crate::recipes::shared::store::{Loaded, Store};
 use crate::session::request::{Failure, Loss};
 
-/// A [`Shared`](crate::Shared) value, held to read. It does not change for as long as the guard is held. Derefs to the
+/// A [`Shared`](crate::Shared) value, held to read. The value does not change while the guard is held. Derefs to the
 /// value.
 ///
 /// The value was read once, when the lock was granted. Dropping the guard gives the lock back.
@@ -31,13 +31,13 @@ pub struct SharedReadGuard<T> {
 }
 
 /// A [`Shared`](crate::Shared) value, held to write: alone. Derefs to a copy of the value. [`commit`](Self::commit)
-/// writes changes to the copy. If the guard is dropped without it, they are discarded.
+/// writes the changes of the copy. Dropping the guard without a commit discards them.
 ///
 /// Dropping the guard gives the lock back.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct SharedWriteGuard<T> {
     loaded: Loaded<T>,
-    /// A commit was dropped, or its outcome could not be found.
+    /// Whether a commit was dropped, or its outcome was not found.
     in_doubt: bool,
     label: Option<String>,
     store: Arc<Store<T>>,
@@ -47,8 +47,8 @@ pub struct SharedWriteGuard<T> {
 macro_rules! shared_guard {
     ($guard:ident, $lock:ident) => {
         impl<T> $guard<T> {
-            /// The lock's own guard, for its state, for transactions on other nodes, and for everything else that it
-            /// can do.
+            /// Returns the guard of the lock, for its state, for transactions on other nodes, and for everything else
+            /// that a holder can do.
             pub fn lock(&self) -> &$lock {
                 &self.guard
             }
@@ -78,12 +78,12 @@ shared_guard!(SharedReadGuard, ReadGuard);
 shared_guard!(SharedWriteGuard, WriteGuard);
 
 impl<T> SharedReadGuard<T> {
-    /// The writer of the value, and the time.
+    /// Returns the writer of the value, and the time.
     pub fn written(&self) -> &Written {
         self.stored.written()
     }
 
-    /// The value alone. The lock is given back in the background. The value is cloned if other reads have it, too,
+    /// Returns the value alone. The lock is given back in the background. The value is cloned if other reads share it,
     /// because its lock is [kept](crate::RwLockBuilder::keep).
     pub fn into_inner(self) -> T
     where
@@ -102,28 +102,28 @@ impl<T> Deref for SharedReadGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
-    /// Writes the value as it is now. One transaction checks that the lock is held and that no client has written the
-    /// value since, and then writes it: all of it, or nothing. Returns what is kept beside the value. It may be called
-    /// several times.
+    /// Writes the present value of the copy. One transaction checks that the lock is held and that no client has
+    /// written the value since, and writes all of the value, or nothing. Returns the header of the new value. A guard
+    /// can commit several times.
     ///
-    /// If the connection breaks before the answer comes, `commit` finds the outcome, and tries again if nothing was
-    /// written. So every error but [`Error::OutcomeUnknown`] means that this commit has written nothing. This takes
-    /// as long as the connection is away, at most until the session is over and the next one has been opened, or could
-    /// not be.
+    /// If the connection breaks before the reply comes, `commit` finds the outcome, and retries if nothing was written.
+    /// So every error but [`Error::OutcomeUnknown`] means that this commit has written nothing. The search takes as
+    /// long as the connection is away. It ends at the latest when the session is over and the next session was opened,
+    /// or could not be.
     ///
     /// # Cancel safety
-    /// The transaction is sent at the first poll. Dropping the future after that does not take it back: the value is
-    /// then the old one or the new one. Another commit finds out which.
+    /// The transaction is sent at the first poll. Dropping the future after that does not cancel the transaction: the
+    /// value is then the old one or the new one. Another commit finds out which.
     ///
     /// # Errors
-    /// - [`Error::Lost`]: the lock is gone. The node holds the old value, or a later holder's.
-    /// - [`Error::Value`]: the value [cannot be written down](crate::error::ValueError::Unwritable), or is [too
+    /// - [`Error::Lost`]: the lock is lost. The node holds the old value, or the value of a later holder.
+    /// - [`Error::Value`]: the value [cannot be encoded](crate::error::ValueError::Unwritable), or is [too
     ///   large](crate::error::ValueError::TooLarge). The node holds the old value.
-    /// - [`Error::TransactionRefused`]: a client that does not hold the lock wrote or deleted the node, and its change
-    ///   stays. Release, and acquire again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), the ACL of the node
-    ///   does not let us write, or the ACL of the node above it, if there is no node yet.
-    /// - [`Error::OutcomeUnknown`]: no server could be reached any more, the client was closed before the answer came, or
-    ///   other clients have written several times since. The old value is there, or the new one was.
+    /// - [`Error::TransactionRefused`]: a client without the lock wrote or deleted the node, and its change stays.
+    ///   Release, and acquire again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), the ACL of the node does not
+    ///   let this client write, or, if there is no node yet, the ACL of the node above it.
+    /// - [`Error::OutcomeUnknown`]: no server could be reached any more, the client was closed before the reply came,
+    ///   or other clients have written several times since. The node holds the old value, or the new one was written.
     ///
     /// # Examples
     ///
@@ -159,20 +159,20 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         Ok(committed.written)
     }
 
-    /// The writer of the value before the last commit of this guard, or of that commit. `None` if there is no value
-    /// yet.
+    /// Returns the writer of the value that the guard's last commit wrote, or of the value read at the grant. `None` if
+    /// there is no value yet.
     pub fn written(&self) -> Option<&Written> {
         self.loaded.written.as_ref()
     }
 
-    /// Turns the write lock into a read lock, without a gap: see [`WriteGuard::downgrade`]. Changes that were not
-    /// committed are discarded: the value is read again.
+    /// Turns the write lock into a read lock, without a gap: see [`WriteGuard::downgrade`]. Uncommitted changes are
+    /// discarded: the value is read again.
     ///
     /// # Cancel safety
     /// Dropping the future gives the lock back.
     ///
     /// # Errors
-    /// As [`WriteGuard::downgrade`], and as [`Shared::read`](crate::Shared::read) for the value.
+    /// The errors of [`WriteGuard::downgrade`] and of [`Shared::read`](crate::Shared::read).
     pub async fn downgrade(self) -> Result<SharedReadGuard<T>, Error> {
         read(self.store, self.guard.downgrade().await?).await
     }
@@ -193,22 +193,23 @@ impl<T> DerefMut for SharedWriteGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// Acquires the lock to read, and reads the value. The value does not change for as long as the guard is held.
+    /// Acquires the lock to read, and reads the value. The value does not change while the guard is held.
     ///
     /// Await the returned builder, with or without options. Waits until every earlier writer has left: see
     /// [`RwLock`](crate::RwLock) for fairness. Costs one request more than the lock.
     ///
-    /// The value is the last writer's, whichever server this client is connected to. The server that shows the lock as
-    /// ours has seen our node and the earlier writer's release, and so every commit before it. The reads of one session
-    /// never go back behind that.
+    /// The value is the last writer's, whichever server this client is connected to. The server that grants us the lock
+    /// has seen our node and the release of the earlier writer, and so every commit before it. Later reads of the
+    /// session never go back behind that.
     ///
     /// If there is no value yet, the first reader writes the [initial](crate::shared::SharedBuilder::initial) one, once.
     ///
     /// # Cancel safety
-    /// As for [`RwLock::read`](crate::RwLock::read).
+    /// Same as for [`RwLock::read`](crate::RwLock::read).
     ///
     /// # Errors
-    /// As for [`RwLock::read`](crate::RwLock::read), and [`Error::Value`] if the node holds no value of ours. The lock
+    /// The errors of [`RwLock::read`](crate::RwLock::read), and [`Error::Value`] if the node holds no value of this
+    /// library. Then the lock is given back.
     /// is then given back.
     ///
     /// # Examples
@@ -229,16 +230,15 @@ impl<T: Send + Sync + 'static> Shared<T> {
         Acquire::new(self.clone())
     }
 
-    /// Acquires the lock to write, and reads the value, which can then be changed and
-    /// [committed](SharedWriteGuard::commit).
+    /// Acquires the lock to write, and reads the value. The guard can change and [commit](SharedWriteGuard::commit) it.
     ///
     /// Await the returned builder, with or without options. Waits until every earlier contender has left.
     ///
     /// # Cancel safety
-    /// As for [`RwLock::write`](crate::RwLock::write).
+    /// Same as for [`RwLock::write`](crate::RwLock::write).
     ///
     /// # Errors
-    /// As for [`Shared::read`].
+    /// The errors of [`Shared::read`].
     ///
     /// # Examples
     ///
@@ -262,10 +262,10 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// [`RwLock::try_read`](crate::RwLock::try_read).
     ///
     /// # Cancel safety
-    /// As for [`RwLock::try_read`](crate::RwLock::try_read).
+    /// Same as for [`RwLock::try_read`](crate::RwLock::try_read).
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise as for [`Shared::read`].
+    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise the errors of [`Shared::read`].
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
         let Shared { store } = self.clone();
         Call::new(|timeout| acquire::attempt(store.lock(), Mode::Read, timeout, ReadGuard::new, |it| read(store, it)))
@@ -275,10 +275,10 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// [`RwLock::try_write`](crate::RwLock::try_write).
     ///
     /// # Cancel safety
-    /// As for [`RwLock::try_write`](crate::RwLock::try_write).
+    /// Same as for [`RwLock::try_write`](crate::RwLock::try_write).
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise as for [`Shared::read`].
+    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise the errors of [`Shared::read`].
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
         let Shared { store } = self.clone();
         Call::new(|timeout| {
@@ -296,7 +296,7 @@ impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
-    /// With the value to begin with, if it replaces the node's value.
+    /// The handle, and the value that replaces the node's value, if there is one.
     type Source = (Shared<T>, Option<T>);
 
     fn acquire((Shared { store }, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
@@ -306,8 +306,8 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> Acquire<SharedWriteGuard<T>> {
-    /// Begins with this value, whatever the node holds: also if it holds nothing, or nothing that can be read. A
-    /// [commit](SharedWriteGuard::commit) then writes it.
+    /// Starts with this value instead of the node's content, even if the node holds no value, or a value that cannot be
+    /// read. A [commit](SharedWriteGuard::commit) then writes it.
     ///
     /// # Examples
     ///
@@ -342,16 +342,16 @@ async fn write<T: Send + Sync + 'static>(
     Ok(SharedWriteGuard { loaded, in_doubt: false, label, store, guard })
 }
 
-/// How often an update begins again.
+/// The limit of how often an update is tried.
 const TRIES: u32 = 16;
 
-/// What an [update](Shared::update) has done.
+/// The result of an [update](Shared::update).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Updated<R> {
-    /// What the change returned.
+    /// The output of the user's function.
     pub output: R,
-    /// What is kept beside the value that the change made.
+    /// The header of the new value.
     pub written: Written,
 }
 
@@ -367,23 +367,23 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Changes the value in one call: acquires the lock to write, reads the value, calls `change`, commits, and gives the
     /// lock back in the background.
     ///
-    /// Await the returned builder, with or without options. Waits until every earlier contender has left. It costs what
-    /// [`write`](Self::write) and a commit do. A write without the lock would cost less, but could change the value under
-    /// a reader that holds the lock.
+    /// Await the returned builder, with or without options. Waits until every earlier contender has left. Costs as much
+    /// as [`write`](Self::write) and a commit. A write without the lock would cost less, but could change the value
+    /// while a reader holds the lock.
     ///
-    /// Under the lock no other user of it is faster, so `change` is usually called once. The update begins again, with the
-    /// value that is there by then, if nothing was written because the session ended, or because a client without the lock
+    /// Nobody else changes the value under the lock, so `change` is usually called once. The update is tried again,
+    /// with the present value, if nothing was written because the session ended, or because a client without the lock
     /// wrote the node. So **`change` may be called several times**, and must do nothing but change the value that it is
-    /// given. After 16 times the error is returned. An update whose outcome is not known is not repeated.
+    /// given. After 16 tries the error is returned. An update with an unknown outcome is not tried again.
     ///
-    /// To look at the value before you decide whether to write it at all, use [`write`](Self::write).
+    /// To read the value before you decide whether to write it, use [`write`](Self::write).
     ///
     /// # Cancel safety
     /// Dropping the future gives the lock back. If the commit was sent, the value is then the old one or the new one.
     ///
     /// # Errors
-    /// As for [`write`](Self::write) and for [`commit`](SharedWriteGuard::commit). [`Error::Timeout`] says that nothing
-    /// was written. If the time is over while the commit is under way, the error is [`Error::OutcomeUnknown`].
+    /// The errors of [`write`](Self::write) and of [`commit`](SharedWriteGuard::commit). [`Error::Timeout`] means that
+    /// nothing was written. If the timeout passes during the commit, the error is [`Error::OutcomeUnknown`].
     ///
     /// # Panics
     /// If `change` panics, nothing is written, and the lock is given back.
@@ -439,8 +439,8 @@ async fn update<T: Send + Sync + 'static, R: Send>(
     }
 }
 
-/// Whether nothing was written for a reason that the next try may not meet. An operator who removes our node wants us to
-/// stop.
+/// Returns whether nothing was written, and another try may succeed. If an operator has removed our node, the update
+/// must not be tried again.
 fn begins_again(error: &Error) -> bool {
     match error {
         Error::Lost(loss) | Error::Evicted(loss) => matches!(loss, Loss::SessionOver(_) | Loss::LeaseRanOut),

@@ -1,4 +1,4 @@
-//! What is known of a value's node, as reads and commits come: which is the newest, and what is news; asks for nothing.
+//! The known state of a value's node, updated by reads and commits: the newest value, and the events for subscribers.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
@@ -9,50 +9,50 @@ use crate::recipes::shared::codec::Stored;
 use crate::session::lease::Lease;
 use crate::sync::{Mutex, OnceLock};
 
-/// How fresh the copy is. Given by [`Live::state`](crate::shared::Live::state).
+/// How fresh the copy is. Returned by [`Live::state`](crate::shared::Live::state).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CopyState {
-    /// Nothing has come from the ensemble yet.
+    /// No value has come from the ensemble yet.
     Fetching,
     /// The connection is up, and the node is watched. A change arrives as soon as the server knows it.
     Current,
-    /// The connection is lost. A change since then arrives when the connection is back.
+    /// The connection is lost. A change during that time arrives when the connection is back.
     Disconnected,
-    /// The node now holds no value, or cannot be read, or this client's server was found to have missed what the ensemble
-    /// has: repair that server. [`Live::get`](crate::shared::Live::get) goes on giving the last value.
+    /// The node holds no value now, or cannot be read, or this client's server has missed a change that the ensemble
+    /// has: repair that server. [`Live::get`](crate::shared::Live::get) still returns the last value.
     Behind(Error),
-    /// The coordinator was closed. Nothing more will come.
+    /// The coordinator was closed. No more changes will come.
     Over(Error),
 }
 
-/// What is known of the node.
+/// The known state of a value's node.
 pub(crate) struct Known<T> {
-    /// The newest bytes that looked like a value.
+    /// The newest bytes that have a valid header.
     pub(crate) newest: Option<Arc<Seen<T>>>,
-    /// Why the node's present content is no value.
+    /// The error that the node's present content gives, with the number of its event.
     pub(super) trouble: Option<(u64, Error)>,
-    /// The news of the newest value if the node was seen without it since; 0 if there is none.
+    /// The event of the newest value if the node was later seen without it. 0 if it was not.
     pub(super) gone: u64,
-    /// Counts the news.
+    /// The number of the last event. A new value is an event, and so is a new error.
     pub(super) news: u64,
-    /// The news of a commit of our own that no read has shown yet; 0 if there is none.
+    /// The event of a commit of our own that no read has shown yet. 0 if there is none.
     own: u64,
     /// The lease of the session that has read the node and watches it.
     pub(super) lease: Option<Arc<Lease>>,
     pub(super) over: Option<Error>,
 }
 
-/// A value, or what went wrong, with its number.
+/// A value or an error, with the number of its event.
 pub(crate) type ValueNews<T> = (u64, Result<Arc<Seen<T>>, Error>);
 
-/// What the node held at one time.
+/// The content of the node at one time.
 pub(crate) struct Seen<T> {
     pub(crate) news: u64,
     czxid: i64,
     pub(super) version: i32,
     digest: u64,
-    /// Given up when a value is made of the bytes.
+    /// Emptied once the value is decoded.
     pub(super) bytes: Mutex<Arc<Vec<u8>>>,
     pub(super) made: OnceLock<Result<Arc<Stored<T>>, Error>>,
 }
@@ -76,21 +76,21 @@ impl<T> Known<T> {
         }
     }
 
-    /// The news after `seen`, with its number: the newest value first, then what went wrong.
+    /// Returns the first event after the event `seen`: the newest value before the present error.
     pub(crate) fn news_after(&self, seen: u64) -> Option<ValueNews<T>> {
         let value = self.newest.iter().map(|newest| (newest.news, Ok(Arc::clone(newest))));
         let trouble = self.trouble.iter().map(|(news, error)| (*news, Err(error.clone())));
         value.chain(trouble).find(|(news, _)| *news > seen)
     }
 
-    /// Whether there is no value, and none has come after these news.
+    /// Returns whether the node has no value, and had none after the event `before`.
     pub(super) fn is_unset_since(&self, before: u64) -> bool {
         let is_unset = |(_, error): &(u64, Error)| error.value_error().is_some_and(ValueError::is_no_value);
         self.newest.as_ref().is_none_or(|newest| newest.news <= before) && self.trouble.as_ref().is_some_and(is_unset)
     }
 
     pub(super) fn set_trouble(&mut self, error: Error) -> bool {
-        // The same error as before is no news.
+        // The same error as before is no event.
         if self.trouble.as_ref().is_some_and(|(_, before)| before.to_string() == error.to_string()) {
             return false;
         }
@@ -102,11 +102,12 @@ impl<T> Known<T> {
         true
     }
 
-    /// A value was read, from a server that was brought up to date when `synced` news were known.
+    /// Records the content that a server has shown. `synced` is the last event that was known when the server was
+    /// synced. Returns whether anything has changed.
     ///
-    /// The reads of one session never go back, and the first one comes after a sync. So a value that is older than the last
-    /// one is what there is now: the ensemble came back as it was before. Only a commit of our own may be newer than what a
-    /// server that lags shows.
+    /// The reads of one session never go back, and the first one comes after a sync. So a value that is older than the
+    /// last one is the present value: the ensemble was restored from a backup. The exception is a commit of our own,
+    /// which may be newer than what a lagging server shows.
     pub(super) fn record_read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
         self.gone = 0;
@@ -117,7 +118,7 @@ impl<T> Known<T> {
                 return cleared;
             }
             self.own = 0;
-            // A value that could not be read for a while is news when it can be read again.
+            // A value that could not be read for a while is an event when it can be read again.
             if !cleared && (czxid, version, digest(&bytes)) == (newest.czxid, newest.version, newest.digest) {
                 return false;
             }
@@ -126,8 +127,8 @@ impl<T> Known<T> {
         true
     }
 
-    /// We have committed a value. `czxid` is known unless the same holder made the node. In another node than the newest value's a
-    /// commit says nothing: the ensemble may have come back as it was before, so its node may be an older one.
+    /// Records a commit of our own. `czxid` is known unless this holder has made the node. A commit to another node
+    /// than the newest value's is ignored: after a restore of the ensemble, that node may be the older one.
     pub(super) fn record_commit(&mut self, bytes: &[u8], czxid: Option<i64>, version: i32) -> bool {
         let is_before = |newest: &Seen<T>| Some(newest.czxid) == czxid && version.wrapping_sub(newest.version) > 0;
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };
@@ -144,7 +145,8 @@ impl<T> Known<T> {
     }
 }
 
-/// Tells one content from another. The `mzxid` would not: a commit does not tell its own.
+/// Returns a number that differs for different contents. The `mzxid` does not work here, because a commit does not
+/// return its own.
 fn digest(bytes: &[u8]) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(bytes)
 }

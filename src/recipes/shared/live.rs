@@ -1,7 +1,7 @@
-//! The copy of a value that follows the node: as a handle, and as a stream of the values as they come.
+//! The copy of a value that follows the node: a handle on the newest value, and a stream of all values.
 //!
-//! The initial value is made by the caller that follows, and written in the background. So a caller that is not polled holds
-//! up no writer.
+//! The caller that follows makes the initial value, which is then written in the background. So a caller that is not
+//! polled blocks no writer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,26 +24,29 @@ use crate::sync::watch;
 /// A copy of a [`Shared`] value in this process, kept fresh by a watch. [`get`](Self::get) always has a value. Made by
 /// [`Shared::live`].
 ///
-/// It keeps the watch up for as long as it lives. It is cheap to clone, and clones share the copy.
+/// The watch lasts as long as the handle. A handle is cheap to clone, and clones share the copy.
 pub struct Live<T> {
     store: Arc<Store<T>>,
-    /// For a caller to whom the copy has nothing to give, which does not happen once a value has come.
+    /// The value that `get` returns if the copy had none, which does not happen once a value has come.
     first: Arc<Stored<T>>,
 }
 
 impl<T: Send + Sync + 'static> Live<T> {
-    /// The newest value that has come from the ensemble. It takes no lock, sends nothing and waits for nothing.
+    /// Returns the newest value that has come from the ensemble. Takes no lock, sends nothing and waits for nothing.
     ///
     /// # How old it may be
     /// While connected, the copy is as old as the server's view, which is usually behind other servers by milliseconds.
-    /// A server that is cut off from its leader gives up after `syncLimit` ticks. While disconnected, the copy is as old as
-    /// the disconnection, however long that lasts, and [`state`](Self::state) says so. It catches up after the reconnect,
-    /// even if the session has ended. It goes back to an older value only if the ensemble does, as after a restore from a
-    /// backup. Commits of this handle, and of its clones, are in it when they return. To a node that the same guard has made,
-    /// or that the copy has not read yet, and where the session has ended meanwhile, they come with the watch, about a round
-    /// trip later.
+    /// A server that is cut off from its leader gives up after `syncLimit` ticks. While disconnected, the copy is as
+    /// old as the disconnection, however long that lasts, and [`state`](Self::state) says so. The copy catches up after
+    /// the reconnect, even if the session has ended. It goes back to an older value only if the ensemble does, for
+    /// example after a restore from a backup.
     ///
-    /// If the node is deleted, or holds something that is no value, the last value stays, and `state` and
+    /// When a commit of this handle, or of a clone, returns, the copy has its value. There are three exceptions: the
+    /// same guard has made the node, the copy has not read the node yet, or the session has ended meanwhile. Then the
+    /// watch brings the value, about a round trip later.
+    ///
+    /// If the node is deleted, or holds no valid value, the copy keeps the last value, and `state` and
+    /// [`changes`](Self::changes) say why. Only the first call after a change decodes the new bytes.
     /// [`changes`](Self::changes) say why. Only the first call after a change decodes the new bytes.
     ///
     /// # Examples
@@ -68,12 +71,12 @@ impl<T: Send + Sync + 'static> Live<T> {
         self.store.latest().unwrap_or_else(|| Arc::clone(&self.first))
     }
 
-    /// How fresh [`get`](Self::get) is now. Sends nothing, and waits for nothing.
+    /// Returns how fresh [`get`](Self::get) is now. Sends nothing, and waits for nothing.
     pub fn state(&self) -> CopyState {
         self.store.state()
     }
 
-    /// The values, in the order in which they come, beginning with the present one. See [`ValueChanges`].
+    /// Returns a stream of the values: first the present one, then each new one. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
         changes(&self.store)
     }
@@ -92,21 +95,22 @@ impl<T> fmt::Debug for Live<T> {
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// Waits for the first value, and then gives a copy that always has one, for a service that needs its configuration
-    /// before it starts.
+    /// Waits for the first value, and returns a copy that always has one. A service that needs its configuration before
+    /// it starts calls this.
     ///
-    /// Waits until the connection is there and the node has been read. If there is no value yet, and an
-    /// [initial](crate::shared::SharedBuilder::initial) one was given, that is written first, under the lock to read. So it then
-    /// also waits for a writer, and must not be awaited by the task that holds the lock to write. The call waits for as
-    /// long as that takes: bound it with [`timeout`](Call::timeout).
+    /// Waits until the client is connected and the node has been read. If there is no value yet, and an
+    /// [initial](crate::shared::SharedBuilder::initial) one was given, the initial value is written first, under the read lock.
+    /// This write waits for a holder of the write lock, so the task that holds the write lock must not await this call.
+    /// The call waits without a limit: bound it with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
     ///
     /// # Errors
-    /// [`Error::Value`] if there is no value and no initial one ([`ValueError::Unset`]), or if the node holds no value of
-    /// ours. To wait until somebody has written one: [`wait_for`](Self::wait_for)`(|_| true)`. [`Error::PermissionDenied`]
-    /// if the node may not be read, or the initial value not be written. [`Error::Closed`] if the coordinator is closed.
+    /// [`Error::Value`] if there is no value and no initial one ([`ValueError::Unset`]), or if the node holds no value
+    /// of this library. To wait until somebody has written a value, use [`wait_for`](Self::wait_for)`(|_| true)`.
+    /// [`Error::PermissionDenied`] if the node may not be read, or the initial value may not be written.
+    /// [`Error::Closed`] if the coordinator is closed.
     ///
     /// # Examples
     ///
@@ -130,25 +134,27 @@ impl<T: Send + Sync + 'static> Shared<T> {
         })
     }
 
-    /// The values, in the order in which they come, beginning with the present one, or with the
-    /// [initial](crate::shared::SharedBuilder::initial) one, which is then written first. See [`ValueChanges`].
+    /// Returns a stream of the values: first the present one, then each new one. If there is no value, the
+    /// [initial](crate::shared::SharedBuilder::initial) one is written, and comes first. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
         changes(&self.store)
     }
 
-    /// Waits until the value is as `is_wanted` wants it, and gives that value: at once, if the present one is.
+    /// Waits until `is_wanted` returns `true` for the value, and returns that value. Returns at once if the present
+    /// value is wanted.
     ///
-    /// The value is seen as by [`live`](Self::live), without a lock, so it may have changed again by now. A value that
-    /// came and went between two looks is passed over. `is_wanted` is called once for each value that is seen. The call
-    /// waits for as long as it takes, also for the first value and while the connection is lost: bound it with
-    /// [`timeout`](Call::timeout).
+    /// Like [`live`](Self::live), the call takes no lock, so the value may have changed again when it returns. If the
+    /// value changes several times between two reads, only the last of these values is seen. `is_wanted` is called once
+    /// for each value that is seen. The call waits without a limit, also for the first value and while the connection
+    /// is lost: bound it with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
     ///
     /// # Errors
-    /// [`Error::Value`] if the node holds no value of ours. If it holds no value at all, the call goes on waiting.
-    /// [`Error::PermissionDenied`] if the node may not be read. [`Error::Closed`] if the coordinator is closed.
+    /// [`Error::Value`] if the node holds no value of this library. If the node is empty or missing, the call goes on
+    /// waiting. [`Error::PermissionDenied`] if the node may not be read. [`Error::Closed`] if the coordinator is
+    /// closed.
     ///
     /// # Examples
     ///
@@ -183,16 +189,17 @@ impl<T: Send + Sync + 'static> Shared<T> {
     }
 }
 
-/// The values of a [`Shared`](crate::Shared), in the order in which they come. Made by
-/// [`Shared::changes`](crate::Shared::changes). It keeps the watch up for as long as it lives.
+/// A stream of the values of a [`Shared`](crate::Shared). Made by [`Shared::changes`](crate::Shared::changes). The
+/// watch lasts as long as the stream.
 ///
-/// The first call of [`next`](Changes::next) gives the present value, as soon as it has come. It ends once the coordinator
-/// was closed.
+/// The first call of [`next`](Changes::next) returns the present value, as soon as it has come. The stream ends once
+/// the coordinator is closed.
 ///
-/// An error says, once, that the node holds no value now ([`ValueError`](crate::error::ValueError) says why), that it cannot be
-/// watched just now, or that this client's server has missed what the ensemble has ([`Error::Refused`]). If no value was there from the beginning, the [initial](crate::shared::SharedBuilder::initial) one comes
-/// in place of that error. The next value ends that state. A lost connection, or the end of a session, is no error: the watch is
-/// set up again, and a missed change is reported then.
+/// An error is yielded once, in three cases: the node holds no value now ([`ValueError`](crate::error::ValueError) says
+/// why), the node cannot be watched now, or this client's server has missed a change that the ensemble has
+/// ([`Error::Refused`]). If no value was there from the beginning, the [initial](crate::shared::SharedBuilder::initial) one
+/// comes in place of that error. The next value ends the error state. A lost connection, or the end of a session, is no
+/// error: the watch is set up again, and a missed change is reported then.
 ///
 /// # Examples
 ///
@@ -210,7 +217,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
 /// ```
 pub type ValueChanges<T> = Changes<Result<Arc<Stored<T>>, Error>>;
 
-/// Starts the watch, if it has not been started.
+/// Starts to follow the node, and returns a stream of the values.
 fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
     store.follow();
     let (store, known) = (Arc::clone(store), store.subscribe());
@@ -222,20 +229,20 @@ fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
     }))
 }
 
-/// What one caller has seen of the values.
+/// The position of one stream in the events.
 struct Seeing<T> {
     store: Arc<Store<T>>,
     known: watch::Receiver<Known<T>>,
-    /// Nothing was given to this caller yet.
+    /// Whether the stream has yielded nothing yet.
     is_new: bool,
-    /// The news of the last value that was gone by then.
+    /// The event of the last value that was gone before the stream began.
     before: u64,
     seen: u64,
-    /// The initial value is being written, while there is none.
+    /// The write of the initial value, while the node has none.
     begun: Option<Begun>,
 }
 
-/// Why the initial value cannot be written. It ends without an answer once that is not wanted.
+/// Receives the error if the initial value cannot be written. Dropping it stops the write.
 type Begun = oneshot::Receiver<Error>;
 
 impl<T: Send + Sync + 'static> Seeing<T> {
@@ -266,13 +273,13 @@ impl<T: Send + Sync + 'static> Seeing<T> {
                 None if is_over => return None,
                 None => tokio::select! {
                     biased;
-                    // The sender is gone only with the store.
+                    // The sender is dropped only together with the store.
                     _ = self.known.changed() => {}
                     Some(answer) = OptionFuture::from(self.begun.as_mut()) => {
                         self.begun = None;
                         match answer {
                             Ok(error) => return Some(Err(error)),
-                            // There was something for a while.
+                            // A value existed for a short time.
                             Err(_) => self.begun = self.start_initial_write(),
                         }
                     }
@@ -281,9 +288,10 @@ impl<T: Send + Sync + 'static> Seeing<T> {
         }
     }
 
-    /// Sets out to write the initial value; `None` if there is none. Dropping what this returns ends that.
+    /// Starts to write the initial value. Returns `None` if there is none. Dropping the returned receiver stops the
+    /// write.
     ///
-    /// The value is made here: no code of the user's runs on the thread that keeps the sessions alive.
+    /// The caller makes the value here, so that no user code runs on the thread that keeps the sessions alive.
     fn start_initial_write(&self) -> Option<Begun> {
         let payload = self.store.payload(&self.store.terms.initial.as_ref()?());
         let ((mut told, begun), node) = (oneshot::channel(), Arc::clone(&self.store.node));
@@ -298,7 +306,7 @@ impl<T: Send + Sync + 'static> Seeing<T> {
             tokio::select! {
                 biased;
                 () = told.closed() => {}
-                // Who asked may be polled again much later. What is known must not be borrowed when the write is dropped.
+                // The caller may be polled again much later. `known` must not be borrowed when the write is dropped.
                 () = known.wait_for(|known| !known.is_unset_since(before)).map(drop) => {}
                 error = write => drop(told.send(error)),
             }

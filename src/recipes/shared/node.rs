@@ -1,4 +1,4 @@
-//! The value's node, read and written under the lock, and how the outcome is found if the answer is lost.
+//! The value's node: reads and writes under the lock, and the search for the outcome of a commit whose reply was lost.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::session::presence::{self, PAUSE_MAX};
 use crate::session::request::{Failure, Loss, Outcome};
 use crate::session::retry::{self, Tries};
 
-/// Where a value is kept, and in which form.
+/// The place of a value, its lock and its form.
 pub(crate) struct ValueNode {
     pub(crate) lock: RwLock,
     pub(crate) path: String,
     pub(crate) form: Form,
 }
 
-/// What a commit has written.
+/// The result of a commit.
 pub(crate) struct NewValue {
     pub(crate) bytes: Vec<u8>,
     /// `None` if this holder has made the node.
@@ -44,8 +44,8 @@ impl ValueNode {
         Error::Value { path: self.path.clone(), error }
     }
 
-    /// What the node holds, which is nothing if there is no node. `is_known` says that a value was seen there before this call.
-    /// If `is_needed`, the leader is asked for a node that the server does not show.
+    /// Reads the node's content, which is empty if there is no node. `is_known` says whether a value was seen there
+    /// before. If `is_needed`, the leader is asked about a node that the server does not show.
     pub(crate) async fn read(&self, held: &Tenure, is_known: bool, is_needed: bool) -> Result<(Vec<u8>, Base), Error> {
         let (session, mut denials) = (held.session(), Tries::DENIALS);
         loop {
@@ -60,7 +60,7 @@ impl ValueNode {
                     Err(failure @ Failure::Refused(_)) => {
                         return Err(Error::from_failure(failure, "read", &self.path));
                     }
-                    // Or nobody knows.
+                    // The leader does not have the node, or did not answer.
                     Ok(false) | Err(_) => {}
                 }
             }
@@ -69,7 +69,7 @@ impl ValueNode {
         }
     }
 
-    /// Writes a value, with what is kept beside it.
+    /// Writes a value, with its header.
     pub(crate) async fn write(
         &self,
         held: &Tenure,
@@ -97,7 +97,7 @@ impl ValueNode {
         Ok(NewValue { bytes, czxid: base.czxid, version, written: envelope.written })
     }
 
-    /// Writes the first value; `None` if another reader was faster, or an operator's empty node has gone.
+    /// Writes the first value. Returns `None` if another reader was faster, or an operator's empty node has gone.
     pub(crate) async fn write_initial(
         &self,
         held: &Tenure,
@@ -113,9 +113,9 @@ impl ValueNode {
         }
     }
 
-    /// Writes the first value under the lock, as a reader does that finds none; and again, should it be gone before the
-    /// caller has seen it and dropped this. A server may have missed it, so it is looked for ever more seldom. Returns only
-    /// what ends that.
+    /// Writes the first value under the read lock, and repeats the write if the value disappears, until the caller
+    /// drops this future. A server may have missed the value, so the pauses between the checks grow. Returns only an
+    /// error that a retry cannot fix.
     pub(crate) async fn write_initial_until_seen(&self, payload: &[u8]) -> Error {
         let mut pause = PAUSE;
         loop {
@@ -143,8 +143,8 @@ impl ValueNode {
         }
     }
 
-    /// What our next commit may replace, after a commit of ours with an unknown outcome: the node's content, if we
-    /// wrote it. It must not replace what an earlier holder, or a client without the lock, has written.
+    /// Returns what our next commit may replace after a commit of ours with an unknown outcome: the node's content if
+    /// we wrote it. The commit must not replace what an earlier holder, or a client without the lock, has written.
     pub(crate) async fn base_now(&self, held: &Tenure, before: Base) -> Result<Base, Error> {
         if let Some(loss) = held.find_loss() {
             return Err(Error::Lost(loss));
@@ -166,27 +166,27 @@ impl ValueNode {
     }
 }
 
-/// So many answers in a row are lost, while smaller requests pass, before the size must be the reason.
+/// The number of lost replies in a row after which the size must be the reason, if smaller requests pass meanwhile.
 const TRIES: u32 = 4;
 
-/// What the node holds before a commit.
+/// The state of the node before a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
     /// `None` if there is no node.
     pub(crate) version: Option<i32>,
-    /// `None` if there is no node, and for a node that this holder has made: a transaction does not tell it.
+    /// `None` if there is no node, or if this holder has made it: the reply of a transaction has no czxid.
     pub(crate) czxid: Option<i64>,
-    /// `None` if the node's content is not ours.
+    /// `None` if the content is not a value of this library.
     pub(crate) mark: Option<Mark>,
     pub(crate) absence: Absence,
 }
 
-/// What is known of a node that is not there.
+/// What is known about a missing node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Absence {
-    /// There was a node.
+    /// Whether the node existed before.
     pub(crate) is_gone: bool,
-    /// Its twin is there still.
+    /// Whether the twin of the node still exists.
     has_twin: bool,
 }
 
@@ -201,22 +201,22 @@ impl Base {
         }
     }
 
-    /// Whether there was a node that is gone.
+    /// Returns whether the node existed and is gone.
     pub(crate) fn is_vanished(&self) -> bool {
         self.version.is_none() && self.absence.is_gone
     }
 
-    /// Whether a node that is there now is another one, which was made after this one was deleted. Versions do not tell.
+    /// Returns whether the present node was made after this one was deleted. The versions do not show that.
     pub(crate) fn is_replaced(&self, czxid: i64) -> bool {
         self.czxid.is_some_and(|before| before != czxid)
     }
 }
 
-/// The outcome of a commit whose answer was lost.
+/// The outcome of a commit whose reply was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Done(i32),
-    /// Not done, and it cannot happen any more.
+    /// The commit was not done, and cannot be done any more.
     Undone,
     Unknown,
 }
@@ -231,7 +231,7 @@ struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    /// Writes the bytes if the lock is held and the node is unchanged. Returns the version that this made.
+    /// Writes the bytes if the lock is held and the node is unchanged. Returns the node's new version.
     async fn put(self) -> Result<i32, Error> {
         let mut tries = 0;
         loop {
@@ -273,8 +273,8 @@ impl Commit<'_> {
         }
     }
 
-    /// Finds the outcome of the commit. After a reconnect, the next request on the same session comes after all earlier
-    /// ones, or these are never carried out: servers refuse what a session sent to another server before.
+    /// Finds the outcome of the commit. After a reconnect, all earlier requests of the session are done before the next
+    /// one, or never: servers refuse requests that the session sent to another server before.
     async fn fate(&self) -> Fate {
         let session = self.held.session();
         let look = async {
@@ -288,8 +288,8 @@ impl Commit<'_> {
         seen.map_or(Fate::Unknown, |node| shown_by(node.as_ref(), self.base, self.mark))
     }
 
-    /// The session is over, at least for us. Once our own node is gone, the transaction is refused, however late it
-    /// comes. `None` if that cannot be brought about.
+    /// Reads the node after our session has ended. Deletes our lock's node first: then a late transaction is refused.
+    /// Returns `None` if the delete fails.
     async fn look_after_the_session(&self) -> Option<Option<NodeData>> {
         let session_slot = self.node.coordinator().session_slot(0).await.ok()?;
         let (session, node) = (session_slot.session(), self.held.own_node().path());
@@ -301,10 +301,10 @@ impl Commit<'_> {
     }
 }
 
-/// What became of the commit `mark` on `base`, as the node shows it.
+/// Returns the outcome of the commit `mark` on `base`, as the node's content shows it.
 fn shown_by(node: Option<&NodeData>, base: Base, mark: Mark) -> Fate {
     let Some(NodeData { data, version, czxid }) = node else {
-        // The node was there before: another client deleted it, before the commit or after.
+        // The node existed before. Another client deleted it, before or after the commit.
         return if base.version.is_none() { Fate::Undone } else { Fate::Unknown };
     };
     let envelope = Envelope::open(data).ok().map(|(envelope, _)| envelope);
@@ -315,13 +315,12 @@ fn shown_by(node: Option<&NodeData>, base: Base, mark: Mark) -> Fate {
     if base.is_replaced(*czxid) {
         return Fate::Unknown;
     }
-    // How often the node was written since. Making it counts.
+    // The number of writes since `base`. The create counts.
     let since = version.wrapping_sub(base.version.unwrap_or(-1));
     match since {
-        // The node is as it was, or another client has written first: then the version that our commit asks for is
-        // gone.
+        // The node is unchanged, or another client has written first: then the commit's version is outdated.
         0 | 1 => Fate::Undone,
-        // The last write but one was another client's, and it was the first since.
+        // The first of these two writes was another client's, so the commit's version is outdated.
         2 if after.is_some() => Fate::Undone,
         _ => Fate::Unknown,
     }
@@ -334,15 +333,15 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
     }
 }
 
-/// Whether there was such a node, and is none: a value was seen there, or its twin is there. Asked if our server shows none: it may
-/// have missed the node, and another client may have made it since. So the leader says.
+/// Returns whether a node that our server does not show existed before: a value was seen there, or its twin exists. The
+/// leader is asked, because the server may have missed the node, and another client may have made it since.
 pub(crate) async fn absence_of(session: &Arc<dyn Session>, path: &str, is_known: bool) -> Result<Absence, Failure> {
     let has_twin = retry::data(session, &metadata::twin_of(path), false).await?.is_some();
     let is_gone = (is_known || has_twin) && presence::is_there(session, path, None).await == Ok(false);
     Ok(Absence { is_gone, has_twin: is_gone && has_twin })
 }
 
-/// What the node holds, no older than this call. A read whose answer is lost is repeated.
+/// Reads the node, no older than this call. Repeats the read if its reply is lost.
 pub(crate) async fn read_node(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
     Ok(retry::data(session, path, true).await?.map(NodeData::of))
 }
@@ -357,7 +356,7 @@ mod tests {
     const OURS: Mark = Mark { token: 7, commit: 1 };
     const OTHERS: Mark = Mark { token: 8, commit: 1 };
 
-    /// A value that this commit wrote, after that one.
+    /// Returns a value written by the commit `by`, which replaced the commit `after`.
     fn value(by: Mark, after: Option<Mark>) -> Vec<u8> {
         let Mark { token, commit } = by;
         let written = Written { host: "h".to_owned(), label: None, token, commit, at: UNIX_EPOCH, schema: 1 };

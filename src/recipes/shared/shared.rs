@@ -1,4 +1,4 @@
-//! A value in a znode, behind the lock.
+//! The handle of a value in a znode, behind the lock, and its builder.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,20 +15,21 @@ use crate::validation;
 
 /// A value that many machines share behind a read/write lock, as many tasks share a `tokio::sync::RwLock<T>`.
 ///
-/// [`read`](Self::read) gives a guard that derefs to the value, fresh under the lock. [`write`](Self::write) gives a
-/// guard whose changes are written by [`commit`](crate::shared::SharedWriteGuard::commit), in a transaction that checks that
-/// the lock is held. Without it they are discarded. [`update`](Self::update) does all of that in one call.
+/// [`read`](Self::read) returns a guard that derefs to the value, fresh under the lock. [`write`](Self::write) returns
+/// a guard for changes. [`commit`](crate::shared::SharedWriteGuard::commit) writes the changes, in a transaction that checks
+/// that the lock is held. Changes without a commit are discarded. [`update`](Self::update) does all of that in one
+/// call.
 ///
-/// [`live`](Self::live) gives a copy in this process, kept fresh by a watch, for hot paths. [`changes`](Self::changes) gives the values in the order in which
-/// they come, and [`wait_for`](Self::wait_for) waits for one of them. A handle is cheap to clone, and clones share the
-/// copy.
+/// [`live`](Self::live) returns a copy in this process, kept fresh by a watch, for hot paths.
+/// [`changes`](Self::changes) returns a stream of the values, and [`wait_for`](Self::wait_for) waits for one of them. A
+/// handle is cheap to clone, and clones share the copy.
 ///
-/// The value is written as [`Json`](crate::format::Json), by serde, or in a [`Format`] of your own.
+/// The value is encoded as [`Json`](crate::format::Json), by serde, or in a [`Format`] of your own.
 ///
 /// # Where it is kept
-/// Below `path` are two nodes: `lock`, the directory of the lock, and `value`, an ordinary node. The value node begins
-/// with a few lines of text: the format, the [schema](SharedBuilder::schema), and its last writer. Then come an empty
-/// line, and the value as the format writes it:
+/// Two nodes are below `path`: `lock`, the directory of the lock, and `value`, an ordinary node. The value node begins
+/// with a header of a few lines of text: the format, the [schema](SharedBuilder::schema), and the last writer. An empty
+/// line follows, and then the value as the format encodes it:
 ///
 /// ```text
 /// [zk: localhost:2181(CONNECTED) 0] get /billing/database/value
@@ -44,19 +45,18 @@ use crate::validation;
 /// {"endpoint":"db-1","password":"secret"}
 /// ```
 ///
-/// These lines tell our values from foreign bytes. Foreign bytes are an [error](crate::error::ValueError::Foreign), and stay
-/// as they are. An empty node counts as one that was never written, so that an operator can make it beforehand, with an
-/// ACL of its own.
+/// The header marks a value of this library. Foreign bytes are an [error](crate::error::ValueError::Foreign), and are
+/// left alone. An empty node counts as one that was never written, so an operator can make it beforehand, with an ACL
+/// of its own.
 ///
-/// Other programs that take part in the lock, such as `zklock`, use the path `/billing/database/lock`. A lock at
+/// Other programs that use the same lock, such as `zklock`, use the path `/billing/database/lock`. A lock at
 /// `/billing/database` would be another lock, and exclude no user of the value.
 ///
-/// A client that writes the node without the lock is noticed. A commit names the version that it replaces, and is
-/// refused. Only a node that such a client deletes and makes anew, and writes as often as it had been written, is taken for
-/// the old one.
+/// A write by a client without the lock is noticed: a commit names the version that it replaces, and is refused. There
+/// is one exception: a node that such a client deletes, makes again, and writes as often as the old node was written.
 ///
 /// # How large it may be
-/// With those lines, 1,044,479 bytes: see [`size_limit`](SharedBuilder::size_limit).
+/// 1,044,479 bytes, with the header: see [`size_limit`](SharedBuilder::size_limit).
 ///
 /// # Examples
 ///
@@ -95,9 +95,9 @@ impl<T> Shared<T>
 where
     T: serde::Serialize + serde::de::DeserializeOwned + Send + Sync + 'static,
 {
-    /// Opens the value that is kept at `path`, as JSON. Nothing is sent. Missing nodes are made when needed.
+    /// Opens the value at `path`, as JSON. Sends nothing. Missing nodes are made when needed.
     ///
-    /// Until a value is [written](crate::Acquire::replacing), reading gives
+    /// Until a value is [written](crate::Acquire::replacing), reads fail with
     /// [`ValueError::Unset`](crate::error::ValueError::Unset). [`SharedBuilder::initial`] prevents that.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ where
         Shared::builder(coordinator, path).build()
     }
 
-    /// As [`Shared::new`], with options.
+    /// Like [`Shared::new`], with options.
     #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
     pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> SharedBuilder<T> {
         Shared::with_format(coordinator, path, Json)
@@ -115,7 +115,7 @@ where
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// As [`Shared::builder`], in a format of your choice, for any type that this format can express. See [`Format`].
+    /// Like [`Shared::builder`], in another format, for any type that the format can express. See [`Format`].
     pub fn with_format<C: Coordinator + Clone>(
         coordinator: &C,
         path: impl AsRef<str>,
@@ -129,12 +129,12 @@ impl<T: Send + Sync + 'static> Shared<T> {
 }
 
 impl<T> Shared<T> {
-    /// The lock, for its queue, and for callers that need no value.
+    /// Returns the lock, for its queue, and for callers that need no value.
     pub fn lock(&self) -> &RwLock {
         &self.store.node.lock
     }
 
-    /// The path of the node that holds the value.
+    /// Returns the path of the value node.
     pub fn value_path(&self) -> &str {
         &self.store.node.path
     }
@@ -155,7 +155,7 @@ impl<T> fmt::Debug for Shared<T> {
     }
 }
 
-/// Options of a [`Shared`]. Made by [`Shared::builder`] and [`Shared::with_format`].
+/// The options of a [`Shared`]. Made by [`Shared::builder`] and [`Shared::with_format`].
 #[must_use = "nothing is opened before `build`"]
 pub struct SharedBuilder<T> {
     lock: RwLockBuilder,
@@ -165,22 +165,23 @@ pub struct SharedBuilder<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedBuilder<T> {
-    /// The value to begin with. The first client that finds no value writes it: once, under the lock. That is the first reader, or the
-    /// first caller of [`live`](Shared::live), [`changes`](Shared::changes) or
-    /// [`wait_for`](Shared::wait_for), who waits for a writer that holds the lock. A write that finds no value begins with
-    /// it. A value whose node is deleted later is not written again: its loss is
-    /// [`ValueError::Vanished`](crate::error::ValueError::Vanished), and [`replacing`](crate::Acquire::replacing) writes another.
-    /// Default: none.
+    /// Sets the initial value. The first client that finds no value writes it: once, under the lock. That client is the
+    /// first reader, or the first caller of [`live`](Shared::live), [`changes`](Shared::changes) or
+    /// [`wait_for`](Shared::wait_for), which waits for a writer that holds the lock. A write that finds no value starts
+    /// with the initial one. If the value node is deleted later, the initial value is not written again: reads fail
+    /// with [`ValueError::Vanished`](crate::error::ValueError::Vanished), and [`replacing`](crate::Acquire::replacing)
+    /// writes another value. Default: no initial value.
     pub fn initial(mut self, initial: impl Fn() -> T + Send + Sync + 'static) -> Self {
         self.terms.initial = Some(Box::new(initial));
         self
     }
 
-    /// Options of the lock: host, label, warnings, and whether it is [kept](RwLockBuilder::keep) between uses.
+    /// Sets options of the lock: host, label, warnings, and whether the lock is [kept](RwLockBuilder::keep) between
+    /// uses.
     ///
-    /// Under a kept READ node the value is read once. Until the node is asked for, [`read`](Shared::read) then gives the
-    /// newest committed value, exactly, without a request and without a wait. What it costs is that each writer asks
-    /// this process, and waits until it has given the lock up. [`live`](Shared::live) holds up no writer, and may be
+    /// Under a kept READ node the value is read once. Until another contender asks for the node, [`read`](Shared::read)
+    /// returns the newest committed value, exactly, without a request and without a wait. In return, each writer asks
+    /// this process, and waits until it has given the lock up. [`live`](Shared::live) blocks no writer, and may be
     /// older.
     ///
     /// # Examples
@@ -206,22 +207,22 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         self
     }
 
-    /// The version of the type, which is kept beside the value. Raise it when programs that know only the last version
-    /// must not touch what newer programs have written. Default: 1.
+    /// Sets the schema, a version of the type, which is stored with each value. Raise the schema when programs that
+    /// know only the last one must not change what newer programs have written. Default: 1.
     ///
-    /// A value of a newer schema is [`ValueError::NewerSchema`](crate::error::ValueError::NewerSchema), and stays as it is. A
-    /// value of an older schema goes through [`migrate`](Self::migrate).
+    /// A value of a newer schema is a [`ValueError::NewerSchema`](crate::error::ValueError::NewerSchema), and is left
+    /// alone. A value of an older schema is passed to [`migrate`](Self::migrate).
     pub fn schema(mut self, schema: u32) -> Self {
         self.form.schema = schema;
         self
     }
 
-    /// Makes a value of ours from one that was written with an older schema. The function gets that schema, and the
-    /// bytes as the format wrote them. Without it such a value is
+    /// Sets a function that converts a value of an older schema. The function gets that schema, and the bytes as the
+    /// format wrote them. Without the function such a value is a
     /// [`ValueError::OlderSchema`](crate::error::ValueError::OlderSchema).
     ///
-    /// Reading such a value changes nothing in the ensemble. The next commit writes it in our schema, which older
-    /// programs cannot read.
+    /// Reading such a value changes nothing in the ensemble. The next commit writes the value in the new schema, which
+    /// older programs cannot read.
     ///
     /// # Examples
     ///
@@ -253,19 +254,19 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         self
     }
 
-    /// How many bytes a value may take, with the lines beside it. A larger value is
-    /// [`ValueError::TooLarge`](crate::error::ValueError::TooLarge), and nothing is sent. Default: 1,044,479, which fits into
-    /// what servers take by default. Lower it if the servers' `jute.maxbuffer` is lower. Raise it only if
+    /// Sets the maximum size of a value in bytes, with its header. A larger value is a
+    /// [`ValueError::TooLarge`](crate::error::ValueError::TooLarge), and nothing is sent. Default: 1,044,479, which
+    /// fits into the servers' default limit. Lower the size if the servers' `jute.maxbuffer` is lower. Raise it only if
     /// `jute.maxbuffer` is higher everywhere, also on all clients that may read the node.
     pub fn size_limit(mut self, bytes: usize) -> Self {
         self.form.size_limit = bytes;
         self
     }
 
-    /// Opens the value. Nothing is sent.
+    /// Opens the value. Sends nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] says which option was wrong, and how.
+    /// [`Error::InvalidInput`] says which option is wrong, and why.
     pub fn build(self) -> Result<Shared<T>, Error> {
         validation::check_directory(&self.path)?;
         let path = format!("{}/value", self.path);

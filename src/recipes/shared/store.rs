@@ -1,8 +1,7 @@
-//! A value as this process has it: read under the lock, and a copy that a watch keeps fresh; knows the lock only by its
-//! guards.
+//! The shared state of a value's handles: reads under the lock, and a copy that a watch keeps fresh.
 //!
-//! The copy's bytes are kept as they come from the ensemble. The first caller that asks for the value decodes them. So the
-//! thread that keeps the sessions alive runs no user code.
+//! The copy stores the bytes as they come from the ensemble. The first caller that asks for the value decodes them. So
+//! the thread that keeps the sessions alive runs no user code.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Weak};
@@ -33,36 +32,37 @@ use crate::telemetry::teller::{self, Teller};
 /// The operation that an error names.
 const WATCH: &str = "watch";
 
-/// How often a read writes the first value, and finds none again.
+/// The limit of how often a read writes the first value, and then finds no value again.
 const BEGINS: u32 = 64;
 
-/// What the clones of a [`Shared`](crate::Shared) have in common.
+/// The state that all clones of a [`Shared`](crate::Shared) share.
 pub(crate) struct Store<T> {
-    /// Ends the watch that keeps the copy fresh. Dropped first, so that the watch and its session slot are given up before
-    /// the coordinator is.
+    /// Stops the follower of the node when dropped. The first field, so that the watch and its session slot are
+    /// released before the coordinator.
     following: OnceLock<oneshot::Sender<()>>,
     known: watch::Sender<Known<T>>,
     last_good: Mutex<LastGood<T>>,
     found: Mutex<Option<Found<T>>>,
-    /// Whether a value was read by one of the clones, or written.
+    /// Whether a clone has read or written a value.
     is_known: AtomicBool,
     pub(crate) terms: Terms<T>,
     pub(crate) node: Arc<ValueNode>,
 }
 
-/// The newest value of the copy, and the number of its news.
+/// The newest value of the copy that could be decoded, and the number of its event.
 type LastGood<T> = Option<(u64, Arc<Stored<T>>)>;
 
-/// The value that the last read found that had to ask for it, under a kept node.
+/// A value that was read under a kept node.
 struct Found<T> {
     value: Arc<Stored<T>>,
-    /// Not its token: an ensemble that is restored from a backup gives out lower tokens, and the same once more.
+    /// The kept node. Its token does not identify it, because an ensemble that is restored from a backup gives the same
+    /// tokens again.
     under: Weak<OwnNode>,
-    /// How many transactions had been sent by then.
+    /// The number of transactions that were sent under the node before the read.
     writes: usize,
 }
 
-/// The value that a write begins with.
+/// The value and the node's state at the begin of a write.
 pub(crate) struct Loaded<T> {
     pub(crate) value: T,
     pub(crate) written: Option<Written>,
@@ -81,8 +81,8 @@ impl<T> Store<T> {
         Arc::clone(&self.node.lock.lock)
     }
 
-    /// The value that an earlier read has found under the same kept node. It cannot have changed since: a writer would
-    /// need the lock, and a transaction of this process would have been counted.
+    /// Returns the value that an earlier read has found under the same kept node. The value cannot have changed since:
+    /// another writer would need the lock, and a transaction of this process would have been counted.
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let own_node = guard.held().own_node();
         let writes = own_node.settled_writes().filter(|_| guard.is_kept())?;
@@ -95,14 +95,14 @@ impl<T> Store<T> {
         if let Some(writes) = writes.filter(|_| guard.is_kept()) {
             let found = Found { value: Arc::clone(value), under: Arc::downgrade(guard.held().own_node()), writes };
             let before = self.found.lock().replace(found);
-            // Not under the lock: a value may do anything when it is dropped.
+            // The old value is dropped without the lock, because its destructor is user code.
             drop(before);
         }
     }
 }
 
 impl<T: Send + Sync + 'static> Store<T> {
-    /// The value, read under the lock. Under a kept node only the first read asks for it.
+    /// Reads the value under the lock. Under a kept node only the first read sends a request.
     pub(crate) async fn read_under(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
         if let Some(value) = self.kept_value(guard) {
             return Ok(value);
@@ -131,8 +131,8 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// What a write begins with: this value, whatever the node holds; or else the present value, or the initial one, which is
-    /// not in the node yet.
+    /// Returns the value at the begin of a write: `instead` if that is given, otherwise the present value, otherwise
+    /// the initial value, which is not in the node yet.
     pub(crate) async fn load(&self, held: &Tenure, instead: Option<T>) -> Result<Loaded<T>, Error> {
         let Store { node, terms, .. } = self;
         let is_needed = terms.initial.is_none() && instead.is_none();
@@ -148,12 +148,13 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// Whether a value was seen. Its twin may be gone with it; this process still knows.
+    /// Returns whether a value was ever seen. A deleted value may have lost its twin, too, but this process still
+    /// remembers it.
     fn is_known(&self) -> bool {
         self.is_known.load(Ordering::Relaxed) || self.known.borrow().newest.is_some()
     }
 
-    /// The value that the node holds.
+    /// Decodes the value of the node.
     fn open(&self, bytes: &[u8], base: &Base) -> Result<Stored<T>, ValueError> {
         let opened = self.terms.open(&self.node.form, bytes);
         match opened {
@@ -164,12 +165,12 @@ impl<T: Send + Sync + 'static> Store<T> {
         opened
     }
 
-    /// The bytes of a value. Fails if they could not be read again.
+    /// Encodes a value. Fails if the bytes cannot be decoded again.
     pub(crate) fn payload(&self, value: &T) -> Result<Vec<u8>, Error> {
         self.terms.payload(value).map_err(|error| self.node.fault(error))
     }
 
-    /// The newest value that has come from the ensemble.
+    /// Returns the newest value that has come from the ensemble.
     pub(crate) fn latest(self: &Arc<Self>) -> Option<Arc<Stored<T>>> {
         self.follow();
         let newest = self.known.borrow().newest.clone()?;
@@ -179,7 +180,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// How fresh the newest value is.
+    /// Returns how fresh the newest value is.
     pub(crate) fn state(self: &Arc<Self>) -> CopyState {
         self.follow();
         let (state, newest) = {
@@ -194,12 +195,12 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// What is known, and its changes.
+    /// Returns a receiver of what is known of the node, and of its changes.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Known<T>> {
         self.known.subscribe()
     }
 
-    /// Starts the watch, once.
+    /// Starts to follow the node, once.
     pub(crate) fn follow(self: &Arc<Self>) {
         self.following.get_or_init(|| {
             let (stop, stopped) = oneshot::channel::<()>();
@@ -217,10 +218,10 @@ impl<T: Send + Sync + 'static> Store<T> {
         });
     }
 
-    /// The value of the bytes that were seen. The first caller that asks decodes them.
+    /// Returns the value of these bytes. The first caller decodes them.
     ///
-    /// A format is the user's code: it may take long, panic, or look at this copy. So no lock is held meanwhile, and another
-    /// caller does not wait for the first one, but decodes, too.
+    /// A format is user code: it may take long, panic, or use this copy. So no lock is held during the decoding, and a
+    /// second caller does not wait for the first one, but decodes the bytes, too.
     pub(crate) fn value_of(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
         if let Some(made) = seen.made.get() {
             return made.clone();
@@ -229,31 +230,33 @@ impl<T: Send + Sync + 'static> Store<T> {
         let made = self.terms.open(&self.node.form, &bytes).map(Arc::new).map_err(|error| self.node.fault(error));
         let made = seen.made.get_or_init(|| made).clone();
         *seen.bytes.lock() = Arc::default();
-        // The value that all share: it is kept on, and so is not dropped where it is replaced, on the session's thread.
+        // This is the value that all callers share. `last_good` keeps it alive, so it is not dropped on the session's
+        // thread when a newer value replaces it.
         if let Ok(value) = &made {
             let mut last = self.last_good.lock();
             let is_newer = last.as_ref().is_none_or(|(before, _)| *before < seen.news);
             let before = is_newer.then(|| last.replace((seen.news, Arc::clone(value))));
             drop(last);
-            // Not under the lock: a value may do anything when it is dropped.
+            // The old value is dropped without the lock, because its destructor is user code.
             drop(before);
         }
         made
     }
 
-    /// A commit of our own, on the session with this lease, is known before a watch reports it.
+    /// Puts a commit of our own into the copy before the watch reports it. `lease` is the lease of the session of the
+    /// commit.
     pub(crate) fn record_commit(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
         self.is_known.store(true, Ordering::Relaxed);
         if self.following.get().is_none() {
             return;
         }
-        // After the end of its session the ensemble may have come back without it.
+        // After the end of the session the ensemble may have been restored to a state without the commit.
         self.known.send_if_modified(|known| lease.over().is_none() && known.record_commit(bytes, *czxid, *version));
     }
 
     fn record_read(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
         if bytes.is_empty() {
-            // An operator has made an empty node for a value to come.
+            // An operator has made an empty node for a later value.
             return self.set_trouble(self.node.fault(ValueError::Unset));
         }
         self.known.send_if_modified(|known| {
@@ -269,7 +272,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         self.known.send_if_modified(|known| known.set_trouble(error));
     }
 
-    /// Why nothing more comes.
+    /// Returns the reason why the copy has ended.
     pub(crate) fn why_over(&self) -> Error {
         self.known.borrow().over.clone().unwrap_or(Error::Closed(Ending::Closed))
     }
@@ -279,7 +282,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 }
 
-/// Watches the node for as long as a handle exists, without keeping the handle alive.
+/// Watches the node as long as a handle exists, without keeping the handle alive.
 struct Follower<T> {
     store: Weak<Store<T>>,
     path: String,
@@ -302,16 +305,18 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
         let mut look = SecondLook::new(session);
-        // What was known when the server was last brought up to date: it may lag behind what another one has shown us.
+        // The number of the last event when the server was last synced. The server may lag behind another server that
+        // showed us later events.
         let mut synced = self.news()?;
         retry::until_known(session, || session.sync(&self.path)).await?;
-        // What it has shown, and the leader did not have any more.
+        // The state of the node that this server showed, and the leader no longer had.
         let (mut outdated, mut denials) = (None, Tries::DENIALS);
         loop {
-            // Before the look, which may be older than what is known after it.
+            // Read before the node is, because the answer may be older than a commit that comes meanwhile.
             let is_known = self.with(|store| store.is_known())?;
             let looked = retry::until_known(session, || {
-                // The watch is sent first: a change between the two requests is in the data, and is reported too.
+                // The watch is sent first, so a change between the two requests is in the data, and the watch reports
+                // it, too.
                 let (change, node) = (session.watch(&self.path), session.data(&self.path));
                 Box::pin(async move { Ok((change.await?, node.await?)) })
             });
@@ -335,8 +340,8 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             if look.hear(&mut change).await? {
                 continue;
             }
-            // Read in any case: what a server has lost may have come again with the same version. The leader's answer brings
-            // it up to date.
+            // The node is read again even if the leader has it: a node that a server has lost may have come again with
+            // the same version. The leader's answer syncs the server.
             let known = self.news()?;
             if let Ok(is_there) = presence::is_there(session, &self.path, Some(stat.version)).await {
                 (synced, outdated) = (known, (!is_there).then_some(stat));
@@ -346,13 +351,13 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
 }
 
 impl<T: Send + Sync + 'static> Follower<T> {
-    /// The store, unless its last handle is gone.
+    /// Calls `work` with the store. Fails if the last handle is gone.
     fn with<R>(&self, work: impl FnOnce(&Store<T>) -> R) -> Result<R, Failure> {
         with_upgraded(&self.store, work).ok_or(Failure::Over(Ending::Closed))
     }
 
-    /// The server shows no node. Returns whether to wait for one; else the leader has it, and its answer has brought the server up
-    /// to date.
+    /// Handles a server that shows no node. Returns whether to wait for a node. Otherwise the leader has the node, and
+    /// its answer has synced the server.
     async fn sees_none(
         &self,
         session: &Arc<dyn Session>,
@@ -381,16 +386,17 @@ impl<T: Send + Sync + 'static> Follower<T> {
     }
 }
 
-/// Drops values of the user's, whose destructors may block or panic.
+/// A thread that drops the user's values, because their destructors may block or panic.
 static DROPS: Teller = Teller::new("zk-rwlock-values");
 
-/// Starts work on the session's own thread, with a slot on it; or on the library's thread, if there is no session yet. The embedded ensemble has no thread: there the client that makes the work ready runs it.
+/// Starts work in the background: on the session's own thread, with a slot of the session, or on the library's thread
+/// if there is no session yet. The embedded ensemble has no thread: the client that wakes the work runs it.
 pub(crate) fn start_in_background(
     coordinator: &Arc<dyn Coordinator>,
     watched_bytes: usize,
     work: impl FnOnce(Option<SessionSlot>) -> Task,
 ) -> Result<(), Error> {
-    // The slot is usually there at once.
+    // A slot is usually free at once.
     if let Some(Ok(session_slot)) = coordinator.session_slot(watched_bytes).now_or_never() {
         let session = Arc::clone(session_slot.session());
         session.spawn(work(Some(session_slot)));
@@ -405,8 +411,8 @@ pub(crate) fn start_in_background(
     Ok(())
 }
 
-/// Uses for a moment what has code of the user's in it: values, and how they are made. If its last owner goes meanwhile, it is
-/// not dropped on a thread of the library's.
+/// Upgrades the weak pointer for the duration of `work`. The object contains user code: values, and the functions that
+/// make them. If `work` outlives the last owner, the object is not dropped on a thread of the library.
 pub(crate) fn with_upgraded<S: Send + Sync + 'static, T>(shared: &Weak<S>, work: impl FnOnce(&S) -> T) -> Option<T> {
     let shared = shared.upgrade()?;
     let result = work(&shared);
@@ -433,13 +439,13 @@ mod tests {
         Error::Unreachable(reason.to_owned())
     }
 
-    /// A copy that follows nothing by itself.
+    /// Returns a copy without a follower.
     fn copy() -> Arc<Store<String>> {
         let lock = RwLock::new(&Memory::new(), "/lock").expect("valid");
         let node = ValueNode { lock, path: "/value".to_owned(), form: Form::new("raw") };
         let copy = Store::new(node, Terms { format: Box::new(Raw), initial: None, migrate: None });
         let (stop, _) = oneshot::channel();
-        copy.following.set(stop).expect("it does not follow yet");
+        copy.following.set(stop).expect("no follower was started");
         copy
     }
 
@@ -455,7 +461,7 @@ mod tests {
         let version = |copy: &Store<String>| copy.known.borrow().newest.as_ref().map(|newest| newest.version);
         let lease = Lease::new(Duration::from_secs(6));
         copy.record_commit(&lease, &committed(Some(10), 1));
-        assert_eq!(version(&copy), None, "nothing is known of the node");
+        assert_eq!(version(&copy), None, "the copy does not know the node");
         copy.known.send_modify(|known| assert!(known.record_read(Vec::new(), 10, -5, 0)));
         for (czxid, number, known) in [(None, 0, -5), (Some(10), 1, 1), (Some(10), 2, 2), (Some(9), 3, 2)] {
             copy.record_commit(&lease, &committed(czxid, number));
@@ -463,7 +469,7 @@ mod tests {
         }
         lease.end(Ending::Expired);
         copy.record_commit(&lease, &committed(Some(10), 3));
-        assert_eq!(version(&copy), Some(2), "the ensemble may have come back without it");
+        assert_eq!(version(&copy), Some(2), "the ensemble may have been restored without the commit");
     }
 
     #[test]
@@ -480,7 +486,7 @@ mod tests {
         struct Tells(mpsc::Sender<Option<String>>);
         impl Drop for Tells {
             fn drop(&mut self) {
-                self.0.send(thread::current().name().map(str::to_owned)).expect("it is awaited");
+                self.0.send(thread::current().name().map(str::to_owned)).expect("the receiver exists");
             }
         }
         for (is_ours, expected) in [(true, "zk-rwlock-values"), (false, "a caller")] {
@@ -495,7 +501,7 @@ mod tests {
                 assert!(with_upgraded(&weak, |_| ()).is_none());
             });
             caller.expect("a thread").join().expect("no panic");
-            assert_eq!(dropped.recv().expect("it is dropped").as_deref(), Some(expected));
+            assert_eq!(dropped.recv().expect("the value is dropped").as_deref(), Some(expected));
         }
     }
 }
