@@ -133,8 +133,8 @@ impl RwLock {
     pub fn try_once_in(&self, period: Duration) -> Call<Option<OnceGuard>> {
         let lock = Arc::clone(&self.lock);
         Call::new(move |timeout| async move {
-            let rest = Judging::new(&lock, None, period)?;
-            acquire::attempt(lock, Mode::Write, timeout, WriteGuard::new, |guard| rest.judge(guard)).await
+            let check = DueCheck::new(&lock, None, period)?;
+            acquire::attempt(lock, Mode::Write, timeout, WriteGuard::new, |guard| check.run(guard)).await
         })
     }
 }
@@ -144,23 +144,23 @@ impl Guard for Option<OnceGuard> {
 
     fn acquire((lock, period): Self::Source, options: Options) -> Granting<Option<OnceGuard>> {
         Granting::by(async move {
-            let rest = Judging::new(&lock, options.label.clone(), period);
+            let check = DueCheck::new(&lock, options.label.clone(), period);
             let aim = Aim::Lock(Mode::Write);
-            let rest = rest.inspect_err(|error| trace::not_granted(&lock.handle.queue, aim, error))?;
-            acquire::acquire_and(lock, options, |guard| rest.judge(guard)).await
+            let check = check.inspect_err(|error| trace::not_granted(&lock.handle.queue, aim, error))?;
+            acquire::acquire_and(lock, options, |guard| check.run(guard)).await
         })
     }
 }
 
 /// The check of whether the work is due, which runs once the lock is granted.
-struct Judging {
+struct DueCheck {
     host: String,
     label: Option<String>,
     period: Duration,
 }
 
-impl Judging {
-    fn new(Lock { handle, cache }: &Lock, label: Option<String>, period: Duration) -> Result<Judging, Error> {
+impl DueCheck {
+    fn new(Lock { handle, cache }: &Lock, label: Option<String>, period: Duration) -> Result<DueCheck, Error> {
         if period.is_zero() {
             return Err(Error::invalid("the period of once_in is zero"));
         }
@@ -171,11 +171,11 @@ impl Judging {
             ));
         }
         validation::check_directory(&metadata::record_path(&handle.queue))?;
-        Ok(Judging { host: handle.host.clone(), label: label.or_else(|| handle.label.clone()), period })
+        Ok(DueCheck { host: handle.host.clone(), label: label.or_else(|| handle.label.clone()), period })
     }
 
     /// Returns the guard if the work is due. Otherwise gives the lock back.
-    async fn judge(self, guard: WriteGuard) -> Result<Option<OnceGuard>, Error> {
+    async fn run(self, guard: WriteGuard) -> Result<Option<OnceGuard>, Error> {
         let hold = guard.held();
         let (session, path) = (hold.session(), metadata::record_path(hold.shown()));
         let seen = hold.run(Record::read(session, &path)).await?;
@@ -199,7 +199,7 @@ impl Judging {
         let (birth, at) = (hold.own_node().read(NodeState::birth), hold.now());
         let now = Now::since(birth.ctime, at.saturating_sub(birth.answered), at.saturating_sub(birth.asked));
         let Some(last) = last.filter(|last| now.is_within(self.period, last.at)) else {
-            return Ok(Some(OnceGuard { guard, host: self.host, label: self.label, is_there }));
+            return Ok(Some(OnceGuard { guard, host: self.host, label: self.label, had_record: is_there }));
         };
         if !is_there {
             return Err(Error::RecordVanished { path, last: Box::new(last) });
@@ -220,7 +220,7 @@ fn refused(failure: Failure, path: &str) -> Error {
 }
 
 /// The operation that an error names.
-const RECORD: &str = "record the success in";
+const OPERATION: &str = "record the success in";
 
 /// A write guard for work that is due. Made by [`Acquire::once_in`](crate::Acquire::once_in).
 ///
@@ -233,7 +233,7 @@ pub struct OnceGuard {
     host: String,
     label: Option<String>,
     /// Whether a record existed at the grant.
-    is_there: bool,
+    had_record: bool,
 }
 
 impl OnceGuard {
@@ -278,7 +278,7 @@ impl OnceGuard {
         let (mut in_doubt, mut tries, twin) = (false, Tries::LOST_ANSWERS, metadata::twin_of(&path));
         // One transaction writes both. A twin that may not be made is left out: an operator may have made the record
         // alone.
-        let (mut is_there, mut has_twin) = (self.is_there, Some(self.is_there));
+        let (mut is_there, mut has_twin) = (self.had_record, Some(self.had_record));
         loop {
             let transaction = write(self.guard.transaction(), &path, &text, is_there);
             let transaction = match has_twin {
@@ -312,10 +312,10 @@ impl OnceGuard {
                     }
                 }
                 error if in_doubt => {
-                    return Err(Error::OutcomeUnknown { operation: RECORD, reason: error.to_string() });
+                    return Err(Error::OutcomeUnknown { operation: OPERATION, reason: error.to_string() });
                 }
                 Error::TransactionRefused { reason: Failure::NoAuth(lacks), .. } => {
-                    return Err(Error::PermissionDenied { operation: RECORD, path, lacks });
+                    return Err(Error::PermissionDenied { operation: OPERATION, path, lacks });
                 }
                 error => return Err(error),
             }

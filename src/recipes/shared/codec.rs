@@ -28,10 +28,10 @@ use crate::queue::metadata::date;
 use crate::validation::REQUEST_LIMIT;
 
 /// The part of a request that is sent besides the value: two paths, an ACL, and the frames of the transaction.
-pub(crate) const ROOM: usize = 4096;
+pub(crate) const OVERHEAD: usize = 4096;
 
-/// The default limit of a value: the servers' default limit of a request, less `ROOM`.
-const SIZE_LIMIT: usize = REQUEST_LIMIT - ROOM;
+/// The default limit of a value: the servers' default limit of a request, less `OVERHEAD`.
+const SIZE_LIMIT: usize = REQUEST_LIMIT - OVERHEAD;
 
 /// A value, with its writer and the time of the write. Derefs to the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl Form {
 }
 
 /// The user's functions that encode and decode a value.
-pub(crate) struct Terms<T> {
+pub(crate) struct Codec<T> {
     pub(crate) format: Box<dyn Format<T>>,
     pub(crate) initial: Option<Initial<T>>,
     pub(crate) migrate: Option<Migrate<T>>,
@@ -115,7 +115,7 @@ pub(crate) type Initial<T> = Box<dyn Fn() -> T + Send + Sync>;
 
 pub(crate) type Migrate<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync>;
 
-impl<T: 'static> Terms<T> {
+impl<T: 'static> Codec<T> {
     /// Decodes a value.
     pub(crate) fn open(&self, form: &Form, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
         let (written, payload) = form.open(bytes)?;

@@ -145,7 +145,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     pub async fn commit(&mut self) -> Result<Written, Error> {
         let (node, held, loaded) = (&self.store.node, self.guard.held(), &mut self.loaded);
         if self.in_doubt {
-            loaded.base = node.base_now(held, loaded.base).await?;
+            loaded.base = node.next_base(held, loaded.base).await?;
         }
         let payload = self.store.payload(&loaded.value)?;
         self.in_doubt = true;
@@ -416,8 +416,8 @@ async fn update<T: Send + Sync + 'static, R: Send>(
     options: Options,
     mut change: impl FnMut(&mut T) -> R + Send,
 ) -> Result<Updated<R>, Error> {
-    let (timeout, begun, mut tries) = (options.timeout()?, Instant::now(), 1);
-    let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()).max(Duration::from_millis(1)));
+    let (timeout, began, mut tries) = (options.timeout()?, Instant::now(), 1);
+    let left = || timeout.map(|timeout| timeout.saturating_sub(began.elapsed()).max(Duration::from_millis(1)));
     loop {
         let options = Options { timeout: left(), ..options.clone() };
         let once = async {
@@ -433,7 +433,7 @@ async fn update<T: Send + Sync + 'static, R: Send>(
             }
         };
         match once.await {
-            Err(error) if tries < TRIES && begins_again(&error) => tries += 1,
+            Err(error) if tries < TRIES && is_retryable(&error) => tries += 1,
             answer => return answer.map_err(|error| error.of_the_whole(timeout)),
         }
     }
@@ -441,7 +441,7 @@ async fn update<T: Send + Sync + 'static, R: Send>(
 
 /// Returns whether nothing was written, and another try may succeed. If an operator has removed our node, the update
 /// must not be tried again.
-fn begins_again(error: &Error) -> bool {
+fn is_retryable(error: &Error) -> bool {
     match error {
         Error::Lost(loss) | Error::Evicted(loss) => matches!(loss, Loss::SessionOver(_) | Loss::LeaseRanOut),
         Error::TransactionRefused { reason, .. } => {
@@ -466,7 +466,7 @@ mod tests {
             refused(Failure::NodeExists),
             refused(Failure::NoNode),
         ] {
-            assert!(begins_again(&error), "{error}");
+            assert!(is_retryable(&error), "{error}");
         }
         for error in [
             Error::Lost(Loss::Removed),
@@ -475,7 +475,7 @@ mod tests {
             Error::Unreachable("away".to_owned()),
             Error::OutcomeUnknown { operation: "commit", reason: "cut".to_owned() },
         ] {
-            assert!(!begins_again(&error), "{error}");
+            assert!(!is_retryable(&error), "{error}");
         }
     }
 }

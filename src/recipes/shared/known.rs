@@ -33,33 +33,33 @@ pub(crate) struct Known<T> {
     /// The error that the node's present content gives, with the number of its event.
     pub(super) trouble: Option<(u64, Error)>,
     /// The event of the newest value if the node was later seen without it. 0 if it was not.
-    pub(super) gone: u64,
+    pub(super) vanished: u64,
     /// The number of the last event. A new value is an event, and so is a new error.
-    pub(super) news: u64,
+    pub(super) last_event: u64,
     /// The event of a commit of our own that no read has shown yet. 0 if there is none.
-    own: u64,
+    own_commit: u64,
     /// The lease of the session that has read the node and watches it.
     pub(super) lease: Option<Arc<Lease>>,
     pub(super) over: Option<Error>,
 }
 
 /// A value or an error, with the number of its event.
-pub(crate) type ValueNews<T> = (u64, Result<Arc<Seen<T>>, Error>);
+pub(crate) type ValueEvent<T> = (u64, Result<Arc<Seen<T>>, Error>);
 
 /// The content of the node at one time.
 pub(crate) struct Seen<T> {
-    pub(crate) news: u64,
+    pub(crate) event: u64,
     czxid: i64,
     pub(super) version: i32,
     digest: u64,
     /// Emptied once the value is decoded.
     pub(super) bytes: Mutex<Arc<Vec<u8>>>,
-    pub(super) made: OnceLock<Result<Arc<Stored<T>>, Error>>,
+    pub(super) decoded: OnceLock<Result<Arc<Stored<T>>, Error>>,
 }
 
 impl<T> Default for Known<T> {
     fn default() -> Self {
-        Known { newest: None, trouble: None, gone: 0, news: 0, own: 0, lease: None, over: None }
+        Known { newest: None, trouble: None, vanished: 0, last_event: 0, own_commit: 0, lease: None, over: None }
     }
 }
 
@@ -77,16 +77,16 @@ impl<T> Known<T> {
     }
 
     /// Returns the first event after the event `seen`: the newest value before the present error.
-    pub(crate) fn news_after(&self, seen: u64) -> Option<ValueNews<T>> {
-        let value = self.newest.iter().map(|newest| (newest.news, Ok(Arc::clone(newest))));
-        let trouble = self.trouble.iter().map(|(news, error)| (*news, Err(error.clone())));
-        value.chain(trouble).find(|(news, _)| *news > seen)
+    pub(crate) fn event_after(&self, seen: u64) -> Option<ValueEvent<T>> {
+        let value = self.newest.iter().map(|newest| (newest.event, Ok(Arc::clone(newest))));
+        let trouble = self.trouble.iter().map(|(event, error)| (*event, Err(error.clone())));
+        value.chain(trouble).find(|(event, _)| *event > seen)
     }
 
     /// Returns whether the node has no value, and had none after the event `before`.
     pub(super) fn is_unset_since(&self, before: u64) -> bool {
         let is_unset = |(_, error): &(u64, Error)| error.value_error().is_some_and(ValueError::is_no_value);
-        self.newest.as_ref().is_none_or(|newest| newest.news <= before) && self.trouble.as_ref().is_some_and(is_unset)
+        self.newest.as_ref().is_none_or(|newest| newest.event <= before) && self.trouble.as_ref().is_some_and(is_unset)
     }
 
     pub(super) fn set_trouble(&mut self, error: Error) -> bool {
@@ -95,10 +95,10 @@ impl<T> Known<T> {
             return false;
         }
         if error.value_error().is_some() {
-            self.gone = self.newest.as_ref().map_or(0, |newest| newest.news);
+            self.vanished = self.newest.as_ref().map_or(0, |newest| newest.event);
         }
-        self.news += 1;
-        self.trouble = Some((self.news, error));
+        self.last_event += 1;
+        self.trouble = Some((self.last_event, error));
         true
     }
 
@@ -110,14 +110,14 @@ impl<T> Known<T> {
     /// which may be newer than what a lagging server shows.
     pub(super) fn record_read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
-        self.gone = 0;
+        self.vanished = 0;
         if let Some(newest) = &self.newest {
             let since = version.wrapping_sub(newest.version);
             let is_older = czxid < newest.czxid || (czxid == newest.czxid && since < 0);
-            if is_older && self.own > synced {
+            if is_older && self.own_commit > synced {
                 return cleared;
             }
-            self.own = 0;
+            self.own_commit = 0;
             // A value that could not be read for a while is an event when it can be read again.
             if !cleared && (czxid, version, digest(&bytes)) == (newest.czxid, newest.version, newest.digest) {
                 return false;
@@ -134,14 +134,14 @@ impl<T> Known<T> {
         let Some(czxid) = self.newest.as_ref().filter(|it| is_before(it)).map(|it| it.czxid) else { return false };
         self.trouble = None;
         self.set_newest(bytes.to_vec(), czxid, version);
-        self.own = self.news;
+        self.own_commit = self.last_event;
         true
     }
 
     fn set_newest(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) {
-        self.news += 1;
-        let (digest, bytes, made) = (digest(&bytes), Mutex::new(Arc::new(bytes)), OnceLock::new());
-        self.newest = Some(Arc::new(Seen { news: self.news, czxid, version, digest, bytes, made }));
+        self.last_event += 1;
+        let (digest, bytes, decoded) = (digest(&bytes), Mutex::new(Arc::new(bytes)), OnceLock::new());
+        self.newest = Some(Arc::new(Seen { event: self.last_event, czxid, version, digest, bytes, decoded }));
     }
 }
 
@@ -176,7 +176,7 @@ mod tests {
     fn a_read_replaces_all_also_after_a_restore() {
         let mut known = known_at(10, 3);
         assert!(known.newest.is_some() && known.over.is_none());
-        for (bytes, czxid, version, is_news) in [
+        for (bytes, czxid, version, is_event) in [
             (b"a", 10, 3, false),
             (b"b", 10, 4, true),
             (b"c", 10, 4, true),
@@ -187,7 +187,7 @@ mod tests {
             (b"d", 12, i32::MAX, true),
             (b"e", 12, i32::MIN, true),
         ] {
-            assert_eq!(known.record_read(bytes.to_vec(), czxid, version, 0), is_news, "{czxid}, {version}");
+            assert_eq!(known.record_read(bytes.to_vec(), czxid, version, 0), is_event, "{czxid}, {version}");
             assert_eq!(newest(&known), (czxid, version));
         }
     }
@@ -196,7 +196,7 @@ mod tests {
     fn our_own_commit_stays_until_a_read_is_newer() {
         for (czxid, version) in [(10, 3), (9, 8)] {
             let mut known = known_at(10, 3);
-            let before = known.news;
+            let before = known.last_event;
             let ours = Some(10);
             assert!(
                 !known.record_commit(b"a", ours, 3)
@@ -205,7 +205,7 @@ mod tests {
             );
             assert!(!known.record_read(b"a".to_vec(), czxid, version, before), "this server lags");
             assert_eq!(newest(&known), (10, 5));
-            let after = known.news;
+            let after = known.last_event;
             assert!(known.record_read(b"a".to_vec(), czxid, version, after), "the commit is gone");
             assert_eq!(newest(&known), (czxid, version));
 
@@ -253,11 +253,11 @@ mod tests {
         let mut known = known_at(10, 3);
         assert!(known.record_commit(b"b", Some(10), 4));
         assert!(known.set_trouble(trouble("a")) && !known.set_trouble(trouble("a")) && known.set_trouble(trouble("b")));
-        let seen = known.news;
-        assert!(matches!(known.news_after(seen - 1), Some((news, Err(_))) if news == seen));
+        let seen = known.last_event;
+        assert!(matches!(known.event_after(seen - 1), Some((event, Err(_))) if event == seen));
         // A value older than our own commit ends the trouble, but is no event.
-        assert!(known.record_read(b"a".to_vec(), 10, 3, 1) && known.news_after(seen).is_none());
+        assert!(known.record_read(b"a".to_vec(), 10, 3, 1) && known.event_after(seen).is_none());
         assert!(known.set_trouble(trouble("b")) && known.record_read(b"b".to_vec(), 10, 4, 1));
-        assert!(matches!(known.news_after(known.news - 1), Some((_, Ok(value))) if value.version == 4));
+        assert!(matches!(known.event_after(known.last_event - 1), Some((_, Ok(value))) if value.version == 4));
     }
 }

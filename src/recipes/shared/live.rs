@@ -221,16 +221,16 @@ pub type ValueChanges<T> = Changes<Result<Arc<Stored<T>>, Error>>;
 fn changes<T: Send + Sync + 'static>(store: &Arc<Store<T>>) -> ValueChanges<T> {
     store.follow();
     let (store, known) = (Arc::clone(store), store.subscribe());
-    let seeing = Seeing { store, known, is_new: true, before: 0, seen: 0, begun: None };
-    Changes::of(unfold(seeing, |mut seeing| async {
-        let next = seeing.next().await?;
-        seeing.is_new = false;
-        Some((next, seeing))
+    let subscriber = Subscriber { store, known, is_new: true, before: 0, seen: 0, initial_write: None };
+    Changes::of(unfold(subscriber, |mut subscriber| async {
+        let next = subscriber.next().await?;
+        subscriber.is_new = false;
+        Some((next, subscriber))
     }))
 }
 
 /// The position of one stream in the events.
-struct Seeing<T> {
+struct Subscriber<T> {
     store: Arc<Store<T>>,
     known: watch::Receiver<Known<T>>,
     /// Whether the stream has yielded nothing yet.
@@ -239,34 +239,34 @@ struct Seeing<T> {
     before: u64,
     seen: u64,
     /// The write of the initial value, while the node has none.
-    begun: Option<Begun>,
+    initial_write: Option<InitialWrite>,
 }
 
 /// Receives the error if the initial value cannot be written. Dropping it stops the write.
-type Begun = oneshot::Receiver<Error>;
+type InitialWrite = oneshot::Receiver<Error>;
 
-impl<T: Send + Sync + 'static> Seeing<T> {
+impl<T: Send + Sync + 'static> Subscriber<T> {
     async fn next(&mut self) -> Option<Result<Arc<Stored<T>>, Error>> {
         loop {
-            let (news, is_unset, is_over) = {
+            let (event, is_unset, is_over) = {
                 let known = self.known.borrow_and_update();
                 if self.is_new {
-                    (self.before, self.seen) = (known.gone, self.seen.max(known.gone));
+                    (self.before, self.seen) = (known.vanished, self.seen.max(known.vanished));
                 }
-                (known.news_after(self.seen), known.is_unset_since(self.before), known.over.is_some())
+                (known.event_after(self.seen), known.is_unset_since(self.before), known.over.is_some())
             };
             if !is_unset {
                 // Another client wrote the first value, or foreign bytes.
-                self.begun = None;
+                self.initial_write = None;
             }
-            self.seen = news.as_ref().map_or(self.seen, |(number, _)| *number);
-            match news {
+            self.seen = event.as_ref().map_or(self.seen, |(number, _)| *number);
+            match event {
                 Some((_, Ok(value))) => return Some(self.store.value_of(&value)),
                 Some((_, Err(error))) => {
                     if is_unset && error.value_error() != Some(&ValueError::Vanished) {
-                        self.begun = self.begun.take().or_else(|| self.start_initial_write());
+                        self.initial_write = self.initial_write.take().or_else(|| self.start_initial_write());
                     }
-                    if self.begun.is_none() {
+                    if self.initial_write.is_none() {
                         return Some(Err(error));
                     }
                 }
@@ -275,12 +275,12 @@ impl<T: Send + Sync + 'static> Seeing<T> {
                     biased;
                     // The sender is dropped only together with the store.
                     _ = self.known.changed() => {}
-                    Some(answer) = OptionFuture::from(self.begun.as_mut()) => {
-                        self.begun = None;
+                    Some(answer) = OptionFuture::from(self.initial_write.as_mut()) => {
+                        self.initial_write = None;
                         match answer {
                             Ok(error) => return Some(Err(error)),
                             // A value existed for a short time.
-                            Err(_) => self.begun = self.start_initial_write(),
+                            Err(_) => self.initial_write = self.start_initial_write(),
                         }
                     }
                 },
@@ -292,9 +292,9 @@ impl<T: Send + Sync + 'static> Seeing<T> {
     /// write.
     ///
     /// The caller makes the value here, so that no user code runs on the thread that keeps the sessions alive.
-    fn start_initial_write(&self) -> Option<Begun> {
-        let payload = self.store.payload(&self.store.terms.initial.as_ref()?());
-        let ((mut told, begun), node) = (oneshot::channel(), Arc::clone(&self.store.node));
+    fn start_initial_write(&self) -> Option<InitialWrite> {
+        let payload = self.store.payload(&self.store.codec.initial.as_ref()?());
+        let ((mut failed, initial_write), node) = (oneshot::channel(), Arc::clone(&self.store.node));
         let (mut known, before) = (self.store.subscribe(), self.before);
         let write = async move {
             let write = async {
@@ -305,14 +305,14 @@ impl<T: Send + Sync + 'static> Seeing<T> {
             };
             tokio::select! {
                 biased;
-                () = told.closed() => {}
+                () = failed.closed() => {}
                 // The caller may be polled again much later. `known` must not be borrowed when the write is dropped.
                 () = known.wait_for(|known| !known.is_unset_since(before)).map(drop) => {}
-                error = write => drop(told.send(error)),
+                error = write => drop(failed.send(error)),
             }
         };
         let started = store::start_in_background(self.store.node.coordinator(), 0, |_session_slot| Box::pin(write));
         started.unwrap_or_else(|error| self.store.end(error));
-        Some(begun)
+        Some(initial_write)
     }
 }

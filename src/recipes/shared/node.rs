@@ -8,7 +8,7 @@ use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::lock::rw_lock::RwLock;
 use crate::queue::metadata;
-use crate::recipes::shared::codec::{self, Envelope, Form, Mark, ROOM};
+use crate::recipes::shared::codec::{self, Envelope, Form, Mark, OVERHEAD};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::PAUSE;
 use crate::session::presence::{self, PAUSE_MAX};
@@ -145,7 +145,7 @@ impl ValueNode {
 
     /// Returns what our next commit may replace after a commit of ours with an unknown outcome: the node's content if
     /// we wrote it. The commit must not replace what an earlier holder, or a client without the lock, has written.
-    pub(crate) async fn base_now(&self, held: &Tenure, before: Base) -> Result<Base, Error> {
+    pub(crate) async fn next_base(&self, held: &Tenure, before: Base) -> Result<Base, Error> {
         if let Some(loss) = held.find_loss() {
             return Err(Error::Lost(loss));
         }
@@ -214,7 +214,7 @@ impl Base {
 
 /// The outcome of a commit whose reply was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum CommitOutcome {
     Done(i32),
     /// The commit was not done, and cannot be done any more.
     Undone,
@@ -244,17 +244,17 @@ impl Commit<'_> {
                 return Err(error);
             }
             tries += 1;
-            match self.fate().await {
-                Fate::Done(version) => return Ok(version),
-                Fate::Unknown if !is_unknown => {
+            match self.find_outcome().await {
+                CommitOutcome::Done(version) => return Ok(version),
+                CommitOutcome::Unknown if !is_unknown => {
                     return Err(Error::OutcomeUnknown { operation: "commit a value", reason: error.to_string() });
                 }
-                Fate::Undone if is_unknown => {
+                CommitOutcome::Undone if is_unknown => {
                     if let Some(loss) = self.held.find_loss() {
                         return Err(Error::Lost(loss));
                     }
                 }
-                Fate::Unknown | Fate::Undone => return Err(error),
+                CommitOutcome::Unknown | CommitOutcome::Undone => return Err(error),
             }
             if tries == TRIES {
                 let error = ValueError::TooLarge { bytes: self.bytes.len(), limit: None };
@@ -264,7 +264,7 @@ impl Commit<'_> {
     }
 
     fn transaction(&self) -> Transaction<'_> {
-        let (path, limit) = (&self.node.path, self.node.form.size_limit.saturating_add(ROOM));
+        let (path, limit) = (&self.node.path, self.node.form.size_limit.saturating_add(OVERHEAD));
         let transaction = Transaction::under(self.held).size_limit(limit);
         match self.base.version {
             None if self.base.absence.has_twin => transaction.create(path, self.bytes),
@@ -275,22 +275,22 @@ impl Commit<'_> {
 
     /// Finds the outcome of the commit. After a reconnect, all earlier requests of the session are done before the next
     /// one, or never: servers refuse requests that the session sent to another server before.
-    async fn fate(&self) -> Fate {
+    async fn find_outcome(&self) -> CommitOutcome {
         let session = self.held.session();
-        let look = async {
+        let read = async {
             session.connected().await.map_err(Failure::Over)?;
             read_node(session, &self.node.path).await
         };
-        let seen = match look.await {
-            Err(Failure::Over(_)) => self.look_after_the_session().await,
+        let seen = match read.await {
+            Err(Failure::Over(_)) => self.read_after_session_end().await,
             seen => seen.ok(),
         };
-        seen.map_or(Fate::Unknown, |node| shown_by(node.as_ref(), self.base, self.mark))
+        seen.map_or(CommitOutcome::Unknown, |node| outcome_of(node.as_ref(), self.base, self.mark))
     }
 
     /// Reads the node after our session has ended. Deletes our lock's node first: then a late transaction is refused.
     /// Returns `None` if the delete fails.
-    async fn look_after_the_session(&self) -> Option<Option<NodeData>> {
+    async fn read_after_session_end(&self) -> Option<Option<NodeData>> {
         let session_slot = self.node.coordinator().session_slot(0).await.ok()?;
         let (session, node) = (session_slot.session(), self.held.own_node().path());
         match retry::until_known(session, || session.delete(&node)).await {
@@ -302,27 +302,27 @@ impl Commit<'_> {
 }
 
 /// Returns the outcome of the commit `mark` on `base`, as the node's content shows it.
-fn shown_by(node: Option<&NodeData>, base: Base, mark: Mark) -> Fate {
+fn outcome_of(node: Option<&NodeData>, base: Base, mark: Mark) -> CommitOutcome {
     let Some(NodeData { data, version, czxid }) = node else {
         // The node existed before. Another client deleted it, before or after the commit.
-        return if base.version.is_none() { Fate::Undone } else { Fate::Unknown };
+        return if base.version.is_none() { CommitOutcome::Undone } else { CommitOutcome::Unknown };
     };
     let envelope = Envelope::open(data).ok().map(|(envelope, _)| envelope);
     let (last, after) = (envelope.as_ref().map(|it| Mark::of(&it.written)), envelope.as_ref().and_then(|it| it.after));
     if last == Some(mark) || after == Some(mark) {
-        return Fate::Done(*version);
+        return CommitOutcome::Done(*version);
     }
     if base.is_replaced(*czxid) {
-        return Fate::Unknown;
+        return CommitOutcome::Unknown;
     }
     // The number of writes since `base`. The create counts.
     let since = version.wrapping_sub(base.version.unwrap_or(-1));
     match since {
         // The node is unchanged, or another client has written first: then the commit's version is outdated.
-        0 | 1 => Fate::Undone,
+        0 | 1 => CommitOutcome::Undone,
         // The first of these two writes was another client's, so the commit's version is outdated.
-        2 if after.is_some() => Fate::Undone,
-        _ => Fate::Unknown,
+        2 if after.is_some() => CommitOutcome::Undone,
+        _ => CommitOutcome::Unknown,
     }
 }
 
@@ -368,27 +368,27 @@ mod tests {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
         let (after_ours, after_others) = (value(OTHERS, Some(OURS)), value(OURS, Some(OTHERS)));
         let after_another = value(OTHERS, Some(OTHERS));
-        for (base, node, fate) in [
-            (None, None, Fate::Undone),
-            (Some(3), None, Fate::Unknown),
-            (Some(3), Some((&ours, 4)), Fate::Done(4)),
-            (Some(3), Some((&after_others, 4)), Fate::Done(4)),
-            (Some(3), Some((&after_ours, 5)), Fate::Done(5)),
-            (Some(3), Some((&others, 3)), Fate::Undone),
-            (Some(3), Some((&others, 4)), Fate::Undone),
-            (Some(3), Some((&others, 5)), Fate::Unknown),
-            (Some(3), Some((&after_another, 5)), Fate::Undone),
-            (Some(3), Some((&after_another, 6)), Fate::Unknown),
-            (None, Some((&others, 0)), Fate::Undone),
-            (None, Some((&others, 1)), Fate::Unknown),
-            (None, Some((&after_another, 1)), Fate::Undone),
-            (None, Some((&b"rubbish".to_vec(), 1)), Fate::Unknown),
-            (Some(i32::MAX), Some((&others, i32::MIN)), Fate::Undone),
+        for (base, node, expected) in [
+            (None, None, CommitOutcome::Undone),
+            (Some(3), None, CommitOutcome::Unknown),
+            (Some(3), Some((&ours, 4)), CommitOutcome::Done(4)),
+            (Some(3), Some((&after_others, 4)), CommitOutcome::Done(4)),
+            (Some(3), Some((&after_ours, 5)), CommitOutcome::Done(5)),
+            (Some(3), Some((&others, 3)), CommitOutcome::Undone),
+            (Some(3), Some((&others, 4)), CommitOutcome::Undone),
+            (Some(3), Some((&others, 5)), CommitOutcome::Unknown),
+            (Some(3), Some((&after_another, 5)), CommitOutcome::Undone),
+            (Some(3), Some((&after_another, 6)), CommitOutcome::Unknown),
+            (None, Some((&others, 0)), CommitOutcome::Undone),
+            (None, Some((&others, 1)), CommitOutcome::Unknown),
+            (None, Some((&after_another, 1)), CommitOutcome::Undone),
+            (None, Some((&b"rubbish".to_vec(), 1)), CommitOutcome::Unknown),
+            (Some(i32::MAX), Some((&others, i32::MIN)), CommitOutcome::Undone),
         ] {
             let base = Base { version: base, czxid: base.map(|_| 1), mark: None, absence: Absence::default() };
             let node = node.map(|(data, version)| NodeData { data: data.clone(), version, czxid: 1 });
-            let fates = shown_by(node.as_ref(), base, OURS);
-            assert_eq!(fates, fate, "{base:?}, then version {:?}", node.map(|it| it.version));
+            let found = outcome_of(node.as_ref(), base, OURS);
+            assert_eq!(found, expected, "{base:?}, then version {:?}", node.map(|it| it.version));
         }
     }
 
@@ -396,11 +396,13 @@ mod tests {
     fn a_recreated_node_only_proves_a_done_commit() {
         let (ours, others) = (value(OURS, None), value(OTHERS, None));
         let base = Base { version: Some(3), czxid: Some(1), mark: None, absence: Absence::default() };
-        for (data, version, fate) in
-            [(&others, 3, Fate::Unknown), (&others, 4, Fate::Unknown), (&ours, 0, Fate::Done(0))]
-        {
+        for (data, version, expected) in [
+            (&others, 3, CommitOutcome::Unknown),
+            (&others, 4, CommitOutcome::Unknown),
+            (&ours, 0, CommitOutcome::Done(0)),
+        ] {
             let node = NodeData { data: data.clone(), version, czxid: 2 };
-            assert_eq!(shown_by(Some(&node), base, OURS), fate, "{version}");
+            assert_eq!(outcome_of(Some(&node), base, OURS), expected, "{version}");
         }
     }
 }

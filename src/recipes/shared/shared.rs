@@ -7,7 +7,7 @@ use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 #[cfg(feature = "json")]
 use crate::recipes::shared::codec::Json;
-use crate::recipes::shared::codec::{Form, Format, FormatError, Terms};
+use crate::recipes::shared::codec::{Codec, Form, Format, FormatError};
 use crate::recipes::shared::node::ValueNode;
 use crate::recipes::shared::store::Store;
 use crate::session::contract::Coordinator;
@@ -123,8 +123,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
     ) -> SharedBuilder<T> {
         let path = path.as_ref().to_owned();
         let (lock, form) = (RwLock::builder(coordinator, format!("{path}/lock")), Form::new(format.name()));
-        let terms = Terms { format: Box::new(format), initial: None, migrate: None };
-        SharedBuilder { lock, path, form, terms }
+        let codec = Codec { format: Box::new(format), initial: None, migrate: None };
+        SharedBuilder { lock, path, form, codec }
     }
 }
 
@@ -161,7 +161,7 @@ pub struct SharedBuilder<T> {
     lock: RwLockBuilder,
     path: String,
     form: Form,
-    terms: Terms<T>,
+    codec: Codec<T>,
 }
 
 impl<T: Send + Sync + 'static> SharedBuilder<T> {
@@ -172,7 +172,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// with [`ValueError::Vanished`](crate::error::ValueError::Vanished), and [`replacing`](crate::Acquire::replacing)
     /// writes another value. Default: no initial value.
     pub fn initial(mut self, initial: impl Fn() -> T + Send + Sync + 'static) -> Self {
-        self.terms.initial = Some(Box::new(initial));
+        self.codec.initial = Some(Box::new(initial));
         self
     }
 
@@ -250,7 +250,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn migrate(mut self, migrate: impl Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync + 'static) -> Self {
-        self.terms.migrate = Some(Box::new(migrate));
+        self.codec.migrate = Some(Box::new(migrate));
         self
     }
 
@@ -273,7 +273,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         validation::check(&path)?;
         self.form.check_name()?;
         let node = ValueNode { lock: self.lock.build()?, path, form: self.form };
-        Ok(Shared { store: Store::new(node, self.terms) })
+        Ok(Shared { store: Store::new(node, self.codec) })
     }
 }
 

@@ -14,7 +14,7 @@ use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::keep::join::Lock;
 use crate::lock::hold::ReadGuard;
-use crate::recipes::shared::codec::{Envelope, Stored, Terms};
+use crate::recipes::shared::codec::{Codec, Envelope, Stored};
 use crate::recipes::shared::known::{CopyState, Known, Seen};
 use crate::recipes::shared::node::{self, Base, NewValue, ValueNode};
 use crate::session::contract::{Coordinator, Session, SessionSlot};
@@ -33,19 +33,19 @@ use crate::telemetry::teller::{self, Teller};
 const WATCH: &str = "watch";
 
 /// The limit of how often a read writes the first value, and then finds no value again.
-const BEGINS: u32 = 64;
+const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
 pub(crate) struct Store<T> {
     /// Stops the follower of the node when dropped. The first field, so that the watch and its session slot are
     /// released before the coordinator.
-    following: OnceLock<oneshot::Sender<()>>,
+    stop_follower: OnceLock<oneshot::Sender<()>>,
     known: watch::Sender<Known<T>>,
     last_good: Mutex<LastGood<T>>,
-    found: Mutex<Option<Found<T>>>,
+    kept: Mutex<Option<KeptValue<T>>>,
     /// Whether a clone has read or written a value.
     is_known: AtomicBool,
-    pub(crate) terms: Terms<T>,
+    pub(crate) codec: Codec<T>,
     pub(crate) node: Arc<ValueNode>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Store<T> {
 type LastGood<T> = Option<(u64, Arc<Stored<T>>)>;
 
 /// A value that was read under a kept node.
-struct Found<T> {
+struct KeptValue<T> {
     value: Arc<Stored<T>>,
     /// The kept node. Its token does not identify it, because an ensemble that is restored from a backup gives the same
     /// tokens again.
@@ -70,11 +70,11 @@ pub(crate) struct Loaded<T> {
 }
 
 impl<T> Store<T> {
-    pub(crate) fn new(node: ValueNode, terms: Terms<T>) -> Arc<Store<T>> {
-        let (following, known) = (OnceLock::new(), watch::Sender::new(Known::default()));
-        let (last_good, found) = (Mutex::new(None), Mutex::new(None));
+    pub(crate) fn new(node: ValueNode, codec: Codec<T>) -> Arc<Store<T>> {
+        let (stop_follower, known) = (OnceLock::new(), watch::Sender::new(Known::default()));
+        let (last_good, kept) = (Mutex::new(None), Mutex::new(None));
         let is_known = AtomicBool::new(false);
-        Arc::new(Store { following, known, last_good, found, is_known, terms, node: Arc::new(node) })
+        Arc::new(Store { stop_follower, known, last_good, kept, is_known, codec, node: Arc::new(node) })
     }
 
     pub(crate) fn lock(&self) -> Arc<Lock> {
@@ -86,15 +86,15 @@ impl<T> Store<T> {
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let own_node = guard.held().own_node();
         let writes = own_node.settled_writes().filter(|_| guard.is_kept())?;
-        let found = self.found.lock();
-        let known = found.as_ref().filter(|found| found.under.as_ptr() == Arc::as_ptr(own_node));
-        known.filter(|found| found.writes == writes).map(|found| Arc::clone(&found.value))
+        let kept = self.kept.lock();
+        let known = kept.as_ref().filter(|kept| kept.under.as_ptr() == Arc::as_ptr(own_node));
+        known.filter(|kept| kept.writes == writes).map(|kept| Arc::clone(&kept.value))
     }
 
     fn keep_value(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
         if let Some(writes) = writes.filter(|_| guard.is_kept()) {
-            let found = Found { value: Arc::clone(value), under: Arc::downgrade(guard.held().own_node()), writes };
-            let before = self.found.lock().replace(found);
+            let kept = KeptValue { value: Arc::clone(value), under: Arc::downgrade(guard.held().own_node()), writes };
+            let before = self.kept.lock().replace(kept);
             // The old value is dropped without the lock, because its destructor is user code.
             drop(before);
         }
@@ -107,14 +107,14 @@ impl<T: Send + Sync + 'static> Store<T> {
         if let Some(value) = self.kept_value(guard) {
             return Ok(value);
         }
-        let (held, Store { node, terms, .. }) = (guard.held(), self);
+        let (held, Store { node, codec, .. }) = (guard.held(), self);
         let mut tries = 0;
         loop {
             let writes = held.own_node().settled_writes();
-            let is_needed = terms.initial.is_none() || tries == BEGINS;
+            let is_needed = codec.initial.is_none() || tries == MAX_INITIAL_WRITES;
             let (bytes, base) = node.read(held, self.is_known(), is_needed).await?;
-            match (self.open(&bytes, &base), &terms.initial) {
-                (Err(ValueError::Unset), Some(initial)) if tries < BEGINS => {
+            match (self.open(&bytes, &base), &codec.initial) {
+                (Err(ValueError::Unset), Some(initial)) if tries < MAX_INITIAL_WRITES => {
                     tries += 1;
                     let payload = self.payload(&initial())?;
                     if let Some(committed) = node.write_initial(held, &payload, base).await? {
@@ -134,14 +134,14 @@ impl<T: Send + Sync + 'static> Store<T> {
     /// Returns the value at the begin of a write: `instead` if that is given, otherwise the present value, otherwise
     /// the initial value, which is not in the node yet.
     pub(crate) async fn load(&self, held: &Tenure, instead: Option<T>) -> Result<Loaded<T>, Error> {
-        let Store { node, terms, .. } = self;
-        let is_needed = terms.initial.is_none() && instead.is_none();
+        let Store { node, codec, .. } = self;
+        let is_needed = codec.initial.is_none() && instead.is_none();
         let (bytes, base) = node.read(held, self.is_known(), is_needed).await?;
         if let Some(value) = instead {
             let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
             return Ok(Loaded { value, written, base });
         }
-        match (self.open(&bytes, &base), &terms.initial) {
+        match (self.open(&bytes, &base), &codec.initial) {
             (Ok(Stored { value, written }), _) => Ok(Loaded { value, written: Some(written), base }),
             (Err(ValueError::Unset), Some(initial)) => Ok(Loaded { value: initial(), written: None, base }),
             (Err(error), _) => Err(node.fault(error)),
@@ -156,7 +156,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// Decodes the value of the node.
     fn open(&self, bytes: &[u8], base: &Base) -> Result<Stored<T>, ValueError> {
-        let opened = self.terms.open(&self.node.form, bytes);
+        let opened = self.codec.open(&self.node.form, bytes);
         match opened {
             Ok(_) => self.is_known.store(true, Ordering::Relaxed),
             Err(ValueError::Unset) if base.is_vanished() => return Err(ValueError::Vanished),
@@ -167,7 +167,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// Encodes a value. Fails if the bytes cannot be decoded again.
     pub(crate) fn payload(&self, value: &T) -> Result<Vec<u8>, Error> {
-        self.terms.payload(value).map_err(|error| self.node.fault(error))
+        self.codec.payload(value).map_err(|error| self.node.fault(error))
     }
 
     /// Returns the newest value that has come from the ensemble.
@@ -202,7 +202,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// Starts to follow the node, once.
     pub(crate) fn follow(self: &Arc<Self>) {
-        self.following.get_or_init(|| {
+        self.stop_follower.get_or_init(|| {
             let (stop, stopped) = oneshot::channel::<()>();
             let follower = Follower { store: Arc::downgrade(self), path: self.node.path.clone() };
             let follow = |session_slot| async move {
@@ -223,31 +223,31 @@ impl<T: Send + Sync + 'static> Store<T> {
     /// A format is user code: it may take long, panic, or use this copy. So no lock is held during the decoding, and a
     /// second caller does not wait for the first one, but decodes the bytes, too.
     pub(crate) fn value_of(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
-        if let Some(made) = seen.made.get() {
-            return made.clone();
+        if let Some(decoded) = seen.decoded.get() {
+            return decoded.clone();
         }
         let bytes = Arc::clone(&seen.bytes.lock());
-        let made = self.terms.open(&self.node.form, &bytes).map(Arc::new).map_err(|error| self.node.fault(error));
-        let made = seen.made.get_or_init(|| made).clone();
+        let decoded = self.codec.open(&self.node.form, &bytes).map(Arc::new).map_err(|error| self.node.fault(error));
+        let decoded = seen.decoded.get_or_init(|| decoded).clone();
         *seen.bytes.lock() = Arc::default();
         // This is the value that all callers share. `last_good` keeps it alive, so it is not dropped on the session's
         // thread when a newer value replaces it.
-        if let Ok(value) = &made {
+        if let Ok(value) = &decoded {
             let mut last = self.last_good.lock();
-            let is_newer = last.as_ref().is_none_or(|(before, _)| *before < seen.news);
-            let before = is_newer.then(|| last.replace((seen.news, Arc::clone(value))));
+            let is_newer = last.as_ref().is_none_or(|(before, _)| *before < seen.event);
+            let before = is_newer.then(|| last.replace((seen.event, Arc::clone(value))));
             drop(last);
             // The old value is dropped without the lock, because its destructor is user code.
             drop(before);
         }
-        made
+        decoded
     }
 
     /// Puts a commit of our own into the copy before the watch reports it. `lease` is the lease of the session of the
     /// commit.
     pub(crate) fn record_commit(&self, lease: &Lease, NewValue { bytes, czxid, version, .. }: &NewValue) {
         self.is_known.store(true, Ordering::Relaxed);
-        if self.following.get().is_none() {
+        if self.stop_follower.get().is_none() {
             return;
         }
         // After the end of the session the ensemble may have been restored to a state without the commit.
@@ -307,23 +307,23 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
         let mut look = SecondLook::new(session);
         // The number of the last event when the server was last synced. The server may lag behind another server that
         // showed us later events.
-        let mut synced = self.news()?;
+        let mut synced = self.last_event()?;
         retry::until_known(session, || session.sync(&self.path)).await?;
         // The state of the node that this server showed, and the leader no longer had.
         let (mut outdated, mut denials) = (None, Tries::DENIALS);
         loop {
             // Read before the node is, because the answer may be older than a commit that comes meanwhile.
             let is_known = self.with(|store| store.is_known())?;
-            let looked = retry::until_known(session, || {
+            let answers = retry::until_known(session, || {
                 // The watch is sent first, so a change between the two requests is in the data, and the watch reports
                 // it, too.
                 let (change, node) = (session.watch(&self.path), session.data(&self.path));
                 Box::pin(async move { Ok((change.await?, node.await?)) })
             });
-            let (mut change, (bytes, stat)) = match looked.await {
-                Ok(looked) => looked,
+            let (mut change, (bytes, stat)) = match answers.await {
+                Ok(answers) => answers,
                 Err(Failure::NoNode) => {
-                    if self.sees_none(session, is_known, &mut denials).await? {
+                    if self.handle_missing(session, is_known, &mut denials).await? {
                         follow::possible(session, &self.path).await?;
                     }
                     continue;
@@ -342,7 +342,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             }
             // The node is read again even if the leader has it: a node that a server has lost may have come again with
             // the same version. The leader's answer syncs the server.
-            let known = self.news()?;
+            let known = self.last_event()?;
             if let Ok(is_there) = presence::is_there(session, &self.path, Some(stat.version)).await {
                 (synced, outdated) = (known, (!is_there).then_some(stat));
             }
@@ -358,14 +358,14 @@ impl<T: Send + Sync + 'static> Follower<T> {
 
     /// Handles a server that shows no node. Returns whether to wait for a node. Otherwise the leader has the node, and
     /// its answer has synced the server.
-    async fn sees_none(
+    async fn handle_missing(
         &self,
         session: &Arc<dyn Session>,
         is_known: bool,
         denials: &mut Tries,
     ) -> Result<bool, Failure> {
         let absence = node::absence_of(session, &self.path, is_known).await?;
-        let is_needed = !absence.is_gone && self.with(|store| store.terms.initial.is_none())?;
+        let is_needed = !absence.is_gone && self.with(|store| store.codec.initial.is_none())?;
         let is_denied = is_needed && presence::is_there(session, &self.path, None).await == Ok(true);
         if is_denied && !denials.are_over() {
             return denials.pause(session).await.map(|()| false);
@@ -381,13 +381,13 @@ impl<T: Send + Sync + 'static> Follower<T> {
         Ok(true)
     }
 
-    fn news(&self) -> Result<u64, Failure> {
-        self.with(|store| store.known.borrow().news)
+    fn last_event(&self) -> Result<u64, Failure> {
+        self.with(|store| store.known.borrow().last_event)
     }
 }
 
 /// A thread that drops the user's values, because their destructors may block or panic.
-static DROPS: Teller = Teller::new("zk-rwlock-values");
+static VALUE_DROPPER: Teller = Teller::new("zk-rwlock-values");
 
 /// Starts work in the background: on the session's own thread, with a slot of the session, or on the library's thread
 /// if there is no session yet. The embedded ensemble has no thread: the client that wakes the work runs it.
@@ -419,7 +419,7 @@ pub(crate) fn with_upgraded<S: Send + Sync + 'static, T>(shared: &Weak<S>, work:
     if let Some(last) = Arc::into_inner(shared)
         && teller::is_ours()
     {
-        DROPS.run(move || drop(last));
+        VALUE_DROPPER.run(move || drop(last));
     }
     Some(result)
 }
@@ -443,9 +443,9 @@ mod tests {
     fn copy() -> Arc<Store<String>> {
         let lock = RwLock::new(&Memory::new(), "/lock").expect("valid");
         let node = ValueNode { lock, path: "/value".to_owned(), form: Form::new("raw") };
-        let copy = Store::new(node, Terms { format: Box::new(Raw), initial: None, migrate: None });
+        let copy = Store::new(node, Codec { format: Box::new(Raw), initial: None, migrate: None });
         let (stop, _) = oneshot::channel();
-        copy.following.set(stop).expect("no follower was started");
+        copy.stop_follower.set(stop).expect("no follower was started");
         copy
     }
 
