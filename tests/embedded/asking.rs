@@ -1,4 +1,4 @@
-//! Asking for a lock that is only kept, by hand: `RwLock::ask`, on the embedded ensemble.
+//! `RwLock::ask` on the embedded ensemble: an operator asks processes to give up a lock that they only keep.
 
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
     RwLock::new(client, DIRECTORY).expect("valid")
 }
 
-/// How often the data of the lock's directory were set.
+/// Returns the version of the directory's data, which counts the asks.
 fn version(zk: &Memory) -> i32 {
     let guard = now(plain(&zk.connect()).try_read()).expect("shared");
     now(guard.data(DIRECTORY)).expect("held").expect("it exists").version
@@ -79,7 +79,7 @@ fn asking_changes_no_data_and_no_plain_holder() {
 #[test]
 fn asking_for_a_missing_lock_makes_no_directory() {
     let zk = Memory::new();
-    now(plain(&zk).ask()).expect("nobody keeps it");
+    now(plain(&zk).ask()).expect("no contender keeps a node");
     assert_eq!(zk.children("/"), Vec::<String>::new());
 }
 
@@ -104,7 +104,7 @@ fn a_client_on_a_lagging_server_asks_for_unseen_nodes() {
     drop(write(&plain(&other)));
     drop((read(&kept), read(&kept)));
     other.faults().lag();
-    // The server of the other client has not heard of this ask, nor of the node that was kept after it.
+    // The other client's server lags: it shows neither this ask nor the node that was kept afterwards.
     now(plain(&zk).ask()).expect("allowed");
     drop(read(&kept));
     assert_eq!(zk.children(DIRECTORY).len(), 1);
@@ -124,14 +124,14 @@ fn an_ask_whose_answer_is_lost_is_sent_again() {
     }
 }
 
-// What is kept, in words.
+// Texts about kept nodes.
 
-/// A text without our process id, and without ages.
+/// Returns the text without our process id and without ages.
 fn words(text: impl Display) -> String {
     let text = text.to_string().replace(&format!(" pid {}", std::process::id()), "");
     let mut parts = text.split(" queued ");
     let first = parts.next().unwrap_or_default().to_owned();
-    first + &parts.map(|part| part.split_once(" ago").expect("how long ago").1).collect::<String>()
+    first + &parts.map(|part| part.split_once(" ago").expect("an age").1).collect::<String>()
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,6 +165,6 @@ async fn an_ask_that_is_cut_off_ends_in_time() {
     let lock = plain(&zk);
     drop(write(&lock));
     zk.faults().cut();
-    let error = lock.ask().timeout(Duration::from_secs(1)).await.expect_err("nothing is answered");
+    let error = lock.ask().timeout(Duration::from_secs(1)).await.expect_err("the ask gets no reply");
     assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
 }

@@ -1,5 +1,5 @@
-//! Bounds of an acquisition: how often it asks an ensemble that never gives a useful answer, and how much room on a session
-//! it reserves for the paths that it watches.
+//! Limits of an acquisition: how often it repeats a request that keeps failing, and how many bytes of watched paths it
+//! reserves on a session.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared};
 
 const PATH: &str = "/locks/of-a-service/config";
 
-/// The number from which on no contender may queue up.
+/// The first sequence number with which no contender may queue up.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
-/// An acquisition of a lock on an ensemble that answers each create of a contender so. Returns how often it was tried, and
-/// how it ended.
+/// Acquires a lock on an ensemble that answers each create of a contender with `failure`. Returns the number of creates and
+/// the error.
 async fn answered_with(failure: Failure) -> (usize, Error) {
     let count = Count::default();
     let tries = count.clone();
@@ -33,7 +33,7 @@ async fn answered_with(failure: Failure) -> (usize, Error) {
         }
         _ => None,
     });
-    let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("it was never created");
+    let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("each create fails");
     assert_eq!(zk.memory.watches(), 0);
     (count.now(), error)
 }
@@ -45,7 +45,7 @@ async fn a_timeout_names_holders_listed_shortly_before() {
     let lock = RwLock::new(&Slow(zk.connect()), PATH).expect("valid");
     let mut waits = task::spawn(lock.write().timeout(Duration::from_secs(1)).into_future());
     assert_pending!(waits.poll());
-    // No listing has come yet when the error's is about to be sent.
+    // The listing's reply is still missing shortly before the timeout.
     for passes in [900, 200] {
         tokio::time::advance(Duration::from_millis(passes)).await;
         for _ in 0..20 {
@@ -55,7 +55,7 @@ async fn a_timeout_names_holders_listed_shortly_before() {
             }
         }
     }
-    panic!("it is late");
+    panic!("no timeout within the passes");
 }
 
 #[tokio::test(start_paused = true)]
@@ -77,7 +77,7 @@ async fn a_vanishing_directory_is_made_64_times() {
         }
         _ => None,
     });
-    let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("it is never there");
+    let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("the directory vanishes each time");
     assert_eq!(makings.now(), 64, "{error}");
 }
 
@@ -94,11 +94,12 @@ async fn a_removed_initial_value_is_tried_64_times() {
         _ => None,
     });
     let value = Shared::builder(&zk, "/value").initial(|| 1_u8).build().expect("valid");
-    let error = value.read().await.expect_err("it is never there");
+    let error = value.read().await.expect_err("the directory vanishes each time");
     assert_eq!((writings.now(), error.value_error()), (64, Some(&ValueError::Unset)));
 }
 
-/// A commit whose answer was lost may have been done, and then it is what the next one replaces.
+/// A commit without a reply may have been done, so the next commit of the same guard must accept both values as its
+/// predecessor.
 #[tokio::test(start_paused = true)]
 async fn a_guard_can_commit_again_after_a_commit_in_doubt() {
     let (memory, is_cut_off) = (Memory::new(), Arc::new(AtomicBool::new(false)));
@@ -155,7 +156,7 @@ async fn a_directory_of_used_up_numbers_is_remade_8_times() {
     let tries = count.clone();
     let zk = Hindered::new(&memory, move |asked| {
         if let Asked::Create(_, Kind::EphemeralSequential) = asked {
-            // A try before the directory is made takes no number.
+            // A create before the directory exists uses up no number.
             if !ensemble.children("/locks/of-a-service").is_empty() {
                 tries.one_more();
                 ensemble.faults().set_next_sequence(PATH, REFUSED_FROM);
@@ -181,13 +182,13 @@ async fn a_queue_is_read_on_three_ended_sessions() {
         _ => None,
     });
     let began = Instant::now();
-    let error = RwLock::new(&zk, PATH).expect("valid").queue().await.expect_err("it was never read");
+    let error = RwLock::new(&zk, PATH).expect("valid").queue().await.expect_err("every session has ended");
     assert!(error.to_string().contains("expired"), "{error}");
-    // Until the coordinator knows so, it gives the session out again: a twentieth of the session timeout for each.
+    // The client hands out an ended session until it notices the end, a twentieth of the session timeout later.
     assert_eq!((count.now(), began.elapsed()), (3, Duration::from_secs(1)));
 }
 
-/// Counts when it is given back.
+/// Counts its drops.
 struct Room(Count);
 
 impl Drop for Room {
@@ -214,8 +215,8 @@ async fn a_slot_returns_its_room_once() {
     assert!(!held.is_held());
 }
 
-/// An acquisition on a session whose lease has run out, until as many checks of the own node were asked for as `answer`
-/// says. Each is answered by it. Returns how many there were, and how the acquisition ended.
+/// Acquires on a session whose lease has run out. `answer` decides whether each check of the contender's own node fails.
+/// Returns the number of checks, the duration and the result of the acquisition.
 async fn confirmed_by(
     answer: impl Fn(usize, &Upkeep) -> Option<Failure> + Send + Sync + 'static,
 ) -> (usize, Duration, Result<(), Error>) {
@@ -229,7 +230,7 @@ async fn confirmed_by(
     let tries = count.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| {
         let Asked::Transact([Operation::Check { path, version: None }]) = asked else { return None };
-        // A sync checks the directory.
+        // A sync is a check of the directory.
         if !path.contains("-WRITE-") {
             return None;
         }
@@ -252,8 +253,8 @@ async fn a_lease_that_has_run_out_is_renewed_before_the_grant() {
         None
     };
     let (tries, took, granted) = confirmed_by(renew).await;
-    granted.expect("its session is known to live");
-    // The second try is made at once, the third a twentieth of a session timeout later.
+    granted.expect("the last check succeeded");
+    // The second check is sent at once, the third a twentieth of a session timeout later.
     assert_eq!((tries, took), (3, Duration::from_millis(500)));
 }
 
@@ -276,20 +277,21 @@ async fn a_removed_node_found_at_the_lease_renewal_is_evicted() {
     assert_eq!(tries, 1);
 }
 
-/// The length of the longest path that a predecessor in this directory may have. A contender does not know it when it reserves.
+/// The longest path that a predecessor in this directory may have. A contender reserves room for that path, because it does
+/// not know its predecessor yet.
 fn predecessors(directory: &str) -> usize {
     let lock = RwLock::builder(&Memory::new(), directory).host("h".repeat(64)).keep(Duration::from_secs(1));
     now(lock.build().expect("valid").write()).expect("free").path().len()
 }
 
-/// The length of the path of the longest node in this directory.
+/// The length of the longest path of a node in this directory.
 fn longest(zk: &Hindered, directory: &str) -> usize {
     let names = zk.memory.children(directory);
-    directory.len() + 1 + names.iter().map(String::len).max().expect("somebody is there")
+    directory.len() + 1 + names.iter().map(String::len).max().expect("the directory has a node")
 }
 
-/// Too little, and after a reconnect the server refuses the request that sets the watches again. A few bytes more are no
-/// harm: the name of a node is not known before the server has numbered it.
+/// Checks that `needed` bytes are reserved, and at most 16 more: the length of a node's name is not known before the server
+/// has numbered it. With too few, the server would refuse the request that sets the watches again after a reconnect.
 fn assert_enough(reserved: &AtomicUsize, needed: usize) {
     let reserved = reserved.load(Ordering::Relaxed);
     assert!((needed..=needed + 16).contains(&reserved), "{reserved} bytes are reserved for {needed}");
@@ -337,7 +339,8 @@ fn a_copy_of_the_value_has_room_for_the_values_node() {
     assert_eq!(reserved.load(Ordering::Relaxed), needed, "on the next session");
 }
 
-/// The paths of a session's ephemeral nodes go into the transaction that ends it, so no session is given more than fits.
+/// The transaction that ends a session names all its ephemeral nodes, so a session may have only as many as fit into one
+/// request.
 #[test]
 fn every_hold_reserves_its_ephemeral_path_twice() {
     let is_within = |zk: &Hindered, reserved: &AtomicUsize, directory: &str| {
@@ -354,7 +357,7 @@ fn every_hold_reserves_its_ephemeral_path_twice() {
     is_within(&zk, &reserved, &format!("{PATH}/permits"));
 }
 
-/// ZooKeeper 3.10 reaps also a container that never had a child, so perhaps before its first use.
+/// ZooKeeper 3.10 may reap a container that has never had a child, so a new lock directory can vanish before its first use.
 #[test]
 fn a_directory_reaped_before_use_is_made_again() {
     let (memory, reaped) = (Memory::new(), Count::default());
@@ -381,7 +384,7 @@ fn a_directory_reaped_before_use_is_made_again() {
         None
     });
     assert!(now(RwLock::new(&zk, PATH).expect("valid").write()).expect("granted").is_held());
-    assert_eq!(reaped.now(), 3, "reaped twice, and used then");
+    assert_eq!(reaped.now(), 3, "two directories were reaped, the third was used");
     assert!(now(Semaphore::new(&zk, "/limit/of", 2).expect("valid").acquire()).expect("granted").is_held());
     assert_eq!(reaped.now(), 9, "the queue, and the permits");
 }

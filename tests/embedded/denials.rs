@@ -1,4 +1,4 @@
-//! A server that denies what the ensemble has committed: a read never overrules the answer to a commit.
+//! Servers that deny or hide what the ensemble has committed: a read never overrules the reply to a commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use zk_rwlock::{Error, Memory, RwLock, Semaphore, Shared};
 const SEMAPHORE: &str = "/limit";
 const LOCK: &str = "/lock";
 
-/// A client whose server denies so many reads, in this way, of nodes with this in their paths.
+/// A client whose server answers the next `reads` reads with `failure` if their path contains `of`.
 fn denying(memory: &Memory, of: &'static str, failure: Failure, reads: usize) -> (Hindered, Arc<AtomicUsize>) {
     let left = Arc::new(AtomicUsize::new(reads));
     let counted = Arc::clone(&left);
@@ -42,7 +42,7 @@ fn a_permit_that_a_server_denies_at_first_is_taken() {
     }
 }
 
-/// A client whose server leaves out our own node in so many listings.
+/// A client whose server leaves the contender's own node out of the next `listings` listings.
 fn leaving_out(memory: &Memory, listings: usize) -> Hindered {
     let left = AtomicUsize::new(listings);
     Hindered::new(memory, |_| None).with_listings(move |mut names| {
@@ -88,7 +88,7 @@ async fn no_permit_stays_if_a_server_denies_or_hides_it() {
         let (zk, _) = denying(&memory, "/permits/", failure.clone(), usize::MAX);
         let semaphore = Semaphore::new(&zk, SEMAPHORE, 3).expect("valid");
         for _ in 0..3 {
-            let error = semaphore.acquire().await.expect_err("it is not shown");
+            let error = semaphore.acquire().await.expect_err("the server hides the node");
             assert!(!error.is_lost() && !matches!(error, Error::Evicted(_)), "{failure}: {error}");
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -105,13 +105,13 @@ fn a_downgrade_with_a_lost_reply_is_done_if_denied() {
         let (zk, _) = denying(&memory, "-READ-", failure, usize::MAX);
         let guard = write(&RwLock::new(&zk, LOCK).expect("valid"));
         memory.faults().lose_next_reply();
-        let guard = now(guard.downgrade()).expect("it was done");
+        let guard = now(guard.downgrade()).expect("the ensemble did it");
         let nodes = memory.children(LOCK);
         assert!(guard.is_held() && nodes.len() == 1 && nodes[0].contains("-READ-"), "{nodes:?}");
     }
 }
 
-/// After a commit, a read that shows nothing does not mean that nothing was written.
+/// A read after a commit that finds nothing does not prove that nothing was written.
 #[tokio::test(start_paused = true)]
 async fn a_denied_value_is_not_reported_as_unwritten() {
     for (reads, is_read) in [(1, true), (3, true), (usize::MAX, false)] {
@@ -137,7 +137,7 @@ async fn a_denied_value_is_not_reported_as_unwritten() {
                 Ok(read) => assert_eq!(*read, 8),
                 Err(error) => told(error),
             }
-            // Who has an initial value waits until it is shown.
+            // A live value with an initial value waits until the server shows the node.
             let live = tokio::time::timeout(Duration::from_secs(60), value().live()).await;
             match live {
                 Ok(Ok(live)) => assert_eq!(**live.get(), 8),

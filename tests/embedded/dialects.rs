@@ -1,5 +1,5 @@
-//! The lock among nodes of other libraries: by models of what those libraries do, and by nodes that an operator makes.
-//! `tests/interop/` has the libraries themselves.
+//! The lock among nodes of other libraries: models of those libraries, and nodes that an operator makes. `tests/interop/`
+//! tests the libraries themselves.
 
 mod peers;
 use std::collections::HashSet;
@@ -18,20 +18,20 @@ const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
 // ---------------------------------------------------------------------------------------------------------------
 // Every order of events, by models of each library's own rule
 
-/// What a member of a fleet has in the directory.
+/// The state of a contender's node in the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Step {
     Outside,
     Waiting,
     Holding,
-    /// Curator's thread that reads under its own write lock.
+    /// A thread of Curator that reads under its own write lock, with a node for each.
     HoldingBoth,
-    /// A former writer that holds as a reader now.
+    /// A former writer that now holds as a reader.
     Downgraded,
     Gone,
 }
 
-/// A few contenders that enter in this order, and whatever they do then.
+/// A few contenders, in the order in which they enter.
 struct Fleet {
     dialect: Dialect,
     members: Vec<Kind>,
@@ -48,16 +48,20 @@ impl Fleet {
         }
     }
 
-    /// Checks what each library decides for each of its waiters; returns which of them may hold.
+    /// Checks each library's decision for each of its waiters. Returns which waiters may hold.
     fn check(&self, steps: &[Step]) -> Vec<bool> {
         let nodes: Vec<_> = steps.iter().enumerate().map(|(i, step)| self.nodes_of(i, *step)).collect();
-        // Listings have no order.
+        // A server lists the names in any order.
         let names: Vec<String> = nodes.iter().rev().flatten().map(|(_, name)| name.clone()).collect();
         let described = || format!("{} {:?} {steps:?}", self.dialect, self.members);
         let holders: Vec<_> =
             (0..steps.len()).filter(|i| !matches!(steps[*i], Step::Outside | Step::Waiting | Step::Gone)).collect();
         let writes = |i: &usize| nodes[*i].iter().any(|(mode, _)| *mode == Mode::Write);
-        assert!(holders.len() < 2 || !holders.iter().any(writes), "two hold: {}", described());
+        assert!(
+            holders.len() < 2 || !holders.iter().any(writes),
+            "a writer holds beside another holder: {}",
+            described()
+        );
         let may_hold = |i: usize| {
             if steps[i] != Step::Waiting {
                 return false;
@@ -67,9 +71,9 @@ impl Fleet {
             match kind.asks(self.dialect, &nodes[i][0].1, &names) {
                 Verdict::Granted => assert_eq!(excluding, 0, "{i} overtakes: {}", described()),
                 Verdict::Watches(name) => {
-                    assert_ne!(excluding, 0, "{i} waits behind no contender: {}", described());
+                    assert_ne!(excluding, 0, "{i} waits although no contender excludes it: {}", described());
                     let earlier = nodes[..i].iter().flatten().any(|(_, earlier)| *earlier == name);
-                    assert!(earlier, "{i} watches {name}, which is not before it: {}", described());
+                    assert!(earlier, "{i} watches {name}, which is not ahead of {i}: {}", described());
                 }
             }
             excluding == 0
@@ -77,7 +81,7 @@ impl Fleet {
         (0..steps.len()).map(may_hold).collect()
     }
 
-    /// Visits every state that some order of events leads to; returns how many there are.
+    /// Visits every state that some order of events reaches. Returns the number of states.
     fn explore(&self) -> usize {
         let first = vec![Step::Outside; self.members.len()];
         let mut seen = HashSet::from([first.clone()]);
@@ -89,7 +93,7 @@ impl Fleet {
                 let is_writer = kind.mode == Mode::Write;
                 let next: &[Step] = match step {
                     Step::Outside if i == 0 || steps[i - 1] != Step::Outside => &[Step::Waiting],
-                    // A member that may hold need not look at once, and any member may give up.
+                    // A waiter that may hold can take its turn late, and any waiter can give up.
                     Step::Waiting if may_hold[i] => &[Step::Holding, Step::Gone],
                     Step::Waiting => &[Step::Gone],
                     Step::Holding if is_writer && kind.library == Library::Ours => &[Step::Downgraded, Step::Gone],
@@ -97,7 +101,7 @@ impl Fleet {
                         &[Step::HoldingBoth, Step::Gone]
                     }
                     Step::Holding | Step::Downgraded => &[Step::Gone],
-                    // Either is released first, or the process dies.
+                    // The thread releases either lock first, or its process dies.
                     Step::HoldingBoth => &[Step::Downgraded, Step::Holding, Step::Gone],
                     Step::Outside | Step::Gone => &[],
                 };
@@ -114,7 +118,7 @@ impl Fleet {
     }
 }
 
-/// All fleets of this size.
+/// Explores all fleets of this size.
 fn explore_all(dialect: Dialect, kinds: &[Kind], size: u32) {
     let mut states = 0;
     for number in 0..kinds.len().pow(size) {
@@ -128,7 +132,7 @@ fn explore_all(dialect: Dialect, kinds: &[Kind], size: u32) {
 fn users_of_curator_names_take_turns() {
     let kinds = Kind::all_in(Dialect::Curator);
     explore_all(Dialect::Curator, &kinds, 3);
-    // There are many fleets of four, and zookeeper-client does as a writer of kazoo does.
+    // Fleets of four are many, and zookeeper-client decides as a writer of kazoo does, so zookeeper-client is left out.
     let others: Vec<_> = kinds.into_iter().filter(|kind| kind.library != Library::ZookeeperClient).collect();
     explore_all(Dialect::Curator, &others, 4);
 }
@@ -159,14 +163,14 @@ fn libraries_of_different_dialects_ignore_each_other() {
         (Dialect::Kazoo, Library::Kazoo, &kazoo),
     ] {
         let kind = Kind { library, mode: Mode::Write };
-        assert!(matches!(kind.asks(dialect, me, &names), Verdict::Granted), "hence the error: {library:?}");
+        assert!(matches!(kind.asks(dialect, me, &names), Verdict::Granted), "the dialect is refused: {library:?}");
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // The lock itself, among nodes that are made by hand
 
-/// A lock in a dialect, and an operator at the same ensemble.
+/// A lock in a dialect, and an operator on the same ensemble.
 struct Scene {
     zk: Memory,
     lock: RwLock,
@@ -186,7 +190,7 @@ impl Scene {
         Scene { zk, lock, operator, _operator: other }
     }
 
-    /// The lock as another process would have it, on a session of its own.
+    /// The lock in another process, on a session of its own.
     fn another_process(&self, dialect: Dialect) -> RwLock {
         RwLock::builder(&self.zk.connect(), PATH).dialect(dialect).build().unwrap()
     }
@@ -213,7 +217,7 @@ fn path_of(name: &str) -> String {
     format!("{PATH}/{name}")
 }
 
-/// The name of another program's node in the dialect.
+/// The name of another library's node in the dialect.
 fn foreign_name(dialect: Dialect, mode: Mode, number: usize) -> String {
     let library = match dialect {
         Dialect::Curator => Library::CuratorReadWrite,
@@ -256,7 +260,7 @@ async fn a_contender_of_another_dialect_is_refused_by_name() {
 async fn a_waiter_that_lists_again_refuses_a_foreign_node() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
-        // Two processes: contenders of one session need not look again.
+        // Two processes are needed, because contenders of one session need not list again.
         let first = s.another_process(dialect).read().await.unwrap();
         let second = writer(&s.lock);
         line_becomes(&s.lock, "R+ W-").await;
@@ -268,7 +272,7 @@ async fn a_waiter_that_lists_again_refuses_a_foreign_node() {
         let error = refused(second).await;
         assert!(matches!(error, Error::ForeignContender { speaks, .. } if speaks == other), "{error}");
         let left = || async { s.zk.children(PATH) == std::slice::from_ref(&stranger) };
-        support::scene::eventually("nothing of ours is left", left).await;
+        support::scene::eventually("the contender's own node is gone", left).await;
     }
 }
 
@@ -321,7 +325,7 @@ async fn writes_to_foreign_nodes_grant_and_lose_nothing() {
         for round in 0..3 {
             s.write_to(&path_of(&theirs), b"__REVOKE__").await;
             let before = s.zk.requests();
-            support::scene::eventually("it looks again", || async { s.zk.requests() >= before + 2 }).await;
+            support::scene::eventually("the waiter lists again", || async { s.zk.requests() >= before + 2 }).await;
             line_becomes(&s.lock, "W+ W-").await;
             assert!(!ours.is_finished(), "round {round}, {dialect}");
         }
@@ -378,7 +382,7 @@ async fn a_number_shared_with_a_foreign_node_is_not_granted() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         s.make(&foreign_name(dialect, Mode::Read, 2), b"").await;
-        // The node made by hand has taken number 1, and ours gets 2.
+        // The operator's node has number 1, and ours gets 2.
         let error = s.lock.read().await.unwrap_err();
         assert!(error.is_lost(), "{dialect}: {error}");
     }
@@ -409,7 +413,7 @@ async fn an_uncontended_pair_costs_three_requests() {
         for _ in 0..10 {
             s.lock.write().await.unwrap().release().await.unwrap();
         }
-        // A create, a listing, a delete, and the watch on its own node, which is set at once here.
+        // A create, a listing, a watch on the own node, and a delete.
         assert_eq!(s.zk.requests() - before, 40, "{dialect}");
     }
 }
@@ -473,7 +477,7 @@ async fn a_survey_sees_each_queue_in_its_own_dialect() {
         let lock = RwLock::builder(&s.zk, format!("/locks/{dialect}")).dialect(dialect).build().unwrap();
         std::mem::forget(lock.write().await.unwrap());
     }
-    // Two in one directory, which a lock would refuse.
+    // The directory has nodes of two dialects, which a lock would refuse.
     for dialect in [Dialect::Curator, Dialect::Kazoo] {
         s.make(&foreign_name(dialect, Mode::Read, 7), b"").await;
     }

@@ -1,4 +1,4 @@
-//! Durations of all lengths, wherever the public face takes one: each is refused with the reason, or obeyed. None overflows.
+//! Durations of all lengths in every public option: each is refused with the reason or obeyed, and none overflows.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -13,10 +13,10 @@ const SECOND: Duration = Duration::from_secs(1);
 const YEARS: Duration = Duration::from_secs(500 * 365 * 24 * 60 * 60);
 const LENGTHS: [Duration; 5] = [Duration::ZERO, Duration::from_nanos(1), SECOND, YEARS, Duration::MAX];
 
-/// Longer than the lengths that end, and shorter than those that do not. The time is virtual.
+/// Longer than every finite length in the list, and shorter than the endless ones. The time is virtual.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What was built, unless an option was refused.
+/// Returns the value, or `None` if an option was refused.
 fn built<T>(built: Result<T, Error>) -> Option<T> {
     match built {
         Ok(built) => Some(built),
@@ -25,7 +25,8 @@ fn built<T>(built: Result<T, Error>) -> Option<T> {
     }
 }
 
-/// Uses a lock: behind a holder that releases, while nobody polls; held for long; and behind a holder that vanishes.
+/// Uses a lock in three ways: behind a holder that releases while the waiter is not polled, held for long, and behind a
+/// holder whose session ends.
 async fn is_used(lock: &RwLock, memory: &Memory) {
     let there = memory.connect();
     let other = RwLock::new(&there, lock.path()).expect("valid");
@@ -39,7 +40,7 @@ async fn is_used(lock: &RwLock, memory: &Memory) {
     sleep(LONG).await;
     guard.release().await.expect("held");
 
-    let _vanishes = other.write().await.expect("it is given up when it is asked for, or idle");
+    let _vanishes = other.write().await.expect("a kept node is given up when it is asked for or idle");
     let waits = lock.write().timeout(LONG);
     let vanishes = async {
         sleep(SECOND).await;
@@ -97,14 +98,14 @@ async fn options_of_any_length_are_refused_or_obeyed() {
                 Ok::<(), Error>(())
             });
             timeout(LONG, terms).await.expect("one term").expect("granted");
-            // The pause comes after the first term, if that was no longer.
+            // The candidate pauses after its first term if that was no longer than the pause.
             let next = timeout(2 * LONG, leader.lead(|_| async {})).await;
             assert_eq!(next.is_err(), one > LONG, "{one:?}");
         }
     }
 }
 
-/// Whether a call that can only wait ended as its limit says.
+/// Checks that a call that can only wait ended at its limit.
 fn is_as_limited<T>(limit: Duration, ended: Result<Result<T, Error>, tokio::time::error::Elapsed>) {
     match ended {
         Err(_still_waits) => assert!(limit > LONG, "{limit:?}"),

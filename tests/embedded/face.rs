@@ -1,4 +1,4 @@
-//! What a program sees of the library besides the lock: errors, paths, and the blocking form of every call.
+//! The public interface besides the lock itself: errors, paths, and the blocking form of every call.
 
 use std::error::Error as _;
 use std::io;
@@ -67,7 +67,7 @@ async fn errors_and_queues_mark_contenders_of_this_process() {
             assert_eq!(error.to_string().ends_with(" (this process); 1 ahead"), is_own, "{error}");
         }
     }
-    // A use waits for another use of the node that they share: nothing is read for that.
+    // Here a use waits for another use of their common node, and reads nothing from the server.
     let kept = RwLock::builder(&ours, "/kept").keep(LONG).build().unwrap();
     let _used = now(kept.write()).unwrap();
     let late = kept.write().timeout(Duration::from_millis(20)).await.unwrap_err();
@@ -114,7 +114,7 @@ fn the_blocking_release_of_what_was_lost_is_an_error_too() {
 
 #[test]
 fn an_invalid_connection_is_refused_without_a_runtime() {
-    assert!(matches!(ZooKeeper::connect("no list").blocking(), Err(Error::InvalidInput(_))));
+    assert!(matches!(ZooKeeper::connect("no list of servers").blocking(), Err(Error::InvalidInput(_))));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn an_error_has_a_source_and_a_kind() {
     assert_eq!(kind(refused(Failure::NoNode)), io::ErrorKind::NotFound);
     assert_eq!(kind(refused(Failure::NodeExists)), io::ErrorKind::AlreadyExists);
     assert_eq!(kind(refused(Failure::NotEmpty)), io::ErrorKind::DirectoryNotEmpty);
-    // A caller that tries again when there is no connection must not try wrong credentials again.
+    // A caller that retries without a connection must not retry with wrong credentials.
     assert_eq!(kind(Error::Closed(Ending::AuthFailed)), io::ErrorKind::PermissionDenied);
     assert_eq!(kind(Error::Closed(Ending::Closed)), io::ErrorKind::NotConnected);
 
@@ -181,7 +181,7 @@ fn an_error_has_a_source_and_a_kind() {
     assert!(back.downcast::<Error>().unwrap().value_error().is_some());
 }
 
-/// Also on a runtime with several threads: the future of `lead` may be sent to another one.
+/// The future of `lead` is also sent between the threads of a runtime.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_work_is_a_closure_or_a_function() {
     async fn number(term: Term) -> i64 {
@@ -194,7 +194,7 @@ async fn leader_work_is_a_closure_or_a_function() {
     let owned = async move |term: Term| {
         seen.push(term.number());
         if seen.len() == 1 {
-            // The next term goes on with what this one has seen.
+            // The next term starts from the state that this term has left.
             assert!(resigns.resign().await);
             std::future::pending::<()>().await;
         }

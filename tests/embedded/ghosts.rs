@@ -1,5 +1,5 @@
-//! Nodes that a server shows though the leader no longer has them, and calls that have no time for a second look. In virtual
-//! time.
+//! Ghosts: nodes that a server still shows although the leader has removed them. Calls that do not wait, and short waits,
+//! must pass over them. In virtual time.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use zk_rwlock::{Error, Leadership, Memory, Mode, MultiLock, RwLock, Semaphore};
 
 use crate::unheard::{PATH, SECOND, diverged, limit, lock_of, sole_node, two};
 
-/// A client whose server goes on showing every node at and below `path`, as all are now, and another client.
+/// Two clients. The server of the first goes on showing all present nodes at and below `path`.
 fn client_that_shows(theirs: &Memory, path: &str) -> Memory {
     let ours = theirs.connect();
     drop(now(ours.session_slot(0)).expect("open"));
@@ -22,7 +22,7 @@ fn client_that_shows(theirs: &Memory, path: &str) -> Memory {
     ours
 }
 
-/// A client whose server shows the node of a writer that has left, and that node.
+/// A client whose server goes on showing the node of a writer that has left. Returns the client and that node's path.
 fn client_that_shows_a_writer(theirs: &Memory) -> (Memory, String) {
     let held = write(&lock_of(theirs));
     let node = held.path();
@@ -32,7 +32,7 @@ fn client_that_shows_a_writer(theirs: &Memory) -> (Memory, String) {
     (ours, node)
 }
 
-/// Counts the transactions that only check, and the creates.
+/// Counts the transactions that consist of checks alone, and the creates.
 fn counted(zk: &Memory) -> (Hindered, Count, Count) {
     let (checks, creates) = (Count::default(), Count::default());
     let (checked, created) = (checks.clone(), creates.clone());
@@ -112,7 +112,7 @@ async fn a_try_names_holders_and_no_ghost() {
     drop(lock_of(&ours).try_write().await.expect("free"));
 }
 
-/// The first time, the leader is asked. From then on, the session knows.
+/// The first call asks the leader. Later calls of the session know the ghost.
 #[tokio::test(start_paused = true)]
 async fn a_session_confirms_and_logs_a_ghost_once() {
     let errors = diverged();
@@ -131,14 +131,14 @@ async fn a_session_confirms_and_logs_a_ghost_once() {
         assert_eq!(began.elapsed(), Duration::ZERO);
     }
     assert_eq!((checks.now() - before, errors()), (0, vec![node.clone()]));
-    // Another server does not show it. Once it is shown again, the leader is asked again.
+    // Another server does not show the ghost. When a server shows the node again, the leader is asked again.
     ours.faults().cut();
     ours.faults().heal();
     drop(lock.try_write().await.expect("free"));
     assert_eq!((checks.now() - before, errors()), (0, vec![node]));
 }
 
-/// Neither the ghost's node nor what it became may be passed over by a writer.
+/// A writer may pass over neither the downgraded node nor the writer's node that became it.
 #[tokio::test(start_paused = true)]
 async fn a_try_write_fails_where_a_downgrade_was_missed() {
     let theirs = Memory::new();
@@ -200,7 +200,7 @@ async fn a_short_wait_passes_over_a_ghost() {
     }
 }
 
-/// One after the other, because a later one begins to wait while the earlier ones are there.
+/// The waits run one after the other, because a later one must find the earlier ones in the queue.
 #[tokio::test(start_paused = true)]
 async fn a_short_wait_passes_over_all_ghosts_of_a_session() {
     let theirs = Memory::new();
@@ -224,7 +224,7 @@ async fn a_short_wait_passes_over_all_ghosts_of_a_session() {
     assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, holder.path()));
 }
 
-/// It stands behind a holder, and the server shows a ghost before that one.
+/// The contender stands behind a holder, and the server shows a ghost ahead of both.
 #[tokio::test(start_paused = true)]
 async fn the_error_of_a_timeout_names_no_ghost() {
     let theirs = Memory::new();
@@ -272,8 +272,8 @@ async fn a_ghost_permit_is_taken_at_once() {
     }
 }
 
-/// The ghost in the queue has taken a permit, and the server has missed that as well: whether or not it is known for a ghost
-/// already, and at the first look as later.
+/// The ghost left the queue when it took a permit, and the server has missed that transaction. The permit counts in the
+/// first check and in later ones, whether or not the session knows the ghost already.
 #[tokio::test(start_paused = true)]
 async fn passing_over_a_queue_ghost_counts_its_hidden_permit() {
     let theirs = Memory::new();
@@ -297,7 +297,7 @@ async fn passing_over_a_queue_ghost_counts_its_hidden_permit() {
     drop(semaphore.try_acquire().await.expect("free"));
 }
 
-/// A client whose server shows a waiter for the only permit, which is free by now and has no waiter.
+/// A client whose server shows a waiter for the only permit, although that waiter has left and the permit is free.
 fn client_that_shows_a_waiter_for_permits() -> Memory {
     let theirs = Memory::new();
     let other = limit(&theirs, 1);
@@ -316,7 +316,7 @@ async fn a_ghost_in_the_queue_of_a_semaphore_holds_up_nobody() {
     drop(limit(&ours, 1).acquire().timeout(SECOND).await.expect("free"));
 }
 
-/// The leader is asked twice before the ghost is passed over, and then the permits are looked at and taken.
+/// The leader is asked twice before the ghost is passed over. Then the permits are listed and one is taken.
 #[tokio::test(start_paused = true)]
 async fn a_short_wait_behind_a_ghost_tolerates_slow_commits() {
     let ours = client_that_shows_a_waiter_for_permits();
@@ -324,9 +324,9 @@ async fn a_short_wait_behind_a_ghost_tolerates_slow_commits() {
     drop(Semaphore::new(&ours, "/limit", 1).expect("valid").acquire().timeout(5 * SECOND).await.expect("in time"));
 }
 
-// Leaders, and holders that make way.
+// Leaders, and holders that wait to be contended.
 
-/// Leads for good, until it is aborted.
+/// Leads until the task is aborted.
 fn leads(zk: &Memory) -> JoinHandle<Result<(), Error>> {
     let leadership = Leadership::new(zk, PATH).expect("valid");
     spawn(async move { leadership.lead(|_| std::future::pending::<()>()).await.map(drop) })
@@ -380,12 +380,13 @@ async fn a_ghost_that_is_known_contends_for_nothing() {
     let name = theirs.children(PATH).into_iter().find(|name| name.ends_with('1')).expect("the writer");
     ours.faults().freeze(format!("{PATH}/{name}"));
     drop(ghost);
-    assert_eq!(held.contended().await.expect("held").name(), name, "as its server shows it");
+    assert_eq!(held.contended().await.expect("held").name(), name, "the name that its server shows");
     drop(lock_of(&ours).try_read().await.expect("beside it"));
     assert!(timeout(SECOND, held.contended()).await.is_err());
 }
 
-/// A server that lists a node and denies it is told as one that lists and shows it, and is not asked without end.
+/// Some servers list a ghost but deny that it exists. The ghost is logged as any other, and the leader is not asked for it
+/// without end.
 #[tokio::test(start_paused = true)]
 async fn a_listed_and_denied_ghost_is_passed_over_and_logged() {
     for waits in [false, true] {

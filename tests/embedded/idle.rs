@@ -1,4 +1,4 @@
-//! Futures that are polled once, and then not again while their answers come: nobody else waits for them.
+//! Futures that are polled once and then never again: they must hold up no other contender.
 
 use std::future::IntoFuture;
 
@@ -16,14 +16,14 @@ fn lock(client: &Wired) -> RwLock {
     RwLock::new(client, DIRECTORY).expect("valid")
 }
 
-/// A client of a lock whose directory is there.
+/// A client of a lock whose directory exists.
 fn client() -> Wired {
     let wired = Wired::new(Memory::new());
     drop(write(&lock(&wired)));
     wired
 }
 
-/// So many acquisitions that have sent their requests, and are not polled when the answers come.
+/// Several acquisitions that have sent their requests, and are not polled when the replies come.
 fn idle<G: Guard>(wired: &Wired, begin: impl Fn(&RwLock) -> Acquiring<G>) -> Vec<Acquiring<G>> {
     wired.stall();
     let mut idle: Vec<_> = (0..4).map(|_| begin(&lock(wired))).collect();
@@ -91,13 +91,13 @@ fn an_idle_waiter_with_a_removed_node_blocks_nobody() {
     assert_pending!(idle.poll());
     while wired.deliver() {}
     let (done, mut polled) = oneshot::channel();
-    // While a background task runs, no other does, so that the waiter is the first to ask for the watch on its node.
+    // A background task runs alone, so the waiter is the first to ask for the watch on its node.
     now(memory.session_slot(0)).expect("always open").session().spawn(Box::pin(async move {
         assert_pending!(idle.poll());
         drop(done.send(idle));
     }));
-    let _idle = polled.try_recv().expect("it does not wait");
-    assert!(wired.has_requests(), "it has asked for its watches");
+    let _idle = polled.try_recv().expect("the background task runs at once");
+    assert!(wired.has_requests(), "the waiter has asked for its watches");
     deliver_all(&wired);
     let mut next = writing(&lock(&wired));
     assert_pending!(next.poll());
@@ -112,7 +112,7 @@ fn an_idle_waiter_with_a_removed_node_blocks_nobody() {
 fn an_idle_acquisition_with_its_permit_blocks_nobody() {
     let wired = Wired::new(Memory::new());
     let permits = Semaphore::builder(&wired, "/limit").permits(2).build().expect("valid");
-    // So that whoever comes next knows of the one before it.
+    // Two uses before, so that a newcomer knows its predecessor.
     (0..2).for_each(|_| drop(now(permits.acquire()).expect("free")));
     let mut idle = task::spawn(permits.acquire().into_future());
     wired.stall();

@@ -1,5 +1,5 @@
-//! Futures that are polled on the thread that wakes them, at once and in the midst of what it does: so the embedded
-//! ensemble runs what goes on in the background, and so may an executor.
+//! Futures that are polled at once, on the thread that wakes them. The embedded ensemble runs its background tasks in this
+//! way, and an executor may do so.
 
 use std::future::{Future, IntoFuture};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,13 +18,13 @@ use tokio_test::{assert_pending, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Ending};
 use zk_rwlock::{Loss, Memory, RwLock};
 
-/// Longer than anything here takes that ends at all.
+/// Longer than any terminating step of these tests.
 const FOR_EVER: Duration = Duration::from_secs(60);
 
 struct Inline<T> {
     future: Mutex<Option<Pin<Box<dyn Future<Output = T> + Send>>>>,
     output: Mutex<Option<T>>,
-    /// From now on it is polled whenever it is woken.
+    /// Whether a wake-up polls the future.
     is_on: AtomicBool,
     is_woken: AtomicBool,
 }
@@ -39,7 +39,7 @@ impl<T: Send + 'static> Inline<T> {
     fn poll(self: &Arc<Self>) {
         let waker = Waker::from(Arc::clone(self));
         loop {
-            // If it is woken while it is polled, it is polled again.
+            // A wake-up during a poll causes another poll afterwards.
             let Ok(mut future) = self.future.try_lock() else { return };
             let Some(polled) = future.as_mut() else { return };
             if let Poll::Ready(output) = polled.as_mut().poll(&mut Context::from_waker(&waker)) {
@@ -62,7 +62,7 @@ impl<T: Send + 'static> Wake for Inline<T> {
     }
 }
 
-/// Fails if a thread waits for itself.
+/// Fails if the test deadlocks.
 fn ends(test: impl FnOnce() + Send + 'static) {
     let (tell, told) = mpsc::channel();
     let tested = thread::spawn(move || {
@@ -70,7 +70,7 @@ fn ends(test: impl FnOnce() + Send + 'static) {
         let _ = tell.send(());
     });
     match told.recv_timeout(FOR_EVER) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("a thread waits for itself"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("deadlock: a thread waits for itself"),
         _ => tested.join().expect("no panic"),
     }
 }
@@ -81,12 +81,12 @@ fn a_refused_use_may_read_the_queue_at_once() {
         let zk = Memory::new();
         drop(write(&plain(&zk)));
         let kept = keeping(&zk);
-        zk.faults().cut(); // so that both ask before anything is answered
+        zk.faults().cut(); // both must ask before either is answered
         let (mut first, second) = (writing(&kept), Inline::new(kept.write()));
         assert_pending!(first.poll());
         second.poll();
-        // Without an answer to its create, the first does not know whether it hears when it is asked. So it keeps nothing,
-        // and the second has to queue up by itself.
+        // Without a reply to its create, the first use cannot be told of an ask. Therefore it keeps nothing, and the second
+        // use has to queue up itself.
         zk.faults().lose_next_reply();
         zk.faults().heal();
         second.is_on.store(true, Ordering::SeqCst);
@@ -97,8 +97,8 @@ fn a_refused_use_may_read_the_queue_at_once() {
     });
 }
 
-/// The first use polls the acquisition that both share, is woken for it once more, and is then not polled. The second was
-/// woken, too, and has looked while the first polled.
+/// Both uses share one acquisition. The first polls it, is woken once more, and is then not polled again. The second was
+/// woken as well, and read the queue while the first polled.
 #[test]
 fn a_use_that_reads_the_queue_outlives_the_polling_use() {
     ends(|| {
@@ -122,8 +122,8 @@ async fn a_panicking_task_ends_its_session_and_is_replaced() {
         if is_cut {
             zk.faults().cut();
         }
-        // The thread that makes it ready runs it, and so gets the panic.
-        let spawned = catch_unwind(AssertUnwindSafe(|| slot.session().spawn(Box::pin(async { panic!("as planted") }))));
+        // The thread that wakes the task runs it, and therefore gets its panic.
+        let spawned = catch_unwind(AssertUnwindSafe(|| slot.session().spawn(Box::pin(async { panic!("on purpose") }))));
         assert!(spawned.is_err());
         assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Failed));
         zk.faults().heal();

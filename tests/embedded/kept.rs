@@ -1,4 +1,4 @@
-//! Nodes that a process keeps between uses, decided poll by poll on the embedded ensemble: no threads and no sleeps.
+//! Nodes that a process keeps between uses, polled by hand on the embedded ensemble: no threads and no sleeps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use zk_rwlock::{Dialect, Error, HoldState, Loss, Memory, Mode, RwLock};
 
 pub(crate) const DIRECTORY: &str = "/lock";
 
-/// Longer than any test that does not say so.
+/// Longer than any test that does not set the idle time itself.
 pub(crate) const IDLE: Duration = Duration::from_secs(60);
 
 pub(crate) fn keeping<C: Coordinator + Clone>(client: &C) -> RwLock {
@@ -24,7 +24,7 @@ pub(crate) fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
     RwLock::new(client, DIRECTORY).expect("valid")
 }
 
-/// A client that keeps, and a lock of another client; the lock's directory exists and is empty.
+/// A client that keeps its nodes, and a plain lock of another client. The lock's directory exists and is empty.
 pub(crate) fn two() -> (Memory, RwLock, RwLock) {
     let zk = Memory::new();
     let other = plain(&zk.connect());
@@ -93,7 +93,7 @@ fn uses_of_one_write_node_are_granted_in_order() {
     for waiting in [&mut one, &mut two, &mut four] {
         assert_pending!(waiting.poll());
     }
-    // It came after the fourth.
+    // The third use has arrived after the fourth.
     assert_pending!(three.poll());
     drop(first);
     assert!(one.is_woken() && two.is_woken() && four.is_woken() && !three.is_woken());
@@ -111,7 +111,7 @@ fn uses_of_one_write_node_are_granted_in_order() {
 fn a_hundred_reads_at_once_acquire_one_node_together() {
     let (zk, kept, _) = two();
     drop(write(&plain(&zk)));
-    zk.faults().cut(); // so that nothing is answered before all have asked
+    zk.faults().cut(); // nothing is answered before all have asked
     let mut all: Vec<_> = (0..100).map(|_| reading(&kept)).collect();
     for reading in &mut all {
         assert_pending!(reading.poll());
@@ -149,7 +149,7 @@ fn an_asked_node_admits_no_use_and_goes_with_its_last() {
     let mut writer = writing(&other);
     assert_pending!(writer.poll());
     let mut late = reading(&kept);
-    assert_pending!(late.poll(), "it queues up behind the writer that asked");
+    assert_pending!(late.poll(), "the read queues up behind the writer that asked");
     assert_eq!(line(&zk), [Mode::Read, Mode::Write, Mode::Read]);
     drop(one);
     assert_pending!(writer.poll());
@@ -233,7 +233,7 @@ fn a_waiter_asks_its_own_session_and_the_others() {
     for kept in &all {
         drop((read(kept), read(kept)));
     }
-    // Between the node of its own session and its own.
+    // A reader between the kept node of the writer's own session and the writer.
     let reader = read(&plain(&zk));
     let own = plain(&ours);
     let mut writer = writing(&own);
@@ -253,7 +253,7 @@ fn a_try_asks_nobody() {
     drop(now(other.try_read()).expect("shared"));
 }
 
-// One process, both modes.
+// Reads and writes of one process.
 
 #[test]
 fn a_write_gives_up_the_read_node_of_its_handle_first() {
@@ -270,7 +270,7 @@ fn a_try_write_of_the_same_handle_is_not_in_its_own_way() {
     let (zk, kept, _) = two();
     drop(read(&kept));
     drop(now(kept.try_write()).expect("only kept"));
-    assert_eq!(line(&zk), [], "it keeps no node");
+    assert_eq!(line(&zk), [], "this handle keeps no node");
     for _ in 0..2 {
         let guard = now(kept.try_write()).expect("free");
         let Error::WouldBlock { blockers } = now(kept.try_read()).unwrap_err() else { panic!("a write runs") };
@@ -481,7 +481,7 @@ fn a_node_acquired_by_asking_is_kept_the_next_time() {
     let another = keeping(&zk.connect());
     drop(read(&another));
     drop(write(&kept));
-    assert_eq!(line(&zk), [], "it has asked for all nodes, its own among them");
+    assert_eq!(line(&zk), [], "the write has asked for all nodes, also those of its process");
     drop(write(&kept));
     assert_eq!(line(&zk), [Mode::Write]);
 }
@@ -501,7 +501,7 @@ fn a_node_asked_for_before_reuse_is_not_kept_once() {
     assert_eq!(line(&zk), [Mode::Read], "the last one was used twice");
 }
 
-// Without an idle time.
+// An idle time of zero.
 
 fn sharing(zk: &Memory) -> RwLock {
     RwLock::builder(zk, DIRECTORY).keep(Duration::ZERO).build().expect("valid")
@@ -556,7 +556,7 @@ fn zero_idle_time_removes_a_node_with_its_only_use() {
     assert_nothing_left(&zk);
 }
 
-// Input.
+// Invalid options.
 
 #[test]
 fn an_unkeepable_lock_is_refused_with_the_reason() {
@@ -575,7 +575,7 @@ fn a_node_idle_before_it_is_watched_hears_asks_too() {
     let forever = RwLock::builder(&zk, DIRECTORY).keep(Duration::MAX).build().expect("valid");
     let slot = now(zk.session_slot(0)).expect("always open");
     let clone = forever.clone();
-    // While a background task runs, no other does.
+    // While a background task runs, no other task does.
     slot.session().spawn(Box::pin(async move { drop((read(&clone), read(&clone))) }));
     assert_eq!(line(&zk), [Mode::Read]);
     drop(write(&other));
@@ -611,7 +611,8 @@ fn a_clone_on_another_thread_joins_too() {
     assert_eq!(zk.requests(), before);
 }
 
-/// Tokio lets a task take 128 steps at a time, and each fourth use is one. So it pauses after some five hundred.
+/// Tokio lets a task take 128 steps without a pause. Every fourth use is a step, so the task must pause after some five
+/// hundred uses.
 #[support::judged]
 async fn a_task_that_only_joins_lets_others_run_now_and_then() {
     let (_zk, kept, _) = two();
@@ -630,7 +631,7 @@ async fn a_task_that_only_joins_lets_others_run_now_and_then() {
         turns.push(uses.load(Ordering::Relaxed));
     }
     let between: Vec<_> = turns.windows(2).map(|turns| turns[1] - turns[0]).collect();
-    let (_last, whole) = between.split_last().expect("it let us run");
+    let (_last, whole) = between.split_last().expect("the loop of uses never pauses");
     assert!(whole.len() > 1 && whole.iter().all(|uses| (300..=1_000).contains(uses)), "{turns:?}");
 }
 

@@ -1,4 +1,4 @@
-//! How uses of one process wait for a kept node and for each other: timeouts, reports, tries and fairness.
+//! Waits of one process's uses for a kept node and for each other: timeouts, reports, tries and fairness.
 
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
@@ -120,7 +120,7 @@ async fn on_wait_reports_a_wait_for_a_local_use() {
     let tell = Arc::clone(&told);
     let waits = kept.write().on_wait(move |progress| tell.lock().unwrap().push(progress.to_string()));
     waits.timeout(SOON * 10).await.unwrap_err();
-    assert!(!told.lock().unwrap().is_empty(), "it was told nothing in ten seconds");
+    assert!(!told.lock().unwrap().is_empty(), "the waiter heard nothing for ten seconds");
     drop(guard);
 }
 
@@ -139,7 +139,7 @@ fn on_wait_reports_a_grant_to_another_local_use() {
     let first = assert_ready_ok!(first.poll());
     assert!(second.is_woken());
     assert_pending!(second.poll());
-    let last = told.lock().unwrap().last().cloned().expect("it is told");
+    let last = told.lock().unwrap().last().cloned().expect("the waiter hears of the change");
     assert!(last.contains("~keep-WRITE-") && !last.contains("left before"), "{last}");
     drop(first);
     drop(assert_ready_ok!(second.poll()));
@@ -269,7 +269,7 @@ fn a_runtime_may_end_while_a_node_is_kept() {
     is_done.recv_timeout(Duration::from_secs(10)).expect("the end of the runtime hangs");
 }
 
-/// Its timers are all over at once then.
+/// The end of the runtime fires all its timers at once.
 #[test]
 fn a_runtime_may_end_while_a_kept_node_is_cut_off() {
     let (done, is_done) = std::sync::mpsc::channel();
@@ -334,7 +334,11 @@ async fn each_use_waiting_for_the_node_hears_its_progress() {
     for told in &told {
         let told = told.lock().unwrap().clone();
         let labels: Vec<_> = told.iter().map(|(place, labels)| (*place, labels.join(", "))).collect();
-        assert_eq!(labels, [(3, "first, second".to_owned()), (2, "second".to_owned())], "only of changes");
+        assert_eq!(
+            labels,
+            [(3, "first, second".to_owned()), (2, "second".to_owned())],
+            "unchanged progress was reported again"
+        );
     }
     drop(second);
     assert!(one.await.unwrap().unwrap().is_held() && two.await.unwrap().unwrap().is_held());
@@ -365,7 +369,7 @@ fn a_value_may_be_used_while_an_old_one_is_dropped() {
             .build()
             .unwrap();
         let shared = NOISY.get_or_init(|| shared);
-        // Twice: the first read begins the value, the second one keeps it.
+        // Two reads: the first creates the value, and the second keeps its node.
         drop(shared.read().blocking().unwrap());
         drop(shared.read().blocking().unwrap());
         drop(shared.read().blocking().unwrap());
@@ -375,7 +379,7 @@ fn a_value_may_be_used_while_an_old_one_is_dropped() {
         assert!(!IS_ARMED.load(std::sync::atomic::Ordering::SeqCst));
         done.send(()).unwrap();
     });
-    is_done.recv_timeout(Duration::from_secs(10)).expect("a value is dropped while the store is locked");
+    is_done.recv_timeout(Duration::from_secs(10)).expect("a value was dropped while the store was locked");
 }
 
 #[test]
@@ -393,12 +397,12 @@ fn a_node_kept_before_a_reader_is_asked_for_later() {
     let mut writer = writing(&other);
     assert_pending!(writer.poll());
     drop(reader);
-    assert!(writer.is_woken(), "it waits for a node that nobody uses");
+    assert!(writer.is_woken(), "the acquisition waits for a node without a use");
     drop(assert_ready_ok!(writer.poll()));
 }
 
-/// The waiter knows that the node is its own session's, and asks without the ensemble. When it comes to ask, its session has
-/// forgotten whose node that is.
+/// The waiter knows that the node is its own session's, so it asks without the ensemble. A reconnect makes the session
+/// forget whose node that is before the waiter asks.
 #[test]
 fn a_node_of_the_session_is_asked_for_after_a_break() {
     for mode in [Mode::Read, Mode::Write] {
@@ -415,7 +419,7 @@ fn a_node_of_the_session_is_asked_for_after_a_break() {
         assert_pending!(waiter.poll());
         assert!(wired.deliver() && wired.deliver() && !wired.has_requests(), "the create and the listing");
         assert_pending!(waiter.poll());
-        assert!(wired.has_requests(), "it reads who is in the way");
+        assert!(wired.has_requests(), "the waiter reads the blocking nodes");
         wired.cut(0);
         wired.flow();
         zk.faults().heal();

@@ -1,4 +1,5 @@
-//! Holders that may hold only for so long: who is told what, and when the next is granted; in virtual time.
+//! Limits on how long a lock may be held: when the holder hears of the loss, and when the next contender is granted. In
+//! virtual time.
 
 use std::future::{IntoFuture, pending};
 use std::sync::Arc;
@@ -15,10 +16,10 @@ use zk_rwlock::{
 const PATH: &str = "/lock";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A sixth of the session timeout, rounded up to what a timer can do.
+/// A sixth of the session timeout, rounded up to the resolution of a timer.
 const MARGIN: Duration = Duration::from_millis(1_667);
 
-/// As long as a timer may be late.
+/// The most by which a timer is late.
 const TICK: Duration = Duration::from_millis(2);
 
 fn limited(zk: &Memory) -> RwLockBuilder {
@@ -55,7 +56,7 @@ async fn a_holder_hears_of_its_limit_before_the_next_grant() {
     let waits = tokio::spawn(other(&zk).write().into_future());
     sleep(LIMIT - TICK).await;
     assert!(guard.is_held() && guard.session_left() > MARGIN && guard.session_left() <= MARGIN + TICK);
-    let next = waits.await.expect("no panic").expect("it is given up");
+    let next = waits.await.expect("no panic").expect("the node is removed after the limit");
     let granted = began.elapsed();
     let (why, told, state) = told.await.expect("no panic");
     assert_eq!((why, state), (Loss::HeldTooLong, HoldState::Lost { why }));
@@ -72,7 +73,7 @@ async fn a_holder_hears_of_its_limit_before_the_next_grant() {
     is_too_long(Arc::into_inner(guard).expect("alone").release().await);
     assert!(next.is_held());
     sleep(10 * LIMIT).await;
-    assert!(next.is_held(), "it has no limit");
+    assert!(next.is_held(), "the next holder has no limit");
 }
 
 #[tokio::test(start_paused = true)]
@@ -90,7 +91,7 @@ async fn an_unpolled_holder_loses_the_lock_at_its_limit() {
     let _next = now(waits.into_inner()).expect("free");
 }
 
-/// Its session lives on, and so its node stands.
+/// The session of the holder lives on, so its node stays until it is removed.
 #[tokio::test(start_paused = true)]
 async fn a_hung_holder_without_a_lease_ends_at_its_limit() {
     for is_kept in [false, true] {
@@ -102,7 +103,7 @@ async fn a_hung_holder_without_a_lease_ends_at_its_limit() {
         ours.faults().cut();
         assert_eq!(guard.lost().await, Loss::LeaseRanOut);
         ours.faults().heal();
-        let next = other(&zk).write().timeout(2 * LIMIT).await.expect("it is given up");
+        let next = other(&zk).write().timeout(2 * LIMIT).await.expect("the node is removed after the limit");
         assert!(next.is_held() && began.elapsed() >= LIMIT + MARGIN - TICK, "{:?}", began.elapsed());
         assert!(began.elapsed() <= LIMIT + 2 * MARGIN, "{:?}", began.elapsed());
         assert_eq!(guard.lost().await, Loss::LeaseRanOut, "the first reason stays");
@@ -118,7 +119,7 @@ async fn a_downgrade_does_not_begin_the_time_anew() {
     advance(LIMIT / 2).await;
     assert_eq!((guard.is_held(), guard.lost().await), (false, Loss::HeldTooLong));
     drop(now(other(&zk).read()).expect("beside a reader"));
-    let _next = other(&zk).write().await.expect("it is given up");
+    let _next = other(&zk).write().await.expect("the node is removed after the limit");
 }
 
 #[tokio::test(start_paused = true)]
@@ -128,7 +129,7 @@ async fn permits_are_given_up_at_their_limit() {
     let held = limited.acquire_many(2).await.expect("free");
     let began = Instant::now();
     let others = Semaphore::new(&zk.connect(), PATH, 2).expect("valid");
-    let next = others.acquire().await.expect("they are given up");
+    let next = others.acquire().await.expect("the permits are removed after the limit");
     assert!(began.elapsed() >= LIMIT + MARGIN - TICK && !held.is_held());
     assert_eq!(held.lost().await, Loss::HeldTooLong);
     assert_eq!(zk.children("/lock/permits").len(), 1);
@@ -165,7 +166,7 @@ async fn a_term_ends_at_its_limit_and_another_leads() {
     let next = Leadership::new(&zk.connect(), PATH).expect("valid");
     let led = next.lead(async |_| began.elapsed());
     let elapsed = tokio::select! {
-        _ = leads => panic!("its work never ends"),
+        _ = leads => panic!("the work of the first leader ended"),
         elapsed = led => elapsed.expect("it leads").expect("it was not stopped"),
     };
     assert!(elapsed >= LIMIT && elapsed <= LIMIT + TICK, "the work was dropped and the lock given back: {elapsed:?}");
@@ -192,8 +193,8 @@ async fn each_use_of_a_kept_node_has_the_time_for_itself() {
     assert!(shared.is_held());
     let late = lock.read().await.expect("kept");
     sleep(TICK).await;
-    assert_eq!((shared.is_held(), late.is_held()), (false, false), "they have one node");
-    let next = other(&zk).write().await.expect("it is given up");
+    assert_eq!((shared.is_held(), late.is_held()), (false, false), "all uses share one node");
+    let next = other(&zk).write().await.expect("the node is removed after the limit");
     assert_eq!(shared.lost().await, Loss::HeldTooLong);
     drop((next, shared, late));
     assert!(lock.read().await.expect("free").is_held());
@@ -219,7 +220,7 @@ async fn values_and_once_have_the_limit_of_their_lock() {
 #[test]
 fn a_limit_of_zero_is_refused_and_none_is_needed() {
     let zk = Memory::new();
-    let refused = RwLock::builder(&zk, PATH).max_hold(Duration::ZERO).build().expect_err("nobody could hold");
+    let refused = RwLock::builder(&zk, PATH).max_hold(Duration::ZERO).build().expect_err("a limit of zero is refused");
     assert!(matches!(refused, Error::InvalidInput(_)), "{refused}");
     assert!(Semaphore::builder(&zk, PATH).max_hold(Duration::ZERO).build().is_err());
     let lock = RwLock::builder(&zk, PATH).max_hold(Duration::MAX).build().expect("valid");

@@ -1,4 +1,5 @@
-//! The lock on the embedded backend, polled by hand or in virtual time: what no server can be made to repeat.
+//! The lock on the embedded backend, polled by hand or in virtual time: orders of events that no server can be made to
+//! repeat.
 
 mod asking;
 mod bounds;

@@ -1,4 +1,4 @@
-//! Interleavings of the lock that no server can be made to repeat, decided poll by poll: no threads and no sleeps.
+//! Orders of events that no server can be made to repeat, polled by hand: no threads and no sleeps.
 
 use std::cell::Cell;
 use std::future::IntoFuture;
@@ -22,10 +22,10 @@ use zk_rwlock::{ConnectionState, Error, Granting, HoldState, Loss, Memory, Mode,
 
 const DIRECTORY: &str = "/lock";
 
-/// The number from which on no contender may queue up.
+/// The first sequence number with which no contender may queue up.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
-/// The number from which on the last one out deletes the directory.
+/// From this number on, the last contender to leave deletes the directory.
 const RESTART_FROM: i32 = 1 << 30;
 
 fn open<C: Coordinator + Clone>(client: &C) -> RwLock {
@@ -52,7 +52,7 @@ fn transact(client: &Memory, operations: &[Operation]) {
     now(session(client).transact(operations)).expect("done");
 }
 
-/// The modes and the numbers of the contenders in the directory.
+/// The modes and numbers of the contenders in the directory.
 fn contenders(zk: &Memory) -> Vec<(Mode, i64)> {
     let names = zk.children(DIRECTORY);
     let mut all: Vec<_> = names.iter().filter_map(|name| Contender::parse(name)).collect();
@@ -60,13 +60,13 @@ fn contenders(zk: &Memory) -> Vec<(Mode, i64)> {
     all.iter().map(|contender| (contender.mode(), contender.sequence())).collect()
 }
 
-/// Nothing is left in the directory, and no watch is left.
+/// Checks that no node and no watch is left.
 fn assert_nothing_left(zk: &Memory) {
     assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
     assert_eq!(zk.watches(), 0);
 }
 
-// Answers and requests that are lost.
+// Lost replies and requests.
 
 #[test]
 fn a_create_with_a_lost_reply_is_one_node_and_a_grant() {
@@ -268,9 +268,9 @@ fn a_release_while_cut_off_is_done_after_the_reconnect() {
     assert_nothing_left(&zk);
 }
 
-// What a waiter hears.
+// Reports to a waiter.
 
-/// The waiter's place, how many contenders block it, and the first of them.
+/// The waiter's place, the number of contenders that block it, and the first of these.
 fn heard(hears: &mpsc::Receiver<Progress>) -> Vec<(usize, usize, String)> {
     let first = |it: &Progress| it.blockers.first.first().map(ToString::to_string).unwrap_or_default();
     let text =
@@ -283,7 +283,7 @@ fn tell() -> (impl Fn(&Progress) + Clone + Send + 'static, mpsc::Receiver<Progre
     (move |progress: &Progress| told.send(progress.clone()).expect("somebody hears"), hears)
 }
 
-/// The text that a member of the queue shows if it entered with this label.
+/// The text of a queue member that entered with this label.
 fn entry(mode: &str, host: &str, label: &str) -> String {
     format!("{mode} {host} pid {} \"{label}\"", std::process::id())
 }
@@ -406,7 +406,7 @@ async fn a_waiter_whose_listing_failed_hears_of_changes_later() {
     for told in [&[(4, 4)][..], &[(2, 2)]] {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_pending!(last.poll());
-        assert!(!fails.load(Ordering::Relaxed), "it has looked");
+        assert!(!fails.load(Ordering::Relaxed), "the holder has listed the queue");
         assert_eq!(hears.try_iter().map(|progress| (progress.place, progress.length)).collect::<Vec<_>>(), told);
     }
     drop(assert_ready_ok!(readers[1].poll()));
@@ -441,13 +441,13 @@ async fn listening_waiters_read_under_10_000_names_a_second() {
 async fn a_waiter_whose_listener_panics_leaves_the_queue() {
     let (zk, _other, a, b) = two();
     let held = write(&a);
-    let waiting = tokio::spawn(b.write().on_wait(|_| panic!("as it should")).into_future());
+    let waiting = tokio::spawn(b.write().on_wait(|_| panic!("a panic on purpose")).into_future());
     assert!(waiting.await.is_err_and(|ended| ended.is_panic()));
     now(held.release()).expect("held");
     assert_nothing_left(&zk);
 }
 
-// What a holder hears of waiters.
+// Reports to a holder about waiters.
 
 #[test]
 fn a_writer_finds_its_first_waiter_for_two_listings() {
@@ -495,7 +495,7 @@ async fn a_reader_looks_for_writers_at_most_every_20_ms() {
 
     drop(beside);
     let with = some_reads(&mut || assert_pending!(contended.poll()));
-    assert_eq!(with, without, "it has looked a moment ago");
+    assert_eq!(with, without, "the holder has listed the queue a moment ago");
     let mut writer = writing(&b);
     assert_pending!(writer.poll());
     tokio::time::advance(Duration::from_millis(20)).await;
@@ -553,7 +553,7 @@ fn a_writer_that_came_and_left_again_does_not_count() {
     assert_pending!(contended.poll());
 }
 
-// Cancelling at every step.
+// Cancellation at every poll.
 
 /// More polls than any acquisition takes.
 const POLLS: usize = 60;
@@ -671,14 +671,14 @@ fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     for contended in [false, true] {
         let held = contended.then(|| write(&b));
         let before = zk.children(DIRECTORY);
-        // Before the contender has queued up.
+        // Dropped before the create is sent.
         zk.faults().cut();
         let mut acquiring = writing(&a);
         assert_pending!(acquiring.poll());
         drop(acquiring);
         zk.faults().heal();
         assert_eq!(zk.children(DIRECTORY), before);
-        // While the contender waits.
+        // Dropped while the contender waits.
         if contended {
             let mut acquiring = writing(&a);
             assert_pending!(acquiring.poll());
@@ -711,7 +711,7 @@ fn the_third_waits_for_the_first_when_the_second_leaves() {
     assert_nothing_left(&zk);
 }
 
-/// The watch goes back to a writer further ahead, which Curator's first reader-writer lock never looked at again.
+/// The reader watches the earlier writer next. Curator's first reader-writer lock forgot that writer.
 #[test]
 fn a_reader_whose_writer_leaves_awaits_an_earlier_one() {
     let (zk, _other, a, b) = two();
@@ -786,7 +786,7 @@ async fn two_readers_that_try_to_write_time_out() {
     assert_nothing_left(&zk);
 }
 
-// Servers that lag, and news that is old.
+// Lagging servers, and events that arrive late.
 
 #[test]
 fn a_create_brings_a_lagging_server_up_to_date() {
@@ -797,7 +797,7 @@ fn a_create_brings_a_lagging_server_up_to_date() {
     // The waiter's server showed an empty directory when it came.
     assert_pending!(next.poll());
     drop(held);
-    assert!(!next.is_woken(), "the event is late");
+    assert!(!next.is_woken(), "the event has not arrived yet");
     other.faults().catch_up();
     assert!(next.is_woken());
     drop(assert_ready_ok!(next.poll()));
@@ -817,7 +817,7 @@ fn a_create_with_a_lost_reply_is_found_despite_lag() {
     assert_nothing_left(&zk);
 }
 
-/// The create is answered by nothing but the listing that follows it, and that comes from a server without the node.
+/// The create's reply is lost, and the listing that should find the node comes from a server that does not have it yet.
 #[test]
 fn a_dropped_create_with_lost_reply_leaves_nothing() {
     let (zk, other, _a, b) = two();
@@ -825,7 +825,7 @@ fn a_dropped_create_with_lost_reply_leaves_nothing() {
     other.faults().lose_next_reply();
     let session = Slow(other.clone());
     let mut acquiring = writing(&open(&session));
-    // Until the create is sent.
+    // Poll until the create is sent.
     for _ in 0..POLLS {
         if zk.children(DIRECTORY).is_empty() {
             assert_pending!(acquiring.poll());
@@ -843,7 +843,7 @@ fn a_silent_servers_replies_arrive_in_order_later() {
     other.faults().silence();
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    assert_eq!(contenders(&zk).len(), 2, "it does what it is asked to");
+    assert_eq!(contenders(&zk).len(), 2, "a silent server carries out requests");
     other.faults().catch_up();
     assert_pending!(next.poll());
     other.faults().silence();
@@ -873,7 +873,7 @@ fn a_try_beaten_on_a_lagging_server_leaves_nothing() {
     other.faults().lag();
     let held = write(&a);
     let before = zk.children(DIRECTORY);
-    // The listing shows an empty directory; the node that follows is behind the holder's.
+    // The listing shows an empty directory. The new node stands behind the holder's.
     let error = now(b.try_write()).expect_err("taken");
     assert!(error.is_would_block());
     assert_eq!(zk.children(DIRECTORY), before);
@@ -888,7 +888,7 @@ fn a_member_hidden_by_a_lagging_server_can_be_evicted() {
     let (zk, other, a, b) = two();
     other.faults().lag();
     let held = write(&a);
-    assert!(now(b.queue()).expect("readable").members.is_empty(), "it lags");
+    assert!(now(b.queue()).expect("readable").members.is_empty(), "the server lags");
     let gone = now(b.evict(held.fencing_token())).expect("may").expect("it is there");
     assert_eq!(gone.token, Some(held.fencing_token()));
     assert!(!held.is_held());
@@ -967,8 +967,8 @@ async fn an_old_hand_off_grants_nothing_without_a_lease() {
     assert!(taken.is_held());
 }
 
-/// As above, but the ensemble gave the session up while the lease was valid, as when an operator closes it: the order
-/// of the events shows that our own node went before.
+/// Here the ensemble ended the session while its lease was valid, as an operator can. The order of the events shows that our
+/// node went first.
 #[test]
 fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
     let (_zk, other, a, b) = two();
@@ -985,7 +985,7 @@ fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
     assert!(write(&a).is_held());
 }
 
-/// A waiter hears of the end of its session when a holder would, and its node goes when the connection is back.
+/// A waiter hears of the end of its session as early as a holder, and its node is deleted after the reconnect.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_cut_off_is_evicted_at_the_lease_end() {
     let (zk, other, a, b) = two();
@@ -1005,7 +1005,7 @@ async fn a_waiter_cut_off_is_evicted_at_the_lease_end() {
     assert_nothing_left(&zk);
 }
 
-/// As above, but the lease is valid: the hand-off is believed.
+/// Here the lease is still valid, so the hand-off counts as a grant.
 #[tokio::test(start_paused = true)]
 async fn an_old_hand_off_is_a_grant_while_the_lease_is_valid() {
     let (_zk, other, a, b) = two();
@@ -1039,7 +1039,7 @@ async fn a_guard_cut_off_is_lost_at_the_lease_end() {
     assert!(!held.is_held(), "a lost guard became valid again");
 }
 
-/// An ensemble whose client has its lease on a clock that the test sets, and no heartbeat.
+/// A client whose lease runs on a clock that the test sets, and which sends no heartbeats.
 #[derive(Clone, Debug)]
 struct Suspended(Memory, Arc<Upkeep>);
 
@@ -1059,7 +1059,7 @@ impl Coordinator for Suspended {
     }
 }
 
-/// The ensemble's clock goes on while the machine sleeps; its own timers stand still.
+/// The ensemble's clock advances while the machine sleeps, but the machine's timers do not.
 #[tokio::test(start_paused = true)]
 async fn a_suspended_machine_has_lost_its_locks_before_timers() {
     let clock = Arc::new(AtomicU64::new(1_000));
@@ -1074,7 +1074,7 @@ async fn a_suspended_machine_has_lost_its_locks_before_timers() {
     assert!(asked.is_held());
     clock.fetch_add(3_600, Ordering::SeqCst);
     assert!(!asked.is_held(), "the first look after the suspend says so");
-    // A task that awaits the loss hears of it at the end of its timer's next slice, not after the rest of the lease.
+    // A task that awaits the loss hears of it after the current slice of its timer, before the whole lease has passed.
     tokio::time::advance(Duration::from_millis(501)).await;
     assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
 }
@@ -1107,8 +1107,8 @@ async fn a_suspended_machine_cannot_use_its_kept_node() {
     }
 }
 
-/// The change that woke the waiter is still under way in the ensemble; a waker that makes a request must not find the
-/// ensemble locked.
+/// The wake-up comes in the middle of a change in the ensemble. A waker that sends a request must not deadlock on the
+/// ensemble's lock.
 #[test]
 fn those_who_are_woken_may_use_the_ensemble() {
     struct Curious(Memory, AtomicU64);
@@ -1150,7 +1150,7 @@ fn those_who_are_woken_may_use_the_ensemble() {
     assert!(woken >= 3, "{woken}");
 }
 
-// Strangers.
+// Foreign clients.
 
 #[test]
 fn a_waiter_that_takes_a_forged_hand_off_loses_the_lock() {
@@ -1184,7 +1184,7 @@ fn a_forged_hand_off_is_found_by_the_first_check() {
         other.faults().lose_next_reply();
     }
     let falsely = assert_ready_ok!(next.poll());
-    assert!(falsely.is_held(), "nothing has told it yet");
+    assert!(falsely.is_held(), "no event has arrived yet");
     other.faults().catch_up();
     assert_eq!(now(falsely.lost()), Loss::Interfered);
 }
@@ -1199,7 +1199,7 @@ fn a_forged_hand_off_is_found_despite_a_lost_check() {
     other.faults().silence();
     let falsely = assert_ready_ok!(next.poll());
     other.faults().cut();
-    assert!(falsely.is_held(), "nothing has told it yet");
+    assert!(falsely.is_held(), "no event has arrived yet");
     other.faults().heal();
     assert_eq!(now(falsely.lost()), Loss::Interfered);
     assert!(held.is_held());
@@ -1280,7 +1280,7 @@ fn a_foreign_write_to_a_waiting_node_is_no_hand_off() {
 #[test]
 fn from_the_last_million_numbers_on_nobody_may_enter() {
     let (zk, _other, a, b) = two();
-    // A contender that stays keeps the directory.
+    // A foreign node in the directory keeps it from being deleted.
     transact(&zk, &[Operation::Create { path: format!("{DIRECTORY}/foo"), data: Vec::new(), kind: Kind::Persistent }]);
     zk.faults().set_next_sequence(DIRECTORY, REFUSED_FROM - 1);
     let last = read(&a);
@@ -1357,7 +1357,7 @@ fn at_the_very_last_number_nobody_is_granted_twice() {
         assert!(matches!(error, Error::SequenceExhausted { .. }), "{error:?}");
         assert_eq!(zk.children(DIRECTORY), ["foo"]);
     }
-    // Another program's nodes that share the last number are shown as they are, and no newcomer is granted.
+    // Nodes of another program with the last number appear in the queue, and no newcomer is granted.
     transact(&stranger, &[create("x-WRITE-2147483647", Kind::Ephemeral), create("y-READ-2147483647", Kind::Ephemeral)]);
     let queue = now(b.queue()).expect("readable");
     assert!(queue.members.iter().all(|member| member.state == MemberState::Stuck) && queue.members.len() == 2);
@@ -1393,8 +1393,7 @@ fn containers_are_reaped_between_uses_only() {
     assert!(now(a.try_read()).is_ok());
 }
 
-/// The directory vanishes between its making and the create, between the create and the listing, and while the
-/// contender waits: at every poll.
+/// The directory vanishes at every poll: before the create, before the listing, and while the contender waits.
 #[test]
 fn the_directory_may_vanish_at_any_poll() {
     let (mut granted, mut evicted) = (0, 0);
@@ -1439,7 +1438,7 @@ fn the_directory_may_be_deleted_while_it_is_used() {
     assert_nothing_left(&zk);
 }
 
-/// The panic of a timer that is polled after its runtime would be caught, and printed with its backtrace.
+/// If a timer were polled after its runtime has ended, its panic would be caught, but printed with a backtrace.
 #[test]
 fn a_test_with_a_disconnected_client_ends_in_order() {
     thread_local!(static PANICS: Cell<usize> = const { Cell::new(0) });
@@ -1461,9 +1460,9 @@ fn a_test_with_a_disconnected_client_ends_in_order() {
     assert_eq!((PANICS.get(), zk.children(DIRECTORY).len()), (0, 1));
 }
 
-// What each step costs.
+// The requests of each step.
 
-/// Checks how many requests a step sends, of all clients together.
+/// Checks the number of requests that all clients together send in a step.
 #[track_caller]
 pub(crate) fn costs<T>(zk: &Memory, requests: u64, what: &str, step: impl FnOnce() -> T) -> T {
     let before = zk.requests();
@@ -1477,7 +1476,7 @@ fn each_step_sends_only_the_requests_that_it_needs() {
     let zk = Memory::new();
     let other = zk.connect();
     let (a, b) = (open(&zk), open(&other));
-    // Of each acquisition: the create, the listing behind it, and the watch on our own node.
+    // Each acquisition sends a create, a listing, and a watch on its own node.
     let held = costs(&zk, 6, "both once more, and the making of the directory between", || write(&a));
     costs(&zk, 1, "the delete", || now(held.release()).expect("held"));
     let held = costs(&zk, 3, "a free lock", || write(&a));
@@ -1494,7 +1493,7 @@ fn each_step_sends_only_the_requests_that_it_needs() {
     costs(&zk, 4, "the same, whosever the nodes are", || assert_pending!(last.poll()));
     costs(&zk, 0, "nothing has happened", || assert_pending!(next.poll()));
     costs(&zk, 1, "one transaction", || now(held.release()).expect("held"));
-    assert!(!last.is_woken(), "one is woken, and not the herd");
+    assert!(!last.is_woken(), "more than one waiter was woken");
     let held = costs(&zk, 1, "no listing: whether the holder's node is gone", || assert_ready_ok!(next.poll()));
     let held = costs(&zk, 2, "one transaction, and the watch on the new node", || now(held.downgrade()).expect("held"));
     assert!(last.is_woken());
@@ -1547,8 +1546,8 @@ fn the_changes_of_a_guard_are_a_stream() {
     assert_eq!(states.poll_next(), std::task::Poll::Ready(None));
 }
 
-/// Tokio makes a future that has run for long yield: outside its worker threads it wakes the future at once. The
-/// ensemble's background work, which runs on the same thread, must not be made to yield as well.
+/// Tokio makes a future yield that has run for long. Outside its worker threads, Tokio wakes that future at once. The
+/// ensemble's background work runs on the same thread and must not yield as well.
 #[support::judged(flavor = "multi_thread", worker_threads = 1)]
 async fn background_work_ends_beside_a_task_that_never_pauses() {
     let zk = Memory::new();
@@ -1643,10 +1642,10 @@ fn a_restore_brings_back_the_saved_state_only() {
     make("/lock/later", b"", Kind::Ephemeral);
 
     zk.faults().restore(&backup);
-    assert_eq!(now(session(&other).data("/value")).expect("it is back").0, b"old");
+    assert_eq!(now(session(&other).data("/value")).expect("the client has reconnected").0, b"old");
     assert_eq!(now(session(&other).data("/later")).map(drop), Err(Failure::NoNode));
     assert_eq!(zk.children(DIRECTORY), ["mine"]);
-    let stat = now(session(&other).data("/lock/mine")).expect("it is back").1;
+    let stat = now(session(&other).data("/lock/mine")).expect("the client has reconnected").1;
     assert_eq!(stat.ephemeral_owner, owner);
     assert_ne!(session(&zk).id(), owner);
 }

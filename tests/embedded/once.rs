@@ -1,4 +1,4 @@
-//! Work that is done once in a while, on an ensemble whose clock a test sets: no sleeps.
+//! Work that is done once in a while, on an ensemble whose clock is set by the test. Nothing sleeps.
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ const RECORD: &str = "/cron/report.done";
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// More than an acquisition or a record takes.
+/// More polls than an acquisition or a record takes.
 const POLLS: usize = 40;
 
 const PERIOD: Duration = Duration::from_secs(50 * 60);
@@ -49,7 +49,7 @@ fn asking(lock: &RwLock) -> Acquiring<Option<OnceGuard>> {
     task::spawn(lock.write().once_in(PERIOD).into_future())
 }
 
-/// Does the work, which is due.
+/// Does the work, which must be due.
 fn works(lock: &RwLock) {
     let guard = due(lock).expect("due");
     now(guard.done()).expect("recorded");
@@ -110,12 +110,12 @@ async fn a_contender_that_waited_long_counts_its_wait() {
     zk.faults().set_clock_forward(30 * MINUTE);
     let mut waits = asking(&b);
     assert_pending!(waits.poll());
-    // The record is half an hour older than the contender's node, and now two hours and a half.
+    // The record is half an hour older than the contender's node, and two and a half hours old now.
     tokio::time::advance(120 * MINUTE).await;
     zk.faults().set_clock_forward(120 * MINUTE);
     now(idle.release()).expect("held");
     assert!(waits.is_woken());
-    assert!(assert_ready_ok!(waits.poll()).is_some(), "it was done more than a period ago");
+    assert!(assert_ready_ok!(waits.poll()).is_some(), "the work is older than a period");
     assert_nothing_left(&zk);
 }
 
@@ -166,7 +166,7 @@ fn a_clock_set_far_back_does_not_block_the_work_for_ever() {
     works(&a);
     zk.faults().set_clock_back(365 * 24 * 60 * MINUTE);
     works(&b);
-    assert!(due(&a).is_none(), "by the record of the new time");
+    assert!(due(&a).is_none(), "due by the record of the new time");
     zk.faults().set_clock_forward(50 * MINUTE);
     assert!(due(&a).is_some());
 }
@@ -244,7 +244,7 @@ fn an_empty_record_is_none_and_a_foreign_one_is_refused() {
     works(&a);
     zk.faults().remove(RECORD);
     now(operator.create(RECORD, b"minutes of a meeting", Kind::Persistent)).expect("created");
-    let refused = now(b.write().once_in(PERIOD)).expect_err("it is no record");
+    let refused = now(b.write().once_in(PERIOD)).expect_err("the node is no record");
     assert!(matches!(&refused, Error::ForeignRecord { path } if path == RECORD), "{refused:?}");
     assert!(matches!(now(b.forget()), Err(Error::ForeignRecord { .. })));
     assert!(matches!(now(b.try_once_in(PERIOD)), Err(Error::ForeignRecord { .. })));
@@ -253,7 +253,7 @@ fn an_empty_record_is_none_and_a_foreign_one_is_refused() {
     assert_nothing_left(&zk);
 }
 
-/// Whether the record is to be deleted.
+/// Whether the request deletes the record.
 fn forgets(asked: Asked<'_>) -> bool {
     match asked {
         Asked::Delete(path) => path == RECORD,
@@ -296,7 +296,7 @@ fn a_success_recorded_during_a_forget_stays() {
             let guard = if forgets(asked) { guard.lock().unwrap().take() } else { None };
             let guard = guard?;
             if loses {
-                // It is carried out, and the answer is lost. The next record has the version of the last one.
+                // The delete is done and its reply is lost. The next record has the same version as the deleted one.
                 operator.faults().remove(RECORD);
             }
             now(guard.done()).expect("recorded");
@@ -347,7 +347,7 @@ fn a_record_is_no_contender_in_any_dialect() {
         let outer = RwLock::builder(&zk, "/cron").dialect(dialect).build().expect("valid");
         works(&lock);
         assert!(due(&lock).is_none(), "{dialect}");
-        // The record lies in the directory of another lock here, which it does not disturb.
+        // The record lies in the directory of another lock, which works as before.
         drop(now(outer.write()).expect("free"));
         assert_eq!(now(outer.queue()).expect("readable").members.len(), 0, "{dialect}");
         zk.faults().set_clock_forward(PERIOD);
@@ -428,7 +428,7 @@ fn a_record_unsent_at_the_sessions_end_is_not_written() {
     drop(guard);
 }
 
-/// What a future gives within so many polls.
+/// Returns the output of a future, or `None` if it is pending after so many polls.
 fn within<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     let mut future = task::spawn(Box::pin(future));
     (0..polls).find_map(|_| match future.poll() {
@@ -548,7 +548,7 @@ async fn a_look_at_the_record_without_an_answer_ends_in_time() {
         }
         other.faults().cut();
         let begun = Instant::now();
-        // The last answer may be here already.
+        // The last reply may have come already.
         let Err(error) = asking.await else { continue };
         assert!(error.is_timeout(), "{polls}: {error}");
         assert!(begun.elapsed() <= MINUTE / 12, "{polls}: {:?}", begun.elapsed());
@@ -558,7 +558,7 @@ async fn a_look_at_the_record_without_an_answer_ends_in_time() {
     assert!(ended > 3, "{ended}");
 }
 
-/// What a host does that was given the work.
+/// How the host that was given the work goes on.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Succeeds,
@@ -617,7 +617,7 @@ fn work_is_due_a_period_after_a_success_of_any_host() {
     assert!(given.iter().all(|times| *times > 100), "{given:?}");
 }
 
-// What is refused, and what it costs.
+// Refused input, and costs.
 
 #[test]
 fn wrong_input_is_refused_unsent() {

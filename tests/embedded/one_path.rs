@@ -1,4 +1,4 @@
-//! A lock and a semaphore at one path: who comes second is refused, and who came first goes on.
+//! A lock and a semaphore at one path: the second to come is refused, and the first is not disturbed.
 
 use std::future::IntoFuture;
 use std::task::Poll;
@@ -21,7 +21,7 @@ fn semaphore(zk: &Memory) -> Semaphore {
 }
 
 fn reason<T: std::fmt::Debug>(answer: Result<T, Error>) -> PermitsError {
-    match answer.expect_err("it came second") {
+    match answer.expect_err("the second to come is refused") {
         Error::Permits { path, reason } if path == PATH => reason,
         other => panic!("{other}"),
     }
@@ -69,9 +69,13 @@ async fn a_lock_is_refused_at_the_path_of_a_semaphore() {
     assert_eq!(reason(leadership.lead(async |_| ()).await), PermitsError::NoLock);
     assert_eq!(left(&zk), before);
     permit.release().await.expect("held");
-    assert_eq!(reason(lock(&zk).write().await), PermitsError::NoLock, "free permits are a semaphore's, too");
+    assert_eq!(
+        reason(lock(&zk).write().await),
+        PermitsError::NoLock,
+        "a semaphore with free permits is still a semaphore"
+    );
 
-    // A contender of the lock that has just come is refused, and not the semaphore.
+    // A contender of the lock that has just come is refused. The semaphore is not.
     let mut refused = task::spawn(lock(&zk).write().into_future());
     let stray = Operation::Create {
         path: format!("{PATH}/h~1-WRITE-0000000009"),
@@ -117,7 +121,7 @@ fn a_lock_and_a_semaphore_never_hold_together() {
                 }
             }
             let hold = (matches!(locked, Some(Ok(_))), matches!(acquired, Some(Ok(_))));
-            assert_ne!(hold, (true, true), "lead {lead} of the lock: {lock_first}");
+            assert_ne!(hold, (true, true), "polls ahead: {lead}, lock first: {lock_first}");
             granted += usize::from(hold.0 || hold.1);
             refused += usize::from(matches!(locked, Some(Err(_))) || matches!(acquired, Some(Err(_))));
         }

@@ -1,4 +1,4 @@
-//! A process that was stopped: its clock has gone on, and an answer for its work has come, before any timer is due.
+//! A stopped process that goes on: its clock has advanced and the reply to its work has arrived, but no timer has fired yet.
 
 use std::fmt::Debug;
 use std::future::{Future, poll_fn};
@@ -19,23 +19,23 @@ const PATH: &str = "/lock";
 /// Longer than any lease.
 const STOP: Duration = Duration::from_secs(60);
 
-/// The process stands still, and goes on. The clock shows that, and no timer has heard of it.
+/// Stops the process and lets it go on: only the clock advances, and no timer fires.
 fn is_stopped() {
     assert_pending!(task::spawn(tokio::time::advance(STOP)).poll());
 }
 
-/// When the process is stopped.
+/// The moment at which the process is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stopped {
-    /// While the work waits for the answer that has come when the process goes on.
+    /// Between two polls, while the work waits for a reply. The reply has arrived when the process goes on.
     BetweenPolls,
-    /// While the work is polled for the last time.
+    /// During the last poll of the work.
     InTheLastPoll,
 }
 
 type Work = Pin<Box<dyn Future<Output = &'static str>>>;
 
-/// Work that is done at its third poll, and how often it was polled.
+/// Work that is done at its third poll, and a count of its polls.
 fn work(stopped: Stopped) -> (Work, Arc<AtomicUsize>) {
     let polls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&polls);
@@ -51,7 +51,8 @@ fn work(stopped: Stopped) -> (Work, Arc<AtomicUsize>) {
     (Box::pin(work), polls)
 }
 
-/// Polls the work twice. The second time all is known of the client's being cut off, and then the process is stopped.
+/// Polls the work twice. Before the second poll, the library has noticed that the client is cut off. Then the process is
+/// stopped.
 fn until_it_is_stopped<F: Future>(zk: &Memory, runs: &mut Spawn<F>, stopped: Stopped) -> Poll<F::Output> {
     assert!(runs.poll().is_pending());
     zk.faults().cut();
@@ -68,7 +69,7 @@ fn is_lost<T: Debug>(answer: Result<T, Error>) {
     assert!(matches!(lost, Error::Lost(Loss::LeaseRanOut)), "{lost}");
 }
 
-/// Runs work under a hold that `take` takes.
+/// Checks that the work under the hold of `take` is not polled again and gives no output.
 fn is_neither_polled_nor_done<H>(
     take: impl Fn(&Memory) -> H,
     run: impl AsyncFn(&H, Work) -> Result<&'static str, Error>,
@@ -118,7 +119,7 @@ async fn the_work_of_a_term_ends_if_a_stop_costs_the_term() {
         let (work, polls) = work(stopped);
         let mut work = Some(work);
         let mut leads = task::spawn(leadership.lead(|_| work.take().expect("one term")));
-        assert_pending!(until_it_is_stopped(&zk, &mut leads, stopped), "what the work gave was given");
+        assert_pending!(until_it_is_stopped(&zk, &mut leads, stopped), "the output of the work was returned");
         let before = usize::from(stopped == Stopped::InTheLastPoll);
         assert_eq!((polls.load(Ordering::SeqCst), leadership.is_leader()), (2 + before, false), "{stopped:?}");
     }

@@ -1,4 +1,4 @@
-//! Interleavings of the semaphore that no server can be made to repeat, decided poll by poll: no threads and no sleeps.
+//! Orders of events in a semaphore that no server can be made to repeat, polled by hand: no threads and no sleeps.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -51,7 +51,7 @@ fn two(permits: u32) -> (Memory, Memory, Semaphore, Semaphore) {
     (one, other, a, b)
 }
 
-/// The nodes in the queue, those of the holders, and how many watches there are.
+/// The nodes in the queue, the nodes of the holders, and the number of watches.
 fn left(zk: &Memory) -> (Vec<String>, Vec<String>, usize) {
     (zk.children(QUEUE), zk.children(PERMITS), zk.watches())
 }
@@ -60,13 +60,13 @@ fn session(client: &Memory) -> Arc<dyn Session> {
     Arc::clone(now(client.session_slot(0)).expect("open").session())
 }
 
-/// A stranger's write to a place in the queue.
+/// Writes to a waiter's node from a foreign client, as a hand-off would.
 fn forge_hand_off(stranger: &Memory, place: &str) {
     let set = Operation::Set { path: format!("{QUEUE}/{place}"), data: vec![], version: None };
     now(session(stranger).transact(&[set])).expect("it may be written");
 }
 
-/// What may not wait is bounded as a whole.
+/// Only calls that wait for no contender have a time limit of their own for the read of the number.
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_waits_for_the_number_until_timeout() {
     let zk = Memory::new();
@@ -97,7 +97,7 @@ async fn the_number_is_set_on_the_next_session_if_one_ends() {
     assert_eq!(semaphore.permits().await.expect("readable"), Some(3));
 }
 
-// Answers and requests that are lost.
+// Lost replies and requests.
 
 #[test]
 fn a_permit_taken_with_lost_messages_is_one_node() {
@@ -162,7 +162,7 @@ fn a_handle_without_a_number_may_take_all_permits() {
     assert_eq!(now(plain().acquire_many(2)).expect("all are free").count(), 2);
 }
 
-// Cancelling at every step.
+// Cancellation at every poll.
 
 /// More polls than any acquisition takes.
 const POLLS: usize = 80;
@@ -194,7 +194,7 @@ fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
     }
 }
 
-/// The head is dropped while a permit has just been given back to it, and the next in the queue gets it.
+/// The head is dropped just as a permit becomes free for it. The next in the queue gets that permit.
 #[test]
 fn a_head_dropped_at_any_poll_yields_its_permits() {
     for faults in FAULTS {
@@ -290,7 +290,7 @@ fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     drop(head);
     zk.faults().heal();
     assert_eq!(left(&other), (vec![], vec![], 0));
-    // In the middle of its taking.
+    // The head is in the middle of its exchange.
     let slow = open(&Slow(zk.clone()), 1);
     for polls in 1..POLLS {
         let mut taking = acquiring(&slow, 1);
@@ -315,7 +315,7 @@ fn a_local_successor_counts_after_its_predecessor() {
         let mut next = acquiring(&a, 1);
         assert_pending!(next.poll());
         drop(held);
-        // Between any two of its polls the next one may run, whether it is woken or not.
+        // The successor may run between any two polls of the head, woken or not.
         let mut taken = poll_up_to(&mut head, polls);
         assert_pending!(next.poll());
         if taken.is_none() || matches!(taken, Some(Poll::Pending)) {
@@ -331,8 +331,8 @@ fn a_local_successor_counts_after_its_predecessor() {
     }
 }
 
-/// A newcomer's look at the permits goes out with its create. The one before it may take a permit after that look, and have
-/// left the queue before the newcomer comes to see its place.
+/// A newcomer lists the permits together with its create. Its predecessor may take a permit after that listing, and leave
+/// the queue before the newcomer finds itself the head.
 #[test]
 fn a_newcomer_counts_permits_after_its_predecessor() {
     for is_same_session in [false, true] {
@@ -361,8 +361,8 @@ fn a_newcomer_counts_permits_after_its_predecessor() {
     }
 }
 
-/// The one before it is of its session, comes to be the head after another session's contender has taken permits, and
-/// gives up. Then the newcomer is the head, and its look is older than that taking.
+/// The newcomer's predecessor is of the same session. A contender of another session takes permits, the predecessor becomes
+/// the head, and gives up. The newcomer is the head now, and its listing of the permits is too old.
 #[test]
 fn a_newcomer_recounts_after_a_predecessor_gave_up() {
     for polls in 0..25 {
@@ -384,7 +384,7 @@ fn a_newcomer_recounts_after_a_predecessor_gave_up() {
             assert!(matches!(late, None | Some(Poll::Pending)), "two hold one permit, at poll {polls}: {late:?}");
             assert_eq!(zk.children(PERMITS).len(), 1, "at poll {polls}");
             drop(taken);
-            let Some(Poll::Ready(Ok(late))) = poll_up_to(&mut newcomer, POLLS) else { panic!("it hangs") };
+            let Some(Poll::Ready(Ok(late))) = poll_up_to(&mut newcomer, POLLS) else { panic!("the acquisition hangs") };
             drop((first, newcomer, late));
             assert_eq!(left(&other), (vec![], vec![], 0), "at poll {polls}");
         }
@@ -416,7 +416,7 @@ fn tasks_of_one_session_never_hold_more_than_there_are() {
     assert_eq!(left(&zk), (vec![], vec![], 0));
 }
 
-// What others do.
+// Foreign clients, evictions and servers that lag.
 
 #[test]
 fn a_forged_hand_off_gives_nobody_a_permit() {
@@ -469,7 +469,7 @@ fn a_permit_shown_as_queued_counts_if_forged() {
     zk.faults().lag();
     forge_hand_off(&other, &first);
     drop(held);
-    assert!(next.is_woken(), "by the write, of which its server has learnt with the deletion");
+    assert!(next.is_woken(), "granted by the signal, which the server applied with the deletion");
     let taken = assert_ready_ok!(head.poll());
     assert_pending!(next.poll());
     assert!(taken.is_held());
@@ -501,7 +501,7 @@ fn a_permit_removed_while_it_is_taken_is_no_grant() {
     let wired = Wired::new(zk.clone());
     let mut taking = acquiring(&open(&wired, 1), 1);
     wired.stall();
-    // Its node is there, and it does not know so yet.
+    // The permit's node exists, but its contender does not know yet.
     while zk.children(PERMITS).is_empty() {
         wired.deliver();
         assert_pending!(taking.poll());
@@ -547,17 +547,17 @@ fn a_number_changed_while_permits_are_taken_counts() {
     assert!(refused);
 }
 
-/// A server that lags behind shows this listing of the permits, until the session has synced with it.
+/// The listing of permits that a lagging server shows until the session has synced with it.
 #[derive(Debug)]
 struct Lagging {
     inner: Arc<dyn Session>,
     shows: Mutex<Option<Vec<String>>>,
     syncs: AtomicBool,
-    /// The owner that it shows of each permit: it has replaced the session by another one.
+    /// The owner that the server shows for each permit, in place of the real session.
     owner: Option<i64>,
 }
 
-/// A client whose session is connected with that server.
+/// A client whose session is connected to the lagging server.
 #[derive(Clone, Debug)]
 struct ToLagging(Memory, Arc<Lagging>);
 
@@ -650,8 +650,8 @@ impl Session for Lagging {
     }
 }
 
-/// The event that made it the head came on the old connection. The server of the new one has not heard of what that head's
-/// predecessor took.
+/// The head heard on its old connection that its turn has come. The server of the new connection does not know yet which
+/// permits the predecessor took.
 #[test]
 fn a_reconnected_head_counts_permits_after_a_sync() {
     for reconnects in [false, true] {
@@ -696,7 +696,7 @@ fn a_holder_hears_only_of_waiters_without_permits() {
     }
 }
 
-/// One that could take a permit of two.
+/// A waiter that could take one of two permits, and is never polled again.
 fn queued_and_polled_no_more(zk: &Memory) -> Acquiring<Permit> {
     let mut stands_still = acquiring(&open(&Slow(zk.connect()), 2), 1);
     while zk.children(QUEUE).is_empty() {
@@ -722,7 +722,7 @@ async fn a_holder_backs_off_from_a_waiter_that_idles() {
     let _stands_still = queued_and_polled_no_more(&zk);
     let before = looks.now();
     assert!(timeout(Duration::from_secs(600), held.contended()).await.is_err(), "there are enough for both");
-    // Twice as seldom each time, up to one in a session timeout of 10 s.
+    // Each pause is twice the last, up to the session timeout of 10 s.
     assert!((60..=75).contains(&(looks.now() - before)), "{} looks", looks.now() - before);
 }
 
@@ -754,7 +754,7 @@ fn a_holder_learns_who_waits_in_a_recreated_queue() {
         assert!(contended.poll().is_pending(), "it is held, and nobody waits");
         let mut waits = acquiring(&b, 1);
         assert_pending!(waits.poll());
-        let first = poll_up_to(&mut contended, 20).expect("it is woken");
+        let first = poll_up_to(&mut contended, 20).expect("the head is woken");
         assert!(matches!(&first, Poll::Ready(Ok(it)) if zk.children(QUEUE) == [it.name()]), "{first:?}");
         assert!(held.is_held());
     }

@@ -1,4 +1,4 @@
-//! What an acquisition, a semaphore and a transaction make of single refusals, each at one request.
+//! Single refused requests, and what acquisitions, semaphores and transactions do about them.
 
 use std::future::IntoFuture;
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ const PATH: &str = "/locks/config";
 const LIMIT: &str = "/limit";
 const PERMITS: &str = "/limit/permits";
 
-/// How an acquisition ends on an ensemble that refuses some requests.
+/// The result of an acquisition on an ensemble that refuses some requests.
 fn write_where(
     memory: &Memory,
     refuses: impl Fn(Asked<'_>) -> Option<Failure> + Send + Sync + 'static,
@@ -24,7 +24,7 @@ fn write_where(
     now(RwLock::new(&Hindered::new(memory, refuses), PATH).expect("valid").write())
 }
 
-/// The operation and the path of a refusal.
+/// The operation and the path that the error names.
 fn denied(granted: Result<WriteGuard, Error>) -> (&'static str, String) {
     match granted {
         Err(Error::PermissionDenied { operation, path, .. }) => (operation, path),
@@ -32,14 +32,14 @@ fn denied(granted: Result<WriteGuard, Error>) -> (&'static str, String) {
     }
 }
 
-/// An ensemble on which another client has used the lock, so that its directory is there.
+/// An ensemble where the lock's directory exists, because another client has used the lock.
 fn with_directory() -> Memory {
     let memory = Memory::new();
     drop(now(RwLock::new(&memory.connect(), PATH).expect("valid").write()).expect("free"));
     memory
 }
 
-// The directory.
+// The lock's directory.
 
 #[test]
 fn an_existing_parent_needs_no_right_to_create() {
@@ -50,7 +50,7 @@ fn an_existing_parent_needs_no_right_to_create() {
     assert!(write_where(&memory, refuses).expect("it is there").is_held());
 
     let (_, path) = denied(write_where(&Memory::new(), refuses));
-    assert_eq!(path, PATH, "it is not there");
+    assert_eq!(path, PATH, "the directory does not exist");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_contender_that_cannot_leave_names_its_node() {
 
 // Transactions.
 
-/// How a transaction ends of which the check of the own node fails so.
+/// The result of a transaction whose check of the lock's own node fails with `failure`.
 fn committed_with(failure: Failure) -> (Result<(), Error>, WriteGuard) {
     let refuses = move |asked: Asked<'_>| match asked {
         Asked::Transact([Operation::Check { .. }, Operation::Set { .. }, ..]) => Some(refused_at(0, failure.clone())),
@@ -151,7 +151,7 @@ fn a_transaction_denied_its_check_keeps_the_lock() {
     assert!(guard.is_held());
 }
 
-// Requests whose answers are lost, or that are refused in another way.
+// Lost replies, and other kinds of refusals.
 
 #[tokio::test(start_paused = true)]
 async fn a_queue_with_lost_listings_is_listed_66_times() {
@@ -164,15 +164,15 @@ async fn a_queue_with_lost_listings_is_listed_66_times() {
         }
         _ => None,
     });
-    // The warning that a wait is long would list the queue, too.
+    // The warning about a long wait would list the queue as well, so it is off.
     let lock = RwLock::builder(&zk, PATH).warn_after_waiting(None).build().expect("valid");
     let error = lock.write().await.expect_err("nobody knows who is before it");
     assert!(error.to_string().contains("lost"), "{error}");
-    // The first goes out with the create; then one try, and 64 more.
+    // The first listing goes out with the create. One more and 64 repeats follow.
     assert_eq!(tries.now(), 66);
 }
 
-/// A server that refuses every signal, and how often it was asked for one.
+/// A server that refuses every signal, and the number of signals sent.
 fn without_signals(memory: &Memory, failure: Failure) -> (Hindered, Count) {
     let tries = Count::default();
     let count = tries.clone();
@@ -213,7 +213,7 @@ fn a_place_that_cannot_be_deleted_is_not_exchanged() {
         let Asked::Transact(operations) = asked else { return None };
         let may_not = matches!(operations, [_, _, Operation::Create { .. }, ..]);
         tries.one_more();
-        // Either the signal or, without it, the deletion.
+        // The fourth operation is the signal or, without a signal, the delete.
         may_not.then(|| refused_at(3, Failure::NoAuth(Box::default())))
     });
     let refused = now(semaphore(&zk).acquire());
@@ -276,7 +276,7 @@ fn a_sync_needs_only_an_answer() {
     assert!(!is_synced(Failure::Unknown("lost".to_owned())));
 }
 
-/// How often a record of work that was done is written if each write fails so, and how that ends.
+/// Records finished work while each write fails as `answers` says. Returns the number of writes and the error.
 async fn recorded_with(answers: impl Fn(&Operation) -> Failure + Send + Sync + 'static) -> (usize, Error) {
     recorded_on(&Memory::new(), answers).await
 }
@@ -310,7 +310,7 @@ async fn a_vanishing_record_is_written_64_times() {
     for is_there in [false, true] {
         let (tries, error) = recorded_on(&memory, comes_and_goes).await;
         assert!(matches!(error, Error::TransactionRefused { .. }), "{error:?}");
-        assert_eq!(tries, 64, "it is there at first: {is_there}");
+        assert_eq!(tries, 64, "the record exists at first: {is_there}");
         let once = RwLock::new(&memory, PATH).expect("valid").write().once_in(Duration::from_millis(1));
         let guard = once.await.expect("free").expect("long ago");
         guard.done().await.expect("nothing is in the way");
@@ -323,7 +323,7 @@ async fn a_vanishing_record_is_written_64_times() {
 async fn a_record_with_lost_replies_is_in_doubt_after_33() {
     let (tries, error) = recorded_with(|_| Failure::Unknown("lost".to_owned())).await;
     assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error:?}");
-    // Each counts twice: as a try, and as an answer that was lost.
+    // Each write counts twice: as a try and as a lost reply.
     assert_eq!(tries, 33);
 }
 
@@ -353,10 +353,10 @@ async fn a_value_written_just_before_the_watch_is_seen() {
     assert_eq!(**seen.expect("it is there"), 7);
 }
 
-// Creates whose answers are lost, and that are carried out elsewhere or later.
+// Creates whose replies are lost, and which are done late or on another session.
 
-/// The first create of a contender has no answer. Before the second one it is carried out after all, on the session of
-/// `late`. Returns the contenders that there are once the lock is granted.
+/// The reply to the contender's first create is lost. Before the second create, the first one is done after all, on the
+/// session of `late`. Returns the contenders in the directory once the lock is granted.
 fn granted_after_a_late_create(memory: &Memory, late: Memory) -> Vec<String> {
     let first = Mutex::new(None);
     let granted = write_where(memory, move |asked| match asked {
@@ -386,7 +386,7 @@ fn a_create_that_is_done_late_leaves_no_second_node() {
     let memory = with_directory();
     let contenders = granted_after_a_late_create(&memory, memory.clone());
     assert_eq!(contenders.len(), 1, "{contenders:?}");
-    assert!(contenders[0].ends_with("-WRITE-0000000002"), "the second one stands: {contenders:?}");
+    assert!(contenders[0].ends_with("-WRITE-0000000002"), "a second node stays: {contenders:?}");
 }
 
 #[test]
@@ -423,7 +423,7 @@ fn a_downgrade_that_is_refused_is_no_downgrade() {
 fn a_transaction_too_large_is_refused_unsent() {
     let sent = Count::default();
     let count = sent.clone();
-    // What became of it is asked with its check alone, which is small.
+    // The outcome is asked for by the check alone, which is small.
     let guard = write_where(&Memory::new(), move |asked| match asked {
         Asked::Transact([_, _, ..]) => {
             count.one_more();
@@ -444,7 +444,8 @@ fn a_transaction_too_large_is_refused_unsent() {
     assert_eq!(sent.now(), 1);
 }
 
-/// Without a look whose node it is, the holder would take a stranger's node for its own, and its loss for the lock's.
+/// Without a check of the owner, the holder would take the foreign node for its own, and the loss of that node for the loss
+/// of the lock.
 #[test]
 fn a_foreign_node_at_a_downgrade_is_not_taken_as_own() {
     let memory = Memory::new();
@@ -456,12 +457,12 @@ fn a_foreign_node_at_a_downgrade_is_not_taken_as_own() {
 
     let refused = now(guard.downgrade());
     assert!(refused.is_err_and(|error| error.to_string().contains("the node exists already")));
-    assert_eq!(memory.children(PATH), Vec::<String>::new(), "the own one is given up");
+    assert_eq!(memory.children(PATH), Vec::<String>::new(), "the own node is removed");
 }
 
 // Permits.
 
-/// An attempt to take a permit of which the transaction is answered so. Returns how often it was sent, too.
+/// Tries to take a permit while each exchange fails with `failure`. Returns the number of exchanges and the result.
 async fn taken_with(failure: Failure) -> (usize, Result<(), Error>) {
     let tries = Count::default();
     let count = tries.clone();
@@ -508,7 +509,8 @@ async fn permits_with_lost_replies_are_listed_65_times() {
     let began = Instant::now();
     let error = semaphore(&zk).acquire().await.expect_err("nobody knows how many are taken");
     assert!(error.to_string().contains("lost"), "{error}");
-    // No pause before the first four tries; then a fiftieth of the session timeout, two, and so on up to twelve.
+    // The first four tries follow at once. The pause is then a fiftieth of the session timeout, two fiftieths, and so on up
+    // to twelve.
     let fiftieths: u32 = (4..=64).map(|tries: u32| (tries - 3).min(12)).sum();
     assert_eq!(began.elapsed(), Duration::from_secs(10) / 50 * fiftieths);
     assert_eq!(tries.now(), 65);
@@ -558,7 +560,7 @@ fn a_number_that_changes_while_it_is_set_is_set_again() {
                 0 => now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(3)).expect("it may"),
                 1 => {}
                 2 => return Some(refused_at(0, Failure::NoAuth(Box::default()))),
-                _ => panic!("it is set for ever"),
+                _ => panic!("the number is set again without end"),
             }
             None
         }

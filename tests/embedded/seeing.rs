@@ -1,4 +1,4 @@
-//! What can be seen from outside: spans, events and warnings, on the embedded ensemble, poll by poll.
+//! Spans, events and warnings of the library, on the embedded ensemble, polled by hand.
 
 use std::collections::HashMap;
 use std::fmt::{Debug, Write};
@@ -24,7 +24,7 @@ use zk_rwlock::{Error, Leadership, Memory, Mode, RwLock, Semaphore, Survey, Writ
 
 const DIRECTORY: &str = "/lock";
 
-/// All that the lock logs on this thread while this lives, a line each. A span is logged when it closes.
+/// The lines that the library logs on this thread while this value lives. A span is logged when it closes.
 #[derive(Clone, Default)]
 struct Log(Arc<Seen>);
 
@@ -35,7 +35,7 @@ struct Seen {
     open: Mutex<HashMap<u64, (usize, String, &'static Metadata<'static>)>>,
     /// The spans that are entered, the innermost last.
     entered: Mutex<Vec<u64>>,
-    /// Each span or event, with the span that it came in.
+    /// Each span or event, with the span around it.
     inside: Mutex<Vec<(String, String)>>,
 }
 
@@ -111,8 +111,8 @@ impl Subscriber for Log {
     }
 }
 
-/// Of one subscriber alone, `tracing` asks only the thread that comes to a span first, and keeps its answer for all: of another
-/// test's thread, that nobody is interested. Of two it asks both.
+/// With a single subscriber, `tracing` asks it only on the first thread that reaches a span and caches the answer for all
+/// threads. That thread may belong to another test without interest in the span. A second subscriber prevents this cache.
 static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Log::default()));
 
 impl Log {
@@ -138,7 +138,7 @@ impl Log {
         self.0.inside.lock().expect("no panic").push((what, parent.unwrap_or_default()));
     }
 
-    /// For each line that begins with these words, the span that it came in, or an empty text if it came in none.
+    /// For each line that begins with `begin`: the span around it, or an empty text.
     fn inside(&self, begin: &str) -> Vec<String> {
         let inside = self.0.inside.lock().expect("no panic");
         inside.iter().filter(|(what, _)| what.starts_with(begin)).map(|(_, parent)| parent.clone()).collect()
@@ -153,7 +153,7 @@ fn open(zk: &Memory) -> RwLock {
     RwLock::new(zk, DIRECTORY).expect("valid")
 }
 
-/// The directory exists, and the next contender is number 1.
+/// A lock whose directory exists and whose next contender gets number 1.
 fn prepared() -> (Memory, RwLock) {
     let zk = Memory::new();
     let lock = open(&zk);
@@ -255,7 +255,7 @@ fn spans_have_the_right_parent_and_are_left_in_waits() {
     let (_zk, lock) = prepared();
     let held = now(lock.write()).expect("free");
     let (log, _guard) = Log::start();
-    // The caller closes its own span long before the grant.
+    // The caller's span closes long before the grant.
     let mut waiting = tracing::info_span!("caller").in_scope(|| task::spawn(lock.write().into_future()));
     assert_pending!(waiting.poll());
     assert_eq!((log.innermost(), log.open_spans()), (None, 2));
@@ -272,7 +272,7 @@ fn spans_have_the_right_parent_and_are_left_in_waits() {
     assert!(Span::current().is_none());
 }
 
-/// Notes, whenever it is woken, whether the hold had ended by then.
+/// A waker that notes at each wake-up whether the hold has already ended.
 struct Sees {
     log: Log,
     had_ended: Mutex<Vec<bool>>,
@@ -489,7 +489,8 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
     drop(assert_ready_ok!(waiting.poll()));
 }
 
-/// What takes so long that the limit has passed before the wait begins says nothing by itself.
+/// The `on_wait` callback takes longer than the limit, so the limit has passed when the wait begins. The warning must come all
+/// the same.
 #[support::judged]
 async fn a_long_wait_is_warned_of_despite_a_long_on_wait() {
     let (zk, limit) = (Memory::new(), Duration::from_millis(50));
@@ -507,7 +508,7 @@ async fn a_long_wait_is_warned_of_despite_a_long_on_wait() {
     tokio::time::timeout(Duration::from_secs(60), told).await.expect("it is told");
 }
 
-/// The acquisition is polled once, which queues it up, and then never again.
+/// The acquisition is polled once, which queues it up, and never again.
 #[tokio::test(start_paused = true)]
 async fn a_long_wait_that_is_not_polled_is_warned_of_once() {
     let zk = Memory::new();
@@ -557,7 +558,7 @@ async fn a_turn_that_nobody_polls_is_warned_of() {
     assert_eq!(log.open_spans(), 0, "nothing is left in the background");
 }
 
-/// Nobody has asked for it: who waits for itself in one process finds out by the log.
+/// The warning needs no option, so a program that waits for its own lock learns of it from the log.
 #[tokio::test(start_paused = true)]
 async fn a_wait_of_30_s_is_warned_of_by_default() {
     let zk = Memory::new();
@@ -611,12 +612,12 @@ async fn one_warning_covers_all_late_waiters_of_a_handle() {
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].ends_with(" others=19"), "{warnings:?}");
     assert!(warnings[1].contains("label=\"late\"") && !warnings[1].contains("others"), "{warnings:?}");
-    // For each: a listing, and a read of each of at most eight contenders that it names.
+    // For each warning: a listing, and a read of each of the contenders that it names, at most eight.
     assert!(zk.requests() - before <= 2 * 9, "{} requests", zk.requests() - before);
     drop(held);
 }
 
-/// An acquisition that is cut off has no place in the queue yet, and no session to warn from.
+/// A disconnected acquisition has no node in the queue yet, and no session that could warn for it.
 #[tokio::test(start_paused = true)]
 async fn a_contender_without_a_node_logs_its_own_warning() {
     let zk = Memory::new();
@@ -724,7 +725,7 @@ async fn the_end_of_a_kept_node_is_logged_with_its_cause() {
     assert_eq!(given_up(), ["DEBUG message=a kept lock is given up path=.. cause=\"closed\" uses=1 idle_for=0ns"]);
 }
 
-/// The first in the queue of a semaphore has the queue, and waits for permits all the same.
+/// The head of a semaphore's queue waits for permits, although no contender is ahead of it.
 #[tokio::test(start_paused = true)]
 async fn a_permit_timeout_separates_holders_and_waiters() {
     let zk = Memory::new();
@@ -750,7 +751,7 @@ async fn a_permit_timeout_separates_holders_and_waiters() {
     waits.into_iter().for_each(|it| it.abort());
 }
 
-/// Whoever is looked at through this leaves after the names were listed, and before the nodes are read.
+/// A client on which `guard` is dropped after the queue was listed and before its nodes are read.
 fn leaving<G: Send + 'static>(zk: &Memory, guard: G) -> Hindered {
     let leaves = Mutex::new(Some(guard));
     Hindered::new(&zk.connect(), move |asked| {

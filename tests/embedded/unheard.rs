@@ -1,5 +1,5 @@
-//! What a notification should have told and did not: it was lost, nobody could ask for it, or a server keeps what the
-//! ensemble no longer has. In virtual time.
+//! Lost events: the watch was lost or not allowed, or the server still shows what the ensemble no longer has. A contender
+//! must find the change by asking the leader. In virtual time.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -24,9 +24,8 @@ use zk_rwlock::{Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared
 pub(crate) const PATH: &str = "/lock";
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
-/// From the beginning of a wait: the first look of one that has heard nothing comes after a session timeout, drawn apart by a
-/// tenth.
-const FIRST_LOOK: Range<Duration> = Duration::from_secs(10)..Duration::from_millis(11_100);
+/// The time of a waiter's first check: a session timeout after the beginning of the wait, and up to a tenth more by jitter.
+const FIRST_CHECK: Range<Duration> = Duration::from_secs(10)..Duration::from_millis(11_100);
 
 pub(crate) fn lock_of(zk: &Memory) -> RwLock {
     RwLock::new(zk, PATH).expect("valid")
@@ -38,7 +37,7 @@ pub(crate) fn sole_node(zk: &Memory, directory: &str) -> String {
     format!("{directory}/{}", names[0])
 }
 
-/// Two clients of an ensemble.
+/// Two clients of one ensemble.
 pub(crate) fn two() -> (Memory, Memory) {
     let zk = Memory::new();
     (zk.connect(), zk)
@@ -50,12 +49,12 @@ async fn waits<T: Debug>(task: &mut JoinHandle<T>) {
     assert!(early.is_err(), "{early:?}");
 }
 
-/// The output of what a second look brings to its end. Without one there is no end.
+/// Returns the output of a future that only a check at the leader can complete. Fails if the future never ends.
 async fn ends<F: IntoFuture>(future: F) -> F::Output {
     timeout(5_000 * SECOND, future.into_future()).await.expect("in time")
 }
 
-/// A line that fails once it is asked for ever.
+/// A client that fails the test if it sends requests without end.
 fn counted(zk: &Memory) -> Hindered {
     let count = Count::default();
     Hindered::new(zk, move |_| {
@@ -65,14 +64,14 @@ fn counted(zk: &Memory) -> Hindered {
 }
 
 thread_local! {
-    /// The nodes of which the library said on this thread, as an error, that a server does not show them as the ensemble has
-    /// them.
+    /// The nodes for which the library has logged on this thread, as an error, that a server differs from the ensemble.
     static DIVERGED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Those of which it says so from now on.
+/// Starts the recording, and returns a function for the nodes recorded since.
 pub(crate) fn diverged() -> impl Fn() -> Vec<String> {
-    // One for all threads: one that comes and goes misses events while others do.
+    // One subscriber serves all threads. With one subscriber for each test, events of other tests would be missed while it
+    // is installed or removed.
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Errors).expect("the first"));
     DIVERGED.take();
@@ -109,7 +108,7 @@ impl Subscriber for Errors {
 
 // Waiters.
 
-/// How a server tells a client nothing more of a node: it forgets the watch, or keeps the node.
+/// The two ways in which a server conceals a change of a node: it forgets the watch, or goes on showing the node.
 const SILENCES: [fn(&Memory, &str); 2] = [|zk, _| zk.faults().forget_watches(), |zk, node| zk.faults().freeze(node)];
 
 #[tokio::test(start_paused = true)]
@@ -139,7 +138,7 @@ async fn a_waiter_without_an_event_is_granted_at_its_check() {
                 drop((writer, reader));
                 ends(&mut waiter).await.expect("no panic").expect("granted");
                 let waited = began.elapsed();
-                assert!(FIRST_LOOK.contains(&waited), "{waited:?}: {held:?}, {wanted:?}, {i}, {hears}");
+                assert!(FIRST_CHECK.contains(&waited), "{waited:?}: {held:?}, {wanted:?}, {i}, {hears}");
                 assert_eq!(errors(), vec![node; i], "of a server that keeps the node");
                 assert_eq!((theirs.children(PATH).len(), theirs.watches()), (0, 0));
             }
@@ -161,12 +160,12 @@ async fn a_waiter_without_an_event_fails_at_its_check() {
         theirs.faults().remove(own);
         let error = ends(&mut waiter).await.expect("no panic").expect_err("it has no place");
         assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
-        assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
     }
 }
 
-/// Fails those transactions of one that waits that only check this many nodes.
-fn without_looks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hindered {
+/// Fails those checks of a waiter that name a number of nodes in this range.
+fn without_checks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hindered {
     let is_check = |operation: &Operation| matches!(operation, Operation::Check { .. });
     Hindered::new(zk, move |asked| match asked {
         Asked::Transact(all) if checks.contains(&all.len()) && all.iter().all(is_check) => Some(failure.clone()),
@@ -174,7 +173,7 @@ fn without_looks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hindere
     })
 }
 
-/// What a look says nothing by: one who may not read a node may not check it.
+/// Failures that say nothing about a node: a contender that may not read a node may not check it either.
 fn no_answers() -> Vec<Failure> {
     let refused = (0..3).map(|index| refused_at(index, Failure::NoAuth(Box::default())));
     refused.chain([Failure::Refused("by a proxy".to_owned())]).collect()
@@ -184,7 +183,7 @@ fn no_answers() -> Vec<Failure> {
 async fn a_refused_check_passes_over_nobody() {
     for failure in no_answers() {
         let (ours, theirs) = two();
-        let line = without_looks(&ours, 2..usize::MAX, failure);
+        let line = without_checks(&ours, 2..usize::MAX, failure);
         let (held, permit) = (write(&lock_of(&theirs)), now(limit(&theirs, 1).acquire()).expect("free"));
         let mut waiter = spawn(RwLock::new(&line, PATH).expect("valid").write().into_future());
         let mut head = spawn(Semaphore::new(&line, "/limit", 1).expect("valid").acquire().into_future());
@@ -216,7 +215,7 @@ async fn a_waiter_passes_over_a_ghost_to_the_holder_before() {
     let released = Instant::now();
     held.release().await.expect("held");
     drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
-    // A server that hides a node here tells nothing of its neighbours either.
+    // A server that hides a node here conceals the events of its neighbours as well.
     assert!(released.elapsed() < 660 * SECOND, "{:?}", released.elapsed());
     assert_eq!(errors(), [node]);
 }
@@ -239,7 +238,7 @@ async fn a_waiter_with_an_unseen_downgrade_awaits_the_reader() {
     }
 }
 
-/// As above, of a server that has shown a ghost already. Then the first look comes at once.
+/// The session knows a ghost of this server already, so the first check comes at once.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_past_a_ghost_asks_seldom_for_a_downgrade() {
     let (ours, theirs) = two();
@@ -267,19 +266,19 @@ async fn a_waiter_past_a_ghost_asks_seldom_for_a_downgrade() {
     let early = timeout(600 * SECOND, &mut waiter).await;
     assert!(early.is_err(), "it holds beside the reader: {early:?}");
     let (listings, looks) = (listings.now() - before.0, looks.now() - before.1);
-    // Each listing is followed by a look at once and by another one a session timeout later. Each look is two transactions.
+    // Each listing is followed by a check at once, and by another a session timeout later. A check is two transactions.
     assert!((50..=60).contains(&listings) && (200..=245).contains(&looks), "{listings} listings, {looks} transactions");
     drop(reader);
     drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
 }
 
-/// It asks whether the reader is there, and is told nothing.
+/// The waiter asks whether the reader's node exists, and gets no answer.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_may_not_be_looked_for_counts_as_there() {
     for failure in no_answers() {
         let (ours, theirs) = two();
         let held = write(&lock_of(&theirs));
-        let line = without_looks(&ours, 1..2, failure);
+        let line = without_checks(&ours, 1..2, failure);
         let mut waiter = spawn(RwLock::new(&line, PATH).expect("valid").write().into_future());
         waits(&mut waiter).await;
         ours.faults().freeze(PATH);
@@ -305,7 +304,7 @@ async fn a_reader_with_an_unseen_downgrade_is_granted() {
         ours.faults().freeze(hidden.unwrap_or(&node));
         let reader = held.downgrade().await.expect("held");
         let beside = ends(&mut waiter).await.expect("no panic").expect("granted");
-        assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
         assert!(reader.is_held() && beside.is_held());
     }
 }
@@ -325,11 +324,11 @@ async fn a_waiter_passes_over_all_ghosts_of_a_session() {
     theirs.faults().expire();
     drop((held, ghosts));
     drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
-    assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
     assert_eq!(errors().len(), 21);
 }
 
-/// A waiter behind its own session hears of its predecessor from that session, and watches nothing.
+/// A waiter behind a contender of its own session hears from the session, and sets no watch on its predecessor.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_behind_its_own_session_looks_as_well() {
     let (ours, theirs) = two();
@@ -340,11 +339,11 @@ async fn a_waiter_behind_its_own_session_looks_as_well() {
     waits(&mut second).await;
     ours.faults().forget_watches();
     let name = ours.children(PATH).into_iter().find(|name| name.ends_with('1')).expect("the first");
-    // Its owner is not polled, and so notices nothing.
+    // The removed contender is not polled, so it notices nothing.
     ours.faults().remove(format!("{PATH}/{name}"));
     sleep(12 * SECOND).await;
     held.release().await.expect("held");
-    drop(timeout(SECOND, second).await.expect("it watches the holder by now").expect("no panic").expect("granted"));
+    drop(timeout(SECOND, second).await.expect("the waiter watches the holder").expect("no panic").expect("granted"));
     drop(first);
 }
 
@@ -368,7 +367,7 @@ async fn a_waiter_checks_less_often_and_never_while_cut_off() {
         asked.now() - before
     };
     assert_eq!((looks(9).await, looks(3).await, looks(7).await), (0, 1, 0));
-    // Each pause is twice as long as the last one, and ten minutes at most.
+    // Each pause is twice the last, and ten minutes at most.
     let more = looks(6_000).await;
     assert!((12..=15).contains(&more), "{more}");
     waiter.abort();
@@ -377,9 +376,9 @@ async fn a_waiter_checks_less_often_and_never_while_cut_off() {
     waits(&mut waiter).await;
     assert_eq!((looks(12).await, looks(16).await), (1, 0));
     ours.faults().cut();
-    assert_eq!(looks(6).await, 0, "it is cut off when the second look is due");
+    assert_eq!(looks(6).await, 0, "the client is cut off when the second check is due");
     ours.faults().heal();
-    assert_eq!((looks(9).await, looks(3).await), (0, 1), "it begins anew");
+    assert_eq!((looks(9).await, looks(3).await), (0, 1), "the pauses did not start from the beginning");
     waiter.abort();
 }
 
@@ -403,7 +402,7 @@ async fn a_head_without_an_event_takes_a_freed_permit() {
         silence(&ours, &node);
         drop(permit);
         ends(head).await.expect("no panic").expect("granted").release().await.expect("held");
-        assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
         assert_eq!(errors(), vec![node; i]);
     }
 }
@@ -421,7 +420,7 @@ async fn a_head_without_an_event_of_its_end_fails() {
         theirs.faults().remove(own);
         let error = ends(head).await.expect("no panic").expect_err("it has no place");
         assert!(matches!(error, Error::Evicted(Loss::Removed)) && permit.is_held(), "{error:?}");
-        assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
     }
 }
 
@@ -442,11 +441,11 @@ async fn a_head_passes_over_all_permits_of_a_session() {
     theirs.faults().expire();
     drop(permits);
     drop(ends(head).await.expect("no panic").expect("granted"));
-    assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
     assert_eq!(errors().len(), 20);
 }
 
-/// One transaction does not check so many.
+/// A thousand checks do not fit into one transaction.
 #[tokio::test(start_paused = true)]
 async fn a_head_knows_which_of_1000_permits_was_freed() {
     let errors = diverged();
@@ -483,11 +482,11 @@ async fn a_head_without_an_event_sees_another_number() {
     ours.faults().forget_watches();
     other.set_permits(2).await.expect("allowed");
     drop(ends(head).await.expect("no panic").expect("granted"));
-    assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
     assert_eq!(errors(), [""; 0], "its server has the other number");
 }
 
-/// The event is on its way, too.
+/// The event is still on its way.
 #[tokio::test(start_paused = true)]
 async fn a_number_changed_in_the_exchange_is_read_anew() {
     let (ours, theirs) = two();
@@ -507,7 +506,7 @@ async fn a_number_changed_in_the_exchange_is_read_anew() {
     drop(timeout(SECOND, head).await.expect("it need not pause").expect("no panic").expect("granted"));
 }
 
-/// The server goes on showing a number that the leader no longer has; or that it has again, when the server is looked at.
+/// The server goes on showing a number that the leader no longer has, or has again by the time of the check.
 #[tokio::test(start_paused = true)]
 async fn a_number_unknown_to_the_leader_is_retried_slowly() {
     for comes_back in [false, true] {
@@ -528,7 +527,8 @@ async fn a_number_unknown_to_the_leader_is_retried_slowly() {
         assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
         let tries = tries.now();
         assert!((5..=8).contains(&tries), "{tries}");
-        // The first refusal may be of a change just now. Behind each other one the leader is asked before and after the server.
+        // The first refusal may come from a change that has just been made. After each later refusal, the leader is asked
+        // before and after the server is read.
         assert_eq!(looks.now(), 2 * (tries - 1));
         assert_eq!(errors(), vec!["/limit"; if comes_back { 0 } else { tries - 1 }]);
         let tried = limit.try_acquire().await.expect_err("nothing is granted in doubt").to_string();
@@ -536,7 +536,7 @@ async fn a_number_unknown_to_the_leader_is_retried_slowly() {
     }
 }
 
-/// The server shows it without a number, and the leader has another version.
+/// The server shows the permits' directory without a number, while the leader has another version of it.
 #[tokio::test(start_paused = true)]
 async fn a_number_denied_by_the_leader_is_retried_slowly() {
     let tries = Count::default();
@@ -553,7 +553,7 @@ async fn a_number_denied_by_the_leader_is_retried_slowly() {
     assert!((5..=8).contains(&tries.now()), "{}", tries.now());
 }
 
-/// The server does not show it to who lists the permits; or it is denied to who takes one.
+/// The server denies the directory to a listing of the permits, or to the exchange for a permit.
 #[tokio::test(start_paused = true)]
 async fn a_denied_permits_directory_is_retried_slowly() {
     for is_shown in [false, true] {
@@ -600,7 +600,7 @@ async fn a_number_missed_by_the_server_is_logged() {
     assert!(permit.is_held());
 }
 
-/// The server has missed the transaction in which the contender before us left the queue with its permit.
+/// The server has missed the transaction in which the predecessor exchanged its place for a permit.
 #[tokio::test(start_paused = true)]
 async fn a_head_past_a_ghost_counts_hidden_permits() {
     let unhindered = (1..3).map(|count| (count, None));
@@ -635,11 +635,11 @@ async fn a_head_past_a_ghost_counts_hidden_permits() {
             ours.faults().cut();
             ours.faults().heal();
         }
-        drop(timeout(700 * SECOND, third).await.expect("it looks").expect("no panic").expect("granted"));
+        drop(timeout(700 * SECOND, third).await.expect("the next check").expect("no panic").expect("granted"));
     }
 }
 
-/// Its server is stopped, as an error has said that it should be, while it reads the ghost's node. Or another one answers that read
+/// The server is stopped, as the error has advised, while it reads the ghost's node. Or another server answers that read
 /// alone, between two connections to the first.
 #[tokio::test(start_paused = true)]
 async fn a_head_on_another_server_counts_shown_permits() {
@@ -676,7 +676,7 @@ async fn a_head_on_another_server_counts_shown_permits() {
         let second = assert_ready_ok!(second.poll());
         assert!(timeout(600 * SECOND, &mut third).await.is_err(), "there is a permit too many");
         drop(second);
-        drop(timeout(700 * SECOND, third).await.expect("it looks").expect("no panic").expect("granted"));
+        drop(timeout(700 * SECOND, third).await.expect("the next check").expect("no panic").expect("granted"));
     }
 }
 
@@ -692,7 +692,7 @@ async fn a_copy_without_an_event_sees_a_commit_at_its_check() {
     let live = copy.await.expect("a value");
     let mut changes = live.changes();
     assert_eq!(**changes.next().await.expect("open").expect("a value"), 2);
-    // The pauses begin anew when it hears something.
+    // After an event the pauses start from the beginning.
     sleep(600 * SECOND).await;
     value.update(|value| *value = 3).await.expect("free");
     assert_eq!(**timeout(SECOND, changes.next()).await.expect("told").expect("open").expect("a value"), 3);
@@ -700,7 +700,7 @@ async fn a_copy_without_an_event_sees_a_commit_at_its_check() {
     ours.faults().forget_watches();
     value.update(|value| *value = 4).await.expect("free");
     assert_eq!(**ends(changes.next()).await.expect("open").expect("a value"), 4);
-    assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
+    assert!(began.elapsed() < FIRST_CHECK.end, "{:?}", began.elapsed());
     assert_eq!((**live.get(), errors()), (4, vec![]));
 }
 
@@ -720,13 +720,13 @@ async fn a_copy_behind_a_lagging_server_says_so() {
 
     let (before, began) = (ours.requests(), Instant::now());
     let error = ends(changes.next()).await.expect("open").expect_err("its server is the only one that has it");
-    assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
     assert_eq!(ours.requests() - before, 3, "the leader is asked, and the node is read and watched again");
     assert!(matches!(&error, Error::Refused { path, .. } if *path == node), "{error}");
     for looks in 1..3 {
         assert!(matches!(live.state(), CopyState::Behind(Error::Refused { .. })), "{:?}", live.state());
         assert_eq!((**live.get(), errors()), (2, vec![node.clone(); looks]));
-        sleep(2 * FIRST_LOOK.end).await;
+        sleep(2 * FIRST_CHECK.end).await;
     }
     ours.faults().cut();
     ours.faults().heal();
@@ -745,10 +745,10 @@ async fn a_first_value_without_an_event_is_found() {
     let value = Shared::builder(&theirs, PATH).initial(|| 7_u64).build().expect("valid");
     assert_eq!(*value.read().await.expect("free"), 7);
     assert_eq!(**ends(&mut waiter).await.expect("no panic").expect("a value"), 7);
-    assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
+    assert!(began.elapsed() < FIRST_CHECK.end, "{:?}", began.elapsed());
 }
 
-/// Whoever waits for a node that its server does not show.
+/// A waiting value and an observer of leaders whose server hides their node.
 #[tokio::test(start_paused = true)]
 async fn hidden_nodes_are_looked_for_less_and_less_often() {
     let waits_for: [fn(&Memory) -> JoinHandle<()>; 2] = [
@@ -772,7 +772,7 @@ async fn hidden_nodes_are_looked_for_less_and_less_often() {
         ours.faults().freeze(PATH);
         let _value =
             Shared::builder(&theirs, PATH).initial(|| 7_u64).build().expect("valid").read().await.expect("free");
-        // After 10, 30, 70, 150, 310, 630, 1,230, 1,830 and 2,430 seconds, and a tenth more at most.
+        // The checks come after 10, 30, 70, 150, 310, 630, 1,230, 1,830 and 2,430 seconds, each with up to a tenth more.
         assert!(timeout(3_000 * SECOND, &mut waiter).await.is_err());
         waiter.abort();
         assert_eq!(errors().len(), 9, "{:?}", errors());
@@ -788,7 +788,7 @@ async fn a_hidden_initial_value_is_written_less_often() {
     let _value = counter(&Hindered::new(&theirs, |_| None)).read().await.expect("free");
     let (line, contenders) = Hindered::counting(&ours, |_| ());
     let mut changes = counter(&line).changes();
-    // After 0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1,023, 1,623, 2,223 and 2,823 seconds.
+    // The tries come after 0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1,023, 1,623, 2,223 and 2,823 seconds.
     let end = timeout(3_000 * SECOND, changes.next()).await;
     assert!(end.is_err(), "{end:?}");
     assert_eq!(contenders.now(), 14);
@@ -814,13 +814,13 @@ async fn an_observer_without_an_event_sees_a_new_leader() {
         first.abort();
         let began = Instant::now();
         assert!(ends(changes.next()).await.expect("open").expect("readable").is_none());
-        assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
-        // And of one that comes.
+        assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
+        // The new leader is noticed as well.
         ours.faults().forget_watches();
         let _second = leads(&theirs);
         let began = Instant::now();
         let next = ends(changes.next()).await.expect("open").expect("readable").expect("it leads").term;
-        assert!(next > term && began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
+        assert!(next > term && began.elapsed() < FIRST_CHECK.end, "{:?}", began.elapsed());
         assert_eq!(errors(), vec![node; i]);
     }
 }
@@ -830,7 +830,7 @@ async fn a_holder_without_an_event_sees_a_waiter() {
     let (ours, theirs) = two();
     let held = now(lock_of(&ours).read()).expect("free");
     let contended = spawn(async move { held.contended().await.map(|who| who.mode()) });
-    // The pauses begin anew when it hears something.
+    // After an event the pauses start from the beginning.
     sleep(600 * SECOND).await;
     let reader = read(&lock_of(&theirs));
     sleep(SECOND).await;
@@ -839,13 +839,13 @@ async fn a_holder_without_an_event_sees_a_waiter() {
     assert_pending!(waiter.poll());
     let began = Instant::now();
     assert_eq!(ends(contended).await.expect("no panic").expect("held"), Mode::Write);
-    assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
+    assert!(began.elapsed() < FIRST_CHECK.end, "{:?}", began.elapsed());
     drop(reader);
 }
 
-// Nodes that are kept in continuous use.
+// Kept nodes in continuous use.
 
-/// Uses the lock all the time, a tenth of a second each time.
+/// Uses the lock without a pause, for a tenth of a second each time.
 fn in_use(lock: RwLock) -> JoinHandle<()> {
     spawn(async move {
         loop {

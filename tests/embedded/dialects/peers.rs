@@ -1,5 +1,5 @@
-//! What other libraries do with the names in a directory, written after their sources line by line, so that it shares
-//! nothing with ours.
+//! Models of how other libraries read the names in a directory. They follow the sources of those libraries line by line and
+//! share no code with ours.
 
 use zk_rwlock::coordinator::{Turn, turn};
 use zk_rwlock::queue::Contender;
@@ -18,7 +18,7 @@ pub(crate) enum Library {
     ZookeeperClient,
 }
 
-/// A library, and what is asked of it.
+/// A library, and the kind of lock that is asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
     pub(crate) library: Library,
@@ -28,12 +28,12 @@ pub(crate) struct Kind {
 #[derive(Debug)]
 pub(crate) enum Verdict {
     Granted,
-    /// Look again when something happens to this node.
+    /// The contender waits, and lists again when this node changes or goes.
     Watches(String),
 }
 
 impl Kind {
-    /// All kinds of contenders that can share a path of this dialect.
+    /// All kinds of contenders that may share a path of this dialect.
     pub(crate) fn all_in(dialect: Dialect) -> Vec<Kind> {
         let both = |library| [Mode::Read, Mode::Write].map(|mode| Kind { library, mode });
         let writes = |library| Kind { library, mode: Mode::Write };
@@ -54,9 +54,9 @@ impl Kind {
         kinds
     }
 
-    /// The name of its node with this number.
+    /// The contender's node with this number.
     pub(crate) fn name(&self, dialect: Dialect, mode: Mode, number: usize) -> String {
-        // The first digits of a uuid vary, and must not count.
+        // The first digits of a uuid vary, and must not decide the order.
         let uuid = format!("{:08x}-2a9c-4f12-a1ab-0f4d8ce1a4a9", 0xf000_0000_u32.wrapping_shr(7 * number as u32));
         let hex = uuid.replace('-', "");
         let is_read = mode == Mode::Read;
@@ -73,7 +73,7 @@ impl Kind {
         }
     }
 
-    /// What the contender does when it sees these names.
+    /// The contender's decision when it sees these names.
     pub(crate) fn asks(&self, dialect: Dialect, me: &str, names: &[String]) -> Verdict {
         match self.library {
             Library::Ours => ours(dialect, me, names),
@@ -150,7 +150,7 @@ fn curators_reader(me: &str, names: &[String]) -> Verdict {
 /// `Lock._get_predecessor`
 fn kazoos(me: &str, names: &[String], exclude_names: &[&str]) -> Verdict {
     let node_sequence = &me[me.len() - 10..];
-    // As `(?:{patterns})(-?\d{10})$` matches the names that a server gives to numbers that have not wrapped.
+    // The pattern `(?:{patterns})(-?\d{10})$` matches these names as long as the numbers have not wrapped.
     let sequence_of = |child: &str| {
         let (before, digits) = child.split_at(child.len().checked_sub(10)?);
         let matches = digits.bytes().all(|b| b.is_ascii_digit()) && exclude_names.iter().any(|it| before.ends_with(it));
