@@ -274,7 +274,7 @@ async fn a_waiter_past_a_ghost_asks_seldom_for_a_downgrade() {
 
 /// The waiter asks whether the reader's node exists, and gets no answer.
 #[tokio::test(start_paused = true)]
-async fn a_reader_that_may_not_be_looked_for_counts_as_there() {
+async fn a_reader_that_cannot_be_checked_counts_as_present() {
     for failure in no_answers() {
         let (ours, theirs) = two();
         let held = write(&lock_of(&theirs));
@@ -330,7 +330,7 @@ async fn a_waiter_passes_over_all_ghosts_of_a_session() {
 
 /// A waiter behind a contender of its own session hears from the session, and sets no watch on its predecessor.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_behind_its_own_session_looks_as_well() {
+async fn a_waiter_behind_its_own_session_checks_as_well() {
     let (ours, theirs) = two();
     let (lock, held) = (lock_of(&ours), write(&lock_of(&theirs)));
     let mut first = writing(&lock);
