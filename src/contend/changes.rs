@@ -22,7 +22,7 @@ use crate::queue::permits::{self, PERMITS, Room};
 use crate::queue::{metadata, turn};
 use crate::session::follow;
 use crate::session::lease::Moment;
-use crate::session::presence::SecondLook;
+use crate::session::presence::Recheck;
 use crate::session::request::{Failure, HoldState};
 use crate::session::retry::{self};
 use crate::session::shield::Shield;
@@ -188,7 +188,7 @@ impl Tenure {
 
     async fn somebody_kept_out(&self) -> Result<Contender, Error> {
         let (session, directory) = (self.session(), self.queue());
-        let (mut last_change, mut look) = (None::<Moment>, SecondLook::new(session));
+        let (mut last_change, mut look) = (None::<Moment>, Recheck::new(session));
         loop {
             let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
                 Ok(seen) => seen,
@@ -211,7 +211,7 @@ impl Tenure {
             // A long listing would take memory for as long as the watch is out.
             drop(names);
             // The event may have been lost. If the session is over, `lost` says what that means for the hold.
-            if look.hear(&mut change).await.is_err() {
+            if look.wait(&mut change).await.is_err() {
                 return std::future::pending().await;
             }
             // Readers may come and go by the thousand: pause between two listings.

@@ -6,7 +6,7 @@ use crate::session::contract::Session;
 use crate::session::request::{Failure, Kind, Operation, Stat, parent};
 use crate::session::retry::{self, until_known};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 
 /// Each directory on the way to `path`, outermost first, with `path` itself.
 fn steps(path: &str) -> impl Iterator<Item = &str> {
@@ -107,7 +107,7 @@ impl Asking {
     /// Reports a refusal, once for each handle.
     fn refused(&self, path: &str, failure: &Failure) {
         if !self.0.swap(true, Ordering::Relaxed) {
-            tell!(WARN, path, %failure, "cannot ask for a lock that is only kept: waiting until it was idle for long, or its process looks at the queue");
+            emit!(WARN, path, %failure, "cannot ask for a lock that is only kept: waiting until it was idle for long, or its process looks at the queue");
         }
     }
 }

@@ -84,7 +84,7 @@ impl Tenure {
         ];
         let session = self.session();
         // From here on either name may be ours; if this future is dropped, both are removed.
-        self.own_node().change(|it| it.known.moves(None));
+        self.own_node().change(|it| it.known.begin_move(None));
         let mut tries = Tries::LOST_ANSWERS;
         loop {
             let failure = match session.transact(&swap).await {
@@ -116,11 +116,11 @@ impl Tenure {
             };
             // If that is not known, either name may be ours.
             if !matches!(failure, Failure::Unknown(_)) {
-                self.own_node().moved(NodeState::stays);
+                self.own_node().end_move(NodeState::cancel_move);
             }
             return Err(failure);
         }
-        self.own_node().moved(|it| it.downgraded(reader));
+        self.own_node().end_move(|it| it.downgraded(reader));
         session.upkeep().unwatched.add(self.own_node());
         Ok(())
     }
@@ -134,7 +134,7 @@ impl Tenure {
         if !own_node.read(NodeState::has_node) {
             return Err(NotExchanged::Evicted);
         }
-        own_node.change(|it| it.known.moves(Some(exchange.to.clone())));
+        own_node.change(|it| it.known.begin_move(Some(exchange.to.clone())));
         let (mut tries, mut denials, mut may_be_done) = (Tries::LOST_ANSWERS, Tries::DENIALS, false);
         let answer = loop {
             match self.try_to_exchange(exchange).await {
@@ -163,7 +163,7 @@ impl Tenure {
                 return Err(NotExchanged::Failed(Failure::Refused(format!("{} is of another session", exchange.to))));
             }
             Err(why) => {
-                own_node.moved(NodeState::stays);
+                own_node.end_move(NodeState::cancel_move);
                 match why {
                     NotExchanged::Evicted => own_node.lose(Loss::Removed),
                     _ => session.upkeep().unwatched.add(own_node),
@@ -171,7 +171,7 @@ impl Tenure {
                 return Err(why);
             }
         };
-        own_node.moved(|it| it.exchanged(stat.czxid));
+        own_node.end_move(|it| it.exchanged(stat.czxid));
         session.upkeep().unwatched.add(own_node);
         Ok(())
     }

@@ -25,7 +25,7 @@ use crate::session::retry::{self, Tries};
 use crate::session::upkeep::HandOff;
 use crate::session::{follow, listing, presence};
 use crate::sync::random;
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 use crate::validation;
 
 /// How often an acquisition that finds the directory's numbers used up has the directory made anew. Other contenders
@@ -387,7 +387,7 @@ impl Acquisition {
         let kind = grant.kind.as_str();
         trace::count_grant(self.aim(), kind);
         let (sequence, token) = (entry.contender().sequence(), entry.own_node().token());
-        tell!(DEBUG, path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
+        emit!(DEBUG, path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
         Ok(true)
     }
 

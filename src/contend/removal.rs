@@ -8,9 +8,9 @@ use crate::session::contract::Session;
 use crate::session::leaving::{Ask, Deletion, Input, Leaving, Shown};
 use crate::session::node::OwnNode;
 use crate::session::request::{Created, Failure, Operation, Reply};
-use crate::session::retry::{Tries, errand, synced};
-use crate::telemetry::log::tell;
-use crate::telemetry::meter::Present;
+use crate::session::retry::{Tries, spawn_awaited, synced};
+use crate::telemetry::log::emit;
+use crate::telemetry::meter::GaugeGuard;
 use crate::telemetry::names;
 
 /// Removes a node. The first request is on its way when this returns, and the rest goes on in the background, also if the future
@@ -21,13 +21,13 @@ pub(crate) fn remove(
     leaving: Leaving,
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {
-    let pending = leaving.asks().is_ok().then(|| Present::new(names::REMOVALS_PENDING, None));
+    let pending = leaving.asks().is_ok().then(|| GaugeGuard::new(names::REMOVALS_PENDING, None));
     let (directory, tag) = (Arc::clone(own_node.queue()), own_node.tag().clone());
     let by = Remover { session: Arc::clone(session), directory, tag, _pending: pending };
     match leaving.asks() {
         Ok(ask) => {
             let first = by.send(ask, creating);
-            errand(session, by.carry_out(leaving, first), unheard)
+            spawn_awaited(session, by.carry_out(leaving, first), unheard)
         }
         Err(outcome) => Box::pin(ready(outcome.clone())),
     }
@@ -37,10 +37,10 @@ fn unheard(answer: Result<(), Failure>) {
     match answer {
         Ok(()) => {}
         Err(failure @ (Failure::NoNode | Failure::Over(_))) => {
-            tell!(DEBUG, %failure, "a lock node was not there to be removed");
+            emit!(DEBUG, %failure, "a lock node was not there to be removed");
         }
         Err(failure) => {
-            tell!(ERROR, %failure, "a lock node could not be removed and stays until its session ends");
+            emit!(ERROR, %failure, "a lock node could not be removed and stays until its session ends");
         }
     }
 }
@@ -50,7 +50,7 @@ struct Remover {
     session: Arc<dyn Session>,
     directory: Arc<str>,
     tag: Tag,
-    _pending: Option<Present>,
+    _pending: Option<GaugeGuard>,
 }
 
 /// A request whose answer is awaited.
@@ -114,10 +114,10 @@ impl Remover {
             None => {}
             Some(Shown::SignalRefused) => session.upkeep().signal_refused(),
             Some(Shown::Stays(path, failure)) => {
-                tell!(ERROR, path, %failure, "a lock node could not be removed and stays until its session ends");
+                emit!(ERROR, path, %failure, "a lock node could not be removed and stays until its session ends");
             }
             Some(Shown::Unlisted(failure)) => {
-                tell!(ERROR, %directory, owner = %tag, %failure, "a node that a lost answer may have left cannot be looked for");
+                emit!(ERROR, %directory, owner = %tag, %failure, "a node that a lost answer may have left cannot be looked for");
             }
         }
     }

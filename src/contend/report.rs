@@ -16,7 +16,7 @@ use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
 use crate::session::retry::spawn_cancellable;
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 
 /// How often the task that warns looks at a queue, at most.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ impl Acquisition {
                 late.await;
                 if own_node.find_loss().is_none() {
                     let node = own_node.path();
-                    tell!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is held for long");
+                    emit!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is held for long");
                 }
             }));
         }
@@ -189,7 +189,7 @@ impl Handle {
     pub(crate) fn warn(&self, aim: Aim, label: Option<&str>, blockers: &Blockers, others: usize) {
         let (path, waited) = (&**self.shown(), self.warn_waiting.unwrap_or_default());
         let others = (others > 0).then_some(others);
-        tell!(WARN, path, mode = %aim, label = label.map(str::to_owned), ?waited, %blockers, others, "it takes long to acquire a lock");
+        emit!(WARN, path, mode = %aim, label = label.map(str::to_owned), ?waited, %blockers, others, "it takes long to acquire a lock");
     }
 
     /// Warns of an acquisition that waits for long.
@@ -211,7 +211,7 @@ impl Handle {
         let aim = if goal.is_some() { Aim::Permit } else { Aim::Lock(me.mode()) };
         if is_its_turn && waiter.waits() {
             let (path, node, waited) = (&**self.shown(), me.name(), self.warn_waiting.unwrap_or_default());
-            tell!(WARN,
+            emit!(WARN,
                 path,
                 mode = %aim,
                 label,

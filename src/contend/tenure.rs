@@ -18,11 +18,11 @@ use crate::session::lease::Moment;
 use crate::session::leaving::Leaving;
 use crate::session::listing;
 use crate::session::node::{LimitEnd, Locked, OwnNode};
-use crate::session::presence::{self, SecondLook, check};
+use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Created, Failure, HoldState, Kind, Loss, Operation, Reply, Stat, Watch};
 use crate::session::retry::{self, none_without_directory, slept, synced, until_known};
 use crate::sync::Mutex;
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 use crate::validation;
 
@@ -126,7 +126,7 @@ impl Tenure {
     ///
     /// Without the sync a lagging server could hide the node, and a second node of ours would queue behind it for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
-        self.own_node.change(|it| it.known.doubted());
+        self.own_node.change(|it| it.known.suspect_orphan());
         let (session, directory, tag) = (self.session(), self.queue(), self.own_node.tag());
         let children = until_known(session, || synced(session, directory, |it, path| it.children(path)));
         let children = children.await.or_else(none_without_directory)?;
@@ -135,7 +135,7 @@ impl Tenure {
             match until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
                     meter::count(names::RECOVERIES, &[]);
-                    tell!(INFO, path = %directory, node = %child, "the answer to a create was lost, and its node found");
+                    emit!(INFO, path = %directory, node = %child, "the answer to a create was lost, and its node found");
                     let Stat { czxid, ctime, ephemeral_owner, .. } = stat;
                     self.stand_at(&Created { path, czxid, ctime, ephemeral_owner })?;
                     return Ok(true);
@@ -144,7 +144,7 @@ impl Tenure {
                 Err(failure) => return Err(failure),
             }
         }
-        tell!(DEBUG, path = %directory, owner = %tag, "the answer to a create was lost, and there is no node");
+        emit!(DEBUG, path = %directory, owner = %tag, "the answer to a create was lost, and there is no node");
         Ok(false)
     }
 
@@ -243,7 +243,7 @@ impl Tenure {
     /// loss if it is our own node that is gone.
     pub(crate) async fn find_missed(
         &self,
-        look: &mut SecondLook<'_>,
+        look: &mut Recheck<'_>,
         others: impl Fn() -> Vec<Operation>,
     ) -> Result<Vec<usize>, Loss> {
         loop {

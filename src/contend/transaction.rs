@@ -176,10 +176,10 @@ impl<'guard> Transaction<'guard> {
         if bytes > size_limit {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
-        locks.iter().for_each(|lock| lock.own_node().write_begins());
+        locks.iter().for_each(|lock| lock.own_node().begin_write());
         // Somebody else may have given the lock back since we looked: the end of a leader's term does.
         if let Some(lock) = locks.iter().find(|lock| lock.own_node().has_left()) {
-            locks.iter().for_each(|lock| lock.own_node().write_settled());
+            locks.iter().for_each(|lock| lock.own_node().settle_write());
             return Err(lost(lock, Loss::GivenBack));
         }
         let answer = match is_found_out {
@@ -188,7 +188,7 @@ impl<'guard> Transaction<'guard> {
         };
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
             let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.session(), session));
-            of_this_session.for_each(|lock| lock.own_node().write_settled());
+            of_this_session.for_each(|lock| lock.own_node().settle_write());
         }
         match answer {
             Ok(mut outcomes) => {
@@ -274,7 +274,7 @@ enum Fate {
 impl<'a> Doubt<'a> {
     pub(crate) fn of(locks: &'a [Tenure], session: &'a Arc<dyn Session>, operations: &'a [Operation]) -> Doubt<'a> {
         let own = locks.iter().map(|lock| lock.own_node().token()).max().unwrap_or_default();
-        Doubt { locks, session, operations, newest: session.upkeep().newest().max(own) }
+        Doubt { locks, session, operations, newest: session.upkeep().newest_zxid().max(own) }
     }
 
     /// Sends the transaction. If no answer comes, looks what became of it, and sends it again if it surely was not done. Gives up

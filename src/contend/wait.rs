@@ -16,9 +16,9 @@ use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::queue::turn::{self, Departure, News, Predecessor, Step, Take, Waiter};
 use crate::session::contract::Session;
 use crate::session::keep_alive;
-use crate::session::presence::{self, SecondLook, check};
+use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Loss, Stat, Watch};
-use crate::session::retry::{self, errand};
+use crate::session::retry::{self, spawn_awaited};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
 
@@ -178,7 +178,7 @@ impl Behind<'_> {
         // On the session's thread: a second look may end this wait before the answer has come.
         let own = own_node.ask_to_watch(session).map(|own_watch| {
             let (live, own_node) = (Arc::clone(session), Arc::clone(own_node));
-            errand(session, async move { keep_alive::watched(&live, &own_node, own_watch).await }, drop)
+            spawn_awaited(session, async move { keep_alive::watched(&live, &own_node, own_watch).await }, drop)
         });
         let watch = session.watch(&self.entry.child(&self.predecessor.name));
         if self.asks && !is_asked.swap(true, Ordering::Relaxed) {
@@ -242,7 +242,7 @@ impl Behind<'_> {
 
     /// Waits until the leader no longer has our node or the predecessor's, although nothing was heard of that.
     async fn missed(&self) -> Result<Departure, Error> {
-        let mut look = SecondLook::after(self.entry.session(), self.has_ghosts);
+        let mut look = Recheck::after(self.entry.session(), self.has_ghosts);
         let mut is_at_once = self.has_ghosts;
         loop {
             look.pause().await;

@@ -23,8 +23,8 @@ use crate::session::request::{Ending, Event, Loss, Watch};
 use crate::session::retry::{self, spawn_cancellable};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify, OnceLock};
-use crate::telemetry::log::tell;
-use crate::telemetry::meter::{self, Present};
+use crate::telemetry::log::emit;
+use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
 
 /// The acquisition of a node that is to be kept. Any of the uses that wait for it may poll it.
@@ -64,7 +64,7 @@ pub(super) struct KeptState {
     /// Why no use joins it any more.
     why: Option<Why>,
     /// From its grant, if it was not asked for before, until the node is given up.
-    counted: Option<Present>,
+    counted: Option<GaugeGuard>,
     /// Ends the background task when it is dropped.
     watched_over: Option<oneshot::Sender<()>>,
 }
@@ -80,7 +80,7 @@ pub(super) struct Granted {
 struct Gone {
     granted: Arc<Granted>,
     why: Option<Why>,
-    counted: Option<Present>,
+    counted: Option<GaugeGuard>,
     uses: u64,
     idle_for: Duration,
     watched_over: Option<oneshot::Sender<()>>,
@@ -210,7 +210,7 @@ impl Kept {
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
         let is_asked = state.uses.is_asked();
-        state.counted = (!is_asked).then(|| Present::new(names::KEPT_NODES, None));
+        state.counted = (!is_asked).then(|| GaugeGuard::new(names::KEPT_NODES, None));
         let mut woken = state.uses.grant();
         if is_asked {
             state.leaves_soon();
@@ -393,7 +393,7 @@ impl Gone {
         if let (Some(_), Some(why)) = (counted, why) {
             let (path, cause) = (hold.shown(), why.label());
             meter::count(names::KEPT_GIVEN_UP, &[("cause", cause)]);
-            tell!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
+            emit!(DEBUG, path, cause, uses, ?idle_for, "a kept lock is given up");
         }
         hold
     }

@@ -50,7 +50,7 @@ impl MemorySession {
         let upkeep = Arc::clone(&self.upkeep);
         let act = move |world: &mut World, fired: &mut Vec<Fired>| {
             let answer = act(world, fired);
-            upkeep.shows(world.zxid);
+            upkeep.record_zxid(world.zxid);
             answer
         };
         let answer = self.ensemble.request(self.id, &self.upkeep, is_write, act);
@@ -155,7 +155,7 @@ impl Session for MemorySession {
     fn spawn(&self, task: Task) {
         let (id, ensemble) = (self.id, Arc::downgrade(&self.ensemble));
         // Without one of its tasks, a session would not go on as its client believes.
-        self.ensemble.spawn(Box::pin(retry::on_unasked_end(task, move || {
+        self.ensemble.spawn(Box::pin(retry::on_early_end(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
                 ensemble.change(|world, fired| world.expire(id, Ending::Failed, fired));
             }

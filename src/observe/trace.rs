@@ -12,8 +12,8 @@ use tracing::{Span, debug_span};
 use crate::error::error::Error;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::node::OwnNode;
-use crate::telemetry::log::{OwnSpan, tell};
-use crate::telemetry::meter::{self, Present};
+use crate::telemetry::log::{OwnSpan, emit};
+use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
@@ -22,7 +22,7 @@ type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 #[derive(Default)]
 pub(crate) struct AcquireTrace {
     spans: Option<Box<Spans>>,
-    wait: Present,
+    wait: GaugeGuard,
 }
 
 struct Spans {
@@ -40,7 +40,8 @@ impl AcquireTrace {
         );
         let caller = || OwnSpan::new(Span::current);
         let spans = (!acquire.is_none()).then(|| Spans { acquire, caller: caller(), began: Instant::now() });
-        let wait = if is_for_several { Present::default() } else { Present::new(names::WAITING, Some((aim, path))) };
+        let wait =
+            if is_for_several { GaugeGuard::default() } else { GaugeGuard::new(names::WAITING, Some((aim, path))) };
         AcquireTrace { spans: spans.map(Box::new), wait }
     }
 
@@ -66,7 +67,7 @@ impl AcquireTrace {
         self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, own_node, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
-        HoldTrace { seen, metered: Present::new(names::HOLDING, Some((aim, path))), warning: None }
+        HoldTrace { seen, metered: GaugeGuard::new(names::HOLDING, Some((aim, path))), warning: None }
     }
 
     /// Fills a field of the span: `sequence` once there is a node, which may have to wait; `token` at the grant.
@@ -96,14 +97,14 @@ pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
         Error::Timeout { .. } => meter::count(names::TIMEOUTS, mode),
         _ => {}
     }
-    tell!(DEBUG, path, mode = %aim, %error, "not granted");
+    emit!(DEBUG, path, mode = %aim, %error, "not granted");
 }
 
 /// The trace of a hold, until the hold ends.
 #[derive(Default)]
 pub(crate) struct HoldTrace {
     seen: Option<Box<HoldSpan>>,
-    metered: Present,
+    metered: GaugeGuard,
     /// Calls the warning off that the hold lasts long, when it is dropped.
     warning: Option<oneshot::Sender<()>>,
 }
@@ -132,7 +133,7 @@ impl HoldTrace {
             HoldSpan::begin(Aim::Lock(Mode::Read), path, own_node, hold.label.as_deref(), &hold.caller, &hold.span)
         };
         self.seen = self.seen.as_deref().map(goes_on).map(Box::new);
-        self.metered.goes_on_as_read();
+        self.metered.change_to_read();
     }
 }
 

@@ -22,7 +22,7 @@ use crate::session::node::state::NodeState;
 use crate::session::presence;
 use crate::session::request::{Failure, Loss};
 use crate::session::retry::Tries;
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 use crate::validation;
 
 impl Acquire<WriteGuard> {
@@ -205,7 +205,7 @@ impl DueCheck {
             return Err(Error::RecordVanished { path, last: Box::new(last) });
         }
         let at = humantime::format_rfc3339_millis(date(last.at));
-        tell!(DEBUG, path = hold.shown(), host = last.host, %at, "the work is not due: another host has done it");
+        emit!(DEBUG, path = hold.shown(), host = last.host, %at, "the work is not due: another host has done it");
         // The work was done, so this answer stays right even if our lock is lost, or the period ends now.
         drop(guard);
         Ok(None)
@@ -286,7 +286,7 @@ impl OnceGuard {
                 None => transaction,
             };
             let Err(error) = transaction.commit_once().await else {
-                tell!(DEBUG, path, token = self.fencing_token(), "recorded a success of the work");
+                emit!(DEBUG, path, token = self.fencing_token(), "recorded a success of the work");
                 return Ok(());
             };
             tries.count();

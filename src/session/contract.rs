@@ -18,7 +18,7 @@ use crate::session::upkeep::Upkeep;
 
 /// Where a session makes a node for a moment that is to be beside its node at `path`. A node among permits that is none would
 /// stop all who count them.
-pub(crate) fn beside(path: &str) -> &str {
+pub(crate) fn temporary_parent(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::{Coordinator, Session, SessionSlot};
-use crate::session::presence::{self, SecondLook, unless_over};
+use crate::session::presence::{self, Recheck, unless_over};
 use crate::session::request::Failure;
 use crate::session::retry;
 
@@ -78,7 +78,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Waits until the node may exist. Watches the children of the nearest existing directory above it. A watch on a node
 /// that does not exist could never be taken back.
 pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
-    let (mut wanted, mut look) = (path, SecondLook::new(session));
+    let (mut wanted, mut look) = (path, Recheck::new(session));
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };

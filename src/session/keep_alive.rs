@@ -14,7 +14,7 @@ use crate::session::request::{Failure, Loss};
 use crate::session::retry::{Tries, repeated, slept};
 use crate::session::shield::shielded;
 use crate::session::upkeep::Upkeep;
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 
 /// How many watches on own nodes are asked for before the first is answered.
@@ -41,7 +41,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, upkeep: &Upkeep, grace: Durati
     let mut more = false;
     loop {
         if !more {
-            upkeep.unwatched.news.notified().await;
+            upkeep.unwatched.wake.notified().await;
         }
         let pause = session.upgrade().filter(|_| !grace.is_zero()).map(|session| session.sleep(grace));
         if let Some(pause) = pause {
@@ -97,7 +97,7 @@ pub(crate) async fn watched(
     let OwnWatch { path, watch } = asked;
     let answer = match watch.await {
         Err(Failure::NoNode) => match presence::is_there(session, &path, None).await {
-            Ok(true) => Err(Failure::Refused(presence::diverged(session, &path))),
+            Ok(true) => Err(Failure::Refused(presence::log_disagreement(session, &path))),
             Ok(false) => Err(Failure::NoNode),
             Err(failure) => Err(failure),
         },
@@ -107,7 +107,7 @@ pub(crate) async fn watched(
 }
 
 pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
-    tell!(WARN, path = own_node.path(), %failure, "cannot watch a lock node of our own");
+    emit!(WARN, path = own_node.path(), %failure, "cannot watch a lock node of our own");
 }
 
 /// Checks that the node of a hand-off is gone. A hand-off is the only write to a lock node, and the same transaction
@@ -146,7 +146,7 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
 
 /// A stranger's write was taken for a hand-off, and these nodes were granted by it.
 pub(crate) fn interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<OwnNode>>) {
-    tell!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
+    emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for own_node in granted {
         own_node.lose(Loss::Interfered);
     }
@@ -174,25 +174,25 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
     let lease = upkeep.lease();
     // At the start the handshake counts, so the first heartbeat is due after a whole period.
     let mut due = Moment::MAX;
-    let mut is_told = true;
+    let mut is_lapse_reported = true;
     loop {
-        let stirred = upkeep.stirred.notified();
+        let woken = upkeep.renewal_wake.notified();
         let Some(live) = session.upgrade().filter(|_| !upkeep.is_over()) else {
             return;
         };
         let left = lease.remaining();
         // Every hold is lost when the lease runs out, even if no task looks.
-        if left.is_none() && !std::mem::replace(&mut is_told, true) {
+        if left.is_none() && !std::mem::replace(&mut is_lapse_reported, true) {
             upkeep.look_at_all();
         }
-        is_told &= left.is_none();
+        is_lapse_reported &= left.is_none();
         let now = lease.now();
         let is_idle = upkeep.has_no_nodes();
         let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if lease.is_steady() {
             drop(live);
-            stirred.await;
+            woken.await;
             continue;
         } else if !lease.is_connected() {
             // The heartbeat is due as soon as the connection is back.
@@ -208,16 +208,16 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
         let nap = nap.min(left.unwrap_or(nap));
         let pause = live.sleep(nap);
         drop(live);
-        let mut stirred = std::pin::pin!(stirred);
+        let mut woken = std::pin::pin!(woken);
         let is_over = tokio::select! {
             biased;
-            () = &mut stirred => false,
+            () = &mut woken => false,
             () = pause => lease.now() < now + nap / 2,
         };
         // A timer that is over at once belongs to a runtime that is gone.
         if is_over {
             upkeep.plan_renewal(Moment::MAX, false);
-            stirred.await;
+            woken.await;
         }
     }
 }
@@ -263,7 +263,7 @@ async fn check_own(session: &Arc<dyn Session>) {
         match holds {
             Ok(false) => own_node.gone_from(path),
             Err(failure @ Failure::NoAuth(_)) => {
-                tell!(WARN, path, %failure, "a heartbeat cannot check a lock node of our own");
+                emit!(WARN, path, %failure, "a heartbeat cannot check a lock node of our own");
             }
             _ => {}
         }

@@ -14,7 +14,7 @@ use crate::session::request::{Created, Ending, Event, Failure, HoldState, Loss, 
 use crate::session::thread::FORKED;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Notified, Notify, OnceLock};
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 
 pub(crate) mod state;
@@ -30,7 +30,7 @@ pub(crate) struct OwnWatch {
 pub(crate) struct Unwatched {
     nodes: Mutex<Vec<WatchedSoon>>,
     /// Wakes `watch_nodes`: there is a node, or something else to do.
-    pub(super) news: Notify,
+    pub(super) wake: Notify,
 }
 
 struct WatchedSoon {
@@ -45,7 +45,7 @@ impl Unwatched {
         let is_first = nodes.len() == 1;
         drop(nodes);
         if is_first {
-            self.news.notify_one();
+            self.wake.notify_one();
         }
     }
 
@@ -140,11 +140,11 @@ impl OwnNode {
         let mut state = self.state.lock();
         let answer = change(&mut state);
         self.held_in.store(state.known.held_in().map_or(0, |epoch| epoch + 1), Ordering::Release);
-        let news = state.known.news();
+        let unreported = state.known.take_unreported_loss();
         drop(state);
-        if let Some((node, cause)) = news {
+        if let Some((node, cause)) = unreported {
             meter::count(names::LOSSES, &[("cause", cause.label())]);
-            tell!(WARN, node, %cause, "a lock was lost while it was held");
+            emit!(WARN, node, %cause, "a lock was lost while it was held");
         }
         answer
     }
@@ -188,7 +188,7 @@ impl OwnNode {
     /// Its path, to give to the caller. What the caller does while the node is there is settled once the node is gone,
     /// and not before.
     pub(crate) fn path_for_others(&self) -> String {
-        self.write_begins();
+        self.begin_write();
         self.path()
     }
 
@@ -202,13 +202,13 @@ impl OwnNode {
     }
 
     /// A transaction is sent that is carried out only while the node is there.
-    pub(crate) fn write_begins(&self) {
+    pub(crate) fn begin_write(&self) {
         self.unsettled.fetch_add(1, Ordering::Relaxed);
         self.writes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A transaction was carried out, or never will be.
-    pub(crate) fn write_settled(&self) {
+    pub(crate) fn settle_write(&self) {
         self.unsettled.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -226,7 +226,7 @@ impl OwnNode {
 
     /// This commit is not sent after all. Its number goes to the next one, unless there is a next one already.
     pub(crate) fn commit_not_sent(&self, number: u32) {
-        let _there_is =
+        let _result =
             self.commits.compare_exchange(number, number.wrapping_sub(1), Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -245,9 +245,9 @@ impl OwnNode {
     }
 
     /// What it has moved to is known. The watch on a node that was replaced has nothing more to tell.
-    pub(crate) fn moved(&self, moved: impl FnOnce(&mut NodeState)) {
+    pub(crate) fn end_move(&self, change: impl FnOnce(&mut NodeState)) {
         let _unlocked = self.change(|it| {
-            moved(&mut it.known);
+            change(&mut it.known);
             it.own.take()
         });
     }
@@ -295,7 +295,7 @@ impl OwnNode {
         let (loss, event) = self.change(|it| {
             if it.known.loss().is_none() && it.known.has_node() {
                 if it.known.lacks_epoch() {
-                    it.known.relies_on(self.epoch_since(it.known.birth().answered));
+                    it.known.rely_on(self.epoch_since(it.known.birth().answered));
                 }
                 it.known.find_loss(&Evidence {
                     valid_in: lease.epoch_at(now),
@@ -309,7 +309,7 @@ impl OwnNode {
             let event = it.poll_watch();
             (it.known.loss(), event)
         });
-        self.told(event);
+        self.pass_on(event);
         loss
     }
 
@@ -345,7 +345,7 @@ impl OwnNode {
     }
 
     /// Passes the event of the watch on, now that the state is unlocked.
-    fn told(self: &Arc<Self>, event: Option<Event>) {
+    fn pass_on(self: &Arc<Self>, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
         if event == Event::Changed

@@ -22,7 +22,7 @@ use crate::session::directories::passes;
 use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
 use crate::session::retry::{self, Tries, repeated};
 use crate::sync::random;
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 
 /// How many checks one transaction has at most, and how many bytes: ZooKeeper refuses a request of 1 MiB.
 const CHECKS_MAX: usize = 1_000;
@@ -152,30 +152,30 @@ fn next(pause: Duration, session_timeout: Duration) -> Duration {
 }
 
 /// Up to a tenth longer, by lot: many begin to wait at once.
-fn drawn_apart(pause: Duration, lot: u64) -> Duration {
-    pause + pause / 10_000 * u32::try_from(lot % 1_000).unwrap_or(0)
+fn with_jitter(pause: Duration, random: u64) -> Duration {
+    pause + pause / 10_000 * u32::try_from(random % 1_000).unwrap_or(0)
 }
 
 /// The looks of one that waits.
-pub(crate) struct SecondLook<'a> {
+pub(crate) struct Recheck<'a> {
     session: &'a Arc<dyn Session>,
     pause: Duration,
 }
 
-impl<'a> SecondLook<'a> {
-    pub(crate) fn new(session: &'a Arc<dyn Session>) -> SecondLook<'a> {
-        SecondLook::after(session, false)
+impl<'a> Recheck<'a> {
+    pub(crate) fn new(session: &'a Arc<dyn Session>) -> Recheck<'a> {
+        Recheck::after(session, false)
     }
 
     /// A server that has shown a node that was gone may show more of them: then the first look comes at once.
-    pub(crate) fn after(session: &'a Arc<dyn Session>, has_ghosts: bool) -> SecondLook<'a> {
+    pub(crate) fn after(session: &'a Arc<dyn Session>, has_ghosts: bool) -> Recheck<'a> {
         let pause = if has_ghosts { Duration::ZERO } else { session.timeout() };
-        SecondLook { session, pause }
+        Recheck { session, pause }
     }
 
     /// Waits for the event of a watch, or until a look is due. Returns whether the watch has told something. Fails if it has
     /// told of the end of its session.
-    pub(crate) async fn hear(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
+    pub(crate) async fn wait(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
         tokio::select! {
             biased;
             event = watch => {
@@ -190,7 +190,7 @@ impl<'a> SecondLook<'a> {
     /// Waits until a look is due. None is while the connection is lost: what happens then is told when it is back.
     pub(crate) async fn pause(&mut self) {
         loop {
-            if !retry::slept(self.session, drawn_apart(self.pause, random())).await {
+            if !retry::slept(self.session, with_jitter(self.pause, random())).await {
                 return pending().await;
             }
             if self.session.lease().is_connected() {
@@ -247,8 +247,8 @@ pub(crate) async fn ghosts_of(
     let by = |name| if readers.contains(name) { Mode::Read } else { Mode::Write };
     let found: Vec<_> = gone.iter().map(|name| (name, by(name))).collect();
     let ghosts = session.upkeep().ghosts();
-    let news = found.iter().filter(|(name, by)| ghosts.enter(directory, name, *by));
-    report_listed(session, directory, news.map(|(name, _)| Arc::clone(name)).collect());
+    let new = found.iter().filter(|(name, by)| ghosts.enter(directory, name, *by));
+    report_listed(session, directory, new.map(|(name, _)| Arc::clone(name)).collect());
     found.into_iter().filter(|(_, by)| passes(mode, *by)).map(|(name, _)| Arc::clone(name)).collect()
 }
 
@@ -287,7 +287,7 @@ pub(crate) fn report(session: &Arc<dyn Session>, path: &str, version: Option<i32
         };
         // It may have changed in between.
         if before == after && before.is_some_and(|is_there| is_there != is_at_server) {
-            let _logged = diverged(&asked, &path);
+            let _logged = log_disagreement(&asked, &path);
         }
     }));
 }
@@ -303,7 +303,7 @@ pub(crate) fn report_listed(session: &Arc<dyn Session>, directory: &str, gone: V
         let Ok(names) = names else { return };
         if (before, after) == (Some(false), Some(false)) {
             for ghost in gone.iter().filter(|ghost| names.iter().any(|name| **name == ***ghost)) {
-                let _logged = diverged(&asked, &format!("{directory}/{ghost}"));
+                let _logged = log_disagreement(&asked, &format!("{directory}/{ghost}"));
             }
         }
     }));
@@ -319,7 +319,7 @@ fn answered(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
 /// A server denies this node. Returns whether the leader has it; if so, the server may be asked again, but not for ever.
 pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut Tries) -> Holds {
     match is_there(session, path, None).await {
-        Ok(true) if tries.are_over() => Err(Failure::Refused(diverged(session, path))),
+        Ok(true) if tries.are_over() => Err(Failure::Refused(log_disagreement(session, path))),
         Ok(true) => tries.pause(session).await.map(|()| true),
         answer => answer,
     }
@@ -331,14 +331,14 @@ const NEXT: &str = "zklock check, with that node as its path, asks all servers, 
 /// The server goes on showing this node as the leader does not have it. Logs an error, and says the same in words.
 ///
 /// It cannot tell which of the two is wrong: the leader itself may be the one server that has lost the node.
-pub(crate) fn diverged(session: &Arc<dyn Session>, path: &str) -> String {
+pub(crate) fn log_disagreement(session: &Arc<dyn Session>, path: &str) -> String {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
-    tell!(ERROR, node = path, server, "a server and the leader do not agree about a node: {NEXT}");
-    words_of(session)
+    emit!(ERROR, node = path, server, "a server and the leader do not agree about a node: {NEXT}");
+    disagreement(session)
 }
 
 /// The words of [`diverged`].
-pub(crate) fn words_of(session: &Arc<dyn Session>) -> String {
+pub(crate) fn disagreement(session: &Arc<dyn Session>) -> String {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     format!("the server (address: {server}) and the leader do not agree about it: {NEXT}")
 }

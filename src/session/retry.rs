@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply, Stat, Task};
 use crate::session::shield::shielded;
-use crate::telemetry::teller::guarded;
+use crate::telemetry::user_thread::guarded;
 
 /// How often a request was sent again, and how often it may be.
 #[derive(Clone)]
@@ -137,15 +137,15 @@ pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> +
 }
 
 /// Work on the session's thread that a caller waits for. If the caller has gone by then, `unheard` gets the answer.
-pub(crate) fn errand<T: Send + 'static>(
+pub(crate) fn spawn_awaited<T: Send + 'static>(
     session: &Arc<dyn Session>,
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
-    unheard: fn(Result<T, Failure>),
+    abandoned: fn(Result<T, Failure>),
 ) -> Reply<T> {
     let (tell, told) = oneshot::channel();
     begin(session, async move {
         if let Err(answer) = tell.send(work.await) {
-            unheard(answer);
+            abandoned(answer);
         }
     });
     let ended = || Failure::Unknown("the session's thread has ended".to_owned());
@@ -169,15 +169,15 @@ pub(crate) fn spawn_cancellable(
 }
 
 /// Runs the task. Unless it comes to its end, this was its fault.
-pub(crate) async fn on_unasked_end(task: impl Future<Output = ()>, fault: impl FnOnce()) {
-    let mut unasked = Unasked(Some(fault));
+pub(crate) async fn on_early_end(task: impl Future<Output = ()>, fault: impl FnOnce()) {
+    let mut early_end = EarlyEnd(Some(fault));
     task.await;
-    unasked.0 = None;
+    early_end.0 = None;
 }
 
-struct Unasked<F: FnOnce()>(Option<F>);
+struct EarlyEnd<F: FnOnce()>(Option<F>);
 
-impl<F: FnOnce()> Drop for Unasked<F> {
+impl<F: FnOnce()> Drop for EarlyEnd<F> {
     fn drop(&mut self) {
         // While a panic unwinds, another one would end the process.
         let _panicked = self.0.take().and_then(guarded);
@@ -195,7 +195,7 @@ mod tests {
         for (panics, expected) in [(false, false), (true, true)] {
             let (tell, told) = oneshot::channel();
             let task = async move { assert!(!panics, "as a task may") };
-            drop(tokio::spawn(on_unasked_end(task, || _ = tell.send(()))).await);
+            drop(tokio::spawn(on_early_end(task, || _ = tell.send(()))).await);
             assert_eq!(told.await.is_ok(), expected);
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::sync::{Mutex, thread_local};
-use crate::telemetry::teller::{guarded, is_ours};
+use crate::telemetry::user_thread::{guarded, is_library_thread};
 
 thread_local! {
     /// The waker of the shield that this thread polls in, by its address.
@@ -20,9 +20,9 @@ thread_local! {
 #[derive(Default)]
 pub(crate) struct Shield(Option<Arc<Shielded>>);
 
-struct Shielded(Mutex<Kept>);
+struct Shielded(Mutex<Slot>);
 
-enum Kept {
+enum Slot {
     Waker(Waker),
     /// It is being called.
     Called,
@@ -34,12 +34,12 @@ enum Kept {
 
 impl Shielded {
     fn is_of(&self, waker: &Waker) -> bool {
-        matches!(&*self.0.lock(), Kept::Waker(kept) if kept.will_wake(waker))
+        matches!(&*self.0.lock(), Slot::Waker(own) if own.will_wake(waker))
     }
 
     fn give_up(&self) {
-        let kept = std::mem::replace(&mut *self.0.lock(), Kept::Gone);
-        let _panicked = guarded(|| drop(kept));
+        let slot = std::mem::replace(&mut *self.0.lock(), Slot::Gone);
+        let _panicked = guarded(|| drop(slot));
     }
 }
 
@@ -49,21 +49,21 @@ impl Wake for Shielded {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let mut kept = self.0.lock();
+        let mut slot = self.0.lock();
         // One thread at a time: a waker that blocks for ever takes one thread with it, and no other.
-        let waker = match std::mem::replace(&mut *kept, Kept::Called) {
-            Kept::Waker(waker) => waker,
-            Kept::Called | Kept::CalledAgain => return *kept = Kept::CalledAgain,
-            Kept::Gone => return *kept = Kept::Gone,
+        let waker = match std::mem::replace(&mut *slot, Slot::Called) {
+            Slot::Waker(waker) => waker,
+            Slot::Called | Slot::CalledAgain => return *slot = Slot::CalledAgain,
+            Slot::Gone => return *slot = Slot::Gone,
         };
-        drop(kept);
+        drop(slot);
         loop {
             let _panicked = guarded(|| waker.wake_by_ref());
-            let mut kept = self.0.lock();
-            match &*kept {
-                Kept::CalledAgain => *kept = Kept::Called,
-                Kept::Called => return *kept = Kept::Waker(waker),
-                Kept::Gone | Kept::Waker(_) => break,
+            let mut slot = self.0.lock();
+            match &*slot {
+                Slot::CalledAgain => *slot = Slot::Called,
+                Slot::Called => return *slot = Slot::Waker(waker),
+                Slot::Gone | Slot::Waker(_) => break,
             }
         }
         let _panicked = guarded(|| drop(waker));
@@ -92,13 +92,13 @@ impl Shield {
         context: &mut Context<'_>,
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        if is_ours() || ptr::eq(context.waker().data(), SHIELDED.with(Cell::get)) {
+        if is_library_thread() || ptr::eq(context.waker().data(), SHIELDED.with(Cell::get)) {
             return poll(context);
         }
         let shielded = match self.0.as_ref().filter(|it| it.is_of(context.waker())) {
             Some(same) => Arc::clone(same),
             None => {
-                let another = Arc::new(Shielded(Mutex::new(Kept::Waker(context.waker().clone()))));
+                let another = Arc::new(Shielded(Mutex::new(Slot::Waker(context.waker().clone()))));
                 self.0.replace(Arc::clone(&another)).iter().for_each(|before| before.give_up());
                 another
             }
@@ -141,12 +141,12 @@ mod tests {
 
     #[test]
     fn a_panicking_waker_stops_no_other_waker() {
-        let news = Notify::new();
-        let mut bad = Box::pin(shielded(news.notified()));
+        let event = Notify::new();
+        let mut bad = Box::pin(shielded(event.notified()));
         assert!(bad.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
-        let mut good = tokio_test::task::spawn(shielded(news.notified()));
+        let mut good = tokio_test::task::spawn(shielded(event.notified()));
         assert!(good.poll().is_pending());
-        news.notify_waiters();
+        event.notify_waiters();
         assert!(good.is_woken());
         drop(bad);
     }

@@ -25,7 +25,7 @@ use crate::session::lease::{Moment, nanos, since_boot};
 use crate::session::shield::shielded;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
-use crate::telemetry::{relay, teller};
+use crate::telemetry::{relay, user_thread};
 
 /// How long the thread goes on after its last user has gone, for sessions that are still being closed.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -93,7 +93,7 @@ impl Drop for Alive {
 fn start(name: &str, is_running: &Arc<AtomicBool>, run: impl FnOnce(Alive) + Send + 'static) -> io::Result<ThreadId> {
     let alive = Alive(Arc::clone(is_running));
     let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
-        teller::this_thread_is_ours();
+        user_thread::mark_library_thread();
         run(alive);
     })?;
     Ok(thread.thread().id())
@@ -121,7 +121,7 @@ impl Timers {
         builder.enable_all().on_thread_park(relay::relay_this_thread).on_thread_unpark(relay::relay_this_thread);
         let runtime = builder.build()?;
         let handle = runtime.handle().clone();
-        let _it_waits_for_it = give.send(runtime);
+        let _sent = give.send(runtime);
         Ok(Timers { handle, is_running, _stop: stop })
     }
 }
@@ -163,34 +163,34 @@ impl<F: Future> Future for Guarded<F> {
 
 impl<F> Drop for Guarded<F> {
     fn drop(&mut self) {
-        let _panicked = teller::guarded(|| drop(self.0.take()));
+        let _panicked = user_thread::guarded(|| drop(self.0.take()));
     }
 }
 
 /// What a panic has said, and what is lacking if it is known.
-pub(crate) fn words_of(panicked: &(dyn Any + Send)) -> String {
-    let told = panicked.downcast_ref::<String>().map(String::as_str).or(panicked.downcast_ref::<&str>().copied());
-    let told = told.and_then(|told| told.lines().next()).unwrap_or_default();
-    if told.contains("Too many open files") {
+pub(crate) fn panic_message(panicked: &(dyn Any + Send)) -> String {
+    let message = panicked.downcast_ref::<String>().map(String::as_str).or(panicked.downcast_ref::<&str>().copied());
+    let message = message.and_then(|message| message.lines().next()).unwrap_or_default();
+    if message.contains("Too many open files") {
         return format!(
-            "this process may open too few files (RLIMIT_NOFILE, ulimit -n): a connection needs some ten file descriptors: {told}"
+            "this process may open too few files (RLIMIT_NOFILE, ulimit -n): a connection needs some ten file descriptors: {message}"
         );
     }
-    format!("the attempt panicked: {told}")
+    format!("the attempt panicked: {message}")
 }
 
 impl BackgroundThread {
     /// The background thread of this process, started if need be.
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
-        let _by_another = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
-        relay::prepared();
+        let _result = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
+        relay::prepare_and_wait();
         let mut current = BACKGROUND.lock();
         if let Some(background) = current.upgrade().filter(|background| background.is_running()) {
             return Ok(background);
         }
         // The reactors panic if the system gives them no file descriptor.
         let started = catch_unwind(BackgroundThread::start);
-        let background = Arc::new(started.unwrap_or_else(|panicked| Err(io::Error::other(words_of(&*panicked))))?);
+        let background = Arc::new(started.unwrap_or_else(|panicked| Err(io::Error::other(panic_message(&*panicked))))?);
         *current = Arc::downgrade(&background);
         Ok(background)
     }
@@ -199,7 +199,7 @@ impl BackgroundThread {
         let (stop, stopped) = oneshot::channel::<()>();
         let (tenants, mut all_gone) = mpsc::channel::<()>(1);
         // What reads the sockets begins here, where a panic of its is an error.
-        let _not_yet = Timer::after(FAREWELL).now_or_never();
+        let _started = Timer::after(FAREWELL).now_or_never();
         let (timers, executor) = (Arc::new(Timers::start()?), Arc::new(Executor::new()));
         let (is_running, busy_since) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
         let (tasks, busy, of_tokio) = (Tasks(Arc::downgrade(&executor)), Arc::clone(&busy_since), Arc::clone(&timers));
@@ -282,9 +282,9 @@ mod tests {
     #[test]
     fn only_the_library_threads_are_known_as_ours() {
         let background = BackgroundThread::get().expect("a thread");
-        let is_ours = background.handle().begin(async { teller::is_ours() }).expect("a thread");
+        let is_ours = background.handle().begin(async { user_thread::is_library_thread() }).expect("a thread");
         assert!(pollster::block_on(is_ours).expect("a thread").expect("no panic"));
-        assert!(!teller::is_ours());
+        assert!(!user_thread::is_library_thread());
     }
 
     #[test]
@@ -305,8 +305,10 @@ mod tests {
             }
         }
         let background = BackgroundThread::get().expect("a thread");
-        let panicked =
-            background.handle().begin(async { assert!(!teller::is_ours(), "as a task may") }).expect("a thread");
+        let panicked = background
+            .handle()
+            .begin(async { assert!(!user_thread::is_library_thread(), "as a task may") })
+            .expect("a thread");
         assert!(pollster::block_on(panicked).expect("a thread").is_err());
         let panics = Panics;
         let given_up = background.handle().begin(async move {
@@ -340,13 +342,13 @@ mod tests {
 
     #[test]
     fn a_panic_for_lack_of_files_is_explained() {
-        let told = |words: &'static str| words_of(&words);
+        let message = |words: &'static str| panic_message(&words);
         let lacking = "cannot initialize: Os { code: 24, message: \"Too many open files\" }\nand more";
-        let lacking = told(lacking);
+        let lacking = message(lacking);
         assert!(
             lacking.starts_with("this process may open too few files") && lacking.ends_with("files\" }"),
             "{lacking}"
         );
-        assert_eq!(told("a bug"), "the attempt panicked: a bug");
+        assert_eq!(message("a bug"), "the attempt panicked: a bug");
     }
 }

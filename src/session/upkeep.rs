@@ -14,7 +14,7 @@ use crate::session::node::{Locked, OwnNode, Unwatched};
 use crate::session::request::{Created, Ending, Failure};
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 
 /// What the library keeps for one session. Its backend makes it, hands it out, and reports to it what happens.
 ///
@@ -28,7 +28,7 @@ pub struct Upkeep {
     next: AtomicU64,
     members: Mutex<Members>,
     /// The connection was lost or is back, the session is over, or the lease is to be renewed sooner.
-    pub(super) stirred: Notify,
+    pub(super) renewal_wake: Notify,
     /// The nodes that keep-alive watches soon. It also hears here of a hand-off to be confirmed.
     pub(crate) unwatched: Arc<Unwatched>,
     /// Counts how often the connection was lost.
@@ -37,7 +37,7 @@ pub struct Upkeep {
     ghosts: Ghosts,
     is_signal_refused: AtomicBool,
     /// The newest change of the ensemble that an answer has shown.
-    newest: AtomicI64,
+    newest_zxid: AtomicI64,
 }
 
 impl Upkeep {
@@ -47,13 +47,13 @@ impl Upkeep {
             lease: Arc::new(lease),
             next: AtomicU64::new(0),
             members: Mutex::default(),
-            stirred: Notify::new(),
+            renewal_wake: Notify::new(),
             unwatched: Arc::default(),
             connection: AtomicU64::new(0),
             listings: Listings::default(),
             ghosts: Ghosts::default(),
             is_signal_refused: AtomicBool::new(false),
-            newest: AtomicI64::new(0),
+            newest_zxid: AtomicI64::new(0),
         }
     }
 
@@ -97,12 +97,12 @@ impl Upkeep {
     ///
     /// A backend must report a lost connection before any answer that comes on the next one.
     pub fn connected(&self, connected: bool) {
-        let is_news = self.lease.connected(connected);
+        let has_changed = self.lease.connected(connected);
         self.wake_renewal();
-        if is_news && !connected {
+        if has_changed && !connected {
             self.connection.fetch_add(1, Ordering::AcqRel);
         }
-        if is_news {
+        if has_changed {
             self.log_link(connected);
         }
         self.notify_all();
@@ -115,18 +115,18 @@ impl Upkeep {
         // A node that was not lost before is lost with the session, whatever removes the node next.
         self.look_at_all();
         self.wake_renewal();
-        self.unwatched.news.notify_one();
+        self.unwatched.wake.notify_one();
     }
 
     /// An answer has shown this change of the ensemble.
-    pub(crate) fn shows(&self, zxid: i64) {
-        self.newest.fetch_max(zxid, Ordering::AcqRel);
+    pub(crate) fn record_zxid(&self, zxid: i64) {
+        self.newest_zxid.fetch_max(zxid, Ordering::AcqRel);
     }
 
     /// The newest change of the ensemble that an answer has shown; 0 if none has shown any. What is asked for from now on changes
     /// nothing before that.
-    pub(crate) fn newest(&self) -> i64 {
-        self.newest.load(Ordering::Acquire)
+    pub(crate) fn newest_zxid(&self) -> i64 {
+        self.newest_zxid.load(Ordering::Acquire)
     }
 
     /// A node in this directory that is not asked for yet.
@@ -271,7 +271,7 @@ impl Upkeep {
         });
         handed.granted.push(Arc::clone(own_node));
         drop(members);
-        self.unwatched.news.notify_one();
+        self.unwatched.wake.notify_one();
     }
 
     /// This node is no longer kept. It leaves with its last use, and nobody has to ask for it.
@@ -313,7 +313,7 @@ impl Upkeep {
 
     /// Makes the renewal of the lease look again.
     pub(crate) fn wake_renewal(&self) {
-        self.stirred.notify_one();
+        self.renewal_wake.notify_one();
     }
 
     /// Looks at each node, and reports each loss; then every task that waits for a loss looks.
@@ -334,9 +334,9 @@ impl Upkeep {
         {
             let (node, left) = (own_node.path(), self.lease.remaining().unwrap_or_default());
             if is_connected {
-                tell!(INFO, node, ?left, "the connection is back, and the lock is still held");
+                emit!(INFO, node, ?left, "the connection is back, and the lock is still held");
             } else {
-                tell!(WARN, node, ?left, "the connection is lost while a lock is held");
+                emit!(WARN, node, ?left, "the connection is lost while a lock is held");
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The library's own events and spans of `tracing`, and on which thread the user's subscriber hears of them.
 //!
-//! On a caller's thread, spans and what is below INFO are told at once. The rest is told by the [teller](TELLER): a subscriber,
+//! On a caller's thread, spans and what is below INFO are told at once. The rest is told by the [log thread](LOG_THREAD): a subscriber,
 //! or without one a logger of the crate `log`, may block or panic, which must cost no lease, and keep no caller from hearing
 //! of a loss.
 
@@ -18,7 +18,7 @@ use tracing::{Dispatch, Level, Span};
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::of_process::AtomicBool;
-use crate::telemetry::teller::{Teller, guarded, is_ours};
+use crate::telemetry::user_thread::{UserThread, guarded, is_library_thread};
 
 /// How long the end of a client waits for the subscriber.
 pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
@@ -26,7 +26,7 @@ pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 /// How many events wait for the subscriber at most. Those that come then are counted, and not told.
 const EVENTS: usize = 4_096;
 
-pub(super) static TELLER: Teller = Teller::new("zk-rwlock-log");
+pub(super) static LOG_THREAD: UserThread = UserThread::new("zk-rwlock-log");
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
@@ -49,22 +49,22 @@ pub(crate) fn there_are_sessions() {
 /// most 4,096 of them wait for the subscriber; those that come then are dropped, and their number is told.
 /// [`ZooKeeper::close`](crate::ZooKeeper::close) waits for up to 250 ms, and so does dropping the last user of a client.
 pub fn flush_events(limit: Duration) -> bool {
-    TELLER.flush(limit)
+    LOG_THREAD.flush(limit)
 }
 
 /// Whether the subscriber has not been told everything yet.
 pub(crate) fn is_behind() -> bool {
-    TELLER.waiting() > 0
+    LOG_THREAD.waiting() > 0
 }
 
 /// Tells an event. Takes its level, and what the macro of `tracing` of that level takes.
-macro_rules! tell {
+macro_rules! emit {
     ($level:ident, $($event:tt)+) => {{
         use tracing::level_filters::LevelFilter;
         let most = LevelFilter::current();
         // Without a subscriber it is for a logger of the crate `log`, if for anybody.
-        if most == LevelFilter::OFF && !$crate::telemetry::log::is_for_the_teller(tracing::Level::$level) {
-            let _panicked = $crate::telemetry::teller::guarded(|| tracing::event!(tracing::Level::$level, $($event)+));
+        if most == LevelFilter::OFF && !$crate::telemetry::log::is_deferred(tracing::Level::$level) {
+            let _panicked = $crate::telemetry::user_thread::guarded(|| tracing::event!(tracing::Level::$level, $($event)+));
         } else if most == LevelFilter::OFF || tracing::Level::$level <= most {
             $crate::telemetry::log::owned!($level [] $($event)+);
         }
@@ -100,46 +100,46 @@ macro_rules! owned {
         $crate::telemetry::log::owned!($level [$($fields)* $name,] $($rest)+)
     }};
 }
-pub(crate) use {owned, tell};
+pub(crate) use {emit, owned};
 
 /// Whether the teller tells the events of this level that come on this thread.
-pub(crate) fn is_for_the_teller(level: Level) -> bool {
-    is_ours() || level <= Level::INFO && HAS_SESSIONS.load(Ordering::Relaxed)
+pub(crate) fn is_deferred(level: Level) -> bool {
+    is_library_thread() || level <= Level::INFO && HAS_SESSIONS.load(Ordering::Relaxed)
 }
 
 /// `told` tells an event of this level.
-pub(crate) fn later(level: Level, told: impl FnOnce() + Send + 'static) {
-    if is_ours() {
+pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
+    if is_library_thread() {
         event(|| {
             let inside = INSIDE.with_borrow(Clone::clone);
-            move || inside.tell(told)
+            move || inside.emit(emit)
         });
-    } else if !is_for_the_teller(level) {
-        let _panicked = guarded(told);
+    } else if !is_deferred(level) {
+        let _panicked = guarded(emit);
     } else if LevelFilter::current() == LevelFilter::OFF {
         // No subscriber is set for a while either: after that, nothing is told to a logger of the crate `log`.
-        event(|| told);
+        event(|| emit);
     } else {
         event(|| {
             let (subscriber, inside) = (dispatcher::get_default(Dispatch::clone), OwnSpan::new(Span::current));
-            move || dispatcher::with_default(&subscriber, || inside.tell(told))
+            move || dispatcher::with_default(&subscriber, || inside.emit(emit))
         });
     }
 }
 
 /// Has the teller tell an event, unless it is too far behind.
 pub(super) fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
-    if TELLER.waiting() >= EVENTS {
+    if LOG_THREAD.waiting() >= EVENTS {
         DROPPED.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    let told = make();
-    TELLER.run(move || {
+    let emit = make();
+    LOG_THREAD.run(move || {
         let dropped = DROPPED.swap(0, Ordering::Relaxed);
         if dropped > 0 {
-            tracing::warn!(dropped, "events were not told, because the subscriber took too long over those before");
+            tracing::warn!(dropped, "events were dropped, because the subscriber fell behind");
         }
-        told();
+        emit();
     });
 }
 
@@ -165,8 +165,8 @@ impl OwnSpan {
 
     pub(crate) fn record(&self, field: &'static str, value: impl Value + Send + 'static) {
         let Some(own) = self.0.clone() else { return };
-        if is_ours() {
-            TELLER.run(move || _ = own.0.record(field, value));
+        if is_library_thread() {
+            LOG_THREAD.run(move || _ = own.0.record(field, value));
         } else {
             let _panicked = guarded(|| own.0.record(field, value));
         }
@@ -174,7 +174,7 @@ impl OwnSpan {
 
     /// Runs the work with the library's events in this span.
     pub(crate) fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
-        if is_ours() {
+        if is_library_thread() {
             let before = INSIDE.replace(self.clone());
             let result = work();
             INSIDE.set(before);
@@ -188,10 +188,10 @@ impl OwnSpan {
     }
 
     /// Tells in this span, to its subscriber.
-    fn tell(&self, told: impl FnOnce()) {
+    fn emit(&self, emit: impl FnOnce()) {
         match self.0.as_ref().and_then(|own| own.0.with_subscriber(|(_, subscriber)| subscriber.clone())) {
-            Some(subscriber) => dispatcher::with_default(&subscriber, || self.inside(told)),
-            None => told(),
+            Some(subscriber) => dispatcher::with_default(&subscriber, || self.inside(emit)),
+            None => emit(),
         }
     }
 
@@ -210,8 +210,8 @@ impl Entered {
 impl Drop for Entered {
     fn drop(&mut self) {
         let span = std::mem::replace(&mut self.0, Span::none());
-        if is_ours() {
-            TELLER.run(move || drop(span));
+        if is_library_thread() {
+            LOG_THREAD.run(move || drop(span));
         } else {
             let _panicked = guarded(move || drop(span));
         }
@@ -270,7 +270,7 @@ mod tests {
         }
         there_are_sessions();
         let asked = Asked(Cell::new(0));
-        tell!(WARN, why = %asked, "a lock was lost");
+        emit!(WARN, why = %asked, "a lock was lost");
         assert_eq!(asked.0.get(), 1, "it is written down for the teller");
     }
 }

@@ -13,7 +13,7 @@ use {::metrics::Key, tokio::time::Instant};
 
 /// What a gauge shows until this is dropped. By default it is nothing.
 #[derive(Default)]
-pub(crate) struct Present(#[cfg(feature = "metrics")] Option<Raised>);
+pub(crate) struct GaugeGuard(#[cfg(feature = "metrics")] Option<Raised>);
 
 #[cfg(feature = "metrics")]
 struct Raised {
@@ -23,10 +23,10 @@ struct Raised {
     began: Instant,
 }
 
-impl Present {
+impl GaugeGuard {
     /// One more is there: of this lock, if it is the gauge of one.
-    pub(crate) fn new(gauge: &'static str, lock: Option<(Aim, &Arc<str>)>) -> Present {
-        Present(
+    pub(crate) fn new(gauge: &'static str, lock: Option<(Aim, &Arc<str>)>) -> GaugeGuard {
+        GaugeGuard(
             #[cfg(feature = "metrics")]
             Some(Raised::begin(gauge, lock)),
         )
@@ -46,10 +46,10 @@ impl Present {
     }
 
     /// A downgrade: the hold of one mode ends here, and that of the other mode begins.
-    pub(crate) fn goes_on_as_read(&mut self) {
+    pub(crate) fn change_to_read(&mut self) {
         #[cfg(feature = "metrics")]
         if let Some((_, path)) = self.0.as_ref().and_then(|held| held.lock.clone()) {
-            *self = Present::new(names::HOLDING, Some((Aim::Lock(Mode::Read), &path)));
+            *self = GaugeGuard::new(names::HOLDING, Some((Aim::Lock(Mode::Read), &path)));
         }
     }
 }
@@ -76,7 +76,7 @@ impl Raised {
     }
 }
 
-impl Drop for Present {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         #[cfg(feature = "metrics")]
         if let Some(raised) = &self.0 {

@@ -59,34 +59,34 @@ pub fn describe() {
     // A counter that begins at one hides its first step from an `increase()`.
     let causes = ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"];
     let counters = causes.map(|cause| Key::from_parts(LOSSES, &[("cause", cause)]));
-    note(|untold| {
-        counters.into_iter().for_each(|key| _ = untold.news.counts.entry(key).or_default());
-        untold.news.gauges.extend(untold.gauges.clone());
+    note(|pending| {
+        counters.into_iter().for_each(|key| _ = pending.changes.counts.entry(key).or_default());
+        pending.changes.gauges.extend(pending.gauges.clone());
     });
 }
 
 /// So long the thread gathers news before it tells them: one wake-up serves them all. In a unit test only `flush` ends that.
-const GATHERS: Duration = if cfg!(test) { Duration::from_secs(3_600) } else { Duration::from_millis(20) };
+const COLLECTS_FOR: Duration = if cfg!(test) { Duration::from_secs(3_600) } else { Duration::from_millis(20) };
 
 /// How many measurements wait for the recorder at most.
 const MEASUREMENTS: usize = 100_000;
 
 static METADATA: Metadata<'static> = Metadata::new("zk_rwlock", Level::INFO, None);
 
-static UNTOLD: Mutex<Untold> = Mutex::new(Untold {
-    news: Measurement { counts: BTreeMap::new(), gauges: BTreeMap::new(), measured: Vec::new() },
+static PENDING: Mutex<Pending> = Mutex::new(Pending {
+    changes: Changes { counts: BTreeMap::new(), gauges: BTreeMap::new(), measured: Vec::new() },
     gauges: BTreeMap::new(),
     has_thread: false,
     is_awaited: false,
     taken: 0,
-    told: 0,
+    reported: 0,
 });
 
 /// There is something to tell, or all of it was told.
 static CHANGED: Condvar = Condvar::new();
 
-struct Untold {
-    news: Measurement,
+struct Pending {
+    changes: Changes,
     /// What each gauge shows, unless it is zero.
     gauges: BTreeMap<Key, i64>,
     has_thread: bool,
@@ -94,22 +94,22 @@ struct Untold {
     is_awaited: bool,
     /// How often the thread has taken the news, and how often it has told them.
     taken: u64,
-    told: u64,
+    reported: u64,
 }
 
 #[derive(Default)]
-struct Measurement {
+struct Changes {
     counts: BTreeMap<Key, u64>,
     gauges: BTreeMap<Key, i64>,
     measured: Vec<(Key, f64)>,
 }
 
-impl Measurement {
+impl Changes {
     fn is_empty(&self) -> bool {
         self.counts.is_empty() && self.gauges.is_empty() && self.measured.is_empty()
     }
 
-    fn tell(self) {
+    fn report(self) {
         for (key, by) in self.counts {
             call(|recorder| recorder.register_counter(&key, &METADATA).increment(by));
         }
@@ -123,30 +123,30 @@ impl Measurement {
 }
 
 /// A recorder that panics misses what it was told, and nothing else happens.
-fn call(tell: impl FnOnce(&dyn Recorder)) {
-    let _panicked = catch_unwind(AssertUnwindSafe(|| metrics::with_recorder(tell)));
+fn call(report: impl FnOnce(&dyn Recorder)) {
+    let _panicked = catch_unwind(AssertUnwindSafe(|| metrics::with_recorder(report)));
 }
 
 pub(super) fn count(key: Key) {
-    note(|untold| *untold.news.counts.entry(key).or_default() += 1);
+    note(|pending| *pending.changes.counts.entry(key).or_default() += 1);
 }
 
 pub(super) fn measure(key: Key, value: f64) {
-    note(|untold| {
-        if untold.news.measured.len() < MEASUREMENTS {
-            untold.news.measured.push((key, value));
+    note(|pending| {
+        if pending.changes.measured.len() < MEASUREMENTS {
+            pending.changes.measured.push((key, value));
         }
     });
 }
 
 /// Changes what a gauge shows. The recorder is told the sum and not the change, which it may have missed the first of.
 pub(super) fn raise(key: Key, by: i64) {
-    note(|untold| {
-        let value = untold.gauges.get(&key).copied().unwrap_or_default() + by;
-        untold.news.gauges.insert(key.clone(), value);
+    note(|pending| {
+        let value = pending.gauges.get(&key).copied().unwrap_or_default() + by;
+        pending.changes.gauges.insert(key.clone(), value);
         match value {
-            0 => untold.gauges.remove(&key),
-            _ => untold.gauges.insert(key, value),
+            0 => pending.gauges.remove(&key),
+            _ => pending.gauges.insert(key, value),
         };
     });
 }
@@ -155,47 +155,47 @@ pub(super) fn raise(key: Key, by: i64) {
 ///
 /// Blocks the thread, for as long as the recorder takes. Not for the recorder itself, which would wait for its own end.
 pub fn flush() {
-    let mut untold = UNTOLD.lock();
-    untold.is_awaited = !untold.news.is_empty();
-    let awaited = untold.taken + u64::from(untold.is_awaited);
+    let mut pending = PENDING.lock();
+    pending.is_awaited = !pending.changes.is_empty();
+    let awaited = pending.taken + u64::from(pending.is_awaited);
     CHANGED.notify_all();
-    while untold.has_thread && untold.told < awaited {
-        untold = CHANGED.wait(untold);
+    while pending.has_thread && pending.reported < awaited {
+        pending = CHANGED.wait(pending);
     }
 }
 
-fn note(what: impl FnOnce(&mut Untold)) {
-    let mut untold = UNTOLD.lock();
-    if !untold.has_thread {
+fn note(what: impl FnOnce(&mut Pending)) {
+    let mut pending = PENDING.lock();
+    if !pending.has_thread {
         let thread = thread::Builder::new().name("zk-rwlock-metrics".to_owned());
         // Without a thread the news wait for the next try.
-        untold.has_thread = thread.spawn(tell).is_ok();
+        pending.has_thread = thread.spawn(run_thread).is_ok();
     }
-    let is_first = untold.news.is_empty();
-    what(&mut untold);
-    drop(untold);
+    let is_first = pending.changes.is_empty();
+    what(&mut pending);
+    drop(pending);
     if is_first {
         CHANGED.notify_all();
     }
 }
 
-fn tell() {
-    let mut untold = UNTOLD.lock();
+fn run_thread() {
+    let mut pending = PENDING.lock();
     loop {
-        while untold.news.is_empty() {
-            untold = CHANGED.wait(untold);
+        while pending.changes.is_empty() {
+            pending = CHANGED.wait(pending);
         }
-        let end = Instant::now() + GATHERS;
-        while !untold.is_awaited && Instant::now() < end {
-            untold = CHANGED.wait_at_most(end.saturating_duration_since(Instant::now()), untold);
+        let end = Instant::now() + COLLECTS_FOR;
+        while !pending.is_awaited && Instant::now() < end {
+            pending = CHANGED.wait_at_most(end.saturating_duration_since(Instant::now()), pending);
         }
-        untold.is_awaited = false;
-        let news = std::mem::take(&mut untold.news);
-        untold.taken += 1;
-        drop(untold);
-        news.tell();
-        untold = UNTOLD.lock();
-        untold.told = untold.taken;
+        pending.is_awaited = false;
+        let changes = std::mem::take(&mut pending.changes);
+        pending.taken += 1;
+        drop(pending);
+        changes.report();
+        pending = PENDING.lock();
+        pending.reported = pending.taken;
         CHANGED.notify_all();
     }
 }
@@ -209,7 +209,7 @@ mod tests {
         static NAME: &str = "a_counter_of_a_test";
         let taken = || {
             flush();
-            UNTOLD.lock().taken
+            PENDING.lock().taken
         };
         count(Key::from_static_name(NAME));
         let before = taken();
@@ -217,6 +217,6 @@ mod tests {
             count(Key::from_static_name(NAME));
         }
         assert_eq!(taken(), before + 1);
-        assert_eq!(UNTOLD.lock().news.counts.get(&Key::from_static_name(NAME)), None, "all were told");
+        assert_eq!(PENDING.lock().changes.counts.get(&Key::from_static_name(NAME)), None, "all were reported");
     }
 }

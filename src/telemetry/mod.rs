@@ -6,4 +6,4 @@ pub(crate) mod meter;
 pub mod metrics;
 pub(crate) mod names;
 pub(crate) mod relay;
-pub(crate) mod teller;
+pub(crate) mod user_thread;

@@ -1,5 +1,5 @@
 //! A subscriber of `tracing` that notes what others tell on the library's threads: the client crate, and tokio. The
-//! [teller](crate::telemetry::teller) tells it to the user's subscriber. It calls nothing of the user's.
+//! [teller](crate::telemetry::user_thread) tells it to the user's subscriber. It calls nothing of the user's.
 //!
 //! Once for each place in the client crate that tells something, `tracing` itself asks every subscriber whether it wants that
 //! (`register_callsite`), on the thread that comes there first.
@@ -16,7 +16,7 @@ use tracing::{Dispatch, Event, Metadata, Span, Subscriber};
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{HashMap, Mutex};
-use crate::telemetry::log::{FAREWELL, TELLER, event};
+use crate::telemetry::log::{FAREWELL, LOG_THREAD, event};
 
 /// The fields of an event or of a span that are told, at most.
 const FIELDS: usize = 32;
@@ -32,7 +32,7 @@ thread_local! {
     /// The relay is in force on this thread while this lives.
     static IN_FORCE: Cell<Option<DefaultGuard>> = const { Cell::new(None) };
     /// On the teller's thread: the spans of the user's subscriber in the place of those that were made here.
-    static TOLD: RefCell<HashMap<u64, Span>> = RefCell::new(HashMap::default());
+    static USER_SPANS: RefCell<HashMap<u64, Span>> = RefCell::new(HashMap::default());
 }
 
 /// Makes the relay. It is there before there is a subscriber, so that it is in force from the first event that one could hear
@@ -47,30 +47,30 @@ pub(crate) fn prepare() {
             *RELAY.lock() = Some(relay);
         }
     };
-    match is_heard() {
+    match has_subscriber() {
         // Another subscriber is asked what it wants of all that can be told, here and now.
-        true => TELLER.run(make),
+        true => LOG_THREAD.run(make),
         false => make(),
     }
 }
 
 /// Whether there is a subscriber. Without one, the relay would keep what is told from a logger of the crate `log`.
-fn is_heard() -> bool {
+fn has_subscriber() -> bool {
     LevelFilter::current() != LevelFilter::OFF
 }
 
 /// As [`prepare`], and waits for it a moment.
-pub(crate) fn prepared() {
+pub(crate) fn prepare_and_wait() {
     prepare();
     if RELAY.lock().is_none() {
-        TELLER.flush(FAREWELL);
+        LOG_THREAD.flush(FAREWELL);
     }
 }
 
 /// Puts the relay in force on this thread, once there is a subscriber.
 pub(crate) fn relay_this_thread() {
     let in_force = IN_FORCE.take().or_else(|| {
-        if !is_heard() {
+        if !has_subscriber() {
             return None;
         }
         prepare();
@@ -102,13 +102,13 @@ impl Subscriber for Relay {
         SPANS.lock().get_or_insert_default().insert(number, 1);
         let (metadata, fields) = (span.metadata(), Fields::of(|fields| span.record(fields)));
         let parent = if span.is_contextual() { innermost() } else { span.parent().map(Id::into_u64) };
-        TELLER.run(move || {
+        LOG_THREAD.run(move || {
             if is_wanted(metadata) {
-                let made = fields.with(metadata, |values| match told(parent) {
+                let made = fields.with(metadata, |values| match user_span(parent) {
                     None => Span::new_root(metadata, values),
                     parent => Span::child_of(parent, metadata, values),
                 });
-                TOLD.with_borrow_mut(|all| all.insert(number, made));
+                USER_SPANS.with_borrow_mut(|all| all.insert(number, made));
             }
         });
         Id::from_u64(number)
@@ -116,8 +116,8 @@ impl Subscriber for Relay {
 
     fn record(&self, span: &Id, values: &Record<'_>) {
         let (number, fields) = (span.into_u64(), Fields::of(|fields| values.record(fields)));
-        TELLER.run(move || {
-            let Some(span) = TOLD.with_borrow(|all| all.get(&number).cloned()) else { return };
+        LOG_THREAD.run(move || {
+            let Some(span) = USER_SPANS.with_borrow(|all| all.get(&number).cloned()) else { return };
             if let Some(metadata) = span.metadata() {
                 fields.with(metadata, |values| _ = span.record_all(values));
             }
@@ -126,14 +126,14 @@ impl Subscriber for Relay {
 
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
-    fn event(&self, told_here: &Event<'_>) {
-        let parent = if told_here.is_contextual() { innermost() } else { told_here.parent().map(Id::into_u64) };
-        let metadata = told_here.metadata();
+    fn event(&self, recorded: &Event<'_>) {
+        let parent = if recorded.is_contextual() { innermost() } else { recorded.parent().map(Id::into_u64) };
+        let metadata = recorded.metadata();
         event(|| {
-            let fields = Fields::of(|fields| told_here.record(fields));
+            let fields = Fields::of(|fields| recorded.record(fields));
             move || {
                 if is_wanted(metadata) {
-                    fields.with(metadata, |values| match told(parent) {
+                    fields.with(metadata, |values| match user_span(parent) {
                         None => Event::dispatch(metadata, values),
                         parent => Event::child_of(parent, metadata, values),
                     });
@@ -171,7 +171,7 @@ impl Subscriber for Relay {
         }
         all.remove(&number);
         drop(spans);
-        TELLER.run(move || drop(TOLD.with_borrow_mut(|all| all.remove(&number))));
+        LOG_THREAD.run(move || drop(USER_SPANS.with_borrow_mut(|all| all.remove(&number))));
         true
     }
 }
@@ -181,8 +181,8 @@ fn innermost() -> Option<u64> {
 }
 
 /// On the teller's thread: the user's span in the place of this one.
-fn told(number: Option<u64>) -> Option<Id> {
-    TOLD.with_borrow(|all| all.get(&number?)?.id())
+fn user_span(number: Option<u64>) -> Option<Id> {
+    USER_SPANS.with_borrow(|all| all.get(&number?)?.id())
 }
 
 /// On the teller's thread, as the macros of `tracing` ask.
@@ -200,13 +200,13 @@ impl Fields {
         fields
     }
 
-    fn with<T>(&self, metadata: &'static Metadata<'static>, tell: impl FnOnce(&ValueSet<'_>) -> T) -> T {
-        let Some((first, _)) = self.0.first() else { return tell(&metadata.fields().value_set(&[])) };
+    fn with<T>(&self, metadata: &'static Metadata<'static>, pass: impl FnOnce(&ValueSet<'_>) -> T) -> T {
+        let Some((first, _)) = self.0.first() else { return pass(&metadata.fields().value_set(&[])) };
         let mut values: [(&Field, Option<&dyn Value>); FIELDS] = [(first, None); FIELDS];
         for (at, (field, value)) in values.iter_mut().zip(&self.0) {
             *at = (field, Some(&**value));
         }
-        tell(&metadata.fields().value_set(&values))
+        pass(&metadata.fields().value_set(&values))
     }
 
     fn push(&mut self, field: &Field, value: impl Value + Send + 'static) {

@@ -151,7 +151,7 @@ mod system {
     use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, shutdown};
     use rustix::time::{ClockId, clock_gettime};
 
-    use crate::telemetry::log::tell;
+    use crate::telemetry::log::emit;
     use crate::zookeeper::sockets::{SPARED, inode_of, peer_of};
 
     const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
@@ -220,7 +220,7 @@ mod system {
                 let is_spared = SPARED.lock().contains(&socket);
                 let is_still = !is_spared && unanswered.contains_key(&socket) && inode_of(number) == Some(socket);
                 if is_still && shutdown(number, Shutdown::Both).is_ok() {
-                    tell!(DEBUG, "an attempt to connect takes too long: it is ended");
+                    emit!(DEBUG, "an attempt to connect takes too long: it is ended");
                 }
                 self.seen.insert(socket, None);
             }

@@ -14,9 +14,9 @@ use crate::error::error::Error;
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
 use crate::session::shield::shielded;
-use crate::session::thread::{BackgroundThread, is_forked, words_of};
+use crate::session::thread::{BackgroundThread, is_forked, panic_message};
 use crate::sync::{Mutex, watch};
-use crate::telemetry::{log, teller};
+use crate::telemetry::{log, user_thread};
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::connect::{Comeback, new_session};
 use crate::zookeeper::options::ZooKeeperBuilder;
@@ -301,7 +301,7 @@ impl Drop for Sessions {
         let sessions = std::mem::take(&mut *self.sessions.lock());
         let leaving: Vec<_> = sessions.iter().filter(|it| it.is_up()).filter_map(|it| it.follower()).collect();
         drop(sessions);
-        if teller::is_ours() {
+        if user_thread::is_library_thread() {
             return;
         }
         let deadline = Instant::now() + FAREWELL;
@@ -430,7 +430,7 @@ impl Sessions {
             };
             match attempted.flatten() {
                 Some(Ok(answer)) => answer,
-                Some(Err(panicked)) => Err(Failure::Unreachable(words_of(&*panicked))),
+                Some(Err(panicked)) => Err(Failure::Unreachable(panic_message(&*panicked))),
                 None => Err(Failure::Unreachable("the library's thread has ended".to_owned())),
             }
         }

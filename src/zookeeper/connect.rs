@@ -12,7 +12,7 @@ use crate::session::lease::{Lease, Moment, since_boot};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::{BackgroundThread, Tasks};
 use crate::sync::random;
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::attempts::{Limit, end_those_that_take_longer};
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
@@ -131,7 +131,7 @@ impl Silent {
         if found.is_empty() {
             return pending().await;
         }
-        tell!(DEBUG, %servers, silent = ?found, "some servers answer nothing: the others are tried more often");
+        emit!(DEBUG, %servers, silent = ?found, "some servers answer nothing: the others are tried more often");
         self.servers = found;
     }
 }
@@ -174,7 +174,7 @@ pub(super) async fn new_session(
     let session = ZooKeeperSession::new((client, ended), &background, &options, asked, abilities, servers.clone())?;
     session.ends_attempts_that_take_longer(attempt);
     let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
-    tell!(INFO, ?timeout, ?rides_out, "a session begins: a break of the connection that lasts no longer costs no lock");
+    emit!(INFO, ?timeout, ?rides_out, "a session begins: a break of the connection that lasts no longer costs no lock");
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     match tokio::time::timeout(bound, make_root(&session)).await.unwrap_or_else(|_| Err(late())) {

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 use crate::zookeeper::lookup::{addresses, connect};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::Servers;
@@ -61,7 +61,7 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, patien
     found.sort_unstable_by_key(|(index, ..)| *index);
     let is_known = found.iter().all(|(.., is_known)| *is_known);
     let words = found.into_iter().map(|(_, words, _)| words).collect::<Vec<_>>().join("; ");
-    tell!(DEBUG, reason = words, "there is no session");
+    emit!(DEBUG, reason = words, "there is no session");
     Reason { words, is_known }
 }
 

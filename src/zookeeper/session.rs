@@ -23,7 +23,7 @@ use crate::session::thread::{BackgroundThread, is_forked};
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
-use crate::telemetry::log::{self, tell};
+use crate::telemetry::log::{self, emit};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::attempts::end_those_of_a_session;
@@ -145,7 +145,7 @@ impl ZooKeeperSession {
     /// The task. If it ends by a panic, or its thread does, the session is over.
     fn kept<F: Future<Output = ()>>(&self, task: F) -> impl Future<Output = ()> + use<F> {
         let this = Weak::clone(&self.this);
-        retry::on_unasked_end(task, move || {
+        retry::on_early_end(task, move || {
             if let Some(session) = this.upgrade() {
                 session.fails();
             }
@@ -156,7 +156,7 @@ impl ZooKeeperSession {
     fn fails(&self) {
         if self.upkeep.lease().over().is_none() {
             let session = format!("{:x}", self.id);
-            tell!(ERROR, session, "a task of a session has ended by a panic, and the session with it");
+            emit!(ERROR, session, "a task of a session has ended by a panic, and the session with it");
             self.ended(Ending::Failed);
         }
     }
@@ -204,7 +204,7 @@ impl ZooKeeperSession {
 
     /// Makes a node beside this one, whose owner shows which session the server takes us for. Removes it again.
     async fn owns_what_it_makes(&self, path: &str) -> Result<bool, Failure> {
-        let own = format!("{}/session-{:x}", contract::beside(path), self.id);
+        let own = format!("{}/session-{:x}", contract::temporary_parent(path), self.id);
         let made = self.create(&own, &[], Kind::Ephemeral).await;
         // An answer that was lost may have left the node behind, and the node says nothing of this connection.
         if !matches!(made, Ok(_) | Err(Failure::NodeExists)) {
@@ -386,7 +386,7 @@ impl Session for ZooKeeperSession {
         let (path, failure, upkeep) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.upkeep));
         self.pipeline.ask(Request::Read, move |client| async move {
             let (names, stat) = client.get_children(&path).await.map_err(failure)?;
-            upkeep.shows(stat.mzxid);
+            upkeep.record_zxid(stat.mzxid);
             Ok((names, Some(translate::stat(&stat))))
         })
     }
@@ -395,7 +395,7 @@ impl Session for ZooKeeperSession {
         let (path, failure, upkeep) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.upkeep));
         self.pipeline.ask(Request::Read, move |client| async move {
             let (data, stat) = client.get_data(&path).await.map_err(failure)?;
-            upkeep.shows(stat.mzxid);
+            upkeep.record_zxid(stat.mzxid);
             Ok((data, translate::stat(&stat)))
         })
     }
@@ -453,7 +453,7 @@ impl Session for ZooKeeperSession {
         let upkeep = Arc::clone(&self.upkeep);
         self.pipeline.ask(request, move |client| async move {
             let (outcomes, newest) = commit(&client, &operations, &acl, &whom).await?;
-            upkeep.shows(newest);
+            upkeep.record_zxid(newest);
             Ok(outcomes)
         })
     }
@@ -492,7 +492,7 @@ fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Du
     if timeout < requested {
         // On a reconnect the client asks for the timeout that was granted here. So only a server that grants even less can
         // lower it again, and the client does not report that.
-        tell!(
+        emit!(
             WARN,
             ?timeout,
             ?requested,

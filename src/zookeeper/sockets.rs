@@ -19,7 +19,7 @@ use tokio::net::TcpSocket;
 
 #[cfg(target_os = "linux")]
 use crate::sync::Mutex;
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 use crate::zookeeper::servers::Servers;
 
 /// Sets the option on the connections of this process to the ports of these servers. Returns the server of a session that is
@@ -30,11 +30,11 @@ pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAdd
     let set = tokio::task::spawn_blocking(move || set(&ports)).await;
     match set.unwrap_or_else(|gone| Err(io::Error::other(gone))) {
         Ok(peers) => {
-            tell!(TRACE, %servers, connections = peers.len(), "small requests are sent at once");
+            emit!(TRACE, %servers, connections = peers.len(), "small requests are sent at once");
             peers.first().copied().filter(|_| peers.len() == 1)
         }
         Err(error) => {
-            tell!(DEBUG, %servers, %error, "small requests may wait for an acknowledgement");
+            emit!(DEBUG, %servers, %error, "small requests may wait for an acknowledgement");
             None
         }
     }

@@ -173,7 +173,7 @@ fn locks_atomics_and_chance_come_from_one_file() {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
     // Threads of the system's own.
-    let apart = ["sync", "session::thread", "telemetry::teller"];
+    let apart = ["sync", "session::thread", "telemetry::user_thread"];
     let names =
         ["Mutex", "RwLock", "Condvar", "Barrier", "Once", "atomic", "mpsc", "HashMap", "HashSet", "Notify", "watch"];
     let takes = |code: &str| {

@@ -217,7 +217,7 @@ impl Member {
             Reply::Created(Err(failure)) => {
                 self.node.refused(&failure);
                 if matches!(failure, Failure::Unknown(_) | Failure::NoNode) {
-                    self.node.doubted();
+                    self.node.suspect_orphan();
                     self.send(What::List, By::Acquisition);
                 }
             }
@@ -476,7 +476,7 @@ impl Model for Lives {
                 state.lists(me);
                 let member = &mut state.members[me];
                 let outside = (self.goals[me] == Goal::Permit).then(|| permit(me));
-                member.node.moves(outside);
+                member.node.begin_move(outside);
                 member.moves(me);
             }
             Action::Release(me) => {

@@ -15,7 +15,7 @@ use crate::lock::hold::{Hold, WriteGuard};
 use crate::lock::rw_lock::RwLock;
 use crate::session::request::{Ending, Loss};
 use crate::sync::{Mutex, random, watch};
-use crate::telemetry::log::tell;
+use crate::telemetry::log::emit;
 
 /// The user's health check. Returns whether this candidate is fit to lead.
 pub(crate) type Check = Box<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
@@ -141,9 +141,9 @@ impl Candidate {
         drop(unhealthy_since);
         let (path, data) = (self.lock.path(), self.data());
         match (before, is_healthy) {
-            (None, false) => tell!(WARN, path, data, "the health check failed: not campaigning until it succeeds"),
+            (None, false) => emit!(WARN, path, data, "the health check failed: not campaigning until it succeeds"),
             (Some(since), true) => {
-                tell!(INFO, path, data, unhealthy = ?since.elapsed(), "the health check succeeds: campaigning again");
+                emit!(INFO, path, data, unhealthy = ?since.elapsed(), "the health check succeeds: campaigning again");
             }
             _ => {}
         }
@@ -177,7 +177,7 @@ impl Campaign {
                 status.is_resigned = false;
             });
             let (path, data) = (candidate.lock.path(), candidate.data());
-            tell!(INFO, path, term = term.number(), data, "a term begins");
+            emit!(INFO, path, term = term.number(), data, "a term begins");
             drop(status);
             Ok(Some(RunningTerm { candidate, term, began, why: "dropped" }))
         })
@@ -263,7 +263,7 @@ impl Drop for RunningTerm {
     fn drop(&mut self) {
         let (path, data, lasted, why) =
             (self.candidate.lock.path(), self.candidate.data(), self.began.elapsed(), self.why);
-        tell!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
+        emit!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
         // The dropped future lets the removal go on in the background.
         drop(self.term.guard.held().leave());
         let mut ended = None;

@@ -25,7 +25,7 @@ use crate::queue::mode::Mode;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::follow::{self, Followed, PAUSE, follow};
-use crate::session::presence::{self, SecondLook, unless_over};
+use crate::session::presence::{self, Recheck, unless_over};
 use crate::session::request::{Failure, Stat};
 use crate::session::retry;
 use crate::sync::Mutex;
@@ -246,9 +246,9 @@ impl Observer {
             return Ok(());
         }
         self.report(Ok(None));
-        let mut look = SecondLook::new(session);
+        let mut look = Recheck::new(session);
         loop {
-            if look.hear(&mut change).await? {
+            if look.wait(&mut change).await? {
                 return Ok(());
             }
             let names = session.children(path).await;
@@ -275,7 +275,7 @@ impl Observer {
         if !has_left {
             let (change, (data, stat)) = answers?;
             self.report(Ok(Some(Leader::of(first, &data, stat))));
-            let mut look = SecondLook::after(session, *has_ghosts);
+            let mut look = Recheck::after(session, *has_ghosts);
             tokio::select! {
                 biased;
                 event = change => return unless_over(session, event).await,

@@ -15,7 +15,7 @@ use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::queue::{metadata, permits};
 use crate::session::contract::Session;
-use crate::session::presence::{self, SecondLook};
+use crate::session::presence::{self, Recheck};
 use crate::session::request::{Failure, Kind, Operation, Stat};
 use crate::session::retry;
 use crate::sync::Mutex;
@@ -348,7 +348,7 @@ impl SemaphoreState {
         *rounds += 1;
         if *rounds > 1 {
             presence::report(session, path, version);
-            SecondLook::new(session).pause().await;
+            Recheck::new(session).pause().await;
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::recipes::semaphore::state::{SeenPermits, SemaphoreState, TAKE, too_fe
 use crate::session::contract::Session;
 use crate::session::keep_alive;
 use crate::session::node::state::NodeState;
-use crate::session::presence::{self, SecondLook, check};
+use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry::{self, Tries};
 use crate::session::upkeep::HandOff;
@@ -108,7 +108,7 @@ impl PermitRequest {
                     }
                     let session = held.session();
                     presence::report(session, handle.shown(), *refused);
-                    SecondLook::new(session).pause().await;
+                    Recheck::new(session).pause().await;
                 }
                 Ok(false)
             }
@@ -447,7 +447,7 @@ impl<'a> View<'a> {
             let holders = now.names.iter().map(|name| check(node(name), None));
             std::iter::once(check(&**path, Some(now.version))).chain(holders).collect()
         };
-        let mut look = SecondLook::after(session, !self.gone.is_empty());
+        let mut look = Recheck::after(session, !self.gone.is_empty());
         let (paths, me) = (&self.state.handle.paths, &*self.held.contender());
         let ghosts_found = wait.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));

@@ -21,13 +21,13 @@ use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::follow::{self, Followed, follow};
 use crate::session::lease::Lease;
 use crate::session::node::OwnNode;
-use crate::session::presence::{self, SecondLook};
+use crate::session::presence::{self, Recheck};
 use crate::session::request::{Ending, Failure, Stat, Task};
 use crate::session::retry::{self, Tries};
 use crate::session::thread::BackgroundThread;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
-use crate::telemetry::teller::{self, Teller};
+use crate::telemetry::user_thread::{self, UserThread};
 
 /// The operation that an error names.
 const WATCH: &str = "watch";
@@ -304,7 +304,7 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
     }
 
     async fn watch(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
-        let mut look = SecondLook::new(session);
+        let mut look = Recheck::new(session);
         // The number of the last event when the server was last synced. The server may lag behind another server that
         // showed us later events.
         let mut synced = self.last_event()?;
@@ -332,12 +332,12 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
             };
             match outdated == Some(stat) {
                 true => {
-                    let (path, reason) = (self.path.clone(), presence::diverged(session, &self.path));
+                    let (path, reason) = (self.path.clone(), presence::log_disagreement(session, &self.path));
                     self.with(|store| store.set_trouble(Error::Refused { operation: WATCH, path, reason }))?;
                 }
                 false => self.with(|store| store.record_read(bytes, stat, session.lease(), synced))?,
             }
-            if look.hear(&mut change).await? {
+            if look.wait(&mut change).await? {
                 continue;
             }
             // The node is read again even if the leader has it: a node that a server has lost may have come again with
@@ -372,7 +372,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
         }
         self.with(|store| match is_denied {
             true => {
-                let (path, reason) = (self.path.clone(), presence::words_of(session));
+                let (path, reason) = (self.path.clone(), presence::disagreement(session));
                 store.set_trouble(Error::Refused { operation: WATCH, path, reason });
             }
             false if absence.is_gone => store.set_trouble(store.node.fault(ValueError::Vanished)),
@@ -387,7 +387,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
 }
 
 /// A thread that drops the user's values, because their destructors may block or panic.
-static VALUE_DROPPER: Teller = Teller::new("zk-rwlock-values");
+static VALUE_DROPPER: UserThread = UserThread::new("zk-rwlock-values");
 
 /// Starts work in the background: on the session's own thread, with a slot of the session, or on the library's thread
 /// if there is no session yet. The embedded ensemble has no thread: the client that wakes the work runs it.
@@ -417,7 +417,7 @@ pub(crate) fn with_upgraded<S: Send + Sync + 'static, T>(shared: &Weak<S>, work:
     let shared = shared.upgrade()?;
     let result = work(&shared);
     if let Some(last) = Arc::into_inner(shared)
-        && teller::is_ours()
+        && user_thread::is_library_thread()
     {
         VALUE_DROPPER.run(move || drop(last));
     }
@@ -493,7 +493,7 @@ mod tests {
             let (tell, dropped) = mpsc::channel();
             let caller = thread::Builder::new().name("a caller".to_owned()).spawn(move || {
                 if is_ours {
-                    teller::this_thread_is_ours();
+                    user_thread::mark_library_thread();
                 }
                 let mut owner = Some(Arc::new(Tells(tell)));
                 let weak = owner.as_ref().map(Arc::downgrade).unwrap_or_default();

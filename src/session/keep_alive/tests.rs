@@ -157,7 +157,7 @@ async fn a_check_follows_each_touch_by_the_settling_time() {
 async fn a_node_that_moves_keeps_its_lease() {
     let (session, _task) = Noted::kept_alive();
     let own_node = session.holder("/a/1");
-    own_node.change(|it| it.known.moves(None));
+    own_node.change(|it| it.known.begin_move(None));
     let sent = session.after(20_000).await;
     assert!(sent.iter().all(|(_, what)| what == "read /" || what == "check /" || what == "watch /a/1"), "{sent:?}");
     assert_eq!(own_node.find_loss(), None);

@@ -39,26 +39,26 @@ const SETTLING: Duration = ms(1_250);
 
 struct Stage {
     lease: Lease,
-    hands: Arc<AtomicU64>,
+    clock: Arc<AtomicU64>,
 }
 
 impl Stage {
     /// A session of 6 s that began just now, with a clock in milliseconds.
-    fn set() -> Stage {
+    fn begun() -> Stage {
         let stage = Stage::before_the_session();
         stage.lease.began(stage.lease.now());
         stage
     }
 
     fn before_the_session() -> Stage {
-        let hands = Arc::new(AtomicU64::new(100_000));
-        let read = Arc::clone(&hands);
+        let clock = Arc::new(AtomicU64::new(100_000));
+        let read = Arc::clone(&clock);
         let read = move || ms(read.load(Ordering::SeqCst));
-        Stage { lease: Lease::with_clock(ms(6_000), Box::new(read)).with_tick_time(ms(2_000)), hands }
+        Stage { lease: Lease::with_clock(ms(6_000), Box::new(read)).with_tick_time(ms(2_000)), clock }
     }
 
-    fn passes(&self, time: Duration) {
-        self.hands.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
+    fn advance(&self, time: Duration) {
+        self.clock.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
     }
 
     /// A read that is answered at once, and when it was sent.
@@ -91,42 +91,42 @@ fn the_lease_is_invalid_until_the_session_begins() {
 
 #[test]
 fn a_touch_counts_by_an_operation_a_settling_time_later() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     let began = stage.lease.now();
     let sent = stage.lease.now();
-    stage.passes(ms(400));
+    stage.advance(ms(400));
     stage.lease.answered(sent);
-    stage.passes(SETTLING - ms(1));
+    stage.advance(SETTLING - ms(1));
     let early = stage.lease.now();
-    stage.passes(ms(1));
+    stage.advance(ms(1));
     let in_time = stage.lease.now();
     stage.lease.acknowledged(early);
     assert!(stage.counts(began));
     stage.lease.acknowledged(in_time);
     assert!(stage.counts(sent));
     // An operation itself extends the lease no more than a read does.
-    stage.passes(ms(300));
+    stage.advance(ms(300));
     stage.write();
     assert!(stage.counts(sent));
 }
 
 #[test]
 fn an_operation_counts_as_a_touch_by_a_later_operation() {
-    let stage = Stage::set();
-    stage.passes(ms(1_000));
+    let stage = Stage::begun();
+    stage.advance(ms(1_000));
     let first = stage.lease.now();
     stage.write();
-    stage.passes(SETTLING);
+    stage.advance(SETTLING);
     stage.write();
     assert!(stage.counts(first));
 }
 
 #[test]
 fn the_newest_touch_that_is_old_enough_counts() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     let mut touches = Vec::new();
     for _ in 0..40_000 {
-        stage.passes(ms(1));
+        stage.advance(ms(1));
         touches.push(stage.touch());
     }
     let old_enough = stage.lease.now() - SETTLING;
@@ -136,41 +136,41 @@ fn the_newest_touch_that_is_old_enough_counts() {
     assert!(stage.lease.state.lock().touches.len() <= TOUCHES as usize + 2);
     // A single operation is enough to make the last touch count.
     let last = *touches.last().unwrap();
-    stage.passes(SETTLING);
+    stage.advance(SETTLING);
     stage.write();
     assert!(stage.counts(last));
 }
 
 #[test]
 fn requests_of_an_old_connection_make_nothing_count() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     let began = stage.lease.now();
-    stage.passes(ms(1));
+    stage.advance(ms(1));
     stage.lease.answered(stage.lease.now());
-    stage.passes(SETTLING);
+    stage.advance(SETTLING);
     let sent = stage.lease.now();
-    stage.passes(ms(1));
+    stage.advance(ms(1));
     stage.lease.connected(false);
     stage.lease.connected(true);
     // The operation waited for the connection, or its answer comes late.
     stage.lease.acknowledged(sent);
     stage.lease.answered(sent);
-    stage.passes(SETTLING);
+    stage.advance(SETTLING);
     stage.write();
     assert!(stage.counts(began));
 }
 
 #[test]
 fn a_handshake_counts_from_the_last_answered_request() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     let began = stage.lease.now();
-    stage.passes(ms(1_000));
+    stage.advance(ms(1_000));
     let last = stage.touch();
-    stage.passes(ms(500));
+    stage.advance(ms(500));
     let early = stage.lease.now();
-    stage.passes(ms(1));
+    stage.advance(ms(1));
     stage.lease.connected(false);
-    stage.passes(ms(500));
+    stage.advance(ms(500));
     stage.lease.connected(true);
     stage.touch();
     stage.write();
@@ -190,12 +190,12 @@ fn a_handshake_counts_from_the_last_answered_request() {
 
 #[test]
 fn a_renewal_after_a_lapse_begins_a_new_epoch() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     let epoch = stage.lease.epoch().unwrap();
     assert_eq!(stage.lease.epoch(), Some(epoch));
-    stage.passes(ms(4_000));
+    stage.advance(ms(4_000));
     stage.touch();
-    stage.passes(SETTLING);
+    stage.advance(SETTLING);
     stage.write();
     assert!(stage.lease.remaining().is_some());
     assert_ne!(stage.lease.epoch(), Some(epoch));
@@ -203,12 +203,12 @@ fn a_renewal_after_a_lapse_begins_a_new_epoch() {
 
 #[test]
 fn renewals_in_time_keep_the_epoch() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     let epoch = stage.lease.epoch().unwrap();
     for _ in 0..5 {
-        stage.passes(ms(2_400));
+        stage.advance(ms(2_400));
         stage.touch();
-        stage.passes(SETTLING);
+        stage.advance(SETTLING);
         stage.write();
     }
     assert_eq!(stage.lease.epoch(), Some(epoch));
@@ -217,20 +217,20 @@ fn renewals_in_time_keep_the_epoch() {
 /// Nobody looks at the state in between: a moment that is over is seen by the clock alone.
 #[test]
 fn the_atomics_agree_with_the_locked_state() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     let first = stage.lease.epoch().unwrap();
     assert_eq!(stage.lease.covered_at(first), Some(stage.lease.now()));
     assert_eq!(stage.lease.covered_at(first + 1), None);
-    stage.passes(ms(4_999));
+    stage.advance(ms(4_999));
     assert_eq!(stage.lease.covered_at(first), Some(stage.lease.now()));
-    stage.passes(ms(1));
+    stage.advance(ms(1));
     assert_eq!(stage.lease.covered_at(first), None);
 
     stage.lease.began(stage.lease.now());
     let second = stage.lease.epoch().unwrap();
     assert_eq!((stage.lease.covered_at(first), stage.lease.covered_at(second)), (None, Some(stage.lease.now())));
     stage.lease.steady(true);
-    stage.passes(ms(60_000));
+    stage.advance(ms(60_000));
     assert_eq!(stage.lease.covered_at(second), Some(stage.lease.now()));
     stage.lease.end(Ending::Expired);
     assert_eq!(stage.lease.covered_at(second), None);
@@ -238,7 +238,7 @@ fn the_atomics_agree_with_the_locked_state() {
 
 #[test]
 fn an_ended_session_has_no_lease() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     stage.lease.end(Ending::Expired);
     stage.lease.end(Ending::Closed);
     stage.lease.began(stage.lease.now());
@@ -255,10 +255,10 @@ fn a_short_session_can_renew_its_lease_in_time() {
 
 #[test]
 fn late_answers_shorten_the_heartbeat_period() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     assert_eq!(stage.lease.heartbeat_period(), ms(1_200));
     let sent = stage.lease.now();
-    stage.passes(ms(1_500));
+    stage.advance(ms(1_500));
     stage.lease.answered(sent);
     assert_eq!(stage.lease.heartbeat_period(), ms(375));
 }
@@ -276,7 +276,7 @@ fn margin_and_settling_follow_from_the_session_timeout() {
 #[test]
 fn a_large_stop_margin_shortens_the_heartbeat_period() {
     for (margin, period) in [(0, 1_200), (1_000, 1_200), (1_500, 700), (2_000, 300), (9_000, 300)] {
-        let lease = Stage::set().lease.with_stop_margin(ms(margin));
+        let lease = Stage::begun().lease.with_stop_margin(ms(margin));
         assert_eq!(lease.heartbeat_period(), ms(period), "{margin}");
     }
 }
@@ -284,7 +284,7 @@ fn a_large_stop_margin_shortens_the_heartbeat_period() {
 #[test]
 fn a_lease_too_short_for_a_heartbeat_is_not_renewable() {
     for (margin, is_renewable) in [(4_449, true), (4_450, false), (9_000, false)] {
-        let lease = Stage::set().lease.with_stop_margin(ms(margin));
+        let lease = Stage::begun().lease.with_stop_margin(ms(margin));
         assert_eq!(lease.is_renewable(), is_renewable, "{margin}");
     }
 }
@@ -292,9 +292,9 @@ fn a_lease_too_short_for_a_heartbeat_is_not_renewable() {
 #[test]
 fn very_late_answers_leave_a_gap_in_an_idle_lease() {
     for (late, lasts) in [(0, true), (1_125, true), (1_126, false)] {
-        let stage = Stage::set();
+        let stage = Stage::begun();
         let began = stage.lease.now();
-        stage.passes(ms(late));
+        stage.advance(ms(late));
         stage.lease.answered(began);
         assert!(stage.lease.counts_since(began) && stage.lease.lasts_from(began));
         let entered = began + ms(1);
@@ -307,11 +307,11 @@ fn very_late_answers_leave_a_gap_in_an_idle_lease() {
 
 #[test]
 fn a_repeated_connection_report_changes_nothing() {
-    let stage = Stage::set();
-    stage.passes(ms(1_000));
+    let stage = Stage::begun();
+    stage.advance(ms(1_000));
     let touch = stage.touch();
     assert!(!stage.lease.connected(true) && stage.lease.is_connected());
-    stage.passes(SETTLING);
+    stage.advance(SETTLING);
     stage.write();
     assert!(stage.counts(touch), "it was no new connection");
     assert!(stage.lease.connected(false) && !stage.lease.is_connected());
@@ -320,20 +320,20 @@ fn a_repeated_connection_report_changes_nothing() {
     // What is sent in the moment of the loss may have been sent after it.
     stage.touch();
     assert_eq!(stage.lease.since_touch(), Duration::ZERO);
-    stage.passes(ms(700));
+    stage.advance(ms(700));
     assert_eq!(stage.lease.since_touch(), ms(700));
 }
 
 #[test]
 fn away_is_from_the_last_answered_request_to_the_end() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     assert_eq!(stage.lease.away(), None);
-    stage.passes(ms(1_000));
+    stage.advance(ms(1_000));
     let last = stage.touch();
-    stage.passes(ms(8_000));
+    stage.advance(ms(8_000));
     let end = stage.lease.now();
     stage.lease.end(Ending::Expired);
-    stage.passes(ms(1_000));
+    stage.advance(ms(1_000));
     stage.lease.end(Ending::Closed);
     assert_eq!(stage.lease.away(), Some((last, end)));
 }
@@ -359,15 +359,15 @@ fn no_duration_overflows() {
 
 #[test]
 fn the_session_outlasts_the_lease_by_the_margin() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     let began = stage.lease.now();
-    stage.passes(ms(4_999));
+    stage.advance(ms(4_999));
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(ms(1)), ms(1_001)));
-    stage.passes(ms(1));
+    stage.advance(ms(1));
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (None, MARGIN));
     stage.lease.steady(true);
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(Duration::MAX), Duration::MAX));
-    stage.passes(ms(60_000));
+    stage.advance(ms(60_000));
     stage.lease.steady(false);
     assert!(stage.lease.counts_since(began + ms(65_000)) && !stage.lease.is_steady());
     assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(ms(5_000)), ms(6_000)));
@@ -378,12 +378,12 @@ fn the_session_outlasts_the_lease_by_the_margin() {
 /// The loss of a hold is reported by whoever hears of it first, and once.
 #[test]
 fn an_answer_after_a_lapse_reports_the_lapse_once() {
-    let stage = Stage::set();
+    let stage = Stage::begun();
     let touch = stage.touch();
-    stage.passes(SETTLING);
+    stage.advance(SETTLING);
     assert!(!stage.lease.acknowledged(stage.lease.now()) && stage.counts(touch));
     let touch = stage.touch();
-    stage.passes(ms(6_000) - SETTLING);
+    stage.advance(ms(6_000) - SETTLING);
     assert!(stage.lease.acknowledged(stage.lease.now()), "sent one settling time after {touch:?}");
     assert!(!stage.lease.acknowledged(stage.lease.now()));
 }
@@ -400,8 +400,8 @@ fn the_lease_clock_advances_with_the_standard_clock() {
 #[test]
 fn a_clock_may_be_slow_by_at_most_the_stop_margin() {
     for (passed, is_borne) in [(ms(6_000), true), (ms(6_000) - MARGIN, true), (ms(6_000) - MARGIN - ms(1), false)] {
-        let stage = Stage::set();
-        stage.passes(passed);
+        let stage = Stage::begun();
+        stage.advance(passed);
         assert_eq!(stage.lease.remaining().is_none(), is_borne, "{passed:?} of 6 s");
     }
     let margins = [2_000, 10_000, 40_000].map(|timeout| (timeout, Lease::new(ms(timeout)).margin()));

@@ -85,7 +85,7 @@ pub struct NodeState {
     valid_since: Option<u64>,
     loss: Option<Loss>,
     /// The loss of the hold has been reported.
-    is_told: bool,
+    is_reported: bool,
     /// The watch on this node was asked for, and has not fired yet.
     is_watched: bool,
 }
@@ -104,7 +104,7 @@ impl NodeState {
             unseen: None,
             valid_since: None,
             loss: None,
-            is_told: false,
+            is_reported: false,
             is_watched: false,
         }
     }
@@ -122,7 +122,7 @@ impl NodeState {
     }
 
     /// A create may have been carried out although its answer denies it.
-    pub fn doubted(&mut self) {
+    pub fn suspect_orphan(&mut self) {
         self.may_have_orphan = true;
     }
 
@@ -154,7 +154,7 @@ impl NodeState {
     }
 
     /// It is about to be replaced: by a node outside the queue at this path, or by another in the queue.
-    pub fn moves(&mut self, outside: Option<String>) {
+    pub fn begin_move(&mut self, outside: Option<String>) {
         match self.phase {
             Phase::Holding(epoch) => self.phase = Phase::Moving(Some(epoch)),
             Phase::Waiting => self.phase = Phase::Moving(None),
@@ -180,7 +180,7 @@ impl NodeState {
     }
 
     /// It was not replaced. Without doubt there is no node outside.
-    pub fn stays(&mut self) {
+    pub fn cancel_move(&mut self) {
         self.may_have_orphan |= self.may_be_reader();
         self.unseen = None;
         self.finish_move_at(self.path.clone());
@@ -235,7 +235,7 @@ impl NodeState {
     }
 
     /// While it waits, it relies on the lease from this epoch on.
-    pub(crate) fn relies_on(&mut self, epoch: Option<u64>) {
+    pub(crate) fn rely_on(&mut self, epoch: Option<u64>) {
         self.valid_since = epoch;
     }
 
@@ -274,9 +274,9 @@ impl NodeState {
     }
 
     /// The loss of a hold, with its node, if it has not been reported yet.
-    pub(crate) fn news(&mut self) -> Option<(String, Loss)> {
-        let loss = self.loss.filter(|_| self.is_holding() && !self.is_told)?;
-        self.is_told = true;
+    pub(crate) fn take_unreported_loss(&mut self) -> Option<(String, Loss)> {
+        let loss = self.loss.filter(|_| self.is_holding() && !self.is_reported)?;
+        self.is_reported = true;
         Some((self.path.clone(), loss))
     }
 

@@ -130,10 +130,10 @@ fn a_watch_is_armed_again_after_a_failure_or_a_write() {
 fn events_of_a_replaced_node_do_not_end_the_new_hold() {
     let (own_node, _upkeep) = holding();
     to_watch(&own_node);
-    own_node.change(|it| it.known.moves(Some("/lock/new".to_owned())));
+    own_node.change(|it| it.known.begin_move(Some("/lock/new".to_owned())));
     own_node.gone_from("/lock/node");
     assert_eq!((own_node.find_loss(), to_watch(&own_node)), (None, None));
-    own_node.moved(|it| it.exchanged(0));
+    own_node.end_move(|it| it.exchanged(0));
     assert_eq!(to_watch(&own_node), Some("/lock/new".to_owned()));
     assert!(watched(&own_node, Err(Failure::Unknown(String::new()))).is_err());
     assert_eq!(to_watch(&own_node), None, "the new one was asked for");
@@ -162,11 +162,11 @@ fn a_hold_is_suspect_while_its_connection_is_lost() {
 fn writes_are_settled_once_each_has_an_outcome() {
     let (own_node, _upkeep) = holding();
     assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (false, Some(0)));
-    own_node.write_begins();
-    own_node.write_begins();
-    own_node.write_settled();
+    own_node.begin_write();
+    own_node.begin_write();
+    own_node.settle_write();
     assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (true, None));
-    own_node.write_settled();
+    own_node.settle_write();
     assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (false, Some(2)));
     own_node.path_for_others();
     assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (true, None));

@@ -148,19 +148,19 @@ fn leaving_nodes_are_listed_until_they_are_gone() {
 fn a_first_node_wakes_only_a_renewal_that_is_too_late() {
     let upkeep = upkeep();
     let lease = upkeep.lease();
-    let is_stirred = || pin!(upkeep.stirred.notified()).enable();
+    let is_woken = || pin!(upkeep.renewal_wake.notified()).enable();
     assert!(upkeep.plan_renewal(lease.now() + lease.heartbeat_period(), true));
     let [first] = enter(&upkeep, ["1"]);
-    assert!(!is_stirred());
+    assert!(!is_woken());
     assert!(!upkeep.plan_renewal(lease.now() + lease.timeout(), true), "it is not idle");
     let [second] = enter(&upkeep, ["2"]);
     upkeep.remove(&first);
     upkeep.remove(&second);
-    assert!(upkeep.has_no_nodes() && !is_stirred());
+    assert!(upkeep.has_no_nodes() && !is_woken());
     let [_third] = enter(&upkeep, ["3"]);
-    assert!(is_stirred());
+    assert!(is_woken());
     let [_fourth] = enter(&upkeep, ["4"]);
-    assert!(!is_stirred(), "it is not the first");
+    assert!(!is_woken(), "it is not the first");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn all_holders_are_checked_or_else_one_waiter() {
     assert_eq!(to_check(), ["/a/1", "/a/2"]);
     first.leave(|it| it.known.leave(true));
     assert_eq!(to_check(), ["/a/2"]);
-    second.change(|it| it.known.moves(None));
+    second.change(|it| it.known.begin_move(None));
     assert_eq!(to_check(), ["/a/3"]);
     third.leave(|it| it.known.leave(true));
     assert!(to_check().is_empty());

@@ -55,8 +55,8 @@ fn holding() -> NodeState {
 fn of_each_phase() -> Vec<NodeState> {
     let (mut coming, mut moving, mut changing, mut left) = (absent(Mode::Write), waiting(), holding(), holding());
     coming.asked(NOW, 0);
-    moving.moves(Some(PERMIT.to_owned()));
-    changing.moves(None);
+    moving.begin_move(Some(PERMIT.to_owned()));
+    changing.begin_move(None);
     left.leave(true);
     vec![absent(Mode::Write), coming, waiting(), holding(), moving, changing, left]
 }
@@ -169,13 +169,13 @@ fn the_end_removes_every_node_that_may_exist() {
     let mut denied = coming(false);
     denied.refused(&Failure::NoNode);
     ends_with(denied.clone(), []);
-    denied.doubted();
+    denied.suspect_orphan();
     ends_with(denied, [("all", false)]);
     let mut exchanging = waiting();
-    exchanging.moves(Some(PERMIT.to_owned()));
+    exchanging.begin_move(Some(PERMIT.to_owned()));
     ends_with(exchanging, [(WRITER, false), (PERMIT, false)]);
     let mut changing = holding();
-    changing.moves(None);
+    changing.begin_move(None);
     ends_with(changing, [(WRITER, true), ("all", false)]);
 }
 
@@ -183,14 +183,14 @@ fn the_end_removes_every_node_that_may_exist() {
 fn a_downgraded_writer_holds_on_as_a_reader() {
     let mut record = holding();
     record.begin_to_watch();
-    record.moves(None);
+    record.begin_move(None);
     assert_eq!((record.phase(), record.held_in(), record.begin_to_watch()), (Phase::Moving(Some(2)), Some(2), None));
     record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
     assert_eq!((record.phase(), record.path(), record.token()), (Phase::Holding(2), READER, 40));
     assert_eq!(record.begin_to_watch(), Some(READER.to_owned()), "the other watch tells nothing of it");
     ends_with(record.clone(), [(READER, false)]);
-    record.doubted();
-    record.moves(None);
+    record.suspect_orphan();
+    record.begin_move(None);
     record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
     ends_with(record, [(READER, false), ("all", false)]);
 }
@@ -198,7 +198,7 @@ fn a_downgraded_writer_holds_on_as_a_reader() {
 #[test]
 fn a_waiter_exchanges_its_place_for_its_permit() {
     let mut record = waiting();
-    record.moves(Some(PERMIT.to_owned()));
+    record.begin_move(Some(PERMIT.to_owned()));
     record.exchanged(50);
     assert_eq!((record.phase(), record.path(), record.token()), (Phase::Waiting, PERMIT, 50));
     assert_eq!(record.contender().sequence(), 3);
@@ -209,13 +209,13 @@ fn a_waiter_exchanges_its_place_for_its_permit() {
 #[test]
 fn a_refused_move_changes_nothing() {
     let mut record = waiting();
-    record.moves(Some(PERMIT.to_owned()));
-    record.stays();
+    record.begin_move(Some(PERMIT.to_owned()));
+    record.cancel_move();
     assert_eq!((record.phase(), record.path(), record.token()), (Phase::Waiting, WRITER, 40));
     ends_with(record, [(WRITER, false)]);
     let mut record = holding();
-    record.moves(None);
-    record.stays();
+    record.begin_move(None);
+    record.cancel_move();
     assert_eq!((record.phase(), record.path()), (Phase::Holding(2), WRITER));
     ends_with(record, [(WRITER, true), ("all", false)]);
 }
@@ -223,7 +223,7 @@ fn a_refused_move_changes_nothing() {
 #[test]
 fn a_node_left_during_a_move_stays_left() {
     let mut record = holding();
-    record.moves(None);
+    record.begin_move(None);
     assert_eq!(record.leave(true).as_ref().map(removed), Some((WRITER, true)));
     record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
     assert_eq!(record.phase(), Phase::Left);
@@ -258,7 +258,7 @@ fn only_a_waiter_that_had_a_lease_is_lost_by_a_lapse() {
     let mut record = waiting();
     record.find_loss(&Evidence { valid_in: None, ..evidence() });
     assert!(record.lacks_epoch() && record.loss().is_none(), "it has relied on none yet");
-    record.relies_on(Some(2));
+    record.rely_on(Some(2));
     record.find_loss(&evidence());
     assert!(!record.lacks_epoch() && record.loss().is_none());
     record.find_loss(&Evidence { valid_in: None, ..evidence() });
@@ -280,11 +280,11 @@ fn a_deletion_event_is_a_loss_unless_the_node_moves() {
 
 #[test]
 fn a_lost_hold_is_reported_once_and_a_lost_waiter_never() {
-    for (mut record, is_told) in of_each_phase().into_iter().zip([false, false, false, true, false, true, false]) {
+    for (mut record, is_reported) in of_each_phase().into_iter().zip([false, false, false, true, false, true, false]) {
         record.lose(Loss::Removed);
         let path = record.path().to_owned();
-        assert_eq!(record.news(), is_told.then_some((path, Loss::Removed)), "{:?}", record.phase());
-        assert_eq!(record.news(), None);
+        assert_eq!(record.take_unreported_loss(), is_reported.then_some((path, Loss::Removed)), "{:?}", record.phase());
+        assert_eq!(record.take_unreported_loss(), None);
     }
 }
 
@@ -294,7 +294,7 @@ fn orphans_are_nodes_of_its_owner_after_a_lost_answer() {
     let names = names.map(str::to_owned);
     let mut record = waiting();
     assert_eq!(record.orphans(&names), Vec::<String>::new());
-    record.doubted();
+    record.suspect_orphan();
     assert_eq!(record.orphans(&names), [names[1].clone()]);
     record.leave(true);
     assert_eq!(record.orphans(&names), Vec::<String>::new(), "its end sweeps them");

@@ -12,19 +12,19 @@ use std::time::Duration;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
-type Chore = Box<dyn FnOnce() + Send>;
+type Work = Box<dyn FnOnce() + Send>;
 
 thread_local! {
-    static IS_OURS: Cell<bool> = const { Cell::new(false) };
+    static IS_LIBRARY_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
 /// This thread is one of the library's, which runs no code of the user's from now on.
-pub(crate) fn this_thread_is_ours() {
-    IS_OURS.set(true);
+pub(crate) fn mark_library_thread() {
+    IS_LIBRARY_THREAD.set(true);
 }
 
-pub(crate) fn is_ours() -> bool {
-    IS_OURS.get()
+pub(crate) fn is_library_thread() -> bool {
+    IS_LIBRARY_THREAD.get()
 }
 
 /// Runs code of the user's here. What it panics over is lost, and nothing else.
@@ -33,16 +33,16 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// One such thread, which starts with its first work, and lasts as long as the process.
-pub(crate) struct Teller {
+pub(crate) struct UserThread {
     name: &'static str,
     /// With the process that has the thread: one that is forked from it needs another.
-    queue: Mutex<Option<(Sender<Chore>, u32)>>,
+    queue: Mutex<Option<(Sender<Work>, u32)>>,
     waiting: AtomicUsize,
 }
 
-impl Teller {
-    pub(crate) const fn new(name: &'static str) -> Teller {
-        Teller { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
+impl UserThread {
+    pub(crate) const fn new(name: &'static str) -> UserThread {
+        UserThread { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
     }
 
     /// Runs the work after all that was given before. Returns at once.
@@ -58,7 +58,7 @@ impl Teller {
         }
         if let Some((queue, _)) = &*queue {
             self.waiting.fetch_add(1, Ordering::Relaxed);
-            let _for_ever = queue.send(Box::new(work));
+            let _sent = queue.send(Box::new(work));
         } else {
             // To run it here might block this thread for ever.
             std::mem::forget(work);
@@ -80,7 +80,7 @@ impl Teller {
         is_done.recv_timeout(limit).is_ok()
     }
 
-    fn work_off(&self, given: &Receiver<Chore>) {
+    fn work_off(&self, given: &Receiver<Work>) {
         while let Ok(work) = given.recv() {
             let _panicked = guarded(work);
             self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -94,20 +94,20 @@ mod tests {
 
     #[test]
     fn blocking_or_panicking_work_stops_only_its_thread() {
-        static TELLER: Teller = Teller::new("a teller");
+        static THREAD: UserThread = UserThread::new("a user thread");
         let (tell, told) = mpsc::channel();
-        assert!(TELLER.flush(Duration::ZERO), "there is nothing to do");
-        TELLER.run(|| panic!("as a subscriber may"));
-        TELLER.run(move || tell.send(thread::current().name().map(str::to_owned)).expect("it is awaited"));
-        assert_eq!(told.recv().expect("it goes on").as_deref(), Some("a teller"));
-        assert!(TELLER.flush(Duration::from_secs(60)));
+        assert!(THREAD.flush(Duration::ZERO), "there is nothing to do");
+        THREAD.run(|| panic!("as a subscriber may"));
+        THREAD.run(move || tell.send(thread::current().name().map(str::to_owned)).expect("it is awaited"));
+        assert_eq!(told.recv().expect("it goes on").as_deref(), Some("a user thread"));
+        assert!(THREAD.flush(Duration::from_secs(60)));
         let (go_on, blocked) = mpsc::channel::<()>();
-        TELLER.run(move || _ = blocked.recv());
-        TELLER.run(|| {});
-        assert!(!TELLER.flush(Duration::from_millis(1)));
-        assert!(TELLER.waiting() >= 2);
+        THREAD.run(move || _ = blocked.recv());
+        THREAD.run(|| {});
+        assert!(!THREAD.flush(Duration::from_millis(1)));
+        assert!(THREAD.waiting() >= 2);
         drop(go_on);
-        assert!(TELLER.flush(Duration::from_secs(60)));
-        assert!(!is_ours());
+        assert!(THREAD.flush(Duration::from_secs(60)));
+        assert!(!is_library_thread());
     }
 }
