@@ -140,6 +140,8 @@ impl SessionSlot {
 ///     [answered](Upkeep::answered) or, by a quorum, [acknowledged](Upkeep::acknowledged), of each loss and return of
 ///     the [connection](Upkeep::connected), when a handshake is known to have [resumed](Upkeep::resumed) the session,
 ///     and of its [end](Upkeep::end).
+/// 12. **Nothing is locked at a call.** The library calls a session while it holds none of its own locks. So a session may
+///     wake tasks, and report to its upkeep, inside a request, and a waker may poll its task there.
 ///
 /// # Implementing it
 /// Spawn [`keep_alive`](crate::coordinator::keep_alive) once for each session.

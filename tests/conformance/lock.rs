@@ -5,9 +5,11 @@
 
 use std::future::IntoFuture;
 use std::panic;
+use std::pin::Pin;
 use std::process;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -723,6 +725,60 @@ pub async fn a_guard_dropped_outside_a_runtime_frees_the_lock<H: Harness>(h: &H)
     line_becomes(&s.a, "W+ R-").await;
     drop(held);
     drop(granted(read).await);
+    s.becomes_empty().await;
+}
+
+/// A task whose waker polls it at once, in the call that wakes it.
+struct InlineTask {
+    work: Mutex<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    is_woken: AtomicBool,
+    is_over: AtomicBool,
+}
+
+impl Wake for InlineTask {
+    fn wake(self: Arc<Self>) {
+        self.is_woken.store(true, Ordering::SeqCst);
+        while self.is_woken.load(Ordering::SeqCst) && !self.is_over.load(Ordering::SeqCst) {
+            // The call that polls the task now polls it again.
+            let Ok(mut work) = self.work.try_lock() else { return };
+            self.is_woken.store(false, Ordering::SeqCst);
+            let waker = Waker::from(Arc::clone(&self));
+            if work.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                self.is_over.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
+pub async fn a_waker_may_poll_its_task_inside_a_request<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let (report, granted) = mpsc::channel();
+    let mut queue = "W+".to_owned();
+    for number in 0..12 {
+        let (lock, report) = (if number % 2 == 0 { &s.a } else { &s.b }, report.clone());
+        let write = lock.write().into_future();
+        let work = Mutex::new(Box::pin(async move {
+            let guard = write.await.expect("the lock is granted");
+            report.send((number, guard.is_held())).expect("the test waits for it");
+            // The release wakes the next task, perhaps before it returns.
+            drop(guard);
+        }) as Pin<Box<dyn Future<Output = ()> + Send>>);
+        let (is_woken, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        Waker::from(Arc::new(InlineTask { work, is_woken, is_over })).wake();
+        queue.push_str(" W-");
+        // Acquisitions of one handle that keeps its node share one.
+        if !s.keeps {
+            line_becomes(&s.b, &queue).await;
+        }
+    }
+    drop((held, report));
+    let in_order = tokio::task::spawn_blocking(move || granted.iter().collect::<Vec<_>>());
+    let mut in_order = soon("the end of all", in_order).await.expect("no panic");
+    if s.keeps {
+        in_order.sort_unstable();
+    }
+    assert_eq!(in_order, (0..12).map(|number| (number, true)).collect::<Vec<_>>());
     s.becomes_empty().await;
 }
 
