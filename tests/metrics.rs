@@ -1,4 +1,5 @@
-//! What is counted and measured, on the embedded ensemble, and what a recorder may do to it.
+//! The library's metrics on the embedded ensemble: what each one counts, and what a recorder that blocks or panics can
+//! do.
 
 use std::cell::Cell;
 use std::future::IntoFuture;
@@ -20,7 +21,7 @@ use zk_rwlock::{Leadership, Memory, Mode, RwLock, Semaphore, Shared};
 
 const DIRECTORY: &str = "/lock";
 
-/// The recorder of the process, which passes on what it is told to that of the test that runs.
+/// The recorder of the process. It passes everything on to the recorder of the running test.
 struct Current;
 
 static CURRENT: Guarded<Option<Arc<dyn Recorder + Send + Sync>>> = Guarded::new(None);
@@ -57,17 +58,17 @@ impl Recorder for Current {
     }
 }
 
-/// Runs this while no other test does, with a recorder of its own.
+/// Runs this test alone, with a recorder of its own.
 fn measured(run: impl FnOnce(&Measured)) {
     static ALONE: Mutex<()> = Mutex::new(());
     static INSTALLED: Once = Once::new();
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // What the test before has left is told to its own recorder.
+    // Delivers the rest of the previous test to that test's recorder.
     zk_rwlock::metrics::flush();
     let measured = Measured::begins();
     INSTALLED.call_once(|| metrics::set_global_recorder(Current).unwrap_or_else(|_| panic!("the first one")));
     run(&measured);
-    assert_eq!(measured.present(), [0.0; 2], "everybody has left");
+    assert_eq!(measured.present(), [0.0; 2], "a gauge is not zero at the end");
 }
 
 struct Measured(PrometheusHandle);
@@ -80,13 +81,13 @@ impl Measured {
         measured
     }
 
-    /// How many acquisitions in this mode wait at this path, and how many guards hold.
+    /// Returns how many acquisitions in this mode wait at this path, and how many guards hold.
     fn at(&self, path: &str, mode: &str) -> [f64; 2] {
         let value = |name: &str| self.value(&format!("zk_rwlock_{name}{{path=\"{path}\",mode=\"{mode}\"}}"));
         ["waiting", "holding"].map(value)
     }
 
-    /// How many acquisitions wait and how many guards hold, of all locks together.
+    /// Returns how many acquisitions wait and how many guards hold, at all paths together.
     fn present(&self) -> [f64; 2] {
         zk_rwlock::metrics::flush();
         let text = self.0.render();
@@ -97,7 +98,7 @@ impl Measured {
         ["zk_rwlock_waiting", "zk_rwlock_holding"].map(sum)
     }
 
-    /// The value of this series; 0 if there is none.
+    /// Returns the value of this series, or 0 if it is missing.
     fn value(&self, series: &str) -> f64 {
         zk_rwlock::metrics::flush();
         self.0.run_upkeep();
@@ -125,7 +126,7 @@ fn grants_are_counted_by_mode_and_kind_and_measured() {
         assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"write\"}"), 2.0);
         assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"read\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_hold_seconds_count{mode=\"write\"}"), 2.0);
-        // The first acquisition found an empty queue, the second found one contender.
+        // The first acquisition found an empty queue, the second one found one contender.
         assert_eq!(seen.value("zk_rwlock_queue_length_sum{mode=\"write\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_queue_length_count{mode=\"write\"}"), 2.0);
     });
@@ -148,7 +149,7 @@ fn keeping(zk: &Memory) -> RwLock {
     RwLock::builder(zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid")
 }
 
-/// How many nodes are kept now, and how many were given up for this cause and for any.
+/// Returns how many nodes are kept now, how many were given up for this cause, and how many for any cause.
 fn kept(seen: &Measured, cause: &str) -> [f64; 3] {
     let given_up = |cause: &str| seen.value(&format!("zk_rwlock_kept_given_up_total{{cause=\"{cause}\"}}"));
     let all = ["asked", "idle", "lost", "closed", "replaced", "unsure"].map(given_up);
@@ -195,7 +196,7 @@ fn a_kept_node_asked_for_counts_until_its_last_use() {
         assert_eq!(kept(seen, "asked"), [1.0, 0.0, 0.0]);
         zk.faults().expire();
         drop(guards);
-        assert_eq!(kept(seen, "asked"), [0.0, 1.0, 1.0], "what ended it is that it was asked for");
+        assert_eq!(kept(seen, "asked"), [0.0, 1.0, 1.0], "the cause is the ask");
     });
 }
 
@@ -345,7 +346,7 @@ fn a_lease_expiry_is_counted_though_nobody_looks() {
         tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
             let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
             let zk = connect_with(&server.address(), Duration::from_secs(2)).await;
-            // More than two quarters of the session timeout.
+            // Longer than half of the session timeout, after which a heartbeat would be due.
             tokio::time::sleep(Duration::from_millis(1_200)).await;
             assert_eq!(seen.value("zk_rwlock_heartbeats_total"), 0.0, "nothing is held");
             let guard = lock_at(&zk, "/locks/nobody-looks").write().await.expect("free");
@@ -395,7 +396,7 @@ fn a_late_recorder_gets_gauges_and_zero_counters() {
         let recorder = PrometheusBuilder::new().build_recorder();
         let late = Measured(recorder.handle());
         let before = CURRENT.write().expect("no panic").replace(Arc::new(recorder));
-        assert_eq!(late.at(DIRECTORY, "write"), [0.0, 0.0], "nothing has changed");
+        assert_eq!(late.at(DIRECTORY, "write"), [0.0, 0.0], "the late recorder has counted something");
         zk_rwlock::metrics::describe();
         assert_eq!(late.at(DIRECTORY, "write"), [0.0, 1.0]);
         for cause in ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"] {
@@ -429,7 +430,7 @@ fn every_name_is_described_and_no_gauge_has_a_unit() {
     assert!(gauges.len() == 4 && gauges.iter().all(|(_, unit)| unit.is_none()), "{gauges:?}");
 }
 
-/// The gauges that were described, with their units.
+/// The described gauges with their units.
 #[derive(Default)]
 struct Described(Mutex<Vec<(KeyName, Option<Unit>)>>);
 
@@ -513,7 +514,7 @@ fn waiters_and_holders_are_counted_by_path() {
         let mut late = task::spawn(other.write().into_future());
         assert_pending!(late.poll());
         assert_eq!(seen.at(DIRECTORY, "write"), [2.0, 0.0]);
-        // The session of the first holder and the first writer ends.
+        // Ends the session of the first holder and of the first writer.
         zk.faults().expire();
         assert!(assert_ready!(waits.poll()).is_err() && !held.is_held());
         assert_eq!((seen.at(DIRECTORY, "write"), seen.at(DIRECTORY, "read")), ([1.0, 0.0], [0.0, 3.0]));
@@ -577,7 +578,7 @@ fn permits_multi_locks_and_terms_count_while_held() {
         let dropped = leadership.term().expect("it leads");
         assert_eq!(seen.at("/leader", "write"), [0.0, 1.0]);
         drop(campaign);
-        // Whoever goes on with a term of the past holds nothing.
+        // A past term holds nothing, even if the program still has the value.
         assert_eq!(seen.at("/leader", "write"), [0.0, 0.0]);
         let done = now(leadership.lead(async |term| term)).expect("it leads");
         assert_eq!(seen.at("/leader", "write"), [0.0, 0.0]);
@@ -615,9 +616,9 @@ fn an_acquisition_dropped_at_any_poll_leaves_no_gauge() {
     });
 }
 
-/// What a recorder may do to whoever calls it.
+/// What a recorder may do to its caller.
 enum Rude {
-    /// Waits until the test lets it go.
+    /// Blocks until the test ends.
     Waits(Mutex<mpsc::Receiver<()>>),
     Panics,
     Locks(RwLock),
@@ -627,7 +628,7 @@ impl Rude {
     fn does(&self) {
         match self {
             Rude::Waits(until) => assert!(until.lock().expect("no panic").recv().is_err()),
-            // A panic without its message on the terminal.
+            // Panics without a message on the terminal.
             Rude::Panics => std::panic::resume_unwind(Box::new("as recorders may")),
             Rude::Locks(lock) => drop(lock.write().blocking()),
         }
@@ -680,7 +681,7 @@ fn a_recorder_that_blocks_or_panics_breaks_nothing() {
             drop(closed.take());
             zk_rwlock::metrics::flush();
         }
-        // The next recorder misses nothing.
+        // The next recorder counts everything.
         let seen = Measured::begins();
         use_all();
         assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"kept\"}"), 6.0);
@@ -698,7 +699,7 @@ fn a_stuck_recorder_costs_no_lease_and_no_count() {
             let rude = Arc::new(Rude::Waits(Mutex::new(gate)));
             let recorder = CURRENT.write().expect("no panic").replace(rude);
             let guard = lock_at(&zk, "/locks/measured").write().await.expect("free");
-            // Heartbeats are counted, on the thread that sends them.
+            // Heartbeats are counted on the thread that sends them.
             for _ in 0..4 {
                 let least = Cell::new(Duration::MAX);
                 let is_renewed = || async { least.replace(guard.session_left()) < guard.session_left() };

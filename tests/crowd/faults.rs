@@ -1,4 +1,4 @@
-//! What fails around a swarm: the links of its clients, the servers, and the links between them. Knows no lock.
+//! The faults around a swarm: links of clients break, servers crash or freeze, and links between servers fall silent.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ pub(super) fn setting(name: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
 }
 
-/// The setting of this name, or a seed that nobody has used yet.
+/// Returns the setting of this name, or a seed from the clock.
 pub(super) fn seed(name: &str) -> u64 {
     let fresh = || std::time::UNIX_EPOCH.elapsed().expect("the clock is right").as_nanos() as u64 % 1_000_000_000;
     setting(name).unwrap_or_else(fresh)
@@ -29,7 +29,7 @@ pub(super) enum Site {
 }
 
 impl Site {
-    /// One server or three.
+    /// Starts one server or three.
     pub(super) async fn start(servers: u64) -> Arc<Site> {
         let start = move || match servers {
             1 => Site::One(Server::start()),
@@ -50,12 +50,12 @@ impl Site {
         self.servers().into_iter().map(Server::address).collect()
     }
 
-    /// How many watches they have.
+    /// Returns the number of watches on the servers.
     pub(super) fn watches(&self) -> u64 {
         self.servers().into_iter().map(Server::watches).sum()
     }
 
-    /// All that they have carried out.
+    /// Returns all transactions that the servers have carried out.
     pub(super) fn transactions(&self) -> Vec<Txn> {
         match self {
             Site::One(server) => server.transactions(),
@@ -63,7 +63,7 @@ impl Site {
         }
     }
 
-    /// Does to the servers what these numbers say, for so long; returns what that was.
+    /// Causes a fault of the servers, chosen by these numbers, for this time. Returns its name.
     fn fail(&self, kind: u64, which: usize, lasts: Duration) -> &'static str {
         let servers = self.servers();
         let server = servers[which % servers.len()];
@@ -99,15 +99,15 @@ impl Site {
     }
 }
 
-/// Breaks the links of clients; each client has a proxy for each server.
+/// Breaks links of clients until the end. Each client has a proxy for each server.
 pub(super) async fn fail_links(clients: &[&[Proxy]], saw: &(impl Fn(&str) + Sync), mut dice: Seeded, end: Instant) {
-    // Requests whose loss leaves something in doubt come more often.
+    // Requests whose loss leaves a doubt are more frequent here.
     const OPS: [Op; 8] =
         [Op::Create2, Op::Create2, Op::Create2, Op::Multi, Op::Multi, Op::Delete, Op::GetChildren2, Op::GetData];
     while Instant::now() < end {
         let proxies = clients[dice.below(clients.len() as u64) as usize];
         let op = OPS[dice.below(OPS.len() as u64) as usize];
-        // Some are over before anything is lost, some cost the lease, some the session.
+        // Some faults end before anything is lost, some cost the lease, some the session.
         let lasts = Duration::from_millis([100, 500, 2_000, 6_000][dice.below(4) as usize]);
         let lasts = lasts.mul_f64(0.2 + dice.below(100) as f64 / 100.0);
         let kind = dice.below(12);
@@ -164,7 +164,7 @@ pub(super) async fn fail_servers(site: Arc<Site>, saw: impl Fn(&str), mut dice: 
     }
 }
 
-/// Sleeps for so long, but not beyond the end.
+/// Sleeps for this time, but not beyond the end.
 pub(super) async fn pause(lasts: Duration, end: Instant) {
     sleep_until((Instant::now() + lasts).min(end).into()).await;
 }

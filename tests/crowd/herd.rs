@@ -1,5 +1,5 @@
-//! A fleet that comes back all at once, in virtual time: what that asks of the ensemble, counted. `make scale` counts a
-//! hundred thousand clients.
+//! The requests of a fleet that reconnects all at once, counted in virtual time. `make scale` counts a hundred thousand
+//! clients.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use support::storm::{Seen, Storm, World, storm};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Half of what the ensemble carries is heartbeats, as in a fleet that is as large as it should ever be.
+/// Heartbeats are half of the ensemble's capacity, as in the largest fleet that an ensemble should have.
 const FLEET: World = World {
     processes: 300,
     contenders: 1,
@@ -19,7 +19,7 @@ const FLEET: World = World {
     seed: 7,
 };
 
-/// A quarter of them each take a lock, keep a read lock, take a permit, or campaign.
+/// A quarter of the processes each take a lock, keep a read lock, take a permit, or campaign.
 #[tokio::test(start_paused = true)]
 async fn clients_come_back_spread_out_after_a_mass_expiry() {
     let Seen { before, peak, longest_wait, back_after, sessions, lost_elsewhere, .. } =
@@ -27,7 +27,7 @@ async fn clients_come_back_spread_out_after_a_mass_expiry() {
     assert!((60..120).contains(&before), "{before}");
     assert!(peak < 3 * before, "{peak} requests in a second, and {before} before");
     assert!(longest_wait < SECOND, "a request waited for {longest_wait:?}");
-    // A quarter of the time away, and what it takes then.
+    // A quarter of the time away, and the time to reconnect.
     assert!(back_after < 18 * SECOND, "{back_after:?}");
     assert_eq!((sessions, lost_elsewhere), (300, 0));
 }

@@ -1,8 +1,8 @@
-//! What was read and written in one register, when, and whether a register can have answered so: judged by stateright's
-//! testers of linearizability and of sequential consistency, which nobody here has written. Knows no lock.
+//! The judge of reads and writes of one register. It checks whether the replies are possible at their times, with
+//! stateright's testers of linearizability and of sequential consistency.
 //!
-//! Each write has a value of its own. So a write whose outcome is unknown matters only if its value was seen, and the
-//! others need not be tried at every moment: without them nothing can be told apart.
+//! Each write has a value of its own. So a write of unknown outcome matters only if its value was read, and the search
+//! leaves the others out.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialConsistencyTester, SequentialSpec};
 
-/// A register that holds a number; 0 at first.
+/// A register that holds a number, 0 at first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Register(u64);
 
@@ -18,7 +18,7 @@ struct Register(u64);
 pub(super) enum Op {
     /// The value was read.
     Read { saw: u64 },
-    /// The value was read and then replaced, with nothing in between.
+    /// The value was read and then replaced, with no other write in between.
     Swap { saw: u64, wrote: u64 },
     /// The value was replaced, whatever it was.
     Put { wrote: u64 },
@@ -27,7 +27,7 @@ pub(super) enum Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Done,
-    /// What was seen is not what is there, so nothing was done.
+    /// The value had changed, so the write was refused.
     Refused,
 }
 
@@ -61,41 +61,41 @@ impl Op {
     }
 }
 
-/// One operation, on the clock of all of them.
+/// One operation, with times on one clock for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
-    /// Who does one thing after the other.
+    /// The client. A client does one operation at a time.
     pub(super) who: usize,
     pub(super) op: Op,
     pub(super) from: Duration,
-    /// `None` if it is not known whether it was done: then it may have been at any time since.
+    /// The end of the operation, or `None` for an unknown outcome: it may have been done at any later time.
     pub(super) until: Option<Duration>,
 }
 
-/// The writes in an order that explains all answers; `None` if no order does.
+/// Returns the writes in an order that explains all replies, or `None` if no such order exists.
 pub(super) fn serialized(events: &[Event]) -> Option<Vec<u64>> {
     let mut tester = LinearizabilityTester::new(Register::default());
     let mut names = BTreeSet::new();
     let mut moments = Vec::new();
     for event in noticed(events) {
-        // Nobody is busy with two things: whoever goes on after an unknown outcome gets another name.
+        // A client does one operation at a time. After an unknown outcome it continues under another name.
         let name = (event.who, if event.until.is_none() { names.len() + 1 } else { 0 });
         names.insert(name);
         moments.push((event.from, false, name, event.op));
         moments.extend(event.until.map(|until| (until, true, name, event.op)));
     }
-    // What begins at the very moment of an answer may have been first.
+    // At equal times, beginnings come before ends.
     moments.sort_by_key(|(moment, is_answer, ..)| (*moment, *is_answer));
     for (_, is_answer, name, op) in moments {
         let noted = if is_answer { tester.on_return(name, Answer::Done) } else { tester.on_invoke(name, op) };
-        noted.expect("everybody does one thing after the other");
+        noted.expect("a client does two operations at once");
     }
     let order = tester.serialized_history()?;
     let done = order.into_iter().filter(|(_, answer)| *answer == Answer::Done);
     Some(done.filter_map(|(op, _)| op.wrote()).collect())
 }
 
-/// Without the writes of unknown outcome whose values nobody has seen.
+/// Returns the events without the writes of unknown outcome whose values were never read.
 fn noticed(events: &[Event]) -> Vec<Event> {
     let (mut taken, mut open): (Vec<Event>, Vec<Event>) = events.iter().partition(|event| event.until.is_some());
     loop {
@@ -110,20 +110,20 @@ fn noticed(events: &[Event]) -> Vec<Event> {
     }
 }
 
-/// Whether looks that may be late, but never go back, can have shown these values while they were written in this order.
+/// Returns whether a copy that lags but never goes back can have shown these values, given this order of writes.
 pub(super) fn is_followed(written: &[u64], looks: &[u64]) -> bool {
-    // Looks first: the search then takes the first way that it tries.
+    // Looks come first, so that the search ends at its first try.
     const LOOKS: usize = 0;
     const WRITES: usize = 1;
     let mut tester = SequentialConsistencyTester::new(Register::default());
     let writes = written.iter().map(|wrote| (WRITES, Op::Put { wrote: *wrote }));
     for (who, op) in looks.iter().map(|saw| (LOOKS, Op::Read { saw: *saw })).chain(writes) {
-        tester.on_invret(who, op, Answer::Done).expect("one thing after the other");
+        tester.on_invret(who, op, Answer::Done).expect("one operation at a time");
     }
     tester.is_consistent()
 }
 
-/// The same history with one wrong answer, in each way in which it can be falsified.
+/// Returns the same history with one wrong reply, in each of several ways.
 pub(super) fn falsified(events: &[Event]) -> Vec<(&'static str, Vec<Event>)> {
     let with = |at: usize, op: Op| {
         let mut events = events.to_vec();
@@ -131,7 +131,7 @@ pub(super) fn falsified(events: &[Event]) -> Vec<(&'static str, Vec<Event>)> {
         events
     };
     let done = || events.iter().enumerate().filter(|(_, event)| event.until.is_some());
-    // Known to have been overwritten before the event began.
+    // The values that were certainly overwritten before the event began.
     let overwritten = |event: &Event| {
         let before = done().filter(|(_, earlier)| earlier.until < Some(event.from));
         before
@@ -161,7 +161,7 @@ fn event(who: usize, op: Op, from: u64, until: impl Into<Option<u64>>) -> Event 
     Event { who, op, from: Duration::from_millis(from), until: until.into().map(Duration::from_millis) }
 }
 
-/// Increments and reads of three, of which some overlap.
+/// Increments and reads by three clients, some of which overlap.
 fn right() -> Vec<Event> {
     vec![
         event(0, Op::Swap { saw: 0, wrote: 1 }, 0, 5),
@@ -193,14 +193,14 @@ fn an_unknown_write_is_done_once_at_any_time_or_never() {
     let old = event(0, Op::Read { saw: 3 }, 50, 51);
     let new = event(0, Op::Read { saw: 4 }, 60, 61);
     assert_eq!(with(&[old, new]), Some(vec![1, 2, 3, 4]));
-    // Whoever does not know how it ended does something else next.
+    // A client with an unknown outcome continues with another operation.
     assert!(with(&[new, event(2, Op::Swap { saw: 4, wrote: 5 }, 62, 63)]).is_some());
     let back = event(1, Op::Read { saw: 3 }, 70, 71);
-    assert_eq!(with(&[new, back]), None, "what was seen stays");
+    assert_eq!(with(&[new, back]), None, "a value that was read may not vanish");
     let before = event(1, Op::Read { saw: 4 }, 40, 40);
-    assert_eq!(with(&[before]), None, "nothing is done before it was asked for");
+    assert_eq!(with(&[before]), None, "an operation may not precede its request");
     let past = event(1, Op::Swap { saw: 3, wrote: 5 }, 50, 51);
-    assert_eq!(with(&[past, new]), None, "it was refused, because its value was replaced");
+    assert_eq!(with(&[past, new]), None, "a swap of a replaced value may not succeed");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Many clients that keep reads, in virtual time: what they ask of the ensemble, counted. `make performance` counts ten
-//! thousand.
+//! The requests of many clients that keep their read locks, counted in virtual time. `make performance` counts ten
+//! thousand clients.
 
 use support::simulated::{Minute, minutes};
 
@@ -9,8 +9,8 @@ async fn kept_reads_send_no_requests_without_writers() {
     assert_eq!(minutes(100, &[false, false]).await, [idle, idle]);
 }
 
-/// Of each client: the removal that it was asked for; then again the watch, the create and the listing, and the read by
-/// which an owner watches its node. The rest is the writer's: one request asks all of them.
+/// The five requests of a client: the delete, then the watch, the create and the listing again, and the read by which
+/// the owner watches its node. The writer needs one more request to ask all clients.
 #[tokio::test(start_paused = true)]
 async fn a_write_costs_each_keeping_client_five_requests() {
     for clients in [1, 2, 10, 100] {

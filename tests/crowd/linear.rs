@@ -1,8 +1,8 @@
-//! What a swarm read and wrote under locks while everything around it failed, judged path by path as a register is: reads
-//! through a guard, guarded transactions, and shared values, of which some are kept.
+//! A swarm that reads and writes under locks while everything fails. Each path is judged as a register: reads through a
+//! guard, guarded transactions, and shared values, some of them kept.
 //!
-//! A value that was read under a lock must be the newest one for as long as the guard says that it holds. So what is
-//! judged is not the wait for the lock, but the moments in which it was held.
+//! A value that was read under a lock must be the newest one for as long as the guard says that it holds. So the judged
+//! operations are the moments of holding, not the waits.
 //!
 //! `SWARM_SEED`, `LINEAR_SECONDS` and `SWARM_SERVERS` (1 or 3) set what is run; `make soak` runs both for five minutes.
 
@@ -28,36 +28,37 @@ use crate::judge::{Event, Op, falsified, is_followed, serialized};
 use crate::swarm::cut_short;
 use crate::traces::replayed;
 
-/// The queues; and what only their holders write.
+/// The prefix of the queues and of the guarded paths.
 const TRACED: [&str; 1] = ["/linear/"];
 const GUARDED: [&str; 2] = ["/linear/shared-", "/linear-"];
 const CLIENTS: usize = 5;
-/// How many things each client does at once.
+/// The number of concurrent operations of each client.
 const HANDS: usize = 2;
 const LINK_STRANDS: usize = 2;
-/// Paths in use at a time, so that a holder that is cut off does not hold up all.
+/// The number of paths in use at the same time, so that a holder that is cut off does not block all clients.
 const LANES: usize = 4;
-/// A path has so many operations; then all go on with the next one. The search for an order takes longer than they do.
+/// The number of operations on a path, after which all clients use the next one. The search for an order takes longer
+/// than the operations.
 const OPERATIONS: usize = 60;
 const PATIENCE: Duration = Duration::from_secs(3);
 const JUDGED_WITHIN: Duration = Duration::from_secs(300);
-/// So many operations are enough for a judgement.
+/// The number of operations that are enough for a judgement.
 const ENOUGH: usize = 100;
-/// Before it is told what it saw, an update has seen nothing.
+/// The value that an update has read before it learns what it was.
 const NOTHING: u64 = u64::MAX;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One path of each kind: a node that is only written under its lock, and a shared value.
+/// One path of each kind: a node that is written only under its lock, and a shared value.
 #[derive(Default)]
 struct Cell {
-    /// Those of one lane have one remainder by the number of lanes.
+    /// The cells of one lane have the same remainder modulo the number of lanes.
     number: usize,
     bare: Mutex<Vec<Event>>,
     shared: Mutex<Vec<Event>>,
-    /// What the copies of each client have shown.
+    /// The values that the copies of each client have shown.
     looks: Mutex<BTreeMap<usize, Vec<u64>>>,
 }
 
@@ -67,7 +68,7 @@ impl Cell {
     }
 }
 
-/// A cell, as one client has it open.
+/// A cell with one client's handles.
 struct Open {
     cell: Arc<Cell>,
     lock: RwLock,
@@ -79,9 +80,9 @@ struct Client {
     number: usize,
     proxies: Vec<Proxy>,
     zk: ZooKeeper,
-    /// For how long it keeps its nodes, if it does.
+    /// How long the client keeps its nodes, if it keeps them.
     keeps: Option<Duration>,
-    /// In each lane.
+    /// The open cell of each lane.
     open: Mutex<[Option<Arc<Open>>; LANES]>,
 }
 
@@ -109,7 +110,7 @@ struct World {
     clients: Vec<Client>,
     began: Instant,
     cells: Mutex<Vec<Arc<Cell>>>,
-    /// Each write has a value of its own.
+    /// The source of values. Each write has a value of its own.
     values: AtomicU64,
     seen: Mutex<BTreeMap<String, u64>>,
     surprises: Mutex<Vec<String>>,
@@ -149,7 +150,7 @@ impl World {
         self.values.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The cell that is in use in this lane.
+    /// Returns the present cell of this lane.
     fn cell(&self, lane: usize) -> Arc<Cell> {
         let mut cells = locked(&self.cells);
         let last = cells.iter().rfind(|cell| cell.number % LANES == lane).expect("there is always one");
@@ -165,7 +166,7 @@ impl World {
         *locked(&self.seen).entry(what.to_string()).or_default() += 1;
     }
 
-    /// Counts an error; one that no fault of the swarm explains is a finding.
+    /// Counts an error. An error that no fault of the swarm explains is a finding.
     fn failed(&self, doing: &str, error: &Error) {
         let kind = match error {
             Error::Timeout { .. } => "timeout",
@@ -185,7 +186,7 @@ impl World {
 // ---------------------------------------------------------------------------------------------------------------
 // What clients do
 
-/// One of the things that a client does at a time.
+/// One of a client's concurrent workers.
 struct Hand<'w> {
     world: &'w World,
     who: usize,
@@ -229,17 +230,17 @@ impl Hand<'_> {
         None
     }
 
-    /// The operation was done by now, after this moment.
+    /// Records an operation that began at `from` and has ended by now.
     fn did(&self, book: &Mutex<Vec<Event>>, op: Op, from: Duration) {
         locked(book).push(Event { who: self.who, op, from, until: Some(self.world.now()) });
     }
 
-    /// The operation may have been done since this moment, or may be yet.
+    /// Records an operation of unknown outcome that began at `from`.
     fn may_do(&self, book: &Mutex<Vec<Event>>, op: Op, from: Duration) {
         locked(book).push(Event { who: self.who, op, from, until: None });
     }
 
-    /// What was read or written under a lock is what is there, as long as the lock is held.
+    /// Records reads of this value for as long as the lock is held: nothing may change it meanwhile.
     async fn holds(&mut self, book: &Mutex<Vec<Event>>, saw: u64, is_held: impl Fn() -> bool) {
         for _ in 0..1 + self.dice.below(3) {
             let from = self.world.now();
@@ -251,7 +252,7 @@ impl Hand<'_> {
         }
     }
 
-    /// What the commit of this operation came to. Whether it was done.
+    /// Records the outcome of a commit. Returns whether it was done.
     fn committed<T>(
         &self,
         book: &Mutex<Vec<Event>>,
@@ -360,7 +361,7 @@ impl Hand<'_> {
         }
     }
 
-    /// A look at the copy, which may be late. Two of them are noted in the order in which they were made.
+    /// Looks at the copy, which may lag. The looks of a client are recorded in their order.
     fn look(&self, open: &Open, client: usize) {
         let mut looks = locked(&open.cell.looks);
         if let Some(value) = open.shared.latest() {
@@ -370,7 +371,7 @@ impl Hand<'_> {
 }
 
 fn number(data: &[u8]) -> u64 {
-    std::str::from_utf8(data).ok().and_then(|text| text.parse().ok()).expect("a number was written")
+    std::str::from_utf8(data).ok().and_then(|text| text.parse().ok()).expect("every written value is a number")
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -400,17 +401,17 @@ async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) {
     }
 }
 
-/// What the judge has said of all histories.
+/// The judge's verdict on all histories.
 #[derive(Default)]
 struct Verdict {
-    /// What is being searched: a search may take for ever.
+    /// The history that is being searched. A search may never end.
     searched: Arc<Mutex<String>>,
     faults: Vec<String>,
     histories: usize,
     operations: usize,
     unknown: usize,
     looks: usize,
-    /// Of each kind of falsified histories: how many were refused.
+    /// For each kind of falsification: how many histories were refused.
     refused: BTreeMap<&'static str, usize>,
 }
 
@@ -435,7 +436,7 @@ impl Verdict {
         verdict
     }
 
-    /// The writes in their order.
+    /// Judges one history. Returns its writes in order.
     fn judge(&mut self, what: &str, events: &[Event]) -> Vec<u64> {
         self.histories += 1;
         self.operations += events.len();
@@ -446,7 +447,7 @@ impl Verdict {
             self.faults.push(format!("no order of what was done explains {what}:\n{}", lines.concat()));
             return Vec::new();
         };
-        // The judge itself is tried on some of them.
+        // Some of the histories also test the judge, by a falsification.
         let few = self.histories <= 12 || self.refused.len() < 3;
         for (how, wrong) in falsified(events).into_iter().filter(|_| few) {
             *locked(&self.searched) = format!("{how} in {what}: {wrong:#?}");
@@ -504,7 +505,7 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     safe!(verdict.faults.is_empty(), "{}", report(&verdict.faults));
     let surprises = locked(&world.surprises).clone();
     assert!(surprises.is_empty(), "{}", report(&surprises));
-    // What is only kept goes with its handle.
+    // A kept node is removed with its handle.
     world.clients.iter().for_each(|client| *locked(&client.open) = Default::default());
     eventually("all waits end", async || trace::waits(&TRACED) == 0).await;
     let mut run = Run::of(&TRACED, world.site.transactions(), Vec::new(), HashSet::new());

@@ -1,4 +1,5 @@
-//! Thousands of waiters, and a swarm of clients while all around them fails: what keeps every core busy.
+//! Crowds: thousands of waiters, random swarms of clients under faults, and the judges of what they did. These tests
+//! keep every core busy.
 
 mod faults;
 mod herd;

@@ -1,8 +1,8 @@
-//! Swarms that use one semaphore while everything fails, or while their processes are killed: never more permits are held
-//! than there are, and in the end everybody gets one.
+//! Swarms that use one semaphore while everything fails, or while their processes are killed. More permits than exist
+//! are never held, and in the end every client gets one.
 //!
-//! All decisions come from a seed, which is printed. `SWARM_SEED`, `SWARM_SECONDS` and `SWARM_SERVERS` (1 or 3) set what is
-//! run, as for `swarm.rs`.
+//! All decisions come from a seed, which is printed. `SWARM_SEED`, `SWARM_SECONDS` and `SWARM_SERVERS` (1 or 3) set
+//! what is run, as for `swarm.rs`.
 
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
@@ -33,10 +33,10 @@ use crate::traces::replayed;
 const PATH: &str = "/swarm/permits";
 const PERMITS: u32 = 4;
 const CLIENTS: u64 = 6;
-/// The bound once nothing fails any more: expired sessions take 4 s and a tick to go, and machines may be slow.
+/// The limit for all grants after the faults: expired sessions last 4 s and a tick longer, and machines may be slow.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
 
-/// The seed, for how many seconds, on how many servers, and the command that repeats it.
+/// Returns the seed, the duration in seconds, the number of servers, and the command that repeats the run.
 fn settings() -> (u64, u64, u64, String) {
     let (seed, seconds) = (seed("SWARM_SEED"), setting("SWARM_SECONDS").unwrap_or(12));
     let servers = setting("SWARM_SERVERS").unwrap_or(1);
@@ -69,7 +69,7 @@ impl World {
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner).entry(what.into()).or_default() += 1;
     }
 
-    /// Counts an error; one that no fault of the swarm explains is a finding.
+    /// Counts an error. An error that no fault of the swarm explains is a finding.
     fn failed(&self, error: &Error) {
         let expected = error.is_lost()
             || error.is_timeout()
@@ -117,7 +117,7 @@ async fn hold(world: &World, client: &Client, permit: Permit, dice: &mut Seeded)
     }
 }
 
-/// An operator deletes nodes of holders and of waiters.
+/// Deletes nodes of holders and of waiters, as an operator can.
 async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         sleep(Duration::from_millis(300 + dice.below(900))).await;
@@ -128,7 +128,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
         }
         let node = format!("{directory}/{}", names[dice.below(names.len() as u64) as usize]);
         let asked = world.history.now();
-        // Anything but a clear refusal may have been done.
+        // Only a clear refusal rules out that the node was deleted.
         if !matches!(session(&world.operator).await.delete(&node).await, Err(Failure::NoNode)) {
             world.history.operator_deleted(&node, asked);
             world.saw("a node was deleted by an operator");
@@ -136,7 +136,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     }
 }
 
-/// Nothing fails any more: every client gets all permits at once.
+/// After the faults: every client must get all permits at once.
 async fn liveness_phase(world: &Arc<World>) {
     for proxy in world.clients.iter().flat_map(|client| &client.proxies) {
         proxy.forget_rules();
@@ -147,7 +147,7 @@ async fn liveness_phase(world: &Arc<World>) {
         let world = Arc::clone(world);
         tasks.spawn(async move {
             let client = &world.clients[number];
-            // What was sent while faults lasted may still cost a session.
+            // A request from the time of the faults may still cost a session.
             while let Err(error) = gets_all(&world, client).await {
                 world.failed(&error);
             }
@@ -165,12 +165,12 @@ async fn gets_all(world: &World, client: &Client) -> Result<(), Error> {
     world.history.granted(permit, &client.name).leave().release().await
 }
 
-/// The clients use the semaphore for so long, while everything fails.
+/// Lets the clients use the semaphore for this time, while everything fails.
 async fn swarm_phase(world: &Arc<World>, dice: &mut Seeded, lasts: Duration) {
     let end = Instant::now() + lasts;
     let mut tasks = JoinSet::new();
     let mut own_dice = || Seeded(dice.below(u64::MAX));
-    // Two tasks of every other client contend on one session, and know of each other.
+    // Every other client has two tasks, which contend on one session.
     for number in (0..CLIENTS as usize).chain((0..CLIENTS as usize).step_by(2)) {
         let (world, dice) = (Arc::clone(world), own_dice());
         tasks.spawn(async move { use_permits(&world, &world.clients[number], dice, end).await });
@@ -220,7 +220,7 @@ async fn a_random_swarm_never_holds_too_many_permits() {
         grants: AtomicU64::new(0),
     });
     let stint = Stint::begin(Duration::from_secs(seconds));
-    // Some seeds leave next to no time without a fault, and less on a busy machine.
+    // Some seeds leave almost no time without a fault, and even less on a busy machine.
     loop {
         swarm_phase(&world, &mut dice, Duration::from_secs(seconds)).await;
         liveness_phase(&world).await;
@@ -252,13 +252,13 @@ async fn a_random_swarm_never_holds_too_many_permits() {
 // ---------------------------------------------------------------------------------------------------------------
 // Processes that are killed
 
-/// Nanoseconds on the one clock of all processes of this machine.
+/// Returns nanoseconds on the machine's monotonic clock, which all processes share.
 fn clock() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Takes permits and gives them back until it is killed, and says from when until when it surely held how many.
+/// Takes and returns permits until it is killed. Reports from when until when it surely held how many.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
@@ -276,7 +276,7 @@ fn the_child_process_of_other_tests() {
                 loop {
                     let count = 1 + dice.below(2) as u32;
                     match take(&semaphore, count, &mut dice).await {
-                        // A session of two seconds ends on a machine that stands still for longer.
+                        // A session of two seconds ends if the machine stands still for longer.
                         Err(error) if !(error.is_lost() || matches!(error, Error::OutcomeUnknown { .. })) => {
                             say(&format!("fails {error}"));
                         }
@@ -289,12 +289,12 @@ fn the_child_process_of_other_tests() {
     });
 }
 
-/// Takes so many permits, and holds them for a moment.
+/// Takes this many permits, and holds them for a moment.
 async fn take(semaphore: &Semaphore, count: u32, dice: &mut Seeded) -> Result<(), Error> {
     let permit = semaphore.acquire_many(count).await?;
     let from = clock();
     let mut until = None;
-    // What is said to be held now was held at every moment since the grant.
+    // A permit that is held now was held at every moment since its grant.
     let mut look = || {
         let asked = clock();
         if permit.is_held() {
@@ -310,7 +310,7 @@ async fn take(semaphore: &Semaphore, count: u32, dice: &mut Seeded) -> Result<()
     permit.release().await
 }
 
-/// A process from its start until it was killed: when it took and gave how many permits.
+/// Starts a process and kills it after this time. Returns when it took and returned how many permits.
 fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)> {
     let mut process = Process::start(module_path!(), &format!("{server} {path} {seed}"));
     std::thread::sleep(lasts);
@@ -319,7 +319,7 @@ fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)>
     for line in process.said() {
         let words: Vec<&str> = line.split(' ').collect();
         assert!(words[0] != "fails", "{line}");
-        // The last line may be cut short.
+        // The last line may be cut off.
         let ["held", from, until, count] = words[..] else { continue };
         let (Ok(from), Ok(until), Ok(count)) = (from.parse::<u64>(), until.parse::<u64>(), count.parse::<i64>()) else {
             continue;
@@ -331,7 +331,7 @@ fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)>
 
 #[support::judged(flavor = "multi_thread", worker_threads = 4)]
 async fn killed_processes_never_hold_too_many_permits() {
-    /// So many takings are enough for a judgement.
+    /// The number of takings that are enough for a judgement.
     const ENOUGH: usize = 50;
     let (seed, seconds, servers, _) = settings();
     let site = Site::start(servers).await;
@@ -357,7 +357,7 @@ async fn killed_processes_never_hold_too_many_permits() {
     while let Some(life) = lives.join_next().await {
         changes.extend(life.unwrap_or_else(|failed| resume_unwind(failed.into_panic())));
     }
-    // What was given back at the same moment counts first.
+    // At equal times, returns come before takings.
     changes.sort_unstable();
     let mut held = 0;
     for (at, count) in changes {

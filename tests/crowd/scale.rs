@@ -1,6 +1,6 @@
 //! Thousands of waiters in one process: they survive a reconnect, keep their order, and cost little.
 //!
-//! `SCALE_WAITERS` sets how many there are; `make soak` sets 10,000.
+//! `SCALE_WAITERS` sets their number; `make soak` sets 10,000.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,13 +17,13 @@ fn waiters() -> usize {
 async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     while !holds().await {
-        assert!(Instant::now() < deadline, "it never came true that {what}");
+        assert!(Instant::now() < deadline, "not in time: {what}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// The client cannot re-register more than 128 KiB of watched paths on one session: so many waiters are spread over
-/// several sessions, or none of them would survive the first lost connection.
+/// The client crate cannot restore more than 128 KiB of watched paths on one session. So the waiters use several
+/// sessions; on one session none of them would survive a reconnect.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_waiters_keep_their_order_at_a_reconnect() {
     let count = waiters();
@@ -54,7 +54,7 @@ async fn thousands_of_waiters_keep_their_order_at_a_reconnect() {
         .collect();
     eventually("everyone is queued", async || gate.queue().await.is_ok_and(|queue| queue.members.len() == count + 1))
         .await;
-    // Every waiter watches the one before it, and its own node.
+    // Every waiter watches its predecessor and its own node.
     let all_watch = count as u64;
     eventually("everyone watches", async || server.watches() > all_watch).await;
 

@@ -1,9 +1,9 @@
-//! A random swarm on real servers: clients do everything a lock can be used for while links, sessions, nodes and
-//! servers fail; then the faults stop, and every client must be granted the lock.
+//! A random swarm on real servers. Clients use the lock in every way while links, sessions, nodes and servers fail.
+//! Then the faults stop, and every client must be granted the lock.
 //!
-//! All decisions come from a seed, and a failure prints the line that repeats them. Time is real, so the repetition has
-//! the same mix of faults, but not the same interleaving. `SWARM_SEED`, `SWARM_SECONDS` and `SWARM_SERVERS` (1 or 3)
-//! set what is run; `make soak` runs both for ten minutes.
+//! All decisions come from a seed, and a failure prints the command that repeats them. Time is real, so the repetition
+//! has the same mix of faults, but another interleaving. `SWARM_SEED`, `SWARM_SECONDS` and `SWARM_SERVERS` (1 or 3) set
+//! what is run; `make soak` runs both for ten minutes.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -30,25 +30,25 @@ use crate::faults::{Site, fail_links, fail_servers, pause, seed, setting};
 use crate::traces::replayed;
 
 const CLIENTS: u64 = 8;
-/// So many of them also wait without a timeout, all the time.
+/// The number of clients that also wait without a timeout, all the time.
 const PATIENT_CLIENTS: usize = 4;
-/// How many faults may be under way at once, besides those of servers and operators.
+/// The number of concurrent faults of links, besides those of servers and operators.
 const LINK_STRANDS: u64 = 3;
 const PATHS: [&str; 2] = ["/swarm/a", "/swarm/b"];
-/// What is traced: the queues.
+/// The traced paths: the queues.
 const TRACED: [&str; 4] = [PATHS[0], PATHS[1], ONCE, LED];
-/// What only holders write.
+/// The prefixes of the paths that only holders write.
 const GUARDED: [&str; 2] = ["/count-", "/swarm/once.done"];
-/// What is done once in a while, and what is led; each by this many clients of its own.
+/// The paths of `once_in` and of the leadership. Each has this many clients of its own.
 const ONCE: &str = "/swarm/once";
 const LED: &str = "/swarm/led";
 const OTHERS: u64 = 2;
-/// The numbers that leaders write.
+/// The path of the numbers that leaders write.
 const LEDGER: &str = "/count-led";
 const COUNTERS: [&str; 2] = ["/count-a", "/count-b"];
-/// The bound once nothing fails any more: expired sessions take 4 s and a tick to go, and machines may be slow.
+/// The limit for all grants after the faults: expired sessions last 4 s and a tick longer, and machines may be slow.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
-/// What a client may wait for while the network is down.
+/// The timeout of an operation while the network is down.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 struct Client {
@@ -59,14 +59,14 @@ struct Client {
     attempts: AtomicU64,
 }
 
-/// What all of them share.
+/// The state that all tasks share.
 struct World {
     site: Arc<Site>,
     history: History,
     stores: [Store; 2],
     clients: Vec<Client>,
     operator: ZooKeeper,
-    /// Transactions under each lock that are known to be done, and those whose outcome is unknown.
+    /// For each lock: the transactions that are known to be done, and those of unknown outcome.
     committed: [AtomicU64; 2],
     in_doubt: [AtomicU64; 2],
     seen: Mutex<BTreeMap<String, u64>>,
@@ -88,7 +88,7 @@ impl World {
         *longest = longest.max(waited);
     }
 
-    /// Counts an error; one that no fault of the swarm explains is a finding.
+    /// Counts an error. An error that no fault of the swarm explains is a finding.
     fn failed(&self, doing: &str, error: &Error) {
         let kind = match error {
             Error::Timeout { .. } => "timeout",
@@ -146,7 +146,7 @@ async fn use_locks(world: &World, client: &Client, mut dice: Seeded, end: Instan
     }
 }
 
-/// Waits without a timeout, whatever happens meanwhile: a waiter that is left when the faults stop must be granted.
+/// Waits without a timeout. A waiter that is left when the faults stop must be granted.
 async fn wait_patiently(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         let which = dice.below(2) as usize;
@@ -223,7 +223,7 @@ async fn use_writer(world: &World, holding: Holding<WriteGuard>, which: usize, d
         hold_on(world, &holding, dice).await;
     }
     store.update(&holding, tokio::task::yield_now()).await;
-    // Sent even if the lock is lost by now: a packet that was under way.
+    // Sent even after a loss, as a late packet would be.
     store.write_fenced(&holding);
     if dice.below(4) == 0 {
         let downgrade = holding.changed(async |writer| writer.downgrade().await);
@@ -256,7 +256,7 @@ async fn use_reader(world: &World, holding: Holding<ReadGuard>, which: usize, di
     }
 }
 
-/// Keeps a lock for as long as faults take; some go on with their work although it is lost.
+/// Keeps a lock for as long as faults last. Some holders go on working after a loss.
 async fn hold_on<G: Guard>(world: &World, holding: &Holding<G>, dice: &mut Seeded) {
     let end = Instant::now() + Duration::from_millis(dice.below(4_000));
     let heeds = dice.below(2) == 0;
@@ -284,7 +284,7 @@ async fn leave<G: Guard>(
     }
 }
 
-/// A number in ZooKeeper that is only ever changed by transactions under the lock.
+/// Increments a number in ZooKeeper, which only transactions under the lock change.
 async fn count_in_zookeeper(world: &World, holding: &Holding<WriteGuard>, which: usize) {
     let Ok(Ok(Some(node))) = timeout(PATIENCE, holding.data(COUNTERS[which])).await else {
         return world.saw("transaction: could not read");
@@ -312,7 +312,7 @@ fn number(data: &[u8]) -> u64 {
     std::str::from_utf8(data).ok().and_then(|text| text.parse().ok()).expect("a number was written")
 }
 
-/// Does again and again what is due only once in a while.
+/// Does work with `once_in`, again and again.
 async fn do_once(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
     let lock = RwLock::builder(&client.zk, ONCE).host(&client.name).build().expect("valid");
     while Instant::now() < end {
@@ -330,9 +330,9 @@ async fn do_once(world: &World, client: &Client, mut dice: Seeded, end: Instant)
     }
 }
 
-/// Leads, and writes down each term.
+/// Leads, and records each term.
 async fn lead(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
-    // By default, a candidate rests after so short terms.
+    // By default, a candidate pauses after so short a term.
     let leadership =
         Leadership::builder(&client.zk, LED).pause(Duration::from_millis(1)).lock(|lock| lock.host(&client.name));
     let leadership = leadership.build().expect("valid");
@@ -356,7 +356,7 @@ async fn lead(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
 // ---------------------------------------------------------------------------------------------------------------
 // What fails
 
-/// An operator deletes nodes of holders and of waiters.
+/// Deletes nodes of holders and of waiters, as an operator can.
 async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         pause(Duration::from_millis(500 + dice.below(1_000)), end).await;
@@ -368,7 +368,7 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
         }
         let node = format!("{path}/{}", children[dice.below(children.len() as u64) as usize]);
         let asked = world.history.now();
-        // Anything but a clear refusal may have been done.
+        // Only a clear refusal rules out that the node was deleted.
         if !matches!(session_slot.session().delete(&node).await, Err(Failure::NoNode)) {
             world.history.operator_deleted(&node, asked);
             world.saw("fault: node deleted by an operator");
@@ -395,7 +395,7 @@ async fn build(site: Arc<Site>, dice: &mut Seeded) -> World {
         let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(CALM);
         let zk = builder.connect(&through.join(",")).await.expect("nothing fails yet");
         let name = format!("client-{number}");
-        // Every second client keeps its nodes: so briefly that they are given up when idle, or for ever.
+        // Every second client keeps its nodes: for so short a time that they are given up when idle, or for ever.
         let idle = [Duration::from_millis(100), Duration::from_secs(2), Duration::MAX][dice.below(3) as usize];
         let open = |path: &str| {
             let lock = RwLock::builder(&zk, path).host(&name);
@@ -418,12 +418,12 @@ async fn build(site: Arc<Site>, dice: &mut Seeded) -> World {
     }
 }
 
-/// Everything fails at random until `end`; returns the waiters that are left then.
+/// Lets everything fail at random until `end`. Returns the remaining waiters.
 async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) -> JoinSet<()> {
     let mut waiters = JoinSet::new();
     let mut tasks = JoinSet::new();
     let mut own_dice = || Seeded(dice.below(u64::MAX));
-    // Two tasks of every other client contend on one session, and know of each other.
+    // Every other client has two tasks, which contend on one session.
     for number in (0..CLIENTS as usize).chain((0..CLIENTS as usize).step_by(2)) {
         let (world, dice) = (Arc::clone(world), own_dice());
         tasks.spawn(async move { use_locks(&world, &world.clients[number], dice, end).await });
@@ -458,7 +458,7 @@ async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) -> Jo
     waiters
 }
 
-/// Nothing fails any more: every client is granted both locks, in both modes, and nothing is left afterwards.
+/// After the faults: every client must be granted both locks, in both modes, and nothing may be left.
 async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration {
     for proxy in world.clients.iter().flat_map(|client| &client.proxies) {
         proxy.forget_rules();
@@ -470,7 +470,7 @@ async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration 
             let world = Arc::clone(world);
             tasks.spawn(async move {
                 let client = &world.clients[number];
-                // What was sent while faults lasted may still cost a session.
+                // A request from the time of the faults may still cost a session.
                 loop {
                     client.attempts.fetch_add(2, Ordering::Relaxed);
                     let gets = async {
@@ -504,7 +504,7 @@ async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration 
     began.elapsed()
 }
 
-/// J5: nothing is left of the queues, nor of the watches.
+/// J5: checks that no node and no watch is left.
 async fn nothing_is_left(world: &World) {
     for path in PATHS.into_iter().chain([ONCE, LED]) {
         becomes_empty(&world.operator, path).await;
@@ -512,7 +512,7 @@ async fn nothing_is_left(world: &World) {
     eventually("no watch is left", async || world.site.watches() == 0).await;
 }
 
-/// What was wrong with what was held and written, in words.
+/// Returns the faults of what was held and written, in words.
 async fn judge(world: &World) -> Vec<String> {
     let mut faults = world.history.faults();
     let deletions = world.history.deletions();
@@ -531,11 +531,11 @@ async fn judge(world: &World) -> Vec<String> {
     faults
 }
 
-/// Whether more was sent than had to be.
+/// Returns the operations that sent more requests than necessary.
 fn wastes(world: &World) -> Vec<String> {
     let mut faults = Vec::new();
-    // J6: a create for each attempt, and one more only where a connection broke under one of up to four at a time, or
-    // the directory was gone.
+    // J6: one create for each attempt, and one more only if a connection broke under one of up to four attempts at a
+    // time, or the directory was missing.
     for client in world.clients.iter().take(CLIENTS as usize) {
         let count = |op| client.proxies.iter().map(|proxy| proxy.count(op)).sum::<u64>();
         let connections: u64 = client.proxies.iter().map(Proxy::connections).sum();
@@ -547,7 +547,7 @@ fn wastes(world: &World) -> Vec<String> {
     faults
 }
 
-/// What no fault of the swarm explains.
+/// Returns the errors that no fault of the swarm explains.
 fn surprises(world: &World) -> Vec<String> {
     world.surprises.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
@@ -570,7 +570,7 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     let took = loop {
         let waiters = safety_phase(&world, &mut dice, Instant::now() + Duration::from_secs(seconds)).await;
         let took = liveness_phase(&world, waiters).await;
-        // Everyone is granted four times when the faults are over.
+        // Every client is granted four times after the faults.
         let grants = world.history.holds().len() as u64;
         if !surprises(&world).is_empty() || stint.is_over(grants > 8 * CLIENTS, || format!("only {grants} grants")) {
             break took;
@@ -595,19 +595,19 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
         format!("{} faults, the first of them:\n{first}\nreplay: {replay}", faults.len())
     };
     if !faults.is_empty() {
-        // The first step that was not allowed leads nearer to the cause.
+        // The first forbidden step is nearer to the cause.
         println!("by the servers' log: {:#?}", support::replay::judge(&traced(&world)).faults.first());
         violated!("{}", report(&faults));
     }
     let others = [wastes(&world), surprises(&world)].concat();
     assert!(others.is_empty(), "{}", report(&others));
     let mut world = Arc::into_inner(world).expect("all tasks have ended");
-    // What is only kept goes with its handle.
+    // A kept node is removed with its handle.
     world.clients.iter_mut().for_each(|client| client.locks.clear());
     nothing_is_left(&world).await;
     eventually("all waits end", async || trace::waits(&TRACED) == 0).await;
     let mut steps = vec!["Enter", "List", "See", "Release", "Commit"];
-    // A shorter run may be one long cut for those who would do what is rare.
+    // In a shorter run, one long cut may prevent the rare steps.
     if seconds >= 60 {
         steps.extend(["UseAgain", "Downgrade", "Expire"]);
         let seen = world.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,7 @@
-//! Threads that share a kept node, while others ask for it all the time: on the embedded ensemble, without a runtime.
+//! Threads that share a kept node, while others ask for it all the time, on the embedded ensemble and without a
+//! runtime.
 //!
-//! `KEPT_SECONDS` sets how long it lasts.
+//! `KEPT_SECONDS` sets the duration.
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use zk_rwlock::{Error, Memory, RwLock};
 const DIRECTORY: &str = "/lock";
 const WRITES: i64 = -1_000_000;
 
-/// Who holds: so many readers, or [`WRITES`].
+/// The present holders: the number of readers, or [`WRITES`].
 #[derive(Default)]
 struct Holders {
     now: AtomicI64,
@@ -26,7 +27,7 @@ struct Holders {
 impl Holders {
     fn read<G>(&self, guard: Result<G, Error>) {
         let guard = guard.expect("nothing fails but a timeout");
-        safe!(self.now.fetch_add(1, Ordering::SeqCst) >= 0, "a reader holds beside a writer");
+        safe!(self.now.fetch_add(1, Ordering::SeqCst) >= 0, "a reader and a writer hold together");
         thread::yield_now();
         self.now.fetch_sub(1, Ordering::SeqCst);
         self.grants.fetch_add(1, Ordering::Relaxed);
@@ -35,9 +36,9 @@ impl Holders {
 
     fn write<G>(&self, guard: Result<G, Error>) {
         let guard = guard.expect("nothing fails but a timeout");
-        safe!(self.now.swap(WRITES, Ordering::SeqCst) == 0, "a writer holds beside another holder");
+        safe!(self.now.swap(WRITES, Ordering::SeqCst) == 0, "a writer and another holder hold together");
         thread::yield_now();
-        safe!(self.now.swap(0, Ordering::SeqCst) == WRITES, "another holder came beside a writer");
+        safe!(self.now.swap(0, Ordering::SeqCst) == WRITES, "another holder joined a writer");
         self.grants.fetch_add(1, Ordering::Relaxed);
         drop(guard);
     }
@@ -75,7 +76,7 @@ fn threads_that_share_a_kept_node_exclude_and_end() {
     };
     let other = zk.connect();
     let kept = open(&zk, true);
-    // One of the same session asks without the ensemble.
+    // One asker shares the session, and asks without a request to the ensemble.
     let askers = [open(&zk, false), open(&other, false), open(&other, true)];
     let (ended, ends) = mpsc::channel();
     thread::scope(|scope| {
@@ -94,7 +95,7 @@ fn threads_that_share_a_kept_node_exclude_and_end() {
         for number in 0..threads {
             if ends.recv_timeout(limit.saturating_duration_since(Instant::now())).is_err() {
                 eprintln!("only {number} of {threads} threads came to an end: {:?}", zk.children(DIRECTORY));
-                // The others cannot be ended otherwise.
+                // No other way to end the remaining threads.
                 std::process::exit(1);
             }
         }

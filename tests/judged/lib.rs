@@ -1,12 +1,13 @@
-//! The attribute of a test that is judged only by rounds in which the machine went on.
+//! The attribute `#[support::judged]`: a test that is run again if it fails while the machine stands still.
 
 use proc_macro::{Delimiter, Group, TokenStream, TokenTree};
 
-/// In place of `#[test]` or `#[tokio::test]`, with the arguments of the latter: hands the test to `support::rounds::judge`.
+/// Replaces `#[test]` or `#[tokio::test]`, with the arguments of the latter. Passes the test to
+/// `support::rounds::judge`.
 #[proc_macro_attribute]
 pub fn judged(arguments: TokenStream, test: TokenStream) -> TokenStream {
     let tokens: Vec<TokenTree> = test.into_iter().collect();
-    // Attributes are `#` and brackets; the test begins behind them.
+    // An attribute is `#` and brackets. The function follows the attributes.
     let attributes = tokens.chunks(2).take_while(|pair| pair[0].to_string() == "#").count() * 2;
     let (attributes, inner) = tokens.split_at(attributes);
     let is_async = inner.iter().any(|token| token.to_string() == "async");
@@ -27,7 +28,7 @@ fn parsed(code: &str) -> TokenStream {
     code.parse().expect("Rust")
 }
 
-/// The `How` of these arguments.
+/// Returns the `How` for these arguments.
 fn how(arguments: &str) -> String {
     let (mut has_threads, mut workers) = (false, "None".to_owned());
     for argument in arguments.split(',').map(str::trim).filter(|argument| !argument.is_empty()) {

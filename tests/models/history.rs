@@ -1,4 +1,4 @@
-//! The checkers of histories find faults: each is fed a right history and a wrong one.
+//! Tests of the checkers in `support::history`: each gets a right history and a wrong one.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ fn ms(moment: u64) -> Duration {
     Duration::from_millis(moment)
 }
 
-/// A hold of the lock `/l` in milliseconds; its token is also its number.
+/// Returns a hold of the lock `/l`, with times in milliseconds. Its token is also its number.
 fn hold(mode: Mode, token: i64, from: u64, until: u64) -> Hold {
     let acquisition = token.unsigned_abs();
     let (path, node, host) = ("/l".to_owned(), format!("/l/{token}"), "h".to_owned());
@@ -44,7 +44,7 @@ fn two_holders_at_once_are_found_unless_both_read() {
     assert_eq!(overlaps(&[read(1, 0, 10), write(2, 9, 20)]).len(), 1);
     assert_eq!(overlaps(&[write(1, 0, 10), read(2, 9, 20)]).len(), 1);
     assert_eq!(overlaps(&[read(1, 0, 10), read(2, 9, 20)]).len(), 0);
-    // One that began long ago, behind shorter ones.
+    // The first hold began long ago, before shorter ones.
     assert_eq!(overlaps(&[read(1, 0, 100), read(2, 5, 10), read(3, 20, 30), write(4, 50, 60)]).len(), 1);
 }
 
@@ -64,7 +64,7 @@ fn too_many_permits_are_found() {
     let right = [taken(2, 1, 0, 10), taken(1, 2, 5, 20), taken(2, 3, 10, 30), taken(3, 4, 30, 40)];
     assert_eq!(overdrawn(&right, 3).len(), 0);
     assert_eq!(overdrawn(&right, 2).len(), 3);
-    // One that began long ago, behind shorter ones.
+    // The first hold began long ago, before shorter ones.
     let long = [taken(1, 1, 0, 100), taken(1, 2, 5, 10), taken(1, 3, 20, 30), taken(2, 4, 50, 60)];
     assert_eq!(overdrawn(&long, 2).len(), 1);
 }
@@ -78,7 +78,7 @@ fn a_token_that_falls_or_repeats_is_found() {
     let mut twin = write(1, 11, 20);
     twin.acquisition = 7;
     assert_eq!(falling_fences(&[write(1, 0, 10), twin]).len(), 1);
-    // Several uses of a kept node have its token, whatever its mode is; no use of another node has it.
+    // Several uses of a kept node have the node's token, in either mode. No use of another node has that token.
     let kept = |acquisition, node: &str, from| {
         let node = format!("/l/{node}-0000000001");
         Hold { acquisition, node, ..write(1, from, from + 10) }
@@ -118,10 +118,10 @@ fn a_lost_update_is_found_unless_an_operator_caused_it() {
     assert_eq!(lost_updates(&[update(1, 0, 1, 110), update(2, 1, 2, 210), update(2, 2, 3, 220)], &none).len(), 0);
     let lost = [update(1, 0, 1, 110), update(2, 0, 2, 112)];
     assert_eq!(lost_updates(&lost, &none).len(), 1);
-    // The second one wrote over the first.
+    // The second update overwrote the first.
     let deleted = HashMap::from([("/l/1".to_owned(), ms(105))]);
     assert_eq!(lost_updates(&lost, &deleted).len(), 0);
-    // An operator's deletion does not excuse what others lose later.
+    // An operator's deletion does not excuse a later loss.
     let later = [update(1, 0, 1, 110), update(2, 1, 2, 210), update(3, 1, 3, 310)];
     assert_eq!(lost_updates(&later, &deleted).len(), 1);
 }
@@ -133,7 +133,7 @@ fn a_value_that_changes_under_a_reader_is_found() {
     let changed = access(Deed::Look { first: 4, second: 5 }, 1, 110);
     assert_eq!(lost_updates(std::slice::from_ref(&changed), &none).len(), 1);
     let unsure = Access { sure: false, ..changed };
-    assert_eq!(lost_updates(&[unsure], &none).len(), 0, "a holder that had lost the lock may see anything");
+    assert_eq!(lost_updates(&[unsure], &none).len(), 0, "a holder that lost the lock was judged");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_store_that_takes_or_refuses_wrongly_is_found() {
     assert_eq!(wrong_fences(&[fenced(2, 2, true, 210), let_in], &none).len(), 1);
 }
 
-/// The recorder itself, on a lock that is lost without its holder's knowledge.
+/// Tests the recorder itself, with a lock that is lost without its holder's knowledge.
 #[support::judged]
 async fn the_witness_ends_an_interval_at_the_loss() {
     let zk = Memory::new();

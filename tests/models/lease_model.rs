@@ -1,10 +1,11 @@
-//! The lease against a model of what moves a session's end: a client, followers that note which sessions they hear
-//! from, and a leader that pings them; in virtual time, with stalls, pauses, and a cut or a new leader at random.
+//! The lease against a model of how a session's end moves in ZooKeeper: a client, followers that note which sessions
+//! they hear from, and a leader that pings them. Time is virtual. Stalls, pauses, and a cut or a new leader occur at
+//! random.
 //!
-//! The client's side is the real [`Lease`]. `LEASE_HISTORIES` sets how many histories are played (`make
-//! soak` sets it high), and `LEASE_SEED` the seed of the first.
+//! The client's side is the real [`Lease`]. `LEASE_HISTORIES` sets the number of histories (`make soak` sets it high),
+//! and `LEASE_SEED` the seed of the first.
 //!
-//! The model is harder than ZooKeeper: a leader there rounds a session's end up to its next tick.
+//! The model is stricter than ZooKeeper, where the leader rounds a session's end up to its next tick.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,12 +16,12 @@ use std::time::Duration;
 
 use zk_rwlock::coordinator::{Lease, Upkeep};
 
-/// In microseconds.
+/// A time in microseconds.
 type Time = u64;
 
 const MS: Time = 1_000;
 
-/// By how much a rule outlives its session at most, in how many of the histories.
+/// How often a rule's lease outlived its session, and by how much at most.
 #[derive(Debug, Default)]
 struct Score {
     broken: u64,
@@ -39,15 +40,15 @@ impl Score {
 #[derive(Debug, Default)]
 struct Scores {
     ours: Score,
-    /// The sending of the newest acknowledged operation, and two thirds of the timeout.
+    /// A wrong rule: two thirds of the timeout, from the sending of the newest acknowledged operation.
     sending: Score,
-    /// As ours, counted from the sending of the newest acknowledged operation.
+    /// A wrong rule: as ours, but from the sending of the newest acknowledged operation.
     hasty: Score,
-    /// How often the lease was kept until the history's end began.
+    /// How often the lease was valid until the end of the history began.
     kept: u64,
 }
 
-/// What a client sends, and a follower answers.
+/// A request of the client.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     sent: Time,
@@ -57,21 +58,21 @@ struct Request {
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// The client wakes up, perhaps to send a heartbeat.
+    /// The client wakes up, and sends a heartbeat if one is due.
     Heartbeat,
     /// The second half of a heartbeat.
     Check,
     ReachesFollower(usize, Request),
-    /// Forwarded: an operation, or a handshake that is to be confirmed.
+    /// The leader receives a forwarded operation, or a handshake to confirm.
     ReachesLeader(usize, Request),
     Committed(usize, Request),
     ReachesClient(usize, Request),
     LeaderPings,
     Ping(usize),
-    /// With whether the session was heard of.
+    /// Whether the follower has heard from the session.
     Pong(usize, bool),
     Cut,
-    /// The leader and the client's follower are cut off from all others, and do not know it.
+    /// The leader and the client's follower are cut off from the others, without noticing.
     Deposed,
     Breaks,
     Heals,
@@ -100,7 +101,7 @@ impl Seeded {
 
 struct World {
     random: Seeded,
-    /// How much the client's clock counts in a thousand of the leader's.
+    /// The speed of the client's clock, in thousandths of the leader's.
     rate: u64,
     timeout: Time,
     tick: Time,
@@ -108,27 +109,28 @@ struct World {
     clock: Arc<AtomicU64>,
     upkeep: Upkeep,
     events: BinaryHeap<Reverse<(Time, u64)>>,
-    /// What the numbers in `events` stand for.
+    /// The events, by their numbers in `events`.
     what: Vec<Event>,
-    /// When the last thing sent arrives, on each directed link: things stay in order.
+    /// When the last message arrives, for each directed link. Messages stay in order.
     arrives: [Time; 8],
-    /// Of each follower: heard from the session since its last answer to a ping.
+    /// For each follower: whether it has heard from the session since its last reply to a ping.
     noted: [bool; 2],
-    /// Which one is the client's, and the one that it had before is no more.
+    /// The client's present follower. Its connection to the other one is closed.
     follower: usize,
     connected: bool,
     cut: Option<usize>,
-    /// The others have elected another leader, and what this one and the client's follower do counts no more.
+    /// Whether the others have elected another leader. Then the state of the old leader and of its follower no longer
+    /// counts.
     is_deposed: bool,
     /// Until when the client's process, or its link, stands still.
     client_sleeps_until: Time,
     link_stalls_until: Time,
-    /// At the leader.
+    /// The session's end at the leader.
     session_end: Time,
     newest_acknowledged: Option<Time>,
 }
 
-/// Links: client to follower, back, leader to follower, back; for each of the two followers.
+/// The links: client to follower, back, leader to follower, back; for each of the two followers.
 const TO_FOLLOWER: usize = 0;
 const TO_CLIENT: usize = 2;
 const DOWN: usize = 4;
@@ -171,10 +173,10 @@ impl World {
         self.what.push(event);
     }
 
-    /// Sends something over a link, where it stays behind what was sent before.
+    /// Sends a message over a link. Messages stay in order.
     fn send(&mut self, link: usize, event: Event) {
         let between_servers = link >= DOWN;
-        // A ping may be late by less than the slack that the lease allows for; a client by as much as it likes.
+        // A ping may be late by less than the slack of the lease, a client by any time.
         let mut delay = 100 + self.random.below(5 * MS);
         if between_servers && self.random.one_in(10) {
             delay += self.random.below((self.tick / 8).max(100 * MS) / 2 - 5 * MS);
@@ -187,7 +189,7 @@ impl World {
         self.at(arrival, event);
     }
 
-    /// Whether nothing passes between this follower and the leader.
+    /// Returns whether the link between this follower and the leader is cut.
     fn is_cut(&self, follower: usize) -> bool {
         self.cut == Some(follower)
     }
@@ -197,29 +199,28 @@ impl World {
         self.send(TO_FOLLOWER + self.follower, Event::ReachesFollower(self.follower, request));
     }
 
-    /// How long the client waits with its check, on the leader's clock.
+    /// Returns how long the client waits before its check, on the leader's clock.
     fn settling(&self) -> Time {
         self.leaders(self.tick / 2 + (self.tick / 8).max(100 * MS) + 20 * MS)
     }
 
-    /// What the client's clock shows.
+    /// Returns the time on the client's clock.
     fn clients(&self, time: Time) -> Time {
         time * self.rate / 1_000
     }
 
-    /// How long that takes on the leader's clock.
+    /// Returns a duration of the client's clock on the leader's clock.
     fn leaders(&self, time: Time) -> Time {
         time * 1_000 / self.rate
     }
 
-    /// Plays until the session has ended at the leader; returns when the rules say that it had at the latest.
+    /// Plays until the session has ended at the leader. Compares each rule's end of the lease with that moment.
     fn play(&mut self, scores: &mut Scores) {
         let calm = self.timeout * 2 + self.random.below(self.timeout);
         self.at(0, Event::LeaderPings);
         let first = self.random.below(self.timeout / 5);
         self.at(first, Event::Heartbeat);
-        // The rules differ where a client stands still for a part of its timeout, and something happens soon after it
-        // woke.
+        // The rules differ if the client stands still for a part of its timeout and a fault follows soon after.
         let stands_still = self.random.below(self.timeout);
         let wakes = calm + stands_still;
         let mut stall = None;
@@ -237,7 +238,7 @@ impl World {
         if self.random.one_in(2) {
             self.at(cut, Event::Cut);
         } else {
-            // The client's connection breaks, and it comes back to where it was.
+            // The client's connection breaks, and then returns to the same follower.
             let breaks = cut + self.random.below(self.timeout);
             let heals = breaks + self.random.below(self.timeout / 4);
             self.at(cut, Event::Deposed);
@@ -309,7 +310,7 @@ impl World {
                 if request.is_handshake && !self.is_deposed {
                     self.session_end = self.session_end.max(self.now + self.timeout);
                 }
-                // The other one has acknowledged it.
+                // The other follower has acknowledged it.
                 self.send(DOWN + follower, Event::Committed(follower, request));
             }
             Event::Committed(follower, request) => {
@@ -334,13 +335,13 @@ impl World {
                 }
             }
             Event::Cut => self.cut = Some(self.follower),
-            // The new leader gives every session its whole timeout anew.
+            // The new leader gives every session its whole timeout again.
             Event::Deposed => (self.is_deposed, self.session_end) = (true, self.now + self.timeout),
             Event::Breaks => {
                 self.connected = false;
                 self.upkeep.connected(false);
             }
-            // To the other one, which knows nothing of what the first has noted.
+            // The client reconnects to the other follower, which lacks the first one's notes.
             Event::Heals => {
                 if !self.is_deposed {
                     self.follower = 1 - self.follower;
@@ -413,16 +414,17 @@ fn no_lease_outlives_its_session_at_the_leader() {
             percent(scores.hasty.broken),
             share(scores.hasty.worst),
         );
-        // Of few histories this cannot be said: the other rules are broken in 3 of 100, and the lease is kept in 55.
+        // In few histories these events may be missing: the wrong rules fail in 3 of 100, and the lease stays valid in
+        // 55.
         if histories() >= 1_000 {
             assert!(scores.sending.broken > 0 && scores.hasty.broken > 0);
-            assert!(percent(scores.kept) > 30.0, "it proves nothing of leases that are never valid");
+            assert!(percent(scores.kept) > 30.0, "too few leases were valid until the end");
         }
     }
 }
 
-/// The margin is a sixth of the session timeout here, so a clock may count five sixths of the leader's. A faster one ends the lease
-/// earlier, and has the client ask earlier whether a touch counts.
+/// The margin is a sixth of the session timeout here, so a clock may run at five sixths of the leader's speed. A faster
+/// clock ends the lease earlier, and makes the client check earlier whether a heartbeat counts.
 #[test]
 fn a_clock_may_be_slow_by_the_margin_but_no_more() {
     let first = number("LEASE_SEED").unwrap_or_else(|| RandomState::new().hash_one(histories()) >> 1);

@@ -1,10 +1,13 @@
-//! The life of a node, searched exhaustively: entering with lost answers, holding, moving, and leaving at any point, with every fault.
+//! An exhaustive search of a node's life: a create with lost replies, holding, moving, and leaving at any point, with
+//! every fault.
 //!
-//! Contenders and removals decide with the library's own [`NodeState`] and [`Leaving`]. The model's server carries requests out in
-//! the order of each session. A connection can break at any moment: then each request that has no answer is carried out, or is
-//! carried out late, or never is. Once the server has carried out a newer write of a session, it carries out no older one.
+//! Contenders and removals decide with the library's own [`NodeState`] and [`Leaving`]. The model's server carries
+//! requests out in the order of each session. A connection can break at any moment. Then each request without a reply
+//! is carried out, is carried out later, or is lost. After a newer write of a session, the server carries out no older
+//! one.
 //!
-//! In each state the search looks whether all is removed in the end, if whoever is there gives up now and nothing fails from now on.
+//! In each state, the search checks that all nodes are removed in the end if all contenders give up now and no further
+//! fault occurs.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, SystemTime};
@@ -15,7 +18,7 @@ use zk_rwlock::coordinator::{
 };
 use zk_rwlock::{Loss, Mode};
 
-/// What a contender is after: the lock, or a permit.
+/// What a contender wants: the lock or a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Goal {
     Lock(Mode),
@@ -24,14 +27,14 @@ enum Goal {
 
 struct Lives {
     goals: Vec<Goal>,
-    /// How many creates a contender sends at most.
+    /// The largest number of creates per contender.
     creates: u8,
-    /// How often connections break at most, and sessions expire.
+    /// The largest numbers of broken connections and of expired sessions.
     cuts: usize,
     expiries: usize,
-    /// The server denies the directory of a node that it has made.
+    /// Whether the server may deny the directory of a node that it has created.
     denies: bool,
-    /// The server allows no writes to lock nodes.
+    /// Whether the server refuses writes to lock nodes.
     refuses_signals: bool,
 }
 
@@ -40,33 +43,33 @@ struct State {
     next: i64,
     cuts: usize,
     expired: usize,
-    /// The paths of the nodes that the ensemble has.
+    /// The paths of the ensemble's nodes.
     nodes: BTreeSet<String>,
     members: Vec<Member>,
-    /// What must never happen, and has.
+    /// The first violation of a rule.
     wrong: Option<&'static str>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Member {
     node: NodeState,
-    /// A create was sent and is answered.
+    /// How many creates were sent and are answered.
     creates: u8,
-    /// Its owner has dropped it.
+    /// Whether its owner has dropped it.
     is_dropped: bool,
     has_held: bool,
     is_over: bool,
     may_signal: bool,
-    /// Which of these is the removal of its release.
+    /// The index of the removal by its release.
     release: Option<usize>,
     removals: Vec<Leaving>,
-    /// What was sent on the connection that is up now.
+    /// The requests on the present connection.
     sent: VecDeque<Request>,
-    /// What was sent before, and may yet be carried out.
+    /// The requests of earlier connections that may yet be carried out.
     late: VecDeque<What>,
 }
 
-/// A request, and who awaits its answer.
+/// A request and its origin.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Request {
     what: What,
@@ -81,7 +84,7 @@ enum What {
         signals: bool,
     },
     List,
-    /// One node is replaced by another.
+    /// Replaces one node by another.
     Swap {
         from: String,
         to: String,
@@ -94,7 +97,7 @@ enum By {
     Removal(usize),
 }
 
-/// What was answered.
+/// The reply to a request.
 enum Reply {
     Created(Result<String, Failure>),
     Done(Result<(), Failure>),
@@ -104,14 +107,14 @@ enum Reply {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Action {
     Enter(usize),
-    /// The first of its requests is carried out and answered.
+    /// The server carries out the oldest request and answers it.
     Serve(usize),
-    /// It is carried out, and denied.
+    /// The server carries out the oldest request and denies that.
     Deny(usize),
     Cut(usize),
-    /// The first of the requests of a connection that has broken is carried out.
+    /// The server carries out the oldest request of a broken connection.
     Late(usize),
-    /// A removal has heard that the connection is back.
+    /// A removal learns that the connection is back.
     Link(usize, usize),
     Take(usize),
     Move(usize),
@@ -170,18 +173,18 @@ impl Member {
         matches!(self.node.phase(), Phase::Waiting | Phase::Holding(_))
     }
 
-    /// Something removes a node from now on. Its first request is sent, unless the create has been.
+    /// Starts a removal. Sends its first request, unless that is the create already in progress.
     fn begins(&mut self, leaving: Leaving) {
         self.removals.push(leaving);
         self.asks(self.removals.len() - 1);
     }
 
-    /// Sends what a removal asks for.
+    /// Sends the request that a removal needs.
     fn asks(&mut self, removal: usize) {
         let what = match self.removals[removal].asks() {
             Ok(Ask::Delete(deletion)) => What::Delete { path: deletion.path.clone(), signals: deletion.signals },
             Ok(Ask::List) => What::List,
-            // A create that was sent, a connection that is awaited, or nothing any more.
+            // The create is in progress, the connection is down, or the removal is over.
             _ => return,
         };
         self.send(what, By::Removal(removal));
@@ -207,7 +210,7 @@ impl Member {
         }
     }
 
-    /// The acquisition hears an answer, and goes on as `take_place`, `downgrade` and `exchange` do.
+    /// Gives the acquisition a reply. It continues as `take_place`, `downgrade` and `exchange` do.
     fn hears(&mut self, me: usize, reply: Reply, creates: u8) {
         if self.is_dropped {
             return;
@@ -242,7 +245,7 @@ impl Member {
         self.node.path().to_owned()
     }
 
-    /// Sends the exchange or the downgrade, also once more.
+    /// Sends the exchange or the downgrade, also a second time.
     fn moves(&mut self, me: usize) {
         let to = match self.has_held {
             true => self.path().replace("WRITE", "READ"),
@@ -269,7 +272,7 @@ impl State {
         }
     }
 
-    /// The ensemble carries a request out.
+    /// Carries a request out, as the ensemble does.
     fn carry_out(&mut self, me: usize, what: &What, refuses_signals: bool) -> Reply {
         match what {
             What::Create => {
@@ -286,7 +289,7 @@ impl State {
             What::Delete { path, signals } => {
                 let is_own = path.starts_with(&owner(me)) || *path == permit(me);
                 self.is_wrong(!is_own, "a contender deletes the node of another");
-                self.is_wrong(*signals && !self.members[me].has_held, "a contender signals that has not held");
+                self.is_wrong(*signals && !self.members[me].has_held, "a contender that has not held signals");
                 let is_gone = !self.nodes.remove(path);
                 Reply::Done(if is_gone { Err(Failure::NoNode) } else { Ok(()) })
             }
@@ -313,7 +316,7 @@ impl State {
         let was_there = !member.is_over;
         let says_gone =
             member.release.and_then(|at| member.removals.get(at)) == Some(&Leaving::Gone(Err(Failure::NoNode)));
-        self.is_wrong(was_there && says_gone, "a release that was repeated says that its node had gone before");
+        self.is_wrong(was_there && says_gone, "a repeated release reports that its node was already gone");
     }
 
     fn serve(&mut self, me: usize, model: &Lives, is_denied: bool) {
@@ -321,7 +324,8 @@ impl State {
             return self.fail(me, &Failure::Over(Ending::Expired), model.creates);
         }
         let Some(request) = self.members[me].sent.pop_front() else { return };
-        // A newer write; or a sync, but for the search of an acquisition: a create may come late all the same.
+        // A newer write, or a sync, rules out older writes. The listing of an acquisition does neither, so a create may
+        // still come late.
         if request.what != What::List || request.by != By::Acquisition {
             self.members[me].late.clear();
         }
@@ -332,13 +336,13 @@ impl State {
         self.answers(me, request.by, reply, model.creates);
     }
 
-    /// Every request of a connection, or of a session, is answered so.
+    /// Answers every request of a connection or session with this failure.
     fn fail(&mut self, me: usize, failure: &Failure, creates: u8) {
         let failed: Vec<_> = self.members[me].sent.drain(..).collect();
         if *failure == unknown() {
             let late = &mut self.members[me].late;
             for Request { what, .. } in &failed {
-                // The same once more changes nothing, but a create.
+                // A second late delete or swap changes nothing. A second create does.
                 if *what == What::Create || !late.contains(what) && *what != What::List {
                     late.push_back(what.clone());
                 }
@@ -355,7 +359,7 @@ impl State {
         }
     }
 
-    /// It lists the queue, and removes what its lost creates have made.
+    /// Lists the queue, and removes the nodes of lost creates.
     fn lists(&mut self, me: usize) {
         let names: Vec<_> =
             self.nodes.iter().filter_map(|path| path.strip_prefix("/lock/")).map(str::to_owned).collect();
@@ -381,7 +385,7 @@ impl State {
         member.removals.iter().enumerate().filter(is_cut).map(|(at, _)| at).collect()
     }
 
-    /// Whether all is removed, if everybody gives up now and nothing fails from now on.
+    /// Returns whether all nodes are removed if all contenders give up now and no further fault occurs.
     fn comes_to_rest(&self, model: &Lives) -> bool {
         let mut state = self.clone();
         for me in 0..state.members.len() {
@@ -502,12 +506,12 @@ impl Model for Lives {
 
     fn properties(&self) -> Vec<Property<Lives>> {
         vec![
-            Property::always("nothing happens that never may", |_: &Lives, state: &State| state.wrong.is_none()),
+            Property::always("no rule is violated", |_: &Lives, state: &State| state.wrong.is_none()),
             Property::always("no contender loses its node by its own requests", |_, state: &State| {
                 let has_its_node = |it: &Member| !it.stands() || it.is_over || state.nodes.contains(it.node.path());
                 state.members.iter().all(has_its_node)
             }),
-            Property::always("all is removed in the end", |model, state: &State| state.comes_to_rest(model)),
+            Property::always("all nodes are removed in the end", |model, state: &State| state.comes_to_rest(model)),
         ]
     }
 }
@@ -527,7 +531,7 @@ fn right(goals: Vec<Goal>) -> Lives {
 
 const GOALS: [Goal; 3] = [Goal::Lock(Mode::Read), Goal::Lock(Mode::Write), Goal::Permit];
 
-/// One contender of each kind, with every fault and without limit.
+/// One contender of each kind, with every fault, without a limit.
 #[test]
 fn one_contender_leaves_no_node() {
     for goal in GOALS {
@@ -537,7 +541,8 @@ fn one_contender_leaves_no_node() {
     }
 }
 
-/// Two contenders, whose connections break once; twice with `MODEL_CONTENDERS=4`. Three times have 50 times as many states, in 20 GB.
+/// Two contenders whose connections break once, or twice with `MODEL_CONTENDERS=4`. Three breaks have 50 times as many
+/// states, in 20 GB.
 #[test]
 fn two_contenders_leave_no_node_and_delete_only_their_own() {
     let is_long = std::env::var("MODEL_CONTENDERS").is_ok_and(|most| most == "4");

@@ -1,4 +1,5 @@
-//! The rules alone: the protocol in every interleaving, the lease in every history, and the checkers of histories.
+//! The rules without I/O: the protocol in every interleaving, the lease in random histories, and the tests of the
+//! tests' own judges.
 
 mod history;
 mod lease_model;

@@ -1,9 +1,9 @@
-//! The protocol, searched exhaustively: every interleaving of a few contenders, with every fault. Knows no step of it.
+//! An exhaustive search of the [protocol](super::protocol): every interleaving of a few contenders, with every fault.
 //!
-//! Whatever the protocol must keep is checked in every reachable state. The same search must find some changes of the
-//! protocol that are known to be wrong, which shows that the check finds faults.
+//! The search checks each property in every reachable state. It must also find some changes of the protocol that are
+//! known to be wrong, which shows that the check finds faults.
 //!
-//! Three contenders take seconds; `MODEL_CONTENDERS=4`, which `make soak` sets, takes minutes.
+//! Three contenders take seconds. `MODEL_CONTENDERS=4`, which `make soak` sets, takes minutes.
 
 use stateright::{Checker, Model};
 use support::replay::OF_THE_MODEL;
@@ -11,7 +11,7 @@ use zk_rwlock::Mode;
 
 use crate::protocol::{Action, Asking, Protocol, Role, Signals};
 
-/// Every company of so many contenders, in one order: the search tries all orders of arrival.
+/// Returns every multiset of `size` roles. The search tries all orders of arrival, so one order of each is enough.
 pub(super) fn companies(size: usize, roles: &[Role]) -> Vec<Vec<Role>> {
     if size == 0 {
         return vec![Vec::new()];
@@ -26,7 +26,7 @@ pub(super) fn companies(size: usize, roles: &[Role]) -> Vec<Vec<Role>> {
 pub(super) const PLAIN: [Role; 2] = [(Mode::Read, false), (Mode::Write, false)];
 pub(super) const ALL: [Role; 4] = [(Mode::Read, false), (Mode::Write, false), (Mode::Read, true), (Mode::Write, true)];
 
-/// The right protocol, with every fault.
+/// Returns the right protocol, with every fault.
 pub(super) fn of(companies: Vec<Vec<Role>>) -> Protocol {
     let expiries = usize::MAX;
     let (signals, asking) = (Signals::HoldingWriters, Asking::Right);
@@ -54,7 +54,7 @@ fn every_interleaving_keeps_every_property() {
     keeps_every_property(of(companies(contenders(), &PLAIN)));
 }
 
-/// With four contenders, this goes as far for three as it does for two otherwise.
+/// With `MODEL_CONTENDERS=4`, three contenders get as many faults as two do otherwise.
 #[test]
 fn every_property_holds_with_kept_nodes_too() {
     let keepers = |company: &Vec<Role>| company.iter().filter(|(_, keeps)| *keeps).count();
@@ -69,7 +69,7 @@ fn every_property_holds_with_kept_nodes_too() {
 }
 
 fn is_found(wrong: Protocol, property: &'static str) {
-    assert!(search(wrong).discovery(property).is_some(), "the check does not bite");
+    assert!(search(wrong).discovery(property).is_some(), "the search does not find the fault");
 }
 
 #[test]
@@ -84,13 +84,13 @@ fn two_hold_at_once_if_cancelled_waiters_signal() {
     is_found(wrong, "a writer holds alone");
 }
 
-/// A writer behind a process that keeps what it read waits for ever.
+/// Checks that a writer behind a kept node waits for ever under this wrong protocol.
 fn waits_for_ever(asking: Asking) {
     let company = || vec![vec![(Mode::Read, true), (Mode::Write, false)]];
     let wrong = |asking| Protocol { asking, loses_answers: false, expiries: 0, operators: 1, ..of(company()) };
     search(wrong(Asking::Right)).assert_properties();
-    is_found(wrong(asking), "nobody waits for ever for what is only kept");
-    is_found(wrong(asking), "whoever waits is moved by others than faults");
+    is_found(wrong(asking), "no contender waits for ever for a kept node");
+    is_found(wrong(asking), "every waiter moves on without a fault");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_writer_waits_for_ever_if_it_asks_by_an_old_version() {
     waits_for_ever(Asking::ByAnOldVersion);
 }
 
-/// `crowd::traces` sees each of them in a real run.
+/// `crowd::traces` requires each of these actions in a real run.
 #[test]
 fn crowd_traces_checks_for_every_action_of_the_model() {
     let name = |action: Action| match action {
@@ -136,7 +136,7 @@ fn crowd_traces_checks_for_every_action_of_the_model() {
         Action::Expire(_) => "Expire",
     };
     let mut taken = std::collections::BTreeSet::new();
-    // Follows the search through all states of two contenders, and notes what each allows.
+    // Searches all states of two contenders, and collects the actions.
     let model = Protocol { operators: 1, ..of(companies(2, &ALL)) };
     let mut open = model.init_states();
     let mut known: std::collections::HashSet<_> = open.iter().cloned().collect();

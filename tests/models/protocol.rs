@@ -1,13 +1,13 @@
-//! The protocol as a model: what a server does for a few contenders, with every fault; says nothing of how it is searched.
+//! The protocol as a model: a server and a few contenders, with every fault.
 //!
-//! The model's server orders the requests and keeps the nodes and watches; its contenders decide with the library's own
-//! [`Waiter`]. Some keep their nodes between uses, and are asked for them.
+//! The model's server orders the requests and keeps the nodes and watches. The contenders decide with the library's own
+//! [`Waiter`]. Some keep their nodes between uses, and others ask for these nodes.
 
 use stateright::{Model, Property};
 use zk_rwlock::Mode;
 use zk_rwlock::coordinator::{Contender, Departure, News, Step as Decision, Waiter};
 
-/// Which contenders say, by a data change, that they held and released.
+/// Which contenders signal, by a data change, that they held and released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signals {
     HoldingWriters,
@@ -15,34 +15,34 @@ pub(super) enum Signals {
     CancelledWaitersToo,
 }
 
-/// How those who keep their nodes are asked for them.
+/// How contenders ask for kept nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asking {
-    /// They arm a watch on the directory's data before they create their nodes, and whatever it tells them counts.
+    /// An owner arms a watch on the directory's data before it creates its node, and obeys every event of the watch.
     Right,
     CreatedBeforeArmed,
     ForgottenBeforeTheGrant,
     NobodyAsks,
-    /// By the version that the directory had at first.
+    /// With the version that the directory had at first.
     ByAnOldVersion,
 }
 
-/// A contender as it begins: its mode, and whether it keeps its node.
+/// A contender at the beginning: its mode, and whether it keeps its node.
 pub(super) type Role = (Mode, bool);
 
 pub(super) struct Protocol {
-    /// All the companies of contenders to begin with.
+    /// The sets of contenders to begin with.
     pub(super) companies: Vec<Vec<Role>>,
     pub(super) signals: Signals,
     pub(super) asking: Asking,
     pub(super) loses_answers: bool,
-    /// How many sessions expire at most.
+    /// The largest number of sessions that expire.
     pub(super) expiries: usize,
-    /// How often an operator sets the directory's data.
+    /// How often an operator may set the directory's data.
     pub(super) operators: u8,
 }
 
-/// An idle node is used again so often.
+/// How often an idle node is used again.
 const AGAIN: u8 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +52,7 @@ pub(super) struct State {
     pub(super) version: u8,
     operators: u8,
     expired: usize,
-    /// What is in the directory, as the quorum knows it.
+    /// The nodes in the directory, as the quorum knows them.
     pub(super) nodes: Vec<Node>,
     pub(super) members: Vec<Member>,
 }
@@ -69,23 +69,23 @@ pub(super) struct Node {
 pub(super) struct Member {
     mode: Mode,
     pub(super) step: Step,
-    /// Decides what it does, from its node on until it holds.
+    /// Decides for the member, from its create until it holds.
     waiter: Option<Waiter<Contender>>,
-    /// The server has given its session up; it does not know yet.
+    /// Whether the server has ended its session. The member does not know that yet.
     expired: bool,
-    /// Events that the server has sent and the member has not seen, in their order, with the node they are about.
+    /// Events that are on their way to the member, in order, with the node that they are about.
     pub(super) events: Vec<(Node, Event)>,
-    /// It keeps its node between uses.
+    /// Whether it keeps its node between uses.
     keeps: bool,
     again: u8,
     directory: Watching,
-    /// It knows that its node was asked for.
+    /// Whether it knows that another contender asks for its node.
     is_asked: bool,
-    /// It has sent a change of the directory's data, to be made if they have this version.
+    /// A change of the directory's data on its way: it is carried out if the data has this version.
     asks: Option<u8>,
 }
 
-/// The watch on the directory's data.
+/// The state of the watch on the directory's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Watching {
     No,
@@ -98,14 +98,14 @@ enum Watching {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Step {
     Outside,
-    /// The answer to its create was lost; it does not know whether there is a node.
+    /// The reply to its create was lost. It does not know whether it has a node.
     Unsure,
     Listing(Node),
-    /// Also the version of the directory to ask by, if it asks.
+    /// Its own node, the predecessor, and the version with which it asks, if it asks.
     Arming(Node, Node, Option<u8>),
     Waiting(Node, Node),
     Holding(Node),
-    /// Keeps its node, and does not use it.
+    /// Keeps its node without using it.
     Idle(Node),
     Done,
 }
@@ -128,13 +128,13 @@ pub(super) enum Action {
     See(usize),
     /// Its change of the directory's data reaches the server.
     Ask(usize),
-    /// Hears that the directory's data have changed.
+    /// It learns that the directory's data has changed.
     Notify(usize),
     OperatorAsks,
     /// A use ends.
     Release(usize),
     UseAgain(usize),
-    /// Gives an idle node up, not asked for.
+    /// Gives up an idle node that no contender has asked for.
     GiveUp(usize),
     Downgrade(usize),
     Cancel(usize),
@@ -142,7 +142,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Whether it happens in the end, whatever else does.
+    /// Returns whether the action happens in the end, whatever else does.
     pub(super) fn is_due(self) -> bool {
         let free =
             matches!(self, Action::UseAgain(_) | Action::GiveUp(_) | Action::Downgrade(_) | Action::OperatorAsks);
@@ -166,12 +166,12 @@ impl Member {
         }
     }
 
-    /// Of one that is done, nothing makes a difference any more but what it has sent.
+    /// Forgets the state of a member that has ended, except for what it has sent.
     fn is_forgotten(&mut self) {
         *self = Member { step: Step::Done, asks: self.asks, ..Member::begin((Mode::Read, false)) };
     }
 
-    /// The answer to its create is lost.
+    /// Loses the reply to the create.
     fn unsure(&mut self) {
         self.step = Step::Unsure;
         if self.keeps {
@@ -190,8 +190,8 @@ impl Node {
 }
 
 impl State {
-    /// The members that say they hold, or would if they used the node they keep. A member whose session has expired has
-    /// said lost before, because its lease is shorter.
+    /// Returns the nodes of members that say they hold, or that could use their idle nodes. A member whose session has
+    /// expired said "lost" before, because its lease is shorter.
     fn holders(&self) -> impl Iterator<Item = &Node> {
         self.members.iter().filter_map(|member| match &member.step {
             Step::Holding(node) | Step::Idle(node) if !member.expired => Some(node),
@@ -207,7 +207,7 @@ impl State {
         node
     }
 
-    /// Takes a node away, and sends an event to each member that watches it.
+    /// Removes a node, and sends an event to each member that watches it.
     fn remove(&mut self, node: Node, event: Event) {
         self.nodes.retain(|other| *other != node);
         for member in &mut self.members {
@@ -218,14 +218,14 @@ impl State {
         }
     }
 
-    /// The directory's data are set: all who watch them are told.
+    /// Sets the directory's data, and sends an event to each watch.
     fn set_directory(&mut self) {
         self.version += 1;
         let armed = self.members.iter_mut().filter(|member| member.directory == Watching::Armed);
         armed.for_each(|member| member.directory = Watching::Fired);
     }
 
-    /// The member does not use its node any more, and has to give it up or may not keep it.
+    /// Ends a use of a member that has to give its node up, or may not keep it.
     fn leave(&mut self, me: Node, signals: bool) {
         self.members[me.owner].step = Step::Done;
         if self.stands(me) {
@@ -233,13 +233,13 @@ impl State {
         }
     }
 
-    /// The member has a node, and begins to wait.
+    /// Begins the wait of a member that has a node.
     fn begins(&mut self, i: usize, me: Node) {
         self.members[i].waiter = Some(Waiter::new(me.contender(), true));
         self.follows(i, me, Decision::List);
     }
 
-    /// The member's waiter hears news.
+    /// Gives an event to the member's waiter.
     fn hears(&mut self, i: usize, me: Node, news: News<'_>) {
         if let Some(decision) = self.members[i].waiter.as_mut().map(|waiter| waiter.next(news)) {
             self.follows(i, me, decision);
@@ -251,10 +251,10 @@ impl State {
             Decision::List => Step::Listing(me),
             Decision::Await { predecessor, asks } => {
                 let is_it = |node: &&Node| *node.contender().name() == *predecessor.name;
-                let nearest = *self.nodes.iter().find(is_it).expect("it was in the listing");
+                let nearest = *self.nodes.iter().find(is_it).expect("a listed node exists");
                 Step::Arming(me, nearest, asks.then_some(self.version))
             }
-            // The lease of an expired session has run out, so the quorum is asked, and says no.
+            // The lease of an expired session has run out. The member asks the quorum, and is told that it has lost.
             Decision::Take(_) if self.members[i].expired => Step::Done,
             Decision::Take(_) => Step::Holding(me),
             Decision::Evicted => Step::Done,
@@ -319,7 +319,7 @@ impl Model for Protocol {
                 }
                 Step::Done => {}
             }
-            // What was sent arrives, though its sender may not wait any longer.
+            // A sent request arrives, also after its sender has given up.
             actions.extend(member.asks.map(|_| Action::Ask(i)));
             if member.step == Step::Done {
                 continue;
@@ -351,7 +351,7 @@ impl Model for Protocol {
                 let node = state.create(i);
                 state.begins(i, node);
             }
-            // Nothing shows that the watch was armed before the node: it is not kept.
+            // The member cannot prove that it armed the watch before the create, so it does not keep the node.
             Action::EnterAnswerLost(i) => {
                 state.create(i);
                 state.members[i].unsure();
@@ -359,7 +359,7 @@ impl Model for Protocol {
             Action::EnterRequestLost(i) => state.members[i].unsure(),
             Action::ArmDirectory(i) => state.members[i].directory = Watching::Armed,
             Action::Recover(i) => {
-                // Sync, list, and look for our own id.
+                // Sync, list, and look for its own id.
                 let mine = state.nodes.iter().find(|node| node.owner == i).copied();
                 match mine {
                     _ if state.members[i].expired => state.members[i].step = Step::Done,
@@ -393,7 +393,7 @@ impl Model for Protocol {
                 let Step::Waiting(me, _) = state.members[i].step else { return None };
                 let (_, event) = state.members[i].events.remove(0);
                 match event {
-                    // The wrong protocols take the signal of a reader or of a waiter for a hand-off, too.
+                    // The wrong protocols also take the signal of a reader or of a waiter for a hand-off.
                     Event::Changed if self.signals != Signals::HoldingWriters && !state.members[i].expired => {
                         state.members[i].step = Step::Holding(me);
                         state.members[i].waiter = None;
@@ -457,7 +457,7 @@ impl Model for Protocol {
             }
             Action::Expire(i) => {
                 let mine: Vec<Node> = state.nodes.iter().filter(|node| node.owner == i).copied().collect();
-                // What it has sent is refused, and it is told nothing more.
+                // The server refuses the member's requests, and sends it no events.
                 (state.members[i].asks, state.members[i].directory) = (None, Watching::No);
                 state.members[i].expired = true;
                 state.expired += 1;
@@ -490,7 +490,7 @@ impl Model for Protocol {
                     _ => true,
                 })
             }),
-            Property::always("one leaving wakes one writer at most", |_, state: &State| {
+            Property::always("a departure wakes at most one writer", |_, state: &State| {
                 let woken = |node: &Node| {
                     let waits_for = |member: &&Member| {
                         member.mode == Mode::Write
@@ -503,7 +503,7 @@ impl Model for Protocol {
             Property::always("a holder that says held has its node", |_, state: &State| {
                 state.holders().all(|node| state.stands(*node))
             }),
-            Property::always("nobody waits for ever for what is only kept", |_, state: &State| {
+            Property::always("no contender waits for ever for a kept node", |_, state: &State| {
                 let is_only_kept =
                     |nearest: &Node| matches!(state.members[nearest.owner].step, Step::Idle(it) if it == *nearest);
                 let will_ask = |member: &Member| member.asks == Some(state.version);
@@ -517,13 +517,13 @@ impl Model for Protocol {
                     _ => true,
                 })
             }),
-            Property::always("whoever waits is moved by others than faults", |model: &Protocol, state: &State| {
+            Property::always("every waiter moves on without a fault", |model: &Protocol, state: &State| {
                 let waits = |member: &Member| matches!(member.step, Step::Waiting(..)) && !member.expired;
                 let mut actions = Vec::new();
                 model.actions(state, &mut actions);
                 !state.members.iter().any(waits) || actions.iter().any(|action| action.is_due())
             }),
-            Property::always("everyone gone leaves an empty directory", |_, state: &State| {
+            Property::always("the directory is empty when all have left", |_, state: &State| {
                 !state.members.iter().all(|member| member.step == Step::Done) || state.nodes.is_empty()
             }),
             Property::sometimes("a writer takes over by a hand-off", |_, state: &State| {
@@ -537,7 +537,7 @@ impl Model for Protocol {
     }
 }
 
-/// What must have happened in a search, or the search proves nothing of kept nodes.
+/// Returns what must occur in a search of kept nodes, so that the search proves something.
 fn sometimes_kept() -> Vec<Property<Protocol>> {
     vec![
         Property::sometimes("a kept node is used again", |_, state: &State| {

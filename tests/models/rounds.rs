@@ -1,4 +1,4 @@
-//! The instrument itself, `tests/support/rounds.rs`: it excuses no fault, and accuses no machine that went on.
+//! Tests of `support::rounds`: it excuses no fault of the code, and blames no machine that ran well.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -14,7 +14,8 @@ use support::{safe, violated};
 
 const TICK: Duration = Duration::from_millis(10);
 
-/// Judges rounds that do this, by their number; returns how many were run, and what was said if it failed.
+/// Judges rounds with this body, which gets the round's number. Returns the number of rounds, and the message of a
+/// failure.
 fn judged(machine: Machine, round: impl Fn(usize)) -> (usize, Option<String>) {
     let rounds = Cell::new(0);
     let run = || {
@@ -76,7 +77,7 @@ fn lost_safety_counts_despite_a_standstill() {
     let planted: [&dyn Fn(usize); 4] = [
         &|_| violated!("two hold the lock"),
         &|_| safe!(1 + 1 == 3, "two hold the lock"),
-        // As a child's or a task's failure is told.
+        // As the failure of a child process or of a task is passed on.
         &|_| panic!("a child says: {VIOLATED}two hold the lock"),
         &|_| {
             let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
@@ -91,7 +92,7 @@ fn lost_safety_counts_despite_a_standstill() {
     }
 }
 
-/// What a clock has seen that was woken after these pauses.
+/// Returns the record of a clock that was woken after these pauses.
 fn record(pauses: impl IntoIterator<Item = Duration>) -> (Record, Duration) {
     let (mut record, mut now) = (Record::default(), Duration::from_secs(1_000));
     record.tick(now);
@@ -104,7 +105,7 @@ fn record(pauses: impl IntoIterator<Item = Duration>) -> (Record, Duration) {
 
 #[test]
 fn late_timers_are_no_standstill() {
-    // As much too late as a timer of this kernel is: some sixty microseconds, and now and then a millisecond.
+    // As late as timers of Linux are: some sixty microseconds, and now and then a millisecond.
     let pauses = (0..6_000).map(|tick| TICK + Duration::from_micros(if tick % 100 == 0 { 1_000 } else { 60 }));
     let lost = record(pauses).0.most_lost_since(Duration::ZERO);
     assert!(lost.in_all < BUSY / 2 && lost.at_once < STANDSTILL / 2, "{lost:?}");
@@ -119,11 +120,11 @@ fn one_long_pause_or_many_short_ones_are_a_standstill() {
     assert_eq!(stopped.most_lost_since(Duration::ZERO), Lost { in_all: lost, at_once: lost });
     let (busy, _) = record(calm().chain([2 * TICK; 20]).chain(calm()));
     assert_eq!(busy.most_lost_since(Duration::ZERO), Lost { in_all: 20 * TICK, at_once: TICK });
-    // What was over before does not count.
+    // An earlier standstill does not count.
     assert_eq!(stopped.most_lost_since(end - 90 * TICK), Lost::default());
 }
 
-/// A test whose runtime is blocked by what is tested has a machine that goes on.
+/// The code under test blocks the runtime, but the machine runs well.
 #[support::judged]
 async fn a_blocked_runtime_is_no_standstill() {
     watch();
@@ -134,7 +135,7 @@ async fn a_blocked_runtime_is_no_standstill() {
     assert!(lost < blocked / 2, "{lost:?} of {blocked:?}");
 }
 
-/// Waits, and says how much it lost.
+/// In a child: waits, and reports whether the machine stood still.
 #[test]
 fn the_child_process_of_other_tests() {
     if role().is_none() {

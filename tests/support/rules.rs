@@ -79,7 +79,7 @@ impl Frames {
     }
 
     /// Selects only frames whose path contains this text. A reply has the path of its request; a transaction has the
-    /// list of its operations, as in [`Proxy::requests`].
+    /// list of its operations, as in `Proxy::requests`.
     pub fn about(self, part_of_path: &str) -> Self {
         Self { path: Some(part_of_path.to_owned()), ..self }
     }
@@ -113,7 +113,7 @@ impl Rule {
         Self { frames, countdown: 1, again: false, fate: Fate::Pass }
     }
 
-    /// Applies the rule to the `nth` frame, counted from 1 and from [`Proxy::apply`].
+    /// Applies the rule to the `nth` frame, counted from 1 and from `Proxy::apply`.
     pub fn nth(self, nth: u64) -> Self {
         assert!(nth > 0, "frames are counted from 1");
         Self { countdown: nth, ..self }

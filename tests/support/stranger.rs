@@ -1,8 +1,6 @@
 //! A client without rights that deletes nodes. A server with CVE-2026-79993 lets any connection delete a node by the
 //! request that removes containers. Use it to find out whether a server has that fault, and to remove a node as an
 //! attacker can.
-//! request that removes containers. Use it to see whether a server has that fault, and to remove a node as an attacker
-//! can.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
