@@ -1,15 +1,15 @@
-# What became of the tests of one chapter, from what its program printed.
+# Finds the result of each test of a chapter in the output of the chapter's program.
 #
-#   names   a file with the tests that the program has, as it lists them; empty if the tests have no list (the documentation's)
-#   code    what the program ended with
-#   late    for how long no test had ended, if it was ended because of that; else nothing
+#   names   the file with the program's list of tests; empty for the documentation, which has no list
+#   code    the exit code of the program
+#   late    for how long no test had ended, if the program was stopped for that; else empty
 #
-# Prints lines of fields, with tabs between them: `passed COUNT`; for each test that failed `red NAME MESSAGE`, and after it, as lines
-# that begin with `|`, what the test had printed; for one that could not be judged `unjudged NAME`.
+# Prints lines of fields, with tabs between them: `passed COUNT`; for each failed test `red NAME MESSAGE`, followed by
+# the test's output in lines that begin with `|`; for a test that could not be judged `unjudged NAME`.
 
 function is_test(name) { return !listed || name in known }
 
-# The first line of what a test that failed says. Its own panic says more than one of a thread that it started.
+# Returns the first line of a failed test's message. The test's own panic says more than a panic of one of its threads.
 function message(name) {
     if (name in own) return own[name]
     if (name in error) return error[name]
@@ -17,7 +17,7 @@ function message(name) {
     return (name in first) ? first[name] : "it says nothing"
 }
 
-# A machine that stood still is no fault of the lock's, so the name of the test would mislead.
+# Prints the result of a failed test. After a standstill of the machine the test's name would mislead.
 function tell(name,   text, at) {
     text = message(name)
     if (text ~ /^(called `Result::unwrap\(\)` on an `Err` value: JoinError::Panic\(Id\([0-9]+\), )?"?the machine stood still/) {
@@ -29,7 +29,7 @@ function tell(name,   text, at) {
     if (length_of[name] > 60) print "|(and " length_of[name] - 60 " lines more)"
 }
 
-# The tests that had not ended: those that are known to have begun, if there are any.
+# Returns the tests that had not ended: only those that are known to have begun, if there are any.
 function not_ended(   name, text, count, begun) {
     for (name in slow) begun += !(name in ended)
     for (name in known)
@@ -42,7 +42,7 @@ BEGIN {
     while ((getline line < names) > 0) if (sub(/: test$/, "", line)) { known[line]; listed++ }
 }
 
-# The line after this one is the message.
+# The next line is the message.
 expected != "" {
     if (expected == "own") own[section] = $0; else other[section] = $0
     expected = ""
@@ -65,12 +65,13 @@ expected != "" {
     next
 }
 
-# Stands once before what the tests have printed and once before their names. What a test printed may have it as well: so the last one counts.
+# Printed before the output of failed tests and again before their names. A test may print such a line too, so the last
+# one counts.
 /^failures:$/ { failed = 0; cut = length_of[section] }
 
 /^    [^ ]/ && is_test(substr($0, 5)) { candidate[++failed] = substr($0, 5) }
 
-# A program that a test has started may have printed such a line, too: but of a part of the tests.
+# A program started by a test may print such a line too, but for a part of the tests.
 /^test result: (ok|FAILED)\. [0-9]+ passed; [0-9]+ failed; / && (!listed || $4 + $6 + $8 + $10 == listed && $12 == 0) {
     results++
     passed += $4

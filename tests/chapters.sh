@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# What `make test` does beside installing: says what is coming, builds the tests, runs each chapter to its end, whatever became of the
-# one before, and ends with a list of what was red. A chapter is a test program, or the examples in the documentation of items.
+# Runs all tests for `make test`: builds them, runs each chapter to its end even after a failure, and lists what failed.
+# A chapter is a test program, or the examples in the documentation of items.
 #
-#   chapters.sh plan [PACKAGE ...]      says what a run will do, with the packages that it installs
-#   chapters.sh run CARGO_OPTION ...    builds what these options of `cargo test` choose, and runs it
+#   chapters.sh plan [PACKAGE ...]      announces a run, and the packages that it installs
+#   chapters.sh run CARGO_OPTION ...    builds and runs what these options of `cargo test` select
 #
-# What a chapter prints is in target/test-logs, in a file for each. Here it is shown only of a test that was red.
+# The output of each chapter goes to a file in target/test-logs. Only the output of failed tests is shown here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 logs=$PWD/target/test-logs
 servers=$PWD/target/zookeeper-servers.log
-# A chapter in which no test ends for so long hangs: it is ended, and red.
+# A chapter in which no test ends for this long hangs. It is stopped, and counts as failed.
 limit=${SILENT_SECONDS:-600}
-# Chapters that compute, and look at no clock.
+# Chapters that compute, without looking at a clock.
 computing=(threads proptests models doc pipeline orders unit-zk_rwlock unit-zklock)
-# Chapters that mostly wait, for a lease to end or a server to start: the longest first. Of these, as of those, two run at a time, each with
-# half of the threads. What is in no list, as `crowd`, keeps every core busy and looks at clocks: it runs alone.
+# Chapters that mostly wait for a lease to end or a server to start, the longest first. Of both lists two chapters run
+# at a time, each with half of the threads. The other chapters, such as `crowd`, use every core and look at clocks, so
+# they run alone.
 waiting=(session lock zklock conformance documents values embedded leadership metrics pages)
 
 say() { echo "make test: $*"; }
@@ -43,7 +44,7 @@ declare -A folder=() program=() pids=() started=()
 chapters=() red=()
 passed=0 finished=0
 
-# Builds the tests, and notes what there is to run.
+# Builds the tests, and lists the chapters.
 build() {
     local name where file
     say 'builds the tests'
@@ -60,7 +61,7 @@ build() {
             return at ? substr(rest, 1, index(rest, "\"") - 1) : ""
         }
         /"profile":[{][^}]*"test":true/ && /"executable":"/ {
-            # The unit tests of a program have the name of the program, as its other tests may.
+            # The unit tests and the other tests of a program may have the same name.
             print (after("\"kind\":[") == "test" ? "" : "unit-") after("\"name\":"), after("\"manifest_path\":"), after("\"executable\":")
         }' OFS='\t' "$logs/built.json")
     folder[doc]=$PWD
@@ -69,17 +70,18 @@ build() {
     : >"$logs/doc.names"
 }
 
-# Starts a chapter, in a session of its own: so its end can be the end of all that it has started.
+# Starts a chapter in a session of its own, so that all its processes can be stopped together.
 start() {
     local name=$1 threads=$2 command=("${program[$1]}" --show-output)
     if [[ $name == doc ]]; then
-        # Their names have it, and those of other tests have not.
+        # Only names of documentation tests contain this.
         command=(cargo test "${options[@]}" -- "(line ")
     fi
     (
         cd "${folder[$name]}"
         export RUST_TEST_THREADS=$threads CARGO_MANIFEST_DIR=$PWD CARGO_TERM_COLOR=never ZK_RWLOCK_SERVERS=$servers
-        # The leader of a session is given each terminal that it opens, and then no other session can have that.
+        # A child shell, because the leader of a session gets each terminal that it opens, and no other session can then
+        # have that terminal.
         exec setsid bash -c '"$@"; exit $?' "$name" "${command[@]}" </dev/null >"$logs/$name.log" 2>&1
     ) &
     pids[$!]=$name
@@ -87,7 +89,7 @@ start() {
     started[$name]=$SECONDS
 }
 
-# Ends a chapter that says nothing any more. It counts its looks, so the time in which the machine stood still is not counted.
+# Stops a chapter that prints nothing any more. It counts its looks, so a standstill of the machine does not count.
 end_if_silent() {
     local silent=0 size=-1 now
     while sleep 1 && kill -0 "$1"; do
@@ -103,7 +105,7 @@ end_if_silent() {
     done 2>/dev/null
 }
 
-# Ends what a chapter has left behind; a moment is for the watchdogs of its servers.
+# Stops what a chapter has left behind, after a moment for the watchdogs of its servers.
 sweep() {
     for _ in {1..50}; do
         kill -0 -- "-$1" 2>/dev/null || return 0
@@ -112,7 +114,7 @@ sweep() {
     kill -KILL -- "-$1" 2>/dev/null || true
 }
 
-# Waits for a chapter, and says what became of it.
+# Waits for a chapter, and prints its result.
 finish() {
     local pid code=0 name took late= kind test message tests=0 reds=0 unjudged=0 again
     wait -n -p pid "${!pids[@]}" || code=$?
@@ -143,11 +145,11 @@ finish() {
     say "$finished of ${#chapters[@]}: $name: $tests passed$( ((reds == 0)) || echo ", $reds FAILED")$(
         ((unjudged == 0)) || echo ", $unjudged not judged")$(
         ((again == 0)) || echo ", rounds run again on a busy machine: $again"), $(in_words "$took")"
-    # What the red tests have printed.
+    # The output of the failed tests.
     sed -n 's/^|/    /p; s/^red\t\([^\t]*\).*/  -- \1/p' "$logs/$name.outcome"
 }
 
-# Runs these chapters, so many at a time.
+# Runs these chapters, this many at a time.
 run() {
     local at_a_time=$1 name
     shift
@@ -176,7 +178,8 @@ main() {
     began=$(($(date +%s) - $(cat "$logs/began" 2>/dev/null || date +%s)))
     mkdir -p "$logs"
     rm -f "$servers" "$logs"/*.{log,names,outcome,silent} "$logs/began"
-    # Most tests wait most of the time: so more of them at once than there are cores, and no more than a thousand descriptors are enough for.
+    # Most tests wait most of the time, so run more tests than there are cores; but only as many as a thousand
+    # descriptors allow.
     threads=$((4 * $(nproc)))
     threads=${RUST_TEST_THREADS:-$((threads > 32 ? 32 : threads))}
     trap 'stop 130' INT
@@ -191,13 +194,13 @@ main() {
     run 1 "${alone[@]}"
     run 2 "${waiting[@]}"
     echo $((began + SECONDS)) >"$logs/last"
-    # A run that started no server has proved nothing about ZooKeeper, however green its tests look.
+    # A run without a server proves nothing about ZooKeeper, even if all its tests pass.
     if [[ ! -s $servers ]]; then
         red+=("no test started a ZooKeeper server: $servers is empty")
     else
         awk '{ servers[$NF]++ } END { for (v in servers) print "make test: started ZooKeeper " v ": " servers[v] " times" }' "$servers" | sort
     fi
-    # What this machine has not.
+    # What this machine lacks.
     cat "$logs"/*.log | sed -n 's/^!!! /make test: /p' | sort -u
     say 'real Curator and kazoo are not part of it: make interop'
     say "$passed tests passed in ${#chapters[@]} chapters, $(in_words $((began + SECONDS)))"

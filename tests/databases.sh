@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the SQL of docs/guide.md on a PostgreSQL and on a MariaDB of its own, reached by sockets in a directory that goes
-# when the script ends. What is tried: each holder may come again, an earlier one never, and not either when both come at
-# the same time, so that the later one's transaction is open while the earlier one's statement arrives.
+# Runs the SQL of docs/guide.md on a PostgreSQL and a MariaDB that are started for it, with sockets in a temporary
+# directory. It checks that a holder can write again, and that an earlier holder never can, also if both write at the
+# same time and one statement arrives while the other transaction is open.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin | tr ' ' ':')
@@ -17,7 +17,7 @@ end() {
 }
 trap end EXIT
 
-# The block number $2, counted from 1, that begins with ```sql $1.
+# Prints block number $2, counted from 1, of those that begin with ```sql $1.
 block() {
     awk -v opening="\`\`\`sql $1" -v wanted="$2" '
         $0 == opening { inside = ++found == wanted; next }
@@ -25,7 +25,7 @@ block() {
         inside' docs/guide.md
 }
 set_up() { block "$1" "$2" | awk 'BEGIN { RS = ";" } !/\$|\?/ && NF { print $0 ";" }'; }
-# The statement number $3 of a holder in that block.
+# Prints statement number $3 of a holder in that block.
 statement() { block "$1" "$2" | sed '/^--/d' | awk -v wanted="$3" 'BEGIN { RS = ";" } /\$|\?/ && ++found == wanted'; }
 
 checks=0
@@ -39,18 +39,19 @@ is() {
 until_true() {
     for _ in {1..100}; do
         "$@" && return
-        # MariaDB shows its list of transactions anew only to whoever has not looked for 0.1 s.
+        # MariaDB refreshes its list of transactions only after 0.1 s without a query for it.
         sleep 0.2
     done
     echo "databases: never came true: $*" >&2
     exit 1
 }
-# A servant that may not be root is another user then.
+# A server that must not run as root runs as another user.
 as() { if [[ $(id -u) -eq 0 ]]; then runuser -u "$1" -- "${@:2}"; else "${@:2}"; fi; }
 own() { mkdir "$1"; if [[ $(id -u) -eq 0 ]]; then chown "$2" "$1"; fi; }
 
-# An earlier holder's update arrives while a later one's transaction is open; then the other way round.
-# $1: what opens a session that is told statements, $2: what says how many of them wait, $3 and $4: holder's update by token.
+# An earlier holder's update arrives while a later holder's transaction is open, and then the other way round. $1: the
+# command of a session that reads statements. $2: the command that prints how many statements wait. $3 and $4: the
+# holders' updates by token.
 race() {
     local session=$1 waiting=$2 update=$3 order late
     for order in '5 4 0' '6 7 1'; do
@@ -77,7 +78,7 @@ as postgres postgres -D "$home/pg/data" -c listen_addresses= -c unix_socket_dire
 psql() { command psql -X -q -t -A -h "$home/pg" -U holder -d postgres "$@"; }
 until_true psql -c 'SELECT 1' >/dev/null 2>&1
 psql_waits() { [[ $(psql -c 'SELECT count(*) FROM pg_locks WHERE NOT granted') -gt 0 ]]; }
-# Rows that a statement of block $1 changed, of the tokens and values after its number $2.
+# Prints how many rows a statement of block $1 changed, for the tokens and values after its number $2.
 psql_rows() {
     local types='bigint'
     [[ $1 == 2 ]] && types='bigint, text, bigint'
@@ -99,7 +100,7 @@ for try in '2 1 1' '2 1 1' '1 3 1' '1 1 0' '2 1 0' '2 3 1'; do
     read -r number token rows <<<"$try"
     is "PostgreSQL, part, token $token" "$(psql_rows 2 "$number" "$token, 'result', 7" | rows_of)" "rows $rows"
 done
-# What a shell does: an error, and nothing changed, if a later holder has been here.
+# The use in a shell: an error, and no change, if a later holder has written.
 { block psql 1; echo 'CREATE TABLE migrated ();'; } >"$home/migrate.sql"
 chmod 644 "$home/migrate.sql"
 migrate() { psql -1 -v ON_ERROR_STOP=1 -v token="$1" -f "$home/migrate.sql" >/dev/null 2>&1 && echo done || echo refused; }
@@ -117,7 +118,7 @@ mysql_session() { mysql --unbuffered; }
 mysql_waits() {
     [[ $(mysql -e "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'") -gt 0 ]]
 }
-# As psql_rows; the values are those of the question marks, in their order.
+# As psql_rows. The values are those of the question marks, in order.
 mysql_rows() {
     local number names=()
     local IFS=,

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A runner for cargo: runs a program, and says how many descriptors it had open at most, as seen ten times a second.
-# Without a job control of its own, bash would have what it starts in the background ignore Ctrl-C.
+# A runner for cargo: runs a program, and prints the largest number of its open descriptors, sampled ten times a second.
+# Without job control, bash makes a background process ignore Ctrl-C; env(1) resets that.
 env --default-signal=INT,QUIT "$@" <&0 &
 most=0
 while fds=(/proc/$!/fd/*) && [[ -e /proc/$!/fd ]]; do
@@ -9,7 +9,7 @@ while fds=(/proc/$!/fd/*) && [[ -e /proc/$!/fd ]]; do
 done
 wait $!
 code=$?
-# Without the hash that cargo puts behind a name; with the file of a chapter, if it is told to run that one alone.
+# The name without the hash that cargo appends, and with the module of a chapter if only that module runs.
 program=${1##*/}
 stage=${program%-*}
 [[ ${2-} != *:: ]] || stage+=::${2%::}

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests/session/kerberos.rs in a Kerberos realm of its own, which exists only on the loopback interface and only as long
-# as the tests run.
+# Runs tests/session/kerberos.rs in a Kerberos realm that exists on the loopback interface for as long as the tests run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -44,7 +43,7 @@ for principal in zookeeper/localhost alice; do
     kadmin.local -q "ktadd -k $realm/${principal%%/*}.keytab $principal" >/dev/null
 done
 
-# A port may be taken; then the next one is tried.
+# Tries another port if this one is in use.
 for _ in {1..5}; do
     configure $((20000 + RANDOM % 10000))
     krb5kdc -n >"$realm/kdc.log" 2>&1 &

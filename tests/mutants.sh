@@ -1,39 +1,39 @@
 #!/usr/bin/env bash
-# Plants one fault after the other in the code that decides, and has the tests that need no server look for each of them.
-# What they do not find is compared with mutants.txt: each survivor stands there, with the reason why it may live.
+# Plants faults in the deciding code with cargo-mutants, one at a time, and runs the tests that need no server. Each
+# fault that they do not find must be in mutants.txt, with the reason why it may survive.
 #
-#   mutants.sh [REGEX]   only faults whose names, as `cargo mutants --list` prints them, are matched: src/queue/turn.rs
+#   mutants.sh [REGEX]   only faults whose names in `cargo mutants --list` match, for example src/queue/turn.rs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 only=${1:-.}
 home=$PWD/target/mutants
 list=$PWD/tests/mutants.txt
-# At least so many of a hundred faults are found.
+# The least percentage of faults that must be found.
 floor=95
 
-# Older ones forget what mutants.toml leaves out when told to leave out more.
+# Older versions drop the exclusions of mutants.toml when the command line adds others.
 version=$(cargo mutants --version | sed -n 's/^cargo-mutants \([0-9]*\).*/\1/p')
 if ((version < 27)); then
     echo "make mutants: FAILED: cargo-mutants 27 or newer is needed, and this is $version" >&2
     exit 1
 fi
 
-# A copy at a place of its own: nobody's work tree is changed, and what was built for the last run serves the next.
+# A copy of the tree at a fixed place: the work tree stays unchanged, and a run reuses the last build.
 rm -rf "$home/tree" "$home/mutants.out" "$home/found"
 mkdir -p "$home/tree"
 git ls-files -z | tar --null --files-from - --create | tar --extract --directory "$home/tree"
 
 export CARGO_TARGET_DIR=$home/build CARGO_INCREMENTAL=1 CARGO_PROFILE_DEV_DEBUG=none
-# Some tests only wait, so more of them at once than there are cores.
+# Some tests only wait, so run more of them at once than there are cores.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((4 * $(nproc)))}
-# A program stops at its first test that fails, which is not stable in Rust.
+# Stops a program at its first failed test, by an option that is not stable in Rust.
 stop_early='target."cfg(unix)".runner = ["env", "RUSTC_BOOTSTRAP=1"]'
 
-# The same inputs and schedules each time. Chance is left in who is woken first.
+# The same inputs and schedules in each run. Only the order in which tasks are woken is still random.
 export FUZZ_SEED=1 SCHEDULE_SEED=1 PROPTEST_RNG_SEED=1
 
-# look_for SECONDS OPTION-FOR-CARGO ... [-- OPTION-FOR-CARGO-MUTANTS ...]: has some tests look for what is not found yet.
-# Code that hangs for SECONDS has been found. The tests of what needs a server or processes are left out by their names.
+# look_for SECONDS OPTION-FOR-CARGO ... [-- OPTION-FOR-CARGO-MUTANTS ...]: runs some tests against the faults that are
+# not found yet. Code that hangs for SECONDS counts as found. Tests that need a server or processes are skipped by name.
 look_for() {
     local seconds=$1 cargo=(-C=--config "-C=$stop_early")
     shift
@@ -49,17 +49,17 @@ look_for() {
             --cap-lints true "${cargo[@]}" "$@" -- -- -Zunstable-options --fail-fast \
             --skip zookeeper:: --skip wire:: --skip crashes:: --skip processes::
     ) || status=$?
-    # 2: some were missed, 3: some hung. Whatever else there is, the run is worth nothing.
+    # 2: some were missed, 3: some hung. With any other code the run is void.
     if ((status != 0 && status != 2 && status != 3)); then
         echo 'make mutants: FAILED: the faults could not be tried' >&2
         exit 1
     fi
     cat "$home/mutants.out/"{caught,timeout}.txt >>"$home/found"
-    # What has been found by hanging is not tried again.
+    # A fault found by hanging is not tried again.
     cat "$home/mutants.out/timeout.txt" >>"$home/mutants.out/caught.txt"
 }
 
-# `src/queue/` stands alone, with its tests, and is built in a second. So most of its faults are found in five.
+# `src/queue/` builds alone in a second, with its tests, and five seconds find most of its faults.
 if cargo mutants --config tests/mutants.toml --list --re "$only" --exclude-re '^src/[^q]' | grep -q .; then
     cp -p "$home/tree/src/lib.rs" "$home/lib.rs"
     printf '%s\n' '//! Whose turn it is, and nothing else.' 'mod queue;' 'mod sync;' '#[cfg(test)]' 'mod tests;' >"$home/tree/src/lib.rs"
@@ -71,7 +71,7 @@ look_for 90 --package=zk-rwlock-tests --test=values --test=embedded --test=leade
 export SCHEDULES=300
 look_for 300 --package=zk-rwlock-tests --test=conformance --package=zk-rwlock-proptests --test=proptests
 
-# Without the lines and columns, which change with every edit. A name that stands twice is two faults.
+# Removes lines and columns, which change with every edit. Two faults may then have the same name.
 named() {
     sed -E 's/^([^:]*):[0-9]+:[0-9]+: /\1: /' | { grep -E "$only" || true; } | LC_ALL=C sort
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Applies each patch in docs/upstream/ to the client crate as cargo has fetched it, and runs the test that the patch brings.
+# Applies each patch in docs/upstream/ to the client crate that cargo has fetched, and runs the test in the patch.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 version=$(sed -n '/^name = "zookeeper-client"$/{n;s/^version = "\(.*\)"$/\1/p}' "$root/Cargo.lock")
@@ -14,7 +14,7 @@ for patch in "$root"/docs/upstream/*.patch; do
 	cp -r "$crate" "$place/crate"
 	cd "$place/crate"
 	chmod -R u+w .
-	# The crate's own tests need containers, and they stay behind.
+	# The crate's other tests need containers.
 	rm -rf tests Cargo.lock
 	sed -i '/^#\[cfg(test)\]$/,$d' src/client/mod.rs
 	printf '\n[workspace]\n' >>Cargo.toml

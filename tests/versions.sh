@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The server tests on one release of ZooKeeper after the other, and on a server that behaves like ClickHouse Keeper. What is
-# missing is fetched into target/versions: the jars of a release are in a source distribution of PySpark, or in packages of a
-# later Debian, which are unpacked there and not installed. Debian 12 has 3.8.0.
+# Runs the server tests on each release of ZooKeeper, and on a server that behaves like ClickHouse Keeper. Downloads
+# missing jars into target/versions: from a source distribution of PySpark, or from packages of a later Debian, which
+# are unpacked there and not installed. Debian 12 has 3.8.0.
 #
-#   versions.sh [VERSION ...]   of 3.6.3, 3.8.0, 3.9.3, 3.9.4, 3.9.5, 3.9.6 and keeper; all of them if none is named
-#   VERSIONS_SDISTS             a directory with source distributions of PySpark that are here already
+#   versions.sh [VERSION ...]   some of 3.6.3, 3.8.0, 3.9.3, 3.9.4, 3.9.5, 3.9.6 and keeper; all by default
+#   VERSIONS_SDISTS             a directory with downloaded source distributions of PySpark
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +17,7 @@ home=$PWD/target/versions
 debian=/usr/share/java/zookeeper.jar
 mkdir -p "$home"
 
-# The source distribution of PySpark that has the jars of a release, and its SHA-256.
+# Prints the source distribution of PySpark with the jars of a release, and its SHA-256.
 source_of() {
     case $1 in
         3.6.3) echo '3.5.9 ea27adc39ddac9413b8951e45aa748cbed6c785971b81386efc41938f6243d93' ;;
@@ -27,7 +27,7 @@ source_of() {
     esac
 }
 
-# A Python that can fetch a source distribution: Debian's has no pip.
+# Finds a Python that can download a source distribution: Debian's has no pip.
 python() {
     if ! "$home/venv/bin/python" -c 'import setuptools, wheel' 2>/dev/null; then
         {
@@ -51,7 +51,7 @@ fetch() {
     for jar in zookeeper netty slf4j-api log4j metrics-core snappy-java commons-cli commons-io commons-lang audience-annotations; do
         wanted+=("*/deps/jars/$jar-*.jar")
     done
-    # All or none: what was stopped half way must not pass for complete.
+    # Moved at the end, so that an interrupted download does not pass for a complete one.
     rm -rf "$home/part"
     mkdir "$home/part"
     tar -xzf "$sdist" -C "$home/part" --strip-components=3 --wildcards "${wanted[@]}" || missing "$sdist has not all jars"
@@ -62,7 +62,7 @@ fetch() {
     fi
 }
 
-# The suite of Debian that has a release. What it has may be newer by the time: then there is no such release any more.
+# Prints the suite of Debian that has a release. The suite may have moved on to a newer release by now.
 suite_of() {
     case $1 in
         3.9.3) echo trixie ;;
@@ -70,7 +70,7 @@ suite_of() {
     esac
 }
 
-# The packages of a release from a suite of Debian's, with lists of packages of their own: nothing of the system's changes.
+# Unpacks the packages of a release from a suite of Debian, with package lists of its own. The system stays unchanged.
 unpack() {
     local version=$1 suite=$2 packages=(zookeeper netty slf4j dropwizard-metrics snappy commons-cli commons-io)
     command -v apt-get >/dev/null || missing "apt-get is needed for ZooKeeper $version, which $suite of Debian has"
@@ -121,14 +121,14 @@ provide() {
         export ZOOKEEPER_CLASSPATH="$home/$1/*"
         return
     fi
-    # The manifest of Debian's zookeeper.jar names paths where another release may be installed, and comes before all jars
-    # behind it. So that jar is the last.
+    # The manifest of Debian's zookeeper.jar names paths where another release may be installed. These take effect
+    # behind the jar, so that jar comes last.
     local jars
     jars=$(find "$home/$1" -name '*.jar' ! -name "zookeeper-$1.jar" | sort | tr '\n' ':')
     export ZOOKEEPER_CLASSPATH="$jars$home/$1/zookeeper-$1.jar"
 }
 
-# Runs tests on servers of a release, and makes sure that it was that release.
+# Runs tests on servers of a release, and checks that the servers had that version.
 run() {
     local name=$1 version=$2 began=$SECONDS
     shift 2
@@ -147,15 +147,15 @@ run() {
     [[ $outcome == passed ]] || failed=1
 }
 
-# What cannot be so where each break of the connection ends the session, and where a session without nodes of a lock does not
-# hear of that.
+# Tests that cannot pass on a server on which each broken connection ends the session, and a session without lock nodes
+# does not notice that.
 not_on_keeper=()
 for test in lock::a_guard_cut_off_is_suspect_until_the_reconnect contract::an_ended_session_fails_every_request \
     contract::after_an_end_the_next_slot_is_on_a_fresh_session leadership::an_observer_sees_each_leader_and_none \
     keeping::zookeeper::a_guard_cut_off_is_suspect_until_the_reconnect; do
     not_on_keeper+=(--skip "$test")
 done
-# Chapters that start servers, but for what keeps every core busy.
+# The chapters that start servers, except those that use every core.
 chapters=(--test conformance --test lock --test session --test values --test leadership --test zklock)
 # Most tests wait most of the time.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}

@@ -1,5 +1,5 @@
-//! What real runs have done, replayed against the rules by their server's log: `tests/support/replay.rs` says how. A scene
-//! brings about every step. Each of the other tests falsifies its trace in a way of its own, and the trace is refused.
+//! Real runs, checked against the rules by their server's log with `support::replay`. A scene brings about every step.
+//! Each other test falsifies the scene's trace in its own way, and the check must refuse the trace.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -15,7 +15,8 @@ use support::txn_log::{Op as Write, Txn};
 use support::wire::{Op, Proxy};
 use zk_rwlock::{Mode, RwLock, Semaphore, ZooKeeper};
 
-/// Replays a swarm's run, in which each of these steps must occur. What it did wrong is told with the line that repeats the swarm.
+/// Checks a swarm's run, in which each of these steps must occur. A failure prints `replay`, the command that repeats
+/// the swarm.
 pub(super) fn replayed(run: &Run, steps: &[&str], replay: &str) {
     let verdict = judge(run);
     println!("{} transactions and {} events replayed: {:?}", run.log.len(), run.events.len(), verdict.seen);
@@ -35,7 +36,7 @@ pub(super) fn replayed(run: &Run, steps: &[&str], replay: &str) {
 
 const PATH: &str = "/traced/lock";
 const LIMIT: &str = "/traced/limit";
-/// Of a session that ends soon once its client is cut off.
+/// The timeout of a session that is to end soon after its client is cut off.
 const SHORT: Duration = Duration::from_secs(4);
 
 struct Scene {
@@ -75,7 +76,8 @@ impl Scene {
         second.leave().release().await.expect("held");
     }
 
-    /// A node that is kept, used again, asked for by a contender and by an operator, and given up when it was idle for long.
+    /// A node that is kept and used again, requested by a contender and by an operator, and given up after its idle
+    /// time.
     async fn keep(&self) {
         let zk = connect(&self.server.address()).await;
         let keep = |idle| RwLock::builder(&zk, PATH).keep(idle).build().expect("valid");
@@ -92,7 +94,7 @@ impl Scene {
         becomes_empty(&self.operator, PATH).await;
     }
 
-    /// A request that is lost, and an answer; a session that ends while it holds; and an operator who deletes a node.
+    /// A lost request and a lost reply; a session that ends while it holds; an operator who deletes a node.
     async fn lose(&self) {
         let proxy = Proxy::start(self.server.address());
         let zk = connect(&proxy.address()).await;
@@ -119,7 +121,7 @@ impl Scene {
         eventually("the loss", async || !next.is_held()).await;
     }
 
-    /// Two permits, which two wait for.
+    /// Two permits, and two waiters for them.
     async fn limit(&self) {
         let zk = [connect(&self.server.address()).await, connect(&self.server.address()).await];
         let limits = zk.map(|zk| Semaphore::new(&zk, LIMIT, 2).expect("valid"));
@@ -151,14 +153,14 @@ async fn play() -> Run {
     run
 }
 
-/// The trace of the scene, which is played once, or until the machine goes on in it.
+/// Returns the trace of the scene, which is played once, or again after a standstill of the machine.
 fn scene() -> Run {
     static SCENE: OnceLock<Option<Run>> = OnceLock::new();
     let played = SCENE.get_or_init(|| {
         let played = Mutex::default();
         let play = async || *played.lock().unwrap_or_else(PoisonError::into_inner) = Some(play().await);
         let how = How { has_threads: true, worker_threads: None };
-        // What failed is told where it did.
+        // The message of a failure is already printed.
         let _told = catch_unwind(AssertUnwindSafe(|| rounds::judge(how, play)));
         played.into_inner().unwrap_or_else(PoisonError::into_inner)
     });
@@ -174,13 +176,13 @@ fn every_step_of_the_model_occurs_in_a_real_run() {
         println!("{:6} {step}", seen(step));
     }
     let missing: Vec<_> = OF_THE_MODEL.iter().chain(&OTHERS).filter(|step| seen(step) == 0).collect();
-    assert_eq!(missing, Vec::<&&str>::new(), "they do not occur");
+    assert_eq!(missing, Vec::<&&str>::new(), "steps that do not occur");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // Falsified traces
 
-/// Changes the scene's trace; its replay must say all of the words that this returns, in one message.
+/// Changes the scene's trace with `falsify`. The check must report all words that it returns in one message.
 #[track_caller]
 fn is_found(falsify: impl FnOnce(&mut Run) -> Vec<String>) {
     let mut run = scene();
@@ -199,7 +201,7 @@ fn at_zxid(txn: &Txn) -> String {
     format!("{:#x}", txn.zxid)
 }
 
-/// The path of the node that this transaction deletes, in this directory.
+/// Returns the path of the node that this transaction deletes, if it is in this directory.
 fn left<'t>(txn: &'t Txn, directory: &str) -> Option<&'t str> {
     let deleted = txn.ops.iter().find_map(|op| match op {
         Write::Delete { path } => Some(path.as_str()),
@@ -208,27 +210,27 @@ fn left<'t>(txn: &'t Txn, directory: &str) -> Option<&'t str> {
     deleted.filter(|path| path.rsplit_once('/').is_some_and(|(parent, _)| parent == directory))
 }
 
-/// The transactions that are a writer's release.
+/// Returns whether the transaction is a writer's release.
 fn signals(txn: &Txn) -> bool {
     left(txn, PATH).is_some() && matches!(txn.ops[..], [Write::Set { .. }, Write::Delete { .. }])
 }
 
-/// The transactions by which a holder downgrades.
+/// Returns whether the transaction is a downgrade.
 fn downgrades(txn: &Txn) -> bool {
     left(txn, PATH).is_some() && txn.ops.iter().any(|op| matches!(op, Write::Create { ephemeral: true, .. }))
 }
 
-/// The transactions that ask for what is only kept.
+/// Returns whether the transaction asks for a kept node.
 fn asks(txn: &Txn) -> bool {
     matches!(&txn.ops[..], [Write::Set { path, .. }] if path == PATH)
 }
 
-/// The transactions that let a contender take permits.
+/// Returns whether the transaction takes permits.
 fn takes_permits(txn: &Txn) -> bool {
     left(txn, &format!("{LIMIT}/queue")).is_some()
 }
 
-/// The index of the grant by the first hand-off, and the transaction that handed over.
+/// Returns the index of the grant by the first hand-off, and the transaction of the hand-off.
 fn hand_off(run: &Run) -> (usize, Txn) {
     let is_it = |event: &Event| event.what == What::Granted && event.how == "hand-off" && event.path == PATH;
     let at = run.events.iter().position(is_it).expect("one was granted so");
@@ -237,7 +239,7 @@ fn hand_off(run: &Run) -> (usize, Txn) {
     (at, by.expect("it was handed over").clone())
 }
 
-/// The transactions by which the contender came and went that was never granted the lock.
+/// Returns the transactions that created and deleted the node of the contender that gave up.
 fn gave_up(run: &Run) -> (Txn, Txn) {
     let told: Vec<i64> = run.events.iter().map(|event| event.token).collect();
     let created = |path: &str| {
@@ -252,7 +254,7 @@ fn find(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> &mut Txn {
     run.log.iter_mut().find(|txn| wanted(txn)).expect("the scene has such a transaction")
 }
 
-/// Swaps what two transactions do.
+/// Swaps the operations of two transactions. Returns the first of them.
 fn swap(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> Txn {
     let mut found = run.log.iter().enumerate().filter(|(_, txn)| wanted(txn)).map(|(at, _)| at);
     let (one, other) = (found.next().expect("two"), found.next().expect("two"));
@@ -262,7 +264,7 @@ fn swap(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> Txn {
     run.log[one].clone()
 }
 
-/// Right after that transaction, its session does this.
+/// Inserts a transaction of the same session after this one.
 fn then(run: &mut Run, after: &Txn, ops: Vec<Write>) {
     let at = run.log.iter().position(|txn| txn.zxid == after.zxid).expect("it is there");
     run.log.insert(at + 1, Txn { ops, ..after.clone() });
@@ -357,14 +359,14 @@ fn a_writer_that_releases_without_a_signal_is_found() {
     is_found(|run| {
         let txn = find(run, signals);
         txn.ops.remove(0);
-        words(["Release", left(txn, PATH).expect("it left"), &at_zxid(txn), "a writer that held signals"])
+        words(["Release", left(txn, PATH).expect("it left"), &at_zxid(txn), "a writer that held must signal"])
     });
 }
 
 #[test]
 fn two_releases_in_the_wrong_order_are_found() {
     is_found(|run| {
-        // The holder's, and the downgrade of the one that waited for it.
+        // The holder's release, and the downgrade by the waiter behind it.
         let is_one = |txn: &Txn| left(txn, PATH).is_some() && txn.ops.len() == 2;
         let first = swap(run, is_one);
         let path = left(&first, PATH).expect("it left").to_owned();
@@ -583,18 +585,18 @@ fn a_permit_taken_behind_the_head_is_found() {
     });
 }
 
-/// The hold of this name and mode.
+/// Returns the hold with this name and mode.
 fn hold<'r>(run: &'r mut Run, host: &str, mode: Mode) -> &'r mut Hold {
     run.holds.iter_mut().find(|hold| hold.host == host && hold.mode == mode).expect("it held")
 }
 
-/// The zxid at which the session ended whose node has this token.
+/// Returns the zxid at which the session of the node with this token ended.
 fn session_end(run: &mut Run, token: i64) -> String {
     let session = find(run, |txn| txn.zxid == token).session;
     at_zxid(find(run, |txn| txn.session == session && txn.ops == [Write::End]))
 }
 
-/// The event by which the hold of this token ended.
+/// Returns the event that ended the hold with this token.
 fn released(run: &mut Run, token: i64) -> &mut Event {
     let is_it = |event: &&mut Event| event.what == What::Released && event.token == token;
     run.events.iter_mut().find(is_it).expect("it was given back")

@@ -14,9 +14,9 @@ import org.apache.curator.framework.recipes.locks.Revoker;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 
 /**
- * Curator's locks, unmodified, told what to do in lines: see {@code tests/interop/main.rs}.
+ * Curator's locks, unmodified, with commands on standard input: see {@code tests/interop/main.rs}.
  *
- * <p>Arguments: servers, the lock's path, the path of the value it protects, the file that all write their holds into,
+ * <p>Arguments: servers, the lock's path, the path of the value it protects, the common log of all holds,
  * a name, the session timeout in milliseconds, and "curator" or "curator-mutex".
  */
 public class CuratorPeer {
@@ -29,7 +29,7 @@ public class CuratorPeer {
         String node();
     }
 
-    /** To be asked for its node. */
+    /** Gives access to the node's path. */
     static final class Mutex extends InterProcessMutex implements Lock {
         Mutex(CuratorFramework client, String path) {
             super(client, path);
@@ -111,7 +111,7 @@ public class CuratorPeer {
         return Long.parseLong(new String(client.getData().forPath(value), StandardCharsets.UTF_8));
     }
 
-    /** One protected read, or read-modify-write. */
+    /** Holds the lock once, and reads the protected value or increments it. */
     void hold(boolean wantsToWrite, long pause) throws Exception {
         Lock lock = wantsToWrite ? write : read;
         boolean isWrite = lock == write;

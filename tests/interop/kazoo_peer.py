@@ -1,6 +1,6 @@
-"""kazoo's locks, told what to do in lines: see tests/interop/main.rs.
+"""kazoo's locks, with commands on standard input: see tests/interop/main.rs.
 
-Arguments: servers, the lock's path, the path of the value it protects, the file that all write their holds into, a
+Arguments: servers, the lock's path, the path of the value it protects, the common log of all holds, a
 name, the session timeout in milliseconds, and "kazoo" or "curator".
 """
 
@@ -14,14 +14,14 @@ from kazoo.recipe.lock import ReadLock, WriteLock
 
 
 class CuratorReadLock(ReadLock):
-    """As a contender of Curator's InterProcessReadWriteLock."""
+    """A reader in the queue of Curator's InterProcessReadWriteLock."""
 
     _NODE_NAME = "__READ__"
     _EXCLUDE_NAMES = ["__WRIT__"]
 
 
 class CuratorWriteLock(WriteLock):
-    """As a contender of Curator's InterProcessReadWriteLock."""
+    """A writer in the queue of Curator's InterProcessReadWriteLock."""
 
     _NODE_NAME = "__WRIT__"
     _EXCLUDE_NAMES = ["__READ__", "__WRIT__"]
@@ -45,7 +45,7 @@ def main(servers, path, value, log, name, timeout, dialect):
         return int(client.get(value)[0])
 
     def hold(mode, pause):
-        """One protected read, or read-modify-write."""
+        """Holds the lock once, and reads the protected value or increments it."""
         lock = locks[mode]
         lock.acquire()
         token = client.exists(path + "/" + lock.node).czxid

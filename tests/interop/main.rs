@@ -1,11 +1,11 @@
-//! The lock among real Curator, kazoo and zookeeper-client, each a process of its own, on a real server: `make
-//! interop`.
+//! Our lock together with those of Curator, kazoo and zookeeper-client, each in a process of its own, on a real server:
+//! `make interop`.
 //!
-//! `cargo test` alone leaves this out, because it needs what `tests/interop/setup.sh` provides. A fleet contends for
-//! the share of `INTEROP_SECONDS` (180) that there is for it.
+//! The test is not part of `cargo test`, because it needs what `tests/interop/setup.sh` installs. `INTEROP_SECONDS`
+//! (180) is shared by the fleets that contend.
 //!
-//! The drivers of the other languages are in `tests/interop/`; those in Rust are this test binary itself, as
-//! [`the_child_process_of_other_tests`] in an environment that says so. All take the same commands in lines.
+//! The drivers in other languages are in `tests/interop/`. The drivers in Rust are this test binary itself:
+//! [`the_child_process_of_other_tests`], in an environment that says so. All take the same commands on standard input.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::OpenOptions;
@@ -26,20 +26,21 @@ use zk_rwlock::coordinator::Kind;
 use zk_rwlock::{Dialect, Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 use zookeeper_client as zk;
 
-/// The session timeout of every process here: long enough for a busy machine, and as long as each kill delays waiters.
+/// The session timeout of every process: long enough for a busy machine. Each kill delays the waiters by it.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Each contender goes on until it has held so often, however short the time is: a starved contender is never done.
+/// Each contender continues until it has held this often, even after the time is over. So a starved contender never
+/// ends.
 const HOLDS_AT_LEAST: u64 = 3;
 
-/// The names of children in Rust, and what they speak.
+/// The environment variables of the drivers in Rust, and the values of the first one.
 const CHILD: &str = "ZK_RWLOCK_INTEROP_CHILD";
 
 fn seconds() -> u64 {
     std::env::var("INTEROP_SECONDS").map_or(180, |seconds| seconds.parse().expect("INTEROP_SECONDS is a number"))
 }
 
-/// One fleet at a time: each needs the whole of a small machine.
+/// Lets one fleet run at a time: each needs all cores of a small machine.
 fn alone() -> impl Drop {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -48,7 +49,7 @@ fn alone() -> impl Drop {
 // ---------------------------------------------------------------------------------------------------------------
 // The children in Rust
 
-/// What a driver holds.
+/// The guard of a driver.
 enum Guard {
     Read(ReadGuard),
     Write(WriteGuard),
@@ -70,17 +71,17 @@ impl Guard {
             Guard::Write(guard) => guard.release().await.unwrap(),
             Guard::Foreign(guard) => {
                 client.delete(guard.lock_path(), None).await.unwrap();
-                // The library deletes once more, in vain.
+                // The library sends a second delete, which fails.
                 drop(guard);
             }
         }
     }
 }
 
-/// A driver like those of the other languages.
+/// A driver in Rust, with the commands of the other drivers.
 struct Driver {
     client: zk::Client,
-    /// `None`: zookeeper-client's own lock.
+    /// `None` stands for zookeeper-client's own lock.
     lock: Option<RwLock>,
     dialect: Dialect,
     path: String,
@@ -137,7 +138,7 @@ impl Driver {
         number(&self.client.get_data(&self.value).await.unwrap().0)
     }
 
-    /// One protected read, or read-modify-write.
+    /// Holds the lock once, and reads the protected value or increments it.
     async fn hold(&self, chance: &mut Seeded) {
         let mode = if self.lock.is_none() || chance.below(3) == 0 { "write" } else { "read" };
         let guard = self.acquire(mode).await;
@@ -152,7 +153,7 @@ impl Driver {
         } else {
             self.value().await
         };
-        // A contender that downgrades still holds, and reads what it wrote.
+        // A contender that downgrades still holds, and reads the value that it wrote.
         match guard {
             Guard::Write(guard) if chance.below(3) == 0 => {
                 self.note(&format!("D {} {before} {after}", self.name));
@@ -190,12 +191,12 @@ impl Driver {
                 }
                 "done".to_owned()
             }
-            _ => panic!("what is {command:?}"),
+            _ => panic!("unknown command {command:?}"),
         }
     }
 }
 
-/// Where those of our library write their traces, beside the log of all.
+/// Returns the file of our library's traces, next to the common log.
 fn traces(log: &Path) -> PathBuf {
     log.with_extension("traces")
 }
@@ -236,13 +237,13 @@ enum Library {
     ZookeeperClient,
 }
 
-/// A path that a fleet contends for, with all that belongs to it.
+/// A path that a fleet contends for, with its server, log and processes.
 struct Field {
     zk: ZooKeeper,
     dialect: Dialect,
     path: String,
     value: String,
-    /// Of the log and the traces.
+    /// The directory of the log and the traces.
     files: tempfile::TempDir,
 }
 
@@ -251,7 +252,7 @@ impl Field {
         let zk = connect(&shared_server().address()).await;
         let (path, value) = (format!("/interop-{what}-{dialect}"), format!("/value-{what}-{dialect}"));
         let session = session(&zk).await;
-        // Our directories are persistent only where kazoo's are: kazoo never checks again whether Curator's still
+        // Our directories are persistent only for kazoo, which never checks again whether Curator's directories still
         // exist.
         if dialect == Dialect::Curator {
             session.create(&path, b"", Kind::Persistent).await.unwrap();
@@ -292,7 +293,7 @@ impl Field {
         process
     }
 
-    /// Notes that a process is dead: from now on the server may give away what it held.
+    /// Logs that a process is dead: from now on the server may grant its lock to another.
     fn note_end(&self, name: &str) {
         let mut log = OpenOptions::new().append(true).open(self.log()).unwrap();
         log.write_all(format!("K {name}\n").as_bytes()).unwrap();
@@ -311,7 +312,7 @@ fn release(process: &mut Peer, mode: &str) {
 // ---------------------------------------------------------------------------------------------------------------
 // One after the other
 
-/// The modes of the contenders that can read, in the dialect, and of those that only write.
+/// Returns the libraries of a dialect, and whether each can also read.
 fn fleet(dialect: Dialect) -> Vec<(Library, bool)> {
     match dialect {
         Dialect::Curator => vec![
@@ -328,7 +329,7 @@ fn fleet(dialect: Dialect) -> Vec<(Library, bool)> {
     }
 }
 
-/// Every contender queues up behind a writer and is granted the lock in that order, readers together.
+/// Checks that contenders that queue up behind a writer are granted in that order, readers together.
 async fn turns_are_taken_in_the_order_of_arrival(dialect: Dialect) {
     let _alone = alone();
     let field = Field::set("turns", dialect).await;
@@ -533,7 +534,7 @@ async fn a_frozen_waiter_queues_up_at_the_end_or_fails() {
         gate.release().await.unwrap();
         let next = granted(next).await;
         if goes_on {
-            // Curator may not have noticed before the one that it waited for went.
+            // Curator may not have noticed its eviction before its predecessor left.
             line_becomes(&lock, "W+ W-").await;
             assert!(frozen.is_silent(), "{library:?} overtakes");
             next.release().await.unwrap();
@@ -549,14 +550,14 @@ async fn a_frozen_waiter_queues_up_at_the_end_or_fails() {
 // ---------------------------------------------------------------------------------------------------------------
 // All at once, and some of them killed
 
-/// What the log of a fleet says, line by line.
+/// The judge of a fleet's log, line by line.
 #[derive(Default)]
 struct Judge {
-    /// Which processes hold, and whether to write.
+    /// The processes that hold, and whether each writes.
     holders: BTreeMap<String, bool>,
     last_token: i64,
     last_write_token: i64,
-    /// The value, as far as it is known: a writer that was killed may have written or not.
+    /// The value, as far as it is known: a killed writer may have written or not.
     value: u64,
     unsure: u64,
     holds: BTreeMap<String, u64>,
@@ -569,9 +570,9 @@ impl Judge {
             ["B", name, mode, token] => {
                 let (writes, token) = (mode == "W", token.parse::<i64>().unwrap());
                 let conflicts = self.holders.values().any(|other| writes || *other);
-                assert!(!conflicts, "{line}: granted beside {:?}", self.holders);
+                assert!(!conflicts, "{line}: granted together with {:?}", self.holders);
                 let excluded = if writes { self.last_token } else { self.last_write_token };
-                assert!(token > excluded, "{line}: granted after one with token {excluded}");
+                assert!(token > excluded, "{line}: granted after token {excluded}");
                 self.last_token = self.last_token.max(token);
                 if writes {
                     self.last_write_token = token;
@@ -593,15 +594,15 @@ impl Judge {
                     self.unsure += 1;
                 }
             }
-            _ => panic!("what is {line:?}"),
+            _ => panic!("unexpected line {line:?}"),
         }
     }
 
-    /// The value that a holder saw, or wrote.
+    /// Checks the value that a holder read or wrote.
     fn see(&mut self, line: &str, writes: bool, before: &str, after: &str) {
         let (before, after): (u64, u64) = (before.parse().unwrap(), after.parse().unwrap());
         assert!((self.value..=self.value + self.unsure).contains(&before), "{line}: the value is {}", self.value);
-        assert_eq!(after - before, u64::from(writes), "{line}: changed under it");
+        assert_eq!(after - before, u64::from(writes), "{line}: the value changed while it was locked");
         self.unsure = if writes { 0 } else { self.unsure - (before - self.value) };
         self.value = after;
     }
@@ -623,14 +624,14 @@ async fn contend(dialect: Dialect) {
     };
     let mut killed = Vec::new();
     let mut processes: Vec<_> = fleet.iter().chain(&fleet).map(|(library, _)| enlist(*library)).collect();
-    // The processes are killed in turn, and another one takes the place of each.
+    // Kills the processes in turn. A new process takes the place of each.
     for (i, (library, _)) in fleet.iter().enumerate() {
         let at = time * (i as u32 + 1) / (fleet.len() as u32 + 2);
         tokio::time::sleep(at.saturating_sub(begun.elapsed())).await;
         let victim = processes
             .iter()
             .position(|it| it.name.starts_with(&format!("{library:?}-")))
-            .expect("there are two of each");
+            .expect("there are two processes of each library");
         let mut victim = processes.remove(victim);
         victim.kill();
         killed.push(victim.child.id());
@@ -647,7 +648,11 @@ async fn contend(dialect: Dialect) {
     }
     assert!(judge.holders.is_empty(), "{:?}", judge.holders);
     let last = number(&session(&field.zk).await.data(&field.value).await.unwrap().0);
-    assert!((judge.value..=judge.value + judge.unsure).contains(&last), "{last} and not {}", judge.value);
+    assert!(
+        (judge.value..=judge.value + judge.unsure).contains(&last),
+        "the last value is {last}, not {}",
+        judge.value
+    );
     for process in &processes {
         let holds = judge.holds.get(&process.name).copied().unwrap_or_default();
         assert!(holds >= HOLDS_AT_LEAST, "{} held {holds} times: {:?}", process.name, judge.holds);

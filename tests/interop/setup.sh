@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Provides the libraries that tests/interop/main.rs contends with, in target/interop or in $INTEROP_HOME: the jars of Curator
-# and of ZooKeeper's Java client, kazoo in a Python environment, and the drivers in Java. Does nothing where all is there.
+# Installs what tests/interop/main.rs needs into target/interop or $INTEROP_HOME: the jars of Curator and of ZooKeeper's
+# Java client, kazoo in a Python environment, and the compiled drivers in Java. Does nothing if all is there.
 #
-#   INTEROP_SDIST   pyspark's source distribution, if it is here already (456 MB): the jars come from it
+#   INTEROP_SDIST   pyspark's source distribution, if it is already downloaded (456 MB); the jars are in it
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -16,7 +16,7 @@ jars=$home/jars python=$home/venv/bin/python
 curator=5.9.0 kazoo=2.11.0 pyspark=4.3.0
 mkdir -p "$home/classes"
 
-# Python alone has no pip on Debian.
+# Debian's Python has no pip.
 if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
     command -v apt-get >/dev/null || missing 'Python 3 with its modules venv and ensurepip is missing: install it'
     as_root=()
@@ -32,7 +32,7 @@ if ! "$python" -c "import kazoo.version as v; assert v.__version__ == '$kazoo'" 
     "$python" -m pip install --quiet "kazoo==$kazoo" || missing "no kazoo $kazoo is to be had from pip's package index"
 fi
 
-# PySpark brings Curator with it, so that one package index is enough for everything.
+# PySpark contains Curator, so one package index is enough for all.
 if ! [[ -e $jars/curator-recipes-$curator.jar ]]; then
     sdist=${INTEROP_SDIST:-$home/pyspark-$pyspark.tar.gz}
     if [[ -n ${INTEROP_SDIST:-} && ! -e $sdist ]]; then
@@ -51,7 +51,7 @@ if ! [[ -e $jars/curator-recipes-$curator.jar ]]; then
         netty-{buffer,codec,codec-base,common,handler,resolver,transport,transport-classes-epoll,transport-native-unix-common}; do
         wanted+=("*/deps/jars/$jar-[0-9]*.jar")
     done
-    # All or none: what was stopped half way must not pass for complete.
+    # Moved at the end, so that an interrupted download does not pass for a complete one.
     rm -rf "$jars.part"
     mkdir "$jars.part"
     tar -xzf "$sdist" -C "$jars.part" --strip-components=3 --wildcards "${wanted[@]}" ||
@@ -68,7 +68,7 @@ drivers=({tests/interop/CuratorPeer,benches/peers/CuratorDriver,tests/nemesis/Cu
 for driver in "${drivers[@]}"; do
     class=$(basename "$driver" .java).class
     if [[ $driver -nt $home/classes/$class ]]; then
-        # The compiler itself: what starts it is not part of Debian's runtime.
+        # The compiler's main class, because Debian's runtime has no `javac` program.
         java --list-modules | grep '^jdk.compiler@' >/dev/null || missing 'this Java has no compiler: install a JDK'
         java --module jdk.compiler/com.sun.tools.javac.Main -d "$home/classes" \
             -cp "$(printf '%s:' "$jars"/*.jar)" "${drivers[@]}"

@@ -9,10 +9,10 @@ import org.apache.curator.framework.state.ConnectionState;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 
 /**
- * A holder or the waiters of Curator's lock, told what to do in lines: see {@code tests/nemesis/peer.rs}.
+ * A holder or the waiters of Curator's lock, with commands on standard input: see {@code tests/nemesis/peer.rs}.
  *
- * <p>Arguments: the session timeout and the pause between two questions, both in milliseconds. All times that it says are
- * {@code System.nanoTime()}, which is the one monotonic clock of the machine.
+ * <p>Arguments: the session timeout and the pause between two questions, both in milliseconds. All reported times are
+ * {@code System.nanoTime()}, the machine's monotonic clock.
  */
 public class CuratorNemesis {
     private final int timeout;
@@ -36,7 +36,7 @@ public class CuratorNemesis {
         System.out.flush();
     }
 
-    /** One hold, and what its API says of it. Zero: never. */
+    /** One hold, and what its API has said of it, and when. Zero means never. */
     final class Hold extends Thread {
         private final CuratorFramework client;
         private final InterProcessReadWriteLock.WriteLock lock;

@@ -1,7 +1,7 @@
-"""A holder or the waiters of kazoo's lock, told what to do in lines: see tests/nemesis/peer.rs.
+"""A holder or the waiters of kazoo's lock, with commands on standard input: see tests/nemesis/peer.rs.
 
-Arguments: the session timeout and the pause between two questions, both in milliseconds. All times that it says are
-time.monotonic_ns(), which is the one monotonic clock of the machine.
+Arguments: the session timeout and the pause between two questions, both in milliseconds. All reported times are
+time.monotonic_ns(), the machine's monotonic clock.
 """
 
 import os
@@ -14,12 +14,12 @@ from kazoo.protocol.states import KazooState
 
 
 def say(words):
-    # One write: several threads speak.
+    # One write, because several threads report.
     os.write(1, f"child says {words}\n".encode())
 
 
 class Hold(threading.Thread):
-    """One hold, and what its API says of it. Zero: never."""
+    """One hold, and what its API has said of it, and when. Zero means never."""
 
     def __init__(self, client, path, timeout, pause):
         super().__init__(daemon=True)

@@ -1,10 +1,10 @@
-//! One holder, one waiting writer, one fault: the same for this library, Curator and kazoo, on the same three servers: `make
-//! nemesis`.
+//! One holder, one waiting writer and one fault, for this library, Curator and kazoo in turn, on the same three
+//! servers: `make nemesis`.
 //!
-//! Measured is for how long the holder's own API says that it holds, after the other contender was granted the lock. `cargo
-//! test` alone leaves this out, because it needs what `tests/interop/setup.sh` provides. `NEMESIS_ROUNDS` (20) is the number of
-//! rounds of each library under each fault. All rounds of one fault are under way at once: each has a path, a process and a
-//! link of its own, and mostly sleeps.
+//! The test measures for how long the holder's own API says that it holds after another contender was granted the lock.
+//! It is not part of `cargo test`, because it needs what `tests/interop/setup.sh` installs. `NEMESIS_ROUNDS` (20) is
+//! the number of rounds of each library under each fault. All rounds of one fault run at the same time, each with a
+//! path, a process and a link of its own; they mostly sleep.
 
 mod peer;
 mod results;
@@ -22,19 +22,19 @@ use support::wire::Proxy;
 use tokio::runtime::{Handle, Runtime};
 use zk_rwlock::ZooKeeper;
 
-/// Servers give each other up after so many ticks of 500 ms: after 10 s, as with the configuration that ZooKeeper brings along.
+/// The number of ticks of 500 ms after which servers give each other up: 10 s, as in ZooKeeper's sample configuration.
 const SYNC_LIMIT: u32 = 20;
 
-/// How many rounds of a library share a cut between servers, which strikes all of them at once.
+/// How many rounds of a library share a cut between servers, which affects all of them at once.
 const ROUNDS_IN_A_CUT: usize = 5;
 
-/// How often a round is begun at most.
+/// How often a round is started at most.
 const TRIES: usize = 5;
 
-/// How long a cut between servers lasts: longer than the servers' own patience.
+/// How long a cut between servers lasts: longer than the servers' limit.
 const CUT_LASTS: Duration = Duration::from_secs(16);
 
-/// How long a fault lasts that has no length of its own.
+/// How long a fault lasts if it has no duration of its own.
 const LONG: Duration = Duration::from_secs(12);
 
 /// How long a round goes on after its fault.
@@ -44,13 +44,13 @@ fn rounds() -> usize {
     std::env::var("NEMESIS_ROUNDS").map_or(20, |rounds| rounds.parse().expect("NEMESIS_ROUNDS is a number"))
 }
 
-/// What all rounds share.
+/// The servers and clients that all rounds share.
 struct Field {
     ensemble: Ensemble,
     leader: usize,
     /// The follower that every holder is connected to.
     follower: usize,
-    /// Where holders find the other servers, once these doors are open.
+    /// The addresses at which holders find the other servers, once these proxies are healed.
     doors: Vec<Proxy>,
     operator: ZooKeeper,
     runtime: Handle,
@@ -66,7 +66,7 @@ impl Field {
         Field { ensemble, leader, follower, doors, operator, runtime: runtime.handle().clone() }
     }
 
-    /// Does this with every round of the fault, all at once.
+    /// Runs `each` for every round of the fault, all at the same time.
     fn all<'c, T: Send>(contenders: Vec<Contenders<'c>>, each: impl Fn(Contenders<'c>) -> T + Sync) -> Vec<T> {
         let each = &each;
         thread::scope(|scope| {
@@ -79,7 +79,7 @@ impl Field {
         Field::all(contenders, |contenders| {
             let link = Proxy::start(self.ensemble.server(self.follower).address());
             let held = self.held(fault, contenders, &link.address());
-            // The faults strike at other times between two heartbeats.
+            // Each fault begins at another moment between two heartbeats.
             thread::sleep(TIMEOUT.mul_f64(held.contenders.round as f64 * 0.618 % 0.5));
             self.suffer(held, &link)
         })
@@ -95,7 +95,11 @@ impl Field {
         let held = Field::all(contenders, |contenders| self.held(fault, contenders, &servers));
         self.doors.iter().for_each(Proxy::reset);
         self.doors.iter().for_each(Proxy::heal);
-        assert_eq!(self.doors.iter().map(Proxy::connections).sum::<u64>(), 0, "a holder is elsewhere");
+        assert_eq!(
+            self.doors.iter().map(Proxy::connections).sum::<u64>(),
+            0,
+            "a holder is connected to another server"
+        );
         let begun = clock();
         self.ensemble.cut_from_leader(self.follower);
         thread::sleep(CUT_LASTS);
@@ -104,14 +108,14 @@ impl Field {
         let rounds = held.into_iter().map(|held| self.ended(held, begun, None)).collect();
         let deadline = Instant::now() + SOON;
         while !self.ensemble.is_whole() {
-            assert!(Instant::now() < deadline, "the follower comes back");
+            assert!(Instant::now() < deadline, "the follower does not come back");
             thread::sleep(Duration::from_millis(100));
         }
         assert_eq!(self.ensemble.leader(), self.leader, "another leader: the waiters were cut off as well");
         rounds
     }
 
-    /// Returns when one holds and the other waits.
+    /// Waits until the holder holds and the other contender waits.
     fn held<'c>(&self, fault: &'static str, contenders: Contenders<'c>, servers: &str) -> Held<'c> {
         let Contenders { library, round, void, .. } = contenders;
         let path = format!("/nemesis-{}-{library}-{round}-{void}", fault.replace([' ', ','], "-"));
@@ -152,14 +156,16 @@ impl Field {
         self.ended(held, begun, resumed)
     }
 
-    /// Ends a round whose fault began at this time, and waits until the other has the lock in any case.
+    /// Ends a round whose fault began at `begun`, after the other contender has the lock.
     fn ended(&self, held: Held<'_>, begun: u64, resumed: Option<u64>) -> Round {
         let Held { fault, path, contenders: Contenders { library, round, void, holder, waiters }, .. } = held;
         let (end, granted) = (clock(), waiters.granted(&path));
         holder.send("end");
         let said = holder.says("ended");
         let words: Vec<&str> = said.split(' ').collect();
-        let [signal, lost, held_until, denied_from, went_on, answer] = words[..] else { panic!("what is {said:?}") };
+        let [signal, lost, held_until, denied_from, went_on, answer] = words[..] else {
+            panic!("unexpected line {said:?}")
+        };
         let since = |time: u64| (time as f64 - begun as f64) / 1e6;
         let time = |word: &str| Some(word.parse::<u64>().expect("a time")).filter(|time| *time > 0);
         let went_on = time(went_on).filter(|_| resumed.is_some());
@@ -186,7 +192,7 @@ impl Field {
     }
 }
 
-/// Who takes part in a round.
+/// The contenders of a round.
 struct Contenders<'c> {
     library: &'static str,
     round: usize,
@@ -204,7 +210,7 @@ struct Held<'c> {
     contenders: Contenders<'c>,
 }
 
-/// One process for each holder, and one for all waiters of a library.
+/// The processes of a library: one for each holder, and one for all waiters.
 struct Company {
     library: &'static str,
     holders: Vec<Peer>,
@@ -212,7 +218,7 @@ struct Company {
 }
 
 impl Company {
-    /// Starts them, and has each hold once: in its first hold a virtual machine has much to load.
+    /// Starts the processes, and lets each hold once: at its first hold, a virtual machine loads many classes.
     fn enlist(library: &'static str, rounds: usize, server: &str) -> Company {
         let mut peers: Vec<Peer> = (0..=rounds).map(|_| peer::start(library)).collect();
         for (number, peer) in peers.iter_mut().enumerate() {
@@ -235,7 +241,7 @@ impl Company {
     }
 }
 
-/// All rounds of one fault. What is void is begun again.
+/// Runs all rounds of one fault. A void round is started again.
 fn suffer(field: &Field, companies: &mut [Company], fault: &'static str, rounds: usize) -> Vec<Round> {
     let mut shown: Vec<Round> = Vec::new();
     let is_cut = [CUT, CUT_ALONE].contains(&fault);

@@ -1,11 +1,11 @@
-//! The processes: a holder, or all waiters, of one library. Told what to do in lines:
+//! The processes: a holder, or all waiters, of one library. A process reads commands from its standard input:
 //!
-//! - `hold SERVERS PATH` acquires, says `held NODE`, and asks whether it still holds, again and again;
+//! - `hold SERVERS PATH` acquires, says `held NODE`, and then asks again and again whether it still holds;
 //! - `end` says `ended SIGNAL LOST HELD_UNTIL DENIED_FROM RESUMED ANSWER`, and closes the holder's session;
 //! - `wait SERVERS PATH` says `granted PATH TIME` when it has the lock, and keeps it.
 //!
-//! All times are nanoseconds on the one monotonic clock of the machine, and 0 is never. A pause of more than a session timeout
-//! between two questions is noted as `RESUMED`, with the first answer after it.
+//! All times are nanoseconds on the machine's monotonic clock, and 0 means never. After a pause of more than a session
+//! timeout between two questions, `RESUMED` is the end of the pause, and `ANSWER` the first answer after it.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -29,7 +29,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(4);
 /// The tick of the servers.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Between two questions.
+/// The pause between two questions.
 const PAUSE: Duration = Duration::from_millis(5);
 
 const CHILD: &str = "ZK_RWLOCK_NEMESIS_CHILD";
@@ -42,7 +42,7 @@ pub(crate) fn clock() -> u64 {
 // ---------------------------------------------------------------------------------------------------------------
 // Ours
 
-/// What the API says of a hold. Zero: never.
+/// What the API has said of a hold, and when. Zero means never.
 #[derive(Debug, Default)]
 struct Said {
     signal: AtomicU64,
@@ -135,7 +135,7 @@ fn the_child_process_of_other_tests() {
                 let hold = hold.insert(runtime.block_on(Hold::begin(servers, path)));
                 say(&format!("held {}", hold.guard.path()));
             }
-            ["end"] => say(&runtime.block_on(hold.take().expect("it holds").end())),
+            ["end"] => say(&runtime.block_on(hold.take().expect("`hold` comes before `end`").end())),
             ["wait", servers, path] => {
                 let zk = waiting.get_or_insert_with(|| runtime.block_on(open(servers))).clone();
                 let path = path.to_owned();
@@ -145,7 +145,7 @@ fn the_child_process_of_other_tests() {
                     std::future::pending::<()>().await;
                 });
             }
-            _ => panic!("what is {command:?}"),
+            _ => panic!("unknown command {command:?}"),
         }
     }
     std::process::exit(0);
@@ -154,7 +154,7 @@ fn the_child_process_of_other_tests() {
 // ---------------------------------------------------------------------------------------------------------------
 // The processes, as their parent sees them
 
-/// It says `ready` when it is.
+/// Starts a process, and waits until it says `ready`.
 pub(crate) fn start(library: &'static str) -> Peer {
     let mut command = match library {
         "Curator" => java("CuratorNemesis"),
@@ -181,12 +181,14 @@ impl Waiters {
         self.0.lock().unwrap().0.send(&format!("wait {servers} {path}"));
     }
 
-    /// When the lock at this path was granted to its waiter.
+    /// Returns when the lock at this path was granted to its waiter.
     pub(crate) fn granted(&self, path: &str) -> Option<u64> {
         let mut waiters = self.0.lock().unwrap();
         let (peer, granted) = &mut *waiters;
         for line in peer.has_said() {
-            let ["granted", path, time] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("what is {line:?}") };
+            let ["granted", path, time] = line.split(' ').collect::<Vec<_>>()[..] else {
+                panic!("unexpected line {line:?}")
+            };
             granted.insert(path.to_owned(), time.parse().expect("a time"));
         }
         granted.get(path).copied()

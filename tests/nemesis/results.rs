@@ -1,4 +1,4 @@
-//! What the rounds have shown: the lines of `docs/nemesis.jsonl`, and the table of `docs/comparison.md`.
+//! The results of the rounds: the lines of `docs/nemesis.jsonl`, and the table in `docs/comparison.md`.
 
 use std::fmt::Write;
 
@@ -17,74 +17,75 @@ pub(crate) const FAULTS: [&str; 8] = [BLACK_HOLE, ANSWERS_LOST, REQUESTS_LOST, P
 pub(crate) const OURS: &str = "zk-rwlock";
 pub(crate) const LIBRARIES: [&str; 3] = [OURS, "Curator", "kazoo"];
 
-/// What is asked, the first signal that something is wrong, and the one that the lock is lost.
+/// In each library: the question to the API, the first signal that something is wrong, and the signal of a loss.
 const CALLS: [&str; 3] = [
     "`is_held()`, `changes()`, `lost()`",
     "`isAcquiredInThisProcess()`, `SUSPENDED`, `LOST`",
     "`is_acquired`, `SUSPENDED`, `LOST`",
 ];
 
-/// For how many milliseconds ours may hold beside another, by any of its calls, after an operator has deleted its node: the
-/// servers tell both. And for how many its signals may come late, once it was let run again: each wakes a task. To whoever asks,
-/// the first answer is `lost` all the same.
+/// For how many milliseconds our lock may be held together with another, by any of its calls. After an operator's
+/// deletion, the servers notify both contenders at the same moment. After a pause, each signal has to wake a task
+/// first; a direct question gets the answer `lost` at once.
 const IN_THE_ACT: f64 = 200.0;
 
-/// One round. All times are milliseconds from the beginning of the fault; `None` is never, for as long as it was watched.
+/// One round. All times are milliseconds from the beginning of the fault. `None` means never during the round.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Round {
     pub(crate) fault: String,
     pub(crate) library: String,
     pub(crate) round: usize,
-    /// How often this round was begun before, and the holder was in trouble before the fault.
+    /// How often this round was started before and was void, because the holder was in trouble before the fault.
     pub(crate) void: usize,
     /// When the other contender had the lock, by its own API.
     pub(crate) granted: Option<f64>,
-    /// When the holder was let run again, if it was stopped.
+    /// When the holder was resumed, if it was stopped.
     pub(crate) resumed: Option<f64>,
-    /// What the first question after that was answered: `held` or `lost`.
+    /// The answer to the first question after that: `held` or `lost`.
     pub(crate) first_answer: Option<String>,
-    /// When the holder was last asked and said that it holds.
+    /// When the holder last answered that it holds.
     pub(crate) held_until: f64,
-    /// When it was first asked and said that it does not.
+    /// When it first answered that it does not.
     pub(crate) denied_from: Option<f64>,
     /// The first signal that something is wrong.
     pub(crate) signal: Option<f64>,
     /// The signal that the lock is lost.
     pub(crate) lost: Option<f64>,
-    /// When the last question was asked.
+    /// The time of the last question.
     pub(crate) end: f64,
 }
 
 impl Round {
-    /// How long the holder said that it holds, beside another: `None` if it did so until the end of the round.
+    /// Returns how long the holder said that it holds after another contender's grant. `None` if it did so until the
+    /// end.
     pub(crate) fn held_overlap(&self) -> Option<f64> {
-        // Only a question that was asked after the grant counts: the answer to an earlier one may be from before.
+        // Only a question after the grant counts: the answer to an earlier one may be older.
         self.overlap(self.denied_from.map(|_| self.held_until))
     }
 
-    /// As [`Round::held_overlap`], until the first signal.
+    /// As [`Round::held_overlap`], but until the first signal.
     pub(crate) fn unsignalled_overlap(&self) -> Option<f64> {
         self.overlap(self.signal)
     }
 
-    /// As [`Round::held_overlap`], until the loss is reported.
+    /// As [`Round::held_overlap`], but until the signal of the loss.
     pub(crate) fn unreported_overlap(&self) -> Option<f64> {
         self.overlap(self.lost)
     }
 
-    /// Whether nobody was granted anything, and nothing was said to be lost.
+    /// Returns whether the holder kept the lock: no other grant, and no report of a loss.
     fn is_kept(&self) -> bool {
         [self.granted, self.denied_from, self.lost] == [None; 3]
     }
 
-    /// Whether the API of the holder said before the fault that something is wrong. On a busy machine this happens.
+    /// Returns whether the holder's API reported trouble before the fault. That happens on a busy machine.
     pub(crate) fn is_void(&self) -> bool {
         [self.denied_from, self.signal, self.lost].into_iter().flatten().any(|time| time < 0.0)
     }
 
     fn overlap(&self, until: Option<f64>) -> Option<f64> {
         let Some(granted) = self.granted else { return Some(0.0) };
-        // Who is stopped says nothing.
+        // A stopped process says nothing.
         let from = self.resumed.map_or(granted, |resumed| granted.max(resumed));
         until.map(|until| (until - from).max(0.0))
     }
@@ -94,19 +95,20 @@ pub(crate) fn read(lines: &str) -> Vec<Round> {
     lines.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
 }
 
-/// The rounds of one library under one fault.
+/// Returns the rounds of one library under one fault.
 pub(crate) fn of<'r>(rounds: &'r [Round], fault: &str, library: &str) -> Vec<&'r Round> {
     rounds.iter().filter(|round| round.fault == fault && round.library == library).collect()
 }
 
-/// Whether so many rounds of each library under each fault are there and show something, and what must hold of ours does.
+/// Checks that `number` rounds of each library under each fault are there, that each fault had an effect, and that our
+/// library keeps its promises.
 pub(crate) fn judge(rounds: &[Round], number: usize) {
     for (fault, library) in FAULTS.iter().flat_map(|fault| LIBRARIES.map(|library| (*fault, library))) {
         let rounds = of(rounds, fault, library);
         let numbers: Vec<usize> = rounds.iter().map(|round| round.round).collect();
         assert_eq!(numbers, (0..number).collect::<Vec<_>>(), "{library}, {fault}");
         for round in rounds {
-            // Where the holder may save itself, nobody need be granted anything.
+            // If the holder can reach another server, the other contender may never be granted.
             let is_granted = round.granted.is_some_and(|granted| (0.0..round.end).contains(&granted));
             assert!(is_granted || [CUT, BREAK].contains(&fault), "the fault has no effect: {round:?}");
             assert!(!round.is_void(), "{round:?}");
@@ -120,16 +122,16 @@ pub(crate) fn judge(rounds: &[Round], number: usize) {
                     (round.unsignalled_overlap(), told),
                     (round.unreported_overlap(), told),
                 ] {
-                    assert!(overlap.is_some_and(|overlap| overlap <= most), "two hold, or one is told late: {round:?}");
+                    assert!(overlap.is_some_and(|overlap| overlap <= most), "two hold, or a signal is late: {round:?}");
                 }
                 let may_be_lost = round.granted.is_some() && fault != BREAK;
-                assert!(may_be_lost || round.is_kept(), "lost, and for nobody or in a short break: {round:?}");
+                assert!(may_be_lost || round.is_kept(), "lost without another grant, or in a short break: {round:?}");
             }
         }
     }
 }
 
-/// The table in Markdown: a row for each fault, a column for each library.
+/// Returns the table in Markdown: a row for each fault, a column for each library.
 pub(crate) fn table(rounds: &[Round]) -> String {
     let columns: Vec<String> =
         LIBRARIES.iter().zip(CALLS).map(|(library, calls)| format!("{library}: {calls}")).collect();
@@ -166,7 +168,7 @@ pub(crate) fn table(rounds: &[Round]) -> String {
     table
 }
 
-/// The median and the worst, in seconds, as one word.
+/// Returns the median and the maximum, in seconds, as one word.
 fn middle_and_worst(all: impl Iterator<Item = Option<f64>>) -> String {
     let mut all: Vec<f64> = all.map(|milliseconds| milliseconds.unwrap_or(f64::INFINITY)).collect();
     all.sort_by(f64::total_cmp);
@@ -184,7 +186,7 @@ fn seconds(milliseconds: f64) -> String {
     match milliseconds {
         f64::INFINITY => "never".to_owned(),
         0.0 => "0".to_owned(),
-        // To a whole millisecond, and no more of one is called nothing.
+        // Rounded up to whole milliseconds.
         short if short < 100.0 => format!("{:.3}", short.ceil() / 1000.0),
         long => format!("{:.1}", long / 1000.0),
     }

@@ -473,7 +473,7 @@ impl Replay<'_> {
                 self.saw(if told { "Release" } else { "Cancel" });
                 let signals = node.name.mode == Mode::Write && node.name.signals && told && is_own;
                 if signals && !self.is_lied_to(&node.name) {
-                    self.refuse(txn, "Release", node.shown(), "a writer that held signals");
+                    self.refuse(txn, "Release", node.shown(), "a writer that held must signal");
                 }
             }
             Left::Deleted
