@@ -1,8 +1,7 @@
-//! A leader that is cut off from its followers, and does not know that they have elected another: what it tells the clients
-//! that have stayed with it. No lock is granted there, none is kept beyond its session, and nobody reads old data under a
-//! lock.
+//! A leader that is cut off from its followers and does not know that they have elected another. Clients that stay with it
+//! are granted no lock, keep none beyond their session, and read no old data under a lock.
 //!
-//! `ALONE_TIMEOUT` sets the session timeout, in seconds, of the holder whose lease is to end there; `make soak` sets it high.
+//! `ALONE_TIMEOUT` sets the session timeout, in seconds, of the holder whose lease ends there; `make soak` sets it high.
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,23 +19,23 @@ use tokio::time::{sleep, timeout};
 use zk_rwlock::coordinator::Kind;
 use zk_rwlock::{Error, Shared, ZooKeeper};
 
-/// So many ticks pass before a leader misses its followers: longer than any of these tests takes.
+/// The number of ticks after which a leader misses its followers: longer than any of these tests takes.
 const SYNC_LIMIT: u32 = 400;
 
 const TICK: Duration = Duration::from_millis(500);
 
-/// For as long nothing comes that must not come.
+/// The time for which a test waits to see that nothing happens.
 const A_WHILE: Duration = Duration::from_millis(500);
 
-/// Enough for an answer, and less than what lies between the two halves of a heartbeat.
+/// Long enough for a reply, and shorter than the time between the two halves of a heartbeat.
 const A_MOMENT: Duration = Duration::from_millis(50);
 
-/// One ensemble for both tests, one at a time.
+/// The ensemble that both tests share, one at a time.
 async fn ensemble() -> MutexGuard<'static, Ensemble> {
     static SHARED: OnceLock<Mutex<Ensemble>> = OnceLock::new();
     let start = || shared(&SHARED, || Mutex::new(Ensemble::start_patient(SYNC_LIMIT, &[])));
     let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts").lock().await;
-    // A failed test may have left a leader alone.
+    // A failed test may have left the leader cut off.
     becomes_whole(&ensemble).await;
     ensemble
 }
@@ -52,8 +51,8 @@ fn others(ensemble: &Ensemble) -> String {
     addresses.join(",")
 }
 
-/// Found by `models::lease_model`: the leader answers a handshake by itself. It took the session for one
-/// that lives on, and so did the lease, while the new leader let it end.
+/// Found by `models::lease_model`: the deposed leader answers a handshake by itself. The answer renewed the lease, although
+/// the new leader let the session end.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handshake_with_a_deposed_leader_prolongs_no_lock() {
     let limit = std::env::var("ALONE_TIMEOUT").ok().map_or(3, |value| value.parse().expect("a number"));
@@ -68,7 +67,7 @@ async fn a_handshake_with_a_deposed_leader_prolongs_no_lock() {
     let next = writer(&lock);
     line_becomes(&lock, "W+ W-").await;
 
-    // A connection that breaks again and again, each time before a heartbeat is through.
+    // A connection that breaks before each heartbeat is answered, and reconnects.
     let (flapping, client) = (Arc::clone(&near), session(&zk).await);
     let flaps = tokio::spawn(async move {
         loop {
@@ -83,11 +82,11 @@ async fn a_handshake_with_a_deposed_leader_prolongs_no_lock() {
     let alone = tokio::task::block_in_place(|| ensemble.leave_leader_alone());
     let next = within(4 * session_timeout + SOON, "the grant", next).await;
     let (next, granted_at) = (next.expect("it does not panic").expect("granted"), Instant::now());
-    safe!(!held.is_held(), "two hold it");
+    safe!(!held.is_held(), "two hold the lock");
     flaps.abort();
     let last_held = witness.last_held();
-    assert!(ensemble.leads(alone), "it has noticed, so this run proves nothing");
-    assert!(near.connections() > 0, "nobody shook hands with it");
+    assert!(ensemble.leads(alone), "the old leader has noticed the cut, so this run proves nothing");
+    assert!(near.connections() > 0, "no client reconnected to the old leader");
     safe!(last_held < granted_at, "held {:?} after the next grant", last_held - granted_at);
     next.release().await.expect("held");
     becomes_whole(&ensemble).await;
@@ -103,7 +102,8 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
         session(&goes_on).await.create(path, b"1", Kind::Persistent).await.expect("created");
     }
 
-    // What is held there; what is only kept; and what is waited for there and held elsewhere.
+    // Locks that are held through the old leader, a lock that is kept there, and a lock that is awaited there and held
+    // elsewhere.
     let held = lock_at(&stays, "/alone/held").read().await.expect("free");
     let kept: Shared<u64> = Shared::builder(&stays, "/alone/kept")
         .initial(|| 1)
@@ -139,9 +139,9 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
     let old = session(&stays).await;
     assert_eq!(old.data(REGISTER).await.expect("there").0, b"1", "a read without a lock is old there");
     assert_eq!(held.data("/alone-held").await.expect("held").expect("there").data, b"1");
-    // From here on nothing is answered there: a session's requests wait for those before them.
-    assert!(timeout(A_WHILE, old.sync("/")).await.is_err(), "nobody is brought up to date there");
-    assert!(!waits_there.is_finished(), "it would read what is old");
+    // From here on the old leader answers nothing, because a session's requests wait for the unanswered ones before them.
+    assert!(timeout(A_WHILE, old.sync("/")).await.is_err(), "the old leader answers a sync");
+    assert!(!waits_there.is_finished(), "a waiter was granted at the old leader");
     for mode in [free.try_write().timeout(A_WHILE).await, free.write().timeout(A_WHILE).await] {
         assert!(matches!(mode, Err(Error::Timeout { .. })), "{mode:?}");
     }
@@ -149,7 +149,7 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
     assert!(again.lock().is_held() && held.is_held());
     assert_eq!(*again, 1);
     assert!(!commits.is_finished() && !was_granted.load(Ordering::SeqCst));
-    assert!(ensemble.leads(alone), "it has noticed, so this run proves nothing");
+    assert!(ensemble.leads(alone), "the old leader has noticed the cut, so this run proves nothing");
     drop(again);
 
     becomes_whole(&ensemble).await;

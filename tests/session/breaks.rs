@@ -1,6 +1,6 @@
-//! Breaks of the connection that a holder rides out: how many of them lose the lock, by their length and kind.
+//! Short breaks of the connection: how many of them cost a holder its lock, by their length and kind.
 //!
-//! `BREAK_ROUNDS` sets how many breaks of each kind and length there are, and has all lengths tried; `make soak` does that.
+//! `BREAK_ROUNDS` sets the number of breaks of each kind and length, and adds the other lengths; `make soak` sets it.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -25,8 +25,8 @@ enum Kind {
 
 const KINDS: [Kind; 4] = [Kind::BlackHole, Kind::RequestsLost, Kind::AnswersLost, Kind::Refused];
 
-/// A link to a server. While it is broken it loses what is sent, together with the connection that it was sent on, and
-/// a new connection comes to nothing. (On a real network the kernel would send again, after longer and longer pauses.)
+/// A link to a server. A broken link loses the bytes sent over it, and then the connection that they were sent on. New
+/// connections over a broken link get no answer. (A real kernel would send the bytes again, after longer and longer pauses.)
 struct Link {
     port: Port,
     state: Arc<Mutex<State>>,
@@ -62,7 +62,7 @@ impl Link {
                 for (from, to, survives) in [(&near, &far, Kind::AnswersLost), (&far, &near, Kind::RequestsLost)] {
                     let (from, to) = (from.try_clone().expect("a descriptor"), to.try_clone().expect("a descriptor"));
                     let state = Arc::clone(&state);
-                    // A connection needs both ways to be opened.
+                    // Opening a connection needs both directions.
                     thread::spawn(move || carry(from, to, survives, broken.is_some(), &state));
                 }
             }
@@ -93,12 +93,12 @@ impl Drop for Link {
             let _ = stream.shutdown(Shutdown::Both);
         }
         drop(state);
-        // Wakes the thread that listens.
+        // Wakes the listening thread.
         let _ = TcpStream::connect(self.port.address());
     }
 }
 
-/// Passes on what comes, until something is lost.
+/// Forwards bytes until some are lost.
 fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bool, state: &Mutex<State>) {
     let mut buffer = [0; 16 * 1024];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
@@ -110,20 +110,20 @@ fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bo
     }
     let _ = to.shutdown(Shutdown::Both);
     let _ = from.shutdown(Shutdown::Both);
-    // Only a connection that is still open has a peer's address.
+    // Drops closed connections from the list: they have no peer address.
     state.lock().expect("nobody panics").open.retain(|stream| stream.peer_addr().is_ok());
 }
 
-/// What a session is opened with.
+/// The options of a session.
 #[derive(Clone, Copy, Debug)]
 struct Options {
     timeout: Duration,
     tick: Option<Duration>,
-    /// What `zklock` keeps for its command to stop in.
+    /// The time that `zklock` reserves for stopping its command.
     margin: Option<Duration>,
 }
 
-/// How many of `rounds` breaks lose the lock.
+/// Returns how many of `rounds` breaks lose the lock.
 async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
     let Options { timeout, tick, margin } = options;
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -149,7 +149,7 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
             let left = guard.session_left();
             tokio::time::sleep(timeout.mul_f64(share)).await;
             link.mends();
-            // The lease of the moment of the break is over by then, so it was renewed.
+            // The lease of the time of the break has run out by then, so a guard that still holds was renewed.
             let lost = tokio::time::timeout(timeout, guard.lost()).await.is_ok();
             if lost {
                 println!("    lost {:?} after the break began, with {left:?} of the session", broke.elapsed());
@@ -160,7 +160,8 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
     tasks.join_all().await.into_iter().filter(|lost| *lost).count()
 }
 
-/// A break of 0.4 T, of any kind, at any time, where the client knows the tick and it is at most a fifth of T.
+/// Breaks of two fifths of the session timeout, of any kind and at any time, with a known tick of at most a fifth of the
+/// timeout.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
     let rounds: Option<u32> = std::env::var("BREAK_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
@@ -181,7 +182,7 @@ async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
             of(10.0, None, None),
         ]);
     }
-    // So many kinds at once, and so many lengths.
+    // The number of kinds that run at once, and the lengths.
     let (at_once, shares) = if rounds.is_some() { (1, &shares[..]) } else { (KINDS.len(), &shares[2..3]) };
     let rounds = rounds.unwrap_or(3);
     let mut failures = Vec::new();
@@ -198,7 +199,7 @@ async fn a_break_of_two_fifths_of_the_timeout_loses_nothing() {
                 let may_lose = if options.tick.is_none() || share > 0.46 {
                     usize::MAX
                 } else if share > 0.41 {
-                    // Beyond the promise. A wider margin ends the lease earlier, and some 3 of 20 are lost.
+                    // Beyond the promise: a wider margin ends the lease earlier, and some 3 of 20 locks are lost.
                     if options.margin.is_some() { 10 } else { 4 }
                 } else {
                     0

@@ -1,6 +1,7 @@
-//! On which threads the library calls code of the user's: never on those that keep the sessions and their timers.
+//! The threads on which the library calls user code: never those that keep the sessions and their timers.
 //!
-//! A subscriber is one for a whole process, so it is in a child, which is this test binary itself: see [`support::process`].
+//! A subscriber serves a whole process, so it runs in a child process, which is this test binary itself: see
+//! [`support::process`].
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -22,10 +23,10 @@ use zk_rwlock::{Leadership, RwLock, Semaphore, Shared, ZooKeeper};
 
 const SHORT: Duration = Duration::from_secs(2);
 
-/// What was called on a thread of the library's.
+/// The user code that ran on a thread of the library.
 static WRONG: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// What was said, each once, and by which crate.
+/// The events seen, each once, with the crate that logged them.
 static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 static DROPPED: AtomicUsize = AtomicUsize::new(0);
@@ -37,7 +38,7 @@ fn called(what: &str, by: &str) {
     }
 }
 
-/// A subscriber that wants everything.
+/// A subscriber that enables everything.
 struct Watches;
 
 struct Words(String);
@@ -51,7 +52,7 @@ impl Visit for Words {
 }
 
 impl Subscriber for Watches {
-    /// `tracing` itself asks this once of each place that tells something, on the thread that comes there first.
+    /// `tracing` asks this once for each call site, on the first thread that reaches the site.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
     }
@@ -93,7 +94,7 @@ impl Subscriber for Watches {
     }
 }
 
-/// A value with a destructor, and with what encodes and decodes it.
+/// A value whose destructor, encoder and decoder note their thread.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(from = "u64", into = "u64")]
 struct Value(u64);
@@ -149,7 +150,7 @@ fn the_child_process_of_other_tests() {
     }
 }
 
-/// Waits, hand-offs, downgrades, cancelled waits, and nodes that are kept and asked for.
+/// Waits, hand-offs, downgrades, cancelled waits, and kept nodes that are asked for.
 async fn locks(one: &ZooKeeper, two: &ZooKeeper) {
     let open = |zk, keep: bool| {
         let lock = RwLock::builder(zk, "/callbacks/lock").warn_after_waiting(Duration::from_millis(50));
@@ -172,7 +173,7 @@ async fn locks(one: &ZooKeeper, two: &ZooKeeper) {
     second.write().await.unwrap().release().await.unwrap();
 }
 
-/// Permits, a leader's term, and values that are watched.
+/// Permits, a leader's term, and observed values.
 async fn recipes(one: &ZooKeeper, two: &ZooKeeper) {
     let permits = |zk| Semaphore::new(zk, "/callbacks/permits", 1).unwrap();
     let permit = permits(one).acquire().await.unwrap();
@@ -192,7 +193,7 @@ async fn recipes(one: &ZooKeeper, two: &ZooKeeper) {
     drop((changes, here));
 }
 
-/// A lock that an operator breaks, and a session that expires while it holds, waits, and keeps.
+/// A lock that an operator removes, and a session that expires while it holds, waits and keeps nodes.
 async fn losses(one: &ZooKeeper, two: &ZooKeeper) {
     let path = "/callbacks/lost";
     let (held, lock) = (lock_at(one, path).write().await.unwrap(), lock_at(two, path));

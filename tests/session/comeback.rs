@@ -1,4 +1,4 @@
-//! Clients that have lost their sessions do not all come back at the same moment: each pauses for a time of its own.
+//! Clients that have lost their sessions do not reconnect at the same moment: each waits for a random pause.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use tokio::time::sleep;
 
 const CLIENTS: usize = 12;
 
-/// For how long they are cut off. A pause is up to a quarter of it, and half a session timeout at most.
+/// The length of the cut. A pause takes up to a quarter of this length, and at most half a session timeout.
 const AWAY: Duration = Duration::from_secs(6);
 
-/// So close together come clients that do not pause, or that all pause for the same time.
+/// The spread of clients that do not pause, or that all pause for the same time.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// Clients that have been cut off for a while, each behind a proxy of its own. Each of them held a lock, and acquires it once
-/// more as soon as it is lost.
+/// Clients that have been cut off for a while, each behind a proxy of its own. Each held a lock, and acquires it again as
+/// soon as the lock is lost.
 async fn cut_off(path: &str, session_timeout: Duration) -> (Vec<Proxy>, JoinSet<()>) {
     let (mut proxies, mut holders) = (Vec::new(), Vec::new());
     for number in 0..CLIENTS {
@@ -40,7 +40,8 @@ async fn cut_off(path: &str, session_timeout: Duration) -> (Vec<Proxy>, JoinSet<
     (proxies, coming)
 }
 
-/// Three quarters of them never come together: the draws of sound clients do not do that once in ten thousand runs.
+/// Checks that the reconnects are spread out. Random pauses of working clients bring three quarters of them together less
+/// than once in ten thousand runs.
 fn are_spread_out(mut comebacks: Vec<Duration>) {
     comebacks.sort();
     let many = CLIENTS * 3 / 4;
@@ -54,14 +55,14 @@ async fn clients_pause_before_they_replace_ended_sessions() {
     proxies.iter().for_each(|proxy| shared_server().end_session(&proxy.granted().expect("it has a session")));
     proxies.iter().for_each(Proxy::heal);
     within(2 * SOON, "all comebacks", coming.join_all()).await;
-    // The first handshake finds the old session over, and the last one gets another.
+    // The first handshake finds that the old session has ended, and the last one opens a new session.
     let handshakes = proxies.iter().map(|proxy| proxy.arrivals(Op::Handshake));
     are_spread_out(handshakes.map(|all| *all.last().expect("it is back") - all[0]).collect());
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_pause_between_retries_in_an_outage() {
-    // They know for long that their sessions are over, and look for others.
+    // These clients have known for long that their sessions have ended, and keep trying to open new ones.
     let (proxies, coming) = cut_off("/comeback/outage", AWAY / 3).await;
     let healed = Instant::now();
     proxies.iter().for_each(Proxy::heal);

@@ -1,7 +1,7 @@
-//! What servers can do to a lock: freeze, crash, lag behind, lose their leader. There are never two holders, no
-//! contender is stuck, nothing is left, and no lock is lost without need.
+//! Faults of servers: freezes, crashes, lag, and changes of leader. There are never two holders, no contender is stuck, no
+//! node is left, and no lock is lost without need.
 //!
-//! `FREEZE_ROUNDS`, `CRASH_ROUNDS` and `ROLLS` set how often each is repeated; `make soak` sets them high.
+//! `FREEZE_ROUNDS`, `CRASH_ROUNDS` and `ROLLS` set the number of repetitions; `make soak` sets them high.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,8 +33,8 @@ fn creates(proxies: &[&Proxy]) -> u64 {
 // ---------------------------------------------------------------------------------------------------------------
 // Servers that lag behind
 
-/// Fault 6. The create commits and its answer is lost; the client comes back to a server that has not applied it.
-/// Only a sync makes sure that a listing there shows the node.
+/// Fault 6. The create commits, its reply is lost, and the client reconnects to a server that has not applied the create.
+/// Only after a sync does a listing there surely show the node.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_that_the_next_server_lacks_is_found() {
     let ensemble = shared_ensemble().await;
@@ -69,8 +69,8 @@ async fn a_create_that_the_next_server_lacks_is_found() {
     becomes_empty(&operator, path).await;
 }
 
-/// Fault 6. A frozen leader is deposed, and wakes with a session's requests before it: it answers a `sync` by itself,
-/// at once, with what was true when it froze.
+/// Fault 6. A frozen leader is deposed, and goes on with a session's requests in its queue. It answers the `sync` among them
+/// by itself, with the state of the moment when it froze.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_deposed_leader_serves_no_synced_read() {
     let ensemble = shared_ensemble().await;
@@ -113,7 +113,7 @@ async fn a_listing_without_our_own_node_is_not_used() {
         connect(&format!("{},{}", near.address(), far.address())).await,
         connect(&ensemble.server(leader).address()).await,
     );
-    // Another handle takes the lock first, because a handle that was granted before might not need the listing.
+    // Another handle takes the lock first, because a handle that has been granted before might skip the listing.
     lock_at(&zk, "/ensemble/lagging").write().await.expect("free").release().await.expect("held");
     let lock = lock_at(&zk, "/ensemble/lagging");
     near.reset();
@@ -135,7 +135,7 @@ async fn a_listing_without_our_own_node_is_not_used() {
     becomes_empty(&operator, "/ensemble/lagging").await;
 }
 
-/// Fault 22. Between the hand-off and its delivery the waiter's session expires, and the next one is granted.
+/// Fault 22. Between the hand-off and its delivery the waiter's session expires, and the next waiter is granted.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_expired_waiter_is_not_granted_by_an_old_event() {
     let ensemble = shared_ensemble().await;
@@ -158,8 +158,8 @@ async fn an_expired_waiter_is_not_granted_by_an_old_event() {
     becomes_empty(&at_leader, "/ensemble/old-event").await;
 }
 
-/// Fault 22, with every sign of health: the waiter's requests are lost, but it hears the server all the time, and hears
-/// of the hand-off when its lease has run out.
+/// Fault 22 on a connection that seems healthy: the waiter's requests are lost, but events still arrive. The hand-off
+/// arrives after the waiter's lease has run out.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_after_the_lease_grants_no_waiter() {
     const TIMEOUT: Duration = Duration::from_secs(4);
@@ -184,11 +184,11 @@ async fn an_event_after_the_lease_grants_no_waiter() {
     let (lost_since, mut held) = (Instant::now(), Some(held));
     for (path, sign) in signs {
         operator.transact(&[Operation::Set { path, data: Vec::new(), version: None }]).await.expect("it exists");
-        // The client takes the connection for a healthy one, because it hears events.
+        // The client considers the connection healthy, because events arrive.
         if held.is_some() || lost_since.elapsed() < TIMEOUT.mul_f64(0.75) {
             soon("a sign of health", sign).await;
         }
-        // The lease is over after five sixths of the timeout; the server waits for all of it, rounded up to ticks.
+        // The lease runs out after five sixths of the timeout. The server waits for the whole timeout, rounded up to ticks.
         if expiring.is_finished()
             && let Some(held) = held.take()
         {
@@ -238,7 +238,7 @@ async fn a_server_that_stands_still_never_makes_two_holders() {
                 let next = soon("the next grant", next).await.expect("it does not panic");
                 match next {
                     Ok(guard) => drop(history.granted(guard, "next")),
-                    // Its own server may have been the frozen one.
+                    // The contender's own server may have been the frozen one.
                     Err(error) => assert!(error.is_lost(), "{error}"),
                 }
                 let patient = connect(&ensemble.addresses()).await;
@@ -253,7 +253,7 @@ async fn a_server_that_stands_still_never_makes_two_holders() {
     println!("{kept} locks were kept through a short standstill");
 }
 
-/// No false loss: a break of less than two fifths of the session timeout, of whatever kind, at any time between two
+/// A break of less than two fifths of the session timeout loses nothing, of whatever kind and at any time between two
 /// heartbeats.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_break_below_two_fifths_loses_nothing() {
@@ -280,7 +280,7 @@ async fn a_break_below_two_fifths_loses_nothing() {
                 begin(&proxy);
                 tokio::time::sleep(TIMEOUT.mul_f64(0.38)).await;
                 proxy.heal();
-                // The lease of before the break is over by then, so it was renewed.
+                // The lease of the time before the break has run out by then, so a guard that still holds was renewed.
                 tokio::time::sleep(TIMEOUT).await;
                 assert!(guard.is_held(), "{kind}, step {step}: {:?}", guard.state());
                 guard.release().await.expect("held");
@@ -292,7 +292,7 @@ async fn a_break_below_two_fifths_loses_nothing() {
     }
 }
 
-/// Found by the swarm: the client crate gives up after a session timeout, whatever connect timeout it is given.
+/// Found by the swarm: the client crate gives up after a session timeout, even with a longer connect timeout.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connect_timeout_above_the_session_s_is_kept() {
     let proxy = Proxy::start(shared_server().address());
@@ -310,8 +310,7 @@ async fn a_connect_timeout_above_the_session_s_is_kept() {
 // ---------------------------------------------------------------------------------------------------------------
 // Servers that crash
 
-/// Fault 28: the server has carried out a request, or has never got it, when it is killed; then it comes back with
-/// its data.
+/// Fault 28: the server is killed before or after it carries out a request, and comes back with its data.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_at_a_create_or_release_leaves_no_orphan() {
     let server = Arc::new(blocking(Server::start).await);
@@ -349,18 +348,18 @@ async fn a_crash_at_a_create_or_release_leaves_no_orphan() {
     eventually("no watch is left", async || again.watches() == 0).await;
 }
 
-/// Clients that take turns, and what they saw.
+/// Clients that take the lock in turns, and what each has seen.
 struct Crowd {
     history: Arc<History>,
     store: Arc<Store>,
     stop: Arc<AtomicBool>,
-    /// The grants of each client.
+    /// The number of grants of each client.
     grants: Vec<Arc<AtomicU64>>,
     tasks: JoinSet<Vec<Error>>,
 }
 
 impl Crowd {
-    /// Every fourth client writes, the others read.
+    /// Every fourth client writes, and the others read.
     async fn gather(addresses: &str, size: usize, timeout: Duration, path: &'static str) -> Self {
         let (history, store) = (Arc::new(History::start()), Arc::new(Store::default()));
         let (stop, mut grants, mut tasks) = (Arc::<AtomicBool>::default(), Vec::new(), JoinSet::new());
@@ -384,7 +383,7 @@ impl Crowd {
         Self { history, store, stop, grants, tasks }
     }
 
-    /// Blocks until every client has been granted the lock again, and again.
+    /// Returns a function that blocks until every client has been granted the lock twice more.
     fn everyone_progresses(&self) -> impl FnMut() + Send + 'static {
         let grants = self.grants.clone();
         move || {
@@ -398,7 +397,7 @@ impl Crowd {
         }
     }
 
-    /// Stops every client; returns the errors that they got.
+    /// Stops every client and returns their errors.
     async fn disperse(mut self) -> Vec<Error> {
         self.stop.store(true, Ordering::Relaxed);
         let mut errors = Vec::new();
@@ -434,7 +433,7 @@ async fn take_turn(lock: &RwLock, number: usize, history: &History, store: &Stor
 async fn steady_holders(ensemble: &Ensemble, timeout: Duration) -> Vec<(ZooKeeper, zk_rwlock::WriteGuard)> {
     let mut holders = Vec::new();
     for number in 0..3 {
-        // The client tries them all; which one it finds first is its choice.
+        // The client picks the server that it tries first.
         let zk = connect_with(&ensemble.addresses(), timeout).await;
         let guard = lock_at(&zk, &format!("/ensemble/steady-{number}")).write().await.expect("free");
         holders.push((zk, guard));

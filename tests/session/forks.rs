@@ -1,4 +1,4 @@
-//! A process that forks while it holds a lock: its child is told so by every call, and costs it nothing.
+//! A process that forks while it holds a lock: in the child every call fails at once, and the parent's lock is not affected.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use zk_rwlock::{Blocking, ConnectionState, Error, HoldState, Leadership, Loss, R
 
 const PATH: &str = "/forks/held";
 
-/// Longer than all calls of the child take that are refused at once, and shorter than one that is given up.
+/// Longer than all calls of the child take if they are refused at once, and shorter than a call that times out.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 fn open(zk: &ZooKeeper) -> RwLock {

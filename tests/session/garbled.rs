@@ -1,8 +1,8 @@
-//! A server whose frames are garbled by chance: no call hangs or panics, nobody holds beside another, no commit is lost or done
-//! twice, and nothing stays.
+//! A server whose frames are garbled at random: no call hangs or panics, no contender holds beside another, no commit is
+//! lost or done twice, and no node stays.
 //!
-//! The clients are children of this process, as in `liars.rs`, with little memory. `FUZZ_SECONDS` says for how long, and
-//! `FUZZ_SEED` begins with the case that failed.
+//! The clients are children of this process, as in `liars.rs`, with little memory. `FUZZ_SECONDS` sets the duration, and
+//! `FUZZ_SEED` starts with the case that failed.
 
 use std::backtrace::Backtrace;
 use std::collections::HashSet;
@@ -28,47 +28,48 @@ use tempfile::NamedTempFile;
 use tokio::task::JoinSet;
 use zk_rwlock::{Error, Mode, ReadGuard, RwLock, Shared, WriteGuard, ZooKeeper};
 
-/// What a child is to do: the server, its first case, and how many.
+/// The task of a child: the server, its first case, and the number of cases.
 const CASES: &str = "ZK_RWLOCK_GARBLED";
 
-/// The file that children write their traces into.
+/// The file into which children write their traces.
 const TRACE: &str = "ZK_RWLOCK_GARBLED_TRACE";
 
-/// What is traced: by other bytes a server can tell a contender anything.
+/// The path of the traced cases. The other cases are not traced, because their garbled bytes can deceive a contender about
+/// the ensemble.
 const TRACED: &str = "/garbled/Shape/";
 
-/// What a child says before the number of updates.
+/// The word of a child before the number of updates.
 const WELL: &str = "well";
 
-/// The prefix of a child's lines, among those of the test harness.
+/// The prefix of a child's lines, which tells them from those of the test harness.
 const SAYS: &str = "child says ";
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// For how long frames are garbled in one case.
+/// The duration of the garbling in one case.
 const GARBLED_FOR: Duration = Duration::from_millis(1_500);
 
-/// A call with a timeout that takes so much longer hangs.
+/// A call that exceeds its timeout by this time hangs.
 const HANGS: Duration = Duration::from_secs(20);
 
-/// How many cases a child runs at once. One that claims too much memory ends them all.
+/// The number of cases that a child runs at once. A case that claims too much memory ends the whole child.
 const AT_ONCE: u64 = 12;
 
 /// In kilobytes of address space, as in `liars.rs`.
 const MEMORY: u32 = 3_000_000;
 
-/// For how long an acquisition or an update tries. An update whose session seems to be over begins again; in a time shorter
-/// than the session's it finds the old session's node before it, and cannot be done twice because a server lied.
+/// The timeout of an acquisition or update. An update whose session seems to have ended starts again. With a timeout below
+/// the session's, the node of the old session is still in its way, so a lying server cannot make an update happen twice.
 const LIMIT: Duration = Duration::from_millis(400);
 
-/// For how long a node is kept, if it is.
+/// The idle time of a kept node.
 const KEPT: Duration = Duration::from_millis(50);
 
-/// Which of a case's two clients are behind the garbler, and not.
+/// The indices of a case's two clients: `GARBLED` is behind the garbler, and `SOUND` is connected directly.
 const GARBLED: usize = 1;
 const SOUND: usize = 0;
 
-/// The host of the one behind the garbler.
+/// The host name of the client behind the garbler.
 const LIED_TO: &str = "garbled";
 
 enum Held {
@@ -96,18 +97,18 @@ impl Held {
     }
 }
 
-/// What both clients of a case hold, as far as they hold anything.
+/// The holds of a case's two clients.
 type Holds = Arc<Mutex<[Option<Arc<Held>>; 2]>>;
 
 struct Case {
     garbling: Garbling,
     holds: Holds,
-    /// How many updates were done, and of how many the outcome is not known.
+    /// The number of updates done, and the number with an unknown outcome.
     updates: Mutex<(u64, u64)>,
 }
 
 impl Case {
-    /// One turn at the lock.
+    /// Acquires the lock once.
     async fn turn(&self, who: usize, lock: &RwLock, mode: Mode, limit: Duration) -> Result<Result<(), Error>, String> {
         let acquiring = async {
             match mode {
@@ -127,7 +128,7 @@ impl Case {
             holds[who] = Some(Arc::clone(&guard));
             let held: Vec<_> = holds.iter().flatten().filter(|guard| guard.is_held()).collect();
             let are_two = held.len() > 1 && held.iter().any(|guard| guard.writes());
-            // By other bytes a server can say that a node is gone, or was never there.
+            // Garbled bytes can tell a client that a node is gone, or was never there.
             if are_two && self.garbling == Garbling::Shape {
                 return Err(format!("{VIOLATED}two hold the lock"));
             }
@@ -135,7 +136,8 @@ impl Case {
         tokio::time::sleep(Duration::from_millis(10)).await;
         self.holds.lock().expect("nothing panics here")[who] = None;
         let guard = Arc::into_inner(guard).ok_or("a guard is not alone")?;
-        // A release takes until it is certain or the session is over. Dropped halfway, it goes on.
+        // A release lasts until it is certain or the session has ended. If its future is dropped, the release goes on in the
+        // background.
         let _certain_or_not = tokio::time::timeout(LIMIT, guard.release()).await;
         Ok(Ok(()))
     }
@@ -147,7 +149,7 @@ impl Case {
         let mut updates = self.updates.lock().expect("nothing panics here");
         match answer {
             Ok(_) => updates.0 += 1,
-            // Whatever the garbled client is told may be false.
+            // Each answer to the garbled client may be false.
             Err(error) if who == GARBLED || matches!(error, Error::OutcomeUnknown { .. }) => updates.1 += 1,
             Err(_) => {}
         }
@@ -176,7 +178,7 @@ async fn connect(server: &str) -> Result<Option<ZooKeeper>, String> {
     Ok(answer.map_err(|_| "connecting hangs")?.ok())
 }
 
-/// Returns how many updates were done whose count was checked.
+/// Returns the number of updates whose count was checked.
 async fn run(server: String, seed: u64) -> Result<u64, String> {
     let garbling = if seed.is_multiple_of(3) { Garbling::Bytes } else { Garbling::Shape };
     let garbler = Garbler::start(&server, garbling, seed);
@@ -201,12 +203,13 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
         here.and(there)?;
     }
     garbler.calm();
-    // The client may wait for the rest of a frame that never comes, and its session may last as long. Calls still end.
+    // The client may wait for the rest of a frame that never comes, and its session may last as long. Its calls still end in
+    // time.
     if let Some(zk) = garbled {
         let _granted_or_not = case.turn(GARBLED, &open(&zk, LIED_TO), Mode::Write, LIMIT).await?;
         tokio::time::timeout(HANGS, zk.close()).await.map_err(|_| "closing hangs")?;
     }
-    // By other bytes a server can grant a session timeout of a minute, and the next connection asks for it again.
+    // Garbled bytes can grant a session timeout of a minute, and the next connection asks for that timeout again.
     if garbling == Garbling::Shape {
         let closed = Instant::now();
         let value = format!("{path}-value/lock");
@@ -247,7 +250,7 @@ async fn the_child_process_of_other_tests() {
     static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        // The client crate panics over some frames, in a task of its own: its session is over then.
+        // The client crate panics on some frames, in a task of its own, which ends its session.
         let trace = Backtrace::force_capture().to_string();
         let (its, ours) = (trace.find("zookeeper_client::"), trace.find("zk_rwlock::"));
         if its.is_none_or(|its| ours.is_some_and(|ours| ours < its)) {
@@ -278,8 +281,8 @@ async fn the_child_process_of_other_tests() {
     std::process::exit(0);
 }
 
-/// What a child says of these cases; `None` if it was ended for the memory that the client crate claimed: as much as a
-/// listing or a transaction announces.
+/// The report of a child on these cases. `None` if the child was killed because the client crate claimed as much memory as a
+/// garbled frame announced.
 fn child(server: &str, first: u64, cases: u64, traces: &Path) -> Option<String> {
     let output = Command::new("sh")
         .args(["-c", &format!("ulimit -v {MEMORY}; exec \"$0\" \"$@\"")])
@@ -337,13 +340,13 @@ fn no_garbled_frame_hangs_a_call_or_makes_two_holders() {
     println!(
         "{cases} cases from seed {seed} on, with {updates} updates; {ended} of them with one that claimed more memory than there is"
     );
-    // Every child has ended by now, in whatever it did, and it has judged by itself whether a wait ended.
+    // Every child has ended by now, and has itself judged whether its waits ended.
     let verdict = replayed(&traces);
     println!("{:?}", verdict.seen);
     assert_eq!(verdict.faults, Vec::<String>::new(), "FUZZ_SEED={seed}");
 }
 
-/// What the children have traced so far, by the server's log.
+/// Checks the children's traces against the server's transaction log.
 fn replayed(traces: &NamedTempFile) -> Verdict {
     let mut run = Run::of(&[TRACED], shared_server().transactions(), Vec::new(), HashSet::new());
     run.events = trace::read(traces.path(), |_| true);

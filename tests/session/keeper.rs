@@ -1,5 +1,5 @@
-//! Servers that are not quite ZooKeeper, or an old one: a request that they do not know is sent once at most, and a session
-//! that they change is noticed.
+//! Servers that differ from ZooKeeper, and old ZooKeeper servers: a request that they do not know is sent at most once, and
+//! a changed session is noticed.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use support::wire::{Close, Frames, Op, Proxy, Rule};
 use zk_rwlock::coordinator::Ending;
 use zk_rwlock::{Error, Loss, Semaphore, ZooKeeper};
 
-/// Longer than any of these tests may wait for a loss, so that the loss cannot come from the lease.
+/// Longer than any of these tests waits for a loss, so the loss cannot come from the lease.
 const LONG: Duration = Duration::from_secs(30);
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -30,13 +30,13 @@ async fn a_changed_session_is_noticed_by_its_own_node() {
         assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Replaced));
         let error = refused(waiter).await;
         assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Replaced))), "{error:?}");
-        // The lost guard is kept meanwhile.
+        // The lost guard stays alive meanwhile.
         for _ in 0..20 {
             soon("another lock", other.write()).await.expect("free").release().await.expect("held");
         }
         assert!(keeper.connections() <= 4, "{} sessions", keeper.connections());
         assert!(matches!(guard.release().await, Err(Error::Lost(_))));
-        // The server still has the old sessions, because it does not know that they are over.
+        // The server still has the old sessions, because it does not know that they have ended.
         let operator = connect(&shared_server().address()).await;
         for name in children(&operator, "/keeper/changed").await {
             session(&operator).await.delete(&format!("/keeper/changed/{name}")).await.expect("there");
@@ -45,7 +45,7 @@ async fn a_changed_session_is_noticed_by_its_own_node() {
     assert_eq!(keeper.count(LIST_EPHEMERALS), 0);
 }
 
-/// The first may cost the session, because Keeper closes the connection over it.
+/// The first attempt may cost the session, because Keeper closes the connection.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_closes_the_connection_is_persistent() {
     let keeper = converted_keeper(shared_server().address());
@@ -58,7 +58,7 @@ async fn a_container_that_closes_the_connection_is_persistent() {
     assert!(keeper.connections() <= 3, "{} sessions", keeper.connections());
 }
 
-/// Keeper would end the session over a container, and over a list of its nodes.
+/// Keeper would end the session on a request for a container, or for a list of its nodes.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_on_keeper_keeps_its_locks() {
     let keeper = clickhouse_keeper(shared_server().address());
@@ -107,7 +107,7 @@ async fn a_session_proves_itself_where_it_cannot_list_nodes() {
     for _ in 0..3 {
         old.reset();
         old.disconnect();
-        // An answer renews the lease only once the server has shown whose session it is.
+        // A reply renews the lease only after the server has proved which session is connected.
         eventually("heartbeats", || async { old.count(Op::Multi) > 4 }).await;
         assert!(guard.is_held());
         let own = guard.path();
@@ -150,7 +150,8 @@ async fn an_acquisition_fails_where_no_node_can_be_made() {
     assert!(matches!(error, Error::OutcomeUnknown { operation: "enter", .. }), "{error}");
 }
 
-/// Reads and pings that a follower of Keeper answers keep no session alive there. An idle client of ZooKeeper writes nothing.
+/// On Keeper, reads and pings answered by a follower keep no session alive. On ZooKeeper they do, so an idle client writes
+/// nothing.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_empty_session_writes_only_if_reads_do_not_renew() {
     const TIMEOUT: Duration = Duration::from_secs(2);
@@ -163,7 +164,7 @@ async fn an_empty_session_writes_only_if_reads_do_not_renew() {
     };
     let (known, unknown, idle) = (connect(&follower).await, connect(&converted).await, connect(&plain).await);
     plain.reset();
-    // It shows what it is by replacing the session of whoever makes a directory.
+    // The server reveals itself when a client makes a directory: it replaces that client's session.
     drop(soon("a lock", lock_at(&unknown, "/keeper-unknown").write()).await.expect("free"));
     let kept =
         async |follower: &Proxy| within(3 * SOON, "a session that lives", has_session_kept(follower, TIMEOUT)).await;

@@ -1,8 +1,8 @@
-//! A node that a process only keeps is as lost as a held one before another contender is granted: no use begins under it
-//! from then on, whatever the network, the servers and the process itself do.
+//! A kept node is lost as early as a held one: from the next contender's grant on, no use begins under the kept node,
+//! whatever the network, the servers and the process do.
 //!
-//! A user tries the lock without pause, on a thread of its own. The last moment at which the kept node let it in is compared,
-//! on one clock, with the moment of the next contender's grant. `LEASE_ROUNDS` sets how many rounds there are.
+//! A user tries the lock without pause, on a thread of its own. The last moment at which the kept node served that user is
+//! compared, on one clock, with the moment of the next contender's grant. `LEASE_ROUNDS` sets the number of rounds.
 
 use std::future::IntoFuture;
 use std::panic::resume_unwind;
@@ -24,14 +24,14 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Longer than any test takes.
+/// Longer than any of these tests.
 const IDLE: Duration = Duration::from_secs(600);
 
 fn keeping(zk: &ZooKeeper, path: &str) -> RwLock {
     RwLock::builder(zk, path).host("keeper").keep(IDLE).build().expect("valid")
 }
 
-/// Whether the lock lets a use in at once by the node with this token.
+/// Whether the lock serves a use at once from the node with this token.
 fn is_let_in(lock: &RwLock, writes: bool, token: i64) -> bool {
     let mut context = Context::from_waker(Waker::noop());
     if writes {
@@ -43,7 +43,7 @@ fn is_let_in(lock: &RwLock, writes: bool, token: i64) -> bool {
     }
 }
 
-/// Uses a kept lock again and again.
+/// A thread that uses a kept lock again and again.
 struct User {
     stop: Arc<AtomicBool>,
     thread: thread::JoinHandle<(u64, Instant)>,
@@ -56,7 +56,7 @@ impl User {
         let thread = thread::spawn(move || {
             let (mut uses, mut last_let_in, mut was_refused) = (0, Instant::now(), false);
             while !stopped.load(Ordering::Relaxed) {
-                // Taken before asking: it was let in at this moment or later.
+                // Read before the try, so the node served the use at this moment or later.
                 let asked = Instant::now();
                 if is_let_in(&lock, writes, token) {
                     safe!(!was_refused, "a node that was given up lets a use in");
@@ -71,15 +71,15 @@ impl User {
         User { stop, thread }
     }
 
-    /// How often it was let in, and when it was the last time.
+    /// Returns the number of uses that the kept node served, and the moment of the last.
     fn ends(self) -> (u64, Instant) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_else(|contradiction| resume_unwind(contradiction))
     }
 }
 
-/// Cuts a process that keeps the lock off by `cut` after `offset`, and checks that its node lets no use in from before the
-/// next contender's grant on. The next contender comes once the keeper cannot hear of it any more.
+/// Cuts off a process that keeps the lock by `cut`, after `offset`. Checks that its node serves no use after the next
+/// contender's grant. That contender queues up once the keeper is cut off.
 async fn round(
     keeper: &ZooKeeper,
     other: &ZooKeeper,
@@ -137,7 +137,7 @@ async fn an_idle_node_in_a_black_hole_is_unusable_in_time() {
     rounds_of("black-hole", Proxy::black_hole).await;
 }
 
-/// Fault 74, where events still come: but the ask does not save a use after the lease.
+/// Fault 74 with events that still arrive. The event of the ask prolongs no use beyond the lease.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_node_with_lost_requests_is_unusable_in_time() {
     let server = shared_server();
@@ -168,7 +168,7 @@ async fn an_idle_node_without_a_leader_is_unusable_in_time() {
     round(&keeper, &other, "/kept-lease/quorum".to_owned(), true, offset, cut).await;
 }
 
-/// Fault 72. The keeper's server lags: the ask reaches the keeper late, and until then its uses go on.
+/// Fault 72. The keeper's server lags, so the ask reaches the keeper late, and its uses go on until then.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keeper_on_a_lagging_server_is_asked_later() {
     let ensemble = shared_ensemble().await;
@@ -203,7 +203,7 @@ fn clock() -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Keeps a lock and uses it all the time, without any help from a runtime, until it is not let in.
+/// Keeps a lock and uses it all the time, without a runtime, until the kept node no longer serves a use.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
@@ -221,12 +221,12 @@ fn the_child_process_of_other_tests() {
             return;
         }
         last_let_in = asked;
-        // No pause: after a stop this asks before the library has had a chance to hear anything.
+        // No pause: after a stop, this try comes before the library's threads run.
         std::hint::spin_loop();
     }
 }
 
-/// Fault 75: the ask comes while the process stands still, and its session ends meanwhile.
+/// Fault 75: the process is stopped when the ask comes, and its session ends meanwhile.
 #[support::judged]
 async fn a_stopped_process_cannot_use_its_kept_node() {
     let (server, path) = (shared_server().address(), "/kept-lease/stopped");

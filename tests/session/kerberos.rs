@@ -1,6 +1,6 @@
-//! A lock of a Kerberos user, in a realm that `tests/kerberos.sh` sets up: run `make kerberos`.
+//! A lock of a Kerberos user. `make kerberos` sets up the realm by `tests/kerberos.sh` and runs this test.
 
-// Without the cfg there is nothing to test: the library then has no Kerberos.
+// Without this cfg the library has no Kerberos.
 #![cfg(zk_rwlock_gssapi)]
 
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn start() -> Server {
     )
 }
 
-/// By the name that the server's principal has.
+/// The server's address under the host name of its principal.
 fn named(server: &Server) -> String {
     server.address().replace("127.0.0.1", "localhost")
 }

@@ -1,8 +1,8 @@
-//! A holder knows that it lost the lock before anyone else is granted it, whatever the network does.
+//! A holder learns of the loss of its lock before another contender is granted, whatever the network does.
 //!
-//! Each round cuts a holder off in one of several ways while another contender waits, and compares, on one clock,
-//! the last moment at which the holder's guard said "held" with the moment of the other's grant.
-//! `LEASE_ROUNDS` sets how many rounds of each kind are run; `make soak` sets it high.
+//! Each round cuts a holder off in one of several ways while another contender waits. It compares, on one clock, the last
+//! moment at which the guard said "held" with the moment of the other's grant. `LEASE_ROUNDS` sets the number of rounds of
+//! each kind; `make soak` sets it high.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn open(zk: &ZooKeeper, path: &str, host: &str) -> RwLock {
     RwLock::builder(zk, path).host(host).build().expect("the path and the host are valid")
 }
 
-/// Cuts a holder off by `cut` after `offset`, and checks that it says lost before the next holder is granted.
+/// Cuts a holder off by `cut`, after `offset`, and checks that its guard says lost before the next holder is granted.
 async fn round(holder: &ZooKeeper, other: &ZooKeeper, path: String, offset: Duration, cut: impl FnOnce()) {
     let guard = Arc::new(open(holder, &path, "holder").write().await.expect("the lock is free"));
     let next = tokio::spawn({
@@ -64,7 +64,7 @@ async fn round(holder: &ZooKeeper, other: &ZooKeeper, path: String, offset: Dura
     next.release().await.expect("the next holder's session is alive");
 }
 
-/// Runs rounds of one kind side by side, each with a wire of its own, at offsets spread over the heartbeat's period.
+/// Runs rounds of one kind at the same time, each with its own proxy, at offsets spread over the heartbeat's period.
 async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
     let server = shared_server();
     let rounds = rounds();
@@ -162,7 +162,7 @@ async fn a_blip_is_suspect_and_then_held_again() {
     assert!(guard.is_held(), "suspect is not lost");
     proxy.heal();
     assert_eq!(changes.next().await, Some(HoldState::Held));
-    // The lease that ran during the blip is over by now: it was renewed.
+    // The lease of the time of the blip has run out by now, so a guard that still holds was renewed.
     tokio::time::sleep(SESSION_TIMEOUT).await;
     guard.release().await.expect("a blip loses nothing");
 }
@@ -177,7 +177,7 @@ async fn a_server_silent_beyond_the_lease_costs_the_lock() {
     server.resume();
     assert_eq!(why, Loss::LeaseRanOut);
     assert!(matches!(guard.release().await, Err(Error::Lost(Loss::LeaseRanOut))));
-    // Whatever became of the session, the lock can be had again.
+    // Whether or not the session has ended, the lock can be acquired again.
     let again = open(&zk, "/lease/pause", "holder").write().timeout(10 * SESSION_TIMEOUT).await;
     again.expect("the old node is gone").release().await.expect("held");
 }

@@ -1,7 +1,7 @@
-//! A server that lies may crash the client's process, but never makes the client believe that it holds a lock.
+//! A server that lies may crash the client's process, but it never makes the client believe that it holds a lock.
 //!
-//! The clients are children of this process, this test binary itself: [`the_child_process_of_other_tests`] does what its
-//! environment says, reports to its parent in lines, and does nothing in an ordinary run.
+//! The clients are children of this process, which run this test binary: [`the_child_process_of_other_tests`] reads its task
+//! from the environment and reports to its parent in lines. In an ordinary run it does nothing.
 
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -15,12 +15,12 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 const SERVER: &str = "ZK_RWLOCK_LIAR";
 
-/// The prefix of a child's lines, among those of the test harness.
+/// The prefix of a child's lines, which tells them from those of the test harness.
 const SAYS: &str = "child says ";
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// In kilobytes of address space: a claim of 2 GiB must not become the machine's problem.
+/// In kilobytes of address space, so that a claim of 2 GiB fails in the child.
 const MEMORY: u32 = 3_000_000;
 
 #[tokio::test]
@@ -37,13 +37,13 @@ async fn the_child_process_of_other_tests() {
         }
         Err(error) => format!("no session {error}"),
     };
-    // One write, which the harness does not capture as it captures the output of tests.
+    // A single write to standard output, which the harness does not capture.
     let mut out = std::io::stdout().lock();
     out.write_all(format!("\n{SAYS}{end}\n").as_bytes()).and_then(|()| out.flush()).unwrap();
     std::process::exit(0);
 }
 
-/// What became of the client.
+/// The end of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Granted,
@@ -79,8 +79,8 @@ fn client_of(lie: Lie) -> (End, String) {
     };
     (end, format!("{said} {} {}", output.status, String::from_utf8_lossy(&output.stderr)))
 }
-/// In the two lies that end in a grant, the listing shows the node, and it belongs to the session, although the answer
-/// to the create did not say so.
+/// Two lies end in a grant. There the listing shows the session's own node, although the reply to the
+/// create does not name it.
 const ENDS: [(Lie, End); 24] = [
     (Lie::None, End::Granted),
     (Lie::NoiseForAHandshake, End::NoSession),
@@ -98,14 +98,14 @@ const ENDS: [(Lie, End); 24] = [
     (Lie::CreatedBelowZero, End::Error),
     (Lie::CreatedForAnother, End::Error),
     (Lie::CreatedForNobody, End::Error),
-    // The client crate makes room for as many names as are announced.
+    // The client crate allocates room for as many names as the frame announces.
     (Lie::EndlessListing, End::Death),
     (Lie::NegativeListing, End::Error),
     (Lie::ShortListing, End::Error),
     (Lie::NoiseForAListing, End::Error),
     (Lie::ListingWithoutMe, End::Error),
     (Lie::ListingWithATwin, End::Error),
-    // The client crate panics over it; the session does not.
+    // The client crate panics, and the session survives.
     (Lie::ShortData, End::Error),
     (Lie::FalseDeparture, End::Error),
 ];
@@ -123,7 +123,7 @@ fn no_lie_of_a_server_is_taken_for_a_grant() {
     }
 }
 
-/// The answer may come while its request is still being sent: rarely, so there are many rounds, side by side.
+/// The reply rarely comes while its request is still being sent, so many rounds run at the same time.
 #[support::judged]
 fn a_reply_of_another_session_hangs_no_client() {
     let rounds = || {

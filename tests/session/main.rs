@@ -1,4 +1,4 @@
-//! The session and its lease, on one server and on three: kept in time, lost in time, and closed to strangers.
+//! The session and its lease, on one server and on three: renewals, losses in time, and protection against strangers.
 
 mod alone;
 mod breaks;

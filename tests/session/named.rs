@@ -1,4 +1,5 @@
-//! The server that a session is connected to is named only if it is certain: advice to an operator must not name another one.
+//! The name of the connected server in warnings: the library names a server only if it is certain, because an operator acts
+//! on that name.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -38,7 +39,7 @@ async fn a_server_is_named_only_while_it_is_connected() {
     eventually("none is named", || async { named(&session) == one_of }).await;
 }
 
-/// The client crate does not tell of such a break.
+/// The client crate does not report such a break.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_broken_before_its_reply_names_no_server() {
     let proxy = Proxy::start(shared_server().address());

@@ -1,5 +1,6 @@
-//! Small requests are sent at once (`TCP_NODELAY`), also in a container, whose default profile refuses to duplicate sockets.
-//! Otherwise one waits until the one before it is acknowledged, and two that are sent together take two round trips.
+//! Small requests are sent at once (`TCP_NODELAY`), also in a container whose default profile refuses to duplicate sockets.
+//! Otherwise a request waits for the acknowledgement of the request before it, and two requests that are sent together take
+//! two round trips.
 
 use std::net::SocketAddr;
 
@@ -12,12 +13,12 @@ use support::scene::eventually;
 use support::server::Server;
 use zk_rwlock::{RwLock, ZooKeeper};
 
-/// The numbers of these calls, which are the same on every processor.
+/// The numbers of these system calls, which are the same on every processor.
 const PIDFD_OPEN: i64 = 434;
 const PIDFD_GETFD: i64 = 438;
 
-/// Refuses what Docker's default profile refuses of the calls that reach into processes: to all threads of this process, because
-/// the library's own may have been started by another test.
+/// Refuses the system calls that duplicate the sockets of a process, as Docker's default profile does. The filter covers all
+/// threads of this process, because another test may have started the library's thread.
 fn as_in_a_container() {
     let refused = [PIDFD_OPEN, PIDFD_GETFD].map(|call| (call, Vec::new())).into();
     let architecture = std::env::consts::ARCH.try_into().expect("one that the crate knows");
@@ -27,7 +28,7 @@ fn as_in_a_container() {
     seccompiler::apply_filter_all_threads(&filter).expect("a process may forgo calls");
 }
 
-/// Of each connection of this process to the server, whether it sends small requests at once.
+/// Whether `TCP_NODELAY` is set, for each connection of this process to the server.
 pub(crate) fn is_set_on_connections_to(server: SocketAddr) -> Vec<bool> {
     let open = std::fs::read_dir("/proc/self/fd").expect("it is mounted");
     let numbers = open.filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok());

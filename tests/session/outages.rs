@@ -1,6 +1,6 @@
-//! Holders whose link is bad for long: whatever reaches them, and whenever, no other contender holds beside them.
+//! Holders whose connection is bad for long: no other contender ever holds beside them.
 //!
-//! `FLAP_SECONDS` sets for how long links flap, and `FLAP_SEED` how.
+//! `FLAP_SECONDS` sets how long links flap, and `FLAP_SEED` the random sequence.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use zk_rwlock::{HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard};
 
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Either guard, as the checks need it.
+/// A read guard or a write guard.
 trait Guard: Send + 'static {
     fn is_held(&self) -> bool;
 }
@@ -35,13 +35,13 @@ impl Guard for WriteGuard {
     }
 }
 
-/// Asks the guard all the time until it says no, or until `stop` is set, from a thread that no runtime can block;
-/// returns it with the last moment at which it surely held.
+/// Asks the guard without pause until it says lost or `stop` is set, on a thread of its own. Returns the guard with the last
+/// moment at which it surely held.
 fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandle<(G, Option<Instant>)> {
     thread::spawn(move || {
         let mut last_yes = None;
         while !stop.load(Ordering::Relaxed) {
-            // Taken before asking: the guard said so at this moment or later.
+            // Read before the call, so the guard held at this moment or later.
             let asked = Instant::now();
             if !guard.is_held() {
                 break;
@@ -56,7 +56,7 @@ fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandl
 // ---------------------------------------------------------------------------------------------------------------
 // One way only
 
-/// The client hears its server all the time, and so believes that it is connected until the server closes its session.
+/// Events of the server still arrive, so the client believes that it is connected until the server ends its session.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_with_events_alone_is_lost_before_a_grant() {
     const NODES: usize = 200;
@@ -64,14 +64,14 @@ async fn a_holder_with_events_alone_is_lost_before_a_grant() {
     let proxy = Proxy::start(server.address());
     let (zk, other) = (connect_with(&proxy.address(), SHORT).await, connect(&server.address()).await);
 
-    // Readers of another lock, on the holder's session, whose own nodes will be written to.
+    // Readers of another lock, on the holder's session. The test writes to their nodes.
     let busy = lock_at(&other, "/outages/busy").write().await.unwrap();
     let readers: Vec<_> = (0..NODES).map(|_| reader(&lock_at(&zk, "/outages/busy"))).collect();
     let guard = lock_at(&zk, "/outages/storm").write().await.unwrap();
     let next = lock_at(&other, "/outages/storm").write();
     let next = tokio::spawn(async move { next.await.map(|guard| (guard, Instant::now())) });
     line_becomes(&lock_at(&other, "/outages/storm"), "W+ W-").await;
-    // The readers and the guard watch their own nodes, and one watch is on the writer's.
+    // The readers and the guard watch their own nodes, and the readers share a watch on the writer's.
     let id = format!("0x{:x}", session(&zk).await.id());
     let watched = || async { watched_by(&server.four_letter("wchc"), &id) };
     eventually("all watches", || async { watched().await == NODES + 2 }).await;
@@ -86,12 +86,12 @@ async fn a_holder_with_events_alone_is_lost_before_a_grant() {
     proxy.black_hole_to_server();
     let cut_at = Instant::now();
     let storm = tokio::spawn(async move {
-        // One event every few milliseconds, for longer than a lease lasts.
+        // An event every few milliseconds, for longer than a lease.
         let writer = session(&other).await;
         for node in nodes {
             let write = Operation::Set { path: node, data: Vec::new(), version: None };
             if writer.transact(&[write]).await.is_err() {
-                // The session is over, and its nodes are gone.
+                // The session has ended, and its nodes are gone.
                 break;
             }
             tokio::time::sleep(SHORT / NODES as u32).await;
@@ -118,7 +118,8 @@ async fn a_holder_with_events_alone_is_lost_before_a_grant() {
     becomes_empty(&other, "/outages/busy").await;
 }
 
-/// How many paths a session watches, by the answer to `wchc`: a line with the session, and one with a tab for each path.
+/// The number of paths that a session watches. In the answer to `wchc`, the session's line is followed by a line with a tab
+/// for each path.
 fn watched_by(answer: &str, session: &str) -> usize {
     let mut lines = answer.lines().skip_while(|line| line.trim() != session);
     lines.next().map_or(0, |_| lines.take_while(|line| line.starts_with('\t')).count())
@@ -146,7 +147,7 @@ impl Interval {
     }
 }
 
-/// Holds for a moment, under the eyes of a witness; there is no interval if the guard was lost before it was seen.
+/// Holds for a moment while a thread asks the guard. Returns no interval if the guard was lost before the first answer.
 async fn hold<G: Guard>(guard: G, mode: Mode, token: i64) -> (G, Option<Interval>) {
     let (granted, stop) = (Instant::now(), Arc::new(AtomicBool::new(false)));
     let witness = watch_closely(guard, Arc::clone(&stop));
@@ -156,11 +157,11 @@ async fn hold<G: Guard>(guard: G, mode: Mode, token: i64) -> (G, Option<Interval
     (guard, last_yes.map(|last_yes| Interval { mode, granted, last_yes, token }))
 }
 
-/// Acquires again and again until the end, and until it has held once; writes down when it held.
+/// Acquires again and again until `end`, and at least until the first grant. Returns the intervals of its holds.
 async fn contend(lock: RwLock, mut dice: Seeded, end: Instant) -> Vec<Interval> {
     let mut held = Vec::new();
     while Instant::now() < end || held.is_empty() {
-        // After any error, of a session that ended or of a timeout, the client tries again.
+        // After any error, such as an ended session or a timeout, the client tries again.
         if dice.below(3) == 0 {
             if let Ok(guard) = lock.read().timeout(SHORT).await {
                 let token = guard.fencing_token();
@@ -180,7 +181,7 @@ async fn contend(lock: RwLock, mut dice: Seeded, end: Instant) -> Vec<Interval> 
     held
 }
 
-/// Cuts the link, and heals it, every 50 to 200 ms; now and then it stays dead for longer than a session lives.
+/// Cuts the link and heals it, every 50 to 200 ms. Now and then the cut lasts longer than a session.
 fn flap(proxy: &Proxy, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         match dice.below(8) {
@@ -221,7 +222,7 @@ async fn nobody_holds_beside_another_on_flapping_links() {
     let mut flapping = Vec::new();
     for (number, (proxy, lock)) in (0..).zip(&clients) {
         let (proxy, seed) = (Arc::clone(proxy), seed * 1_000 + number * 2);
-        // One link in four is sound, so that there is always a client to be granted what others lose.
+        // One link in four stays sound, so that some client can always be granted what the others lose.
         if number > 0 {
             flapping.push(thread::spawn(move || flap(&proxy, Seeded(seed), end)));
         }
@@ -246,7 +247,7 @@ async fn nobody_holds_beside_another_on_flapping_links() {
     }
     println!("seed {seed}: {} grants in {seconds} s of flapping links, none beside another", held.len());
 
-    // Now that all links are sound, every client is granted, and nothing is left.
+    // All links are sound now, so every client is granted and no node is left.
     for (_, lock) in &clients {
         soon("a grant after the flapping", lock.write()).await.unwrap().release().await.unwrap();
     }
@@ -256,8 +257,8 @@ async fn nobody_holds_beside_another_on_flapping_links() {
 // ---------------------------------------------------------------------------------------------------------------
 // A server that comes back with nothing
 
-/// The server's numbers begin anew, and the next one may follow that of our last grant: that does not prove that no
-/// contender came between.
+/// The emptied server counts from the beginning, and its next number may follow that of our last grant. This is no proof
+/// that no contender came between.
 #[support::judged]
 async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
     const PATH: &str = "/outages/anew";
@@ -285,19 +286,19 @@ async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
     assert!(tokio::time::timeout(Duration::from_millis(300), &mut waiter).await.is_err(), "granted beside the holder");
     held.release().await.unwrap();
     let guard = granted(waiter).await;
-    // By these numbers alone, our contender could be the next.
+    // By the numbers alone, our contender could be the successor of its last grant.
     assert_eq!(sequence(guard.path()).unwrap().sequence(), number + 1);
     assert!((1..=number + 2).contains(&(guard.fencing_token() - token)), "{} after {token}", guard.fencing_token());
 }
 
-/// The server has forgotten the holder, which has not heard of that yet: only a fence keeps the two holders apart, and
-/// the tokens have begun anew.
+/// The server has forgotten the holder, and the holder has not noticed yet. Only a fence at the guarded resource keeps the
+/// two holders apart, and the tokens count from the beginning.
 #[support::judged]
 async fn an_emptied_server_grants_beside_a_suspect_holder() {
     const PATH: &str = "/outages/empty";
     let server = Server::start();
     let proxy = Proxy::start(server.address());
-    // Longer than a server needs to start, and short enough to wait for.
+    // Longer than a server takes to start, and short enough for a test.
     let zk = connect_with(&proxy.address(), Duration::from_secs(15)).await;
     let lock = lock_at(&zk, PATH);
     for _ in 0..8 {
@@ -310,7 +311,7 @@ async fn an_emptied_server_grants_beside_a_suspect_holder() {
     let new = soon("the grant", lock_at(&other, PATH).write()).await.unwrap();
     assert!(matches!(old.state(), HoldState::Suspect { .. }) && old.is_held() && new.is_held());
     assert!(new.fencing_token() < old.fencing_token(), "a fence refuses the new holder");
-    // A server refuses a client that has seen more than the server has, so only the clock ends the hold.
+    // A server refuses a client that has seen a later state than the server, so only the lease ends the hold.
     proxy.heal();
     assert_eq!(soon("the loss", old.lost()).await, Loss::LeaseRanOut);
     assert!(new.is_held());

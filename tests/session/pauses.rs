@@ -1,7 +1,7 @@
-//! A server that stands still, as to collect garbage: for half of the time that a connection may be silent it costs no connection,
-//! and for longer no commit its outcome whose versions are named.
+//! A server that stands still, as during a garbage collection. A stop of up to half the read timeout breaks no connection. A
+//! longer stop leaves no commit in doubt if the commit names versions.
 //!
-//! A subscriber is one for a whole process, so what is told is heard in a child, which is this test binary itself: see
+//! A subscriber serves a whole process, so the logs are checked in a child process, which is this test binary itself: see
 //! [`support::process`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,11 +16,11 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::Outcome;
 
-/// A session timeout, and a stop that it bears.
+/// A session timeout, and a stop that costs no connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const STOP: Duration = Duration::from_millis(1500);
 
-/// Says each event above the level `debug`, from some moment on.
+/// Prints each event above the level `debug`, from a set moment on.
 struct Loud;
 
 static HEARS: AtomicBool = AtomicBool::new(false);
@@ -43,7 +43,7 @@ impl Subscriber for Loud {
     fn exit(&self, _: &Id) {}
 }
 
-/// Commits while the server stands still, and says what comes of it.
+/// Commits while the server stands still, and prints the outcomes.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
@@ -55,7 +55,7 @@ fn the_child_process_of_other_tests() {
         let guard = lock_at(&zk, "/pauses/loud").write().await.expect("free");
         HEARS.store(true, Ordering::SeqCst);
         for round in 0..role.parse().unwrap() {
-            // At another moment between two pings.
+            // At another moment between two pings in each round.
             tokio::time::sleep(STOP / 5 * (round % 5)).await;
             server.pause();
             let path = format!("/pauses/loud-{round}");
@@ -83,7 +83,7 @@ async fn a_stop_of_a_seventh_of_the_timeout_leaves_no_doubt() {
     assert_eq!(said, expected);
 }
 
-/// A connection to it is given up meanwhile, and comes to be again.
+/// The connection breaks meanwhile and is opened again.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_of_two_fifths_of_the_timeout_costs_no_lock() {
     let server = Server::start();
@@ -107,7 +107,7 @@ async fn a_stop_of_half_the_read_timeout_leaves_no_doubt() {
     let zk = builder.connect(&server.address()).await.expect("reachable");
     let guard = lock_at(&zk, "/pauses/lock").write().await.expect("free");
     for round in 0..3 {
-        // At another moment between two pings.
+        // At another moment between two pings in each round.
         tokio::time::sleep(stop / 5 * round).await;
         server.pause();
         let path = format!("/pauses/{round}");
@@ -135,7 +135,7 @@ async fn a_stop_with_a_disconnect_settles_versioned_commits() {
     }
 }
 
-/// Which of a process's sockets are whose, nothing shows.
+/// The client crate does not reveal which client of a process owns a socket.
 #[support::judged]
 async fn an_impatient_client_costs_another_client_no_lock() {
     let server = Server::start();
@@ -144,14 +144,15 @@ async fn an_impatient_client_costs_another_client_no_lock() {
     let [sooner, other] = [of(TIMEOUT / 2).await.unwrap(), of(TIMEOUT).await.unwrap()];
     drop(lock_at(&sooner, "/pauses/sooner").write().await.unwrap());
     let held = lock_at(&other, "/pauses/later").write().await.unwrap();
-    // Longer than an attempt of the first may take, and shorter than one of the other.
+    // Longer than an attempt of the first client may take, and shorter than one of the second.
     proxy.apply(Rule::on(Frames::from_server()).and_all_later().delay(TIMEOUT / 20));
     proxy.disconnect();
     let lost = tokio::time::timeout(TIMEOUT, held.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
 }
 
-/// A quick client gives up before the answer. A patient one finds that requests are answered quickly.
+/// A client with short attempts gives up before the handshake's reply. A client with long attempts finds that other requests
+/// are answered quickly.
 #[support::judged]
 async fn where_only_the_handshake_is_slow_there_is_a_session() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! What the other tests stand on: the ports that they take stay theirs, and a runner counts their descriptors.
+//! Test infrastructure: ports that tests reserve stay reserved, and the runner counts the open descriptors.
 
 use std::collections::HashSet;
 use std::net::TcpListener;

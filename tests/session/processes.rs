@@ -1,4 +1,4 @@
-//! The lock among processes that are killed, stopped, or simply end.
+//! The lock among processes that are killed, stopped, or exit.
 //!
 //! The children are this test binary itself: see [`support::process`].
 
@@ -12,10 +12,10 @@ use support::scene::*;
 use support::server::{TICK, shared_server};
 use zk_rwlock::{RwLock, ZooKeeper};
 
-/// The session timeout, after which the tests' servers notice a crash at their next tick.
+/// The session timeout. The tests' servers notice a crash at the tick after it.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Allowance for a machine that is busy with other things.
+/// An allowance for a busy machine.
 const SLACK: Duration = Duration::from_secs(3);
 
 /// Nanoseconds on the one clock of all processes of this machine.
@@ -48,7 +48,7 @@ fn the_child_process_of_other_tests() {
     }
 }
 
-/// Holds until it is killed.
+/// Holds the lock until the process is killed.
 fn hold(lock: &RwLock) {
     let _guard = lock.write().blocking().unwrap();
     say("held");
@@ -57,7 +57,7 @@ fn hold(lock: &RwLock) {
     }
 }
 
-/// Asks its guard all the time, without any help from a runtime, until it says no.
+/// Asks the guard without pause and without a runtime, until it says lost.
 fn watch(lock: &RwLock) {
     let guard = lock.write().blocking().unwrap();
     say("held");
@@ -68,12 +68,12 @@ fn watch(lock: &RwLock) {
             return say(&format!("{last_yes} {asked}"));
         }
         last_yes = asked;
-        // No pause: after a stop this asks before the library has had a chance to hear anything.
+        // No pause: after a stop, this question comes before the library's threads run.
         std::hint::spin_loop();
     }
 }
 
-/// Drops the guard, then everything else, and returns from `main` as soon as it can.
+/// Drops the guard, then everything else, and returns from `main` at once.
 fn drop_and_return(lock: RwLock, zk: ZooKeeper) {
     let guard = lock.write().blocking().unwrap();
     say("held");
@@ -82,7 +82,7 @@ fn drop_and_return(lock: RwLock, zk: ZooKeeper) {
     std::process::exit(0);
 }
 
-/// Releases, and ends while the handles still live, as those in a `static` do.
+/// Releases and exits while the handles still live, as handles in a `static` do.
 fn release_and_exit(lock: &RwLock) {
     let guard = lock.write().blocking().unwrap();
     say("held");
@@ -90,7 +90,7 @@ fn release_and_exit(lock: &RwLock) {
     std::process::exit(0);
 }
 
-/// Drops the handles first, and the guard last.
+/// Drops the handles first and the guard last.
 fn return_with_guard(lock: RwLock, zk: ZooKeeper) {
     let guard = lock.write().blocking().unwrap();
     say("held");
@@ -137,7 +137,7 @@ async fn a_holder_that_released_is_followed_at_once() {
             let mut holder = start(role, &path, CALM);
             assert_eq!(holder.says(), "held");
             assert!(holder.child.wait().unwrap().success());
-            // Far below its session timeout.
+            // Far below the session timeout of the process that exited.
             let next = within(CALM / 6, role, lock_at(&zk, &path).write()).await.unwrap();
             next.release().await.unwrap();
         }
@@ -186,7 +186,7 @@ async fn a_holder_stopped_within_its_lease_still_holds() {
     holder.signal("CONT");
     assert_eq!(line(&lock).await, "W+ W-");
     assert!(!next.is_finished());
-    // The killed holder never said no: it is silent, and its node is still there.
+    // The killed holder never reported a loss: it prints nothing more, and its node is still there.
     holder.signal("KILL");
     assert_eq!(holder.said().next(), None);
     assert!(!next.is_finished());

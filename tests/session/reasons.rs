@@ -1,5 +1,5 @@
-//! Why there is no session: each reason is told in the error of `connect`, by `ZooKeeper::state`, and in the error of
-//! an acquisition that runs out of time meanwhile.
+//! Reasons why there is no session: each appears in the error of `connect`, in `ZooKeeper::state`, and in the error of an
+//! acquisition that times out meanwhile.
 
 use std::future::{IntoFuture, pending};
 use std::time::Duration;
@@ -13,12 +13,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use zk_rwlock::{Error, ZooKeeper};
 
-/// How long a server is tried that gives no session, at first.
+/// The first connect timeout for servers that give no session.
 const LIMIT: Duration = Duration::from_secs(3);
 
 const FULL: [&str; 2] = ["closes every connection at once", "maxClientCnxns allows (60 by default)"];
 
-/// What `connect` says within so long, which cannot succeed.
+/// The error of a `connect` with this timeout, which must fail.
 async fn told_within(limit: Duration, servers: &str) -> String {
     let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(limit);
     let error = within(SOON + limit, "the refusal", builder.connect(servers)).await.expect_err("there is no session");
@@ -28,7 +28,7 @@ async fn told_within(limit: Duration, servers: &str) -> String {
     text.strip_prefix(&begin).unwrap_or_else(|| panic!("{text}")).to_owned()
 }
 
-/// `connect` says why there is no session, once it has the time to find out.
+/// Checks that `connect` names the reason, with a timeout long enough to learn it.
 async fn tells(servers: &str, is_it: impl Fn(&str) -> bool) {
     with_time_enough(LIMIT, async |limit| {
         let why = told_within(limit, servers).await;
@@ -37,7 +37,7 @@ async fn tells(servers: &str, is_it: impl Fn(&str) -> bool) {
     .await;
 }
 
-/// A peer that is no ZooKeeper.
+/// A peer that is not ZooKeeper.
 struct Stranger {
     address: String,
     task: JoinHandle<()>,
@@ -45,7 +45,7 @@ struct Stranger {
 }
 
 impl Stranger {
-    /// Every connection is given to `serve`, and lasts until that is over.
+    /// Passes each connection to `serve`, and closes it when `serve` returns.
     fn start<F: Future<Output = ()> + Send + 'static>(serve: fn(TcpStream) -> F) -> Stranger {
         let port = Port::reserve();
         let listener = port.listen();
@@ -118,7 +118,7 @@ async fn a_server_that_speaks_first_is_told_by_its_banner() {
     tells(&ssh.address, |why| why == expected).await;
 }
 
-/// Both kinds of connections that a server may be configured for.
+/// With both connection factories of a server.
 #[support::judged]
 async fn a_full_server_is_told_by_the_option_that_limits_it() {
     let netty = "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory";
@@ -136,7 +136,7 @@ async fn a_full_server_is_told_by_the_option_that_limits_it() {
 #[support::judged]
 async fn a_port_for_tls_is_told_to_a_client_in_clear_text() {
     let tls = Stranger::start(|mut stream| async move {
-        // The alert `unexpected_message` of TLS 1.2, as OpenSSL answers it.
+        // The alert `unexpected_message` of TLS 1.2, as OpenSSL sends it.
         let _ = stream.write_all(&[0x15, 3, 3, 0, 2, 2, 10]).await;
     });
     tells(&tls.address, |why| why.ends_with("its port is one for TLS, which this client does not speak")).await;
@@ -165,7 +165,7 @@ async fn a_read_only_server_is_told_as_that() {
     tells(&left.address(), |why| why.ends_with(expected)).await;
 }
 
-/// The words of an error that names since when the client is cut off, without the times. If it does not, all of it.
+/// The text of an error, without the times, if it says since when the client is cut off. Otherwise the whole error.
 fn cut_off(error: &Error, limit: Duration) -> String {
     let Error::Timeout { cut_off, .. } = error else { panic!("{error:?}") };
     assert!(cut_off.as_ref().is_none_or(|cut_off| cut_off.lasted > Duration::ZERO), "{cut_off:?}");
@@ -191,7 +191,8 @@ async fn a_timeout_while_disconnected_gives_start_and_reason() {
     .await;
 }
 
-/// What is said within so long where a server is gone: to a newcomer, to one who lists, and to one who waits.
+/// The timeout errors with this limit where the server is gone: of a new acquisition, of one that lists the queue, and of a
+/// waiter.
 async fn timeouts_while_disconnected(server: &Server, limit: Duration) -> [String; 3] {
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let (free, taken) = (lock_at(&zk, "/reasons/free"), lock_at(&zk, "/reasons/taken"));
@@ -199,7 +200,7 @@ async fn timeouts_while_disconnected(server: &Server, limit: Duration) -> [Strin
     let connected = soon("the timeout", taken.write().timeout(Duration::from_millis(100))).await.unwrap_err();
     assert!(matches!(connected, Error::Timeout { cut_off: None, .. }), "{connected:?}");
     let behind = tokio::spawn(taken.write().timeout(limit).into_future());
-    // On a busy machine its time may be over before it is seen.
+    // On a busy machine the waiter's time may be over before its node is seen.
     eventually("it waits", || async { behind.is_finished() || line(&taken).await == "W+ W-" }).await;
 
     server.kill();
@@ -211,7 +212,7 @@ async fn timeouts_while_disconnected(server: &Server, limit: Duration) -> [Strin
     [write, queue, behind].map(|error| cut_off(&error, limit))
 }
 
-/// The path at the end of a connect string is made, so a wrong one is no reason.
+/// The library makes the path at the end of a connect string, so a missing path does not prevent a session.
 #[support::judged]
 async fn a_missing_path_is_made_and_is_no_reason() {
     let zk = connect(&format!("{}/reasons/no/such/path", shared_server().address())).await;

@@ -1,4 +1,4 @@
-//! Who may touch a lock, and what a wire gives away: digest, ACLs, TLS and SASL, against real servers that have them on.
+//! Access to a lock, and what an eavesdropper can read: digest, ACLs, TLS and SASL, on real servers with these turned on.
 
 use support::scene::{
     CALM, SOON, becomes_empty, children, connect, eventually, granted, line_becomes, lock_at, reader, refused, session,
@@ -24,7 +24,7 @@ fn is_denied(error: &Error) -> bool {
     matches!(error, Error::PermissionDenied { .. })
 }
 
-/// A lock directory of the user `owner`, in which everyone else has these permissions.
+/// A lock directory of the user `owner`. Everyone else has these permissions in it.
 async fn directory_for_guests(owner: &str, directory: &str, guests: Permissions) -> ZooKeeper {
     let acl = Acl::creator().allow("world", "anyone", guests);
     let owner = options().digest(owner, "secret").acl(acl).connect(&shared_server().address()).await.unwrap();
@@ -64,7 +64,7 @@ async fn a_semaphore_wider_than_its_acl_can_be_refused() {
     limit(&strict, permits).set_permits(1).await.unwrap();
     soon("a permit", limit(&wide, permits).acquire()).await.unwrap().release().await.unwrap();
     for (path, node) in [(number, number.to_owned()), (permits, format!("{permits}/permits"))] {
-        // Its queue is its own, and gone if nobody waits.
+        // Without the queue of the wide client, the strict client makes its own.
         let queue = format!("{path}/queue");
         session(&wide).await.delete(&queue).await.ok();
         let refused = soon("an answer", limit(&strict, path).acquire()).await.expect_err("it is refused").to_string();
@@ -75,7 +75,7 @@ async fn a_semaphore_wider_than_its_acl_can_be_refused() {
     soon("by default", limit(&wide, number).acquire()).await.unwrap().release().await.unwrap();
 }
 
-/// Tries everything that would disturb those in the directory; all of it must be refused.
+/// Tries everything that would disturb the contenders in the directory. All of it must be refused.
 async fn assert_shut_out(stranger: &ZooKeeper, directory: &str, node: &str) {
     let session = session(stranger).await;
     let forged = format!("{directory}/evil~00000000-WRITE-");
@@ -147,7 +147,7 @@ async fn anyone_can_steal_a_lock_that_is_open_to_anyone() {
 
 #[support::judged]
 async fn a_queue_member_can_steal_despite_closed_nodes() {
-    // What counts are the permissions on the directory, not those on the holder's node.
+    // The permissions on the directory decide, not those on the holder's node.
     let directory = "/queueing/lock";
     let owner = directory_for_guests("landlord", directory, Permissions::CREATE | Permissions::DELETE).await;
     let tenant = options().digest("landlord", "secret").connect(&shared_server().address()).await.unwrap();
@@ -195,7 +195,7 @@ async fn a_guest_who_may_not_list_leaves_no_node() {
         [refused(writer(&lock_at(&guest, directory))).await, refused(reader(&lock_at(&guest, directory))).await]
     {
         assert!(matches!(&error, Error::PermissionDenied { path, .. } if path == directory), "{error:?}");
-        // The answer to the delete comes before the error.
+        // The reply to the delete comes before the error.
         assert_eq!(children(&owner, directory).await, Vec::<String>::new());
     }
 }
@@ -279,7 +279,7 @@ async fn a_guest_who_may_not_watch_leaves_no_node() {
 
 #[support::judged]
 async fn a_holder_denied_its_own_node_still_hands_off() {
-    // Without WRITE the transaction that signals the release is refused, and a plain delete serves.
+    // Without WRITE the transaction that signals the release is refused, and a plain delete takes its place.
     let acl = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::DELETE);
     let address = shared_server().address();
     let zk = options().acl(acl).connect(&address).await.unwrap();
@@ -294,12 +294,12 @@ async fn a_holder_denied_its_own_node_still_hands_off() {
     becomes_empty(&zk, "/unwritable/lock").await;
 }
 
-/// The removal is on its way when the next create is refused.
+/// The client's delete is under way when its next create is refused.
 #[support::judged]
 async fn a_client_that_may_not_create_again_still_leaves() {
     let (address, directory) = (shared_server().address(), "/left/lock");
     let (zk, other) = (connect(&address).await, connect(&address).await);
-    // The servers reap no directory of this kind while it is empty.
+    // Servers do not reap persistent directories.
     for path in ["/left", directory] {
         session(&other).await.create(path, b"", Kind::Persistent).await.unwrap();
     }
@@ -334,7 +334,7 @@ async fn a_signal_that_the_own_node_refuses_is_sent_once() {
     assert_eq!(signals, 1, "{requests:#?}");
 }
 
-/// A delete that one directory refuses says nothing about the signals in others.
+/// A delete that one directory refuses does not stop the signals in other directories.
 #[support::judged]
 async fn a_directory_without_delete_leaves_foreign_signals() {
     let address = shared_server().address();
@@ -418,7 +418,7 @@ async fn a_transaction_on_a_forbidden_node_keeps_the_lock() {
 #[support::judged]
 async fn each_refusal_names_the_right_the_node_and_the_user() {
     let (above, directory, closed) = ("/partly-7", "/partly-7/lock", "/partly-7/closed");
-    // A path is a lock or a semaphore.
+    // A separate path, because a path is either a lock or a semaphore.
     let pool = "/partly-7/pool";
     let address = shared_server().address();
     let owner = directory_for_guests("owner", directory, Permissions::READ).await;
@@ -478,10 +478,10 @@ mod tls {
     use support::rounds::{Ends, shared};
     use support::server::Server;
 
-    /// How long the client keeps trying to connect before it reports a refusal, at first.
+    /// The first connect timeout for a connection that must be refused.
     const LIMIT: Duration = Duration::from_secs(4);
 
-    /// Whom we connect to without success says why, once there is the time to find out.
+    /// Checks that a failed connection reports this reason, with a timeout long enough to learn it.
     async fn assert_unreachable(options: impl Fn() -> ZooKeeperBuilder, servers: &str, reason: &str) {
         with_time_enough(LIMIT, async |limit| {
             let connecting = options().session_timeout(CALM).connect_timeout(limit).connect(servers);
@@ -494,7 +494,7 @@ mod tls {
         .await;
     }
 
-    /// One that signs certificates, made anew in each run.
+    /// A certificate authority, made anew in each run.
     struct Authority {
         issuer: Issuer<'static, KeyPair>,
         pem: String,
@@ -545,7 +545,7 @@ mod tls {
         }
     }
 
-    /// A server with a port for TLS beside the plain one.
+    /// A server with a port for TLS beside the plain port.
     struct Secured {
         server: Server,
         address: String,
@@ -596,13 +596,13 @@ mod tls {
         }
     }
 
-    /// One that asks no client for a certificate.
+    /// A server that asks no client for a certificate.
     fn open() -> &'static Secured {
         static SHARED: OnceLock<Secured> = OnceLock::new();
         shared(&SHARED, || Secured::start("none"))
     }
 
-    /// One that asks every client for a certificate.
+    /// A server that asks every client for a certificate.
     fn mutual() -> &'static Secured {
         static SHARED: OnceLock<Secured> = OnceLock::new();
         shared(&SHARED, || Secured::start("need"))
@@ -612,7 +612,7 @@ mod tls {
         options().tls(tls).connect(address).await.expect("the server can be reached")
     }
 
-    /// The connection must be refused, after a server answered, in time, and with the reason in the error.
+    /// Checks that the connection is refused in time, after the server has answered, with the reason in the error.
     async fn assert_refused(tls: Tls, host: &str, secured: &Secured, reason: &str) {
         let proxy = Proxy::start_opaque(&secured.address);
         let address = proxy.address().replace("127.0.0.1", host);
@@ -689,7 +689,7 @@ mod tls {
             guard.release().await.unwrap();
             assert!(proxy.bytes_to_server() > 0 && proxy.bytes_to_client() > 0);
             for secret in secrets {
-                // Without TLS all of it can be read, which shows that this test listens well.
+                // Without TLS the proxy can read all of it, which shows that the proxy overhears correctly.
                 assert_eq!(proxy.overheard(secret), !encrypted, "{secret:?}, encrypted: {encrypted}");
             }
         }
@@ -735,7 +735,7 @@ mod tls {
             let error = options().connect(&servers).await.unwrap_err();
             assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("tls")), "{error:?}");
         }
-        // The client crate would panic over these.
+        // The client crate would panic on these names.
         for servers in [format!("{a},-bad-.example:2281"), "under score:2281".to_owned(), "[::1%eth0]:2281".to_owned()]
         {
             let error = options().tls(open().tls()).connect(&servers).await.unwrap_err();
@@ -750,7 +750,7 @@ mod tls {
         let stranger = Tls::from_ca_pem(&Authority::new().pem).unwrap();
         assert_refused(stranger, "127.0.0.1", open(), "TLS: its certificate is not accepted: invalid peer certificate")
             .await;
-        // With the right one among several it is accepted.
+        // An authority is accepted if it is one of several.
         let both = format!("{}{}", Authority::new().pem, open().authority.pem);
         drop(connect_with(Tls::from_ca_pem(&both).unwrap(), &open().address).await);
     }
@@ -767,7 +767,7 @@ mod tls {
         assert_refused(Tls::from_ca_pem(&revoked).unwrap(), "127.0.0.1", secured, "certificate: Revoked").await;
     }
 
-    /// The command, which takes its certificates from files.
+    /// The command `zklock`, which reads its certificates from files.
     #[support::judged]
     async fn zklock_accepts_an_authority_and_a_certificate() {
         let files = tempfile::tempdir().unwrap();
@@ -925,8 +925,8 @@ mod sasl {
         options().sasl(Sasl::digest_md5(name, &format!("password of {name}")))
     }
 
-    /// Connects clients one after the other: ZooKeeper 3.8.0 has one place for the user name of all logins, so that two
-    /// logins at once may get each other's answer.
+    /// Connects clients one after the other. ZooKeeper 3.8.0 has a single place for the user name of all logins, so two
+    /// concurrent logins may get each other's reply.
     async fn login(builder: ZooKeeperBuilder, address: &str) -> Result<ZooKeeper, Error> {
         static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
         let _turn = ONE_AT_A_TIME.lock().await;
@@ -937,7 +937,7 @@ mod sasl {
         login(as_user(name), address).await.expect("the server can be reached")
     }
 
-    /// A node's ACL as the server shows it to a client without a login, as `scheme:id`.
+    /// The ACL of a node as a client without a login sees it, as `scheme:id`.
     fn acl(address: &str, path: &str) -> Vec<String> {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
@@ -977,7 +977,7 @@ mod sasl {
     #[support::judged]
     async fn the_nodes_of_a_sasl_user_belong_to_that_user() {
         let address = server().address();
-        // The node is readable by all, so that its ACL is too.
+        // Everyone may read the node, and therefore its ACL.
         let readable = Acl::creator().allow("world", "anyone", Permissions::READ);
         let alice = login(as_user("alice").acl(readable), &address).await.unwrap();
         let guard = lock_at(&alice, "/readable/lock").write().await.unwrap();
@@ -1039,7 +1039,7 @@ mod sasl {
 
     #[support::judged]
     async fn many_logins_in_a_row_succeed() {
-        // Each draws other random numbers; one in 16 is shorter than the rest.
+        // Each login draws other random numbers, and one in 16 is shorter than the rest.
         for _ in 0..60 {
             drop(sasl_user("bob", &server().address()).await);
         }
@@ -1066,7 +1066,7 @@ mod sasl {
     #[support::judged]
     async fn a_sasl_client_refuses_a_server_without_sasl() {
         let (address, directory) = (shared_server().address(), "/unauthenticated/lock");
-        // Open to all, so that nothing but the login is missing.
+        // The lock is open to all, so only the missing login can be the reason.
         let nobody = connect(&address).await;
         drop(lock_at(&nobody, directory).write().await.unwrap());
         becomes_empty(&nobody, directory).await;
@@ -1090,7 +1090,7 @@ mod sasl {
 
         server.replace_file("jaas.conf", &users("a new password"));
         tokio::task::block_in_place(|| server.restart());
-        // Long before the session times out: it lasts a minute.
+        // Long before the session timeout, which is a minute.
         assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::AuthFailed));
         assert!(!held.is_held());
         let mut errors = Vec::new();

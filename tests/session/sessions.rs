@@ -1,4 +1,4 @@
-//! Sessions of one process with a real ensemble: how many are opened, what renews their lease, and how they end.
+//! Sessions of one process with a real ensemble: how many are opened, which requests renew their lease, and how they end.
 
 use std::future::IntoFuture;
 use std::pin::Pin;
@@ -18,15 +18,15 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
 use zk_rwlock::error::Ending;
 use zk_rwlock::{ConnectionState, Error, Granting, ReadGuard, RwLock, Semaphore, ZooKeeper};
 
-/// Each connection is broken, and made anew.
+/// Breaks every connection and waits until all have reconnected.
 async fn all_reconnect(proxy: &Proxy) {
     let before = proxy.connections();
     proxy.rst();
     eventually("the sessions are back", || async { proxy.connections() >= 2 * before }).await;
 }
 
-/// The client cannot reconnect with more than 128 KiB of watched paths on one session, and each path counts with the
-/// chroot that the connect string ends with.
+/// The client cannot reconnect with more than 128 KiB of watched paths on one session. Each path counts with the chroot of
+/// the connect string.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_below_a_long_chroot_survive_a_reconnect() {
     const WAITERS: usize = 60;
@@ -109,7 +109,7 @@ async fn a_request_refused_by_the_client_renews_no_lease() {
     assert!(remaining() <= before);
 }
 
-/// Otherwise the handle's present session would be closed, and the one being opened would come to life afterwards.
+/// Without this rule the handle's present session would be closed, and the session being opened would start afterwards.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_being_opened_ends_with_its_closed_handle() {
     let server = Server::start();
@@ -126,15 +126,15 @@ async fn a_session_being_opened_ends_with_its_closed_handle() {
     let next = writer(&lock);
     eventually("a session is being opened", || async { proxy.connections() > connections }).await;
     soon("closed", zk.close()).await;
-    // At once, and not when the time to connect is over.
+    // At once, and not after the connect timeout.
     let error = refused(next).await;
     assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
     server.resume();
-    // What the server was asked for it may make, and gives it up again.
+    // The server may still open the requested session, but the client ends it.
     eventually("no session is left", || async { server.counter("zk_global_sessions") == 0 }).await;
 }
 
-/// Also when nobody waits until the handle is closed.
+/// The waiting call ends although nothing awaits the close.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_for_the_connection_ends_when_it_is_closed() {
     let proxy = Proxy::start(shared_server().address());
@@ -150,7 +150,7 @@ async fn a_wait_for_the_connection_ends_when_it_is_closed() {
     assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
 }
 
-/// Their servers may be away, and whoever stops a program does not wait for one after the other.
+/// The servers may be unreachable. The end of a program must not wait for one session after the other.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn unconfirmed_sessions_are_given_up_together() {
     const TIMEOUT: Duration = Duration::from_secs(4);
@@ -192,7 +192,7 @@ async fn an_idle_further_session_is_given_up() {
     .await;
 }
 
-/// Since when it is not connected, and why, when the reason is known.
+/// Waits until the reason of an outage is known. Returns the start of the outage and the reason.
 async fn reason(zk: &ZooKeeper) -> (Instant, String) {
     let told = || match zk.state() {
         ConnectionState::Connecting { since, why: Some(why) } => Some((since, why)),
@@ -254,7 +254,7 @@ async fn a_probe_of_a_connected_client_sends_nothing() {
     assert_eq!((proxy.connections(), proxy.requests().len()), (connections, sent));
 }
 
-/// A session that dies of being cut off, and a proxy through which the next one will come.
+/// A client whose session has expired in a cut, and a proxy for its next session.
 async fn without_a_session() -> (Proxy, ZooKeeper) {
     let proxy = Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), Duration::from_secs(2)).await;
@@ -264,7 +264,7 @@ async fn without_a_session() -> (Proxy, ZooKeeper) {
     (proxy, zk)
 }
 
-/// Polls an acquisition once and keeps it, as a program does with a branch of a `select!` that lost.
+/// Polls an acquisition once and keeps it, as a program does with a `select!` branch that lost.
 fn parked(acquisition: impl IntoFuture<IntoFuture = Acquiring>) -> (Acquiring, Poll<<Acquiring as Future>::Output>) {
     let mut parked = acquisition.into_future();
     let polled = Pin::new(&mut parked).poll(&mut Context::from_waker(Waker::noop()));
@@ -301,7 +301,7 @@ async fn acquisitions_that_give_up_share_the_opening() {
     assert!(proxy.connections() < TRIES as u64 / 2, "{} connections", proxy.connections());
 }
 
-/// Otherwise one request whose answer is never polled would keep the session, and all its nodes, alive.
+/// Without this rule, one request whose reply is never polled would keep the session and all its nodes alive.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_ends_an_unpolled_acquisition() {
     let server = shared_server();
@@ -309,7 +309,8 @@ async fn closing_ends_an_unpolled_acquisition() {
     let lock = lock_at(&zk, "/sessions/closed");
     let guard = lock_at(&zk, "/sessions/held").write().await.expect("free");
     lock.read().await.expect("free").release().await.expect("held");
-    // Its create is on its way, and its answer will not be looked at; or that has come while a busy machine polled.
+    // The create's reply is still on its way, or has come while a busy machine polled. The acquisition is not polled again
+    // either way.
     let parked = parked(lock.read());
     soon("the close", zk.close()).await;
     becomes_empty(&other, "/sessions/closed").await;
@@ -342,13 +343,13 @@ async fn a_session_ends_despite_an_unanswered_request() {
     }
 }
 
-/// Another task looks at the sessions meanwhile, and finds one that no acquisition uses yet.
+/// Another task asks for sessions meanwhile, and must not give up a session that no acquisition has used yet.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_further_session_is_kept_until_it_was_used() {
     const SESSIONS: usize = 8;
     let proxy = Proxy::start(shared_server().address());
     let zk = connect(&proxy.address()).await;
-    // Of the 96 KiB that a session watches at most.
+    // More than half of the 96 KiB that a session watches at most.
     let room_for_one = 60 * 1024;
     let looking = tokio::spawn({
         let zk = zk.clone();
@@ -367,7 +368,7 @@ async fn a_further_session_is_kept_until_it_was_used() {
     assert_eq!(proxy.connections(), SESSIONS as u64);
 }
 
-/// A program that ends gives the server a moment to hear that its locks are free, and no more than that.
+/// A program that ends gives the server a short time to learn that its locks are free.
 #[support::judged]
 async fn dropping_the_last_handle_waits_only_briefly() {
     const DIRECTORY: &str = "/locks/good-bye";
@@ -378,7 +379,7 @@ async fn dropping_the_last_handle_waits_only_briefly() {
     server.pause();
     let begun = Instant::now();
     tokio::task::spawn_blocking(move || drop((guard, lock, zk))).await.expect("no panic");
-    // It is a quarter of a second; the session would last a minute.
+    // The wait takes a quarter of a second, while the session would last a minute.
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     server.resume();
     becomes_empty(&other, DIRECTORY).await;
@@ -414,12 +415,12 @@ async fn all_locks_and_handles_of_a_process_share_a_thread() {
         let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
         names.filter(|name| name.trim() == "zk-rwlock").count()
     };
-    // An earlier one may still be saying good-bye for other tests.
+    // The thread of an earlier test may still be closing its sessions.
     eventually("there is one thread", || async { threads() == 1 }).await;
     assert!(guards.iter().all(|guard| guard.is_held()));
 }
 
-/// The refusal comes before anything is sent: nothing listens at the address.
+/// The refusal comes before anything is sent, since nothing listens at the address.
 #[support::judged]
 async fn an_impossible_lease_is_refused_with_the_reason() {
     let second = Duration::from_secs(1);
@@ -438,7 +439,7 @@ async fn an_impossible_lease_is_refused_with_the_reason() {
     }
 }
 
-/// Long paths, in each way in which a node of ours is held.
+/// Long paths, in each kind of hold.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn no_session_exceeds_the_nodes_its_end_can_list() {
     const EACH: usize = 30;
@@ -464,7 +465,7 @@ async fn no_session_exceeds_the_nodes_its_end_can_list() {
     assert!(sessions.iter().all(|bytes| *bytes <= 48 * 1024), "{sessions:?}");
 }
 
-/// ZooKeeper 3.10 sheds connections while it has too many: it closes them as soon as it has taken them.
+/// ZooKeeper 3.10 sheds connections while it has too many: it closes them as soon as it has accepted them.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_overloaded_server_is_passed_over() {
     let (proxy, port) = (Proxy::start(shared_server().address()), Port::reserve());

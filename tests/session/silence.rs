@@ -1,7 +1,7 @@
-//! A holder stands still, or is not heard, and soon afterwards its server is cut off from the leader. A sign of life
-//! that the leader has not heard of keeps no session alive, even if a quorum has acknowledged a request.
+//! A holder stands still or is not heard, and soon afterwards its server is cut off from the leader. Then only the follower
+//! knows that the session is alive, and the leader may end it although a quorum has acknowledged a request.
 //!
-//! `SILENCE_ROUNDS` sets how many holders there are; `make soak` sets it high.
+//! `SILENCE_ROUNDS` sets the number of holders; `make soak` sets it high.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,13 +16,13 @@ use support::witness::Witness;
 use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::Coordinator;
 
-/// After a holder stood still or was not heard for a while, at first only its follower knows that it is alive.
+/// After a holder stood still or was not heard for a while, only its follower knows at first that the session is alive.
 async fn rounds_of_silence(timeout: Duration) {
     const TICK: Duration = Duration::from_millis(500);
     const TOGETHER: u64 = 8;
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
-    // Not by our own client, whose thread is stopped.
+    // The client crate itself observes, because the library's thread is stopped.
     let observer = zookeeper_client::Client::connector().with_session_timeout(Duration::from_secs(20));
     let observer = observer.connect(&ensemble.server(leader).address()).await.expect("reachable");
     let mut random = Seeded(timeout.as_micros() as u64);
@@ -63,7 +63,7 @@ async fn rounds_of_silence(timeout: Duration) {
         tokio::time::sleep(timeout.mul_f64(random.share())).await;
         let silence = timeout.mul_f64(0.7 * random.share());
         if batch % 2 == 0 {
-            // All sessions of a process have one thread, which stands still now, as by SIGSTOP.
+            // All sessions of a process share one thread. This task blocks that thread, as SIGSTOP would.
             let session = Arc::clone(holders[0].1.session_slot(0).await.expect("alive").session());
             session.spawn(Box::pin(async move { thread::sleep(silence) }));
             tokio::time::sleep(silence).await;
@@ -72,7 +72,7 @@ async fn rounds_of_silence(timeout: Duration) {
             tokio::time::sleep(silence).await;
             holders.iter().for_each(|(proxy, ..)| proxy.heal());
         }
-        // Between the next heartbeat's acknowledgement and the follower's next answer to a ping, for one.
+        // Among others, between the next heartbeat's acknowledgement and the follower's next answer to a ping.
         let after = TICK.mul_f64(1.5 * random.share());
         tokio::time::sleep(after).await;
         ensemble.cut_from_leader(follower);
@@ -109,10 +109,10 @@ impl Seeded {
     }
 }
 
-/// One after the other: all sessions of the process stand still together.
+/// The rounds run one after the other, because all sessions of the process stand still together.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_on_a_cut_follower_is_lost_in_time() {
     rounds_of_silence(Duration::from_secs(4)).await;
-    // Two ticks, which is the least that servers grant.
+    // Two ticks, the least that servers grant.
     rounds_of_silence(Duration::from_secs(1)).await;
 }

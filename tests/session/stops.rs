@@ -1,4 +1,5 @@
-//! A process that is stopped while the answer comes that its work waits for, and goes on when another holds the lock.
+//! A process that is stopped while its work waits for a reply. The reply arrives during the stop, and another contender
+//! holds the lock when the process goes on.
 //!
 //! The children are this test binary itself: see [`support::process`].
 
@@ -18,7 +19,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use zk_rwlock::{Leadership, Mode, MultiLock, Semaphore, ZooKeeper};
 
-/// The least that a session with a lease of some length takes.
+/// The shortest session timeout with a usable lease.
 const SHORT: Duration = Duration::from_secs(1);
 
 const ROUNDS: usize = 10;
@@ -29,7 +30,7 @@ fn clock() -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Waits for the parent's answer, and notes when it was polled last.
+/// Waits for the parent's answer, and notes the time of the last poll.
 async fn answer(parent: String, polled: &AtomicU64) {
     let work = async {
         let mut parent = TcpStream::connect(parent).await.expect("the parent listens");
@@ -44,7 +45,7 @@ async fn answer(parent: String, polled: &AtomicU64) {
     .await;
 }
 
-/// Works once under what this role takes. Returns whether the work counts as done.
+/// Works once under the hold that this role takes. Returns whether the work counts as done.
 async fn works(role: &str, zk: &ZooKeeper, path: &str, work: impl Future<Output = ()>) -> bool {
     match role {
         "guard" => lock_at(zk, path).write().await.expect("free").run(work).await.is_ok(),
@@ -75,7 +76,7 @@ async fn works(role: &str, zk: &ZooKeeper, path: &str, work: impl Future<Output 
     }
 }
 
-/// Tries to take a lock, over and over, until the session is over that it had at first, and once more. Says what came of it.
+/// Tries to take a lock again and again until the first session has ended, and once more. Prints the outcomes.
 async fn tries(zk: &ZooKeeper, path: &str) {
     let mark = lock_at(zk, &format!("{path}-mark")).write().await.expect("free");
     let lock = lock_at(zk, path);
@@ -113,7 +114,8 @@ fn the_child_process_of_other_tests() {
     });
 }
 
-/// Stops the child of this role in its work, again and again. `next` is granted when the ensemble has given it up.
+/// Stops the child of this role during its work, again and again. `next` is granted when the ensemble has ended the child's
+/// session.
 async fn is_stopped_at_work<G>(role: &str, path: &str, next: impl AsyncFn() -> G) {
     let parent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = parent.local_addr().expect("bound");

@@ -1,7 +1,8 @@
-//! Code of the user's that the library calls or wakes: a subscriber of `tracing` and a waker that block for ever, or panic.
-//! Whatever they do, a lock is kept, and its loss is told before the next is granted.
+//! User code that blocks for ever or panics when the library calls it: `tracing` subscribers and wakers. The lock is still
+//! kept, and its loss is reported before the next grant.
 //!
-//! A subscriber is one for a whole process, so each is in a child, which is this test binary itself: see [`support::process`].
+//! A subscriber serves a whole process, so each runs in a child process, which is this test binary itself: see
+//! [`support::process`].
 
 use std::future::{IntoFuture, pending};
 use std::pin::pin;
@@ -58,7 +59,7 @@ impl Habit {
     }
 }
 
-/// A subscriber with a bad habit, which it follows once it has heard of an acquisition that takes long.
+/// A subscriber that misbehaves once it has seen an acquisition that takes long.
 struct Bad(Habit);
 
 impl Bad {
@@ -79,10 +80,11 @@ impl tracing::field::Visit for Message {
     }
 }
 
-/// `tracing` itself asks a subscriber, once for each place of the client crate's, on the thread that comes there first.
+/// Whether the subscriber blocks when `tracing` asks, once for each call site of the client crate, on the first thread that
+/// reaches it.
 static BLOCKS_WHO_ASKS: AtomicBool = AtomicBool::new(false);
 
-/// Each thread of the library's that tells something.
+/// Whether the subscriber blocks each thread of the library that logs.
 static BLOCKS_OUR_THREADS: AtomicBool = AtomicBool::new(false);
 
 impl Subscriber for Bad {
@@ -113,7 +115,7 @@ impl Subscriber for Bad {
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
     fn try_close(&self, _: Id) -> bool {
-        // A caller's thread may close a span, too, and a span that blocks it is the caller's own.
+        // A caller's thread may close a span, too. Blocking there blocks only that caller.
         if self.0 == Habit::Panics {
             self.0.follow();
         }
@@ -121,7 +123,7 @@ impl Subscriber for Bad {
     }
 }
 
-/// A waker with a bad habit.
+/// A waker that misbehaves.
 struct BadWaker(Habit);
 
 impl Wake for BadWaker {
@@ -169,11 +171,11 @@ fn the_child_process_of_other_tests() {
             say("not connected");
         }
     });
-    // The threads that are blocked would be waited for.
+    // An ordinary exit would wait for the blocked threads.
     std::process::exit(0);
 }
 
-/// Sets the subscriber when there is a session, and has it told something at once.
+/// Sets the subscriber while there is a session, and causes an event at once.
 async fn set_late(zk: &ZooKeeper, path: &str, subscriber: Bad) {
     let leadership = Leadership::new(zk, format!("{path}-led")).unwrap();
     let mut leads = Box::pin(leadership.lead(|_| pending::<()>()));
@@ -183,12 +185,12 @@ async fn set_late(zk: &ZooKeeper, path: &str, subscriber: Bad) {
     }
     BLOCKS_OUR_THREADS.store(true, Ordering::SeqCst);
     tracing::subscriber::set_global_default(subscriber).expect("the first");
-    // The end of a term is told.
+    // The end of a term is logged.
     drop(leads);
     wait_for_long(zk, path);
 }
 
-/// Waits for what this process holds, and has that told again and again.
+/// Waits for the lock that this process itself holds, which is logged again and again.
 fn wait_for_long(zk: &ZooKeeper, path: &str) {
     for _ in 0..3 {
         let lock = RwLock::builder(zk, path).warn_after_waiting(Duration::from_millis(50)).build().unwrap();
@@ -196,13 +198,13 @@ fn wait_for_long(zk: &ZooKeeper, path: &str) {
     }
 }
 
-/// Has the waker called, on the library's thread, by the grant of another lock.
+/// Wakes the waker on the library's thread, by the grant of another lock.
 async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
     let other = lock_at(zk, &format!("{path}-other"));
     let guard = other.write().await.unwrap();
     let line = other.clone();
     let ((arm, is_to_arm), (tell, armed)) = (mpsc::channel::<()>(), oneshot::channel());
-    // On a thread of its own: what it waits by is not dropped.
+    // A thread of its own, because the waiting future must not be dropped.
     thread::spawn(move || {
         let mut waits = pin!(line.write().into_future());
         while is_to_arm.try_recv().is_err() {
@@ -227,8 +229,8 @@ async fn connect_anew(zk: &ZooKeeper, path: &str, server: &str) {
     say(&within(SHORT * 3, "an answer", connecting).await.expect_err("it stands still").to_string());
 }
 
-/// A task of the session panics, or the client crate's. The lock is lost at once, and the next acquisition has another session. A
-/// panic in the loop of the library's thread costs nothing.
+/// A panic in a task of the session or of the client crate loses the lock at once, and the next acquisition opens another
+/// session. A panic in the loop of the library's thread costs nothing.
 async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) {
     let lock = lock_at(zk, path);
     let waits = writer(&lock);
@@ -238,12 +240,12 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
     drop(slot);
     let waker = Waker::from(Arc::new(BadWaker(Habit::Panics)));
     let its_own = Arc::clone(&session);
-    // A task begins on this thread, and goes on by the library's.
+    // The task begins on this thread, and continues on the library's.
     const PAUSE: Duration = Duration::from_millis(1);
     let (tell, is_called) = oneshot::channel();
     session.spawn(match fault {
         "task" => Box::pin(async { panic!("as planted") }),
-        // A watch that fires calls the waker on the client crate's task.
+        // A watch that fires calls the waker in the client crate's task.
         "client" => Box::pin(async move {
             its_own.sleep(PAUSE).await;
             let mut watch = its_own.watch(&directory).await.expect("it is there");
@@ -252,7 +254,7 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
             drop(its_own.transact(&[set]).await);
             std::future::pending().await
         }),
-        // A timer that is over calls the waker in the thread's own loop, before that of a later one.
+        // An expired timer calls the waker in the loop of the library's thread, before the wakers of later timers.
         _ => Box::pin(async move {
             its_own.sleep(PAUSE).await;
             let mut sleep = its_own.sleep(Duration::from_millis(20));
@@ -274,7 +276,7 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
     assert!(zk.state().is_connected());
 }
 
-/// Works until the lock is lost, and says when it has worked last, and when it has heard of the loss.
+/// Works until the lock is lost. Prints the time of the last work and the time of the loss.
 async fn work_under(held: &WriteGuard) {
     let last = AtomicU64::new(0);
     let worked = held.run(async {
@@ -292,7 +294,7 @@ async fn work_under(held: &WriteGuard) {
 // ---------------------------------------------------------------------------------------------------------------
 // The parent
 
-/// A child with such a subscriber or waker, which has been called, and holds at this path.
+/// A child with such a subscriber or waker, which has been called already, and which holds the lock at this path.
 async fn begin(what: &str, habit: &str, sessions: usize) -> (String, Proxy, Process) {
     let path = format!("/strangers/{what}-{habit}-{sessions}");
     let proxy = Proxy::start(shared_server().address());
@@ -314,7 +316,7 @@ async fn begin(what: &str, habit: &str, sessions: usize) -> (String, Proxy, Proc
     (path, proxy, child)
 }
 
-/// Contends for what the child holds. Gives the moment of the grant, too.
+/// Contends for the child's lock. Returns the time of the grant, too.
 fn contend(lock: RwLock) -> JoinHandle<(u64, WriteGuard)> {
     tokio::spawn(async move {
         let guard = lock.write().await.expect("the session expires");
@@ -322,7 +324,7 @@ fn contend(lock: RwLock) -> JoinHandle<(u64, WriteGuard)> {
     })
 }
 
-/// The child has ended its work, and has heard of the loss, before the next is granted.
+/// Checks that the child ended its work and heard of the loss before the next grant.
 async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) -> Process {
     let (granted_at, guard) = within(SHORT * 5, "the grant", next).await.expect("no panic");
     let told = tokio::task::spawn_blocking(move || {
@@ -338,19 +340,19 @@ async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) -> Proces
     child
 }
 
-/// In this child, the thread that keeps the sessions stands still.
+/// Checks that the thread of the sessions is blocked in this child.
 async fn is_not_connected(mut child: Process) {
     let said = tokio::task::spawn_blocking(move || child.said().next()).await.expect("no panic");
     assert_eq!(said.as_deref(), Some("not connected"));
 }
 
-/// A child with such a subscriber or waker keeps its lock for as long as it is connected. Cut off, it has ended its work before
-/// the next is granted.
+/// Checks that a child with such a subscriber or waker keeps its lock while it is connected. After a cut, the child ends its
+/// work before the next grant.
 async fn round(what: &str, habit: &str, sessions: usize) {
     let (path, proxy, child) = begin(what, habit, sessions).await;
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, &path);
-    // Its session is kept alive well beyond its timeout.
+    // The child's session is kept alive well beyond its timeout.
     let granted = tokio::time::timeout(SHORT * 2, lock.write().into_future()).await;
     assert!(granted.is_err(), "it has lost its lock");
     let next = contend(lock);
@@ -372,7 +374,7 @@ async fn standstill(sessions: usize) {
     is_not_connected(child).await;
 }
 
-/// A child in which this panics goes on.
+/// Checks that a child goes on after this panic.
 async fn goes_on(fault: &str, sessions: usize) {
     let address = shared_server().address();
     let mut child =
@@ -393,7 +395,7 @@ async fn a_waker_that_panics_costs_no_lease() {
     tokio::join!(round("waker", "panics", 1), round("waker", "panics", 2));
 }
 
-/// A waker that blocks for ever stands in the way of the thread that keeps the sessions, so the lease ends.
+/// A waker that blocks for ever blocks the thread of the sessions, so the lease ends.
 #[support::judged]
 async fn a_loss_is_reported_despite_a_blocked_thread() {
     tokio::join!(standstill(1), standstill(2));
@@ -420,7 +422,7 @@ async fn a_late_subscriber_that_blocks_costs_no_lease() {
     tokio::join!(round("late", "blocks", 1), round("late", "blocks", 2));
 }
 
-/// The thread that keeps the sessions stands still when it comes to a place that it has not told of before, as at a break.
+/// The thread of the sessions blocks at a call site that has not logged before, for example at a disconnect.
 #[tokio::test]
 async fn a_subscriber_that_blocks_in_enabled_hides_no_loss() {
     tokio::join!(is_asked(1), is_asked(2));

@@ -1,5 +1,5 @@
-//! Servers that answer nothing: each server has its turn before such a one is tried again, so a session is opened in time, and is
-//! soon back.
+//! Servers that never answer: the client tries each other server before it tries such a server again, so a session is opened
+//! in time and soon reconnects.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use zk_rwlock::ZooKeeper;
 
-/// How long `zklock -n` tries to reach a server.
+/// The connect timeout of `zklock -n`.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
-/// A port that drops every packet of a new connection, as a host that has no power: as many connections wait to be accepted as
-/// there is room for.
+/// A port that drops every packet of a new connection, as a host without power does. Its queue of waiting connections is
+/// full.
 async fn black_hole() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
@@ -29,7 +29,7 @@ async fn black_hole() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
     (address, listener, waiting)
 }
 
-/// How many of fifty attempts to connect fail within the time that `zklock -n` has.
+/// The errors of fifty attempts to connect with the timeout of `zklock -n`.
 async fn failing(servers: &str) -> Vec<String> {
     let mut failed = Vec::new();
     for _ in 0..10 {
@@ -65,7 +65,7 @@ async fn a_server_that_stands_still_fails_no_connect() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// An attempt takes a twelfth of the session timeout at most, though the client crate would wait for longer.
+/// An attempt takes at most a twelfth of the session timeout, although the client crate would wait longer.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reconnect_tries_a_silent_server_once() {
     let still = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -1,5 +1,5 @@
-//! Persistent nodes of ours that vanish, because a server lets any client delete what has no children (CVE-2026-79993): on a
-//! server that does by that request, on others by a delete of a client that may.
+//! Persistent nodes of ours that vanish because a server lets any client delete nodes without children (CVE-2026-79993). On
+//! servers with that fault the test sends such a request; on others a permitted client deletes them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +82,8 @@ async fn a_vanished_value_is_an_error_until_another_is_set() {
     assert_eq!(*here.read().await.expect("it was set"), 8);
     eventually("the copy follows", || async { **live.get() == 8 }).await;
 
-    // Who has seen the value knows that there was one, also if its twin is gone. Nobody else can.
+    // A process that has seen the value knows that there was one, even if the twin node is gone as well. Other processes
+    // cannot know.
     vanishes(&zk, "/vanished/value/value").await;
     vanishes(&zk, "/vanished/value/value.twin").await;
     assert_eq!(value_error(here.read().await), ValueError::Vanished);
@@ -131,7 +132,7 @@ async fn a_number_of_permits_that_vanishes_is_never_another() {
     assert_eq!(vanished_number(open(&other, 3).acquire().await), 5);
     assert_eq!(vanished_number(open(&zk, 6).try_acquire().await), 5);
     assert_eq!(vanished_number(any.acquire().await), 5);
-    // Who has the number that was set writes it again.
+    // A handle that has set the number writes it again.
     let five = open(&other, 5).acquire_many(5).await.expect("there are five");
     assert!(any.try_acquire().await.expect_err("all are taken").is_would_block());
     assert_eq!(any.permits().await.expect("readable"), Some(5));
@@ -173,7 +174,7 @@ async fn work_whose_record_vanishes_waits_for_the_period() {
     assert_eq!(forgotten.token, token);
     works(&b).await;
     assert!(a.try_once_in(PERIOD).await.expect("free").is_none());
-    // A twin that vanishes changes nothing, and comes with the next record.
+    // A vanished twin changes nothing, and is made again with the next record.
     vanishes(&zk, "/vanished/cron.done.twin").await;
     assert!(a.try_once_in(PERIOD).await.expect("free").is_none());
     let guard = a.write().once_in(Duration::from_millis(1)).await.expect("granted").expect("due");
