@@ -1,5 +1,5 @@
-//! Calls that wait for no other contender, on servers that do not answer: each ends in time, says why, and leaves
-//! nothing behind.
+//! Calls that wait for no contender, on servers that do not answer: each ends in time, names the reason, and leaves no node
+//! behind.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,13 +15,13 @@ use zk_rwlock::{Error, Memory, Mode, MultiLock, Queue, RwLock, Semaphore, Shared
 /// The session timeout of clients whose server does not answer.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// A timeout far below the other bounds, and far above what an answered call takes.
+/// A timeout far below the other limits, and far longer than an answered call takes.
 const PROMPT: Duration = Duration::from_millis(300);
 
 /// ZooKeeper's code for a session that has expired.
 const SESSION_EXPIRED: i32 = -112;
 
-/// All the handles that calls are made on, of one session.
+/// A handle of each kind, all on one session.
 struct Handles {
     zk: ZooKeeper,
     lock: RwLock,
@@ -41,7 +41,7 @@ impl Handles {
         Handles { zk, lock, both, value }
     }
 
-    /// Every call that there is, with a timeout if one is given.
+    /// Every call of the library that waits for no contender, with this timeout or without.
     fn calls(&self, timeout: Option<Duration>) -> Vec<(&'static str, Outcome)> {
         macro_rules! outcome {
             ($call:expr) => {{
@@ -63,7 +63,7 @@ impl Handles {
     }
 }
 
-/// What each of the calls ended with, all of them at once, and how long that took.
+/// Runs all calls at once. Returns the result of each and its duration.
 async fn ended(calls: Vec<(&'static str, Outcome)>) -> Vec<(&'static str, Result<(), Error>, Duration)> {
     let begun = Instant::now();
     let tasks: Vec<_> = calls
@@ -95,7 +95,7 @@ async fn a_server_that_answers_only_pings_holds_up_no_call() {
     assert!(silence.has_happened() && proxy.connections() == 1, "the session lived on");
 }
 
-/// It answers the listing of the queue, and nothing after that.
+/// The server answers the listing of the queue, and no request after it.
 #[support::judged]
 async fn a_server_that_answers_only_pings_blocks_no_permit_try() {
     let limit_of = |zk: &ZooKeeper| Semaphore::new(zk, "/calls/limit", 1).unwrap();
@@ -185,7 +185,7 @@ async fn a_connection_below_a_path_outlives_a_break() {
     }
 }
 
-/// The server has made the node, but its answer does not come.
+/// The server has made the node, but the reply to the create does not come.
 #[support::judged]
 async fn a_try_that_is_given_up_leaves_nothing_behind() {
     for timeout in [None, Some(PROMPT)] {
@@ -206,7 +206,7 @@ async fn a_try_that_is_given_up_leaves_nothing_behind() {
     }
 }
 
-/// The lock is granted, and the value cannot be read.
+/// The lock is granted, and the read of the value gets no reply.
 #[support::judged]
 async fn a_try_whose_value_does_not_come_gives_the_lock_back() {
     let proxy = Proxy::start(shared_server().address());
@@ -244,7 +244,7 @@ async fn an_eviction_whose_answer_is_lost_says_who_was_removed() {
     assert_eq!(removed.and_then(|member| member.label).as_deref(), Some("hangs"));
 }
 
-/// The session has no node of ours, so a fresh one serves as well.
+/// The session has no node of ours, so the call may move to a fresh session.
 #[support::judged]
 async fn a_call_on_an_ended_session_is_answered_on_a_fresh_one() {
     let proxy = Proxy::start(shared_server().address());
@@ -258,7 +258,7 @@ async fn a_call_on_an_ended_session_is_answered_on_a_fresh_one() {
     }
 }
 
-/// None of them is about a place in a queue.
+/// None of these errors tells the caller that its own place in the queue is lost.
 #[support::judged]
 async fn each_failure_to_read_a_queue_is_told_as_what_it_is() {
     const NO_NODE: i32 = -101;
@@ -310,7 +310,7 @@ async fn contenders_of_any_local_client_are_of_this_process() {
     let (one, other) = (connect(&address).await, connect(&address).await);
     let (lock, elsewhere) = (lock_at(&one, "/calls/own"), lock_at(&other, "/calls/own"));
     let held = elsewhere.read().await.unwrap();
-    // The library does not know of this session, as it does not of those of other processes.
+    // The library has not opened this session, as it has not opened those of other processes.
     let stranger = zookeeper_client::Client::connect(&address).await.unwrap();
     let options = zookeeper_client::CreateMode::EphemeralSequential.with_acls(zookeeper_client::Acls::anyone_all());
     stranger.create("/calls/own/web-9~k3v9x2ma-READ-", b"", &options).await.unwrap();
@@ -323,7 +323,7 @@ async fn contenders_of_any_local_client_are_of_this_process() {
         error.matches(" (this process)").count() == 1 && error.contains(" (this process) and READ web-9"),
         "{error}"
     );
-    // A client that is gone has no session, and its node goes.
+    // A dropped client ends its session, and its node goes.
     held.release().await.unwrap();
     drop((elsewhere, other));
     assert_eq!(own(lock.queue().await.unwrap()), [false]);

@@ -1,4 +1,4 @@
-//! The same round of calls on a real server, under each executor that is said to be tried.
+//! A round of calls on a real server, under each executor that the documentation names.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use zk_rwlock::leadership::Term;
 use zk_rwlock::{Error, Leadership, RwLock, ZooKeeper};
 
-/// What a program does with a lock, some of it at the same time.
+/// The calls of a typical program, some of them concurrent.
 async fn round(directory: &str) -> Result<(), Error> {
     let zk = ZooKeeper::connect(&shared_server().address()).await?;
     let lock = RwLock::new(&zk, directory)?;

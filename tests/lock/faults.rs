@@ -1,5 +1,5 @@
-//! What the network can do to an acquisition, a waiter, a release and a session: each fault strikes single frames
-//! between a session and a real server, and the lock comes out of it with one node or none, and no false grant.
+//! Faults of the network during an acquisition, a wait, a release, and in a session. Each fault hits single frames between a
+//! session and a real server. Afterwards there is one node or none, and no false grant.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -17,10 +17,11 @@ const SHORT: Duration = Duration::from_secs(3);
 /// The timeout of a session whose server answers late.
 const SLOW: Duration = Duration::from_secs(4);
 
-/// The servers' tick, as the clients are given it. The default would leave a lease little room for pauses of a busy machine.
+/// The servers' tick, as configured at the clients. The default tick would make the lease too short for the pauses of a busy
+/// machine.
 const TICK: Duration = Duration::from_millis(500);
 
-/// A session behind a proxy, a lock whose directory exists already, and an operator with a direct connection.
+/// A session behind a proxy, a lock whose directory exists, and an operator with a direct connection.
 struct Stage {
     proxy: Proxy,
     zk: ZooKeeper,
@@ -55,7 +56,7 @@ impl Stage {
         becomes_empty(&self.operator, self.here.path()).await;
     }
 
-    /// Returns when nothing but the node at `path` is left.
+    /// Waits until the node at `path` is the only one.
     async fn only_one_is_left(&self, path: &str) {
         eventually("one node is left", || async {
             let names = self.children().await;
@@ -65,7 +66,7 @@ impl Stage {
         .await;
     }
 
-    /// Returns when the client has noticed that its connection is lost.
+    /// Waits until the client has noticed the lost connection.
     async fn is_cut_off(&self) {
         let connected = || async { tokio::time::timeout(Duration::from_millis(1), self.session.connected()).await };
         eventually("the loss is noticed", || async { connected().await.is_err() }).await;
@@ -88,7 +89,7 @@ async fn a_create_with_a_held_reply_makes_one_node() {
     assert_eq!(stage.children().await, [""; 0]);
 }
 
-/// The length of the create's frame is found on the way: from there on the first create takes effect.
+/// The test cuts after more and more bytes. Once the whole frame fits, the first create takes effect.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_cut_at_any_byte_makes_one_node() {
     const SESSIONS: usize = 4;
@@ -122,7 +123,7 @@ async fn a_create_cut_at_any_byte_makes_one_node() {
     }
 }
 
-/// As CURATOR-644 and CURATOR-696, where a storm of creates and deletes made millions of nodes.
+/// In CURATOR-644 and CURATOR-696 such a storm of creates and deletes made millions of nodes.
 #[support::judged]
 async fn each_lost_create_costs_at_most_one_more() {
     let stage = Stage::set("/faults/storm", CALM).await;
@@ -131,13 +132,13 @@ async fn each_lost_create_costs_at_most_one_more() {
     }
     stage.proxy.drop_reply(Op::Create2, 1);
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
-    // Five never arrived; of the sixth only the answer was lost, and its node was found.
+    // Five creates never arrived. The reply to the sixth was lost, and its node was found.
     assert_eq!(stage.proxy.count(Op::Create2), 6);
     stage.only_one_is_left(&guard.path()).await;
     guard.release().await.unwrap();
 }
 
-/// The release and the create that follows it are one transaction or two requests, depending on the moment.
+/// The release and the next create are sent as one transaction or as two requests, depending on the moment.
 #[support::judged]
 async fn a_cut_between_drop_and_acquisition_leaves_one_node() {
     let stage = Stage::set("/faults/again", CALM).await;
@@ -146,7 +147,7 @@ async fn a_cut_between_drop_and_acquisition_leaves_one_node() {
         stage.proxy.reset();
         let (of, how) = (round % 2, if round / 2 % 2 == 0 { Close::Fin } else { Close::Rst });
         let frames = if of == 0 { Frames::requests(Op::Multi) } else { Frames::replies(Op::Multi) };
-        // Before its first byte, in the middle of it, and after it.
+        // Cut before the first byte, in the middle of the frame, and after it.
         let cut = match round / 4 % 3 {
             0 => stage.proxy.apply(Rule::on(frames).close(0, how)),
             1 => stage.proxy.apply(Rule::on(frames).close(30, how)),
@@ -166,7 +167,7 @@ async fn a_cut_between_drop_and_acquisition_leaves_one_node() {
 #[support::judged]
 async fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     let stage = Stage::set("/faults/dropped", CALM).await;
-    // One acquisition has sent its create before the cut, and the other begins after it.
+    // One acquisition sends its create before the cut, the other starts after the cut.
     stage.proxy.black_hole_to_client();
     let sent = writer(&stage.lock);
     eventually("its create", || async { stage.proxy.count(Op::Create2) == 1 }).await;
@@ -212,7 +213,7 @@ async fn a_thousand_timeouts_in_an_outage_send_nothing_later() {
             slowest = slowest.max(took);
         }
     }
-    // Generous: what counts is that none of them waits for the connection.
+    // A generous limit: none of the acquisitions may wait for the connection.
     assert!(slowest < SOON / 4, "{slowest:?}");
     stage.proxy.reset();
     stage.proxy.heal();
@@ -246,12 +247,12 @@ async fn a_waiter_whose_listing_is_lost_keeps_its_place() {
     granted(last).await.release().await.unwrap();
 }
 
-/// As CURATOR-604, where the node of the old session was found by its name, taken for the new one's, and then deleted.
+/// In CURATOR-604 the new session found the old session's node by its name, took it for its own, and then deleted it.
 #[support::judged]
 async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     let stage = Stage::set("/faults/adopted", SHORT).await;
-    // The server has created the node; the client believes that its session is over, opens another, and has to look
-    // for the node that it created there.
+    // The server has created the node, but the client believes that its session has ended. It opens another session and must
+    // look for the node there.
     let expired = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).claim_error(-112));
     let lost = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).nth(2).close(0, Close::Rst));
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
@@ -260,7 +261,7 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     assert_ne!(now.id(), stage.session.id());
     let (_, stat) = session(&stage.operator).await.data(&guard.path()).await.unwrap();
     assert_eq!(stat.ephemeral_owner, now.id());
-    // If the client found a node of its own there, it has removed it; otherwise the old session's end has.
+    // The new session has removed the node if it found it. Otherwise the node went with the old session.
     assert_eq!(stage.children().await.len(), 1);
     guard.release().await.unwrap();
 }
@@ -268,7 +269,7 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
 // ---------------------------------------------------------------------------------------------------------------
 // Waiters
 
-/// As in helix and in Go's client, which slept for ever or asked without pause.
+/// In this situation helix slept for ever, and Go's client sent requests without a pause.
 #[support::judged]
 async fn a_predecessor_gone_before_the_watch_is_noticed() {
     for released in [true, false] {
@@ -337,7 +338,7 @@ async fn refused_credentials_end_all_waiters_and_guards() {
         assert!(typed, "{error:?}");
     }
     assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::AuthFailed));
-    // The server does not know that the session is over: a fresh one is granted when the old one has timed out.
+    // The server does not know that the session has ended, so a fresh session is granted after the old one's timeout.
     soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
     stage.becomes_empty().await;
 }
@@ -350,12 +351,12 @@ async fn waiters_and_handles_dropped_together_leave_nothing() {
     line_becomes(&stage.here, "W+ R- R- R- R- R- R- R- R- R- R-").await;
     let Stage { zk, session, lock, operator, here, .. } = stage;
     drop((zk, session, lock));
-    // A waiter keeps what it needs.
+    // A waiter keeps its client alive.
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
     for waiter in &waiters {
         waiter.abort();
     }
-    // Far below the session's timeout.
+    // Far below the session timeout.
     eventually("they have left", || async { children(&operator, here.path()).await.len() == 1 }).await;
     holder.release().await.unwrap();
 }
@@ -372,7 +373,7 @@ async fn a_release_at_the_sessions_end_deletes_no_other_node() {
     let request = stage.proxy.hold_request(Op::Multi);
     let release = tokio::spawn(guard.release());
     soon("the release", request.arrives()).await;
-    // The session's own client would take it back at once.
+    // Held so that the client does not reconnect at once.
     let comes_back = stage.proxy.hold_request(Op::Handshake);
     shared_server().end_session(&stage.proxy.granted().unwrap());
     request.release();
@@ -407,7 +408,7 @@ async fn a_late_delete_spares_the_node_of_another() {
         operator.delete(&path).await.unwrap();
         operator.delete(stage.here.path()).await.unwrap();
         let anew = other.write().await.unwrap();
-        // The same host and the same number.
+        // The same host and the same number as before.
         assert!(path.ends_with("-0000000000") && anew.path().ends_with("-0000000000"), "{path} {anew:?}");
         request.release();
         let answer = soon("the release", release).await.unwrap();
@@ -423,7 +424,7 @@ async fn a_late_delete_spares_the_node_of_another() {
 
 #[support::judged]
 async fn a_reconnect_with_another_session_loses_the_lock() {
-    // Longer than the test may wait for the loss, so that the loss cannot come from the lease.
+    // Longer than the test waits for the loss, so the loss cannot come from the lease.
     let stage = Stage::set("/faults/replaced", SHORT * 3).await;
     let guard = stage.lock.write().await.unwrap();
     let waiter = writer(&stage.lock);
@@ -453,7 +454,7 @@ async fn a_renumbered_session_is_recognized_by_its_nodes() {
     let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::Handshake)).falsify(|hello| hello.session += 1));
     stage.proxy.reset();
     stage.proxy.disconnect();
-    // An answer renews the lease only once the server has shown whose node it is.
+    // A reply renews the lease only after the server has proved which session is connected.
     eventually("heartbeats", || async { stage.proxy.count(Op::Multi) > 3 }).await;
     assert!(fault.has_happened() && guard.is_held());
     guard.release().await.unwrap();
@@ -465,7 +466,7 @@ async fn a_shorter_granted_timeout_shortens_the_lease() {
     let proxy = Proxy::start(shared_server().address());
     let operator = connect(&shared_server().address()).await;
     let here = lock_at(&operator, "/faults/shorter");
-    // The server itself grants no more than this, and keeps no more than this.
+    // The server itself grants this timeout at most, and expires sessions by it.
     let fault = proxy
         .apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| hello.timeout = SHORT.as_millis() as i32));
     let zk = connect_with(&proxy.address(), CALM).await;
@@ -479,7 +480,7 @@ async fn a_shorter_granted_timeout_shortens_the_lease() {
     let lost_at = Instant::now();
     let (next, granted_at) = granted(next).await;
     assert!(lost_at < granted_at);
-    // A reconnect asks for what was granted, so only a server that grants even less could lower it further.
+    // A reconnect asks for the granted timeout, so only a server that grants even less could shorten it further.
     let asked = proxy.apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| {
         assert_eq!(hello.timeout, SHORT.as_millis() as i32);
     }));
@@ -489,7 +490,7 @@ async fn a_shorter_granted_timeout_shortens_the_lease() {
     assert!(asked.has_happened());
 }
 
-/// The proxy itself answers the pings: a connection from which nothing comes is given up.
+/// The proxy answers the pings itself, because the client gives up a silent connection.
 #[support::judged]
 async fn a_holder_whose_pings_are_lost_lives_by_heartbeats() {
     let is_kept_alive = async |seconds| {
@@ -517,7 +518,7 @@ async fn a_holder_whose_pings_are_lost_lives_by_heartbeats() {
     tokio::join!(is_kept_alive(2), is_kept_alive(3), is_kept_alive(4));
 }
 
-/// The next heartbeat is due before a connection counts as silent, and its answer counts as that of a ping does.
+/// The next heartbeat is due before the connection counts as silent, and its reply serves as the ping's.
 #[support::judged]
 async fn a_lost_ping_costs_a_long_session_nothing() {
     let timeout = SHORT * 3;
@@ -548,7 +549,7 @@ async fn a_read_only_server_is_no_server_to_hold_a_lock_by() {
     let (next, granted_at) = granted(next).await;
     assert!(lost_at < granted_at);
 
-    // Nor does such a server serve a new client.
+    // A read-only server does not serve new clients either.
     let builder = ZooKeeper::builder().session_timeout(SHORT).connect_timeout(SHORT);
     let error = soon("the refusal", builder.connect(&stage.proxy.address())).await.unwrap_err();
     assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
@@ -559,13 +560,13 @@ async fn a_read_only_server_is_no_server_to_hold_a_lock_by() {
 
 #[support::judged]
 async fn a_slow_servers_reply_counts_from_its_request() {
-    // From the sending of a touch until it counts two answers come late, so a longer tick would leave nothing.
+    // Renewing the lease takes two late replies, so with a longer tick no lease would be left.
     let builder = ZooKeeper::builder().session_timeout(SLOW).tick_time(TICK).connect_timeout(SOON);
     let stage = Stage::set_with("/faults/slow", builder).await;
     let late = SLOW.mul_f64(0.3);
     stage.proxy.apply(Rule::on(Frames::from_server()).and_all_later().delay(late));
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
-    // Cut off, the guard says until when it is held.
+    // A disconnected guard shows the end of its lease.
     stage.proxy.cut();
     let cut_at = Instant::now();
     let state = loop {
@@ -575,24 +576,24 @@ async fn a_slow_servers_reply_counts_from_its_request() {
         }
     };
     let HoldState::Suspect { until } = state else { panic!("{state:?}") };
-    // The newest request that a quorum has answered was sent at this moment or earlier. What was answered half a tick
-    // before that, and no later, counts.
+    // The newest request with a reply from a quorum was sent at this moment or earlier. Requests answered at least half a
+    // tick before that moment count for the lease.
     let arrivals = |ops: &[Op]| ops.iter().flat_map(|op| stage.proxy.arrivals(*op)).collect::<Vec<_>>();
     let writes = arrivals(&[Op::Create2, Op::Multi]).into_iter().filter(|arrival| *arrival + late <= cut_at);
     let newest = writes.max().unwrap();
     let touches = arrivals(&[Op::Create2, Op::Multi, Op::GetData, Op::GetChildren2, Op::Exists]);
     let touches = touches.into_iter().filter(|arrival| *arrival + late + TICK / 2 <= newest);
-    // A handshake counts by whatever is sent after its answer.
+    // A handshake counts as soon as a later request is sent.
     let handshakes = arrivals(&[Op::Handshake]).into_iter().filter(|arrival| *arrival + late <= newest);
     let newest = touches.chain(handshakes).max().unwrap_or(newest);
     let end = newest + SLOW - SLOW / 6;
     assert!(until <= end, "{:?} too long", until - end);
     stage.proxy.heal();
-    // With answers that take so long, the guard may or may not be lost by now.
+    // With such late replies the guard may be lost by now.
     soon("the release", guard.release()).await.ok();
     stage.becomes_empty().await;
 
-    // Left alone, such a server is good enough to hold a lock by, if a busy machine is not slower still.
+    // Without further faults such a server can hold a lock, unless a busy machine is even slower.
     let mut lost = Vec::new();
     while lost.len() < 5 {
         let guard = soon("the grant", stage.lock.write()).await.unwrap();
@@ -607,7 +608,7 @@ async fn a_slow_servers_reply_counts_from_its_request() {
     panic!("{lost:?}");
 }
 
-/// Fault 108. The proxy stands for a server that keeps a node which the ensemble no longer has.
+/// Fault 108. The proxy plays a server that still shows a node which the ensemble has deleted.
 #[support::judged]
 async fn a_waiter_behind_a_hidden_departure_is_granted() {
     for is_ghost in [false, true] {

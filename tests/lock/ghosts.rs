@@ -1,5 +1,5 @@
-//! A server that lists a node which the ensemble no longer has, and calls that have no time for a second look. A proxy stands
-//! for that server.
+//! A server that lists a ghost, which is a node that the ensemble has deleted. Calls and short waits have no time for a
+//! later check. A proxy plays that server.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use zk_rwlock::{Error, Leadership, Mode, MultiLock, Semaphore, ZooKeeper};
 
 use crate::wire::{Tapped, directory};
 
-/// The sessions' timeout is ten seconds.
+/// Shorter than the session timeout of ten seconds.
 const SHORT: Duration = Duration::from_secs(5);
 
-/// From now on, each listing of this directory that passes the proxy shows the node of this name as well.
+/// Makes each later listing of this directory through the proxy contain this name as well.
 fn shows(proxy: &Proxy, directory: &str, name: &str) {
     for op in [Op::GetChildren, Op::GetChildren2] {
         proxy.apply(Rule::on(Frames::replies(op).about(directory).with_error(0)).show(name).and_all_later());
@@ -24,7 +24,8 @@ fn name_of(path: &str) -> String {
     path.rsplit('/').next().expect("a path").to_owned()
 }
 
-/// A client whose server lists the node of a writer that has left the lock at this path, and another client.
+/// A client whose server lists the node of a writer that has left the lock at this path, and another client. Returns the
+/// ghost's name, too.
 async fn ghosts_found(path: &str) -> (Tapped, ZooKeeper, String) {
     let tapped = Tapped::new(shared_server()).await;
     let other = connect(&shared_server().address()).await;
@@ -73,7 +74,7 @@ async fn an_error_names_the_holder_and_no_ghost() {
     holder.release().await.unwrap();
 }
 
-/// The server denies the node that it lists, so no watch is armed.
+/// The server lists the node but denies that it exists, so no watch is armed.
 #[support::judged]
 async fn a_listed_and_denied_node_is_asked_for_at_the_leader() {
     let path = "/ghosts/denied";
@@ -103,7 +104,7 @@ async fn a_ghost_permit_is_taken_at_once() {
     }
 }
 
-/// Another candidate leads. The dead one's node is shown as it was, or is listed and denied.
+/// Another candidate leads. The former leader's node is shown unchanged, or is listed and denied.
 #[support::judged]
 async fn no_call_returns_a_ghost_as_the_leader() {
     let path = "/ghosts/led";
@@ -116,7 +117,7 @@ async fn no_call_returns_a_ghost_as_the_leader() {
     eventually("it leads", async || there.leader().await.unwrap().is_some()).await;
     assert_eq!(here.leader().await.unwrap(), there.leader().await.unwrap());
 
-    // On a session that has asked for no ghost yet.
+    // A session that does not know the ghost yet.
     let fresh = ZooKeeper::connect(&tapped.proxy.address()).await.unwrap();
     tapped.proxy.reset();
     let mut changes = Leadership::new(&fresh, path).unwrap().changes();

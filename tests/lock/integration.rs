@@ -1,4 +1,4 @@
-//! The lock on a real server: what its users, its operators and the network can do to it.
+//! The lock on a real server, under the actions of its users, of operators and of the network.
 
 use std::collections::BTreeMap;
 use std::future::{Future, IntoFuture, poll_fn};
@@ -31,7 +31,7 @@ const SHORT: Duration = Duration::from_secs(2);
 // ---------------------------------------------------------------------------------------------------------------
 // Exclusion
 
-/// A value that is whole only while no writer is at work; the lock is all that protects it.
+/// A value whose halves differ while a writer works. Only the lock protects it.
 #[derive(Debug, Default)]
 struct Halves {
     left: AtomicU64,
@@ -264,7 +264,7 @@ async fn a_transaction_without_its_node_is_refused() {
     guard.transaction().create("/guarded", "1").commit().await.unwrap();
 
     session(&operator).await.delete(&guard.path()).await.unwrap();
-    // Sent at once, whether or not the guard has heard of it.
+    // The transaction is sent even if the guard has not noticed the loss yet.
     let late = guard.transaction().set("/guarded", "2").commit().await;
 
     assert!(matches!(late, Err(Error::Lost(Loss::Removed))), "{late:?}");
@@ -303,7 +303,7 @@ async fn a_waiter_whose_node_is_deleted_is_evicted() {
 // ---------------------------------------------------------------------------------------------------------------
 // Cancellation
 
-/// Polls the future so many times, each time only after it was woken, and then drops it.
+/// Polls the future up to so many times, always after a wake-up, and then drops it.
 async fn poll_at_most<F: IntoFuture>(times: u64, future: F) -> Option<F::Output> {
     let mut future = pin!(future.into_future());
     let mut left = times;
@@ -314,7 +314,7 @@ async fn poll_at_most<F: IntoFuture>(times: u64, future: F) -> Option<F::Output>
         left -= 1;
         match future.as_mut().poll(context) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            // The last poll was one that found nothing: stop here, and not at the next wake.
+            // The last poll found nothing, so end here without another wake-up.
             Poll::Pending if left == 0 => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
@@ -331,7 +331,7 @@ async fn nothing_is_left(server: &Server, zk: &ZooKeeper, directory: &str) {
     }
 }
 
-/// How many watches the server has, with those on children, which `wchp` and `wchs` leave out.
+/// The number of watches on the server, with those on children, which `wchp` and `wchs` leave out.
 fn all_watches(server: &Server) -> u64 {
     let report = server.four_letter("mntr");
     let count = report.lines().find_map(|line| line.strip_prefix("zk_watch_count"));
@@ -370,7 +370,7 @@ async fn a_thousand_cancelled_acquisitions_leave_nothing() {
     let mut seeded = Seeded(7);
     let (mut cancelled, mut completed) = (0, 0);
     for batch in 0..20 {
-        // The lock is free, or a writer or a reader holds it.
+        // The lock is free, or held by a writer or a reader.
         let (writer, reader) = match batch % 3 {
             0 => (None, None),
             1 => (Some(soon("the lock", in_the_way.write()).await.unwrap()), None),
@@ -416,7 +416,7 @@ async fn an_acquisition_dropped_at_a_poll_leaves_nothing() {
     for taken in [false, true] {
         let holder = if taken { Some(soon("the lock", in_the_way.write()).await.unwrap()) } else { None };
         for polls in 1..12 {
-            // An acquisition that waits for the holder is woken no more: that is its last await point.
+            // An acquisition that waits for the holder is not woken again, because this is its last await point.
             let time = Duration::from_millis(20);
             let write = tokio::time::timeout(time, poll_at_most(polls, lock.write())).await;
             let read = tokio::time::timeout(time, poll_at_most(polls, lock.read())).await;
@@ -446,7 +446,7 @@ async fn keepers_and_askers_dropped_leave_nothing() {
             );
             assert!(!taken || (!matches!(one, Ok(Some(_))) && !matches!(two, Ok(Some(_)))));
             drop((one, two, holder));
-            // Used twice, so that keeping pays.
+            // The second use is the first that can be kept.
             for _ in 0..2 {
                 drop(soon("the kept lock", lock.read()).await.unwrap());
             }
@@ -458,7 +458,7 @@ async fn keepers_and_askers_dropped_leave_nothing() {
     nothing_is_left(&server, &other, DIRECTORY).await;
 }
 
-/// Each has sent its requests, and is not polled again.
+/// Futures that have sent their requests and are not polled again.
 fn idle<F: IntoFuture>(begin: impl Fn() -> F) -> Vec<Spawn<F::IntoFuture>> {
     let mut idle: Vec<_> = (0..4).map(|_| task::spawn(begin().into_future())).collect();
     idle.iter_mut().for_each(|it| assert!(it.poll().is_pending()));
@@ -495,7 +495,7 @@ async fn a_leaving_waiter_spares_its_neighbours_watch() {
     let last = writer(&lock);
     line_becomes(&lock, "W+ W- W-").await;
     let node = format!("/locks/neighbour/{}", lock.queue().await.unwrap().members[1].node);
-    // The middle one's node is watched twice on this one session: by itself, and by the last one.
+    // The middle waiter's node is watched twice on this session: by the waiter itself and by the last one.
     eventually("its own watch", || async { watchers_of(server, &node) == 1 }).await;
 
     last.abort();
@@ -507,7 +507,7 @@ async fn a_leaving_waiter_spares_its_neighbours_watch() {
     holder.release().await.unwrap();
 }
 
-/// How many sessions watch this node.
+/// The number of sessions that watch this node.
 fn watchers_of(server: &Server, node: &str) -> usize {
     let answer = server.four_letter("wchp");
     answer.lines().skip_while(|line| *line != node).skip(1).take_while(|line| line.starts_with('\t')).count()
@@ -653,7 +653,7 @@ async fn a_timeout_names_who_is_in_the_way() {
     let _waiter = writer(&here);
     line_becomes(&here, "W+ W-").await;
 
-    // On a busy machine the time may be over before their records are read.
+    // On a busy machine the time may be over before the members' records are read.
     let error = with_time_enough(Duration::from_millis(500), async |limit| {
         let started = Instant::now();
         let error = there.write().timeout(limit).await.unwrap_err();
@@ -688,7 +688,7 @@ async fn a_timeout_while_cut_off_names_known_blockers() {
     let holder = here.write().await.unwrap();
     let limit = Duration::from_millis(700);
 
-    // One is cut off while it waits, the other before it has begun.
+    // The waiter is cut off while it waits, and the newcomer before it has begun.
     let waiter = tokio::spawn(cut_off.write().timeout(limit).into_future());
     // The waiter knows its blockers once it watches its predecessor and its own node.
     eventually("its watches", || async { proxy.count(Op::GetData) == 2 }).await;
@@ -706,7 +706,7 @@ async fn a_timeout_while_cut_off_names_known_blockers() {
     proxy.cut();
     assert!(soon("the timeout", cut_off.read().timeout(limit)).await.unwrap_err().is_timeout());
 
-    // Their nodes go when the connection is back.
+    // Their nodes are deleted after the reconnect.
     proxy.heal();
     line_becomes(&here, "W+").await;
     holder.release().await.unwrap();
@@ -969,7 +969,7 @@ async fn the_queue_shows_members_with_their_sessions() {
 // ---------------------------------------------------------------------------------------------------------------
 // Sessions that end, and sessions that must not
 
-/// Asks the guard all the time until it says no; returns it with the moment before the last call that said yes.
+/// Asks the guard without pause until it says lost. Returns the guard and the time before the last call that said held.
 fn watch_closely(guard: WriteGuard) -> thread::JoinHandle<(WriteGuard, Option<Instant>)> {
     thread::spawn(move || {
         let mut last_yes = None;
@@ -984,7 +984,7 @@ fn watch_closely(guard: WriteGuard) -> thread::JoinHandle<(WriteGuard, Option<In
     })
 }
 
-/// A write acquisition, and when it was granted.
+/// A write acquisition that notes the time of its grant.
 fn timed_writer(lock: &RwLock) -> JoinHandle<Result<(WriteGuard, Instant), Error>> {
     let acquisition = lock.write();
     tokio::spawn(async move { acquisition.await.map(|guard| (guard, Instant::now())) })
@@ -1011,7 +1011,7 @@ async fn a_holder_cut_off_is_lost_before_the_next_grant() {
     assert_eq!(guard.state(), HoldState::Lost { why: guard.lost().await });
     safe!(first_token < next.fencing_token(), "{first_token} before {}", next.fencing_token());
     proxy.heal();
-    // Late news of the lost one takes nothing away from its successor.
+    // A late release of the lost guard does not affect its successor.
     assert!(matches!(soon("release", guard.release()).await, Err(Error::Lost(_))));
     assert!(next.is_held());
     next.release().await.unwrap();
@@ -1063,7 +1063,7 @@ async fn only_a_session_that_holds_sends_heartbeats() {
     proxy.reset();
     tokio::time::sleep(SHORT * 3).await;
     let heartbeats = proxy.count(Op::Multi);
-    // One heartbeat in each fifth of the session timeout makes fifteen.
+    // A heartbeat in each fifth of the session timeout makes fifteen.
     assert!((6..=18).contains(&heartbeats), "{heartbeats} heartbeats in three session timeouts");
     let check = format!("Check {}", guard.path());
     for (op, what) in proxy.requests() {
@@ -1075,7 +1075,8 @@ async fn only_a_session_that_holds_sends_heartbeats() {
 
     proxy.reset();
     tokio::time::sleep(SHORT).await;
-    // Only reads, one in each fifth of the session timeout: thanks to them the next acquisition is granted at once.
+    // Only reads, one in each fifth of the session timeout. They renew the lease, so the next acquisition is granted at
+    // once.
     assert!(proxy.requests().iter().all(|(op, path)| (*op, path.as_str()) == (Op::GetData, "/")));
     assert!((1..=7).contains(&proxy.count(Op::GetData)), "{:?}", proxy.requests());
     assert!(proxy.count(Op::Ping) > 0, "the session is still alive");
@@ -1166,7 +1167,7 @@ enum Mishap {
 const MISHAPS: [Mishap; 4] = [Mishap::RequestLost, Mishap::ReplyLost, Mishap::RequestReset, Mishap::ReplyReset];
 
 impl Mishap {
-    /// Runs `deed` while this happens to the next frame of that kind; it must happen.
+    /// Runs `deed` while this mishap hits the next frame of that kind, which must occur.
     async fn befalls<F: Future>(self, proxy: &Proxy, op: Op, deed: F) -> F::Output {
         let fault = match self {
             Mishap::RequestLost => proxy.drop_request(op, 1),
@@ -1190,7 +1191,7 @@ impl Mishap {
     }
 }
 
-/// A session behind a proxy, an operator with a direct connection, and a directory that exists already.
+/// A session behind a proxy, a lock whose directory exists, and an operator with a direct connection.
 async fn fragile(server: &Server, directory: &str) -> (Proxy, RwLock, ZooKeeper) {
     let proxy = Proxy::start(server.address());
     let (zk, operator) = (connect(&proxy.address()).await, connect(&server.address()).await);
@@ -1228,7 +1229,7 @@ async fn a_dropped_lost_create_leaves_nothing() {
         mishap
             .befalls(&proxy, Op::Create2, async {
                 assert!(poll_at_most(4, lock.write()).await.is_none_or(|answer| answer.is_ok()));
-                // The removal goes on by itself; an answer shows that the connection is back.
+                // The removal goes on in the background. The reply to this listing shows that the connection is back.
                 eventually("the reconnect", || async { proxy.connections() >= 2 }).await;
                 lock.queue().await.unwrap();
             })
@@ -1345,7 +1346,7 @@ async fn a_waiter_that_missed_an_event_is_granted() {
     }
 }
 
-/// Otherwise each acquisition would try by itself, after all before it have failed.
+/// Otherwise each acquisition would connect by itself, one after the other.
 #[support::judged]
 async fn a_crowd_without_a_server_fails_together() {
     let server = Server::start();
@@ -1360,7 +1361,8 @@ async fn a_crowd_without_a_server_fails_together() {
             tokio::spawn(async move { lock.try_write().await.map(drop) })
         })
         .collect();
-    // The session's end, one attempt, and one more for the acquisitions that came during it: far below twelve.
+    // The time of the session's end, of one connection attempt, and of another for the acquisitions that came meanwhile.
+    // Twelve attempts would take far longer.
     let all = async {
         for one in crowd {
             let error = one.await.unwrap().unwrap_err();

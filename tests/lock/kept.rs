@@ -1,5 +1,4 @@
-//! Nodes that a process keeps between uses, on a real server: what they cost, frame by frame, and what any fault can do to
-//! an ask.
+//! Kept nodes on a real server: their cost, frame by frame, and every fault of an ask.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -18,7 +17,7 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 use super::wire::{Tapped, directory, ops};
 
-/// Longer than any test takes.
+/// Longer than any of these tests.
 const IDLE: Duration = Duration::from_secs(600);
 
 /// The timeout of sessions whose heartbeats fall into a test.
@@ -36,7 +35,7 @@ async fn write(lock: &RwLock) {
     soon("a write", lock.write()).await.expect("granted").release().await.expect("held");
 }
 
-/// How often the directory's data was set.
+/// The version of the directory's data, which counts the asks.
 async fn version(zk: &ZooKeeper, directory: &str) -> i32 {
     session(zk).await.data(directory).await.expect("there").1.version
 }
@@ -46,18 +45,19 @@ async fn ask_by_hand(zk: &ZooKeeper, directory: &str) {
     session(zk).await.transact(&[set]).await.expect("it may be written");
 }
 
-/// How many of the requests asked for what is kept below this directory.
+/// The number of asks for the kept nodes below this directory.
 fn asks(tapped: &Tapped, directory: &str) -> usize {
     let set = format!("SetData {directory}");
     tapped.proxy.requests().iter().filter(|(op, parts)| *op == Op::Multi && *parts == set).count()
 }
 
-/// The requests that name this directory, or a node in it.
+/// The requests whose paths contain this directory.
 fn about(tapped: &Tapped, directory: &str) -> Vec<(Op, String)> {
     tapped.proxy.requests().into_iter().filter(|(_, path)| path.contains(directory)).collect()
 }
 
-/// A session that keeps a node of this mode in a directory that is there, both watches of which are armed: on the directory and on the node.
+/// A session that keeps a node of this mode in an existing directory. Its watches on the directory and on the node are
+/// armed.
 async fn keeper(directory: &str, writes: bool) -> (Tapped, RwLock) {
     let tapped = Tapped::new(shared_server()).await;
     let lock = keeping(&tapped.zk, directory);
@@ -90,7 +90,7 @@ async fn a_kept_node_costs_one_more_read_and_its_uses_nothing() {
             read(&lock).await
         }
         eventually("both watches", || async { tapped.proxy.count(Op::GetData) == 2 }).await;
-        // The watch on the directory goes out before the create.
+        // The watch on the directory is sent before the create.
         let requests = tapped.proxy.requests();
         assert_eq!(requests[0], (Op::GetData, path.to_owned()));
         let mut ops = ops(&tapped.proxy);
@@ -134,7 +134,7 @@ async fn steady_uses_of_kept_nodes_send_only_the_heartbeat() {
         uses += 2;
         tokio::task::yield_now().await;
     }
-    // A heartbeat is a read and a check-only transaction, each fifth of the timeout.
+    // A heartbeat is a read and a transaction with checks alone, in each fifth of the timeout.
     let requests = proxy.requests();
     let heartbeats = requests.iter().filter(|(op, _)| *op == Op::Multi).count();
     assert!(uses > 1_000 && (1..=7).contains(&heartbeats), "{uses} uses, {requests:?}");
@@ -145,7 +145,8 @@ async fn steady_uses_of_kept_nodes_send_only_the_heartbeat() {
     assert!(requests.len() <= 2 * heartbeats + 2, "{requests:?}");
 }
 
-/// The cost of a writer among processes that keep reads: one change, which each of them hears of, and their removals.
+/// A writer among processes that keep reads costs one write to the directory, an event of it for each process, and the
+/// deletes.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_behind_eight_kept_readers_asks_once() {
     const KEEPERS: usize = 8;
@@ -157,7 +158,8 @@ async fn a_writer_behind_eight_kept_readers_asks_once() {
         keepers.push(keeper(path, false).await);
     }
     drop(directory(&operator, "/kept/eight-beside").await);
-    // One has used the lock and keeps nothing, another keeps a lock beside it, and a third one waits for another lock.
+    // The bystander has used the lock, keeps nothing, and waits for another lock. The neighbour keeps a node of a lock next
+    // to this one.
     let (bystander, neighbour) = (Tapped::new(shared_server()).await, keeper("/kept/eight-beside", true).await);
     read(&lock_at(&bystander.zk, path)).await;
     let other = lock_at(&operator, "/kept/eight-other");
@@ -179,13 +181,13 @@ async fn a_writer_behind_eight_kept_readers_asks_once() {
         keeper.settle().await;
         let (asked, removed) = (asks(keeper, path), keeper.proxy.count(Op::Delete));
         assert_eq!((asked, removed), (0, 1));
-        // Of the change, and of the end of its own node, which it watches.
+        // An event of the ask, and an event of the deletion of its own watched node.
         assert_eq!(keeper.proxy.notifications(), 2);
         assert_eq!(about(keeper, path).len(), 1, "{:?}", keeper.proxy.requests());
     }
     assert_eq!((asks(&tapped, path), version(&operator, path).await), (1, version_before + 1));
-    // All that the writer sends: it enters, watches its own node and the last reader's, asks, and looks again. Readers leave
-    // in parallel, so it may find some that are just leaving.
+    // The writer creates its node, watches it and the last reader's, asks, and lists again. The readers leave at the same
+    // time, so a listing may still show some of them.
     assert_eq!(requests.remove(0).0, Op::Create2);
     assert!(requests.iter().all(|(op, _)| [Op::GetChildren2, Op::GetData, Op::Multi].contains(op)), "{requests:?}");
     for calm in [&bystander, &neighbour.0] {
@@ -234,7 +236,7 @@ async fn a_waiter_of_the_same_session_asks_like_any_other() {
 // ---------------------------------------------------------------------------------------------------------------
 // An ask that goes wrong
 
-/// Keeps the text of each warning, from any thread.
+/// A subscriber that collects the text of each warning from any thread.
 struct Warnings;
 
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -266,7 +268,7 @@ impl Subscriber for Warnings {
     fn exit(&self, _span: &Id) {}
 }
 
-/// Others may not write its nodes.
+/// A client whose ACL lets other clients write none of its nodes.
 async fn owner(address: &str) -> ZooKeeper {
     let guests = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
     let acl = Acl::creator().allow("world", "anyone", guests);
@@ -274,11 +276,12 @@ async fn owner(address: &str) -> ZooKeeper {
     owner.connect(address).await.expect("the server can be reached")
 }
 
-/// Fault 67. A contender without WRITE on the directory waits until the node was idle for long, and logs that once.
+/// Fault 67. A contender without WRITE on the directory waits until the node has been idle for its time. The failed ask is
+/// logged once.
 #[support::judged]
 async fn an_ask_refused_by_an_acl_is_logged_once() {
     let path = "/kept-acl/lock";
-    // The only one in this chapter; a second round has it already.
+    // The only subscriber in this chapter. In a second round it is set already.
     let _ = tracing::subscriber::set_global_default(Warnings);
     WARNINGS.lock().expect("no panic").clear();
     let warnings = || {
@@ -302,7 +305,7 @@ async fn an_ask_refused_by_an_acl_is_logged_once() {
     assert_eq!(version(&guest, path).await, 0);
 }
 
-/// Fault 109. It takes half a minute: a node in use lists its queue no more often.
+/// Fault 109. A node in use lists its queue only every half minute, so the test takes as long.
 #[support::judged]
 async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
     let path = "/kept-acl/busy";
@@ -333,7 +336,7 @@ async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
     uses.abort();
 }
 
-/// Fault 68. The directory is changed after the keeper has armed its watch, and before its node is there.
+/// Fault 68. The directory is written after the keeper has armed its watch, and before its node exists.
 #[support::judged]
 async fn a_node_asked_for_while_arming_serves_its_waiters() {
     let path = "/kept/arming";
@@ -345,7 +348,7 @@ async fn a_node_asked_for_while_arming_serves_its_waiters() {
     let create = tapped.proxy.hold_request(Op::Create2);
     let (one, two) = (reader(&lock), reader(&lock));
     soon("the create", create.arrives()).await;
-    // The watch was sent before it, on the same connection.
+    // The watch was sent before the create, on the same connection.
     assert_eq!(tapped.proxy.requests()[0], (Op::GetData, path.to_owned()));
     let is_armed = || async { shared_server().four_letter("wchp").lines().any(|line| line == path) };
     eventually("the server has armed the watch", is_armed).await;
@@ -384,7 +387,7 @@ async fn a_node_asked_for_before_its_grant_is_used_once() {
     granted(late).await.release().await.unwrap();
 }
 
-/// Fault 70. The ask is made, and its answer is lost with the connection; or it is lost before the server has it.
+/// Fault 70. The ask's reply is lost with the connection, or the ask is lost before it reaches the server.
 #[support::judged]
 async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
     for (path, answers) in [("/kept/lost-answer", true), ("/kept/lost-request", false)] {
@@ -406,7 +409,7 @@ async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
     }
 }
 
-/// Fault 71. The keeper is disconnected when it is asked, and the event comes after the reconnect.
+/// Fault 71. The keeper is disconnected at the time of the ask, and the event comes after the reconnect.
 #[support::judged]
 async fn a_disconnected_keeper_hears_of_an_ask_later() {
     let path = "/kept/disconnected";
@@ -422,7 +425,7 @@ async fn a_disconnected_keeper_hears_of_an_ask_later() {
     write(&lock).await;
 }
 
-/// Fault 73. An operator deletes the node that is kept, and the directory, too.
+/// Fault 73. An operator deletes the kept node and the directory.
 #[support::judged]
 async fn a_directory_deleted_under_a_kept_node_ends_it() {
     let path = "/kept/deleted";

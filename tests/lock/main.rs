@@ -1,4 +1,4 @@
-//! One lock on a server: what it does, what it costs, and what any fault of network, server or caller can do to it.
+//! One lock on a server: its promises, its costs, and every fault of network, server or caller.
 
 mod calls;
 mod doubts;

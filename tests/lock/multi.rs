@@ -1,4 +1,4 @@
-//! Several locks at once: on the embedded ensemble poll by poll and in virtual time, and on a real server.
+//! Several locks at once: on the embedded ensemble, polled by hand and in virtual time, and on a real server.
 
 use std::collections::BTreeMap;
 use std::future::{Future, IntoFuture};
@@ -45,12 +45,12 @@ fn write<C: Coordinator + Clone>(zk: &C, path: &str) -> WriteGuard {
     now(RwLock::new(zk, path).expect("valid").write().into_future()).expect("free")
 }
 
-/// How many contenders are queued in each of these directories.
+/// The number of contenders in each of these directories.
 fn queued<const N: usize>(zk: &Memory, directories: [&str; N]) -> [usize; N] {
     directories.map(|directory| zk.children(directory).len())
 }
 
-/// The path and the error of one lock that failed.
+/// The path and the error of the lock that failed.
 #[track_caller]
 fn of_one(error: &Error) -> (&str, &Error) {
     match error {
@@ -59,10 +59,7 @@ fn of_one(error: &Error) -> (&str, &Error) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// One place.
-
-/// Why these locks cannot be taken together; empty if they can.
+/// The reason why these locks cannot be taken together, or an empty text if they can.
 fn refusal(locks: [RwLock; 2]) -> String {
     let [one, other] = &locks;
     let both = [(one, Write), (other, Read)];
@@ -89,8 +86,8 @@ fn locks_of_two_embedded_ensembles_are_refused() {
     }
 }
 
-/// Before, the same relative path counted as one lock, and the order of the locks was that of relative paths: two tasks whose
-/// roots differ could wait for each other.
+/// Earlier versions compared relative paths, both for equality and for order. Two tasks with different roots could then wait
+/// for each other.
 #[support::judged]
 async fn locks_of_other_paths_or_ensembles_are_refused() {
     let (server, another) = (shared_server(), Server::start());
@@ -132,7 +129,7 @@ fn locks_are_taken_in_the_order_of_their_paths() {
         assert_eq!(locks.paths().collect::<Vec<_>>(), ["/a", "/a/b", "/b"]);
         let [a, ab, b] = ["/a", "/a/b", "/b"].map(|path| write(&zk.connect(), path));
         let mut acquiring = acquiring(&locks);
-        // In /a is also the directory /a/b.
+        // The directory /a contains /a/b as well.
         for (freed, after) in [(b, [3, 1, 0]), (ab, [3, 0, 0])] {
             assert_pending!(acquiring.poll());
             now(freed.release()).expect("held");
@@ -149,7 +146,7 @@ fn locks_are_taken_in_the_order_of_their_paths() {
 
 #[test]
 fn locks_named_in_opposite_order_do_not_deadlock() {
-    // Whichever of the two is first, and however far it is ahead.
+    // Each of the two goes first, with every lead.
     for head_start in 0..30 {
         let zk = Memory::new();
         let one = multi(&Slow(zk.connect()), &[("/a", Write), ("/b", Write)]);
@@ -208,11 +205,11 @@ fn the_locks_are_given_back_from_the_last_to_the_first() {
     }
 }
 
-/// Clients that take random sets of locks in random modes, named in random order, and cancel some of it. One of the clients
-/// loses requests and answers, and now and then its session.
+/// Clients take random sets of locks in random modes and order, and cancel some acquisitions. One of the clients loses
+/// requests and replies, and now and then its session.
 ///
-/// Only woken acquisitions are polled, so a lost wake-up or a circle leaves an acquisition waiting for ever.
-/// `MULTI_SCHEDULES` sets how many are run (`make soak`: 5,000), and `MULTI_SEED` the seed of the first.
+/// Only woken acquisitions are polled, so a lost wake-up or a deadlock leaves an acquisition pending for ever.
+/// `MULTI_SCHEDULES` sets the number of schedules (`make soak`: 5,000), and `MULTI_SEED` the seed of the first.
 #[tokio::test(start_paused = true)]
 async fn random_schedules_serve_all_and_exclude_rightly() {
     let number = |name: &str| std::env::var(name).ok().map(|number| number.parse::<u64>().expect("a number"));
@@ -224,7 +221,7 @@ async fn random_schedules_serve_all_and_exclude_rightly() {
             "MULTI_SEED={seed} MULTI_SCHEDULES=1 cargo test -p zk-rwlock-tests --test lock multi::random_schedules"
         );
         let mut schedule = Scheduled::new(seed);
-        // Without a budget: tokio would otherwise answer "pending" after a while, to be fair to tasks that are not there.
+        // Without tokio's budget, which would make futures return pending after many polls.
         tokio::task::unconstrained(schedule.run()).await;
         let Scheduled { grants, waits, cancels, losses, .. } = schedule;
         counts = std::array::from_fn(|at| counts[at] + [grants, waits, cancels, losses][at]);
@@ -241,7 +238,7 @@ struct Scheduled {
     zk: Memory,
     slow: Slow,
     rough: Memory,
-    /// How many acquisitions are still to come.
+    /// The number of acquisitions that have not begun.
     left: u64,
     waiting: Vec<(Acquiring, Wanted)>,
     holding: Vec<(MultiGuard, Wanted)>,
@@ -267,7 +264,7 @@ impl Scheduled {
             } else if self.left == 0 && self.holding.is_empty() {
                 idle += 1;
                 assert!(idle < PATIENCE, "{} wait for ever", self.waiting.len());
-                // After several lost answers in a row the next try waits a little.
+                // After several lost replies in a row the next try follows a pause.
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             self.check();
@@ -281,7 +278,7 @@ impl Scheduled {
         assert_eq!((queued(&self.zk, PATHS), self.zk.watches()), ([0; 4], 0));
     }
 
-    /// Whether anything was done.
+    /// Does a random action. Returns whether anything was done.
     fn step(&mut self) -> bool {
         let woken: Vec<usize> = (0..self.waiting.len()).filter(|at| self.waiting[*at].0.is_woken()).collect();
         match self.random.below(10) {
@@ -353,7 +350,7 @@ impl Scheduled {
     }
 }
 
-/// How many seconds are enough for all tries of a request.
+/// The number of seconds within which all retries of a request end.
 const PATIENCE: u32 = 10;
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -473,7 +470,7 @@ fn a_try_that_finds_one_taken_writes_nothing() {
     let refused = now(locks.try_lock()).unwrap_err();
     assert!(refused.is_would_block());
     assert!(refused.to_string().starts_with("/b: would block: held by WRITE "), "{refused}");
-    // The second node ever made in /a belongs to the next contender.
+    // The second node in /a belongs to the next contender.
     let next = write(&zk, "/a");
     assert!(next.path().ends_with("-0000000001"), "{}", next.path());
     drop((next, held));
@@ -599,7 +596,7 @@ fn a_lock_lost_during_the_next_wait_ends_the_waiting() {
         assert!(lost.is_lost());
         let (_, Error::Evicted(told)) = of_one(&lost) else { panic!("{lost}") };
         assert_eq!(*told, why);
-        // A session that ends takes both, and then the waiting itself fails.
+        // An ended session takes both locks, and the wait for /b fails first.
         assert_eq!(of_one(&lost).0, if expire { "/b" } else { "/a" });
         drop(acquiring);
         assert_eq!(queued(&zk, ["/a", "/b"]), [0, 1]);
@@ -637,7 +634,7 @@ fn a_guard_is_lost_with_one_lock_and_keeps_the_others() {
     assert_eq!(queued(&zk, ["/a", "/b", "/c"]), [1, 0, 1]);
 
     drop((lost, working));
-    // The first loss stays the answer when the others follow.
+    // The first loss stays the reported one when the other locks are lost as well.
     zk.faults().expire();
     assert_eq!(now(guard.lost()), loss);
     let released = now(guard.release()).unwrap_err();
@@ -651,7 +648,7 @@ fn a_holder_learns_at_which_lock_somebody_waits_first() {
     let other = zk.connect();
     let mut contended = task::spawn(guard.contended());
     assert_pending!(contended.poll());
-    // This reader holds beside the guard, and so does not contend with it.
+    // This reader holds beside the guard, so it does not contend with it.
     drop(now(RwLock::new(&other, "/a").unwrap().read().into_future()).expect("shared"));
     assert_pending!(contended.poll());
     let mut reader = task::spawn(RwLock::new(&other, "/b").unwrap().read().into_future());
@@ -770,7 +767,7 @@ fn a_transaction_fails_when_any_of_the_nodes_is_gone() {
     for gone in 0..3 {
         let zk = Memory::new();
         let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
-        // The news is late, so only the ensemble knows.
+        // The event is late, so only the ensemble knows of the removal.
         zk.faults().lag();
         zk.connect().faults().remove(guard.nodes().nth(gone).expect("three"));
         assert!(guard.is_held());
@@ -782,7 +779,7 @@ fn a_transaction_fails_when_any_of_the_nodes_is_gone() {
         assert!(!guard.is_held() && zk.children("/x").is_empty());
         assert_eq!(now(guard.lost()).0, path);
         zk.faults().catch_up();
-        // From now on the guard does not even ask the ensemble.
+        // From now on the guard refuses by itself, without a request.
         let before = zk.requests();
         assert!(now(guard.transaction().create("/x", "").commit()).unwrap_err().is_lost());
         assert_eq!(zk.requests(), before);
@@ -813,7 +810,7 @@ fn locks_of_two_sessions_share_transactions_and_losses() {
     }
 }
 
-/// The read is on the session of the last lock, which lives on.
+/// The read is sent on the session of the last lock, which lives on.
 #[test]
 fn a_read_under_several_locks_ends_when_one_is_lost() {
     let zk = Memory::new();
@@ -963,7 +960,7 @@ async fn an_operator_who_breaks_one_lock_ends_the_guard() {
     let broken = guard.nodes().last().expect("two");
     session(&operator).await.delete(&broken).await.unwrap();
 
-    // The ensemble refuses, whether or not the guard has heard of it.
+    // The ensemble refuses, even if the guard has not noticed the loss yet.
     let refused = guard.transaction().create("/from-the-broken", "").commit().await.unwrap_err();
     assert!(matches!(of_one(&refused), ("/locks/broken/b", Error::Lost(Loss::Removed))), "{refused}");
     assert_eq!(soon("the news", guard.lost()).await, ("/locks/broken/b", Loss::Removed));

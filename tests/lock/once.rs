@@ -1,4 +1,4 @@
-//! Work that is done once in a while, on a real server: what it costs, frame by frame, and what faults do to its record.
+//! Work that is done once in a while, on a real server: its cost, frame by frame, and faults around its record.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn due(lock: &RwLock) -> Option<OnceGuard> {
     soon("the lock", lock.write().once_in(PERIOD)).await.expect("granted")
 }
 
-/// A guard as soon as the ensemble's clock has moved on by a millisecond.
+/// Returns a guard for the work, which is due again after a millisecond of the ensemble's clock.
 async fn due_again(lock: &RwLock) -> OnceGuard {
     for _ in 0..1_000 {
         if let Some(guard) = soon("the lock", lock.write().once_in(Duration::from_millis(1))).await.expect("granted") {
@@ -28,7 +28,7 @@ async fn due_again(lock: &RwLock) -> OnceGuard {
     panic!("a thousand acquisitions took less than a millisecond");
 }
 
-/// Does the work, which is due.
+/// Does the work, which must be due.
 async fn works(lock: &RwLock) {
     let guard = due(lock).await.expect("due");
     soon("the record", guard.done()).await.expect("recorded");
@@ -54,8 +54,8 @@ async fn once_costs_one_read_and_a_success_one_write() {
     soon("the answer", lock.forget()).await.expect("may").expect("it was done");
     works(&lock).await;
 
-    // Without the watch on the own node, which comes 5 ms after the grant, and the listing, which comes or not by what the
-    // session knows of the queue.
+    // Without the watch on the own node, which comes 5 ms after the grant, and without the listing, which the session skips
+    // if it knows the queue.
     let requests = || {
         let counts = |(op, path): &(Op, String)| match op {
             Op::GetChildren2 | Op::RemoveWatches => false,
@@ -143,7 +143,7 @@ async fn a_worker_that_is_cut_off_records_nothing() {
     next.done().await.unwrap();
 }
 
-/// A lock that all may use, and whose record only its owner may write.
+/// A lock that everyone may use, and whose record only its owner may write.
 async fn guarded(path: &str) -> (ZooKeeper, ZooKeeper, RwLock) {
     let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
     let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(acl);
@@ -182,7 +182,7 @@ async fn a_record_that_may_not_be_made_or_read_is_an_error() {
     operator.create(parent, b"", Kind::Persistent).await.unwrap();
     let anybody = connect(&shared_server().address()).await;
 
-    // The parent is closed to all but its owner, and the lock's directory is open to all.
+    // The parent is closed to all but its owner, and the lock's directory is open to everyone.
     let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(Acl::anyone());
     let opened = builder.connect(&shared_server().address()).await.unwrap();
     let path = format!("{parent}/report");

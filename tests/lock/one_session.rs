@@ -1,4 +1,4 @@
-//! Contenders of one session, whose requests have one order, and which are decided by the ensemble like all others.
+//! Contenders of one session: their requests have one order, and the ensemble still decides about each of them alone.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation, SessionSlot};
 use zk_rwlock::{Acquire, Error, Loss, Memory, Mode, RwLock, WriteGuard, ZooKeeper};
 
-/// What ZooKeeper says to a client without permission.
+/// ZooKeeper's error code for a missing permission.
 const NO_AUTH: i32 = -102;
 
 const DIRECTORY: &str = "/locks/one";
@@ -66,7 +66,7 @@ fn a_local_release_does_not_grant_a_removed_waiter() {
     assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (0, 0));
 }
 
-/// The waiter cannot hear that it was evicted, and its successor is let in as soon as the holder's node is gone.
+/// The waiter cannot hear of its eviction, and its session lets its successor in as soon as the holder's node is gone.
 #[test]
 fn a_waiter_evicted_while_cut_off_never_holds() {
     let zk = Memory::new();
@@ -97,7 +97,7 @@ fn a_downgraded_guard_hears_of_its_removal_at_once() {
     assert!(!guard.is_held());
 }
 
-/// A standalone server that lost its last transactions in a crash gives their sequence numbers again.
+/// A standalone server that lost its last transactions in a crash hands out their sequence numbers again.
 #[test]
 fn a_reconnect_ends_grants_by_earlier_knowledge() {
     let zk = Memory::new();
@@ -108,7 +108,7 @@ fn a_reconnect_ends_grants_by_earlier_knowledge() {
     }
     zk.faults().cut();
     zk.faults().heal();
-    // The server has forgotten the last create, and its number now goes to another contender.
+    // The server has forgotten the last create, so the same number goes to another contender.
     zk.faults().set_next_sequence(DIRECTORY, 4);
     let other = now(RwLock::new(&there, DIRECTORY).expect("valid").write()).expect("free");
     let mut next = writing(&lock);
@@ -139,8 +139,8 @@ impl Tapped {
     }
 }
 
-/// A holder and a waiter stay in the queue: the answers show that time has passed in which the waiter might have been let
-/// in.
+/// Checks for a while that a holder and a waiter stay in the queue. The replies show that the time was enough to let the
+/// waiter in.
 async fn stays_as_it_is(observer: &RwLock) {
     for _ in 0..20 {
         line_becomes(observer, "W+ W-").await;
@@ -161,7 +161,7 @@ async fn a_waiter_without_its_own_watch_still_waits() {
     soon("the loss", held.lost()).await;
 }
 
-/// What the next holder writes on the same session comes after it.
+/// The writes of the next holder on the same session come after this transaction.
 #[support::judged]
 async fn an_unanswered_transaction_keeps_the_next_out() {
     let t = Tapped::new(shared_server()).await;
@@ -184,7 +184,8 @@ async fn an_unanswered_transaction_keeps_the_next_out() {
     next.release().await.unwrap();
 }
 
-/// A check that the holder's node exists, and is still on its way at the release, must not succeed beside the next holder.
+/// Another session's check of the holder's node may still be under way at the release. It must not succeed beside the next
+/// holder.
 #[support::judged]
 async fn a_node_known_to_others_is_gone_before_the_next() {
     let t = Tapped::new(shared_server()).await;
@@ -201,7 +202,7 @@ async fn a_node_known_to_others_is_gone_before_the_next() {
     granted(waiter).await.release().await.unwrap();
 }
 
-/// Two sessions that are given out in turn.
+/// A coordinator that hands out two sessions in turn.
 #[derive(Clone, Debug)]
 struct InTurn([ZooKeeper; 2], Arc<AtomicUsize>);
 
@@ -241,7 +242,7 @@ async fn a_transaction_of_another_session_delays_a_grant() {
     assert_eq!(next.data(&value).await.unwrap().unwrap().data, b"1");
 }
 
-/// Correct comes before fast: a waiter watches its own node before its predecessor can let it in.
+/// Safety comes before speed: a waiter watches its own node before its predecessor's release can let it in.
 #[support::judged]
 async fn a_waiter_removed_at_once_is_never_granted() {
     let t = Tapped::new(shared_server()).await;
@@ -257,7 +258,7 @@ async fn a_waiter_removed_at_once_is_never_granted() {
     }
 }
 
-/// A write to the waiter's node uses its watch up.
+/// A write to the waiter's node uses up its watch.
 #[support::judged]
 async fn an_evicted_waiter_with_a_used_watch_never_holds() {
     let t = Tapped::new(shared_server()).await;

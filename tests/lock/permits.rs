@@ -1,5 +1,4 @@
-//! The semaphore on a real server: what it costs, counted frame by frame, and what the network, an operator or the end of a
-//! process can do to it.
+//! The semaphore on a real server: its cost, frame by frame, and faults of the network, of operators and of processes.
 
 use std::future::IntoFuture;
 use std::thread;
@@ -32,7 +31,7 @@ async fn free(semaphore: &Semaphore) -> Permit {
     soon("a free permit", semaphore.acquire()).await.expect("free")
 }
 
-/// A semaphore whose directories exist, and whose handle has seen its number.
+/// A semaphore whose directories exist, and whose handle has read the number.
 async fn used(zk: &ZooKeeper, path: &str, permits: u32) -> Semaphore {
     let semaphore = open(zk, path, permits);
     free(&semaphore).await.release().await.unwrap();
@@ -45,13 +44,13 @@ async fn nothing_is_left(zk: &ZooKeeper, path: &str) {
     }
 }
 
-/// Returns when the server has so many watches, those on children included.
+/// Waits until the server has so many watches, including those on children.
 async fn all_watches(server: &Server, count: usize) {
     let watches = || server.counter("zk_watch_count");
     eventually(&format!("{count} watches"), || async { watches() == count as u64 }).await;
 }
 
-/// As the requests are sent, without the watch on the own node, which a holder sets after 5 ms.
+/// The requests without the watch on the own node, which a holder sets 5 ms after the grant.
 fn but_for_the_own_watch(ops: Vec<Op>) -> Vec<Op> {
     let mut rest = ops;
     if rest.last() == Some(&Op::RemoveWatches) {
@@ -70,14 +69,14 @@ async fn a_free_permit_costs_two_round_trips() {
     let mut all = Vec::new();
     for _ in 0..20 {
         tapped.proxy.reset();
-        // The first round trip: nothing is answered before all is sent.
+        // The first round trip: all of these requests are sent before any is answered.
         let answer = tapped.proxy.hold_reply(Op::Create2);
         let acquisition = acquiring(&semaphore);
         soon("the answer to the create", answer.arrives()).await;
         eventually("all requests", || async { tapped.proxy.count(Op::GetData) == 1 }).await;
         let first = ops(&tapped.proxy);
         assert_eq!(first, [Op::Create2, Op::GetChildren2, Op::GetChildren, Op::GetData]);
-        // The second: the transaction, and behind it a look at what it has made.
+        // The second round trip: the transaction, and a read of the new permit behind it.
         let taken = tapped.proxy.hold_reply(Op::Multi);
         answer.release();
         soon("the answer to the transaction", taken.arrives()).await;
@@ -118,7 +117,7 @@ async fn a_permit_is_taken_with_its_place_in_one_transaction() {
     permit.release().await.unwrap();
 }
 
-/// A holder, and contenders in line behind it, each on a session of its own, each of which has armed its watches.
+/// A holder of all permits, and waiters behind it. Each waiter has a session of its own and has armed its watches.
 struct Line {
     server: Server,
     from: Tapped,
@@ -143,7 +142,8 @@ impl Line {
             eventually("the waiter stands in line", standing).await;
             waiting.push((tapped, task));
         }
-        // Each holder's own; each waiter's own and that on the one before it, and the head's on the permits and the number.
+        // A watch on each holder's node, on each waiter's node and on its predecessor's. The head watches the permits and
+        // the number instead of a predecessor.
         all_watches(&server, held.len() + 2 * waiters + 1).await;
         for (tapped, _) in &waiting {
             tapped.settle().await;
@@ -162,9 +162,9 @@ async fn a_permit_that_is_given_back_wakes_one_of_forty() {
     let taking = head.proxy.hold_request(Op::Multi);
     held.remove(0).release().await.unwrap();
     soon("the transaction", taking.arrives()).await;
-    // Nothing has followed from it yet. One listing, for which the watch is armed anew, and then the transaction.
+    // The transaction has had no effect yet. The head has listed the permits once, with a new watch, before the transaction.
     assert_eq!(head.proxy.notifications(), 1);
-    // A heartbeat may follow on a slow machine.
+    // On a slow machine a heartbeat may follow.
     assert!(ops(&head.proxy).starts_with(&[Op::GetChildren, Op::Multi]), "{:?}", ops(&head.proxy));
     let told = async |waiting: &[(Tapped, JoinHandle<_>)]| {
         let mut all = Vec::new();
@@ -177,12 +177,12 @@ async fn a_permit_that_is_given_back_wakes_one_of_forty() {
     assert_eq!(told(&waiting).await, [0; 39]);
     taking.release();
     held.push(granted(task).await);
-    // The taking itself has let the next one in, which looks, and waits as the head.
+    // The exchange lets the next waiter become the head, which lists the permits and waits.
     all_watches(&server, held.len() + 2 * waiting.len() + 1).await;
     assert_eq!(told(&waiting).await[..2], [1, 0]);
     assert_eq!(told(&waiting).await.iter().sum::<u64>(), 1);
     let looks = but_for_the_settling(&waiting[0].0);
-    // The permits with a watch, among which are those of the one before, and the number; then the number with a watch.
+    // The permits with a watch, the predecessor's permit and the number, and then the number again with a watch.
     assert_eq!(looks, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData]);
     assert!(waiting.iter().skip(1).all(|(tapped, _)| but_for_the_settling(tapped).is_empty()));
     assert!(waiting.iter().all(|(_, task)| !task.is_finished()));
@@ -209,12 +209,12 @@ async fn a_head_with_a_departed_predecessor_lists_once() {
     permit.release().await.unwrap();
 }
 
-/// The requests, without those that the test settles with.
+/// The requests, without those of `settle`.
 fn but_for_the_settling(tapped: &Tapped) -> Vec<Op> {
     tapped.proxy.requests().into_iter().filter(|(_, path)| path != "Check /").map(|(op, _)| op).collect()
 }
 
-/// The cost of a whole queue of contenders, each of which takes a permit and gives it back.
+/// A whole queue of contenders, each of which takes a permit and gives it back.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_contenders_of_a_session_leave_no_watch() {
     const CONTENDERS: usize = 100;
@@ -233,14 +233,14 @@ async fn a_hundred_contenders_of_a_session_leave_no_watch() {
     soon("everyone had the permit", drain.join_all()).await;
     nothing_is_left(&from.zk, "/permits/drain").await;
     all_watches(&server, 0).await;
-    // One transaction for each, and what settles nothing else.
+    // One transaction for each contender, and no others.
     assert_eq!(to.proxy.count(Op::Multi), CONTENDERS as u64);
 }
 
 // ---------------------------------------------------------------------------------------------------------------
 // What the network does
 
-/// Also beyond its last byte: then the transaction takes effect, and only its answer is lost.
+/// The last cut comes after the whole frame: the transaction takes effect, and only its reply is lost.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_taking_cut_at_any_byte_takes_one_permit() {
     const SESSIONS: usize = 4;
@@ -252,7 +252,7 @@ async fn a_taking_cut_at_any_byte_takes_one_permit() {
                 let here = used(&operator, &path, 1).await;
                 let tapped = Tapped::new(shared_server()).await;
                 let semaphore = used(&tapped.zk, &path, 1).await;
-                // No frame of an acquisition is longer than all of them together.
+                // No frame of an acquisition is longer than all its frames together.
                 tapped.proxy.reset();
                 free(&semaphore).await.release().await.unwrap();
                 let longest = usize::try_from(tapped.proxy.bytes_to_server()).unwrap();
@@ -396,7 +396,7 @@ async fn deleted_nodes_of_a_semaphore_end_its_holders() {
     assert!(free(&b).await.is_held());
 }
 
-/// A node that its owner may not write: the taking cannot signal, and the next in line finds out by itself.
+/// The contender may not write its own node. Its exchange cannot signal, and its successor finds the free place by itself.
 #[support::judged]
 async fn a_contender_denied_its_own_place_takes_permits() {
     let path = "/permits/unwritable";
@@ -502,7 +502,7 @@ async fn a_permit_denied_by_its_server_does_not_stay() {
     let others = used(&well, PATH, 3).await;
     let semaphore = open(&zk, PATH, 3);
     let replies = Frames::replies(Op::GetData).about("/denied/permits/");
-    // Once, and the permit is taken.
+    // Only the first reply is false, and the permit is taken.
     proxy.apply(Rule::on(replies.clone()).claim_error(NO_NODE));
     let permit = free(&semaphore).await;
     assert!(permit.is_held());

@@ -1,5 +1,5 @@
-//! Error codes, true and false, on every request: whatever code a server answers, there are never two nodes for one
-//! acquisition, never a grant beside another, and the call's end says what happened.
+//! Error codes on every request, true and false. Whatever code a server answers, an acquisition has at most one node, no
+//! grant is beside another, and the call's result says what happened.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,34 +12,35 @@ use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::Ending;
 use zk_rwlock::{Error, Loss, RwLock, ZooKeeper};
 
-/// Short, so that the node that a false answer leaves behind is gone soon.
+/// Short, so that a node left behind by a false reply is soon gone.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// SessionExpired, SessionMoved, RequestTimeout, ConnectionLoss, Throttled, NoAuth, QuotaExceeded,
-/// EphemeralOnLocalSession, and one that no server knows.
+/// SessionExpired, SessionMoved, RequestTimeout, ConnectionLoss, Throttled, NoAuth, QuotaExceeded, EphemeralOnLocalSession,
+/// and an unknown code.
 const CODES: [i32; 9] = [-112, -118, -122, -4, -127, -102, -125, -120, -999];
 
 const NO_NODE: i32 = -101;
 
-/// The truth behind an error.
+/// Whether the server did what it reported as failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Truth {
     /// The server never saw the request.
     Refused,
-    /// The server did what was asked, and says that it did not.
+    /// The server did the request, and reports that it did not.
     Done,
 }
 
-/// How the call ended that met the error. Its node is gone then or soon after, while the session lives on.
+/// The result of the call that met the error. Unless said otherwise, its node is gone soon after, while the session lives
+/// on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// As if nothing had happened.
+    /// As without the error.
     Well,
     Denied,
     Refused,
-    /// The node is gone when the server, too, ends the session.
+    /// The session has ended for the client. The node goes when the server ends the session, too.
     Expired,
-    /// The node had gone before: with [`Truth::Done`], that is true.
+    /// The node was gone before the call, which is true after [`Truth::Done`].
     Gone,
     /// As `Denied`; the node stays until the session ends.
     DeniedAndStays,
@@ -61,7 +62,7 @@ impl End {
         }
     }
 
-    /// Whether the node stays until the session is closed, and what the call says of that.
+    /// Whether the node stays until the session ends, and the result that the caller sees.
     fn stays(self) -> (bool, End) {
         match self {
             End::DeniedAndStays => (true, End::Denied),
@@ -71,22 +72,22 @@ impl End {
     }
 }
 
-/// The request that is answered with a code.
+/// The request that is answered with an error code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
     Create,
     List,
-    /// The watch on the predecessor, with which a waiter also reads that node.
+    /// The watch on the predecessor, which also reads that node.
     Watch,
-    /// After the answer to a create was lost.
+    /// The sync after the reply to a create was lost.
     Sync,
-    /// The transaction by which a writer releases.
+    /// The transaction with which a writer releases.
     HandOff,
-    /// The delete by which a reader releases.
+    /// The delete with which a reader releases.
     Delete,
 }
 
-/// A session whose wire can lie, in a directory that another contender uses too.
+/// A session behind a proxy that falsifies replies, in a directory that another contender uses too.
 struct Case {
     name: String,
     proxy: Proxy,
@@ -117,7 +118,7 @@ impl Case {
         children(&self.operator, self.here.path()).await
     }
 
-    /// An acquisition behind a holder, which releases when the error has had its effect.
+    /// Acquires behind a holder, which releases once the error has had its effect.
     async fn acquire(self, request: Request, code: i32, truth: Truth, stays: bool) -> End {
         let holder = self.here.write().await.unwrap();
         let node = holder.path();
@@ -159,7 +160,7 @@ impl Case {
         end
     }
 
-    /// A release with a waiter behind it.
+    /// Releases with a waiter behind.
     async fn release(self, request: Request, code: i32, truth: Truth, stays: bool) -> End {
         let (answer, next) = if request == Request::HandOff {
             let guard = self.lock.write().await.unwrap();
@@ -188,7 +189,7 @@ impl Case {
         tokio::spawn(async move { granted(next).await.release().await.unwrap() })
     }
 
-    /// The waiter is granted and the directory becomes empty, while the session lives or once it is over.
+    /// Checks that the waiter is granted and the directory becomes empty, while the session lives or after its end.
     async fn settle(self, stays: bool, next: Option<JoinHandle<()>>) {
         if stays {
             assert!(!self.children().await.is_empty(), "{}", self.name);
@@ -202,10 +203,10 @@ impl Case {
     }
 }
 
-/// Runs every code side by side, and compares the ends with those that are written down.
+/// Tries every code at the same time, and compares the results with the table.
 async fn each_code(request: Request, truth: Truth) {
     let (.., expected) = ENDS.into_iter().find(|row| (row.0, row.1) == (request, truth)).expect("a row of the table");
-    // Not more than a small machine can serve in time.
+    // As many cases as a small machine can serve in time.
     let turnstile = Arc::new(Semaphore::new(6));
     let cases: Vec<_> = (CODES.into_iter().zip(expected))
         .map(|(code, expected)| {
@@ -228,7 +229,7 @@ async fn each_code(request: Request, truth: Truth) {
 
 use End::*;
 
-/// For each request, the ends in the order of [`CODES`].
+/// For each request, the results in the order of [`CODES`].
 #[rustfmt::skip]
 const ENDS: [(Request, Truth, [End; 9]); 10] = [
     // -112 expired, -118 moved, -122 timeout, -4 loss, -127 throttled, -102 no auth, -125 quota, -120 local, -999
@@ -254,7 +255,7 @@ async fn a_create_done_but_reported_refused() {
     each_code(Request::Create, Truth::Done).await;
 }
 
-/// The directory is there, and so is the node. A second one would wait behind it.
+/// Both the directory and the contender's node exist. A second node would wait behind the first.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_create_done_but_reported_without_a_directory() {
     let case = Case::set(Request::Create, NO_NODE, Truth::Done).await;

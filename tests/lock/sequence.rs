@@ -1,7 +1,7 @@
-//! The end of the sequence numbers, on a real server whose counter was set there.
+//! The end of the sequence numbers, on a real server whose counter is set by the test.
 //!
-//! From ZooKeeper 3.6 on the counter sticks at 2147483647, and several contenders get that number: a lock that grants
-//! the lowest number would grant twice. So no contender may get near it.
+//! From ZooKeeper 3.6 on the counter stops at 2147483647, and several contenders get that number. A lock that grants the
+//! lowest number would then grant twice, so no contender may come near it.
 
 use std::sync::Arc;
 
@@ -14,16 +14,16 @@ use zk_rwlock::coordinator::{Failure, Kind, Session};
 use zk_rwlock::queue::{Contender, MemberState};
 use zk_rwlock::{Error, Loss, Mode, RwLock, ZooKeeper};
 
-/// The number from which on the last one out deletes the directory.
+/// From this number on, the last contender to leave deletes the directory.
 const RESTART_FROM: i32 = 1 << 30;
 
-/// The number from which on no contender may queue up.
+/// The first number with which no contender may queue up.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
 const DIRECTORY: &str = "/locks/old";
 
-/// A server on which the next contender gets the number `next`. If `kept` is set, a foreign file keeps the directory
-/// from being restarted.
+/// A server on which the next contender gets the number `next`. With `kept`, a foreign node keeps the directory from being
+/// deleted.
 async fn server_at(next: i32, kept: bool) -> Server {
     let server = Server::start_with(&[], &WITHOUT_DIGESTS);
     let zk = connect(&server.address()).await;
@@ -98,7 +98,7 @@ async fn newcomers_near_the_last_number_are_refused() {
     first.release().await.expect("held");
     granted(second).await.release().await.expect("held");
     granted(third).await.release().await.expect("held");
-    // The last one out restarted the numbers, so the lock serves again without an operator.
+    // The last contender to leave restarted the numbers, so the lock works again without an operator.
     let fresh = soon("the numbers start again", b.write()).await.expect("free");
     assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);
     fresh.release().await.expect("held");
@@ -110,7 +110,7 @@ async fn several_contenders_with_the_last_number_all_fail() {
     let (zk, a, other, b) = two(&server).await;
     let (one, two) = (session(&zk).await, session(&other).await);
 
-    // The fact this is about: the server gives several contenders one number.
+    // The fact behind this test: the server gives several contenders the same number.
     let names = [
         join(&one, "x-WRITE-").await.expect("a number"),
         join(&two, "y-WRITE-").await.expect("a number"),
@@ -131,7 +131,7 @@ async fn several_contenders_with_the_last_number_all_fail() {
     let states: Vec<_> = queue.members.iter().map(|member| member.state.clone()).collect();
     assert_eq!(states, [MemberState::Holds, MemberState::Stuck, MemberState::Stuck]);
 
-    // The holder is gone, and still no contender with a shared number may have the lock.
+    // The first holder of the number is gone, and still no contender with that number may have the lock.
     one.delete(&format!("{DIRECTORY}/{}", names[0])).await.expect("it is there");
     let queue = soon("the queue", b.queue()).await.expect("readable");
     assert_eq!(queue.holders().count(), 0);

@@ -1,6 +1,6 @@
-//! What the lock costs a server: requests, notifications and watches, counted frame by frame.
+//! The cost of the lock at a server: requests, notifications and watches, counted frame by frame.
 //!
-//! The sessions' timeout is so long that no heartbeat and no ping falls into a test.
+//! The session timeout is so long that no heartbeat and no ping falls into a test.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -26,7 +26,7 @@ impl Tapped {
         Tapped { proxy, zk }
     }
 
-    /// Returns when everything that the server sent this session before has arrived: answers and events keep their
+    /// Waits until everything that the server has sent to this session so far has arrived. Replies and events arrive in
     /// order.
     pub(super) async fn settle(&self) {
         soon("an answer", session(&self.zk).await.sync("/")).await.unwrap();
@@ -44,12 +44,12 @@ pub(super) fn ops(proxy: &Proxy) -> Vec<Op> {
     proxy.requests().into_iter().map(|(op, _)| op).collect()
 }
 
-/// As [`ops`], without the watch on the own node, which a holder sets after 5 ms.
+/// As [`ops`], without the watch on the own node, which a holder sets 5 ms after the grant.
 fn ops_but_for_the_own_watch(proxy: &Proxy) -> Vec<Op> {
     ops(proxy).into_iter().filter(|op| !matches!(op, Op::GetData | Op::RemoveWatches)).collect()
 }
 
-/// How large a transaction is, by the error that refuses it.
+/// The size of a transaction, according to the error that refuses it.
 async fn size_of(transaction: Transaction<'_>) -> usize {
     let error = transaction.size_limit(0).commit().await.expect_err("too large").to_string();
     let size = error.strip_prefix("invalid input: a transaction of ").and_then(|rest| rest.split(' ').next());
@@ -82,7 +82,7 @@ async fn a_transaction_of_the_largest_size_is_accepted() {
     assert_eq!(proxy.connections(), 1);
 }
 
-/// What one write lock and its release ask for.
+/// The requests of one write lock and its release.
 async fn a_write(tapped: &Tapped, lock: &RwLock) -> Vec<Op> {
     tapped.proxy.reset();
     lock.write().await.unwrap().release().await.unwrap();
@@ -95,7 +95,7 @@ async fn a_read(tapped: &Tapped, lock: &RwLock) -> Vec<Op> {
     ops(&tapped.proxy)
 }
 
-/// The shortest of several: a holder that is slow also watches its own node.
+/// The shortest list: a slow holder also watches its own node.
 fn least(mut all: Vec<Vec<Op>>) -> Vec<Op> {
     all.sort_by_key(Vec::len);
     all.swap_remove(0)
@@ -116,7 +116,7 @@ async fn an_uncontended_pair_costs_three_requests() {
     assert_eq!([least(reads), least(others)], [[Op::Create2, Op::GetChildren2, Op::Delete]; 2]);
 }
 
-/// Each request of a waiter takes time of the server from the contender that is to be granted.
+/// Each request of a waiter delays the server's work for the contender that is next.
 #[support::judged]
 async fn a_pair_that_waited_costs_five_requests() {
     let (server, mut waits) = (shared_server(), Vec::new());
@@ -192,7 +192,7 @@ async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
     eventually("all watches", || async { server.watches() == 3 }).await;
     from.proxy.reset();
     to.proxy.reset();
-    // The waiter would never hear an answer to a request now: only the event can let it in.
+    // From now on the waiter gets no replies, so only the event can let it in.
     to.proxy.black_hole_to_server();
 
     holder.release().await.unwrap();
@@ -202,14 +202,14 @@ async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
     assert_eq!(from.proxy.requests(), [(Op::Multi, format!("SetData {node}, Delete {node}"))]);
     assert_eq!(to.proxy.notifications(), 1);
     to.proxy.heal();
-    // After the grant, and off its path, follows one look whether the holder's node is really gone.
+    // After the grant, the waiter checks once that the holder's node is really gone.
     eventually("the look", || async { to.proxy.count(Op::GetData) == 1 }).await;
     to.settle().await;
     assert_eq!(to.proxy.requests(), [(Op::GetData, node), (Op::Multi, "Check /".to_owned())]);
     assert!(guard.is_held());
 }
 
-/// A holder behind one proxy, and writers in line behind another, each of which has armed its watches.
+/// A holder behind one proxy, and writers behind another proxy that wait in line. Each has armed its watches.
 struct Line {
     server: Server,
     from: Tapped,
@@ -225,14 +225,15 @@ impl Line {
         let lock = directory(&from.zk, "/wire/line").await;
         let holder = lock.write().await.unwrap();
         let theirs = lock_at(&to.zk, "/wire/line");
-        // One after the other, so that they stand in the order of this list.
+        // One after the other, so that the list has the order of the queue.
         let mut waiters = Vec::new();
         for already in 1..=count {
             waiters.push(writer(&theirs));
             let standing = || async { children(&from.zk, "/wire/line").await.len() == already + 1 };
             eventually("the waiter stands in line", standing).await;
         }
-        // The holder's own, that on the holder, and one on each waiter, by itself and by the next in one.
+        // Two watches on the holder's node, and one on each waiter's: the waiter's own watch and its successor's are one, as
+        // they belong to one session.
         eventually("all watches", || async { server.watches() == count as u64 + 2 }).await;
         from.settle().await;
         to.settle().await;
@@ -253,8 +254,8 @@ async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
     assert_eq!(to.proxy.notifications(), 1);
     assert!(rest.iter().all(|waiter| !waiter.is_finished()));
 
-    // Twice more, by writers who waited themselves: one event to the releaser about its own node and to the next in
-    // line, which on one session is a single notification.
+    // Two more releases, by writers that have waited. The releaser and its successor get the same event of the releaser's
+    // node, as a single notification of their session.
     let mut holder = first;
     for waiter in rest.into_iter().take(2) {
         to.proxy.reset();
@@ -262,13 +263,13 @@ async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
         holder = granted(waiter).await;
         to.settle().await;
         assert_eq!(to.proxy.notifications(), 1);
-        // The release, and what the test settles with.
+        // The release, and the transaction of `settle`.
         assert_eq!((to.proxy.count(Op::GetChildren2), to.proxy.count(Op::Multi)), (0, 2));
     }
     assert!(from.proxy.count(Op::GetChildren2) == 0 && server.watches() > 0);
 }
 
-/// The cost of a whole queue of writers, each of which holds and releases.
+/// A whole queue of writers, each of which holds and releases.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_writers_drain_with_one_event_each() {
     const WRITERS: usize = 500;
@@ -291,13 +292,13 @@ async fn five_hundred_writers_drain_with_one_event_each() {
     eventually("no watch is left", || async { server.watches() == 0 }).await;
     to.settle().await;
 
-    // The first release came from elsewhere; each later one sends one notification, to the releaser and the next writer
-    // together, and the last one to the releaser alone.
+    // The first release came from another session. Each later release sends one notification to the releaser and the next
+    // writer, and the last to the releaser alone.
     assert_eq!(to.proxy.notifications(), 1 + WRITERS as u64);
     assert_eq!((to.proxy.count(Op::GetChildren2), to.proxy.count(Op::Multi)), (0, WRITERS as u64 + 1));
 }
 
-/// Each contender lists the directory once it is queued; those that come while listings are under way share the next.
+/// Each contender lists the directory after its create. Contenders that come during a listing share the next one.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_who_arrive_together_share_a_few_listings() {
     const CROWD: u64 = 200;
@@ -320,7 +321,7 @@ async fn two_hundred_who_arrive_together_share_a_few_listings() {
     answers.release();
     eventually("all watch the writer and themselves", || async { two.proxy.count(Op::GetData) == 2 * CROWD }).await;
     two.settle().await;
-    // One for those who came meanwhile, and others for whoever is a moment later than the one before was sent.
+    // One listing for the contenders that came meanwhile, and a few for those that came just after a listing was sent.
     let listings = two.proxy.count(Op::GetChildren2);
     assert!((5..=8).contains(&listings), "{listings}");
     holder.release().await.unwrap();
@@ -328,7 +329,7 @@ async fn two_hundred_who_arrive_together_share_a_few_listings() {
     assert_eq!(two.proxy.count(Op::GetChildren2), listings);
 }
 
-/// A contender that waits for a listing which others asked for goes on when those others give up.
+/// A contender that shares a listing with others goes on when the others give up.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_whose_first_contenders_give_up_is_served() {
     let server = Server::start();
@@ -357,7 +358,7 @@ async fn a_crowd_whose_first_contenders_give_up_is_served() {
     becomes_empty(&one.zk, lock.path()).await;
 }
 
-/// Another program keeps twenty thousand files in the lock's directory.
+/// Another program keeps twenty thousand nodes in the lock's directory.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowded_directory_is_listed_once_per_event() {
     const FILES: usize = 20_000;
@@ -380,7 +381,7 @@ async fn a_crowded_directory_is_listed_once_per_event() {
     line_becomes(&lock, "W+ W-").await;
     let last = writer(&theirs);
     line_becomes(&lock, "W+ W- W-").await;
-    // All three watch their own nodes, and each waiter its predecessor's; one session's two watches on a node are one.
+    // All three watch their own nodes, and each waiter its predecessor's. Two watches of one session on a node count as one.
     eventually("all watches", || async { server.watches() == 4 }).await;
     two.settle().await;
     two.proxy.reset();
@@ -436,11 +437,11 @@ async fn a_thousand_readers_are_let_in_without_a_request() {
     for i in 0..READERS {
         readers.push(reader(&lock_at(&sessions[i % SESSIONS].zk, "/wire/readers")));
     }
-    // All watch their own nodes, and each session watches the writer's once, for all its readers.
+    // All watch their own nodes, and each session has one watch on the writer's node for all its readers.
     eventually("all watches", || async { server.watches() == (1 + READERS + SESSIONS) as u64 }).await;
     for tapped in &sessions {
-        // Each reader has asked for its watch and has heard the answer: what else it would send now, the server
-        // never gets before all of them hold.
+        // Each reader has armed its watch and got the reply. The server receives nothing more from the readers until all of
+        // them hold.
         tapped.settle().await;
         let asked = |tapped: &Tapped| tapped.proxy.count(Op::GetData) == 2 * (READERS / SESSIONS) as u64;
         eventually("every reader's watches", || async { asked(tapped) }).await;
@@ -463,7 +464,7 @@ async fn a_thousand_readers_are_let_in_without_a_request() {
         tapped.proxy.heal();
     }
     for tapped in &sessions {
-        // One look at the writer's node for all readers of a session.
+        // One read of the writer's node for all readers of a session.
         eventually("the look", || async { tapped.proxy.count(Op::GetData) == 1 }).await;
         tapped.settle().await;
         assert_eq!(ops(&tapped.proxy), [Op::GetData, Op::Multi]);
@@ -510,7 +511,8 @@ async fn trying_a_taken_lock_writes_nothing() {
     assert!(theirs.try_read().await.unwrap_err().is_would_block());
     let guard = guard.downgrade().await.unwrap();
     assert!(theirs.try_write().await.unwrap_err().is_would_block());
-    // Each attempt lists the queue, asks the leader for those in the way, which changes nothing, and reads them for the error.
+    // Each attempt lists the queue, asks the leader about the holders, which changes nothing, and reads their nodes for the
+    // error.
     assert_eq!(ops(&tapped.proxy), [Op::GetChildren, Op::Multi, Op::GetData].repeat(3));
     let mut asked = tapped.proxy.requests();
     asked.retain(|(op, _)| *op == Op::Multi);

@@ -81,7 +81,7 @@ async fn a_handshake_with_a_deposed_leader_prolongs_no_lock() {
     near.reset();
     let alone = tokio::task::block_in_place(|| ensemble.leave_leader_alone());
     let next = within(4 * session_timeout + SOON, "the grant", next).await;
-    let (next, granted_at) = (next.expect("it does not panic").expect("granted"), Instant::now());
+    let (next, granted_at) = (next.expect("no panic").expect("granted"), Instant::now());
     safe!(!held.is_held(), "two hold the lock");
     flaps.abort();
     let last_held = witness.last_held();
@@ -145,7 +145,7 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
     for mode in [free.try_write().timeout(A_WHILE).await, free.write().timeout(A_WHILE).await] {
         assert!(matches!(mode, Err(Error::Timeout { .. })), "{mode:?}");
     }
-    let again = timeout(Duration::ZERO, kept.read()).await.expect("it is kept").expect("held");
+    let again = timeout(Duration::ZERO, kept.read()).await.expect("the node is kept").expect("held");
     assert!(again.lock().is_held() && held.is_held());
     assert_eq!(*again, 1);
     assert!(!commits.is_finished() && !was_granted.load(Ordering::SeqCst));
@@ -155,10 +155,10 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
     becomes_whole(&ensemble).await;
     let guard = granted(waits_there).await;
     assert_eq!(guard.data(REGISTER).await.expect("held").expect("there").data, b"2");
-    held.release().await.expect("its session has lived on");
+    held.release().await.expect("the holder's session has survived");
     let excluded = granted(excluded).await;
     assert_eq!(excluded.data("/alone-held").await.expect("held").expect("there").data, b"2");
     excluded.release().await.expect("held");
-    soon("the commit", commits).await.expect("it does not panic").expect("the kept node was given up");
+    soon("the commit", commits).await.expect("no panic").expect("the kept node was given up");
     assert_eq!(*soon("the value", kept.read()).await.expect("free"), 2);
 }

@@ -52,12 +52,12 @@ fn are_spread_out(mut comebacks: Vec<Duration>) {
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_pause_before_they_replace_ended_sessions() {
     let (proxies, coming) = cut_off("/comeback/found", CALM).await;
-    proxies.iter().for_each(|proxy| shared_server().end_session(&proxy.granted().expect("it has a session")));
+    proxies.iter().for_each(|proxy| shared_server().end_session(&proxy.granted().expect("the client has a session")));
     proxies.iter().for_each(Proxy::heal);
     within(2 * SOON, "all comebacks", coming.join_all()).await;
     // The first handshake finds that the old session has ended, and the last one opens a new session.
     let handshakes = proxies.iter().map(|proxy| proxy.arrivals(Op::Handshake));
-    are_spread_out(handshakes.map(|all| *all.last().expect("it is back") - all[0]).collect());
+    are_spread_out(handshakes.map(|all| *all.last().expect("the client has reconnected") - all[0]).collect());
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -68,5 +68,5 @@ async fn clients_pause_between_retries_in_an_outage() {
     proxies.iter().for_each(Proxy::heal);
     within(2 * SOON, "all comebacks", coming.join_all()).await;
     let handshakes = proxies.iter().map(|proxy| proxy.arrivals(Op::Handshake));
-    are_spread_out(handshakes.map(|all| *all.last().expect("it is back") - healed).collect());
+    are_spread_out(handshakes.map(|all| *all.last().expect("the client has reconnected") - healed).collect());
 }

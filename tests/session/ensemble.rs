@@ -58,7 +58,7 @@ async fn a_create_that_the_next_server_lacks_is_found() {
     near.cut();
     far.heal();
     eventually("the client tries the follower", async || far.connections() > 0).await;
-    assert_eq!(children(&operator, path).await.len(), 1, "it is committed");
+    assert_eq!(children(&operator, path).await.len(), 1, "the create is not committed");
     assert!(!waiting.is_finished());
     ensemble.heal_links();
 
@@ -96,8 +96,10 @@ async fn a_frozen_deposed_leader_serves_no_synced_read() {
     let is_old = read.as_ref().is_ok_and(|(data, _)| data != b"new");
     assert!(synced.is_err() || !is_old, "synced by {synced:?}, and then read {read:?}");
     far.heal();
-    eventually("it comes back to the others", async || late.data(path).await.is_ok_and(|(data, _)| data == b"new"))
-        .await;
+    eventually("the old leader rejoins the ensemble", async || {
+        late.data(path).await.is_ok_and(|(data, _)| data == b"new")
+    })
+    .await;
     late.delete(path).await.expect("there");
 }
 
@@ -125,8 +127,8 @@ async fn a_listing_without_our_own_node_is_not_used() {
     near.cut();
     far.heal();
     eventually("the client tries the follower", async || far.connections() > 0).await;
-    assert!(!waiting.is_finished(), "nothing that the follower knows is new enough");
-    assert_eq!(far.count(Op::GetChildren2), 0, "it does not even serve a client that has seen more");
+    assert!(!waiting.is_finished(), "a waiter was granted by an outdated listing");
+    assert_eq!(far.count(Op::GetChildren2), 0, "a lagging server served a client that has seen a later state");
     ensemble.heal_links();
 
     let guard = granted(waiting).await;
@@ -170,8 +172,8 @@ async fn an_event_after_the_lease_grants_no_waiter() {
     let mut signs = Vec::new();
     for number in 0..60 {
         let path = format!("/sign-{number}");
-        operator.create(&path, b"", Kind::Persistent).await.expect("it does not exist yet");
-        signs.push((path.clone(), listener.watch(&path).await.expect("it exists")));
+        operator.create(&path, b"", Kind::Persistent).await.expect("the node is new");
+        signs.push((path.clone(), listener.watch(&path).await.expect("the node exists")));
     }
     let lock = lock_at(&zk, "/one-way");
     let held = lock.write().await.expect("free");
@@ -183,10 +185,10 @@ async fn an_event_after_the_lease_grants_no_waiter() {
     proxy.black_hole_to_server();
     let (lost_since, mut held) = (Instant::now(), Some(held));
     for (path, sign) in signs {
-        operator.transact(&[Operation::Set { path, data: Vec::new(), version: None }]).await.expect("it exists");
+        operator.transact(&[Operation::Set { path, data: Vec::new(), version: None }]).await.expect("the node exists");
         // The client considers the connection healthy, because events arrive.
         if held.is_some() || lost_since.elapsed() < TIMEOUT.mul_f64(0.75) {
-            soon("a sign of health", sign).await;
+            soon("an event", sign).await;
         }
         // The lease runs out after five sixths of the timeout. The server waits for the whole timeout, rounded up to ticks.
         if expiring.is_finished()
@@ -235,7 +237,7 @@ async fn a_server_that_stands_still_never_makes_two_holders() {
                 frozen.resume();
                 kept += u32::from(first.is_held());
                 drop(first);
-                let next = soon("the next grant", next).await.expect("it does not panic");
+                let next = soon("the next grant", next).await.expect("no panic");
                 match next {
                     Ok(guard) => drop(history.granted(guard, "next")),
                     // The contender's own server may have been the frozen one.
@@ -303,8 +305,8 @@ async fn a_connect_timeout_above_the_session_s_is_kept() {
     let connecting = tokio::spawn(connecting);
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     proxy.heal();
-    let took = soon("the connection", connecting).await.expect("it does not panic").expect("there was time left");
-    assert!(took > Duration::from_secs(2), "it could not be reached before, but took only {took:?}");
+    let took = soon("the connection", connecting).await.expect("no panic").expect("there was time left");
+    assert!(took > Duration::from_secs(2), "connecting took only {took:?}, although the server was down for longer");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -340,7 +342,7 @@ async fn a_crash_at_a_create_or_release_leaves_no_orphan() {
             soon("the release", release.arrives()).await;
             crash().await;
             drop(release);
-            soon("the end", releasing).await.expect("it does not panic").expect("the session has survived");
+            soon("the end", releasing).await.expect("no panic").expect("the session has survived");
             assert_eq!(children(&operator, path).await, Vec::<String>::new(), "round {round}, done {done}");
         }
     }

@@ -35,7 +35,7 @@ fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let (server, ended) = role.split_once(' ').expect("a server, and where the child says that it has ended");
     let builder = ZooKeeper::builder().session_timeout(CALM);
-    let zk = builder.clone().connect(server).blocking().expect("it can be reached");
+    let zk = builder.clone().connect(server).blocking().expect("the server is reachable");
     let guard = open(&zk).write().blocking().expect("free");
     let kept = RwLock::builder(&zk, "/forks/kept").keep(CALM).build().expect("valid");
     kept.read().blocking().expect("free").release().blocking().expect("held");
@@ -71,7 +71,7 @@ fn the_child_process_of_other_tests() {
     }
     assert!(guard.is_held());
     guard.transaction().commit().blocking().expect("the child has deleted nothing");
-    assert_eq!(kept.queue().blocking().expect("readable").members.len(), 1, "it is still kept");
+    assert_eq!(kept.queue().blocking().expect("readable").members.len(), 1, "the node is still kept");
     guard.release().blocking().expect("held");
     say("held");
 }
@@ -84,5 +84,5 @@ async fn a_forked_child_fails_every_call_and_releases_nothing() {
     let mut parent = Process::start_in(module_path!(), &role, &[forks.environment()]);
     assert_eq!(parent.says(), "held");
     let lock = lock_at(&connect(&shared_server().address()).await, PATH);
-    drop(soon("the lock", lock.write()).await.expect("it was released"));
+    drop(soon("the lock", lock.write()).await.expect("the parent has released the lock"));
 }

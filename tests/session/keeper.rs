@@ -113,7 +113,7 @@ async fn a_session_proves_itself_where_it_cannot_list_nodes() {
         let own = guard.path();
         assert_eq!(children(&operator, "/keeper-old").await, [own.rsplit('/').next().unwrap()]);
     }
-    assert_eq!(old.count(LIST_EPHEMERALS), 0, "it was refused once");
+    assert_eq!(old.count(LIST_EPHEMERALS), 0, "the refused request was repeated");
     guard.release().await.expect("held");
     becomes_empty(&operator, "/keeper-old").await;
 }
@@ -131,7 +131,7 @@ async fn a_session_with_a_permit_proves_itself_undisturbed() {
     soon("the removal", removal.arrives()).await;
     assert!(
         children(&operator, "/keeper-permits").await.iter().any(|name| name.starts_with("session-")),
-        "it shows itself"
+        "the session did not prove itself"
     );
     let other = soon("the other permit", ours.acquire()).await.expect("free");
     assert!(ours.try_acquire().await.expect_err("both are taken").is_would_block());
@@ -169,7 +169,7 @@ async fn an_empty_session_writes_only_if_reads_do_not_renew() {
     let kept =
         async |follower: &Proxy| within(3 * SOON, "a session that lives", has_session_kept(follower, TIMEOUT)).await;
     tokio::join!(kept(&follower), kept(&converted));
-    assert!(plain.count(Op::GetData) > 0, "it is touched");
+    assert!(plain.count(Op::GetData) > 0, "the idle session sent no reads");
     assert_eq!(plain.count(Op::Multi), 0);
     for zk in [known, unknown, idle] {
         eventually("a connection", || async { zk.state().to_string().starts_with("connected") }).await;

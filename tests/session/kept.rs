@@ -109,7 +109,7 @@ async fn round(
         granted_at - cut_at,
     );
     assert!(last_let_in > cut_at, "the lease of a kept node rides out a short break");
-    next.release().await.expect("its session is alive");
+    next.release().await.expect("the next holder's session is alive");
 }
 
 async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {

@@ -30,7 +30,7 @@ async fn a_server_is_named_only_while_it_is_connected() {
     for _ in 0..3 {
         let is_one = |name: String| proxies.iter().position(|proxy| proxy.address() == name);
         eventually("the server is known", || async { is_one(named(&session)).is_some() }).await;
-        let connected = is_one(named(&session)).expect("it is known");
+        let connected = is_one(named(&session)).expect("the server is known");
         proxies[connected].cut();
         eventually("the other one is named", || async { named(&session) == proxies[1 - connected].address() }).await;
         proxies[connected].heal();
@@ -50,12 +50,12 @@ async fn a_connection_broken_before_its_reply_names_no_server() {
     proxy.disconnect();
     soon("another connection", unanswered.arrives()).await;
     let address = proxy.address().parse().expect("an address");
-    eventually("it was looked for", || async { is_set_on_connections_to(address) == [true] }).await;
+    eventually("the sockets were examined", || async { is_set_on_connections_to(address) == [true] }).await;
     proxy.cut();
     eventually("none is named", || async { named(&session) == format!("one of {}", proxy.address()) }).await;
-    assert!(session.lease().over().is_none(), "that is known only at the end of the session");
-    eventually("it is not connected", || async { !zk.state().is_connected() }).await;
-    assert!(session.lease().over().is_none(), "that is known only at the end of the session");
+    assert!(session.lease().over().is_none(), "the session ended before its time");
+    eventually("the client is disconnected", || async { !zk.state().is_connected() }).await;
+    assert!(session.lease().over().is_none(), "the session ended before its time");
 }
 
 /// Forwards every connection to the server.
@@ -80,11 +80,13 @@ async fn a_port_at_two_addresses_names_no_server() {
     }
     let first = connect(&addresses[0]).await;
     let first = session(&first).await;
-    eventually("it is alone", || async { named(&first) == addresses[0] }).await;
+    eventually("a single server is named", || async { named(&first) == addresses[0] }).await;
     let second = connect(&addresses[1]).await;
     let second = session(&second).await;
-    eventually("it was looked for", || async { is_set_on_connections_to(addresses[1].parse().unwrap()) == [true] })
-        .await;
+    eventually("the sockets were examined", || async {
+        is_set_on_connections_to(addresses[1].parse().unwrap()) == [true]
+    })
+    .await;
     for _ in 0..50 {
         assert_eq!(named(&second), format!("one of {}", addresses[1]));
         tokio::time::sleep(Duration::from_millis(2)).await;

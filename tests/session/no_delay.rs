@@ -21,7 +21,7 @@ const PIDFD_GETFD: i64 = 438;
 /// threads of this process, because another test may have started the library's thread.
 fn as_in_a_container() {
     let refused = [PIDFD_OPEN, PIDFD_GETFD].map(|call| (call, Vec::new())).into();
-    let architecture = std::env::consts::ARCH.try_into().expect("one that the crate knows");
+    let architecture = std::env::consts::ARCH.try_into().expect("an architecture of the crate");
     let refuse = SeccompAction::Errno(Errno::EPERM as u32);
     let filter = SeccompFilter::new(refused, SeccompAction::Allow, refuse, architecture).expect("a filter");
     let filter: BpfProgram = filter.try_into().expect("a program");
@@ -30,7 +30,7 @@ fn as_in_a_container() {
 
 /// Whether `TCP_NODELAY` is set, for each connection of this process to the server.
 pub(crate) fn is_set_on_connections_to(server: SocketAddr) -> Vec<bool> {
-    let open = std::fs::read_dir("/proc/self/fd").expect("it is mounted");
+    let open = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted");
     let numbers = open.filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok());
     let leads_there =
         |number: &i32| getpeername::<SockaddrIn>(*number).is_ok_and(|peer| SocketAddr::V4(peer.into()) == server);
@@ -38,7 +38,7 @@ pub(crate) fn is_set_on_connections_to(server: SocketAddr) -> Vec<bool> {
 }
 
 async fn until_it_is_set_on_the_one_connection_to(server: SocketAddr) {
-    eventually("it is set", || async { is_set_on_connections_to(server) == [true] }).await;
+    eventually("TCP_NODELAY is set", || async { is_set_on_connections_to(server) == [true] }).await;
 }
 
 #[support::judged]

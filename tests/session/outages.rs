@@ -99,7 +99,7 @@ async fn a_holder_with_events_alone_is_lost_before_a_grant() {
         other
     });
     let (guard, last_yes) = soon("the loss", tokio::task::spawn_blocking(|| witness.join().unwrap())).await.unwrap();
-    let last_yes = last_yes.expect("it was held at first");
+    let last_yes = last_yes.expect("the lock was held at first");
     let events = proxy.notifications();
     let why = guard.lost().await;
     let (next, granted_at) = granted(next).await;

@@ -130,7 +130,7 @@ async fn a_stop_with_a_disconnect_settles_versioned_commits() {
         server.pause();
         let commit = guard.transaction().set_version("/pauses/node", format!("{version}"), version);
         let (outcome, ()) = tokio::join!(soon("the commit", commit.commit()), goes_on(&server, stop));
-        assert_eq!(outcome.expect("it is found out"), [Outcome::Set { version: version + 1 }], "{stop:?}");
+        assert_eq!(outcome.expect("the outcome is settled"), [Outcome::Set { version: version + 1 }], "{stop:?}");
         guard.transaction().commit().await.expect("held");
     }
 }

@@ -124,7 +124,7 @@ async fn a_full_server_is_told_by_the_option_that_limits_it() {
     let netty = "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory";
     for lines in [&["maxClientCnxns=1"][..], &["maxClientCnxns=1", netty]] {
         let server = Server::start_with(lines, &[]);
-        let zk = soon("the only place", ZooKeeper::connect(server.address())).await.expect("there is one");
+        let zk = soon("the only place", ZooKeeper::connect(server.address())).await.expect("a place is free");
         let is_full = |why: &str| FULL.iter().all(|words| why.contains(words));
         tells(&server.address(), |why| why.starts_with(&server.address()) && is_full(why)).await;
         soon("closed", zk.close()).await;
@@ -148,7 +148,7 @@ async fn a_server_without_a_majority_says_so_itself() {
     let left = ensemble.server(0);
     ensemble.server(1).kill();
     ensemble.server(2).kill();
-    eventually("it has noticed", || async { !left.four_letter("srvr").contains("Mode") }).await;
+    eventually("the loss is noticed", || async { !left.four_letter("srvr").contains("Mode") }).await;
     let expected = "is not currently serving requests: it may not reach the majority";
     tells(&left.address(), |why| why.contains(expected)).await;
 }
@@ -160,7 +160,7 @@ async fn a_read_only_server_is_told_as_that() {
     let left = ensemble.server(0);
     ensemble.server(1).kill();
     ensemble.server(2).kill();
-    eventually("it is read-only", || async { left.four_letter("srvr").contains("Mode: read-only") }).await;
+    eventually("the server is read-only", || async { left.four_letter("srvr").contains("Mode: read-only") }).await;
     let expected = "is read-only: it does not reach the majority of its ensemble";
     tells(&left.address(), |why| why.ends_with(expected)).await;
 }
@@ -201,10 +201,10 @@ async fn timeouts_while_disconnected(server: &Server, limit: Duration) -> [Strin
     assert!(matches!(connected, Error::Timeout { cut_off: None, .. }), "{connected:?}");
     let behind = tokio::spawn(taken.write().timeout(limit).into_future());
     // On a busy machine the waiter's time may be over before its node is seen.
-    eventually("it waits", || async { behind.is_finished() || line(&taken).await == "W+ W-" }).await;
+    eventually("the waiter waits", || async { behind.is_finished() || line(&taken).await == "W+ W-" }).await;
 
     server.kill();
-    eventually("it has noticed", || async { !zk.state().is_connected() }).await;
+    eventually("the loss is noticed", || async { !zk.state().is_connected() }).await;
     let slowly = SOON + limit;
     let write = within(slowly, "the timeout", free.write().timeout(limit)).await.unwrap_err();
     let queue = within(slowly, "the timeout", free.queue().timeout(limit)).await.unwrap_err();

@@ -40,13 +40,15 @@ async fn a_directory_wider_than_its_acl_can_be_refused() {
     soon("the directory", lock_at(&anybody, directory).write()).await.unwrap().release().await.unwrap();
     let strict = options().digest("strict", "secret").refuse_wider_acl().connect(&address).await.unwrap();
     for refused in [lock_at(&strict, directory).write().await.err(), lock_at(&strict, directory).read().await.err()] {
-        let refused = refused.expect("it is refused").to_string();
+        let refused = refused.expect("the lock is refused").to_string();
         let why =
             format!("the ACL of {directory} is wider than that of this client: world:anyone may READ, WRITE, CREATE,");
         assert!(refused.contains(&why), "{refused}");
     }
-    assert_eq!(session(&anybody).await.children(directory).await, Ok(Vec::new()), "nothing stays");
-    let own = soon("its own directory", lock_at(&strict, "/security/own").write()).await.expect("it made it");
+    assert_eq!(session(&anybody).await.children(directory).await, Ok(Vec::new()), "a node stays");
+    let own = soon("its own directory", lock_at(&strict, "/security/own").write())
+        .await
+        .expect("the client made this directory");
     assert!(own.is_held());
     let lax = user(&address, "lax").await;
     assert!(soon("by default", lock_at(&lax, directory).write()).await.is_ok());
@@ -67,9 +69,10 @@ async fn a_semaphore_wider_than_its_acl_can_be_refused() {
         // Without the queue of the wide client, the strict client makes its own.
         let queue = format!("{path}/queue");
         session(&wide).await.delete(&queue).await.ok();
-        let refused = soon("an answer", limit(&strict, path).acquire()).await.expect_err("it is refused").to_string();
+        let refused =
+            soon("an answer", limit(&strict, path).acquire()).await.expect_err("the lock is refused").to_string();
         assert!(refused.contains(&format!("the ACL of {node} is wider than that of this client")), "{refused}");
-        assert_eq!(session(&strict).await.children(&queue).await, Ok(Vec::new()), "no place stays");
+        assert_eq!(session(&strict).await.children(&queue).await, Ok(Vec::new()), "a node stays in the queue");
     }
     soon("its own", limit(&strict, own).acquire()).await.unwrap().release().await.unwrap();
     soon("by default", limit(&wide, number).acquire()).await.unwrap().release().await.unwrap();
@@ -349,7 +352,11 @@ async fn a_directory_without_delete_leaves_foreign_signals() {
     let guard = lock.write().await.unwrap();
     proxy.reset();
     guard.release().await.unwrap();
-    assert_eq!((proxy.count(Op::Multi), proxy.count(Op::Delete)), (1, 0), "it signals, and deletes in one transaction");
+    assert_eq!(
+        (proxy.count(Op::Multi), proxy.count(Op::Delete)),
+        (1, 0),
+        "the release is not one transaction with a signal"
+    );
 }
 
 #[support::judged]
@@ -713,7 +720,7 @@ mod tls {
         let options = || ZooKeeper::builder().digest("eavesdropper", "open sesame").tls(open().tls());
         let servers = format!("{}/apps", proxy.address());
         assert_unreachable(options, &servers, "the port may be one for clear text").await;
-        assert!(proxy.bytes_to_server() > 0, "nothing was tried");
+        assert!(proxy.bytes_to_server() > 0, "the client sent nothing");
         assert!(!proxy.overheard("eavesdropper") && !proxy.overheard("open sesame") && !proxy.overheard("/apps"));
     }
 
@@ -1112,7 +1119,7 @@ mod sasl {
         let error = soon("the refusal", lock.write()).await.unwrap_err();
         assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{error:?}");
         soon("others are back", session(&nobody).await.connected()).await.unwrap();
-        assert!(first.is_held(), "others are not touched by it");
+        assert!(first.is_held(), "another session was affected");
 
         server.replace_file("jaas.conf", &users("password of alice"));
         tokio::task::block_in_place(|| server.restart());

@@ -38,9 +38,9 @@ async fn waiters_below_a_long_chroot_survive_a_reconnect() {
     let mut waiters = Vec::new();
     for waiting in 1..=WAITERS {
         waiters.push(writer(&lock));
-        eventually("it is queued", || async { children(&zk, "/lock").await.len() == waiting + 1 }).await;
+        eventually("the waiter is queued", || async { children(&zk, "/lock").await.len() == waiting + 1 }).await;
     }
-    assert!(WAITERS * chroot.len() * 2 > 128 * 1024, "too few to prove anything");
+    assert!(WAITERS * chroot.len() * 2 > 128 * 1024, "too few waiters to prove anything");
     assert!(proxy.connections() > 1, "all of them are on one session");
     all_reconnect(&proxy).await;
     assert!(first.is_held());
@@ -97,7 +97,7 @@ async fn a_request_refused_by_the_client_renews_no_lease() {
     let session = session(&zk).await;
     let nothing = Operation::Check { path: "/".to_owned(), version: None };
     session.transact(&[nothing]).await.expect("the root is there");
-    let remaining = || session.lease().remaining().expect("it was renewed just now");
+    let remaining = || session.lease().remaining().expect("the lease was renewed just now");
     let before = remaining();
     eventually("time passes", || async { remaining() < before }).await;
     let before = remaining();
@@ -141,7 +141,7 @@ async fn a_wait_for_the_connection_ends_when_it_is_closed() {
     let zk = connect_with(&proxy.address(), 3 * SOON).await;
     let lock = lock_at(&zk, "/sessions/closed-while-cut-off");
     proxy.cut();
-    eventually("it is cut off", || async { !zk.state().is_connected() }).await;
+    eventually("the client is cut off", || async { !zk.state().is_connected() }).await;
     let waits = writer(&lock);
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!waits.is_finished());
@@ -161,7 +161,7 @@ async fn unconfirmed_sessions_are_given_up_together() {
     let mut waiters = Vec::new();
     while server.counter("zk_global_sessions") < 5 {
         waiters.push(writer(&lock));
-        eventually("it is queued", || async { children(&zk, "/lock").await.len() == waiters.len() }).await;
+        eventually("the waiter is queued", || async { children(&zk, "/lock").await.len() == waiters.len() }).await;
     }
     proxy.answer_only_pings();
     within(3 * TIMEOUT, "closed", zk.close()).await;
@@ -176,7 +176,7 @@ async fn an_idle_further_session_is_given_up() {
     let mut waiters = Vec::new();
     for waiting in 1..=40 {
         waiters.push(writer(&lock));
-        eventually("it is queued", || async { children(&zk, "/lock").await.len() == waiting + 1 }).await;
+        eventually("the waiter is queued", || async { children(&zk, "/lock").await.len() == waiting + 1 }).await;
     }
     let sessions = || server.counter("zk_global_sessions");
     assert!(sessions() > 1);
@@ -218,7 +218,7 @@ async fn a_probe_reports_an_outage_its_start_and_its_end() {
     assert!(zk.state().to_string().contains("refused"), "{}", zk.state());
 
     server.start_again();
-    eventually("it is connected again", || async { zk.state().is_connected() }).await;
+    eventually("the client has reconnected", || async { zk.state().is_connected() }).await;
     soon("closed", zk.close()).await;
     assert_eq!(zk.state(), ConnectionState::Closed);
 }
@@ -326,7 +326,8 @@ async fn a_session_ends_despite_an_unanswered_request() {
     let other = connect(&server.address()).await;
     for way in ["close", "drop"] {
         let proxy = Proxy::start(server.address());
-        let zk = ZooKeeper::builder().session_timeout(TIMEOUT).connect(&proxy.address()).await.expect("it is up");
+        let zk =
+            ZooKeeper::builder().session_timeout(TIMEOUT).connect(&proxy.address()).await.expect("the server is up");
         let path = format!("/sessions/unanswered-{way}");
         let guard = lock_at(&zk, &path).write().await.expect("free");
         let lost = proxy.apply(Rule::on(Frames::replies(Op::GetChildren)).lose());
@@ -434,7 +435,7 @@ async fn an_impossible_lease_is_refused_with_the_reason() {
         (builder().stop_margin(4 * second), "a stop margin of 4s leaves nothing of a session timeout of 4s"),
         (builder().session_timeout(second / 1000), "a session timeout of 1ms: it must be from 250ms to"),
     ] {
-        let error = builder.connect("127.0.0.1:1").await.expect_err("it cannot be");
+        let error = builder.connect("127.0.0.1:1").await.expect_err("the lease is impossible");
         assert!(matches!(&error, Error::InvalidInput { .. }) && error.to_string().contains(problem), "{error}");
     }
 }
@@ -486,7 +487,7 @@ async fn an_overloaded_server_is_passed_over() {
     assert!(guard.is_held());
     proxy.cut();
     let (before, began) = (shed.load(Ordering::Relaxed), Instant::now());
-    eventually("it is tried again and again", || async { shed.load(Ordering::Relaxed) > before + 14 }).await;
+    eventually("the client retries again and again", || async { shed.load(Ordering::Relaxed) > before + 14 }).await;
     assert!(began.elapsed() > Duration::from_millis(500), "{:?}", began.elapsed());
     proxy.heal();
     soon("the release", guard.release()).await.expect("held");
@@ -495,7 +496,7 @@ async fn an_overloaded_server_is_passed_over() {
 #[support::judged]
 async fn a_client_may_try_for_ever_to_reach_a_server() {
     let zk = ZooKeeper::builder().connect_timeout(Duration::MAX).connect(shared_server().address()).await;
-    drop(soon("free", lock_at(&zk.expect("it is up"), "/tries/for-ever").write()).await.expect("free"));
+    drop(soon("free", lock_at(&zk.expect("the server is up"), "/tries/for-ever").write()).await.expect("free"));
 }
 
 #[support::judged]

@@ -54,7 +54,7 @@ impl Habit {
     fn follow(self) {
         match self {
             Habit::Blocks => for_ever(),
-            Habit::Panics => panic!("as a stranger may"),
+            Habit::Panics => panic!("on purpose"),
         }
     }
 }
@@ -180,8 +180,8 @@ async fn set_late(zk: &ZooKeeper, path: &str, subscriber: Bad) {
     let leadership = Leadership::new(zk, format!("{path}-led")).unwrap();
     let mut leads = Box::pin(leadership.lead(|_| pending::<()>()));
     tokio::select! {
-        _ = &mut leads => panic!("it leads for ever"),
-        () = eventually("it does not lead", || async { leadership.is_leader() }) => {}
+        _ = &mut leads => panic!("the term ended"),
+        () = eventually("the candidate leads", || async { leadership.is_leader() }) => {}
     }
     BLOCKS_OUR_THREADS.store(true, Ordering::SeqCst);
     tracing::subscriber::set_global_default(subscriber).expect("the first");
@@ -213,12 +213,12 @@ async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
         }
         let waker = Waker::from(Arc::new(BadWaker(habit)));
         assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        tell.send(()).expect("it is awaited");
+        tell.send(()).expect("the other thread waits");
         for_ever();
     });
     line_becomes(&other, "W+ W-").await;
-    arm.send(()).expect("it goes on");
-    armed.await.expect("it waits");
+    arm.send(()).expect("the thread runs");
+    armed.await.expect("the thread answers");
     drop(guard);
 }
 
@@ -226,7 +226,7 @@ async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
 async fn connect_anew(zk: &ZooKeeper, path: &str, server: &str) {
     be_woken(zk, path, Habit::Blocks).await;
     let connecting = ZooKeeper::builder().session_timeout(SHORT).connect(server);
-    say(&within(SHORT * 3, "an answer", connecting).await.expect_err("it stands still").to_string());
+    say(&within(SHORT * 3, "an answer", connecting).await.expect_err("the thread is blocked").to_string());
 }
 
 /// A panic in a task of the session or of the client crate loses the lock at once, and the next acquisition opens another
@@ -244,11 +244,11 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
     const PAUSE: Duration = Duration::from_millis(1);
     let (tell, is_called) = oneshot::channel();
     session.spawn(match fault {
-        "task" => Box::pin(async { panic!("as planted") }),
+        "task" => Box::pin(async { panic!("on purpose") }),
         // A watch that fires calls the waker in the client crate's task.
         "client" => Box::pin(async move {
             its_own.sleep(PAUSE).await;
-            let mut watch = its_own.watch(&directory).await.expect("it is there");
+            let mut watch = its_own.watch(&directory).await.expect("the node exists");
             assert!(watch.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             let set = Operation::Set { path: directory, data: Vec::new(), version: None };
             drop(its_own.transact(&[set]).await);
@@ -260,7 +260,7 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
             let mut sleep = its_own.sleep(Duration::from_millis(20));
             assert!(sleep.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             its_own.sleep(Duration::from_millis(40)).await;
-            tell.send(()).expect("it is awaited");
+            tell.send(()).expect("the other thread waits");
         }),
     });
     drop(session);
@@ -332,7 +332,7 @@ async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) -> Proces
         (told, child)
     });
     let (told, child) = told.await.expect("no panic");
-    let told = told.expect("it hears of the loss");
+    let told = told.expect("the child hears of the loss");
     let (worked, heard) = told.split_once(' ').expect("two moments");
     let (worked, heard): (u64, u64) = (worked.parse().unwrap(), heard.parse().unwrap());
     assert!(worked < granted_at && heard < granted_at, "worked {worked}, heard {heard}, granted {granted_at}");
@@ -354,7 +354,7 @@ async fn round(what: &str, habit: &str, sessions: usize) {
     let lock = lock_at(&zk, &path);
     // The child's session is kept alive well beyond its timeout.
     let granted = tokio::time::timeout(SHORT * 2, lock.write().into_future()).await;
-    assert!(granted.is_err(), "it has lost its lock");
+    assert!(granted.is_err(), "the child has lost its lock");
     let next = contend(lock);
     line_becomes(&lock_at(&zk, &path), if what == "waker" { "W+ W-" } else { "W+ W- W- W- W-" }).await;
     proxy.black_hole();

@@ -21,8 +21,8 @@ const AT_ONCE: Duration = Duration::from_secs(3);
 async fn black_hole() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
-    let listener = socket.listen(1).expect("it listens");
-    let (address, mut waiting) = (listener.local_addr().expect("it has one"), Vec::new());
+    let listener = socket.listen(1).expect("a listening socket");
+    let (address, mut waiting) = (listener.local_addr().expect("an address"), Vec::new());
     while let Ok(connected) = tokio::time::timeout(SOON / 40, TcpStream::connect(address)).await {
         waiting.push(connected.expect("there is room"));
     }
@@ -53,7 +53,7 @@ async fn a_server_that_drops_packets_fails_no_connect() {
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stands_still_fails_no_connect() {
     let still = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = still.local_addr().expect("it has one");
+    let address = still.local_addr().expect("an address");
     let accepting = tokio::spawn(async move {
         let mut open = Vec::new();
         while let Ok((stream, _)) = still.accept().await {
@@ -69,7 +69,7 @@ async fn a_server_that_stands_still_fails_no_connect() {
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reconnect_tries_a_silent_server_once() {
     let still = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let (address, came) = (still.local_addr().expect("it has one"), Arc::new(AtomicU64::new(0)));
+    let (address, came) = (still.local_addr().expect("an address"), Arc::new(AtomicU64::new(0)));
     let counted = Arc::clone(&came);
     let accepting = tokio::spawn(async move {
         let mut open = Vec::new();
@@ -85,10 +85,10 @@ async fn a_reconnect_tries_a_silent_server_once() {
     for round in 0..12 {
         let (before, connections) = (came.load(Ordering::Relaxed), proxy.connections());
         proxy.disconnect();
-        eventually("it is back", || async { proxy.connections() > connections }).await;
+        eventually("the client has reconnected", || async { proxy.connections() > connections }).await;
         eventually("an answer", || async { session.sync("/").await.is_ok() }).await;
         let tries = came.load(Ordering::Relaxed) - before;
-        assert!(tries <= 1, "round {round}: it came to the silent server {tries} times");
+        assert!(tries <= 1, "round {round}: the client tried the silent server {tries} times");
     }
     accepting.abort();
 }

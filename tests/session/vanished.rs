@@ -36,15 +36,15 @@ async fn a_container_never_vanishes_under_its_contenders() {
     let lock = lock_at(&zk, "/vanished/lock");
     let held = lock.write().await.expect("free");
     let waits = tokio::spawn(lock_at(&other, "/vanished/lock").write().into_future());
-    eventually("it waits", || async { lock.queue().await.unwrap().members.len() == 2 }).await;
+    eventually("the waiter waits", || async { lock.queue().await.unwrap().members.len() == 2 }).await;
     let nodes = session(&zk).await.children("/vanished/lock").await.unwrap();
     for path in nodes.iter().map(|name| format!("/vanished/lock/{name}")).chain(["/vanished/lock".to_owned()]) {
         assert!(!deletes(shared_server(), &path), "{path}");
     }
-    held.transaction().commit().await.expect("it is still there");
+    held.transaction().commit().await.expect("the node still exists");
     let first = held.fencing_token();
     held.release().await.expect("held");
-    let second = soon("the waiter", waits).await.unwrap().expect("it is still there");
+    let second = soon("the waiter", waits).await.unwrap().expect("the node still exists");
     assert!(second.fencing_token() > first);
     let last = second.fencing_token();
     second.release().await.expect("held");
@@ -66,7 +66,7 @@ async fn a_vanished_value_is_an_error_until_another_is_set() {
     let (here, never_set) = (open(&zk), Shared::<u64>::new(&other, PATH).expect("valid"));
     assert_eq!(value_error(never_set.read().await), ValueError::Unset);
     here.write().replacing(7).await.expect("free").commit().await.expect("held");
-    let live = soon("the value", here.live()).await.expect("there is one");
+    let live = soon("the value", here.live()).await.expect("a value");
     vanishes(&zk, "/vanished/value/value").await;
     eventually("the copy is told", || async { matches!(live.state(), CopyState::Behind(_)) }).await;
     assert_eq!(**live.get(), 7);
@@ -79,7 +79,7 @@ async fn a_vanished_value_is_an_error_until_another_is_set() {
     }
     assert!(!is_there(&session(&zk).await, "/vanished/value/value").await, "nobody has written the initial value");
     open(&other).write().replacing(8).await.expect("free").commit().await.expect("held");
-    assert_eq!(*here.read().await.expect("it was set"), 8);
+    assert_eq!(*here.read().await.expect("a value was set"), 8);
     eventually("the copy follows", || async { **live.get() == 8 }).await;
 
     // A process that has seen the value knows that there was one, even if the twin node is gone as well. Other processes
@@ -109,7 +109,7 @@ fn vanished_number<T>(result: Result<T, Error>) -> u32 {
     match result {
         Err(Error::Permits { reason: PermitsError::Vanished { was }, .. }) => was,
         Err(other) => panic!("{other}"),
-        Ok(_) => panic!("nobody knows how many there are"),
+        Ok(_) => panic!("permits were granted without a number"),
     }
 }
 
@@ -120,8 +120,8 @@ async fn a_number_of_permits_that_vanishes_is_never_another() {
     let open = |zk: &ZooKeeper, permits| Semaphore::new(zk, PATH, permits).expect("valid");
     let first = open(&zk, 3);
     let permit = first.acquire().await.expect("free");
-    first.set_permits(5).await.expect("it may");
-    assert!(!deletes(shared_server(), PATH), "it has children while a permit is taken");
+    first.set_permits(5).await.expect("allowed");
+    assert!(!deletes(shared_server(), PATH), "a directory with permits can be deleted");
     permit.release().await.expect("held");
     drop(open(&other, 5).acquire_many(5).await.expect("there are five"));
     eventually("nobody holds", || async { first.queue().await.unwrap().members.is_empty() }).await;
@@ -141,7 +141,7 @@ async fn a_number_of_permits_that_vanishes_is_never_another() {
     for path in ["/vanished/permits/queue", "/vanished/permits/permits", PATH] {
         vanishes(&zk, path).await;
     }
-    open(&other, 3).set_permits(3).await.expect("it is said for all");
+    open(&other, 3).set_permits(3).await.expect("the number is set");
     drop(open(&zk, 3).acquire().await.expect("there are three"));
 }
 
@@ -170,7 +170,7 @@ async fn work_whose_record_vanishes_waits_for_the_period() {
     }
     // The lock itself is free, and the work is due again after the period.
     assert!(a.write().once_in(Duration::from_millis(1)).await.expect("granted").is_some());
-    let forgotten = b.forget().await.expect("it may").expect("it was done");
+    let forgotten = b.forget().await.expect("allowed").expect("a record exists");
     assert_eq!(forgotten.token, token);
     works(&b).await;
     assert!(a.try_once_in(PERIOD).await.expect("free").is_none());
@@ -189,10 +189,10 @@ async fn a_leaders_vanished_directory_costs_no_term() {
     let open = |zk: &ZooKeeper| Leadership::builder(zk, PATH).pause(Duration::from_millis(10)).build().expect("valid");
     let mut first = Candidate::campaigns(open(&zk));
     let term = first.leads().await;
-    assert!(!deletes(shared_server(), PATH), "it has a leader");
+    assert!(!deletes(shared_server(), PATH), "a directory with a leader can be deleted");
     assert!(term.is_leader());
     let mut changes = open(&other).changes();
-    let number = soon("the leader", changes.next()).await.unwrap().unwrap().expect("there is one").term;
+    let number = soon("the leader", changes.next()).await.unwrap().unwrap().expect("a value").term;
     assert_eq!(number, term.number());
     soon("the stop", first.leadership.stop()).await;
     assert_eq!(soon("none", changes.next()).await.unwrap().unwrap().map(|leader| leader.term), None);
