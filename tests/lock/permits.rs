@@ -242,7 +242,7 @@ async fn a_hundred_contenders_of_a_session_leave_no_watch() {
 
 /// The last cut comes after the whole frame: the transaction takes effect, and only its reply is lost.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_taking_cut_at_any_byte_takes_one_permit() {
+async fn an_exchange_cut_at_any_byte_takes_one_permit() {
     const SESSIONS: usize = 4;
     let all: Vec<_> = (0..SESSIONS)
         .map(|first| {
