@@ -1,6 +1,6 @@
-//! The contract of `coordinator::Session`, clause by clause, over whatever backend the harness gives.
+//! The contract of `coordinator::Session`, clause by clause, on each backend.
 
-// The macro that makes tests of these functions names them from outside.
+// The macro in `main.rs` names these functions from outside the module.
 #![allow(unreachable_pub)]
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use zk_rwlock::error::Ending;
 use support::harness::Harness;
 use support::scene::{eventually, soon};
 
-/// Two sessions, and a directory of this check's own that exists.
+/// Two sessions, and a directory for this test alone.
 struct Stage<C> {
     mine: C,
     _theirs: C,
@@ -42,7 +42,7 @@ impl<C: Coordinator + Clone> Stage<C> {
         format!("{}/{name}", self.directory)
     }
 
-    /// A node with this data, of session `a`.
+    /// Makes a node with data in session `a`.
     async fn node(&self, name: &str, kind: Kind) -> String {
         let created = self.a.create(&self.path(name), b"data", kind).await.expect("created");
         self.b.sync(&self.directory).await.expect("connected");
@@ -74,7 +74,7 @@ fn create(path: &str) -> Operation {
     Operation::Create { path: path.to_owned(), data: b"new".to_vec(), kind: Kind::Persistent }
 }
 
-/// The two ways in which a contender leaves.
+/// Removes a node in one of the two ways in which a contender leaves: with a hand-off or by a plain delete.
 fn removal(session: &Arc<dyn Session>, path: &str, hands_off: bool) -> Reply<Vec<Outcome>> {
     if hands_off {
         return session.transact(&[set(path), delete(path)]);
@@ -92,7 +92,7 @@ fn refused_at(index: usize, failure: Failure) -> Result<Vec<Outcome>, Failure> {
 pub async fn a_request_is_sent_although_its_reply_is_dropped<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     drop(stage.a.create(&stage.path("sent"), b"", Kind::Persistent));
-    // The next request of the session follows it.
+    // The next request of the session takes effect after the create.
     assert!(stage.a.data(&stage.path("sent")).await.is_ok());
 }
 
@@ -112,7 +112,7 @@ pub async fn requests_take_effect_in_the_order_of_the_calls<H: Harness>(h: &H) {
     let listed = stage.a.children(&stage.directory);
     let deleted = stage.a.delete(&path);
     let listed_again = stage.a.children(&stage.directory);
-    // The answers are awaited in another order than the requests were sent.
+    // The replies are awaited in another order than the requests were sent.
     assert_eq!(listed_again.await, Ok(Vec::new()));
     assert_eq!(listed.await, Ok(vec!["order".to_owned()]));
     assert!(created.await.is_ok() && deleted.await.is_ok());
@@ -355,7 +355,7 @@ pub async fn a_child_watch_ignores_data_and_grandchildren<H: Harness>(h: &H) {
     let data = stage.b.watch(&path).await.expect("there");
     stage.a.create(&format!("{path}/grandchild"), b"", Kind::Ephemeral).await.expect("created");
     stage.a.transact(&[set(&path)]).await.expect("set");
-    // Events come in order.
+    // Events arrive in order.
     assert_eq!(event(data).await, Event::Changed);
     let told = std::future::poll_fn(|context| std::task::Poll::Ready(watch.as_mut().poll(context))).await;
     assert_eq!(told, std::task::Poll::Pending);
@@ -503,7 +503,7 @@ pub async fn a_lease_runs_out_when_no_quorum_answers<H: Harness>(h: &H) {
     h.heal(&stage.mine).await;
 }
 
-// Chores, and the lock on top
+// Background tasks, and the lock above the contract
 
 pub async fn a_background_task_runs_without_its_caller<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;

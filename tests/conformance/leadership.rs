@@ -1,6 +1,6 @@
-//! What leadership promises, through its public interface alone, over whatever backend the harness gives.
+//! The promises of leadership, through its public interface, on each backend.
 
-// The macro that makes tests of these functions names them from outside.
+// The macro in `main.rs` names these functions from outside the module.
 #![allow(unreachable_pub)]
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use support::candidate::Candidate;
 use support::harness::Harness;
 use support::scene::{eventually, soon};
 
-/// So short that a check need not wait for it.
+/// Too short to slow down a test.
 const PAUSE: Duration = Duration::from_millis(10);
 
 fn candidate<C: Coordinator + Clone>(client: &C, path: &str, host: &str) -> Leadership {
@@ -22,7 +22,7 @@ fn candidate<C: Coordinator + Clone>(client: &C, path: &str, host: &str) -> Lead
     builder.build().expect("valid")
 }
 
-/// Two candidates of two processes, of which the first leads and the second waits, and somebody who only looks.
+/// Two candidates in two processes: the first leads and the second waits. A third client only observes.
 struct Stage<C> {
     path: String,
     mine: C,
@@ -48,13 +48,13 @@ impl<C: Coordinator + Clone> Stage<C> {
         RwLock::new(&self.others, &self.path).expect("valid")
     }
 
-    /// Waits until so many candidates are there.
+    /// Waits until there are so many candidates.
     async fn becomes(&self, candidates: usize) {
         let lock = self.lock();
         eventually("so many candidates", || async { lock.queue().await.unwrap().members.len() == candidates }).await;
     }
 
-    /// Ends both campaigns, and waits until nothing is left.
+    /// Ends both campaigns, and waits until no candidate is left.
     async fn ends(self) {
         for it in [&self.a, &self.b] {
             soon("the stop", it.leadership.stop()).await;
@@ -118,11 +118,11 @@ pub async fn a_transaction_of_a_past_term_is_refused(h: &impl Harness) {
     assert!(term.is_leader() && term.session_left() > Duration::ZERO);
     soon("the resignation", stage.a.leadership.resign()).await;
     let next = stage.b.leads().await;
-    // Whoever has kept the term does not keep the next one out.
+    // A handle on the past term does not delay the next leader.
     assert!(!term.is_leader() && term.session_left().is_zero());
     let refused = soon("the refusal", term.transaction().set(&node, "too late").commit()).await.unwrap_err();
     assert!(refused.is_lost(), "{refused}");
-    // Nor is it told of a loss, also when its session ends later.
+    // The end of the term is no loss, even if the session ends later.
     let given_back = || term.state() == HoldState::Lost { why: Loss::GivenBack };
     assert!(given_back() && soon("the end", term.lost()).await == Loss::GivenBack);
     h.expire(&stage.mine).await;
@@ -152,7 +152,7 @@ pub async fn an_evicted_leader_campaigns_again(h: &impl Harness) {
     assert_eq!(stage.a.is_dropped().await, stage.first);
     let second = stage.b.leads().await;
     stage.becomes(2).await;
-    // The same for one that waits.
+    // A waiting candidate is evicted in the same way.
     let waits = stage.lock().queue().await.unwrap().members[1].token.expect("readable");
     soon("the removal", stage.lock().evict(waits)).await.unwrap().expect("it was there");
     eventually("it is there again", || async {
@@ -240,7 +240,7 @@ pub async fn a_candidate_resigns_while_it_is_unhealthy(h: &impl Harness) {
     let builder =
         Leadership::builder(&mine, &path).lock(|lock| lock.host("host-a")).pause(PAUSE).health(2 * PAUSE, check);
     let mut a = Candidate::campaigns(builder.build().expect("valid"));
-    // It does not campaign before it is well.
+    // The candidate does not campaign before its health check succeeds.
     let others = h.client().await;
     let mut b = Candidate::campaigns(candidate(&others, &path, "host-b"));
     let mut last = b.leads().await.number();
@@ -248,7 +248,7 @@ pub async fn a_candidate_resigns_while_it_is_unhealthy(h: &impl Harness) {
     for _ in 0..2 {
         well.send_replace(true);
         eventually("it waits", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
-        // Nor does it wait while it is not.
+        // A waiting candidate that fails its health check leaves the queue.
         well.send_replace(false);
         eventually("it has left", || async { lock.queue().await.unwrap().members.len() == 1 }).await;
         well.send_replace(true);
@@ -283,7 +283,7 @@ pub async fn an_observer_sees_each_leader_and_none(h: &impl Harness) {
             _ => {
                 let lock = RwLock::new(&others, &path).expect("valid");
                 soon("the removal", lock.evict(term)).await.unwrap().expect("it was there");
-                // It is back at once, if it is not seen to be away.
+                // The evicted leader campaigns again at once, so the observer may miss the time without a leader.
                 while next(&mut changes).await.is_none_or(|leader| leader.term == term) {}
                 soon("the stop", a.leadership.stop()).await;
             }
@@ -294,7 +294,7 @@ pub async fn an_observer_sees_each_leader_and_none(h: &impl Harness) {
     let reader = RwLock::new(&mine, &path).unwrap().read().await.unwrap();
     assert_eq!(candidate(&others, &path, "host-c").leader().await.unwrap(), None);
     reader.release().await.unwrap();
-    // What happened while it was cut off is told afterwards.
+    // Changes during a cut are reported afterwards.
     h.cut(&others).await;
     let mut a = Candidate::campaigns(candidate(&mine, &path, "host-a"));
     let term = a.leads().await.number();

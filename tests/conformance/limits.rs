@@ -1,6 +1,7 @@
-//! Holders that may hold only for so long, on whatever backend the harness gives: told first, and then followed.
+//! Limits on how long a lock may be held, on each backend: the holder learns of the loss before the next contender is
+//! granted.
 
-// The macro that makes tests of these functions names them from outside.
+// The macro in `main.rs` names these functions from outside the module.
 #![allow(unreachable_pub)]
 
 use std::time::{Duration, Instant};

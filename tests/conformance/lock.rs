@@ -1,6 +1,6 @@
-//! What the lock promises, checked through its public interface alone, over whatever backend the harness gives.
+//! The promises of the lock, through its public interface, on each backend.
 
-// The macro that makes tests of these functions names them from outside.
+// The macro in `main.rs` names these functions from outside the module.
 #![allow(unreachable_pub)]
 
 use std::future::IntoFuture;
@@ -57,7 +57,7 @@ impl<C: Coordinator + Clone> Stage<C> {
         }
     }
 
-    /// The lock's directory exists and is empty.
+    /// Makes the lock's directory, which is empty.
     async fn with_directory(self) -> Stage<C> {
         let lock = RwLock::builder(&self.operators, &self.directory).dialect(self.dialect).build().expect("valid");
         soon("a free lock", lock.write()).await.expect("free").release().await.expect("held");
@@ -78,13 +78,13 @@ impl<C: Coordinator + Clone> Stage<C> {
         }
     }
 
-    /// Asks for what is only kept, by hand.
+    /// Asks for kept nodes by setting the directory's data.
     async fn ask(&self) {
         let set = Operation::Set { path: self.directory.clone(), data: Vec::new(), version: None };
         self.operator.transact(&[set]).await.expect("it may be written");
     }
 
-    /// All leave, and what is only kept is asked for.
+    /// Asks for kept nodes, and waits until no node is left.
     async fn becomes_empty(&self) {
         if self.keeps {
             self.ask().await;
@@ -92,12 +92,12 @@ impl<C: Coordinator + Clone> Stage<C> {
         eventually("the directory is empty", || async { self.children().await.is_empty() }).await;
     }
 
-    /// A path beside the lock's directory.
+    /// A path next to the lock's directory.
     fn beside(&self, name: &str) -> String {
         format!("{}-{name}", self.directory)
     }
 
-    /// What the operator reads at `path`.
+    /// The data at `path`, read by the operator.
     async fn data(&self, path: &str) -> Option<Vec<u8>> {
         let synced = self.operator.sync(path);
         let data = self.operator.data(path);
@@ -109,7 +109,7 @@ impl<C: Coordinator + Clone> Stage<C> {
         }
     }
 
-    /// Queues a writer behind the queue `after`, and returns when it stands there.
+    /// Queues up a writer behind the queue `after`, and waits until it is there.
     async fn queue_writer(&self, lock: &RwLock, after: &mut String) -> JoinHandle<Result<WriteGuard, Error>> {
         let task = writer(lock);
         after.push_str(" W-");
@@ -276,7 +276,7 @@ pub async fn two_writers_behind_a_reader_hold_in_turn<H: Harness>(h: &H) {
     granted(two).await.release().await.expect("held");
 }
 
-// Without waiting.
+// Tries and timeouts.
 
 pub async fn a_try_of_a_taken_lock_names_the_holder<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
@@ -328,8 +328,8 @@ pub async fn a_timeout_names_the_holder_and_leaves_no_node<H: Harness>(h: &H) {
     let write = tokio::spawn(s.a.write().label("migrate").into_future());
     line_becomes(&s.b, "R+ W-").await;
     let before = s.children().await;
-    // The acquisition looks its blockers up in the last fifth of a second of its timeout. On a busy machine that may be too
-    // late, and then it knows only of the one that it waits for.
+    // An acquisition reads the blocking nodes in the last fifth of a second of its timeout. On a busy machine that may be
+    // too late. Then the error names only the predecessor.
     let (timeout, error) = with_time_enough(Duration::from_secs(2), async |timeout| {
         let start = Instant::now();
         let error = within(2 * timeout + SOON, "the timeout", s.b.write().timeout(timeout)).await.expect_err("taken");
@@ -347,7 +347,7 @@ pub async fn a_timeout_names_the_holder_and_leaves_no_node<H: Harness>(h: &H) {
     assert_eq!((holder.label.as_deref(), waiter.label.as_deref()), (Some("nightly report"), Some("migrate")));
     assert_eq!((&holder.state, waiter.mode), (&MemberState::Holds, Mode::Write));
     assert!(matches!(waiter.state, MemberState::Waits { .. }));
-    // Two clocks of one machine, and one of them counts milliseconds.
+    // The machine's two clocks differ, and one of them counts milliseconds.
     let since = holder.since.expect("the holder's node can be read");
     let slack = Duration::from_secs(2);
     assert!(since + slack >= entered && since <= SystemTime::now() + slack, "{since:?}");
@@ -358,7 +358,7 @@ pub async fn a_timeout_names_the_holder_and_leaves_no_node<H: Harness>(h: &H) {
     granted(write).await.release().await.expect("held");
 }
 
-// Cancelling.
+// Cancellation.
 
 pub async fn a_cancelled_waiter_leaves_no_node_and_wakes_nobody<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
@@ -377,7 +377,7 @@ pub async fn a_cancelled_waiter_leaves_no_node_and_wakes_nobody<H: Harness>(h: &
     line_becomes(&s.a, "W+ W- W-").await;
     cancel(first).await;
     line_becomes(&s.a, "W+ W-").await;
-    // What the cancelling set in motion at the other contenders has come to rest after a round of theirs.
+    // After a call by each of the other contenders, the effects of the cancellation have come to an end.
     for lock in [&s.a, &s.b] {
         assert!(lock.try_write().await.is_err_and(|error| error.is_would_block()));
     }
@@ -451,7 +451,7 @@ pub async fn a_shared_guard_keeps_the_node_until_the_last_one<H: Harness>(h: &H)
     assert_eq!(s.children().await.len(), 1);
     let write = writer(&s.b);
     line_becomes(&s.a, "R+ W-").await;
-    // Not behind the writer: that is what it is for.
+    // A share does not queue up behind the writer.
     let four = three.share();
     drop(one);
     two.release().await.expect("held");
@@ -472,7 +472,7 @@ pub async fn shared_guards_are_lost_together<H: Harness>(h: &H) {
     assert!(matches!(two.release().await, Err(Error::Lost(Loss::Removed))));
 }
 
-/// Longer than any check that does not say so.
+/// Longer than any check that does not set the idle time itself.
 const IDLE: Duration = Duration::from_secs(60);
 
 impl<C: Coordinator + Clone> Stage<C> {
@@ -513,10 +513,10 @@ pub async fn uses_of_a_kept_node_share_its_loss<H: Harness>(h: &H) {
 pub async fn an_idle_node_is_given_up_to_a_waiter<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let kept = s.keeping();
-    // Of another session, and of the same.
+    // The waiter is of another session, or of the same.
     for other in [&s.b, &s.a] {
         for writes in [false, true] {
-            // A node that was used twice has paid off: the next one is kept, too.
+            // After two uses under one node, the next node is kept as well.
             for _ in 0..2 {
                 if writes {
                     soon("the lock", kept.write()).await.expect("free").release().await.expect("held");
@@ -539,7 +539,7 @@ pub async fn an_asked_node_admits_no_new_use_and_goes<H: Harness>(h: &H) {
     let (one, two) = (soon("a free lock", kept.read()).await.expect("free"), kept.read().await.expect("kept"));
     let write = writer(&s.b);
     line_becomes(&s.a, "R+ W-").await;
-    // The ask is on its way; it arrives before what the same session reads afterwards.
+    // The event of the ask arrives before later replies to the same session.
     eventually("the node is asked for", || async { kept.try_read().await.is_err_and(|error| error.is_would_block()) })
         .await;
     let (three, four) = (reader(&kept), reader(&kept));
@@ -573,7 +573,7 @@ pub async fn an_operators_ask_call_ends_a_kept_node_after_its_use<H: Harness>(h:
             one.release().await.expect("held");
             None
         };
-        // Of another session, and of the same.
+        // The ask comes from another session, or from the same.
         let asks = if is_used { &s.b } else { &s.a };
         soon("an answer", asks.ask()).await.expect("allowed");
         if let Some(one) = one {
@@ -610,7 +610,7 @@ pub async fn each_use_restarts_the_idle_time<H: Harness>(h: &H) {
     let idle = Duration::from_secs(1);
     let kept = RwLock::builder(&s.mine, &s.directory).keep(idle).build().expect("valid");
     let (mut granted, mut told) = (None, 0);
-    // A busy machine may pause for too long, and then the node may be another one.
+    // A busy machine may pause for longer than the idle time, and a new node follows.
     for _ in 0..100 {
         let guard = soon("a free lock", kept.write()).await.expect("free");
         let (token, now) = (guard.fencing_token(), Instant::now());
@@ -651,7 +651,7 @@ pub async fn downgrading_a_removed_node_is_a_loss<H: Harness>(h: &H) {
     soon("a free lock", s.b.write()).await.expect("free").release().await.expect("held");
 }
 
-/// Says when it is dropped.
+/// Sets the flag when it is dropped.
 struct Canary(Arc<AtomicBool>);
 
 impl Drop for Canary {
@@ -683,13 +683,13 @@ pub async fn a_removed_node_loses_the_lock_and_stops_the_work<H: Harness>(h: &H)
     assert!(dropped.load(Ordering::Acquire), "the work goes on");
     assert!(!held.is_held());
     assert_eq!(held.state(), HoldState::Lost { why: Loss::Removed });
-    // Work that is ready at once is refused as well.
+    // Even work that is ready at its first poll is refused.
     assert!(matches!(held.run(async {}).await, Err(Error::Lost(Loss::Removed))));
     assert!(matches!(held.data(&s.directory).await, Err(Error::Lost(Loss::Removed))));
     soon("a free lock", s.b.write()).await.expect("free").release().await.expect("held");
 }
 
-/// The waiter follows what its own session knows, and the owner of the lost node may keep its guard for long.
+/// The waiter learns of the loss from its own session, and must not wait until the lost guard is dropped.
 pub async fn a_waiter_behind_a_lost_local_node_is_granted<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
@@ -697,7 +697,7 @@ pub async fn a_waiter_behind_a_lost_local_node_is_granted<H: Harness>(h: &H) {
     line_becomes(&s.b, if s.keeps { "W+" } else { "W+ W-" }).await;
     s.operator.delete(&held.path()).await.expect("there");
     let next = granted(waits).await;
-    // A node that is younger than the watch on it is found lost when it is watched.
+    // A node can be removed before its watch is armed. Then the loss is noticed when the watch is armed.
     eventually("it is lost", || async { !held.is_held() }).await;
     drop((held, next));
 }
@@ -787,7 +787,7 @@ pub async fn a_guard_dropped_in_a_panic_frees_the_lock<H: Harness>(h: &H) {
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let panics = thread::spawn(move || {
         let _held = held;
-        // As a panic, but without its message among the output of the tests.
+        // Like a panic, but without its message in the output of the tests.
         panic::resume_unwind(Box::new("meant to be"));
     });
     assert!(joined(panics).await.is_err());
@@ -835,7 +835,7 @@ pub async fn a_transaction_commits_while_the_lock_is_held<H: Harness>(h: &H) {
     assert_eq!(held.transaction().commit().await.expect("held"), []);
     assert_eq!((s.data(&config).await, s.data(&mark).await), (None, None));
     held.release().await.expect("held");
-    // A reader's as well.
+    // A reader can commit as well.
     let read = soon("a free lock", s.b.read()).await.expect("free");
     read.transaction().create(&config, "v4").commit().await.expect("held");
     assert_eq!(s.data(&config).await.as_deref(), Some(b"v4".as_slice()));
@@ -914,7 +914,7 @@ pub async fn a_refused_transaction_says_which_operation_and_why<H: Harness>(h: &
     held.release().await.expect("a refused transaction loses nothing");
 }
 
-// The directory and what is in it.
+// The directory and its nodes.
 
 pub async fn missing_directories_are_made<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
@@ -1092,7 +1092,7 @@ pub async fn fencing_tokens_rise_with_every_exclusive_grant<H: Harness>(h: &H) {
     }
 }
 
-// Sessions that end.
+// The end of sessions.
 
 pub async fn a_waiter_whose_session_ends_is_evicted<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
@@ -1200,7 +1200,7 @@ pub async fn evicting_by_token_removes_that_member_only<H: Harness>(h: &H) {
     assert_eq!(soon("the loss", held.lost()).await, Loss::Removed);
     let next = granted(waits).await;
     assert_eq!(Some(next.fencing_token()), tokens[1]);
-    // The token of the former holder evicts no contender now.
+    // The token of the former holder evicts no contender any more.
     assert!(s.b.evict(held.fencing_token()).await.expect("reachable").is_none());
     assert!(next.is_held());
     next.release().await.expect("held");

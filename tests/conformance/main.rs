@@ -1,4 +1,4 @@
-//! What every backend keeps, and what the lock promises on each of them.
+//! The promises of the backends and of the lock, tested on each backend.
 
 mod contract;
 mod leadership;
@@ -27,7 +27,7 @@ macro_rules! conformance {
     };
 }
 
-/// What concerns names, in the dialects of other libraries.
+/// Tests of node names, run in the dialects of other libraries.
 macro_rules! dialects {
     ($($module:ident: $dialect:ident),* $(,)?; $names:tt) => {
         $(mod $module {
@@ -49,7 +49,7 @@ macro_rules! dialects {
     };
 }
 
-/// What holds also for locks that keep their nodes between uses. What is left out counts the nodes of one handle.
+/// Tests that also run with a lock that keeps its nodes between uses. Tests that count the nodes of one handle are left out.
 macro_rules! keeping {
     ($names:tt) => {
         mod keeping {

@@ -1,6 +1,6 @@
-//! Work that is done once in a while, over whatever backend the harness gives.
+//! Work that is done once in a while, on each backend.
 
-// The macro that makes tests of these functions names them from outside.
+// The macro in `main.rs` names these functions from outside the module.
 #![allow(unreachable_pub)]
 
 use std::future::IntoFuture;
@@ -47,7 +47,7 @@ async fn due(lock: &RwLock) -> Option<OnceGuard> {
     soon("the lock", lock.write().once_in(PERIOD)).await.expect("granted")
 }
 
-/// Does the work, which is due.
+/// Does the work, which must be due.
 async fn works(lock: &RwLock) {
     let guard = due(lock).await.expect("due");
     soon("the record", guard.done()).await.expect("recorded");
@@ -140,7 +140,7 @@ pub async fn the_record_outlives_the_directory<H: Harness>(h: &H) {
     assert_eq!((&done.host[..], done.label.as_deref(), done.at), ("host-a", Some("report"), stat.mtime));
     assert_eq!((done.pid, stat.ephemeral_owner), (Some(std::process::id()), 0));
 
-    // A lock that is free, and one that is held, in one survey.
+    // One survey of a free lock and a held one.
     let survey = |prefix: String| Survey::below(&stage.operators, prefix);
     let parent = stage.directory.rsplit_once('/').expect("a path").0.to_owned();
     for prefix in [parent, stage.directory.clone()] {

@@ -1,6 +1,6 @@
-//! What the semaphore promises, checked through its public interface alone, over whatever backend the harness gives.
+//! The promises of the semaphore, through its public interface, on each backend.
 
-// The macro that makes tests of these functions names them from outside.
+// The macro in `main.rs` names these functions from outside the module.
 #![allow(unreachable_pub)]
 
 use std::future::IntoFuture;
@@ -63,14 +63,14 @@ impl<C: Coordinator + Clone> Stage<C> {
         self.operator.transact(&[set]).await.expect("it may be written");
     }
 
-    /// No permit is taken, and nobody waits.
+    /// Waits until no permit is taken and no contender waits.
     async fn becomes_empty(&self) {
         for part in ["permits", "queue"] {
             eventually("nothing is left", || async { self.children(part).await.is_empty() }).await;
         }
     }
 
-    /// Acquires in a task of its own, and returns when that stands in the queue as the last.
+    /// Acquires in a task of its own, and waits until that contender is in the queue.
     async fn queue_up(&self, semaphore: &Semaphore, permits: u32) -> JoinHandle<Result<Permit, Error>> {
         let before = self.children("queue").await.len();
         let task = tokio::spawn(semaphore.acquire_many(permits).into_future());
@@ -79,7 +79,7 @@ impl<C: Coordinator + Clone> Stage<C> {
     }
 }
 
-/// As many as are free now, one by one.
+/// Acquires `count` free permits, one by one.
 async fn take_all(semaphore: &Semaphore, count: usize) -> Vec<Permit> {
     let mut permits = Vec::new();
     for _ in 0..count {
@@ -88,7 +88,7 @@ async fn take_all(semaphore: &Semaphore, count: usize) -> Vec<Permit> {
     permits
 }
 
-/// The queue in order: how many permits each has or wants, with `+` if it holds them or `-` if it waits.
+/// The members in order, each with its number of permits and `+` for a holder or `-` for a waiter.
 async fn line(semaphore: &Semaphore) -> String {
     let queue = semaphore.queue().await.expect("readable");
     let word = |state: &MemberState| if *state == MemberState::Holds { '+' } else { '-' };
@@ -109,7 +109,7 @@ async fn cancel(task: JoinHandle<Result<Permit, Error>>) {
     assert!(task.await.is_err_and(|stop| stop.is_cancelled()), "ended before it was cancelled");
 }
 
-// Who holds together, and in which order.
+// Which contenders hold together, and in which order.
 
 pub async fn there_are_never_more_holders_than_permits<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
@@ -198,7 +198,7 @@ pub async fn a_try_for_a_permit_overtakes_no_waiter<H: Harness>(h: &H) {
 pub async fn a_timeout_names_holders_and_leaves_no_node<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let held = soon("free permits", s.b.acquire_many(2).label("import")).await.expect("free");
-    // On a busy machine the time may be over before the records are read.
+    // On a busy machine the time may be over before the members' records are read.
     let times_out = async |limit: Duration, ending: &str| {
         let late = s.a.acquire().timeout(limit).await.expect_err("taken");
         let (text, begin) = (late.to_string(), format!("not granted within {limit:?}: held by 2 PERMITS host-b pid "));
@@ -231,7 +231,7 @@ pub async fn a_cancelled_head_lets_in_the_next_waiter<H: Harness>(h: &H) {
     s.becomes_empty().await;
 }
 
-// How many permits there are.
+// The number of permits.
 
 pub async fn a_different_number_is_an_error_with_both_values<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
@@ -242,7 +242,7 @@ pub async fn a_different_number_is_an_error_with_both_values<H: Harness>(h: &H) 
     assert_eq!(error.to_string(), format!("{} has 3 permits, and was opened here with 4", s.path));
     let error = soon("the refusal", other.try_acquire()).await.expect_err("another number");
     assert!(matches!(error, Error::Permits { reason: PermitsError::Other { ours: 4, theirs: 3 }, .. }), "{error}");
-    // Also where none is free, and others wait: it would never be granted.
+    // The same error comes while no permit is free and others wait, because this acquisition could never be granted.
     let rest = soon("free permits", s.a.acquire_many(2)).await.expect("free");
     let refused = async || {
         let error = soon("the refusal", other.try_acquire()).await.expect_err("another number");
@@ -312,7 +312,7 @@ pub async fn a_raised_number_lets_in_waiters<H: Harness>(h: &H) {
     let (one, two) = (granted(one).await, granted(two).await);
     assert!(held.is_held() && one.is_held() && two.is_held());
     assert_eq!(s.a.queue().await.expect("readable").free(), Some(0));
-    // Who has used the old number goes on; who comes with it now does not.
+    // A handle that has used the old number goes on. A new handle with the old number is refused.
     drop((held, one, two));
     s.becomes_empty().await;
     assert_eq!(soon("free permits", s.a.acquire_many(5)).await.expect("free").count(), 5);
@@ -359,7 +359,7 @@ pub async fn a_waiter_for_more_than_a_lowered_number_fails<H: Harness>(h: &H) {
 
 pub async fn a_number_changed_by_hand_is_noticed_by_the_head<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
-    // A client whose first look at the number is at another one than its own is refused.
+    // A handle that first sees another number than its own is refused, so this handle is used before the change.
     soon("a free permit", s.b.acquire()).await.expect("free").release().await.expect("held");
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let waits = s.queue_up(&s.b, 1).await;
@@ -372,7 +372,7 @@ pub async fn a_number_changed_by_hand_is_noticed_by_the_head<H: Harness>(h: &H) 
     assert!(error.to_string().contains("its data are \"lots\""), "{error}");
 }
 
-// Losing a permit.
+// Lost permits.
 
 pub async fn a_removed_permit_is_lost_and_free_again<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
@@ -455,7 +455,7 @@ pub async fn a_permit_cut_off_is_suspect_until_reconnected<H: Harness>(h: &H) {
     held.release().await.expect("held");
 }
 
-// What is done under a permit.
+// Transactions under a permit.
 
 pub async fn a_transaction_commits_while_a_permit_is_held<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
@@ -479,7 +479,7 @@ pub async fn a_transaction_refuses_paths_inside_the_semaphore<H: Harness>(h: &H)
     assert!(held.is_held());
 }
 
-// Doubt.
+// Foreign nodes and unreadable numbers.
 
 pub async fn a_foreign_node_among_permits_is_an_error<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
@@ -492,7 +492,7 @@ pub async fn a_foreign_node_among_permits_is_an_error<H: Harness>(h: &H) {
         assert!(matches!(s.b.queue().await, Err(Error::Permits { .. })));
         s.operator.delete(&foreign).await.expect("there");
     }
-    // One of another program counts as it says.
+    // A permit's node of another program counts with the number in its name.
     let other = format!("{}/h~a-PERMIT-2", s.in_it("permits"));
     s.operator.create(&other, &[], Kind::Ephemeral).await.expect("created");
     assert!(s.a.try_acquire().await.is_err_and(|error| error.is_would_block()));
@@ -516,7 +516,7 @@ pub async fn a_number_that_cannot_be_parsed_is_an_error<H: Harness>(h: &H) {
     assert!(soon("a free permit", s.a.acquire()).await.expect("free").is_held());
     assert_eq!(s.b.permits().await.expect("readable"), Some(2));
     s.becomes_empty().await;
-    // Where no permit was ever taken, the data may be somebody's.
+    // Without a permit ever taken, the directory's data may belong to another program.
     let never = Stage::set(h, 2).await;
     never.operator.create(&never.path, b"theirs", Kind::Persistent).await.expect("created");
     assert!(matches!(never.a.set_permits(3).await, Err(Error::Permits { .. })));
@@ -596,7 +596,7 @@ pub async fn on_wait_names_the_holders_of_permits<H: Harness>(h: &H) {
     assert!(granted(waits).await.is_held());
 }
 
-// Leaving, and coming back.
+// Dropped permits and deleted nodes.
 
 pub async fn a_permit_dropped_outside_a_runtime_is_free_again<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
@@ -694,7 +694,7 @@ pub async fn a_survey_shows_holders_of_a_damaged_semaphore<H: Harness>(h: &H) {
         assert_eq!(seen().await, [(s.path.clone(), Some(0), 1)], "{data:?}");
     }
     held.release().await.expect("held");
-    // It may be no semaphore at all.
+    // Here a lock uses the path `permits`, and nothing else marks a semaphore.
     let lock = RwLock::new(&s.mine, s.in_it("permits")).expect("valid").write().await.expect("free");
     for data in ["config", ""] {
         s.set_data(&s.path, data.as_bytes()).await;

@@ -1,4 +1,4 @@
-//! Leadership on the embedded ensemble: polled by hand, or in virtual time.
+//! Leadership on the embedded ensemble, polled by hand or in virtual time.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -88,7 +88,7 @@ fn a_dropped_resignation_or_stop_is_done_anyway() {
                 assert!(matches!(ended, Some(Poll::Ready(Ok(None)))), "{ended:?}");
                 assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
             } else {
-                // Nobody else waits, so it leads again.
+                // No other candidate waits, so this one leads again.
                 assert!(ended.is_none() && candidate.term().expect("it leads").number() > term.number());
             }
             done += 1;
@@ -135,7 +135,7 @@ async fn a_campaign_survives_an_outage_of_the_servers() {
     candidate.leadership.stop().await;
 }
 
-/// An ensemble that is away when it is first asked.
+/// An ensemble that is unreachable at the first requests.
 #[derive(Clone, Debug)]
 struct Away(Memory, Arc<AtomicUsize>);
 
@@ -174,7 +174,7 @@ fn an_observer_that_lags_sees_no_past_leader() {
     let told = now(changes.next()).expect("open").expect("readable").expect("somebody leads");
     assert_eq!(told.term, after.fencing_token());
     clients[0].faults().expire();
-    // Nothing has changed since.
+    // Nothing has changed since the last poll.
     assert_pending!(spawn(changes.next()).poll());
     clients[1].faults().catch_up();
     drop(after);
@@ -319,7 +319,7 @@ async fn a_leader_cut_off_says_no_before_its_session_ends() {
     zk.faults().cut();
     advance(Duration::from_secs(5)).await;
     assert!(a.leadership.is_leader() && term.is_leader(), "the lease is running");
-    // The session timeout is ten seconds, and the lease ends before.
+    // The session timeout is ten seconds, and the lease ends earlier.
     advance(Duration::from_secs(4)).await;
     assert!(!a.leadership.is_leader() && !term.is_leader());
     assert_eq!(a.is_dropped().await, term.number());
@@ -373,7 +373,7 @@ async fn a_candidate_leads_again_after_a_restore() {
         let requests = zk.requests();
         sleep(Duration::from_secs(600)).await;
         assert!(term.is_leader() && candidate.events.is_empty(), "after {resigned}");
-        // It renews its lease, and does nothing else.
+        // The candidate renews its lease, and sends nothing else.
         assert!(zk.requests() - requests < 1_000);
         terms.extend([before.number(), term.number()]);
     }
@@ -437,7 +437,7 @@ async fn a_health_check_without_an_answer_has_failed() {
     let mut candidate = Candidate::campaigns(built);
     let term = candidate.leads().await;
     sleep(Duration::from_secs(501)).await;
-    // One before the campaign, and one each five seconds.
+    // One check before the campaign, and one every five seconds.
     assert_eq!(checks.load(Ordering::Relaxed), 101);
     well.store(false, Ordering::Relaxed);
     let unwell = Instant::now();
@@ -471,7 +471,7 @@ fn a_loss_at_the_end_of_the_work_does_not_end_it() {
     assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
 }
 
-/// Were it sent, it could be carried out before the removal of our node is repeated, and under the next leader.
+/// If this transaction were sent, it could take effect before the repeated delete of our node, and under the next leader.
 #[test]
 fn a_transaction_of_a_past_term_is_not_sent() {
     let zk = Memory::new();
@@ -489,7 +489,7 @@ fn a_transaction_of_a_past_term_is_not_sent() {
     assert!(zk.children("/").iter().all(|name| name != "late"));
 }
 
-/// The campaign ends in another thread in that moment.
+/// The campaign ends at that moment in another thread.
 #[test]
 fn a_transaction_sent_after_the_term_is_refused() {
     let memory = Memory::new();
@@ -512,7 +512,7 @@ fn a_transaction_sent_after_the_term_is_refused() {
     assert_eq!(now(term.lost()), Loss::GivenBack);
 }
 
-/// It might see what the next leader writes, and take it for what leaders before have written.
+/// The read might see writes of the next leader, and take them for those of earlier leaders.
 #[test]
 fn a_read_of_a_past_term_is_not_sent() {
     let zk = Memory::new();
@@ -529,7 +529,7 @@ fn a_read_of_a_past_term_is_not_sent() {
     assert_eq!(zk.requests(), before);
 }
 
-/// A leader in one thread and its handle in others: the answers never contradict the term that is shown.
+/// A leader runs in one thread, and its handle is asked in others. The answers never contradict the term that is shown.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn at_most_one_of_many_candidates_leads() {
     let zk = Memory::new();

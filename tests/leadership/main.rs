@@ -1,4 +1,4 @@
-//! Leadership beyond what every backend shows: at every poll and in virtual time, on the wire, and among processes.
+//! Leadership beyond the tests that run on every backend: at every poll, in virtual time, on the wire, and among processes.
 
 mod embedded;
 mod processes;

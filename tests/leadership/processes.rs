@@ -1,4 +1,4 @@
-//! Leaders that are killed, stopped, or end: see [`support::process`].
+//! Leaders that are killed, are stopped, or exit: see [`support::process`].
 
 use std::future::pending;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn leadership(zk: &ZooKeeper, path: &str) -> Leadership {
     Leadership::builder(zk, path).lock(|lock| lock.host(host)).pause(Duration::from_millis(10)).build().expect("valid")
 }
 
-/// Leads, and says so; and then does as it was told.
+/// Leads, reports the term, and then acts by its role.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
@@ -42,7 +42,7 @@ fn the_child_process_of_other_tests() {
         let work = |term: Term| {
             let (role, leadership, seen) = (role.clone(), leadership.clone(), Arc::clone(&seen));
             async move {
-                // Whoever has not seen the term is not told of its end.
+                // The asking thread reports the end of a term only if it has seen that term.
                 while role == "asks" && seen.load(Ordering::Acquire) != term.number() {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
@@ -59,7 +59,7 @@ fn the_child_process_of_other_tests() {
     });
 }
 
-/// Asks all the time whether it leads, notes the term that it has seen, and says in which term it was first told no.
+/// Asks without pause whether this process leads. Notes the term, and prints the first term for which the answer is no.
 fn asks(leadership: &Leadership, seen: &AtomicI64) {
     let mut led = None;
     loop {
@@ -120,7 +120,7 @@ async fn a_leader_that_exits_is_followed_at_once() {
     let zk = connect(&shared_server().address()).await;
     let mut last = 0;
     for _ in 0..3 {
-        // Its session outlasts the test.
+        // The session outlasts the test.
         let (_child, term) = child("stops", PATH, CALM).await;
         let mut next = Candidate::campaigns(leadership(&zk, PATH));
         let second = next.leads().await.number();

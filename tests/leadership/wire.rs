@@ -1,4 +1,4 @@
-//! What leadership costs on the wire, and what a network does to it.
+//! The cost of leadership on the wire, and faults of the network.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn next(changes: &mut LeaderChanges) -> Option<Leader> {
     soon("the next leader", changes.next()).await.expect("open").expect("readable")
 }
 
-/// The requests without those of keep-alive, by which owners watch their own nodes.
+/// The requests, without the watches of owners on their own nodes.
 fn requests(wire: &Proxy, own: &str) -> Vec<Op> {
     let sent = wire.requests().into_iter();
     sent.filter(|(op, path)| *op != Op::GetData || !path.contains(own)).map(|(op, _)| op).collect()
@@ -48,7 +48,7 @@ async fn an_observer_costs_four_requests_a_change() {
     assert_eq!(leadership(&looks, PATH).leader().await.unwrap().map(|leader| leader.term), Some(first));
     assert_eq!(requests(&tapped, "none"), [Op::GetChildren, Op::GetData, Op::Multi], "the ensemble's leader is asked");
 
-    // Candidates that come, and leave the queue, are no news.
+    // Candidates that join or leave the queue are no change of the leader.
     tapped.reset();
     let mut b =
         Candidate::campaigns(Leadership::builder(&waits, PATH).lock(|lock| lock.host("host-b")).build().unwrap());
@@ -62,7 +62,7 @@ async fn an_observer_costs_four_requests_a_change() {
     assert!(tokio_test::task::spawn(changes.next()).poll().is_pending());
     assert_eq!((tapped.requests(), tapped.notifications()), (vec![], 0));
 
-    // Twenty more who look: the candidates do not notice.
+    // Twenty more observers do not affect the candidates.
     let mut crowd: Vec<_> = (0..20).map(|_| leadership(&looks, PATH).changes()).collect();
     for changes in &mut crowd {
         assert_eq!(next(changes).await.map(|leader| leader.term), Some(first));
@@ -76,7 +76,7 @@ async fn an_observer_costs_four_requests_a_change() {
     }
     let looked = requests(&tapped, "none");
     assert_eq!((looked.len(), tapped.notifications()), (21 * 4, 1), "{looked:?}");
-    // The one that leaves hands over in one transaction, and the next one hears of it by one notification.
+    // The leaving leader hands over in one transaction, and the next leader gets one notification.
     assert_eq!(requests(&watched, "host-a"), [Op::Multi]);
     assert_eq!(waiting.notifications(), 1);
     let woken = requests(&waiting, "none");
@@ -92,7 +92,7 @@ async fn an_observer_survives_a_session_that_ends_at_once() {
     let looks = connect(&format!("{}/leaders-of", proxy.address())).await;
     let mut changes = leadership(&looks, "/sessions").changes();
     assert_eq!(next(&mut changes).await.map(|leader| leader.term), Some(term));
-    // By this the path at the end of the connect string is looked for.
+    // The client sends this request to look for the path of the connect string.
     let look = proxy.hold_request(Op::Exists);
     let ends = || {
         proxy.cut();
@@ -121,10 +121,10 @@ async fn observers_take_their_watches_with_them() {
     for changes in &mut watchers {
         next(changes).await;
     }
-    // Where the directory is missing, the watch is armed when the next change is waited for.
+    // While the directory is missing, the watch is armed by the next wait for a change.
     let waiting = tokio::time::timeout(Duration::from_millis(200), watchers[0].next()).await;
     assert!(waiting.is_err(), "{waiting:?}");
-    // Of nodes and of children. The holder watches its own node, too, once it has held it for a moment.
+    // Watches on nodes and on children. The holder also watches its own node, a moment after the grant.
     let watches = || async { server.counter("zk_watch_count") };
     eventually("all watch", || async { watches().await == 4 }).await;
     drop(watchers);
@@ -174,7 +174,7 @@ async fn a_candidate_with_lost_messages_leads_once() {
             let fault = wire.apply(Rule::on(frames.clone().about(&path)).close(0, how));
             let mut candidate = Candidate::campaigns(leadership(&here, &path));
             let term = candidate.leads().await;
-            // The transaction is that of a hand-off.
+            // The transaction of the resignation is a hand-off.
             soon("the resignation", candidate.leadership.resign()).await;
             soon("the fault", fault.happens()).await;
             assert!(candidate.is_dropped().await >= term.number());
@@ -214,7 +214,7 @@ async fn a_resigned_candidate_leads_on_an_emptied_server() {
     let zk = connect_with(&server.address(), SHORT).await;
     let mut candidate = Candidate::campaigns(leadership(&zk, "/leaders/empty"));
     let first = candidate.leads().await.number();
-    // The server's numbers begin anew, and it takes many to come up to these again.
+    // These uses raise the numbers, so that the numbers of the emptied server stay below them for long.
     let others = lock_at(&zk, "/leaders/others");
     for _ in 0..50 {
         others.write().await.expect("free").release().await.expect("held");
@@ -229,7 +229,7 @@ async fn a_resigned_candidate_leads_on_an_emptied_server() {
     assert_eq!(candidate.is_dropped().await, last.number());
     let term = candidate.leads().await;
     assert!(term.number() < resigned, "{term:?}");
-    // It holds its place, and the work goes on: a second leader could not come meanwhile.
+    // The leader's node is in the queue and its work goes on, so no second leader can come meanwhile.
     let waiting = lock_at(&zk, "/leaders/empty").write().timeout(SHORT / 2).await;
     assert!(waiting.is_err_and(|error| error.is_timeout()) && term.is_leader() && candidate.events.is_empty());
     soon("the stop", candidate.leadership.stop()).await;

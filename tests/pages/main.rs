@@ -1,5 +1,5 @@
-//! The Rust of the pages, compiled and run. A page shows what stands here between `// page: HEADING` and `// end`, but for what
-//! is between `// hidden` and `// shown`; `make pages` puts it there. Knows nothing of what the pages say about it.
+//! The Rust snippets of the pages, compiled and run. A page shows the code between `// page: HEADING` and `// end`, without
+//! the code between `// hidden` and `// shown`. `make pages` copies the snippets into the pages.
 
 mod coming_from;
 mod cost;

@@ -1,4 +1,4 @@
-//! What holds on every backend. Each check has a fresh path.
+//! Tests of values that run on every backend, each with a fresh path.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::IntoFuture;
@@ -52,7 +52,7 @@ pub(crate) async fn session(client: &impl Coordinator) -> Arc<dyn Session> {
     Arc::clone(client.session_slot(0).await.expect("the session is alive").session())
 }
 
-/// What is in the value's node, as an operator sees it; `None` if there is none.
+/// The data of the value's node, read by an operator. `None` if the node does not exist.
 pub(crate) async fn bytes(client: &impl Coordinator, path: &str) -> Option<Vec<u8>> {
     let (session, node) = (session(client).await, format!("{path}/value"));
     session.sync(&node).await.expect("synced");
@@ -84,7 +84,7 @@ pub(crate) fn value_error(error: &Error) -> &ValueError {
     error.value_error().unwrap_or_else(|| panic!("it says {error}"))
 }
 
-/// Reading and writing fail like that, and the node is as it was.
+/// Checks that reads and writes fail as expected, and that the node is unchanged.
 async fn is_refused<T: Send + Sync + 'static>(
     client: &impl Coordinator,
     path: &str,
@@ -366,7 +366,7 @@ pub(crate) async fn a_value_of_an_older_schema_is_migrated_and_kept_so_by_the_ne
     is_refused(&zk, &path, &old, |error| matches!(error, ValueError::NewerSchema { known: 1, .. })).await;
 }
 
-/// A list in a list, and so on.
+/// A list within a list, to any depth.
 #[derive(Debug, Serialize, Deserialize)]
 struct Deep(Vec<Deep>);
 
@@ -397,14 +397,14 @@ pub(crate) async fn a_value_that_cannot_be_read_again_is_not_written(h: &impl Ha
 pub(crate) async fn a_value_as_large_as_allowed_is_written_and_a_larger_one_is_not(h: &impl Harness) {
     const ALLOWED: usize = 1_044_479;
     let (one, two) = (h.client().await, h.client().await);
-    // The longer the paths are, the less room they leave.
+    // A long path leaves less room for the value.
     let path = format!("{}/{}", h.directory(), "p".repeat(900));
     let blob: Shared<Vec<u8>> = Shared::with_format(&one, &path, Raw).build().unwrap();
     let first = write(&blob, Vec::new()).await;
     let beside = write(&blob, Vec::new()).await;
     let mut guard = blob.write().await.unwrap();
     let (head, tail) = (bytes(&one, &path).await.unwrap().len(), |token: i64| token.to_string().len());
-    // The lines beside it have two tokens, which may get longer.
+    // The header lines contain two tokens, which may get longer.
     let head = head + tail(guard.lock().fencing_token()) - tail(first.token);
     guard.resize(ALLOWED - head + 1, 7);
     let error = guard.commit().await.unwrap_err();
@@ -421,7 +421,7 @@ pub(crate) async fn a_value_as_large_as_allowed_is_written_and_a_larger_one_is_n
     assert!(read.written().token > beside.token);
     drop(read);
 
-    // Created by a commit, too.
+    // The same limit holds for a commit that creates the node.
     let fresh: Shared<Vec<u8>> = Shared::with_format(&one, format!("{path}2"), Raw).build().unwrap();
     write(&fresh, vec![1; ALLOWED - head]).await;
     let small: Shared<Vec<u8>> = Shared::with_format(&one, &path, Raw).size_limit(1000).build().unwrap();
@@ -436,7 +436,7 @@ pub(crate) async fn a_commit_after_the_lock_was_lost_changes_nothing(h: &impl Ha
     write(&there, 1).await;
     let mut guard = here.write().await.unwrap();
     *guard = 2;
-    // An operator takes the lock away: the transaction itself is refused, however late the holder hears of it.
+    // An operator deletes the lock's node. The transaction itself is refused, even if the holder has not noticed yet.
     session(&two).await.delete(guard.lock().path().as_str()).await.unwrap();
     let error = guard.commit().await.unwrap_err();
     assert!(matches!(error, Error::Lost(_)), "{error}");
@@ -451,7 +451,7 @@ pub(crate) async fn a_commit_after_the_lock_was_lost_changes_nothing(h: &impl Ha
     soon("the loss", guard.lock().lost()).await;
     assert!(!guard.lock().is_held());
     assert_eq!(*there.read().await.unwrap(), 3);
-    // The handle goes on, on a fresh session.
+    // The handle works again, on a fresh session.
     assert_eq!(write(&here, 4).await.commit, 1);
     assert_eq!(*there.read().await.unwrap(), 4);
 }
@@ -506,7 +506,7 @@ pub(crate) async fn a_dropped_commit_is_done_or_not_and_the_next_one_finds_out(h
         }
         *guard += 10;
         let written = guard.commit().await.unwrap();
-        // A commit that is dropped while it finds out what became of the one before it was not sent itself.
+        // A commit first settles the commit before it, and sends nothing if it is dropped meanwhile.
         assert!((2..=4).contains(&written.commit), "{written:?}");
         assert_eq!(*guard.downgrade().await.unwrap(), 13);
     }
@@ -599,7 +599,7 @@ pub(crate) async fn wrong_options_are_refused_unsent(h: &impl Harness) {
     assert_eq!(bytes(&zk, &path).await, None);
 }
 
-/// JSON by another name.
+/// JSON under another name.
 struct Named(String);
 
 impl Format<u64> for Named {
@@ -635,7 +635,7 @@ pub(crate) async fn bytes_strings_and_formats_of_ones_own_are_kept_as_they_are(h
         .await;
 }
 
-/// The next of the changes, which must be a value.
+/// Returns the next change, which must be a value.
 pub(crate) async fn next<T: Send + Sync + 'static>(changes: &mut ValueChanges<T>) -> Arc<Stored<T>> {
     soon("a value", changes.next()).await.expect("open").expect("a value")
 }
@@ -755,7 +755,7 @@ pub(crate) async fn a_deletion_and_foreign_bytes_are_told_and_the_last_value_sta
     assert_eq!(**next(&mut changes).await, 3);
     assert!(matches!(here.copy_state(), CopyState::Current));
 
-    // A value of ours to look at, but of another type.
+    // A valid value, but of another type.
     let text: Shared<String> = Shared::new(&two, &path).unwrap();
     write(&text, "three".to_owned()).await;
     let error = next_error(&mut changes).await;

@@ -1,5 +1,5 @@
-//! What saves a program its own loop, on every backend: a first value, a copy that is always there, a change in one call,
-//! and waiting for a value. Each check has a fresh path.
+//! Calls that replace a program's own loop, on every backend: initial values, live copies, updates, and waits for a value.
+//! Each test has a fresh path.
 
 use std::collections::HashSet;
 use std::future::IntoFuture;
@@ -24,7 +24,7 @@ use support::safe;
 use support::scene::{eventually, soon, with_time_enough};
 use support::slow::Slow;
 
-/// Long enough for all that must happen, and not waited for.
+/// A timeout that is long enough and never reached.
 const LONG: Duration = Duration::from_secs(60);
 
 /// A handle without an initial value.
@@ -32,7 +32,7 @@ fn bare<C: Coordinator + Clone>(client: &C, path: &str) -> Shared<u64> {
     Shared::new(client, path).expect("a valid path")
 }
 
-/// Does something asynchronous from where only plain code may run.
+/// Runs a future in a place where only synchronous code may run.
 fn meanwhile<T>(work: impl Future<Output = T>) -> T {
     block_in_place(|| Handle::current().block_on(work))
 }
@@ -62,7 +62,7 @@ pub(crate) async fn the_initial_value_serves_whoever_begins_with_the_changes_or_
     assert!(first.iter().all(|value| value == &first[0]), "{first:?}");
     assert_eq!(first[0].written().commit, 1);
     assert_eq!(*handles[0].read().await.unwrap(), **first[0]);
-    // Whoever comes later makes none.
+    // Later observers write no further initial value.
     let before = made.load(Ordering::Relaxed);
     assert_eq!(**next(&mut open(&two).changes()).await, **first[0]);
     assert_eq!(made.load(Ordering::Relaxed), before);
@@ -80,7 +80,7 @@ pub(crate) async fn the_initial_value_waits_for_a_writer_and_gives_way_to_its_va
     eventually("the reader waits", || async { there.lock().queue().await.unwrap().waiters().count() == 1 }).await;
     writer.commit().await.unwrap();
     assert_eq!(soon("the writer's value", first).await.unwrap(), 5);
-    // The reader that was to write the first value has left, though the writer holds on.
+    // The contender for the initial value has left the queue, although the writer still holds.
     eventually("the reader has left", || async { there.lock().queue().await.unwrap().members.len() == 1 }).await;
     writer.release().await.unwrap();
 }
@@ -175,7 +175,7 @@ pub(crate) async fn an_update_begins_again_when_a_client_without_the_lock_was_fa
     });
     assert_eq!(soon("the update", updated).await.unwrap().output, 2);
     assert_eq!((calls.load(Ordering::Relaxed), *shared.read().await.unwrap()), (3, 2));
-    // Not for ever.
+    // The update is not repeated for ever.
     let (called, operator, node) = (Arc::clone(&calls), two.clone(), path.clone());
     let stranger = bytes(&two, &path).await.expect("a value");
     let updated = shared.update(move |_| {
@@ -190,7 +190,7 @@ pub(crate) async fn an_update_begins_again_when_a_client_without_the_lock_was_fa
 pub(crate) async fn an_update_begins_again_when_its_session_has_ended(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let shared = counter(&one, &path);
-    // The update asks for `'static`, and the harness is borrowed: a channel stands between.
+    // The closure of `update` must be `'static`, but the harness is borrowed. A channel connects them.
     let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
     let (go_on, goes_on) = std::sync::mpsc::channel::<()>();
     let goes_on = std::sync::Mutex::new(goes_on);
@@ -263,7 +263,7 @@ pub(crate) async fn waits_and_updates_end_in_time(h: &impl Harness) {
     let (here, there) = (counter(&one, &path), counter(&two, &path));
     let limit = Duration::from_millis(100);
     let reader = there.read().label("reads on").await.unwrap();
-    // On a busy machine the time may be over before it is known who holds.
+    // On a busy machine the time may be over before the holder is known.
     with_time_enough(limit, async |limit| {
         let text = here.update(|value| *value += 1).timeout(limit).await.unwrap_err().to_string();
         let is_told =
@@ -295,7 +295,7 @@ pub(crate) async fn waits_and_updates_end_in_time(h: &impl Harness) {
 /// More polls than any of these calls takes.
 const POLLS: usize = 60;
 
-/// What is left of a call that was dropped: neither a contender nor a watch, and the lock is free.
+/// Checks that a dropped call has left no contender and no watch, and that the lock is free.
 fn is_left_alone(zk: &Memory, path: &str, what: &str) {
     assert_eq!((zk.children(format!("{path}/lock")), zk.watches()), (Vec::new(), 0), "{what}");
 }
@@ -322,7 +322,7 @@ fn an_update_dropped_at_any_poll_is_done_once_or_not() {
     assert_eq!(done, [true; 2], "{POLLS} polls are too few");
 }
 
-/// The work is done in the background, on a thread of its own, so the moments are not those of polls.
+/// The work runs on a thread of its own, so this test drops the call at moments in time, not at polls.
 #[support::judged]
 async fn a_dropped_live_value_or_wait_leaves_nothing() {
     let mut done = [0; 2];
@@ -372,7 +372,7 @@ fn the_last_handle_ends_the_initial_write() {
     is_left_alone(&zk, "/cut", "in the end");
 }
 
-/// A program may look at other things first, and write in between.
+/// A program may wait for other futures first, and write in between.
 #[tokio::test(start_paused = true)]
 async fn changes_that_nobody_polls_hold_up_no_writer() {
     let zk = Memory::new();
@@ -400,7 +400,7 @@ async fn a_kept_read_does_not_block_the_first_value() {
     assert_eq!(**live.get(), 1);
 }
 
-/// Numbers in text. Whatever is asked of it first looks at the copy of the value that it serves, and notes its thread.
+/// Numbers as text. Each method first reads the copy of the value that this format decodes, and notes the thread.
 #[derive(Clone, Default)]
 struct Curious {
     copy: Arc<std::sync::Mutex<Option<Copied<u64>>>>,
@@ -410,7 +410,7 @@ struct Curious {
 impl Curious {
     fn looks(&self) {
         self.threads.lock().unwrap().insert(thread::current().id());
-        // Taken out meanwhile: to look may ask the format again.
+        // The copy is taken out meanwhile, because reading it may call the format again.
         let copy = self.copy.lock().unwrap().take();
         if let Some(copy) = copy {
             drop((copy.latest(), copy.copy_state()));
@@ -436,7 +436,7 @@ impl Format<u64> for Curious {
     }
 }
 
-/// A lock that is held meanwhile would hang the test, so all of it is on a thread of its own.
+/// A lock held during a call of the format would hang the test, so the uses run on a thread of their own.
 pub(crate) async fn a_format_is_asked_on_the_callers_threads_alone_and_under_no_lock(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (format, other) = (Curious::default(), Curious::default());

@@ -1,4 +1,4 @@
-//! Processes killed at every point of a commit: the value is the old one or the new one, never neither.
+//! Processes that are killed at every point of a commit: the value is the old one or the new one, and never a mixture.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use support::scene::{SOON, connect, connect_with, within};
 use support::server::shared_server;
 use support::wire::{Close, Fault, Frames, Proxy, Rule};
 
-/// The session timeout of the children, after which their successors are granted.
+/// The session timeout of the children. The next contender is granted after that time.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// So many frames are those of a few commits, each way.
+/// The number of frames of a few commits, in each direction.
 const POINTS: u64 = 16;
 
-/// Two halves that match, with enough between them not to fit into one packet.
+/// Two matching halves, with enough data between them to need several packets.
 #[derive(Serialize, Deserialize)]
 struct Halves {
     left: u64,
@@ -37,7 +37,7 @@ impl Halves {
     }
 }
 
-/// Counts up, one commit each, and says so, until it is killed.
+/// Commits rising numbers and prints each, until the process is killed.
 #[test]
 fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
@@ -56,7 +56,7 @@ fn the_child_process_of_other_tests() {
     });
 }
 
-/// Runs a child until the fault has struck, kills it, and looks at what it has left behind.
+/// Runs a child until the fault has happened, kills the child, and checks the value that is left.
 async fn killed_at(path: &str, fault: impl FnOnce(&Proxy) -> Fault) {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&shared_server().address()).await;
@@ -69,7 +69,7 @@ async fn killed_at(path: &str, fault: impl FnOnce(&Proxy) -> Fault) {
     let said = tokio::task::spawn_blocking(move || child.said().last().map_or(0, |said| said.parse().unwrap()));
     let said: u64 = said.await.unwrap();
 
-    // Waits until the ensemble has given up the child's session, if it held the lock.
+    // Granted once the ensemble has expired the child's session, if the child held the lock.
     let mut guard = within(SOON, path, shared.write()).await.unwrap();
     let found = guard.number();
     safe!(found == said || found == said + 1, "{path}: it said {said}, and left {found}");
@@ -84,7 +84,7 @@ async fn killed_at_each_point(name: &'static str, rule: fn(u64) -> Rule) {
         points.spawn(async move {
             killed_at(&format!("/shared/{name}-{point}"), |wire| wire.apply(rule(point))).await;
         });
-        // Two cores run no more at once.
+        // Four children at a time are enough for two cores.
         if point % 4 == 0 {
             while let Some(ended) = points.join_next().await {
                 ended.unwrap();

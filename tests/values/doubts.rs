@@ -1,5 +1,5 @@
-//! Commits whose outcome is not known at first, and a first value that goes at once: on the embedded backend, where
-//! each answer can be lost alone.
+//! Commits with an unknown outcome, and initial values that are removed at once: on the embedded backend, where a test can
+//! lose each reply.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -45,7 +45,8 @@ async fn a_commit_with_lost_messages_is_done_at_most_once() {
     }
 }
 
-/// A client of the ensemble on whose n-th commit something happens first: `fault` says whether it gets no answer.
+/// A client that calls `fault` with the number of each commit, before the commit is done. A returned failure replaces the
+/// reply.
 fn line(zk: &Memory, fault: impl Fn(usize) -> Option<Failure> + Send + Sync + 'static) -> Hindered {
     let commits = AtomicUsize::new(0);
     Hindered::new(zk, move |asked| {
@@ -58,8 +59,8 @@ fn no_answer() -> Option<Failure> {
     Some(Failure::Unknown("nobody has answered".to_owned()))
 }
 
-/// How a commit fails whose first request is lost, while a client without the lock writes the value at the request of that
-/// number, so many times.
+/// The error of a commit whose first request is lost. At the request with number `at`, a client without the lock writes the
+/// value `writes` times.
 async fn disturbed(at: usize, writes: usize) -> Error {
     let (zk, path) = (Memory::new(), "/doubts");
     write(&counter(&zk, path), 7).await;
@@ -85,7 +86,7 @@ async fn a_commit_in_doubt_loses_to_another_write() {
 
 #[support::judged]
 async fn a_commit_followed_by_many_writes_is_unknown() {
-    // The other client comes before the first request, or before the one that is sent again and so refused.
+    // The other client writes before the first request, or before the repeated one, which is therefore refused.
     let refused = "operation 0 on /doubts/value failed, and nothing was changed: the node has another version";
     for (at, why) in [(0, "nobody has answered"), (1, refused)] {
         let error = disturbed(at, 3).await;
@@ -127,7 +128,7 @@ async fn a_commit_in_doubt_is_settled_on_the_next_session() {
     }
 }
 
-/// So a commit in doubt is found although another one has replaced it: see [`Error::OutcomeUnknown`].
+/// With this field, a commit in doubt is found even if another commit has replaced it: see [`Error::OutcomeUnknown`].
 #[support::judged]
 async fn each_value_names_the_commit_before_it() {
     let (zk, path) = (Memory::new(), "/doubts");
@@ -149,7 +150,7 @@ async fn a_removed_initial_value_is_written_again() {
             Asked::Transact([_, Operation::Create { path, .. }]) if path.ends_with("/value") => {
                 was_written.store(!is_second.swap(true, Ordering::Relaxed), Ordering::Relaxed);
             }
-            // The copy looks at what it was told of, and comes too late.
+            // The copy reads the value after its event, but too late.
             Asked::Data(path) if path.ends_with("/value") && was_written.swap(false, Ordering::Relaxed) => {
                 now(now(session(&stranger)).delete(path)).expect("it was just written");
             }
@@ -157,7 +158,7 @@ async fn a_removed_initial_value_is_written_again() {
         }
         None
     });
-    // So the copy looks as soon as the value is there, and not a moment later.
+    // The directory exists, so the copy reads the value without a delay.
     session(&zk).await.create(path, b"", Kind::Persistent).await.unwrap();
     let shared = Shared::builder(&line, path).initial(|| 7_u64).build().unwrap();
     let mut changes = shared.changes();
@@ -185,7 +186,7 @@ async fn an_initial_value_waits_until_foreign_bytes_are_gone() {
         let (zk, path) = (Memory::new(), "/doubts");
         let stranger = zk.connect();
         let (line, contenders) = Hindered::counting(&zk, move |before| {
-            // Before there is a lock.
+            // Before the lock's directory exists.
             if before == 0 {
                 now(put(&stranger, path, b"a stranger's"));
             }

@@ -1,4 +1,5 @@
-//! Values behind a lock that is kept between uses: always the newest, and at no cost while nobody writes.
+//! Values behind a lock that is kept between uses: reads always give the newest value, and send nothing while no process
+//! writes.
 
 use std::future::IntoFuture;
 use std::task::Poll;
@@ -14,7 +15,7 @@ use support::server::shared_server;
 use support::slow::Slow;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 
-/// Longer than any test.
+/// Longer than any of these tests.
 const IDLE: Duration = Duration::from_secs(600);
 
 fn kept(client: &ZooKeeper, path: &str) -> Shared<u64> {
@@ -35,11 +36,11 @@ async fn kept_reads_send_nothing_and_see_the_newest_value() {
         *guard = value;
         guard.commit().await.unwrap();
         guard.release().await.unwrap();
-        // Twice, so that keeping pays.
+        // The second read is the first that can be kept.
         for _ in 0..2 {
             assert_eq!(*soon("a read", reader.read()).await.unwrap(), value);
         }
-        // Keep-alive arms the watch on the own node a moment later.
+        // The watch on the own node is armed a moment after the grant.
         if value == 20 {
             eventually("the node is watched", || async { wire.count(Op::GetData) > 0 }).await;
         }
@@ -47,7 +48,7 @@ async fn kept_reads_send_nothing_and_see_the_newest_value() {
         for _ in 0..1_000 {
             assert_eq!(*reader.read().await.unwrap(), value);
         }
-        // A heartbeat may fall into it: one read and one check.
+        // A heartbeat may come in between: one read and one check.
         assert!(wire.requests().len() - before <= 3, "{:?}", &wire.requests()[before..]);
     }
 }
@@ -70,7 +71,7 @@ async fn commits_of_several_uses_of_one_node_are_distinct() {
         guard.release().await.unwrap();
     }
     assert_eq!(*soon("the read", shared.read()).await.unwrap(), 6);
-    // A commit that was in doubt is the last one under its node.
+    // After a commit in doubt, the node is not used for further commits.
     assert_eq!(tokens[..3], [1, 2, 3].map(|commit| (tokens[0].0, commit)), "one node served them");
     assert!(tokens.is_sorted() && tokens[2].0 < tokens[3].0, "{tokens:?}");
 }
@@ -109,7 +110,8 @@ async fn the_next_kept_read_sees_a_manual_transaction() {
     assert_eq!(*shared.read().await.unwrap(), "two");
 }
 
-/// At every moment of the read: its answer may show the value from before the write, and come after the write's.
+/// The write comes at every poll of the read. The read's reply may show the value from before the write, and arrive after
+/// the write's event.
 #[support::judged]
 async fn a_read_that_races_a_manual_write_is_not_cached() {
     let mut was_between = false;
@@ -121,7 +123,7 @@ async fn a_read_that_races_a_manual_write_is_not_cached() {
             .build()
             .unwrap();
         drop(shared.write().replacing("one".to_owned()).await.unwrap().commit().await.unwrap());
-        // It knows the value's lock, and not the value.
+        // This guard makes the lock's node known, but reads no value.
         let beside = shared.lock().read().await.unwrap();
         let bytes = beside.data(shared.value_path()).await.unwrap().unwrap().data;
         let mut reading = spawn(shared.read().into_future());
@@ -148,7 +150,7 @@ async fn no_read_sees_the_cached_value_after_a_restore() {
     zk.faults().restore(&backup);
     drop(read);
     write(&shared, 1).await;
-    // The node has the token of the one before the restore, and as many writes were sent under it.
+    // The node has the same token as the one before the restore, and has sent as many writes.
     assert_eq!(*shared.read().await.unwrap(), 1);
 }
 
@@ -161,7 +163,7 @@ async fn after_a_restore_kept_reads_cost_nothing_again() {
     for _ in 0..10 {
         other.write().await.unwrap().release().await.unwrap();
     }
-    // Its token is higher than those that the ensemble gives out for a good while after the restore.
+    // The token of this read is higher than the next tokens after the restore.
     drop(shared.read().await.unwrap());
     zk.faults().restore(&backup);
     write(&shared, 0).await;

@@ -1,4 +1,4 @@
-//! A value behind the lock: what it promises on both backends, and what a network, a server and a crash can do to it.
+//! A value behind the lock: its promises on both backends, and faults of network, server and process.
 
 mod checks;
 mod comforts;

@@ -1,4 +1,4 @@
-//! An ensemble that comes back as it was before: what a copy of the value, and whoever follows it, shows then.
+//! An ensemble that is restored to an earlier state: copies of the value, and observers of its changes, go back as well.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use support::wire::Proxy;
 /// The timeout of sessions that expire in a test.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// The timeout of sessions whose second looks a test waits for.
+/// The timeout of sessions for which a test waits until the next check at the leader.
 const LOOKS: Duration = Duration::from_secs(10);
 
 #[support::judged]
@@ -39,11 +39,11 @@ async fn a_copy_goes_back_with_an_ensemble_that_is_restored() {
         zk.faults().restore(&backup);
         assert_eq!((**next(&mut changes).await, **live.get()), (20, 20));
         assert!(matches!(live.state(), CopyState::Current), "{:?}", live.state());
-        // Its own commits are in it at once, as before.
+        // The client's own commits appear in the copy at once, as before.
         here.update(|value| *value += 1).await.unwrap();
         assert_eq!(**live.get(), 21);
         assert_eq!(**soon("the commit", here.wait_for(|value| *value == 21)).await.unwrap(), 21);
-        // They go with the next one.
+        // The next restore takes these commits away.
         zk.faults().restore(&backup);
         assert_eq!(**soon("the value", here.wait_for(|value| *value == 20)).await.unwrap(), 20);
     }
@@ -104,13 +104,13 @@ async fn a_copy_goes_back_with_a_server_that_is_restored() {
     let live = soon("the value", here.live()).await.unwrap();
     eventually("the last commit", || async { **live.get() == 110 }).await;
     server.restore();
-    // Servers refuse a client that has seen more than they have, so its session expires.
+    // Servers refuse a client that has seen a later state, so its session expires.
     eventually("it goes back", || async { **live.get() == 20 }).await;
     eventually("it is current", || async { matches!(live.state(), CopyState::Current) }).await;
 }
 
-/// The copy is cut off meanwhile, and its session goes on. No event tells of the commit if its transaction has a number that
-/// the copy has seen of the lost ones.
+/// The copy is cut off during the restore, and its session lives on. No event reports the new commit if its transaction's
+/// number is among those that the copy has seen of the lost ones.
 #[support::judged]
 async fn a_copy_rolls_back_to_another_commit_of_its_version() {
     tokio::join!(follows_a_server_that_lost_a_commit(false), follows_a_server_that_lost_a_commit(true));
@@ -135,7 +135,7 @@ async fn follows_a_server_that_lost_a_commit(is_silent: bool) {
     if is_silent {
         write(&counter(&there, PATH), 3).await;
     }
-    // Then the numbers of its transactions are higher than those that the copy has seen.
+    // The numbers of later transactions are higher than all that the copy has seen.
     for _ in 0..20 {
         other.write().await.unwrap().release().await.unwrap();
     }
@@ -144,6 +144,6 @@ async fn follows_a_server_that_lost_a_commit(is_silent: bool) {
     }
     proxy.heal();
     eventually("it follows", || async { **live.get() == 3 }).await;
-    // A busy machine may let the shorter one expire.
+    // A busy machine may let the shorter session expire.
     assert!(is_silent || session(&zk).await.id() == before, "the same session");
 }

@@ -1,4 +1,4 @@
-//! The requests that a value costs, and what becomes of a commit whose request or answer is lost on the way.
+//! The requests that a value costs, and commits whose requests or replies are lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -30,7 +30,7 @@ async fn version(client: &impl Coordinator, shared: &Shared<u64>) -> i32 {
     session.data(shared.value_path()).await.expect("there is a value").1.version
 }
 
-/// The requests about the value, and those about the lock, without those by which owners watch their nodes.
+/// The requests about the value and those about the lock, without the watches of owners on their own nodes.
 fn requests(wire: &Proxy) -> (Vec<Op>, Vec<Op>) {
     let (about_value, about_lock): (Vec<_>, Vec<_>) =
         wire.requests().into_iter().partition(|(_, path)| path.contains("/value"));
@@ -38,8 +38,7 @@ fn requests(wire: &Proxy) -> (Vec<Op>, Vec<Op>) {
     (about_value.into_iter().map(|(op, _)| op).collect(), about_lock.map(|(op, _)| op).collect())
 }
 
-/// What `work` costs: ten tries in a row agree, but for those into which a heartbeat fell,
-/// and these are few.
+/// The requests of `work`. Most of ten runs in a row must agree; a run with a heartbeat in it differs.
 async fn usual(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, Vec<Op>) {
     let mut costs: Vec<(Vec<Op>, Vec<Op>)> = Vec::new();
     for _ in 0..100 {
@@ -122,7 +121,7 @@ async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
     let (zk, operator) = (connect(&wire.address()).await, connect(&shared_server().address()).await);
     let shared = counter(&zk, "/shared/lost");
     let frames = |request: bool| if request { Frames::requests(Op::Multi) } else { Frames::replies(Op::Multi) };
-    // The first one makes the node.
+    // The first commit creates the node.
     for (round, (request, how)) in
         [(true, Close::Fin), (false, Close::Fin), (true, Close::Rst), (false, Close::Rst)].into_iter().enumerate()
     {
@@ -143,7 +142,7 @@ async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
     assert_eq!(*shared.read().await.unwrap(), 4);
 }
 
-/// The one that was made anew has the version of the one before.
+/// The recreated node has the same version as the first one.
 #[support::judged]
 async fn a_commit_in_doubt_does_not_overwrite_a_recreated_node() {
     let (zk, path) = (Memory::new(), "/shared/anew");
@@ -176,7 +175,7 @@ async fn a_commit_that_is_cut_at_any_byte_is_done_once() {
     let shared = counter(&zk, "/shared/cut");
     let mut guard = shared.write().await.unwrap();
     guard.commit().await.unwrap();
-    // Both frames of it are shorter.
+    // Both the request and its reply are shorter than the last cut.
     for (number, bytes) in (0..400).step_by(9).enumerate() {
         let how = if number % 2 == 0 { Close::Fin } else { Close::Rst };
         let frames = if number % 3 == 0 { Frames::replies(Op::Multi) } else { Frames::requests(Op::Multi) };
@@ -190,8 +189,8 @@ async fn a_commit_that_is_cut_at_any_byte_is_done_once() {
     assert_eq!(*guard.downgrade().await.unwrap(), 45);
 }
 
-/// A caller that is cut off for longer than its session lives, and comes back after others have committed, still learns
-/// what became of its commit.
+/// A caller is cut off for longer than its session lives, and other callers commit meanwhile. After the reconnect, the
+/// caller still learns the outcome of its commit.
 #[support::judged]
 async fn a_commit_in_doubt_settles_after_later_commits() {
     let operator = connect(&shared_server().address()).await;
@@ -277,7 +276,7 @@ async fn a_timeout_holds_when_the_connection_breaks_in_the_read() {
 async fn a_first_value_an_update_and_a_copy_cost_as_promised() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
-    // A first value costs the watch on a missing node, a lock to read, and one commit.
+    // A first value costs a watch on the missing node, a lock for reading, and one commit.
     let shared = counter(&zk, "/shared/comforts");
     let live = soon("the first value", shared.live()).await.unwrap();
     assert_eq!((**live.get(), wire.count(Op::Multi)), (0, 2), "{:?}", wire.requests());
@@ -289,7 +288,7 @@ async fn a_first_value_an_update_and_a_copy_cost_as_promised() {
     };
     let (about_value, about_lock) = usual(&tapped, update).await;
     assert_eq!(about_value, [Op::GetData, Op::Multi]);
-    // The create and the removal; and a listing, if the answer to the removal before comes later than the next create goes.
+    // The create, the listing and the release.
     let costs = [vec![Op::Create2, Op::GetChildren2, Op::Multi], vec![Op::Create2, Op::GetChildren2, Op::Multi]];
     assert!(costs.contains(&about_lock), "{about_lock:?}");
     let newest = *writer.read().await.unwrap();
@@ -351,7 +350,7 @@ async fn a_forbidden_first_value_is_an_error_of_the_changes() {
     let all_but_create = Permissions::READ | Permissions::WRITE | Permissions::DELETE;
     let acl = Acl::nobody().allow("world", "anyone", all_but_create);
     let zk = ZooKeeper::builder().acl(acl).session_timeout(CALM).connect(&shared_server().address()).await.unwrap();
-    // It makes the directory, and then may not make anything in it.
+    // The client may make the directory, but no node in it.
     let error = soon("the refusal", counter(&zk, "/shared/forbidden").live()).await.unwrap_err();
     assert!(matches!(error, Error::PermissionDenied { .. }), "{error}");
     let mut changes = counter(&zk, "/shared/forbidden").changes();
