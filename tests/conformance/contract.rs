@@ -398,7 +398,7 @@ pub async fn only_ephemeral_nodes_go_with_their_session<H: Harness>(h: &H) {
     h.expire(&stage.mine).await;
     assert_eq!(event(watch).await, Event::Deleted);
     for path in &going {
-        eventually("it is gone", || async { stage.b.data(path).await.is_err() }).await;
+        eventually("the node is gone", || async { stage.b.data(path).await.is_err() }).await;
     }
     assert!(stage.b.data(&staying).await.is_ok());
 }
@@ -436,7 +436,7 @@ pub async fn closing_ends_the_session_and_refuses_slots<H: Harness>(h: &H) {
     let path = stage.node("going", Kind::Ephemeral).await;
     soon("the end", stage.mine.close()).await;
     assert_eq!(stage.a.over().await, Ending::Closed);
-    eventually("its nodes are gone", || async { stage.b.data(&path).await.is_err() }).await;
+    eventually("the nodes of the session are gone", || async { stage.b.data(&path).await.is_err() }).await;
     assert_eq!(stage.mine.session_slot(0).await.map(drop), Err(Failure::Over(Ending::Closed)));
 }
 
@@ -497,7 +497,7 @@ pub async fn a_lease_runs_out_when_no_quorum_answers<H: Harness>(h: &H) {
     h.cut(&stage.mine).await;
     let start = std::time::Instant::now();
     while stage.a.lease().remaining().is_some() {
-        assert!(start.elapsed() < stage.a.timeout() + Duration::from_secs(5), "it never ran out");
+        assert!(start.elapsed() < stage.a.timeout() + Duration::from_secs(5), "the lease did not run out");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     h.heal(&stage.mine).await;

@@ -111,7 +111,7 @@ pub async fn a_resigning_leader_queues_up_behind_the_next(h: &impl Harness) {
 
 pub async fn a_transaction_of_a_past_term_is_refused(h: &impl Harness) {
     let mut stage = Stage::set(h).await;
-    let term = stage.a.leadership.term().expect("it leads");
+    let term = stage.a.leadership.term().expect("the candidate leads");
     let node = format!("{}-written", stage.path);
     term.transaction().create(&node, "by the leader").commit().await.unwrap();
     assert_eq!(term.data(&node).await.unwrap().expect("written").data, b"by the leader");
@@ -147,15 +147,15 @@ pub async fn an_expired_leader_campaigns_on_a_new_session(h: &impl Harness) {
 
 pub async fn an_evicted_leader_campaigns_again(h: &impl Harness) {
     let mut stage = Stage::set(h).await;
-    let broken = soon("the removal", stage.lock().evict(stage.first)).await.unwrap().expect("it was there");
+    let broken = soon("the removal", stage.lock().evict(stage.first)).await.unwrap().expect("the node existed");
     assert_eq!(broken.label.as_deref(), Some("http://host-a"));
     assert_eq!(stage.a.is_dropped().await, stage.first);
     let second = stage.b.leads().await;
     stage.becomes(2).await;
     // A waiting candidate is evicted in the same way.
     let waits = stage.lock().queue().await.unwrap().members[1].token.expect("readable");
-    soon("the removal", stage.lock().evict(waits)).await.unwrap().expect("it was there");
-    eventually("it is there again", || async {
+    soon("the removal", stage.lock().evict(waits)).await.unwrap().expect("the node existed");
+    eventually("the candidate is queued again", || async {
         let members = stage.lock().queue().await.unwrap().members;
         members.len() == 2 && members[1].token.is_some_and(|token| token > waits)
     })
@@ -196,7 +196,7 @@ pub async fn the_result_of_the_work_ends_the_campaign(h: &impl Harness) {
         assert_eq!(leadership.lock().queue().await.unwrap().members.len(), 0);
     }
     let second = Candidate::campaigns(leadership.clone());
-    eventually("it leads", || async { leadership.is_leader() }).await;
+    eventually("the candidate leads", || async { leadership.is_leader() }).await;
     let refused = soon("the refusal", leadership.lead(|_| async {})).await.unwrap_err();
     assert!(matches!(refused, Error::InvalidInput(_)), "{refused}");
     second.campaign.abort();
@@ -207,7 +207,7 @@ pub async fn a_panic_of_the_work_gives_the_lock_back(h: &impl Harness) {
     let leadership = candidate(&stage.others, &stage.path, "host-c");
     let panics = leadership.clone();
     let panicked =
-        tokio::spawn(async move { panics.lead(|_| async { panic!("as it must") }).await.map(|_: Option<()>| ()) });
+        tokio::spawn(async move { panics.lead(|_| async { panic!("on purpose") }).await.map(|_: Option<()>| ()) });
     stage.becomes(3).await;
     soon("the stop", stage.a.leadership.stop()).await;
     stage.b.leads().await;
@@ -247,12 +247,12 @@ pub async fn a_candidate_resigns_while_it_is_unhealthy(h: &impl Harness) {
     let lock = RwLock::new(&others, &path).expect("valid");
     for _ in 0..2 {
         well.send_replace(true);
-        eventually("it waits", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
+        eventually("the waiter waits", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
         // A waiting candidate that fails its health check leaves the queue.
         well.send_replace(false);
-        eventually("it has left", || async { lock.queue().await.unwrap().members.len() == 1 }).await;
+        eventually("the candidate has left", || async { lock.queue().await.unwrap().members.len() == 1 }).await;
         well.send_replace(true);
-        eventually("it waits", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
+        eventually("the waiter waits", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
         soon("the resignation", b.leadership.resign()).await;
         b.is_dropped().await;
         let term = a.leads().await.number();
@@ -282,7 +282,7 @@ pub async fn an_observer_sees_each_leader_and_none(h: &impl Harness) {
             1 => a.campaign.abort(),
             _ => {
                 let lock = RwLock::new(&others, &path).expect("valid");
-                soon("the removal", lock.evict(term)).await.unwrap().expect("it was there");
+                soon("the removal", lock.evict(term)).await.unwrap().expect("the node existed");
                 // The evicted leader campaigns again at once, so the observer may miss the time without a leader.
                 while next(&mut changes).await.is_none_or(|leader| leader.term == term) {}
                 soon("the stop", a.leadership.stop()).await;

@@ -22,7 +22,7 @@ pub async fn a_holder_hears_of_its_limit_before_the_next_grant<H: Harness>(h: &H
         let guard = soon("a free lock", lock.write()).await.expect("free");
         let waits = tokio::spawn({
             let next = next.clone();
-            async move { (writer(&next).await.expect("no panic").expect("it is given up"), Instant::now()) }
+            async move { (writer(&next).await.expect("no panic").expect("the lock is given up"), Instant::now()) }
         });
         let why = soon("the end of its time", guard.lost()).await;
         let told = Instant::now();
@@ -41,7 +41,7 @@ pub async fn permits_are_given_up_at_their_limit<H: Harness>(h: &H) {
     let limited = Semaphore::builder(&mine, &directory).permits(1).max_hold(LIMIT).build().expect("valid");
     let permit = soon("a free permit", limited.acquire()).await.expect("free");
     let next = Semaphore::new(&theirs, &directory, 1).expect("valid");
-    let waits = tokio::spawn(async move { (next.acquire().await.expect("it is given up"), Instant::now()) });
+    let waits = tokio::spawn(async move { (next.acquire().await.expect("the lock is given up"), Instant::now()) });
     assert_eq!(soon("the end of its time", permit.lost()).await, Loss::HeldTooLong);
     let told = Instant::now();
     let (granted, at) = soon("the next grant", waits).await.expect("no panic");

@@ -81,7 +81,7 @@ impl<C: Coordinator + Clone> Stage<C> {
     /// Asks for kept nodes by setting the directory's data.
     async fn ask(&self) {
         let set = Operation::Set { path: self.directory.clone(), data: Vec::new(), version: None };
-        self.operator.transact(&[set]).await.expect("it may be written");
+        self.operator.transact(&[set]).await.expect("allowed");
     }
 
     /// Asks for kept nodes, and waits until no node is left.
@@ -252,7 +252,7 @@ pub async fn a_contender_that_lost_the_lock_can_get_it_again<H: Harness>(h: &H) 
             let held = soon("a free lock", s.a.write()).await.expect("free");
             (held.path(), Box::new(held))
         };
-        s.operator.delete(&path).await.expect("it stood there");
+        s.operator.delete(&path).await.expect("the node existed");
         drop(guard);
         let again = soon("the lock", s.a.write()).await.expect("free");
         assert_ne!(again.path(), path);
@@ -505,7 +505,7 @@ pub async fn uses_of_a_kept_node_share_its_loss<H: Harness>(h: &H) {
     let next = soon("a fresh node", kept.read()).await.expect("free");
     assert!(next.is_held() && next.fencing_token() > one.fencing_token());
     next.release().await.expect("held");
-    assert_eq!(s.children().await.len(), 1, "it is kept");
+    assert_eq!(s.children().await.len(), 1, "the node is kept");
     drop(kept);
     s.becomes_empty().await;
 }
@@ -524,7 +524,7 @@ pub async fn an_idle_node_is_given_up_to_a_waiter<H: Harness>(h: &H) {
                     soon("the lock", kept.read()).await.expect("free").release().await.expect("held");
                 }
             }
-            assert_eq!(s.children().await.len(), 1, "it is kept");
+            assert_eq!(s.children().await.len(), 1, "the node is kept");
             let guard = soon("a lock that is only kept", other.write()).await.expect("asked for");
             line_becomes(&s.b, "W+").await;
             guard.release().await.expect("held");
@@ -560,7 +560,7 @@ pub async fn an_asked_node_admits_no_new_use_and_goes<H: Harness>(h: &H) {
 
 pub async fn an_operators_ask_call_ends_a_kept_node_after_its_use<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
-    soon("an answer", s.b.ask()).await.expect("there is nothing to ask for");
+    soon("an answer", s.b.ask()).await.expect("an ask without a directory");
     assert_eq!(s.data(&s.directory).await, None, "and no directory was made");
     let kept = s.keeping();
     for is_used in [false, true] {
@@ -588,7 +588,7 @@ pub async fn an_operator_asks_by_setting_the_directorys_data<H: Harness>(h: &H) 
     let s = Stage::set(h).await.with_directory().await;
     let kept = s.keeping();
     soon("a free lock", kept.write()).await.expect("free").release().await.expect("held");
-    assert_eq!(s.children().await.len(), 1, "it is kept");
+    assert_eq!(s.children().await.len(), 1, "the node is kept");
     s.ask().await;
     s.becomes_empty().await;
 }
@@ -599,9 +599,9 @@ pub async fn a_node_that_idles_too_long_is_given_up<H: Harness>(h: &H) {
     let kept = RwLock::builder(&s.mine, &s.directory).keep(idle).build().expect("valid");
     let guard = soon("a free lock", kept.read()).await.expect("free");
     tokio::time::sleep(2 * idle).await;
-    assert!(guard.is_held(), "it is in use");
+    assert!(guard.is_held(), "a node in use was given up");
     guard.release().await.expect("held");
-    assert_eq!(s.children().await.len(), 1, "it is kept");
+    assert_eq!(s.children().await.len(), 1, "the node is kept");
     s.becomes_empty().await;
 }
 
@@ -698,7 +698,7 @@ pub async fn a_waiter_behind_a_lost_local_node_is_granted<H: Harness>(h: &H) {
     s.operator.delete(&held.path()).await.expect("there");
     let next = granted(waits).await;
     // A node can be removed before its watch is armed. Then the loss is noticed when the watch is armed.
-    eventually("it is lost", || async { !held.is_held() }).await;
+    eventually("the guard is lost", || async { !held.is_held() }).await;
     drop((held, next));
 }
 

@@ -156,8 +156,8 @@ pub async fn the_record_outlives_the_directory<H: Harness>(h: &H) {
         }
     }
 
-    assert_eq!(soon("the answer", stage.b.forget()).await.expect("may"), Some(done));
-    assert_eq!(soon("the answer", stage.b.forget()).await.expect("may"), None);
+    assert_eq!(soon("the answer", stage.b.forget()).await.expect("allowed"), Some(done));
+    assert_eq!(soon("the answer", stage.b.forget()).await.expect("allowed"), None);
     assert!(due(&stage.b).await.is_some());
 }
 
@@ -165,7 +165,7 @@ pub async fn a_node_that_is_no_record_is_refused_and_stays<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     drop(due(&stage.a).await);
     stage.operator.create(&stage.record(), b"minutes", Kind::Persistent).await.expect("created");
-    let refused = soon("the refusal", stage.b.write().once_in(PERIOD)).await.expect_err("it is no record");
+    let refused = soon("the refusal", stage.b.write().once_in(PERIOD)).await.expect_err("the node is no record");
     assert!(matches!(&refused, Error::ForeignRecord { path } if *path == stage.record()), "{refused:?}");
     assert!(matches!(stage.a.forget().await, Err(Error::ForeignRecord { .. })));
     line_becomes(&stage.a, "").await;

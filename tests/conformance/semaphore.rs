@@ -60,7 +60,7 @@ impl<C: Coordinator + Clone> Stage<C> {
 
     async fn set_data(&self, path: &str, data: &[u8]) {
         let set = Operation::Set { path: path.to_owned(), data: data.to_vec(), version: None };
-        self.operator.transact(&[set]).await.expect("it may be written");
+        self.operator.transact(&[set]).await.expect("allowed");
     }
 
     /// Waits until no permit is taken and no contender waits.
@@ -74,7 +74,7 @@ impl<C: Coordinator + Clone> Stage<C> {
     async fn queue_up(&self, semaphore: &Semaphore, permits: u32) -> JoinHandle<Result<Permit, Error>> {
         let before = self.children("queue").await.len();
         let task = tokio::spawn(semaphore.acquire_many(permits).into_future());
-        eventually("it stands in the queue", || async { self.children("queue").await.len() > before }).await;
+        eventually("the contender is queued", || async { self.children("queue").await.len() > before }).await;
         task
     }
 }
@@ -308,7 +308,7 @@ pub async fn a_raised_number_lets_in_waiters<H: Harness>(h: &H) {
     let held = soon("free permits", s.a.acquire_many(2)).await.expect("free");
     let (one, two) = (s.queue_up(&s.a, 1).await, s.queue_up(&s.b, 2).await);
     line_becomes(&s.b, "2+ 1- 2-").await;
-    soon("the change", s.b.set_permits(5)).await.expect("it may be written");
+    soon("the change", s.b.set_permits(5)).await.expect("allowed");
     let (one, two) = (granted(one).await, granted(two).await);
     assert!(held.is_held() && one.is_held() && two.is_held());
     assert_eq!(s.a.queue().await.expect("readable").free(), Some(0));
@@ -327,7 +327,7 @@ pub async fn a_lowered_number_evicts_nobody<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let mut held = take_all(&s.a, 3).await;
     let waits = s.queue_up(&s.b, 1).await;
-    soon("the change", s.a.set_permits(1)).await.expect("it may be written");
+    soon("the change", s.a.set_permits(1)).await.expect("allowed");
     assert!(held.iter().all(|permit| permit.is_held()));
     assert_eq!(s.b.queue().await.expect("readable").free(), Some(0));
     for _ in 0..2 {
@@ -346,7 +346,7 @@ pub async fn a_waiter_for_more_than_a_lowered_number_fails<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let (head, next, last) = (s.queue_up(&s.b, 3).await, s.queue_up(&s.b, 3).await, s.queue_up(&s.a, 1).await);
-    soon("the change", s.a.set_permits(2)).await.expect("it may be written");
+    soon("the change", s.a.set_permits(2)).await.expect("allowed");
     for task in [head, next] {
         let error = refused(task).await;
         assert!(
@@ -408,11 +408,11 @@ pub async fn evicting_by_token_removes_one_holder_or_waiter<H: Harness>(h: &H) {
     let (head, next) = (s.queue_up(&s.b, 1).await, s.queue_up(&s.b, 1).await);
     let queue = s.a.queue().await.expect("readable");
     let waiter = queue.waiters().nth(1).expect("two wait").token.expect("readable");
-    let evicted = soon("the eviction", s.a.evict(waiter)).await.expect("it may be deleted").expect("there");
+    let evicted = soon("the eviction", s.a.evict(waiter)).await.expect("allowed").expect("there");
     assert_eq!((evicted.host.as_str(), evicted.token), ("host-b", Some(waiter)));
     assert!(matches!(refused(next).await, Error::Evicted(Loss::Removed)));
     let token = held[1].fencing_token();
-    let evicted = soon("the eviction", s.b.evict(token)).await.expect("it may be deleted").expect("there");
+    let evicted = soon("the eviction", s.b.evict(token)).await.expect("allowed").expect("there");
     assert_eq!((evicted.host.as_str(), evicted.permits), ("host-a", Some(1)));
     assert_eq!(soon("the loss", held[1].lost()).await, Loss::Removed);
     assert!(granted(head).await.is_held() && held[0].is_held());
@@ -587,11 +587,11 @@ pub async fn on_wait_names_the_holders_of_permits<H: Harness>(h: &H) {
         tell.lock().expect("no panic").push((progress.path.to_string(), progress.to_string()));
     });
     let waits = tokio::spawn(acquire.into_future());
-    eventually("it is told", || async { !heard.lock().expect("no panic").is_empty() }).await;
+    eventually("the waiter is notified", || async { !heard.lock().expect("no panic").is_empty() }).await;
     let (path, text) = heard.lock().expect("no panic")[0].clone();
     assert_eq!(path, s.path);
     assert!(text.starts_with("place 1 of 1: held by PERMIT host-b pid ") && text.ends_with("; 2 ahead"), "{text}");
-    s.a.set_permits(1).await.expect("it may be written");
+    s.a.set_permits(1).await.expect("allowed");
     drop(held);
     assert!(granted(waits).await.is_held());
 }

@@ -50,7 +50,7 @@ async fn a_timeout_names_holders_listed_shortly_before() {
         tokio::time::advance(Duration::from_millis(passes)).await;
         for _ in 0..20 {
             if let Poll::Ready(ended) = waits.poll() {
-                let error = ended.expect_err("it is taken").to_string();
+                let error = ended.expect_err("the lock is taken").to_string();
                 return assert!(error.contains("held by WRITE"), "{error}");
             }
         }
@@ -143,7 +143,7 @@ async fn a_downgrade_with_lost_replies_is_sent_65_times() {
         _ => None,
     });
     let guard = RwLock::new(&zk, PATH).expect("valid").write().await.expect("free");
-    let error = guard.downgrade().await.expect_err("nobody knows what became of it");
+    let error = guard.downgrade().await.expect_err("the outcome is unknown");
     assert!(error.to_string().contains("lost"), "{error}");
     assert_eq!(tries.now(), 65);
     assert_eq!(zk.memory.children(PATH), Vec::<String>::new());
@@ -261,7 +261,7 @@ async fn a_lease_that_has_run_out_is_renewed_before_the_grant() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_never_renewed_grants_nothing() {
     let (tries, took, granted) = confirmed_by(|_, _| None).await;
-    let error = granted.expect_err("its session may be over");
+    let error = granted.expect_err("the session may have ended");
     assert!(matches!(&error, Error::Unreachable(why) if why.contains("too late for the lease")), "{error:?}");
     assert_eq!((tries, took), (100, Duration::from_secs(49)));
 }
@@ -332,7 +332,7 @@ fn a_copy_of_the_value_has_room_for_the_values_node() {
     let shared = Shared::<u64>::builder(&zk, PATH).initial(|| 0).build().expect("valid");
     drop(now(shared.read()).expect("free"));
     reserved.store(0, Ordering::Relaxed);
-    let _live = now(shared.live()).expect("there is a value");
+    let _live = now(shared.live()).expect("a value");
     let needed = format!("{PATH}/value").len();
     assert_eq!(reserved.swap(0, Ordering::Relaxed), needed);
     zk.memory.faults().expire();

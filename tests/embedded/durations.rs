@@ -36,7 +36,7 @@ async fn is_used(lock: &RwLock, memory: &Memory) {
     sleep(LONG).await;
     holder.release().await.expect("held");
     sleep(LONG).await;
-    let guard = timeout(LONG, waits).await.expect("it is its turn").expect("granted");
+    let guard = timeout(LONG, waits).await.expect("the waiter's turn has come").expect("granted");
     sleep(LONG).await;
     guard.release().await.expect("held");
 
@@ -47,7 +47,7 @@ async fn is_used(lock: &RwLock, memory: &Memory) {
         there.faults().expire();
     };
     let (granted, ()) = tokio::join!(waits, vanishes);
-    assert!(granted.expect("nobody is in the way").is_held());
+    assert!(granted.expect("no contender is in the way").is_held());
 }
 
 #[tokio::test(start_paused = true)]

@@ -286,7 +286,7 @@ async fn passing_over_a_queue_ghost_counts_its_hidden_permit() {
     let ours = client_that_shows(&theirs, &format!("/limit/queue/{place}"));
     ours.faults().freeze(format!("/limit/permits/{owner}-PERMIT-1"));
     drop(first);
-    let std::task::Poll::Ready(Ok(second)) = second.poll() else { panic!("it is its turn") };
+    let std::task::Poll::Ready(Ok(second)) = second.poll() else { panic!("the waiter's turn has come") };
     let semaphore = limit(&ours, 1);
     for _ in 0..2 {
         assert!(semaphore.try_acquire().await.expect_err("taken").is_would_block());
@@ -357,17 +357,17 @@ async fn no_call_returns_a_ghost_as_leader() {
     sleep(SECOND).await;
     let here = Leadership::new(&ours, PATH).expect("valid");
     let mut changes = here.changes();
-    let dead = changes.next().await.expect("open").expect("readable").expect("it leads").term;
+    let dead = changes.next().await.expect("open").expect("readable").expect("the candidate leads").term;
     ours.faults().freeze(sole_node(&theirs, PATH));
     first.abort();
     sleep(SECOND).await;
     let _second = leads(&theirs);
     sleep(SECOND).await;
-    assert!(here.leader().await.expect("readable").expect("it leads").term > dead);
+    assert!(here.leader().await.expect("readable").expect("the candidate leads").term > dead);
     sleep(12 * SECOND).await;
-    let told = changes.next().await.expect("open").expect("readable").expect("it leads").term;
+    let told = changes.next().await.expect("open").expect("readable").expect("the candidate leads").term;
     assert!(told > dead);
-    assert_eq!(here.leader().await.expect("readable").expect("it leads").term, told);
+    assert_eq!(here.leader().await.expect("readable").expect("the candidate leads").term, told);
 }
 
 #[tokio::test(start_paused = true)]

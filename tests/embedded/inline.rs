@@ -109,7 +109,7 @@ fn a_use_that_reads_the_queue_outlives_the_polling_use() {
         second.is_on.store(true, Ordering::SeqCst);
         let _first = first.poll();
         let granted = second.output.lock().expect("no panic").take();
-        assert!(granted.expect("it is polled").expect("no error").is_held());
+        assert!(granted.expect("the acquisition was polled to its end").expect("no error").is_held());
     });
 }
 

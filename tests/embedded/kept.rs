@@ -221,7 +221,7 @@ fn an_ask_leaves_the_data_of_the_directory_as_they_are() {
     drop(guard);
     drop((read(&kept), read(&kept)));
     let guard = write(&other);
-    let node = now(guard.data(DIRECTORY)).expect("held").expect("it exists");
+    let node = now(guard.data(DIRECTORY)).expect("held").expect("the node exists");
     assert_eq!(node.data, b"what an application keeps there");
 }
 
@@ -247,7 +247,7 @@ fn a_waiter_asks_its_own_session_and_the_others() {
 fn a_try_asks_nobody() {
     let (zk, kept, other) = two();
     drop((read(&kept), read(&kept)));
-    let Error::WouldBlock { blockers } = now(other.try_write()).unwrap_err() else { panic!("it is kept") };
+    let Error::WouldBlock { blockers } = now(other.try_write()).unwrap_err() else { panic!("the node is kept") };
     assert!(blockers.first[0].keeps);
     assert_eq!(line(&zk), [Mode::Read]);
     drop(now(other.try_read()).expect("shared"));
@@ -562,7 +562,8 @@ fn zero_idle_time_removes_a_node_with_its_only_use() {
 fn an_unkeepable_lock_is_refused_with_the_reason() {
     let zk = Memory::new();
     for dialect in [Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
-        let error = RwLock::builder(&zk, DIRECTORY).dialect(dialect).keep(IDLE).build().expect_err("nobody asks");
+        let error =
+            RwLock::builder(&zk, DIRECTORY).dialect(dialect).keep(IDLE).build().expect_err("keeping is refused");
         assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("keep")), "{error}");
     }
     let forever = RwLock::builder(&zk, DIRECTORY).keep(Duration::MAX).build().expect("valid");

@@ -294,7 +294,7 @@ fn a_try_refused_by_a_local_use_keeps_the_node() {
     let guard = read(&kept);
     now(kept.try_write()).unwrap_err();
     drop(guard);
-    assert_eq!(line(&zk), [Mode::Read], "nobody waits for the node");
+    assert_eq!(line(&zk), [Mode::Read], "the node is kept without a waiter");
 }
 
 #[test]
@@ -423,6 +423,6 @@ fn a_node_of_the_session_is_asked_for_after_a_break() {
         wired.cut(0);
         wired.flow();
         zk.faults().heal();
-        drop(assert_ready_ok!(waiter.poll(), "nobody uses the node, which was not asked for"));
+        drop(assert_ready_ok!(waiter.poll(), "the waiter was not granted an unused node"));
     }
 }

@@ -35,7 +35,7 @@ fn other(zk: &Memory) -> RwLock {
 }
 
 fn is_too_long<T: std::fmt::Debug>(answer: Result<T, Error>) {
-    let error = answer.expect_err("it was held for too long");
+    let error = answer.expect_err("the lock was held for too long");
     let error = if let Error::OneOfMany { error, .. } = error { *error } else { error };
     assert!(matches!(error, Error::Lost(Loss::HeldTooLong)), "{error}");
 }
@@ -167,7 +167,7 @@ async fn a_term_ends_at_its_limit_and_another_leads() {
     let led = next.lead(async |_| began.elapsed());
     let elapsed = tokio::select! {
         _ = leads => panic!("the work of the first leader ended"),
-        elapsed = led => elapsed.expect("it leads").expect("it was not stopped"),
+        elapsed = led => elapsed.expect("the candidate leads").expect("the campaign was not stopped"),
     };
     assert!(elapsed >= LIMIT && elapsed <= LIMIT + TICK, "the work was dropped and the lock given back: {elapsed:?}");
     assert_eq!(terms, 1);

@@ -889,7 +889,7 @@ fn a_member_hidden_by_a_lagging_server_can_be_evicted() {
     other.faults().lag();
     let held = write(&a);
     assert!(now(b.queue()).expect("readable").members.is_empty(), "the server lags");
-    let gone = now(b.evict(held.fencing_token())).expect("may").expect("it is there");
+    let gone = now(b.evict(held.fencing_token())).expect("allowed").expect("the node exists");
     assert_eq!(gone.token, Some(held.fencing_token()));
     assert!(!held.is_held());
     assert_nothing_left(&zk);
@@ -900,7 +900,7 @@ fn an_eviction_reports_the_removed_despite_a_lost_reply() {
     let (zk, other, a, b) = two();
     let held = write(&a);
     other.faults().lose_next_reply();
-    let gone = now(b.evict(held.fencing_token())).expect("may").expect("it was there");
+    let gone = now(b.evict(held.fencing_token())).expect("allowed").expect("the node existed");
     assert_eq!(gone.token, Some(held.fencing_token()));
     assert_nothing_left(&zk);
 }
@@ -917,11 +917,11 @@ fn a_contender_that_left_earlier_was_not_evicted() {
         let is_removed = zk.children(DIRECTORY).is_empty();
         drop(held);
         if let Some(Poll::Ready(answer)) = done {
-            assert!(answer.expect("may").is_some() && is_removed);
+            assert!(answer.expect("allowed").is_some() && is_removed);
             break;
         }
         let Some(Poll::Ready(answer)) = poll_up_to(&mut evicting, 20) else { panic!("{polls}: no answer") };
-        assert_eq!(answer.expect("may").is_some(), is_removed, "{polls}");
+        assert_eq!(answer.expect("allowed").is_some(), is_removed, "{polls}");
         (evicted, left) = (evicted + usize::from(is_removed), left + usize::from(!is_removed));
     }
     assert!(evicted > 0 && left > 1, "{evicted}, {left}");
@@ -1309,7 +1309,7 @@ fn late_in_the_sequence_the_last_one_out_restarts_it() {
     let before = write(&a);
     let mut token = before.fencing_token();
     now(before.release()).expect("held");
-    assert_eq!(zk.children("/"), ["lock"], "not yet");
+    assert_eq!(zk.children("/"), ["lock"], "the directory was deleted too early");
 
     let (one, two) = (read(&a), read(&b));
     assert_eq!(contenders(&zk), [(Mode::Read, 1 << 30), (Mode::Read, (1 << 30) + 1)]);
@@ -1417,7 +1417,7 @@ fn the_directory_may_vanish_at_any_poll() {
         }
         drop(acquiring);
         assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (0, 0), "at poll {polls}");
-        drop(poll_up_to(&mut writing(&lock), POLLS).expect("it is free"));
+        drop(poll_up_to(&mut writing(&lock), POLLS).expect("the lock is free"));
     }
     assert!(granted > 0 && evicted > 0, "{granted} granted, {evicted} evicted");
 }
@@ -1597,7 +1597,7 @@ fn a_client_that_is_cut_before_its_first_use_is_cut() {
 fn an_unused_session_is_closed_and_its_nodes_go() {
     let (zk, other, _a, _b) = two();
     let session = session(&zk);
-    now(session.create("/lock/mine", b"", Kind::Ephemeral)).expect("there is the directory");
+    now(session.create("/lock/mine", b"", Kind::Ephemeral)).expect("the directory exists");
     assert_eq!(other.children(DIRECTORY).len(), 1);
     drop((zk, _a));
     assert_eq!(other.children(DIRECTORY).len(), 1);
@@ -1630,14 +1630,15 @@ fn the_ensemble_counts_the_watches_of_all_clients() {
 #[test]
 fn a_restore_brings_back_the_saved_state_only() {
     let (zk, other, _a, _b) = two();
-    let make = |path: &str, data: &[u8], kind| drop(now(session(&zk).create(path, data, kind)).expect("it is new"));
+    let make =
+        |path: &str, data: &[u8], kind| drop(now(session(&zk).create(path, data, kind)).expect("the node is new"));
     make("/value", b"old", Kind::Persistent);
     make("/lock/mine", b"", Kind::Ephemeral);
     let owner = session(&zk).id();
     let backup = zk.faults().back_up();
     let set = Operation::Set { path: "/value".to_owned(), data: b"new".to_vec(), version: None };
     transact(&other, &[set]);
-    now(session(&other).delete("/lock/mine")).expect("it is there");
+    now(session(&other).delete("/lock/mine")).expect("the node exists");
     make("/later", b"", Kind::Persistent);
     make("/lock/later", b"", Kind::Ephemeral);
 

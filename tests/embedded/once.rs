@@ -221,12 +221,12 @@ fn a_record_deleted_during_the_work_is_written_anew() {
     works(&a);
     zk.faults().set_clock_forward(PERIOD);
     let guard = due(&b).expect("due");
-    assert!(now(a.forget()).expect("may").is_some());
+    assert!(now(a.forget()).expect("allowed").is_some());
     assert_eq!(recorded(&zk), None);
     now(guard.done()).expect("recorded");
     assert!(recorded(&zk).is_some());
     now(guard.done()).expect("and once more");
-    now(a.forget()).expect("may").expect("recorded");
+    now(a.forget()).expect("allowed").expect("recorded");
     let (c, d) = (zk.connect(), zk.connect());
     drop(guard);
     let first = due(&open(&c, "host-c")).expect("nothing is recorded");
@@ -240,7 +240,7 @@ fn an_empty_record_is_none_and_a_foreign_one_is_refused() {
     let operator = session(&zk);
     now(operator.create("/cron", b"", Kind::Persistent)).expect("created");
     now(operator.create(RECORD, b"", Kind::Persistent)).expect("created");
-    assert_eq!(now(a.forget()).expect("may"), None);
+    assert_eq!(now(a.forget()).expect("allowed"), None);
     works(&a);
     zk.faults().remove(RECORD);
     now(operator.create(RECORD, b"minutes of a meeting", Kind::Persistent)).expect("created");
@@ -277,11 +277,11 @@ fn a_delete_is_skipped_only_if_the_record_is_gone() {
 #[test]
 fn forgetting_makes_the_work_due() {
     let (zk, _other, a, b) = two();
-    assert_eq!(now(b.forget()).expect("may"), None);
+    assert_eq!(now(b.forget()).expect("allowed"), None);
     works(&a);
-    let forgotten = now(b.forget()).expect("may").expect("it was done");
+    let forgotten = now(b.forget()).expect("allowed").expect("a record existed");
     assert_eq!(forgotten.host, "host-a");
-    assert_eq!((recorded(&zk), now(b.forget()).expect("may")), (None, None));
+    assert_eq!((recorded(&zk), now(b.forget()).expect("allowed")), (None, None));
     works(&b);
 }
 
@@ -302,8 +302,8 @@ fn a_success_recorded_during_a_forget_stays() {
             now(guard.done()).expect("recorded");
             loses.then(|| Failure::Unknown("lost".to_owned()))
         });
-        let forgotten = now(RwLock::new(&line, DIRECTORY).expect("valid").forget()).expect("may");
-        assert_eq!(forgotten.expect("it was done").host, "host-a");
+        let forgotten = now(RwLock::new(&line, DIRECTORY).expect("valid").forget()).expect("allowed");
+        assert_eq!(forgotten.expect("a record existed").host, "host-a");
         assert!(due(&a).is_none(), "the success of host-b stays, loses: {loses}");
     }
 }
@@ -323,8 +323,8 @@ fn forget_reports_the_record_despite_a_lost_reply() {
                 Failure::Unknown("lost".to_owned())
             })
         });
-        let forgotten = now(RwLock::new(&line, DIRECTORY).expect("valid").forget()).expect("may");
-        assert_eq!(forgotten.expect("it was done").host, "host-a");
+        let forgotten = now(RwLock::new(&line, DIRECTORY).expect("valid").forget()).expect("allowed");
+        assert_eq!(forgotten.expect("a record existed").host, "host-a");
     }
 }
 
@@ -334,8 +334,8 @@ fn a_record_hidden_by_a_lagging_server_is_forgotten() {
     now(b.queue()).expect("readable");
     other.faults().lag();
     works(&a);
-    assert!(now(b.queue()).expect("readable").done.is_none(), "it lags");
-    assert!(now(b.forget()).expect("may").is_some());
+    assert!(now(b.queue()).expect("readable").done.is_none(), "the server lags");
+    assert!(now(b.forget()).expect("allowed").is_some());
     assert!(due(&a).is_some());
 }
 
@@ -388,7 +388,7 @@ fn a_holder_that_died_leaves_the_work_to_the_next() {
 fn a_holder_whose_node_was_removed_records_nothing() {
     let (zk, _other, a, b) = two();
     let guard = due(&a).expect("due");
-    now(b.evict(guard.fencing_token())).expect("may").expect("there");
+    now(b.evict(guard.fencing_token())).expect("allowed").expect("there");
     let next = due(&b).expect("due");
     assert!(matches!(now(guard.done()), Err(Error::Lost(Loss::Removed))));
     assert_eq!(recorded(&zk), None);
@@ -407,7 +407,7 @@ fn a_record_whose_request_or_answer_is_lost_is_written() {
             assert!(due(&b).is_none());
             zk.faults().set_clock_forward(PERIOD);
         }
-        now(b.forget()).expect("may").expect("it was done");
+        now(b.forget()).expect("allowed").expect("a record existed");
     }
 }
 

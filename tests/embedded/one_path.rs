@@ -46,7 +46,7 @@ async fn a_semaphore_is_refused_where_a_lock_is_in_use() {
     let next = lock(&zk);
     let waits = tokio::spawn(next.write().into_future());
     held.release().await.expect("held");
-    drop(waits.await.expect("no panic").expect("no semaphore is there"));
+    drop(waits.await.expect("no panic").expect("no semaphore is in use"));
     drop(read(&next));
     assert_eq!(left(&zk), ["queue"]);
     drop(semaphore(&zk).acquire().await.expect("the lock is free, so its path may become a semaphore's"));
@@ -83,11 +83,11 @@ async fn a_lock_is_refused_at_the_path_of_a_semaphore() {
         kind: zk_rwlock::coordinator::Kind::Ephemeral,
     };
     let session = std::sync::Arc::clone(zk.session_slot(0).await.expect("open").session());
-    session.transact(std::slice::from_ref(&stray)).await.expect("it may be made");
+    session.transact(std::slice::from_ref(&stray)).await.expect("allowed");
     let fresh = semaphore(&zk);
     let mut acquires = task::spawn(fresh.acquire().into_future());
     assert!(acquires.poll().is_pending());
-    session.delete(stray.path()).await.expect("it is there");
+    session.delete(stray.path()).await.expect("the node exists");
     drop(acquires.into_inner().await.expect("the contender has left"));
     drop(refused.poll());
 
@@ -137,7 +137,7 @@ fn a_lock_may_have_other_locks_below_it() {
     let held = write(&below);
     let set = Operation::Set { path: PATH.to_owned(), data: b"permits=none".to_vec(), version: None };
     let session = std::sync::Arc::clone(now(zk.session_slot(0)).expect("open").session());
-    now(session.transact(&[set])).expect("it may be written");
+    now(session.transact(&[set])).expect("allowed");
     drop(write(&above));
     drop(now(above.try_write()).expect("free"));
     drop(held);

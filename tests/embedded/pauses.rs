@@ -148,6 +148,6 @@ async fn an_answered_commit_is_reported_despite_the_loss() {
     assert_pending!(commits.poll());
     zk.faults().cut();
     is_stopped();
-    assert_ready!(commits.poll()).expect("it was done");
+    assert_ready!(commits.poll()).expect("the commit was done");
     is_lost(guard.transaction().set("/config", "v2").commit().await);
 }

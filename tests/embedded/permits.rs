@@ -63,7 +63,7 @@ fn session(client: &Memory) -> Arc<dyn Session> {
 /// Writes to a waiter's node from a foreign client, as a hand-off would.
 fn forge_hand_off(stranger: &Memory, place: &str) {
     let set = Operation::Set { path: format!("{QUEUE}/{place}"), data: vec![], version: None };
-    now(session(stranger).transact(&[set])).expect("it may be written");
+    now(session(stranger).transact(&[set])).expect("allowed");
 }
 
 /// Only calls that wait for no contender have a time limit of their own for the read of the number.
@@ -79,7 +79,7 @@ async fn an_acquisition_waits_for_the_number_until_timeout() {
         tokio::time::sleep(Duration::from_secs(30)).await;
         other.faults().catch_up();
     });
-    permit.expect("its answer was late").release().await.expect("held");
+    permit.expect("the reply was only late").release().await.expect("held");
 }
 
 #[tokio::test(start_paused = true)]
@@ -446,7 +446,7 @@ fn a_forged_hand_off_of_a_departed_waiter_grants_none() {
     let first = zk.children(QUEUE).remove(0);
     let mut gives_up = acquiring(&second, 1);
     assert_pending!(gives_up.poll());
-    let waits = zk.children(QUEUE).into_iter().find(|name| *name != first).expect("it waits");
+    let waits = zk.children(QUEUE).into_iter().find(|name| *name != first).expect("the waiter waits");
     let mut next = acquiring(&third, 1);
     assert_pending!(next.poll());
     forge_hand_off(&other, &waits);
@@ -535,7 +535,7 @@ fn a_number_changed_while_permits_are_taken_counts() {
         let taken = poll_up_to(&mut taking, polls);
         let is_granted = matches!(taken, Some(Poll::Ready(Ok(_))));
         let is_taken = zk.children(PERMITS).len() == 2;
-        now(b.set_permits(1)).expect("it may be written");
+        now(b.set_permits(1)).expect("allowed");
         if !is_granted {
             let taken = poll_up_to(&mut taking, POLLS);
             assert_eq!(matches!(taken, Some(Poll::Ready(Ok(_)))), is_taken, "at poll {polls}");
@@ -721,7 +721,10 @@ async fn a_holder_backs_off_from_a_waiter_that_idles() {
     let held = acquire(&open(&line, 2));
     let _stands_still = queued_and_polled_no_more(&zk);
     let before = looks.now();
-    assert!(timeout(Duration::from_secs(600), held.contended()).await.is_err(), "there are enough for both");
+    assert!(
+        timeout(Duration::from_secs(600), held.contended()).await.is_err(),
+        "the holder heard of a waiter that finds enough permits"
+    );
     // Each pause is twice the last, up to the session timeout of 10 s.
     assert!((60..=75).contains(&(looks.now() - before)), "{} looks", looks.now() - before);
 }
@@ -751,7 +754,7 @@ fn a_holder_learns_who_waits_in_a_recreated_queue() {
             assert!(contended.poll().is_pending());
         }
         zk.faults().reap_containers();
-        assert!(contended.poll().is_pending(), "it is held, and nobody waits");
+        assert!(contended.poll().is_pending(), "a held permit without a waiter was reported as contended");
         let mut waits = acquiring(&b, 1);
         assert_pending!(waits.poll());
         let first = poll_up_to(&mut contended, 20).expect("the head is woken");
@@ -774,7 +777,7 @@ fn a_permit_of_another_session_is_no_grant() {
 fn a_handle_that_sets_another_number_goes_on_with_it() {
     let zk = Memory::new();
     let a = open(&zk, 2);
-    now(a.set_permits(3)).expect("may");
+    now(a.set_permits(3)).expect("allowed");
     let _three = [(); 3].map(|()| acquire(&a));
     assert!(now(a.try_acquire()).expect_err("all are taken").is_would_block());
     let refused = now(open(&zk.connect(), 2).acquire()).unwrap_err();
@@ -787,8 +790,8 @@ fn a_permit_hidden_by_a_lagging_server_can_be_evicted() {
     now(b.queue()).expect("readable");
     other.faults().lag();
     let permit = acquire(&a);
-    assert!(now(b.queue()).expect("readable").members.is_empty(), "it lags");
-    let gone = now(b.evict(permit.fencing_token())).expect("may").expect("it is there");
+    assert!(now(b.queue()).expect("readable").members.is_empty(), "the server lags");
+    let gone = now(b.evict(permit.fencing_token())).expect("allowed").expect("the node exists");
     assert_eq!(gone.token, Some(permit.fencing_token()));
     assert!(!permit.is_held() && zk.children(PERMITS).is_empty());
 }

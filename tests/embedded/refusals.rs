@@ -47,7 +47,7 @@ fn an_existing_parent_needs_no_right_to_create() {
         |asked: Asked<'_>| matches!(asked, Asked::Create(ABOVE, _)).then_some(Failure::NoAuth(Box::default()));
     let memory = Memory::new();
     drop(now(RwLock::new(&memory.connect(), "/locks/other").expect("valid").write()).expect("free"));
-    assert!(write_where(&memory, refuses).expect("it is there").is_held());
+    assert!(write_where(&memory, refuses).expect("the node exists").is_held());
 
     let (_, path) = denied(write_where(&Memory::new(), refuses));
     assert_eq!(path, PATH, "the directory does not exist");
@@ -166,7 +166,7 @@ async fn a_queue_with_lost_listings_is_listed_66_times() {
     });
     // The warning about a long wait would list the queue as well, so it is off.
     let lock = RwLock::builder(&zk, PATH).warn_after_waiting(None).build().expect("valid");
-    let error = lock.write().await.expect_err("nobody knows who is before it");
+    let error = lock.write().await.expect_err("the queue is unknown");
     assert!(error.to_string().contains("lost"), "{error}");
     // The first listing goes out with the create. One more and 64 repeats follow.
     assert_eq!(tries.now(), 66);
@@ -200,7 +200,7 @@ fn a_refused_signal_is_sent_once() {
         let (zk, tries) = without_signals(&Memory::new(), failure);
         let limit = semaphore(&zk);
         for _ in 0..2 {
-            now(now(limit.acquire()).expect("free").release()).expect("its place is exchanged without the signal");
+            now(now(limit.acquire()).expect("free").release()).expect("the exchange works without the signal");
         }
         assert_eq!(tries.now(), 1);
     }
@@ -252,7 +252,7 @@ fn a_refused_delete_is_not_retried_without_the_signal() {
     let memory = Memory::new();
     let refused = now(write_where(&memory, refuses).expect("free").release());
     assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
-    assert_eq!(memory.children(PATH).len(), 1, "it stays until its session ends");
+    assert_eq!(memory.children(PATH).len(), 1, "the node did not stay");
 }
 
 #[test]
@@ -295,8 +295,8 @@ async fn recorded_on(
         _ => None,
     });
     let lock = RwLock::new(&zk, PATH).expect("valid");
-    let guard = lock.write().once_in(Duration::from_millis(1)).await.expect("free").expect("nobody has done it");
-    let error = guard.done().await.expect_err("it is never written");
+    let guard = lock.write().once_in(Duration::from_millis(1)).await.expect("free").expect("the work is due");
+    let error = guard.done().await.expect_err("the record is never written");
     (tries.now(), error)
 }
 
@@ -313,7 +313,7 @@ async fn a_vanishing_record_is_written_64_times() {
         assert_eq!(tries, 64, "the record exists at first: {is_there}");
         let once = RwLock::new(&memory, PATH).expect("valid").write().once_in(Duration::from_millis(1));
         let guard = once.await.expect("free").expect("long ago");
-        guard.done().await.expect("nothing is in the way");
+        guard.done().await.expect("no contender is in the way");
         guard.release().await.expect("held");
         memory.faults().set_clock_forward(Duration::from_secs(1));
     }
@@ -350,7 +350,7 @@ async fn a_value_written_just_before_the_watch_is_seen() {
     });
     let shared = Shared::<u64>::new(&zk, "/value").expect("valid");
     let seen = shared.wait_for(|value| *value == 7).timeout(Duration::from_millis(500)).await;
-    assert_eq!(**seen.expect("it is there"), 7);
+    assert_eq!(**seen.expect("the node exists"), 7);
 }
 
 // Creates whose replies are lost, and which are done late or on another session.
@@ -376,7 +376,7 @@ fn granted_after_a_late_create(memory: &Memory, late: Memory) -> Vec<String> {
         }
         _ => None,
     });
-    let guard = granted.expect("nobody else is there");
+    let guard = granted.expect("no other contender");
     assert!(guard.is_held());
     memory.children(PATH)
 }
@@ -439,7 +439,7 @@ fn a_transaction_too_large_is_refused_unsent() {
         assert!(error.starts_with("invalid input: a transaction of ") && error.contains(" bytes; at most "), "{error}");
     }
     assert_eq!((sent.now(), guard.is_held()), (0, true));
-    let error = now(large().size_limit(2 << 20).commit()).expect_err("its answer is lost").to_string();
+    let error = now(large().size_limit(2 << 20).commit()).expect_err("the reply is lost").to_string();
     assert!(error.starts_with("commit under the lock: the outcome is unknown"), "{error}");
     assert_eq!(sent.now(), 1);
 }
@@ -507,7 +507,7 @@ async fn permits_with_lost_replies_are_listed_65_times() {
         _ => None,
     });
     let began = Instant::now();
-    let error = semaphore(&zk).acquire().await.expect_err("nobody knows how many are taken");
+    let error = semaphore(&zk).acquire().await.expect_err("the number of taken permits is unknown");
     assert!(error.to_string().contains("lost"), "{error}");
     // The first four tries follow at once. The pause is then a fiftieth of the session timeout, two fiftieths, and so on up
     // to twelve.
@@ -524,13 +524,13 @@ fn a_number_written_first_by_another_is_used() {
     let first = Hindered::new(&memory, move |asked| match asked {
         Asked::Transact([Operation::Set { path, .. }, _twin]) if path == LIMIT => {
             if tries.one_more() == 0 {
-                now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(1)).expect("it may");
+                now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(1)).expect("allowed");
             }
             None
         }
         _ => None,
     });
-    assert!(now(semaphore(&first).acquire()).expect("there is one").is_held());
+    assert!(now(semaphore(&first).acquire()).expect("one permit exists").is_held());
 }
 
 #[test]
@@ -557,7 +557,7 @@ fn a_number_that_changes_while_it_is_set_is_set_again() {
     let zk = Hindered::new(&memory, move |asked| match asked {
         Asked::Transact([Operation::Set { path, .. }, _twin]) if path == LIMIT => {
             match count.one_more() {
-                0 => now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(3)).expect("it may"),
+                0 => now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(3)).expect("allowed"),
                 1 => {}
                 2 => return Some(refused_at(0, Failure::NoAuth(Box::default()))),
                 _ => panic!("the number is set again without end"),
@@ -569,7 +569,7 @@ fn a_number_that_changes_while_it_is_set_is_set_again() {
     let limit = semaphore(&zk);
     now(limit.set_permits(2)).expect("at the second try");
     let slot = now(memory.session_slot(0)).expect("open");
-    assert_eq!(now(slot.session().data(LIMIT)).expect("it is there").0, b"permits=2");
+    assert_eq!(now(slot.session().data(LIMIT)).expect("the node exists").0, b"permits=2");
     let refused = now(limit.set_permits(4));
     assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
     assert_eq!(tries.now(), 3);
@@ -583,16 +583,16 @@ fn a_number_raised_just_before_the_watch_is_noticed() {
     let _held = now(admin.acquire()).expect("free");
     let late = Hindered::new(&memory, move |asked| {
         if matches!(asked, Asked::Watch(LIMIT)) && tries.one_more() == 0 {
-            now(admin.set_permits(2)).expect("it may");
+            now(admin.set_permits(2)).expect("allowed");
         }
         None
     });
     let waiting = Semaphore::builder(&late, LIMIT).build().expect("valid");
     let mut waits = task::spawn(waiting.acquire().into_future());
     let second = match waits.poll() {
-        std::task::Poll::Ready(granted) => granted.expect("there are two now"),
+        std::task::Poll::Ready(granted) => granted.expect("two permits exist now"),
         std::task::Poll::Pending => {
-            assert!(waits.is_woken(), "it waits for a change that has come already");
+            assert!(waits.is_woken(), "the waiter missed a change");
             assert_ready_ok!(waits.poll())
         }
     };

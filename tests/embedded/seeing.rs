@@ -221,11 +221,11 @@ async fn terms_and_unhealthy_candidates_are_logged() {
     let ends = |term, lasted: &str, why: &str| {
         format!("INFO message=a term ends path=.. term={term} data=\"http://web-1\" lasted={lasted} why=\"{why}\"")
     };
-    let term = goes_on(0).await.expect("it leads");
+    let term = goes_on(0).await.expect("the candidate leads");
     assert_eq!(told(), [begins(term)]);
     let mut resigning = task::spawn(leadership.resign());
     assert_pending!(resigning.poll());
-    let next = goes_on(2).await.expect("it leads");
+    let next = goes_on(2).await.expect("the candidate leads");
     assert_eq!(told(), [ends(term, "2s", "resigned"), begins(next)]);
     well.store(false, Ordering::Relaxed);
     assert_eq!(goes_on(5).await, None);
@@ -234,19 +234,19 @@ async fn terms_and_unhealthy_candidates_are_logged() {
     assert_eq!(goes_on(5).await, None);
     assert_eq!(told(), [""; 0], "told once");
     well.store(true, Ordering::Relaxed);
-    let last = goes_on(5).await.expect("it leads");
+    let last = goes_on(5).await.expect("the candidate leads");
     let healthy = "the health check succeeds: campaigning again path=.. data=\"http://web-1\" unhealthy=10s";
     assert_eq!(told(), [format!("INFO message={healthy}"), begins(last)]);
     zk.faults().expire();
     assert_eq!(goes_on(0).await, None);
     assert_eq!(told(), [ends(last, "0ns", "lost")]);
-    let again = goes_on(60).await.expect("it leads");
+    let again = goes_on(60).await.expect("the candidate leads");
     assert_eq!(told(), [begins(again)]);
     drop(campaign);
     assert_eq!(told(), [ends(again, "0ns", "dropped")]);
     drop(resigning);
     let work = async |_term| ();
-    now(leadership.lead(work)).expect("it leads");
+    now(leadership.lead(work)).expect("the candidate leads");
     assert_eq!(told().last().map(|line| line.ends_with("lasted=0ns why=\"done\"")), Some(true));
 }
 
@@ -505,7 +505,7 @@ async fn a_long_wait_is_warned_of_despite_a_long_on_wait() {
             assert_pending!(waiting.poll());
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), told).await.expect("it is told");
+    tokio::time::timeout(Duration::from_secs(60), told).await.expect("the waiter is notified");
 }
 
 /// The acquisition is polled once, which queues it up, and never again.
@@ -555,7 +555,7 @@ async fn a_turn_that_nobody_polls_is_warned_of() {
                    path=.. mode=WRITE label=\"report\" node=.. waited=1s";
     assert_eq!(warnings(), [warning]);
     drop(forgotten);
-    assert_eq!(log.open_spans(), 0, "nothing is left in the background");
+    assert_eq!(log.open_spans(), 0, "a span is still open");
 }
 
 /// The warning needs no option, so a program that waits for its own lock learns of it from the log.
@@ -696,7 +696,7 @@ fn each_use_of_a_kept_node_has_its_own_spans() {
     let lines = log.lines();
     let token = guards[0].fencing_token();
     let own = lines.iter().filter(|line| line.starts_with("acquire") && line.contains(&format!(" token={token} ")));
-    assert_eq!((own.count(), log.open_spans()), (4, 3), "one each, and that of the one node: {lines:?}");
+    assert_eq!((own.count(), log.open_spans()), (4, 3), "not one span for each use and one for the node: {lines:?}");
     drop(guards);
     let holds = log.lines().iter().filter(|line| line.starts_with("hold")).count();
     assert_eq!((holds, log.open_spans()), (3, 0));

@@ -139,7 +139,7 @@ async fn a_waiter_without_an_event_is_granted_at_its_check() {
                 ends(&mut waiter).await.expect("no panic").expect("granted");
                 let waited = began.elapsed();
                 assert!(FIRST_CHECK.contains(&waited), "{waited:?}: {held:?}, {wanted:?}, {i}, {hears}");
-                assert_eq!(errors(), vec![node; i], "of a server that keeps the node");
+                assert_eq!(errors(), vec![node; i], "only a server that still shows the node is reported");
                 assert_eq!((theirs.children(PATH).len(), theirs.watches()), (0, 0));
             }
         }
@@ -154,11 +154,15 @@ async fn a_waiter_without_an_event_fails_at_its_check() {
         let began = Instant::now();
         let mut waiter = spawn(lock_of(&ours).write().into_future());
         waits(&mut waiter).await;
-        let own = ours.children(PATH).into_iter().find(|name| !held.path().ends_with(name.as_str())).expect("it waits");
+        let own = ours
+            .children(PATH)
+            .into_iter()
+            .find(|name| !held.path().ends_with(name.as_str()))
+            .expect("the waiter waits");
         let own = format!("{PATH}/{own}");
         silence(&ours, &own);
         theirs.faults().remove(own);
-        let error = ends(&mut waiter).await.expect("no panic").expect_err("it has no place");
+        let error = ends(&mut waiter).await.expect("no panic").expect_err("the waiter's node is gone");
         assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
         assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
     }
@@ -190,7 +194,7 @@ async fn a_refused_check_passes_over_nobody() {
         let early = timeout(600 * SECOND, async {
             tokio::select! { it = &mut waiter => drop(it), it = &mut head => drop(it) }
         });
-        assert!(early.await.is_err(), "one holds beside the holder");
+        assert!(early.await.is_err(), "a waiter holds beside the holder");
         drop((held, permit));
         drop(ends(waiter).await.expect("no panic").expect("granted"));
         drop(ends(head).await.expect("no panic").expect("granted"));
@@ -211,7 +215,7 @@ async fn a_waiter_passes_over_a_ghost_to_the_holder_before() {
     let node = format!("{PATH}/{}", names.iter().max_by_key(|name| name.ends_with('1')).expect("the second"));
     ours.faults().freeze(&node);
     drop(ghost);
-    assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the holder");
+    assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "the waiter holds beside the holder");
     let released = Instant::now();
     held.release().await.expect("held");
     drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
@@ -231,7 +235,7 @@ async fn a_waiter_with_an_unseen_downgrade_awaits_the_reader() {
         waits(&mut waiter).await;
         ours.faults().freeze(hidden.unwrap_or(&node));
         let reader = held.downgrade().await.expect("held");
-        assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the reader");
+        assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "the waiter holds beside the reader");
         assert!(reader.is_held());
         drop(reader);
         drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
@@ -260,11 +264,11 @@ async fn a_waiter_past_a_ghost_asks_seldom_for_a_downgrade() {
     waits(&mut waiter).await;
     ours.faults().freeze(PATH);
     drop(ghost);
-    assert!(timeout(15 * SECOND, &mut waiter).await.is_err(), "it holds beside the writer");
+    assert!(timeout(15 * SECOND, &mut waiter).await.is_err(), "the waiter holds beside the writer");
     let reader = held.downgrade().await.expect("held");
     let before = (listings.now(), looks.now());
     let early = timeout(600 * SECOND, &mut waiter).await;
-    assert!(early.is_err(), "it holds beside the reader: {early:?}");
+    assert!(early.is_err(), "the waiter holds beside the reader: {early:?}");
     let (listings, looks) = (listings.now() - before.0, looks.now() - before.1);
     // Each listing is followed by a check at once, and by another a session timeout later. A check is two transactions.
     assert!((50..=60).contains(&listings) && (200..=245).contains(&looks), "{listings} listings, {looks} transactions");
@@ -283,7 +287,7 @@ async fn a_reader_that_cannot_be_checked_counts_as_present() {
         waits(&mut waiter).await;
         ours.faults().freeze(PATH);
         let reader = held.downgrade().await.expect("held");
-        assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the reader");
+        assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "the waiter holds beside the reader");
         assert!(reader.is_held());
         drop(reader);
         ours.faults().cut();
@@ -418,7 +422,7 @@ async fn a_head_without_an_event_of_its_end_fails() {
         let own = sole_node(&ours, "/limit/queue");
         silence(&ours, &own);
         theirs.faults().remove(own);
-        let error = ends(head).await.expect("no panic").expect_err("it has no place");
+        let error = ends(head).await.expect("no panic").expect_err("the waiter's node is gone");
         assert!(matches!(error, Error::Evicted(Loss::Removed)) && permit.is_held(), "{error:?}");
         assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
     }
@@ -463,7 +467,7 @@ async fn a_head_knows_which_of_1000_permits_was_freed() {
     let nodes: Vec<_> = gone.iter().map(|permit| permit.path().to_owned()).collect();
     nodes.iter().for_each(|node| ours.faults().freeze(node));
     for permit in gone {
-        assert!(timeout(60 * SECOND, &mut head).await.is_err(), "there is a permit too many");
+        assert!(timeout(60 * SECOND, &mut head).await.is_err(), "more permits are held than exist");
         drop(permit);
     }
     drop(ends(head).await.expect("no panic").expect("granted"));
@@ -483,7 +487,7 @@ async fn a_head_without_an_event_sees_another_number() {
     other.set_permits(2).await.expect("allowed");
     drop(ends(head).await.expect("no panic").expect("granted"));
     assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
-    assert_eq!(errors(), [""; 0], "its server has the other number");
+    assert_eq!(errors(), [""; 0], "the server shows the new number");
 }
 
 /// The event is still on its way.
@@ -503,7 +507,7 @@ async fn a_number_changed_in_the_exchange_is_read_anew() {
     let mut head = spawn(Semaphore::new(&line, "/limit", 1).expect("valid").acquire().into_future());
     waits(&mut head).await;
     drop(permit);
-    drop(timeout(SECOND, head).await.expect("it need not pause").expect("no panic").expect("granted"));
+    drop(timeout(SECOND, head).await.expect("a grant without a pause").expect("no panic").expect("granted"));
 }
 
 /// The server goes on showing a number that the leader no longer has, or has again by the time of the check.
@@ -531,7 +535,7 @@ async fn a_number_unknown_to_the_leader_is_retried_slowly() {
         // before and after the server is read.
         assert_eq!(looks.now(), 2 * (tries - 1));
         assert_eq!(errors(), vec!["/limit"; if comes_back { 0 } else { tries - 1 }]);
-        let tried = limit.try_acquire().await.expect_err("nothing is granted in doubt").to_string();
+        let tried = limit.try_acquire().await.expect_err("no grant while the number is in doubt").to_string();
         assert!(tried.ends_with("its number has changed, and the server does not show it yet"), "{tried}");
     }
 }
@@ -591,7 +595,7 @@ async fn a_number_missed_by_the_server_is_logged() {
     waits(&mut head).await;
     ours.faults().freeze("/limit");
     other.set_permits(2).await.expect("allowed");
-    assert!(timeout(60 * SECOND, &mut head).await.is_err(), "its server does not show that there is one");
+    assert!(timeout(60 * SECOND, &mut head).await.is_err(), "the server hides the free permit");
     let told = errors();
     assert!((4..=6).contains(&told.len()) && told.iter().all(|node| node == "/limit"), "{told:?}");
     ours.faults().cut();
@@ -628,7 +632,7 @@ async fn a_head_past_a_ghost_counts_hidden_permits() {
         ours.faults().freeze(format!("/limit/queue/{place}"));
         ours.faults().freeze(format!("/limit/permits/{owner}-PERMIT-{count}"));
         let second = assert_ready_ok!(second.poll());
-        assert!(timeout(600 * SECOND, &mut third).await.is_err(), "there is a permit too many");
+        assert!(timeout(600 * SECOND, &mut third).await.is_err(), "more permits are held than exist");
         assert!(second.is_held());
         drop(second);
         if hindered.is_some() {
@@ -674,7 +678,7 @@ async fn a_head_on_another_server_counts_shown_permits() {
         ours.faults().freeze(ghost);
         ours.faults().freeze(format!("/limit/permits/{owner}-PERMIT-1"));
         let second = assert_ready_ok!(second.poll());
-        assert!(timeout(600 * SECOND, &mut third).await.is_err(), "there is a permit too many");
+        assert!(timeout(600 * SECOND, &mut third).await.is_err(), "more permits are held than exist");
         drop(second);
         drop(timeout(700 * SECOND, third).await.expect("the next check").expect("no panic").expect("granted"));
     }
@@ -716,10 +720,10 @@ async fn a_copy_behind_a_lagging_server_says_so() {
     let node = format!("{PATH}/value");
     ours.faults().freeze(&node);
     value.update(|value| *value = 3).await.expect("free");
-    assert!(matches!(live.state(), CopyState::Current), "nobody can know yet");
+    assert!(matches!(live.state(), CopyState::Current), "the copy knew of an unseen commit");
 
     let (before, began) = (ours.requests(), Instant::now());
-    let error = ends(changes.next()).await.expect("open").expect_err("its server is the only one that has it");
+    let error = ends(changes.next()).await.expect("open").expect_err("the ensemble no longer has the value");
     assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
     assert_eq!(ours.requests() - before, 3, "the leader is asked, and the node is read and watched again");
     assert!(matches!(&error, Error::Refused { path, .. } if *path == node), "{error}");
@@ -730,7 +734,7 @@ async fn a_copy_behind_a_lagging_server_says_so() {
     }
     ours.faults().cut();
     ours.faults().heal();
-    assert_eq!(**ends(changes.next()).await.expect("open").expect("what the ensemble has"), 3);
+    assert_eq!(**ends(changes.next()).await.expect("open").expect("the ensemble's value"), 3);
     assert!(matches!(live.state(), CopyState::Current), "{:?}", live.state());
 }
 
@@ -808,7 +812,7 @@ async fn an_observer_without_an_event_sees_a_new_leader() {
         let first = leads(&theirs);
         sleep(SECOND).await;
         let mut changes = Leadership::new(&counted(&ours), PATH).expect("valid").changes();
-        let term = changes.next().await.expect("open").expect("readable").expect("it leads").term;
+        let term = changes.next().await.expect("open").expect("readable").expect("the candidate leads").term;
         let node = sole_node(&theirs, PATH);
         silence(&ours, &node);
         first.abort();
@@ -819,7 +823,7 @@ async fn an_observer_without_an_event_sees_a_new_leader() {
         ours.faults().forget_watches();
         let _second = leads(&theirs);
         let began = Instant::now();
-        let next = ends(changes.next()).await.expect("open").expect("readable").expect("it leads").term;
+        let next = ends(changes.next()).await.expect("open").expect("readable").expect("the candidate leads").term;
         assert!(next > term && began.elapsed() < FIRST_CHECK.end, "{:?}", began.elapsed());
         assert_eq!(errors(), vec![node; i]);
     }

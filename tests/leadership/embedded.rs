@@ -76,7 +76,7 @@ fn a_dropped_resignation_or_stop_is_done_anyway() {
             let (tell, mut news) = mpsc::unbounded_channel();
             let mut campaign = spawn(candidate.lead(endless(tell)));
             assert!(poll_up_to(&mut campaign, POLLS).is_none());
-            let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("it leads") };
+            let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("the candidate leads") };
             if stops {
                 let _dropped = poll_up_to(&mut spawn(candidate.stop()), polls);
             } else {
@@ -89,7 +89,7 @@ fn a_dropped_resignation_or_stop_is_done_anyway() {
                 assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
             } else {
                 // No other candidate waits, so this one leads again.
-                assert!(ended.is_none() && candidate.term().expect("it leads").number() > term.number());
+                assert!(ended.is_none() && candidate.term().expect("the candidate leads").number() > term.number());
             }
             done += 1;
         }
@@ -103,7 +103,7 @@ fn a_second_campaign_of_one_candidate_is_refused() {
     let candidate = leadership(&zk);
     let mut first = spawn(candidate.lead(|_term| pending::<()>()));
     assert_pending!(first.poll());
-    let term = candidate.term().expect("it leads").number();
+    let term = candidate.term().expect("the candidate leads").number();
     let refused = now(candidate.lead(|_term| async {})).unwrap_err();
     assert!(matches!(&refused, Error::InvalidInput(text) if text.starts_with("a second campaign")), "{refused}");
     assert_eq!(candidate.term().map(|term| term.number()), Some(term));
@@ -213,7 +213,7 @@ fn an_observer_sees_each_leader_once_at_any_poll() {
         });
         let is_watching = poll_up_to(&mut watching, polls).is_none();
         let leader = write(&lock(&zk));
-        assert!(poll_up_to(&mut watching, POLLS).is_none(), "it waits for a change");
+        assert!(poll_up_to(&mut watching, POLLS).is_none(), "an unchanged leader was reported");
         // Another contender is no change of the leader.
         drop(writing(&lock(&zk)));
         assert!(poll_up_to(&mut watching, POLLS).is_none());
@@ -222,7 +222,7 @@ fn an_observer_sees_each_leader_once_at_any_poll() {
         assert!(poll_up_to(&mut watching, POLLS).is_none());
         drop(watching);
         told.retain(|term| term.is_some());
-        assert_eq!(told, [Some(term)], "it came after {polls} polls");
+        assert_eq!(told, [Some(term)], "the leader came after {polls} polls");
         came += usize::from(!is_watching);
     }
     assert!(came > 3, "{came}");
@@ -329,7 +329,7 @@ async fn a_leader_cut_off_says_no_before_its_session_ends() {
     assert!(next.is_leader() && !a.leadership.is_leader());
     zk.faults().heal();
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(other.children(PATH).len(), 2, "it campaigns again");
+    assert_eq!(other.children(PATH).len(), 2, "the candidate campaigns again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -408,7 +408,7 @@ async fn an_outage_of_an_hour_is_asked_seldom_and_ends_soon() {
     candidate.is_dropped().await;
     let before = zk.requests();
     sleep(Duration::from_secs(3_600)).await;
-    assert_eq!(zk.requests(), before, "nothing queues up for the reconnect");
+    assert_eq!(zk.requests(), before, "requests were queued for the reconnect");
     zk.faults().expire();
     zk.faults().heal();
     let healed = Instant::now();
@@ -479,7 +479,7 @@ fn a_transaction_of_a_past_term_is_not_sent() {
     let (tell, mut news) = mpsc::unbounded_channel();
     let mut campaign = spawn(candidate.lead(endless(tell)));
     assert_pending!(campaign.poll());
-    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("it leads") };
+    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("the candidate leads") };
     zk.faults().lose_next_request();
     drop(campaign);
     let before = zk.requests();
@@ -505,7 +505,7 @@ fn a_transaction_sent_after_the_term_is_refused() {
     let (tell, mut news) = mpsc::unbounded_channel();
     let mut campaign = spawn(async move { candidate.lead(endless(tell)).await });
     assert_pending!(campaign.poll());
-    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("it leads") };
+    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("the candidate leads") };
     *ends.lock().unwrap() = Some(Box::new(campaign));
     let refused = now(term.transaction().create("/late", "").commit()).unwrap_err();
     assert!(matches!(refused, Error::Lost(Loss::GivenBack)), "{refused}");
@@ -520,8 +520,8 @@ fn a_read_of_a_past_term_is_not_sent() {
     let (tell, mut news) = mpsc::unbounded_channel();
     let mut campaign = spawn(candidate.lead(endless(tell)));
     assert_pending!(campaign.poll());
-    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("it leads") };
-    assert!(now(term.data("/leaders")).expect("it leads").is_some());
+    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("the candidate leads") };
+    assert!(now(term.data("/leaders")).expect("the candidate leads").is_some());
     drop(campaign);
     let before = zk.requests();
     let refused = now(term.data("/leaders")).unwrap_err();

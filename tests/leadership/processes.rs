@@ -90,7 +90,7 @@ async fn child(role: &str, path: &str, session_timeout: Duration) -> (Process, i
 }
 
 fn leads(words: &str) -> i64 {
-    let term = words.strip_prefix("leads ").unwrap_or_else(|| panic!("it says {words:?}"));
+    let term = words.strip_prefix("leads ").unwrap_or_else(|| panic!("the child says {words:?}"));
     term.parse().expect("the number of a term")
 }
 
@@ -101,7 +101,7 @@ async fn a_killed_leader_is_followed_by_another() {
     let (leader, term) = child("leads", PATH, SHORT).await;
     let mut next = Candidate::campaigns(leadership(&zk, PATH));
     let lock = lock_at(&zk, PATH);
-    eventually("it waits", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
+    eventually("the waiter waits", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
     let seen = next.leadership.leader().await.unwrap().expect("the child leads");
     assert_eq!((seen.term, seen.pid), (term, Some(leader.child.id())));
     let mut changes = next.leadership.changes();
@@ -144,9 +144,9 @@ async fn a_stopped_leader_loses_and_campaigns_again() {
     let (no, mut leader) = soon("the answer", told).await.unwrap();
     assert_eq!(no, format!("no {term}"));
     let lock = lock_at(&zk, PATH);
-    eventually("it campaigns again", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
+    eventually("the candidate campaigns again", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
     soon("the stop", next.leadership.stop()).await;
     let again = spawn_blocking(move || (leader.says(), leader));
-    let (words, _leader) = soon("its next term", again).await.unwrap();
+    let (words, _leader) = soon("the next term", again).await.unwrap();
     assert!(leads(&words) > second);
 }

@@ -53,10 +53,10 @@ async fn an_observer_costs_four_requests_a_change() {
     let mut b =
         Candidate::campaigns(Leadership::builder(&waits, PATH).lock(|lock| lock.host("host-b")).build().unwrap());
     let lock = lock_at(&leads, PATH);
-    eventually("it waits", || async { lock.queue().await.unwrap().members.len() == 2 }).await;
+    eventually("the waiter waits", || async { lock.queue().await.unwrap().members.len() == 2 }).await;
     for _ in 0..10 {
         let other = Candidate::campaigns(leadership(&leads, PATH));
-        eventually("it waits", || async { lock.queue().await.unwrap().members.len() == 3 }).await;
+        eventually("the waiter waits", || async { lock.queue().await.unwrap().members.len() == 3 }).await;
         soon("the stop", other.leadership.stop()).await;
     }
     assert!(tokio_test::task::spawn(changes.next()).poll().is_pending());
@@ -105,7 +105,7 @@ async fn an_observer_survives_a_session_that_ends_at_once() {
     ends();
     look.release();
     soon("the stop", leads.leadership.stop()).await;
-    assert_eq!(told.await.expect("it goes on"), None);
+    assert_eq!(told.await.expect("the observer goes on"), None);
 }
 
 #[support::judged]
@@ -141,13 +141,13 @@ async fn a_leader_in_a_black_hole_says_no_before_the_next_leads() {
     let term = a.leads().await;
     let mut b = Candidate::campaigns(leadership(&there, PATH));
     let lock = lock_at(&there, PATH);
-    eventually("it waits", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
+    eventually("the waiter waits", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
     wire.black_hole();
     let next = b.leads().await;
     safe!(!a.leadership.is_leader() && !term.is_leader(), "another candidate leads in {next:?}");
     assert_eq!(a.is_dropped().await, term.number());
     wire.heal();
-    eventually("it campaigns again", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
+    eventually("the candidate campaigns again", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
     soon("the resignation", b.leadership.resign()).await;
     assert!(a.leads().await.number() > next.number());
     for it in [a, b] {
@@ -192,14 +192,14 @@ async fn a_server_that_restarts_has_one_leader_again() {
     let candidates = [Candidate::campaigns(a.clone()), Candidate::campaigns(b.clone())];
     let lock = lock_at(&one, "/leaders/crash");
     let both_are_there = || async { lock.queue().await.is_ok_and(|queue| queue.members.len() == 2) };
-    eventually("one leads, and the other waits", both_are_there).await;
+    eventually("one candidate leads and the other waits", both_are_there).await;
     for _ in 0..2 {
         server.kill();
         // Longer than a lease.
         tokio::time::sleep(SHORT + SHORT / 2).await;
         assert!(!a.is_leader() && !b.is_leader());
         server.start_again();
-        eventually("one leads", || async { a.is_leader() || b.is_leader() }).await;
+        eventually("a candidate leads", || async { a.is_leader() || b.is_leader() }).await;
         assert!(!(a.is_leader() && b.is_leader()));
         eventually("the other waits", both_are_there).await;
     }

@@ -266,7 +266,7 @@ async fn each_failure_to_read_a_queue_is_told_as_what_it_is() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/failures").await;
     let operator = connect(&shared_server().address()).await;
-    assert!(handles.lock.queue().await.unwrap().members.is_empty(), "there is no directory yet");
+    assert!(handles.lock.queue().await.unwrap().members.is_empty(), "a missing directory has members");
     let _held = lock_at(&operator, handles.lock.path()).write().label("held").await.unwrap();
     let listing = || Rule::on(Frames::from_clients().but(&[Op::Handshake, Op::Ping, Op::GetData])).and_all_later();
     let reading = || Rule::on(Frames::requests(Op::GetData)).and_all_later();

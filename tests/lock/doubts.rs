@@ -115,10 +115,10 @@ async fn forestalled(stranger: impl Fn(&Memory) + Send + Sync + 'static) -> Resu
 async fn a_commit_forestalled_without_the_lock_is_refused() {
     let put = |zk: &Memory, data: &[u8]| {
         let set = Operation::Set { path: "/v".to_owned(), data: data.to_vec(), version: None };
-        now(of(zk).transact(&[set])).expect("it is there");
+        now(of(zk).transact(&[set])).expect("the node exists");
     };
     let answer = forestalled(|_| {}).await;
-    assert_eq!(answer.unwrap(), [Outcome::Set { version: 1 }], "nobody was faster");
+    assert_eq!(answer.unwrap(), [Outcome::Set { version: 1 }], "no write came in between");
     let answer = forestalled(move |zk| put(zk, b"a stranger's")).await;
     assert!(matches!(answer, Err(Error::TransactionRefused { reason: Failure::BadVersion, .. })), "{answer:?}");
     let twice = forestalled(move |zk| [b"a", b"b"].iter().for_each(|data| put(zk, *data))).await;
@@ -126,7 +126,7 @@ async fn a_commit_forestalled_without_the_lock_is_refused() {
     // The versions do not show that the node was deleted and created again.
     let anew = forestalled(|zk| {
         zk.faults().remove("/v");
-        now(of(zk).create("/v", b"a stranger's", Kind::Persistent)).expect("it is gone");
+        now(of(zk).create("/v", b"a stranger's", Kind::Persistent)).expect("the node is gone");
     });
     for answer in [twice, gone, anew.await] {
         assert!(matches!(answer, Err(Error::OutcomeUnknown { .. })), "{answer:?}");
@@ -134,5 +134,5 @@ async fn a_commit_forestalled_without_the_lock_is_refused() {
 }
 
 fn of(zk: &Memory) -> Arc<dyn Session> {
-    Arc::clone(now(zk.session_slot(0)).expect("it is reachable").session())
+    Arc::clone(now(zk.session_slot(0)).expect("a connected client").session())
 }

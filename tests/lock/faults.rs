@@ -170,8 +170,8 @@ async fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     // One acquisition sends its create before the cut, the other starts after the cut.
     stage.proxy.black_hole_to_client();
     let sent = writer(&stage.lock);
-    eventually("its create", || async { stage.proxy.count(Op::Create2) == 1 }).await;
-    eventually("its node", || async { stage.children().await.len() == 1 }).await;
+    eventually("the acquisition's create", || async { stage.proxy.count(Op::Create2) == 1 }).await;
+    eventually("the acquisition's node", || async { stage.children().await.len() == 1 }).await;
     stage.proxy.cut();
     stage.is_cut_off().await;
     let began = writer(&stage.lock);
@@ -218,7 +218,12 @@ async fn a_thousand_timeouts_in_an_outage_send_nothing_later() {
     stage.proxy.reset();
     stage.proxy.heal();
     let guard = soon("the grant after the heal", stage.lock.write()).await.unwrap();
-    assert_eq!(stage.proxy.count(Op::Create2), 1, "of {} that had given up", WAVES * CROWD);
+    assert_eq!(
+        stage.proxy.count(Op::Create2),
+        1,
+        "creates were sent for some of {} acquisitions that had given up",
+        WAVES * CROWD
+    );
     stage.only_one_is_left(&guard.path()).await;
     guard.release().await.unwrap();
     assert_eq!(stage.children().await, [""; 0]);
@@ -238,7 +243,7 @@ async fn a_waiter_whose_listing_is_lost_keeps_its_place() {
 
     stage.proxy.rst();
     listing.release();
-    eventually("it lists again", || async { stage.proxy.count(Op::GetChildren2) == 2 }).await;
+    eventually("the waiter lists again", || async { stage.proxy.count(Op::GetChildren2) == 2 }).await;
     holder.release().await.unwrap();
     let guard = granted(waiter).await;
     assert!(before.iter().any(|name| guard.path().ends_with(name)));
@@ -298,7 +303,7 @@ async fn a_waiter_whose_queue_was_recreated_is_evicted() {
     let holder = stage.here.write().await.unwrap();
     let waiter = writer(&stage.lock);
     line_becomes(&stage.here, "W+ W-").await;
-    eventually("its watches", || async { stage.proxy.count(Op::GetData) >= 2 }).await;
+    eventually("the waiter's watches", || async { stage.proxy.count(Op::GetData) >= 2 }).await;
 
     stage.proxy.cut();
     let operator = session(&stage.operator).await;
@@ -357,7 +362,7 @@ async fn waiters_and_handles_dropped_together_leave_nothing() {
         waiter.abort();
     }
     // Far below the session timeout.
-    eventually("they have left", || async { children(&operator, here.path()).await.len() == 1 }).await;
+    eventually("the waiters have left", || async { children(&operator, here.path()).await.len() == 1 }).await;
     holder.release().await.unwrap();
 }
 
@@ -617,7 +622,7 @@ async fn a_waiter_behind_a_hidden_departure_is_granted() {
         let name = held.path().rsplit('/').next().unwrap().to_owned();
         let began = Instant::now();
         let mut waiter = tokio::spawn(stage.lock.write().into_future());
-        eventually("it watches its predecessor", || async {
+        eventually("the waiter watches its predecessor", || async {
             let watched = shared_server().four_letter("wchp");
             stage.children().await.iter().all(|name| watched.contains(name.as_str()))
         })

@@ -114,7 +114,7 @@ async fn no_call_returns_a_ghost_as_the_leader() {
     let there = Leadership::new(&other, path).unwrap();
     let leads = tokio::spawn(async move { there.lead(|_| std::future::pending::<()>()).await.map(drop) });
     let there = Leadership::new(&other, path).unwrap();
-    eventually("it leads", async || there.leader().await.unwrap().is_some()).await;
+    eventually("the candidate leads", async || there.leader().await.unwrap().is_some()).await;
     assert_eq!(here.leader().await.unwrap(), there.leader().await.unwrap());
 
     // A session that does not know the ghost yet.

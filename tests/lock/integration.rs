@@ -496,7 +496,7 @@ async fn a_leaving_waiter_spares_its_neighbours_watch() {
     line_becomes(&lock, "W+ W- W-").await;
     let node = format!("/locks/neighbour/{}", lock.queue().await.unwrap().members[1].node);
     // The middle waiter's node is watched twice on this session: by the waiter itself and by the last one.
-    eventually("its own watch", || async { watchers_of(server, &node) == 1 }).await;
+    eventually("the waiter's own watch", || async { watchers_of(server, &node) == 1 }).await;
 
     last.abort();
     line_becomes(&lock, "W+ W-").await;
@@ -540,7 +540,7 @@ fn a_panic_gives_the_lock_back() {
     let guard = lock.write().blocking().unwrap();
     let panicked = catch_unwind(AssertUnwindSafe(move || {
         let _guard = guard;
-        std::panic::resume_unwind(Box::new("as a panic does, but silently"));
+        std::panic::resume_unwind(Box::new("a panic without output"));
     }));
     assert!(panicked.is_err());
     drop(lock.write().timeout(SOON).blocking().unwrap());
@@ -691,7 +691,7 @@ async fn a_timeout_while_cut_off_names_known_blockers() {
     // The waiter is cut off while it waits, and the newcomer before it has begun.
     let waiter = tokio::spawn(cut_off.write().timeout(limit).into_future());
     // The waiter knows its blockers once it watches its predecessor and its own node.
-    eventually("its watches", || async { proxy.count(Op::GetData) == 2 }).await;
+    eventually("the waiter's watches", || async { proxy.count(Op::GetData) == 2 }).await;
     proxy.black_hole();
     let newcomer = tokio::spawn(cut_off.read().timeout(limit).into_future());
     let outcomes = (refused(waiter).await, refused(newcomer).await);
@@ -909,7 +909,7 @@ async fn a_queue_that_is_read_never_lacks_its_holder() {
         let queue = looks.queue().await.unwrap();
         assert!(queue.members.is_empty() || queue.holders().count() == 1, "{queue}");
     }
-    assert!(busy.try_join_next().is_none(), "they work");
+    assert!(busy.try_join_next().is_none(), "the tasks ended too early");
 }
 
 #[support::judged]
@@ -1006,7 +1006,7 @@ async fn a_holder_cut_off_is_lost_before_the_next_grant() {
     let (next, granted_at) = granted(next).await;
     let (guard, last_yes) = watching.join().unwrap();
 
-    let last_yes = last_yes.expect("it was held at first");
+    let last_yes = last_yes.expect("the lock was held at first");
     safe!(last_yes < granted_at, "held {:?} after the next grant", last_yes - granted_at);
     assert_eq!(guard.state(), HoldState::Lost { why: guard.lost().await });
     safe!(first_token < next.fencing_token(), "{first_token} before {}", next.fencing_token());
@@ -1182,10 +1182,10 @@ impl Mishap {
                     proxy.rst();
                     held.release();
                 };
-                return tokio::join!(soon("what was tried", deed), reset).0;
+                return tokio::join!(soon("the end of the call", deed), reset).0;
             }
         };
-        let output = soon("what was tried", deed).await;
+        let output = soon("the end of the call", deed).await;
         assert!(fault.has_happened(), "{self:?} of {op:?} did not happen");
         output
     }
@@ -1208,7 +1208,7 @@ async fn a_lost_create_or_listing_leaves_one_node() {
             let guard = mishap.befalls(&proxy, op, lock.write().into_future()).await.unwrap();
             let node = guard.path();
             assert!(guard.is_held());
-            eventually("one node is left, the guard's", || async {
+            eventually("only the guard's node is left", || async {
                 let names = children(&operator, &directory).await;
                 assert!(!names.is_empty(), "{mishap:?} of {op:?}");
                 names.len() == 1 && node.ends_with(&names[0])

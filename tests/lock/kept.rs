@@ -42,7 +42,7 @@ async fn version(zk: &ZooKeeper, directory: &str) -> i32 {
 
 async fn ask_by_hand(zk: &ZooKeeper, directory: &str) {
     let set = Operation::Set { path: directory.to_owned(), data: Vec::new(), version: None };
-    session(zk).await.transact(&[set]).await.expect("it may be written");
+    session(zk).await.transact(&[set]).await.expect("allowed");
 }
 
 /// The number of asks for the kept nodes below this directory.
@@ -166,7 +166,7 @@ async fn a_writer_behind_eight_kept_readers_asks_once() {
     let held = soon("a free lock", other.write()).await.unwrap();
     let waits = writer(&lock_at(&bystander.zk, "/kept/eight-other"));
     line_becomes(&other, "W+ W-").await;
-    eventually("its watches", || async { bystander.proxy.count(Op::GetData) >= 2 }).await;
+    eventually("the waiter's watches", || async { bystander.proxy.count(Op::GetData) >= 2 }).await;
     bystander.settle().await;
     bystander.proxy.reset();
     let version_before = version(&operator, path).await;
@@ -175,7 +175,7 @@ async fn a_writer_behind_eight_kept_readers_asks_once() {
     session(&tapped.zk).await.sync("/").await.unwrap();
     tapped.proxy.reset();
 
-    let guard = soon("what is only kept", lock.write()).await.unwrap();
+    let guard = soon("a lock that is only kept", lock.write()).await.unwrap();
     let mut requests = about(&tapped, path);
     for (keeper, _) in &keepers {
         keeper.settle().await;
@@ -214,7 +214,7 @@ async fn many_waiters_for_a_kept_node_write_one_ask() {
             drop(zk);
         });
     }
-    eventually("they stand in line", || async { children(&operator, path).await.len() == 9 }).await;
+    eventually("all waiters are queued", || async { children(&operator, path).await.len() == 9 }).await;
     eventually("an ask", || async { tapped.proxy.notifications() == 1 }).await;
     tapped.settle().await;
     guard.release().await.unwrap();
@@ -329,7 +329,7 @@ async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
     let listings =
         requests.take_while(|op| ![Op::Delete, Op::Create2].contains(op)).filter(|op| *op == Op::GetChildren2);
     assert_eq!(listings.count(), 1);
-    assert_eq!(version(&guest, path).await, 0, "nobody has asked");
+    assert_eq!(version(&guest, path).await, 0, "an ask was made");
     let token = guard.fencing_token();
     guard.release().await.unwrap();
     eventually("the next use", || async { *tokens.borrow() > token }).await;
@@ -402,7 +402,7 @@ async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
             let guard = soon("the lock", lock_at(&asker.zk, path).write()).await.unwrap();
             assert!(lost.has_happened() && guard.is_held());
             guard.release().await.unwrap();
-            assert_eq!(version(&operator, path).await, before + 1, "it is asked for once");
+            assert_eq!(version(&operator, path).await, before + 1, "the ask was made more than once");
             drop(lock);
             becomes_empty(&operator, path).await;
         }

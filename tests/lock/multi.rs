@@ -55,7 +55,7 @@ fn queued<const N: usize>(zk: &Memory, directories: [&str; N]) -> [usize; N] {
 fn of_one(error: &Error) -> (&str, &Error) {
     match error {
         Error::OneOfMany { path, error } => (path, error),
-        other => panic!("of no one lock: {other}"),
+        other => panic!("the error names no lock: {other}"),
     }
 }
 
@@ -133,7 +133,7 @@ fn locks_are_taken_in_the_order_of_their_paths() {
         for (freed, after) in [(b, [3, 1, 0]), (ab, [3, 0, 0])] {
             assert_pending!(acquiring.poll());
             now(freed.release()).expect("held");
-            assert_eq!(queued(&zk, ["/a", "/a/b", "/b"]), after, "they queue only where all before is theirs");
+            assert_eq!(queued(&zk, ["/a", "/a/b", "/b"]), after, "a contender queued up out of order");
         }
         assert_pending!(acquiring.poll());
         now(a.release()).expect("held");
@@ -486,11 +486,11 @@ fn a_try_is_not_blocked_by_nodes_its_handle_keeps() {
     let both = MultiLock::new([(keeps.clone(), Write), (RwLock::new(&zk, "/b").expect("valid"), Read)]).expect("two");
     for _ in 0..2 {
         now(now(keeps.write()).expect("free").release()).expect("held");
-        assert_eq!(queued(&zk, ["/a"]), [1], "it is kept");
-        now(now(both.try_lock()).expect("it is only kept").release()).expect("held");
+        assert_eq!(queued(&zk, ["/a"]), [1], "the node is kept");
+        now(now(both.try_lock()).expect("the node is only kept").release()).expect("held");
     }
     let _used = now(keeps.read()).expect("free");
-    assert!(now(both.try_lock()).expect_err("it is used").is_would_block());
+    assert!(now(both.try_lock()).expect_err("the node is in use").is_would_block());
 }
 
 #[test]
@@ -821,7 +821,7 @@ fn a_read_under_several_locks_ends_when_one_is_lost() {
     assert!(read.poll().is_pending());
     clients[0].faults().expire();
     clients[1].faults().heal();
-    let std::task::Poll::Ready(refused) = read.poll() else { panic!("it waits on") };
+    let std::task::Poll::Ready(refused) = read.poll() else { panic!("the read did not end") };
     let refused = refused.unwrap_err();
     assert!(matches!(of_one(&refused), ("/a", Error::Lost(_))), "{refused}");
 }

@@ -51,7 +51,7 @@ async fn once_costs_one_read_and_a_success_one_write() {
     let tapped = Tapped::new(shared_server()).await;
     let lock = lock_at(&tapped.zk, "/lock/once/cost");
     works(&lock).await;
-    soon("the answer", lock.forget()).await.expect("may").expect("it was done");
+    soon("the answer", lock.forget()).await.expect("allowed").expect("a record existed");
     works(&lock).await;
 
     // Without the watch on the own node, which comes 5 ms after the grant, and without the listing, which the session skips
@@ -69,7 +69,7 @@ async fn once_costs_one_read_and_a_success_one_write() {
     assert_eq!(requests(), [Op::Create2, Op::Multi]);
     tapped.proxy.reset();
     assert!(due(&lock).await.is_none());
-    eventually("it is given back", || async { requests().len() > 2 }).await;
+    eventually("the lock is released", || async { requests().len() > 2 }).await;
     assert_eq!(requests(), [Op::Create2, Op::GetData, Op::Multi]);
 
     let guard = due_again(&lock).await;
@@ -137,7 +137,7 @@ async fn a_worker_that_is_cut_off_records_nothing() {
     let next = granted(waits).await.expect("due");
     assert!(!guard.is_held());
     tapped.proxy.heal();
-    let error = soon("the answer", guard.done()).await.expect_err("it was lost");
+    let error = soon("the answer", guard.done()).await.expect_err("the lock was lost");
     assert!(error.is_lost(), "{error:?}");
     assert!(!is_recorded(&zk, path).await);
     next.done().await.unwrap();
@@ -194,7 +194,7 @@ async fn a_record_that_may_not_be_made_or_read_is_an_error() {
 
     // Now there is a record that only its owner may read.
     operator.create(&format!("{path}.done"), b"", Kind::Persistent).await.unwrap();
-    let refused = soon("the refusal", lock.write().once_in(PERIOD)).await.expect_err("it may not be read");
+    let refused = soon("the refusal", lock.write().once_in(PERIOD)).await.expect_err("the record may not be read");
     assert!(matches!(refused, Error::PermissionDenied { .. }), "{refused:?}");
     assert_eq!(line(&lock).await, "", "and the queue can be read");
 }

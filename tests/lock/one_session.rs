@@ -25,7 +25,7 @@ fn now<F: IntoFuture>(future: F) -> F::Output {
     let mut future = task::spawn(Box::pin(future.into_future()));
     match future.poll() {
         std::task::Poll::Ready(output) => output,
-        std::task::Poll::Pending => panic!("it has to wait"),
+        std::task::Poll::Pending => panic!("no grant"),
     }
 }
 
@@ -48,7 +48,7 @@ fn a_holder_whose_node_is_removed_lets_in_nobody() {
     assert_pending!(second.poll());
     zk.faults().remove(first.path());
     assert!(!first.is_held());
-    assert!(assert_ready_ok!(second.poll()).is_held(), "it does not wait for the guard to be dropped");
+    assert!(assert_ready_ok!(second.poll()).is_held(), "a waiter was not granted before the lost guard was dropped");
     drop((first, second));
     assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (0, 0));
 }
@@ -77,7 +77,7 @@ fn a_waiter_evicted_while_cut_off_never_holds() {
     assert_pending!(second.poll());
     let mut next = writing(&RwLock::new(&there, DIRECTORY).expect("valid"));
     assert_pending!(next.poll());
-    let evicted = zk.children(DIRECTORY).into_iter().find(|name| name.ends_with('1')).expect("it waits");
+    let evicted = zk.children(DIRECTORY).into_iter().find(|name| name.ends_with('1')).expect("the waiter waits");
     zk.faults().cut();
     there.faults().remove(format!("{DIRECTORY}/{evicted}"));
     drop(first);
@@ -285,7 +285,7 @@ async fn a_waiter_watches_its_own_node_first() {
     let held = t.observer.write().await.unwrap();
     t.proxy.reset();
     let waiter = writer(&t.lock);
-    eventually("it watches both", || async { t.proxy.count(Op::GetData) == 2 }).await;
+    eventually("the waiter watches both nodes", || async { t.proxy.count(Op::GetData) == 2 }).await;
     let watched: Vec<String> =
         t.proxy.requests().into_iter().filter(|(op, _)| *op == Op::GetData).map(|(_, path)| path).collect();
     let number = |path: &str| path.rsplit('-').next().unwrap().parse::<u64>().unwrap();

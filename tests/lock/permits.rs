@@ -309,8 +309,10 @@ async fn lost_replies_and_events_cost_no_permit() {
             op => tapped.proxy.drop_reply(op, 1),
         };
         let waits = acquiring(&semaphore);
-        eventually("it stands in line", || async { children(&operator, &format!("{path}/queue")).await.len() == 1 })
-            .await;
+        eventually("the contender is queued", || async {
+            children(&operator, &format!("{path}/queue")).await.len() == 1
+        })
+        .await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         held.release().await.unwrap();
         let permit = granted(waits).await;
@@ -354,7 +356,8 @@ async fn a_holder_in_a_black_hole_is_lost_before_a_grant() {
     let operator = connect(&shared_server().address()).await;
     let held = free(&open(&zk, path, 1)).await;
     let waits = acquiring(&open(&operator, path, 1));
-    eventually("it stands in line", || async { children(&operator, &format!("{path}/queue")).await.len() == 1 }).await;
+    eventually("the contender is queued", || async { children(&operator, &format!("{path}/queue")).await.len() == 1 })
+        .await;
     proxy.black_hole();
     let witness = thread::spawn(move || {
         while held.is_held() {
@@ -409,7 +412,8 @@ async fn a_contender_denied_its_own_place_takes_permits() {
     for _ in 0..3 {
         let held = free(&theirs).await;
         let waits = acquiring(&here);
-        eventually("it waits", || async { children(&operator, &format!("{path}/queue")).await.len() == 1 }).await;
+        eventually("the waiter waits", || async { children(&operator, &format!("{path}/queue")).await.len() == 1 })
+            .await;
         held.release().await.unwrap();
         let held = granted(waits).await;
         let (head, next) = (acquiring(&theirs), acquiring(&here));

@@ -144,7 +144,7 @@ impl Case {
             let asked = self.proxy.requests();
             asked.iter().filter(|(op, path)| *op == Op::GetData && *path == node).count() >= asks_again
         };
-        eventually("it has failed, or waits", || async { waiter.is_finished() || waits() }).await;
+        eventually("the waiter has failed or waits", || async { waiter.is_finished() || waits() }).await;
         let released_at = Instant::now();
         holder.release().await.unwrap();
 

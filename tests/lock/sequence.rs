@@ -132,16 +132,16 @@ async fn several_contenders_with_the_last_number_all_fail() {
     assert_eq!(states, [MemberState::Holds, MemberState::Stuck, MemberState::Stuck]);
 
     // The first holder of the number is gone, and still no contender with that number may have the lock.
-    one.delete(&format!("{DIRECTORY}/{}", names[0])).await.expect("it is there");
+    one.delete(&format!("{DIRECTORY}/{}", names[0])).await.expect("the node exists");
     let queue = soon("the queue", b.queue()).await.expect("readable");
     assert_eq!(queue.holders().count(), 0);
     for (session, name) in [(&two, &names[1]), (&one, &names[2])] {
-        session.delete(&format!("{DIRECTORY}/{name}")).await.expect("it is there");
+        session.delete(&format!("{DIRECTORY}/{name}")).await.expect("the node exists");
     }
     assert_eq!(children(&zk, DIRECTORY).await, ["foo"]);
     let error = soon("a refusal", a.write()).await.expect_err("a foreign file keeps the directory");
     assert!(error.to_string().contains(DIRECTORY), "{error}");
-    one.delete(&format!("{DIRECTORY}/foo")).await.expect("it is there");
+    one.delete(&format!("{DIRECTORY}/foo")).await.expect("the node exists");
     let fresh = soon("the numbers start again", b.write()).await.expect("free");
     assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);
     fresh.release().await.expect("held");
@@ -155,7 +155,7 @@ async fn an_empty_directory_of_used_up_numbers_serves_one() {
             server.set_next_sequence(DIRECTORY, next);
         }
         let (zk, a, _other, b) = two(&server).await;
-        let first = soon("the numbers start again", a.write()).await.expect("it is empty");
+        let first = soon("the numbers start again", a.write()).await.expect("the directory is empty");
         assert_eq!(numbers(&zk).await, [(Mode::Write, 0)], "from {next}");
         let second = reader(&b);
         line_becomes(&a, "W+ R-").await;
@@ -183,9 +183,9 @@ async fn a_directory_deleted_near_the_end_loses_its_holder() {
     let (zk, a, _other, b) = two(&server).await;
     let held = soon("free", a.write()).await.expect("free");
     let operator = session(&zk).await;
-    operator.delete(&held.path()).await.expect("it is there");
+    operator.delete(&held.path()).await.expect("the node exists");
     assert_eq!(soon("the loss", held.lost()).await, Loss::Removed);
-    operator.delete(DIRECTORY).await.expect("it is empty");
+    operator.delete(DIRECTORY).await.expect("the directory is empty");
     let fresh = soon("the numbers start again", b.write()).await.expect("free");
     assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);
     assert!(fresh.fencing_token() > held.fencing_token());

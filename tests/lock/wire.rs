@@ -344,7 +344,7 @@ async fn a_crowd_whose_first_contenders_give_up_is_served() {
         first.spawn(theirs.read().into_future());
     }
     soon("the first listing's answer", answers.arrives()).await;
-    eventually("they all list", || async { two.proxy.count(Op::GetChildren2) == 4 }).await;
+    eventually("all listings are sent", || async { two.proxy.count(Op::GetChildren2) == 4 }).await;
     let mut later = JoinSet::new();
     for _ in 0..20 {
         later.spawn(theirs.read().into_future());
@@ -532,13 +532,13 @@ async fn a_waiter_that_gives_up_leaves_no_watch() {
 
     let error = theirs.write().timeout(Duration::from_millis(100)).await.unwrap_err();
     assert!(error.is_timeout(), "{error:?}");
-    eventually("one watch, the holder's", || async { server.watches() == 1 }).await;
+    eventually("only the holder's watch is left", || async { server.watches() == 1 }).await;
     let waiters: Vec<_> = (0..10).map(|_| tokio::spawn(theirs.read().into_future())).collect();
     eventually("theirs and the holder's", || async { server.watches() == 12 }).await;
     for waiter in waiters {
         waiter.abort();
     }
-    eventually("one watch, the holder's", || async { server.watches() == 1 }).await;
+    eventually("only the holder's watch is left", || async { server.watches() == 1 }).await;
     line_becomes(&lock, "W+").await;
     holder.release().await.unwrap();
     eventually("no watch", || async { server.watches() == 0 }).await;

@@ -382,7 +382,7 @@ async fn a_directory_closed_to_its_maker_is_removed() {
         }
     }
     for path in ["/shut-out-lock", "/shut-out/lock", "/shut-out/a/b/lock"] {
-        drop(soon("the lock", lock_at(&operator, path).write()).await.expect("nothing is in the way"));
+        drop(soon("the lock", lock_at(&operator, path).write()).await.expect("no contender is in the way"));
     }
 }
 

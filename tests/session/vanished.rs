@@ -54,7 +54,7 @@ async fn a_container_never_vanishes_under_its_contenders() {
 }
 
 fn value_error<T>(result: Result<T, Error>) -> ValueError {
-    let Err(error) = result else { panic!("there is a value") };
+    let Err(error) = result else { panic!("a value") };
     error.value_error().unwrap_or_else(|| panic!("{error}")).clone()
 }
 

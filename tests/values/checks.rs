@@ -81,7 +81,7 @@ pub(crate) async fn put(client: &impl Coordinator, path: &str, data: &[u8]) {
 }
 
 pub(crate) fn value_error(error: &Error) -> &ValueError {
-    error.value_error().unwrap_or_else(|| panic!("it says {error}"))
+    error.value_error().unwrap_or_else(|| panic!("another error: {error}"))
 }
 
 /// Checks that reads and writes fail as expected, and that the node is unchanged.
@@ -93,10 +93,10 @@ async fn is_refused<T: Send + Sync + 'static>(
 ) {
     let before = bytes(client, path).await;
     for error in [
-        shared.read().await.err().expect("it cannot be read"),
-        shared.write().await.err().expect("nor written"),
-        shared.try_read().await.err().expect("nor read"),
-        shared.try_write().await.err().expect("nor written"),
+        shared.read().await.err().expect("the read fails"),
+        shared.write().await.err().expect("the write fails"),
+        shared.try_read().await.err().expect("the read fails"),
+        shared.try_write().await.err().expect("the write fails"),
     ] {
         assert!(expected(value_error(&error)), "{error}");
         assert!(error.to_string().starts_with(&format!("{path}/value: ")), "{error}");
@@ -657,7 +657,7 @@ pub(crate) async fn the_copy_and_the_changes_follow_what_others_commit(h: &impl 
         let value = next(&mut changes).await;
         assert_eq!((**value, value.written()), (number, &written));
         let latest = here.latest().unwrap();
-        assert!(Arc::ptr_eq(&latest, &here.latest().unwrap()), "nothing is made anew");
+        assert!(Arc::ptr_eq(&latest, &here.latest().unwrap()), "an unchanged value was decoded again");
         assert!(Arc::ptr_eq(&latest, &value));
         assert!(matches!(here.copy_state(), CopyState::Current), "{:?}", here.copy_state());
     }
@@ -690,13 +690,13 @@ pub(crate) async fn the_changes_are_a_stream_that_wakes_whoever_polls_it(h: &imp
         while told < number {
             match changes.poll_next() {
                 Poll::Ready(news) => told = news.expect("open").map_or(0, |value| **value),
-                Poll::Pending => eventually("it is woken", || async { changes.is_woken() }).await,
+                Poll::Pending => eventually("the waiter is woken", || async { changes.is_woken() }).await,
             }
         }
         assert!(changes.poll_next().is_pending(), "each change is reported once");
     }
     one.close().await;
-    eventually("it is woken", || async { changes.is_woken() }).await;
+    eventually("the waiter is woken", || async { changes.is_woken() }).await;
     assert!(matches!(changes.poll_next(), Poll::Ready(None)));
 }
 
@@ -724,7 +724,7 @@ pub(crate) async fn a_value_that_is_made_later_is_told_however_much_of_its_path_
     assert_eq!(value_error(&next_error(&mut changes).await), &ValueError::Unset);
     assert!(here.latest().is_none());
     assert!(matches!(here.copy_state(), CopyState::Behind(_)), "{:?}", here.copy_state());
-    assert_eq!(bytes(&two, &path).await, None, "to look writes nothing");
+    assert_eq!(bytes(&two, &path).await, None, "an observer wrote a value");
     write(&there, 1).await;
     assert_eq!(**next(&mut changes).await, 1);
     assert_eq!(**here.latest().unwrap(), 1);

@@ -53,7 +53,7 @@ pub(crate) async fn the_initial_value_serves_whoever_begins_with_the_changes_or_
                 true => next(&mut shared.changes()).await,
                 false => {
                     eventually("a value has come", || async { shared.latest().is_some() }).await;
-                    shared.latest().expect("it never goes")
+                    shared.latest().expect("the copy stays")
                 }
             }
         });
@@ -69,7 +69,7 @@ pub(crate) async fn the_initial_value_serves_whoever_begins_with_the_changes_or_
     let queue = handles[0].lock().queue();
     assert_eq!(queue.await.unwrap().waiters().count(), 0);
     let lock = RwLock::new(&two, handles[0].lock().path()).unwrap();
-    soon("nobody is in the way", lock.write()).await.unwrap().release().await.unwrap();
+    soon("no contender is in the way", lock.write()).await.unwrap().release().await.unwrap();
 }
 
 pub(crate) async fn the_initial_value_waits_for_a_writer_and_gives_way_to_its_value(h: &impl Harness) {
@@ -103,20 +103,20 @@ pub(crate) async fn a_live_value_is_always_there_and_follows(h: &impl Harness) {
     let there = counter(&two, &path);
     for number in 1..5 {
         write(&there, number).await;
-        eventually("it follows", || async { **live.get() == number }).await;
+        eventually("the copy follows", || async { **live.get() == number }).await;
     }
     assert!(matches!(live.state(), CopyState::Current));
     h.cut(&one).await;
     write(&there, 5).await;
-    eventually("it says that it is cut off", || async { matches!(live.state(), CopyState::Disconnected) }).await;
+    eventually("the copy is disconnected", || async { matches!(live.state(), CopyState::Disconnected) }).await;
     assert_eq!(**live.get(), 4);
     h.heal(&one).await;
-    eventually("it follows", || async { **live.clone().get() == 5 }).await;
+    eventually("the copy follows", || async { **live.clone().get() == 5 }).await;
     session(&two).await.delete(there.value_path()).await.unwrap();
-    eventually("it says so", || async { matches!(live.state(), CopyState::Behind(_)) }).await;
+    eventually("the copy is behind", || async { matches!(live.state(), CopyState::Behind(_)) }).await;
     assert_eq!(**live.get(), 5);
     write(&there, 6).await;
-    eventually("it follows", || async { **live.get() == 6 }).await;
+    eventually("the copy follows", || async { **live.get() == 6 }).await;
     let mut changes = live.changes();
     assert_eq!(**next(&mut changes).await, 6);
     one.close().await;
@@ -207,7 +207,7 @@ pub(crate) async fn an_update_begins_again_when_its_session_has_ended(h: &impl H
     go_on.send(()).unwrap();
     soon("the update", update).await.unwrap().unwrap();
     assert_eq!(*counter(&two, &path).read().await.unwrap(), 1);
-    assert!(begins.recv().await.is_none(), "it was called twice");
+    assert!(begins.recv().await.is_none(), "the closure was called twice");
 }
 
 pub(crate) async fn an_update_whose_node_was_removed_ends_with_that_error(h: &impl Harness) {
@@ -217,7 +217,7 @@ pub(crate) async fn an_update_whose_node_was_removed_ends_with_that_error(h: &im
     let update = shared.update(move |value| {
         let evict = async {
             let token = lock.queue().await.unwrap().members[0].token.expect("readable");
-            lock.evict(token).await.unwrap().expect("it was there");
+            lock.evict(token).await.unwrap().expect("the node existed");
         };
         meanwhile(evict);
         *value += 1;
@@ -233,7 +233,10 @@ pub(crate) async fn waiting_for_a_value_ends_with_the_first_that_is_wanted(h: &i
     let here = Copied::of(&here);
     let any = tokio::spawn(here.wait_for(|_| true));
     let large = tokio::spawn(here.wait_for(|value| *value >= 3));
-    eventually("it is known that there is none", || async { matches!(here.copy_state(), CopyState::Behind(_)) }).await;
+    eventually("the copy knows that the value is missing", || async {
+        matches!(here.copy_state(), CopyState::Behind(_))
+    })
+    .await;
     assert!(!any.is_finished() && !large.is_finished(), "a value that is not there yet is waited for");
     for number in 1..3 {
         write(&there, number).await;
@@ -250,7 +253,7 @@ pub(crate) async fn waiting_for_a_value_ends_with_the_first_that_is_wanted(h: &i
     let error = soon("the refusal", spoilt).await.unwrap().unwrap_err();
     assert!(matches!(value_error(&error), ValueError::Foreign { .. }), "{error}");
     write(&there, 5).await;
-    eventually("it is mended", || async { matches!(here.copy_state(), CopyState::Current) }).await;
+    eventually("the copy is current again", || async { matches!(here.copy_state(), CopyState::Current) }).await;
     soon("the fifth", here.wait_for(|value| *value == 5)).await.unwrap();
     let closed = tokio::spawn(here.wait_for(|value| *value == 6));
     one.close().await;
@@ -365,7 +368,7 @@ fn the_last_handle_ends_the_initial_write() {
     let held = bare(&zk.connect(), "/cut").write().replacing(1).blocking().unwrap();
     let shared = Copied::of(&counter(&zk, "/cut"));
     assert!(shared.latest().is_none() && shared.latest().is_none());
-    assert_eq!(zk.children("/cut/lock").len(), 2, "it waits for the writer");
+    assert_eq!(zk.children("/cut/lock").len(), 2, "the read did not wait for the writer");
     drop(shared);
     assert_eq!(zk.children("/cut/lock").len(), 1);
     drop(held);
@@ -384,7 +387,7 @@ async fn changes_that_nobody_polls_hold_up_no_writer() {
     drop(held);
     for number in 1..=2 {
         let update = [&shared, &other][number - 1].update(|value| *value += 1).timeout(Duration::from_secs(60));
-        assert_eq!(update.await.expect("nothing is in the way").written.commit, 1, "{number}");
+        assert_eq!(update.await.expect("no contender is in the way").written.commit, 1, "{number}");
     }
     assert_eq!(**next(&mut changes).await, 2);
 }
@@ -396,7 +399,7 @@ async fn a_kept_read_does_not_block_the_first_value() {
     let shared = open.build().unwrap();
     drop(shared.read().await.unwrap());
     put(&zk, "/value", b"").await;
-    let live = shared.live().timeout(Duration::from_secs(60)).await.expect("it is written again");
+    let live = shared.live().timeout(Duration::from_secs(60)).await.expect("the value is written again");
     assert_eq!(**live.get(), 1);
 }
 
@@ -473,9 +476,9 @@ async fn a_value_may_be_as_large_as_the_raised_limit() {
     let large: Shared<Vec<u8>> =
         Shared::with_format(&zk, "/comforts/large", Raw).size_limit(ALLOWED).initial(Vec::new).build().expect("valid");
     write(&large, vec![7; 2 << 20]).await;
-    assert_eq!(large.read().await.expect("there is a value").len(), 2 << 20);
+    assert_eq!(large.read().await.expect("a value").len(), 2 << 20);
     let mut guard = large.write().await.expect("free");
     guard.resize(ALLOWED, 7);
-    let error = guard.commit().await.expect_err("it is larger, with its lines");
+    let error = guard.commit().await.expect_err("the value with its header is too large");
     assert!(matches!(error.value_error(), Some(ValueError::TooLarge { limit: Some(ALLOWED), .. })), "{error}");
 }

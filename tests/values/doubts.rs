@@ -152,7 +152,7 @@ async fn a_removed_initial_value_is_written_again() {
             }
             // The copy reads the value after its event, but too late.
             Asked::Data(path) if path.ends_with("/value") && was_written.swap(false, Ordering::Relaxed) => {
-                now(now(session(&stranger)).delete(path)).expect("it was just written");
+                now(now(session(&stranger)).delete(path)).expect("the value was just written");
             }
             _ => {}
         }
@@ -196,7 +196,7 @@ async fn an_initial_value_waits_until_foreign_bytes_are_gone() {
         let mut first = task::spawn(changes.next());
         assert_pending!(first.poll());
         if is_polled {
-            let error = soon("an error", first).await.expect("never over").expect_err("there is no value");
+            let error = soon("an error", first).await.expect("never over").expect_err("foreign bytes are no value");
             assert!(matches!(error.value_error(), Some(ValueError::Foreign { .. })), "{error}");
             first = task::spawn(changes.next());
             assert_pending!(first.poll());

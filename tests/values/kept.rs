@@ -72,7 +72,7 @@ async fn commits_of_several_uses_of_one_node_are_distinct() {
     }
     assert_eq!(*soon("the read", shared.read()).await.unwrap(), 6);
     // After a commit in doubt, the node is not used for further commits.
-    assert_eq!(tokens[..3], [1, 2, 3].map(|commit| (tokens[0].0, commit)), "one node served them");
+    assert_eq!(tokens[..3], [1, 2, 3].map(|commit| (tokens[0].0, commit)), "the commits used several nodes");
     assert!(tokens.is_sorted() && tokens[2].0 < tokens[3].0, "{tokens:?}");
 }
 
@@ -136,7 +136,7 @@ async fn a_read_that_races_a_manual_write_is_not_cached() {
         };
         was_between |= *read == "one";
         drop(read);
-        assert_eq!(*shared.read().await.unwrap(), "two", "it was written after {polls} polls of the read");
+        assert_eq!(*shared.read().await.unwrap(), "two", "written after {polls} polls of the read");
     }
     assert!(was_between);
 }

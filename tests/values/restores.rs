@@ -69,7 +69,7 @@ async fn a_copy_rolls_back_its_own_unread_commit() {
     assert_eq!(**live.get(), 21);
     zk.faults().restore(&backup);
     is_lost.store(false, Ordering::Relaxed);
-    eventually("it goes back", || async { **live.get() == 20 }).await;
+    eventually("the copy goes back", || async { **live.get() == 20 }).await;
 }
 
 #[support::judged]
@@ -88,7 +88,7 @@ async fn a_copy_is_current_only_after_a_read_on_the_session() {
     zk.faults().expire();
     assert!(matches!(live.state(), CopyState::Disconnected), "{:?}", live.state());
     is_lost.store(false, Ordering::Relaxed);
-    eventually("it was read", || async { matches!(live.state(), CopyState::Current) }).await;
+    eventually("the copy was read", || async { matches!(live.state(), CopyState::Current) }).await;
 }
 
 #[support::judged]
@@ -105,8 +105,8 @@ async fn a_copy_goes_back_with_a_server_that_is_restored() {
     eventually("the last commit", || async { **live.get() == 110 }).await;
     server.restore();
     // Servers refuse a client that has seen a later state, so its session expires.
-    eventually("it goes back", || async { **live.get() == 20 }).await;
-    eventually("it is current", || async { matches!(live.state(), CopyState::Current) }).await;
+    eventually("the copy goes back", || async { **live.get() == 20 }).await;
+    eventually("the copy is current", || async { matches!(live.state(), CopyState::Current) }).await;
 }
 
 /// The copy is cut off during the restore, and its session lives on. No event reports the new commit if its transaction's
@@ -143,7 +143,7 @@ async fn follows_a_server_that_lost_a_commit(is_silent: bool) {
         write(&counter(&there, PATH), 3).await;
     }
     proxy.heal();
-    eventually("it follows", || async { **live.get() == 3 }).await;
+    eventually("the copy follows", || async { **live.get() == 3 }).await;
     // A busy machine may let the shorter session expire.
     assert!(is_silent || session(&zk).await.id() == before, "the same session");
 }

@@ -27,7 +27,7 @@ fn counter(client: &ZooKeeper, path: &str) -> Shared<u64> {
 async fn version(client: &impl Coordinator, shared: &Shared<u64>) -> i32 {
     let session = session(client).await;
     session.sync(shared.value_path()).await.expect("synced");
-    session.data(shared.value_path()).await.expect("there is a value").1.version
+    session.data(shared.value_path()).await.expect("a value").1.version
 }
 
 /// The requests about the value and those about the lock, without the watches of owners on their own nodes.
@@ -108,7 +108,7 @@ async fn the_last_handle_takes_the_watch_with_it() {
     soon("the first", changes.next()).await.unwrap().unwrap();
     let missing: Shared<u64> = Shared::new(&zk, "/not/there").unwrap();
     let mut none = missing.changes();
-    soon("that there is none", none.next()).await.unwrap().unwrap_err();
+    soon("the missing value", none.next()).await.unwrap().unwrap_err();
     drop((shared, missing, none));
     support::scene::eventually("only the other one watches", || async { server.watches() == 1 }).await;
     drop(changes);
@@ -340,7 +340,7 @@ async fn the_first_value_survives_a_lost_connection_and_session() {
         }
         let live = soon("the first value", first).await.unwrap().unwrap();
         assert_eq!((**live.get(), live.get().written().commit), (0, 1));
-        assert_eq!(version(&other, &counter(&other, &path)).await, 0, "it was written once");
+        assert_eq!(version(&other, &counter(&other, &path)).await, 0, "the value was written twice");
         becomes_empty(&other, &format!("{path}/lock")).await;
     }
 }

@@ -123,7 +123,7 @@ fn sorted<'n>(names: &'n [String], lock_names: &[&str]) -> Vec<&'n str> {
 /// `StandardLockInternalsDriver.getsTheLock`, with one lease
 fn curators_first(me: &str, names: &[String], lock_names: &[&str]) -> Verdict {
     let children = sorted(names, lock_names);
-    match children.iter().position(|child| *child == me).expect("it is there") {
+    match children.iter().position(|child| *child == me).expect("the node exists") {
         0 => Verdict::Granted,
         at => Verdict::Watches(children[at - 1].to_owned()),
     }
@@ -170,7 +170,7 @@ fn zookeeper_clients(me: &str, names: &[String], lock_name: &str) -> Verdict {
         |name: &&String| name.len() >= 10 && name.contains(lock_name) && key(name).parse::<i32>().is_ok();
     let mut children: Vec<&String> = names.iter().filter(is_let_through).collect();
     children.sort_by_key(|name| key(name));
-    match children.binary_search_by(|name| key(name).cmp(&key(me))).expect("it is there") {
+    match children.binary_search_by(|name| key(name).cmp(&key(me))).expect("the node exists") {
         0 => Verdict::Granted,
         at => Verdict::Watches(children[at - 1].clone()),
     }
