@@ -104,7 +104,7 @@ async fn is_refused<T: Send + Sync + 'static>(
     assert_eq!(bytes(client, path).await, before);
 }
 
-pub(crate) async fn what_was_committed_is_what_everyone_reads(h: &impl Harness) {
+pub(crate) async fn everyone_reads_the_committed_value(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (open(&one, &path), open(&two, &path));
     for number in 0..5 {
@@ -119,7 +119,7 @@ pub(crate) async fn what_was_committed_is_what_everyone_reads(h: &impl Harness) 
     }
 }
 
-pub(crate) async fn what_was_not_committed_is_discarded(h: &impl Harness) {
+pub(crate) async fn an_uncommitted_change_is_discarded(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = open(&zk, &path);
     write(&shared, config(1)).await;
@@ -135,7 +135,7 @@ pub(crate) async fn what_was_not_committed_is_discarded(h: &impl Harness) {
     assert_eq!(bytes(&zk, &path).await, before);
 }
 
-pub(crate) async fn a_value_that_was_never_written_is_an_error(h: &impl Harness) {
+pub(crate) async fn a_missing_value_is_an_error(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = open(&zk, &path);
     is_refused(&zk, &path, &shared, |error| *error == ValueError::Unset).await;
@@ -163,7 +163,7 @@ pub(crate) async fn an_empty_node_counts_as_never_written(h: &impl Harness) {
     assert_eq!(*guard.downgrade().await.unwrap(), 7);
 }
 
-pub(crate) async fn the_initial_value_is_written_once_whoever_reads_first(h: &impl Harness) {
+pub(crate) async fn the_initial_value_is_written_once(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let asked = Arc::new(AtomicUsize::new(0));
     let open = |client| {
@@ -187,7 +187,7 @@ pub(crate) async fn the_initial_value_is_written_once_whoever_reads_first(h: &im
     assert_eq!(asked.load(Ordering::Relaxed), later);
 }
 
-pub(crate) async fn a_write_begins_with_the_initial_value_and_writes_it_only_with_a_commit(h: &impl Harness) {
+pub(crate) async fn a_write_starts_from_the_initial_value(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = Shared::builder(&zk, &path).initial(|| config(1)).build().unwrap();
     let mut guard = shared.write().await.unwrap();
@@ -199,7 +199,7 @@ pub(crate) async fn a_write_begins_with_the_initial_value_and_writes_it_only_wit
     assert_eq!(*open(&zk, &path).read().await.unwrap(), config(1));
 }
 
-pub(crate) async fn commits_under_one_lock_are_counted_and_all_say_who_wrote_them(h: &impl Harness) {
+pub(crate) async fn commits_under_one_lock_are_counted_and_signed(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared: Shared<u64> =
         Shared::builder(&zk, &path).initial(|| 0).lock(|lock| lock.host("web-1").label("billing")).build().unwrap();
@@ -279,7 +279,7 @@ pub(crate) async fn a_value_stays_as_it_is_while_it_is_read(h: &impl Harness) {
     assert_eq!(*here.read().await.unwrap(), 1);
 }
 
-pub(crate) async fn foreign_bytes_are_an_error_and_stay_until_they_are_replaced(h: &impl Harness) {
+pub(crate) async fn foreign_bytes_are_an_error_until_they_are_replaced(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = open(&zk, &path);
     let long = vec![b'x'; 100_000];
@@ -336,7 +336,7 @@ pub(crate) async fn a_value_of_a_newer_schema_is_an_error_and_stays(h: &impl Har
     assert_eq!(*newer.read().await.unwrap(), 1);
 }
 
-pub(crate) async fn a_value_of_an_older_schema_is_migrated_and_kept_so_by_the_next_commit(h: &impl Harness) {
+pub(crate) async fn a_value_of_an_older_schema_is_migrated(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let old: Shared<u64> = Shared::new(&zk, &path).unwrap();
     write(&old, 5).await;
@@ -370,7 +370,7 @@ pub(crate) async fn a_value_of_an_older_schema_is_migrated_and_kept_so_by_the_ne
 #[derive(Debug, Serialize, Deserialize)]
 struct Deep(Vec<Deep>);
 
-pub(crate) async fn a_value_that_cannot_be_read_again_is_not_written(h: &impl Harness) {
+pub(crate) async fn a_value_that_cannot_be_decoded_is_not_written(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     async fn unwritable<T: Send + Sync + 'static>(shared: Shared<T>, good: T, bad: T, reason: &str) {
         let mut guard = shared.write().replacing(good).await.unwrap();
@@ -394,7 +394,7 @@ pub(crate) async fn a_value_that_cannot_be_read_again_is_not_written(h: &impl Ha
     unwritable(Shared::new(&zk, at("deep")).unwrap(), Deep(Vec::new()), deep, "recursion limit").await;
 }
 
-pub(crate) async fn a_value_as_large_as_allowed_is_written_and_a_larger_one_is_not(h: &impl Harness) {
+pub(crate) async fn only_values_within_the_size_limit_are_written(h: &impl Harness) {
     const ALLOWED: usize = 1_044_479;
     let (one, two) = (h.client().await, h.client().await);
     // A long path leaves less room for the value.
@@ -493,7 +493,7 @@ pub(crate) async fn a_deletion_without_the_lock_is_noticed(h: &impl Harness) {
     assert_eq!(*shared.read().await.unwrap(), 2);
 }
 
-pub(crate) async fn a_dropped_commit_is_done_or_not_and_the_next_one_finds_out(h: &impl Harness) {
+pub(crate) async fn a_dropped_commit_is_settled_by_the_next_one(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = counter(&zk, &path);
     for existing in [false, true] {
@@ -512,7 +512,7 @@ pub(crate) async fn a_dropped_commit_is_done_or_not_and_the_next_one_finds_out(h
     }
 }
 
-pub(crate) async fn a_downgrade_keeps_the_lock_and_reads_what_was_committed(h: &impl Harness) {
+pub(crate) async fn a_downgrade_keeps_the_lock_and_the_committed_value(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
     let mut guard = here.write().await.unwrap();
@@ -527,7 +527,7 @@ pub(crate) async fn a_downgrade_keeps_the_lock_and_reads_what_was_committed(h: &
     guard.release().await.unwrap();
 }
 
-pub(crate) async fn trying_and_waiting_in_vain_say_who_is_in_the_way(h: &impl Harness) {
+pub(crate) async fn failed_tries_and_waits_name_the_holder(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
     let guard = here.write().label("rotate keys").await.unwrap();
@@ -616,7 +616,7 @@ impl Format<u64> for Named {
     }
 }
 
-pub(crate) async fn bytes_strings_and_formats_of_ones_own_are_kept_as_they_are(h: &impl Harness) {
+pub(crate) async fn bytes_strings_and_custom_formats_are_stored_as_given(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let at = |name: &str| format!("{path}/{name}");
     let all: Vec<u8> = (0..=255).chain(*b"\n\n").collect();
@@ -644,7 +644,7 @@ pub(crate) async fn next_error<T: Send + Sync + 'static>(changes: &mut ValueChan
     soon("an error", changes.next()).await.expect("open").err().expect("no value")
 }
 
-pub(crate) async fn the_copy_and_the_changes_follow_what_others_commit(h: &impl Harness) {
+pub(crate) async fn the_copy_and_the_changes_follow_other_commits(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
     let here = Copied::of(&here);
@@ -663,7 +663,7 @@ pub(crate) async fn the_copy_and_the_changes_follow_what_others_commit(h: &impl 
     }
 }
 
-pub(crate) async fn values_between_two_looks_are_passed_over_and_the_newest_is_not(h: &impl Harness) {
+pub(crate) async fn a_poll_of_the_changes_gives_the_newest_value(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
     write(&there, 1).await;
@@ -680,7 +680,7 @@ pub(crate) async fn values_between_two_looks_are_passed_over_and_the_newest_is_n
     assert!(tokio_test::task::spawn(changes.next()).poll().is_pending());
 }
 
-pub(crate) async fn the_changes_are_a_stream_that_wakes_whoever_polls_it(h: &impl Harness) {
+pub(crate) async fn the_changes_are_a_stream(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
     let mut changes = tokio_test::task::spawn(here.changes());
@@ -700,7 +700,7 @@ pub(crate) async fn the_changes_are_a_stream_that_wakes_whoever_polls_it(h: &imp
     assert!(matches!(changes.poll_next(), Poll::Ready(None)));
 }
 
-pub(crate) async fn our_own_commits_are_in_the_copy_when_they_return(h: &impl Harness) {
+pub(crate) async fn a_commit_updates_the_copy_before_it_returns(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = counter(&zk, &path);
     let shared = Copied::of(&shared);
@@ -715,7 +715,7 @@ pub(crate) async fn our_own_commits_are_in_the_copy_when_they_return(h: &impl Ha
     }
 }
 
-pub(crate) async fn a_value_that_is_made_later_is_told_however_much_of_its_path_is_missing(h: &impl Harness) {
+pub(crate) async fn the_changes_report_a_value_made_later(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let path = format!("{path}/not/there/yet");
     let (here, there): (Shared<u64>, _) = (Shared::new(&one, &path).unwrap(), counter(&two, &path));
@@ -730,7 +730,7 @@ pub(crate) async fn a_value_that_is_made_later_is_told_however_much_of_its_path_
     assert_eq!(**here.latest().unwrap(), 1);
 }
 
-pub(crate) async fn a_deletion_and_foreign_bytes_are_told_and_the_last_value_stays(h: &impl Harness) {
+pub(crate) async fn the_changes_report_a_deletion_and_foreign_bytes(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
     let here = Copied::of(&here);
@@ -766,7 +766,7 @@ pub(crate) async fn a_deletion_and_foreign_bytes_are_told_and_the_last_value_sta
     assert_eq!(**next(&mut changes).await, 4);
 }
 
-pub(crate) async fn whoever_asks_when_the_value_is_gone_is_not_given_it(h: &impl Harness) {
+pub(crate) async fn a_deleted_value_is_not_given_to_new_observers(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let shared: Shared<u64> = Shared::new(&one, &path).unwrap();
     let here = Copied::of(&shared);
@@ -803,7 +803,7 @@ pub(crate) async fn whoever_asks_when_the_value_is_gone_is_not_given_it(h: &impl
     assert_eq!(**next(&mut earlier).await, 7);
 }
 
-pub(crate) async fn what_happened_while_cut_off_is_told_afterwards(h: &impl Harness) {
+pub(crate) async fn the_changes_report_a_commit_after_the_reconnect(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
     let here = Copied::of(&here);
@@ -840,7 +840,7 @@ pub(crate) async fn the_end_of_a_session_does_not_end_the_watch(h: &impl Harness
     assert!(matches!(here.copy_state(), CopyState::Current), "{:?}", here.copy_state());
 }
 
-pub(crate) async fn a_coordinator_that_is_closed_ends_the_changes_and_the_last_value_stays(h: &impl Harness) {
+pub(crate) async fn closing_ends_the_changes_and_keeps_the_last_value(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = counter(&zk, &path);
     let shared = Copied::of(&shared);
@@ -854,7 +854,7 @@ pub(crate) async fn a_coordinator_that_is_closed_ends_the_changes_and_the_last_v
     assert!(matches!(shared.copy_state(), CopyState::Over(Error::Closed(_))), "{:?}", shared.copy_state());
 }
 
-pub(crate) async fn many_threads_ask_for_the_copy_at_once_and_it_never_goes_back(h: &impl Harness) {
+pub(crate) async fn the_copy_never_goes_back_for_any_of_many_threads(h: &impl Harness) {
     const LAST: u64 = 100;
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));

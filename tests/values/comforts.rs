@@ -37,7 +37,7 @@ fn meanwhile<T>(work: impl Future<Output = T>) -> T {
     block_in_place(|| Handle::current().block_on(work))
 }
 
-pub(crate) async fn the_initial_value_serves_whoever_begins_with_the_changes_or_the_copy(h: &impl Harness) {
+pub(crate) async fn changes_and_copies_write_the_initial_value(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let made = Arc::new(AtomicUsize::new(0));
     let open = |client| {
@@ -72,7 +72,7 @@ pub(crate) async fn the_initial_value_serves_whoever_begins_with_the_changes_or_
     soon("no contender is in the way", lock.write()).await.unwrap().release().await.unwrap();
 }
 
-pub(crate) async fn the_initial_value_waits_for_a_writer_and_gives_way_to_its_value(h: &impl Harness) {
+pub(crate) async fn the_initial_value_gives_way_to_a_writers_value(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), bare(&two, &path));
     let mut writer = there.write().replacing(5).await.unwrap();
@@ -85,7 +85,7 @@ pub(crate) async fn the_initial_value_waits_for_a_writer_and_gives_way_to_its_va
     writer.release().await.unwrap();
 }
 
-pub(crate) async fn an_initial_value_that_cannot_be_written_is_an_error_of_the_changes(h: &impl Harness) {
+pub(crate) async fn an_unwritable_initial_value_fails_the_changes(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = Shared::builder(&zk, &path).initial(|| f64::NAN).build().unwrap();
     let shared = Copied::of(&shared);
@@ -125,7 +125,7 @@ pub(crate) async fn a_live_value_is_always_there_and_follows(h: &impl Harness) {
     assert_eq!(**next(&mut live.changes()).await, 6);
 }
 
-pub(crate) async fn a_live_value_is_refused_where_there_is_none(h: &impl Harness) {
+pub(crate) async fn a_live_value_of_a_missing_value_is_refused(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = bare(&zk, &path);
     let error = soon("the refusal", shared.live()).await.unwrap_err();
@@ -138,7 +138,7 @@ pub(crate) async fn a_live_value_is_refused_where_there_is_none(h: &impl Harness
     assert!(matches!(error, Error::Closed(_)), "{error}");
 }
 
-pub(crate) async fn an_update_changes_the_value_and_none_is_lost(h: &impl Harness) {
+pub(crate) async fn no_update_is_lost(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let mut updates = JoinSet::new();
     for number in 0..40 {
@@ -159,7 +159,7 @@ pub(crate) async fn an_update_changes_the_value_and_none_is_lost(h: &impl Harnes
     assert_eq!(soon("a thread", blocking).await.unwrap(), 40);
 }
 
-pub(crate) async fn an_update_begins_again_when_a_client_without_the_lock_was_faster(h: &impl Harness) {
+pub(crate) async fn an_update_is_repeated_after_a_write_without_lock(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let shared = counter(&one, &path);
     write(&shared, 1).await;
@@ -187,7 +187,7 @@ pub(crate) async fn an_update_begins_again_when_a_client_without_the_lock_was_fa
     assert_eq!(calls.load(Ordering::Relaxed), 3 + 16);
 }
 
-pub(crate) async fn an_update_begins_again_when_its_session_has_ended(h: &impl Harness) {
+pub(crate) async fn an_update_is_repeated_when_its_session_has_ended(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let shared = counter(&one, &path);
     // The closure of `update` must be `'static`, but the harness is borrowed. A channel connects them.
@@ -210,7 +210,7 @@ pub(crate) async fn an_update_begins_again_when_its_session_has_ended(h: &impl H
     assert!(begins.recv().await.is_none(), "the closure was called twice");
 }
 
-pub(crate) async fn an_update_whose_node_was_removed_ends_with_that_error(h: &impl Harness) {
+pub(crate) async fn an_update_with_a_removed_node_is_an_error(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let shared = counter(&one, &path);
     let lock = RwLock::new(&two, shared.lock().path()).unwrap();
@@ -227,7 +227,7 @@ pub(crate) async fn an_update_whose_node_was_removed_ends_with_that_error(h: &im
     assert_eq!(bytes(&two, &path).await, None);
 }
 
-pub(crate) async fn waiting_for_a_value_ends_with_the_first_that_is_wanted(h: &impl Harness) {
+pub(crate) async fn a_wait_ends_with_the_first_matching_value(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (bare(&one, &path), bare(&two, &path));
     let here = Copied::of(&here);
@@ -440,7 +440,7 @@ impl Format<u64> for Curious {
 }
 
 /// A lock held during a call of the format would hang the test, so the uses run on a thread of their own.
-pub(crate) async fn a_format_is_asked_on_the_callers_threads_alone_and_under_no_lock(h: &impl Harness) {
+pub(crate) async fn a_format_runs_on_callers_threads_without_locks(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (format, other) = (Curious::default(), Curious::default());
     let open = |client, format: &Curious| {
