@@ -1,4 +1,5 @@
-//! The contract between the lock and a backend.
+//! The contract between the lock and a backend: [`Coordinator`] opens sessions, and [`Session`] carries requests. Both
+//! backends implement these traits, and the rest of the library uses a backend only through them.
 
 use std::any::Any;
 use std::fmt;
@@ -16,8 +17,8 @@ use crate::session::request::{
 };
 use crate::session::upkeep::Upkeep;
 
-/// Where a session makes a node for a moment that is to be beside its node at `path`. A node among permits that is none would
-/// stop all who count them.
+/// Returns the directory for a temporary node of the session whose own node is at `path`. For a permit that is the parent
+/// of the directory of permits, because a foreign node among permits would stop every task that counts them.
 pub(crate) fn temporary_parent(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
@@ -31,38 +32,40 @@ pub(crate) fn temporary_parent(path: &str) -> &str {
 /// Only types of this library implement it: its methods are internal, and may change in any release.
 #[async_trait]
 pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
-    /// Returns a session slot on a session that is connected and alive now, with room for `watched_bytes` of watched paths.
+    /// Returns a slot on a session that is connected and alive now, with room for `watched_bytes` of watched paths.
     ///
-    /// After a session ended, the next call opens a fresh one. While the session is disconnected the call waits for
-    /// it to come back or to end.
+    /// After a session ended, the next call opens a fresh one. While the session is disconnected, the call waits until
+    /// the session is back or over.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
     ///
     /// # Errors
-    /// [`Failure::Unreachable`] when no server answered within the backend's own bound, [`Failure::Over`] when this
+    /// [`Failure::Unreachable`] if no server answered within the backend's own limit, [`Failure::Over`] if this
     /// coordinator was closed or its credentials were refused.
     #[doc(hidden)]
     async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure>;
 
-    /// Ends every session, and with it every node that it owns. Returns when the ensemble has confirmed that, or could
+    /// Ends every session, and with it every node that it owns. Returns when the ensemble has confirmed the end, or could
     /// not be asked within the session timeout.
     ///
     /// Guards of these sessions are lost, waiting acquisitions fail, and new ones are refused.
     #[doc(hidden)]
     async fn close(&self);
 
-    /// A timer that runs even if the caller's runtime has none.
+    /// Sleeps on a timer that needs no runtime of the caller.
     #[doc(hidden)]
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// Whether it is connected, for the errors of calls that took too long. Answers at once. By default it is.
+    /// Returns whether the client is connected, for the errors of calls that timed out. Answers at once. By default it is
+    /// connected.
     #[doc(hidden)]
     fn state(&self) -> ConnectionState {
         ConnectionState::Connected
     }
 
-    /// The names of the ensemble's servers, and the path that everything is kept below. By default that is not known.
+    /// Returns the names of the ensemble's servers, and the path below which all nodes are. By default they are not
+    /// known.
     #[doc(hidden)]
     fn namespace(&self) -> Option<(Vec<String>, String)> {
         None
@@ -92,7 +95,7 @@ impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
     }
 }
 
-/// A slot on a session. While it lives, room for its watches stays reserved.
+/// A slot on a session. While the slot lives, room for its watches stays reserved.
 #[derive(Debug)]
 pub struct SessionSlot {
     session: Arc<dyn Session>,
@@ -100,17 +103,17 @@ pub struct SessionSlot {
 }
 
 impl SessionSlot {
-    /// A session slot on a session that never runs out of room.
+    /// Returns a slot on a session that never runs out of room.
     pub fn new(session: Arc<dyn Session>) -> SessionSlot {
         SessionSlot { session, _reservation: None }
     }
 
-    /// A session slot with what gives its room back when it is dropped.
+    /// Returns a slot with a reservation. Dropping the reservation gives the room back.
     pub fn with_reservation(session: Arc<dyn Session>, reservation: impl Any + Send + Sync) -> SessionSlot {
         SessionSlot { session, _reservation: Some(Box::new(reservation)) }
     }
 
-    /// The session.
+    /// Returns the session.
     pub fn session(&self) -> &Arc<dyn Session> {
         &self.session
     }
@@ -128,15 +131,15 @@ impl SessionSlot {
 ///    or wrap.
 /// 6. **Creation ids** (`czxid`) rise ensemble-wide, and are never used twice, not even after the directory is made anew.
 /// 7. **A transaction** takes effect as a whole or not at all; no client sees it half done.
-/// 8. **A watch** fires once, with the first change after the state that its arming saw; a node that is gone when the
-///    watch would be armed is [`Failure::NoNode`] and leaves no watch. Events come in the order of the changes, before
-///    the answer of any later read that shows them, and the event of a change while disconnected comes after the
+/// 8. **A watch** fires once, with the first change after the state that its arming saw. If the node is gone when the
+///    watch would be armed, the failure is [`Failure::NoNode`], and no watch is left. Events come in the order of the changes,
+///    before the answer of any later read that shows the changes. The event of a change while disconnected comes after the
 ///    reconnect. Dropping a [`Watch`] removes it.
-/// 9. **Ephemeral nodes** live until deleted or until their session is over; a session that is over answers every
+/// 9. **Ephemeral nodes** live until deleted or until their session is over. A session that is over answers every
 ///    request with [`Failure::Over`], and never comes back.
-/// 10. **An unknown outcome is never guessed**: [`Failure::Unknown`] says that the request may or may not have been
-///     carried out, every other failure that it was not.
-/// 11. **The upkeep** ([`Session::upkeep`]) hears when the session [began](Upkeep::began), of every request that was
+/// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`] says that the request may or may not have been
+///     carried out; every other failure says that it was not.
+/// 11. **The upkeep** ([`Session::upkeep`]) is notified when the session [began](Upkeep::began), of every request that was
 ///     [answered](Upkeep::answered) or, by a quorum, [acknowledged](Upkeep::acknowledged), of each loss and return of
 ///     the [connection](Upkeep::connected), when a handshake is known to have [resumed](Upkeep::resumed) the session,
 ///     and of its [end](Upkeep::end).
@@ -147,36 +150,38 @@ impl SessionSlot {
 /// Spawn [`keep_alive`](crate::coordinator::keep_alive) once for each session.
 #[async_trait]
 pub trait Session: fmt::Debug + Send + Sync + 'static {
-    /// The ensemble's number for this session, as `ephemeral_owner` shows it.
+    /// Returns the ensemble's number for this session, as `ephemeral_owner` shows it.
     fn id(&self) -> i64;
 
-    /// Whether the session of this number is of this process, as far as the backend knows. By default only this one is.
+    /// Returns whether the session with this number belongs to this process, as far as the backend knows. By default only
+    /// this session does.
     fn is_own(&self, session: i64) -> bool {
         session == self.id()
     }
 
-    /// The negotiated session timeout. By default the lease's.
+    /// Returns the negotiated session timeout. By default that of the lease.
     fn timeout(&self) -> Duration {
         self.lease().timeout()
     }
 
-    /// The address of the server that it is connected to, for people to read; `None`, as by default, if that is not known.
+    /// Returns the address of the connected server, for people to read. `None`, as by default, if the address is not
+    /// known.
     fn server(&self) -> Option<String> {
         None
     }
 
-    /// What the library keeps for this session. The backend has made it, and reports to it what happens.
+    /// Returns what the library keeps for this session. The backend makes it, and reports to it what happens.
     fn upkeep(&self) -> &Arc<Upkeep>;
 
-    /// Until when this session is surely alive.
+    /// Returns the lease: until when this session is surely alive.
     fn lease(&self) -> &Arc<Lease> {
         self.upkeep().lease()
     }
 
-    /// Waits until the session is connected; an error when it is over.
+    /// Waits until the session is connected. Fails when the session is over.
     async fn connected(&self) -> Result<(), Ending>;
 
-    /// Waits until the session is over, and says why.
+    /// Waits until the session is over, and returns the reason.
     async fn over(&self) -> Ending;
 
     /// Creates a node. The name of a sequential one is `path` with ten digits appended.
@@ -185,20 +190,20 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Deletes a node.
     fn delete(&self, path: &str) -> Reply<()>;
 
-    /// The names of a node's children, in no order.
+    /// Returns the names of a node's children, in no order.
     fn children(&self, path: &str) -> Reply<Vec<String>>;
 
-    /// As [`Session::children`], with what is known of the node itself at the same moment. By default that is not known.
+    /// As [`Session::children`], with the stat of the node itself at the same moment. By default the stat is not known.
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
         let names = self.children(path);
         Box::pin(async move { Ok((names.await?, None)) })
     }
 
-    /// A node's data.
+    /// Returns a node's data and stat.
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)>;
 
-    /// The data of each of these nodes; `None` of a node that is gone, or that this client may not read. By default each is
-    /// a request of its own.
+    /// Returns the data of each of these nodes; `None` for a node that is gone, or that this client may not read. By
+    /// default each is a request of its own.
     fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
         request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect())
     }
@@ -206,15 +211,15 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Arms a one-shot watch on an existing node.
     fn watch(&self, path: &str) -> Reply<Watch>;
 
-    /// The names of a node's children, in no order, and a one-shot watch on them. The watch fires with
+    /// Returns the names of a node's children, in no order, and a one-shot watch on them. The watch fires with
     /// [`Event::Changed`](crate::coordinator::Event::Changed) when the first child comes or goes, and at nothing else
     /// that happens to a child.
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)>;
 
     /// Brings this session's reads up to date with the ensemble.
     ///
-    /// By default this is a transaction that checks the node at `path` and changes nothing. A check that fails serves
-    /// as well. ZooKeeper's own `sync` may be answered by a leader that has been deposed and does not know it yet
+    /// By default this is a transaction that checks the node at `path` and changes nothing. A failed check serves as
+    /// well. ZooKeeper's own `sync` may be answered by a leader that was deposed and does not know it yet
     /// ([ZOOKEEPER-1675](https://issues.apache.org/jira/browse/ZOOKEEPER-1675)). A transaction is answered only after a
     /// quorum has committed it.
     fn sync(&self, path: &str) -> Reply<()> {
@@ -232,23 +237,23 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// The rights on a node that go beyond this client's own ACL, in words such as `world:anyone may CREATE, DELETE`. None, as
-    /// by default, where nodes have no ACL.
+    /// Returns the rights on a node that go beyond this client's own ACL, in words such as `world:anyone may CREATE,
+    /// DELETE`. Returns none, as by default, where nodes have no ACL.
     fn wider_rights(&self, _path: &str) -> Reply<Vec<String>> {
         Box::pin(ready(Ok(Vec::new())))
     }
 
-    /// Whether this client uses no node that gives [wider rights](Session::wider_rights).
+    /// Returns whether this client refuses nodes that give [wider rights](Session::wider_rights).
     fn refuses_wider_rights(&self) -> bool {
         false
     }
 
-    /// Whether reads alone keep it alive.
+    /// Returns whether reads alone keep the session alive.
     fn is_kept_by_reads(&self) -> bool {
         true
     }
 
-    /// How many bytes these operations take as one request.
+    /// Returns how many bytes these operations take as one request.
     fn request_bytes(&self, operations: &[Operation]) -> usize {
         request::bytes(operations, 0, request::ACL_OF_ANYONE)
     }
@@ -256,22 +261,21 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Commits all operations or none. If one of them fails, the failure is [`Failure::Operation`].
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>>;
 
-    /// Runs `task` in the background to its end, also beyond the end of the session. Needs no help from the caller's
-    /// runtime.
+    /// Runs `task` in the background to its end, also beyond the end of the session, without the caller's runtime.
     fn spawn(&self, task: Task);
 
-    /// A timer that runs even if the caller's runtime has none.
+    /// Sleeps on a timer that needs no runtime of the caller.
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// Whether a client reaches its ensemble now. Given by [`ZooKeeper::state`](crate::ZooKeeper::state) and
+/// Whether a client reaches its ensemble now. Returned by [`ZooKeeper::state`](crate::ZooKeeper::state) and
 /// [`Memory::state`](crate::Memory::state).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionState {
-    /// There is a session, and it is connected.
+    /// The client has a session, and the session is connected.
     Connected,
-    /// The session has lost its connection, or is over, and the client tries to come back. Acquisitions wait.
+    /// The session has lost its connection, or is over, and the client tries to reconnect. Acquisitions wait.
     Connecting {
         /// When the connection was lost.
         since: Instant,
@@ -284,12 +288,12 @@ pub enum ConnectionState {
 }
 
 impl ConnectionState {
-    /// Whether it is [`Connected`](ConnectionState::Connected).
+    /// Returns whether the state is [`Connected`](ConnectionState::Connected).
     pub fn is_connected(&self) -> bool {
         *self == ConnectionState::Connected
     }
 
-    /// For how long it is not connected now.
+    /// Returns for how long the connection has been lost.
     pub(crate) fn cut_off(self) -> Option<CutOff> {
         match self {
             ConnectionState::Connecting { since, why } => Some(CutOff { lasted: since.elapsed(), why }),
@@ -298,18 +302,17 @@ impl ConnectionState {
     }
 }
 
-/// That a client had lost its connection when the time for a call was over, in
-/// [`Error::Timeout`](crate::Error::Timeout).
+/// A lost connection at the end of a call's timeout, in [`Error::Timeout`](crate::Error::Timeout).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CutOff {
     /// How long ago the connection was lost.
     pub lasted: Duration,
-    /// Why there is none, for people to read. `None` if that was not known yet.
+    /// Why there is no connection, for people to read. `None` if the reason was not known yet.
     pub why: Option<String>,
 }
 
-/// For people: `cut off for 3s 200ms: zk1:2181: Connection refused (os error 111)`.
+/// Written for people: `cut off for 3s 200ms: zk1:2181: Connection refused (os error 111)`.
 impl fmt::Display for CutOff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lasted = Duration::from_millis(u64::try_from(self.lasted.as_millis()).unwrap_or(u64::MAX) / 100 * 100);
@@ -318,7 +321,7 @@ impl fmt::Display for CutOff {
     }
 }
 
-/// For logs and for the answers of probes: `connecting for 7s: zk1:2181: Connection refused (os error 111)`.
+/// Written for logs and the answers of probes: `connecting for 7s: zk1:2181: Connection refused (os error 111)`.
 impl fmt::Display for ConnectionState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -349,7 +352,7 @@ mod tests {
 
     #[test]
     fn each_connection_state_has_its_words() {
-        // A test may stand still for long: only a moment that is still to come is never long ago.
+        // A moment in the future shows "0s" however slowly the test runs.
         let later = Instant::now() + Duration::from_secs(3600);
         let connecting = |why: Option<&str>| ConnectionState::Connecting { since: later, why: why.map(str::to_owned) };
         for (state, words) in [

@@ -1,5 +1,5 @@
-//! What a session knows of the directories that it lists: which listings are under way, and which nodes its server shows although
-//! the ensemble no longer has them.
+//! What a session knows of directories: the listings under way, which callers share, and the ghosts, which are nodes that
+//! its server shows although the ensemble no longer has them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,17 +10,17 @@ use crate::queue::mode::Mode;
 use crate::session::request::{Failure, Stat};
 use crate::sync::{HashMap, Mutex, watch};
 
-/// How many listings of a small directory are under way at once, so that a few callers do not wait for each other.
+/// The most listings of a small directory at a time, so that a few callers do not wait for each other.
 const UNDER_WAY_MAX: usize = 4;
 
-/// A directory with more names than this has one listing at a time: several would fill memory with copies of the same
-/// names.
+/// A directory with more names than this has one listing at a time, because several would fill memory with copies of the
+/// same names.
 pub(super) const MANY: usize = 256;
 
 /// The names of a directory's children.
 pub(crate) struct Children {
     pub(super) names: Vec<String>,
-    /// What is known of the directory itself at the same moment.
+    /// The stat of the directory at the same moment, if known.
     pub(crate) directory: Option<Stat>,
 }
 
@@ -32,7 +32,7 @@ impl Deref for Children {
     }
 }
 
-/// A listing that several callers may share.
+/// A listing that callers share.
 pub(crate) type Names = Arc<Children>;
 
 type Answer = Option<Result<Names, Failure>>;
@@ -47,9 +47,9 @@ pub(crate) struct Listings(Mutex<HashMap<Arc<str>, Directory>>);
 #[derive(Default)]
 struct Directory {
     under_way: usize,
-    /// The last answer had many names.
+    /// Whether the last answer had many names.
     is_large: bool,
-    /// The listing that is sent when one under way is answered, with the callers that wait for it.
+    /// The callers of the next listing, which is sent when one under way is answered.
     next: Option<Callers>,
 }
 
@@ -60,7 +60,8 @@ impl Directory {
 }
 
 impl Listings {
-    /// A caller waits for a listing. If it must be sent now, its callers are returned, for [`Listings::end`] afterwards.
+    /// Adds a caller. Returns the callers of a new listing if the caller must send it now, and call [`Listings::end`]
+    /// afterwards.
     pub(super) fn begin(&self, directory: &Arc<str>) -> (watch::Receiver<Answer>, Option<Callers>) {
         let mut all = self.0.lock();
         let listed = all.entry(Arc::clone(directory)).or_default();
@@ -72,13 +73,13 @@ impl Listings {
         (listed.next.get_or_insert_with(|| watch::channel(None).0).subscribe(), None)
     }
 
-    /// A listing was answered, with many names or few. Returns the callers of the next one if it must be sent now, and
-    /// whether the directory is large.
+    /// Records the answer to a listing. Returns the callers of the next listing if that must be sent now, and whether the
+    /// directory is large.
     pub(super) fn end(&self, directory: &Arc<str>, is_large: bool) -> Option<(Callers, bool)> {
         let mut all = self.0.lock();
         let listed = all.get_mut(directory)?;
         listed.is_large = is_large;
-        // If more listings are under way than allowed, the next one waits for them, too.
+        // If more listings are under way than the limit allows, the next one waits for them.
         let next = if listed.under_way <= listed.most() { listed.next.take() } else { None };
         let next = next.filter(|next| next.receiver_count() > 0);
         if next.is_none() {
@@ -91,19 +92,19 @@ impl Listings {
     }
 }
 
-/// How many ghosts a session knows at most.
+/// The most ghosts that a session knows.
 const KNOWN_MAX: usize = 10_000;
 
-/// The ghosts that a session knows, by their directories. A writer may have become a reader, which the server does not show:
-/// then it is a ghost for reads only.
+/// The ghosts that a session knows, by directory. If a writer was downgraded and its server shows no reader's node, the
+/// writer is a ghost only for reads.
 #[derive(Default)]
 pub(crate) struct Ghosts(Mutex<HashMap<Arc<str>, Known>>);
 
-/// By name, with the mode of those that may pass over it: a read, or all.
+/// Each ghost's name, and the mode of contenders that may pass over it: `Read` for readers only, `Write` for all.
 type Known = BTreeMap<Arc<str>, Mode>;
 
 impl Ghosts {
-    /// The ghosts for this mode among these names of a directory.
+    /// Returns the ghosts for this mode among these names of a directory.
     pub(crate) fn among(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
         let all = self.0.lock();
         let Some(ghosts) = all.get(directory) else { return Vec::new() };
@@ -111,7 +112,8 @@ impl Ghosts {
         known.filter(|(_, by)| passes(mode, **by)).map(|(name, _)| Arc::clone(name)).collect()
     }
 
-    /// As [`Ghosts::among`], of all that the server shows there now. Forgets what it no longer shows.
+    /// As [`Ghosts::among`], for all names that the server shows in the directory. Forgets ghosts that are no longer
+    /// shown.
     pub(crate) fn shown(&self, directory: &str, names: &[String], mode: Mode) -> Vec<Arc<str>> {
         let mut all = self.0.lock();
         if let Some(ghosts) = all.get_mut(directory) {
@@ -125,7 +127,7 @@ impl Ghosts {
         self.among(directory, names, mode)
     }
 
-    /// These names without the ghosts for this mode.
+    /// Returns these names without the ghosts for this mode.
     pub(crate) fn without<'n>(&self, directory: &str, names: &'n [String], mode: Mode) -> Cow<'n, [String]> {
         let ghosts = self.among(directory, names, mode);
         if ghosts.is_empty() {
@@ -135,7 +137,7 @@ impl Ghosts {
         Cow::Owned(names.iter().filter(|name| !is_ghost(name)).cloned().collect())
     }
 
-    /// Enters a ghost that may be passed over by this mode. Returns whether it was not known at all.
+    /// Adds a ghost for this mode. Returns whether it is new.
     pub(super) fn enter(&self, directory: &str, name: &Arc<str>, by: Mode) -> bool {
         let mut all = self.0.lock();
         if all.values().map(BTreeMap::len).sum::<usize>() >= KNOWN_MAX {
@@ -150,7 +152,7 @@ impl Ghosts {
     }
 }
 
-/// Whether this mode may pass over a ghost that is one by the other.
+/// Returns whether a contender of this mode may pass over a ghost that was added for the mode `by`.
 pub(super) fn passes(mode: Mode, by: Mode) -> bool {
     mode == Mode::Read || by == Mode::Write
 }
@@ -162,7 +164,8 @@ mod tests {
     const FEW: bool = false;
     const LARGE: bool = true;
 
-    /// So many callers that each ask for a listing. Returns how many of them send one, and the others.
+    /// Begins a listing for each of `callers` callers. Returns how many send one, and the answers that the others wait
+    /// for.
     fn begin(listings: &Listings, directory: &Arc<str>, callers: usize) -> (usize, Vec<watch::Receiver<Answer>>) {
         let all = (0..callers).map(|_| listings.begin(directory));
         let joined: Vec<_> = all.filter(|(_, sends)| sends.is_none()).map(|(answer, _)| answer).collect();
@@ -174,22 +177,22 @@ mod tests {
         let (listings, directory) = (Listings::default(), Arc::from("/lock"));
         let (sent, joined) = begin(&listings, &directory, 6);
         assert_eq!((sent, joined.len()), (4, 2));
-        let (next, is_large) = listings.end(&directory, FEW).expect("two wait for it");
+        let (next, is_large) = listings.end(&directory, FEW).expect("two callers wait for the next listing");
         assert_eq!((next.receiver_count(), is_large), (2, false));
-        // The listing that was answered makes room for the next, and for no other caller.
+        // An answered listing makes room for the next one, and for no new caller.
         assert_eq!(begin(&listings, &directory, 1).0, 0);
         let other = Arc::from("/other");
-        assert_eq!(begin(&listings, &other, 4).0, 4, "each directory has its own");
+        assert_eq!(begin(&listings, &other, 4).0, 4, "each directory has its own limit");
     }
 
     #[test]
     fn a_large_directory_has_one_listing_at_a_time() {
         let (listings, directory) = (Listings::default(), Arc::from("/lock"));
         assert_eq!(begin(&listings, &directory, 2).0, 2);
-        assert!(listings.end(&directory, LARGE).is_none(), "nobody waits");
+        assert!(listings.end(&directory, LARGE).is_none(), "no caller waits");
         let (sent, joined) = begin(&listings, &directory, 1);
         assert_eq!((sent, joined.len()), (0, 1), "one is under way");
-        let (next, is_large) = listings.end(&directory, LARGE).expect("one waits");
+        let (next, is_large) = listings.end(&directory, LARGE).expect("one caller waits");
         assert_eq!((next.receiver_count(), is_large), (1, true));
     }
 
@@ -201,7 +204,7 @@ mod tests {
         for left in [3, 2, 1] {
             assert!(listings.end(&directory, LARGE).is_none(), "{left} are under way");
         }
-        assert!(listings.end(&directory, LARGE).is_some(), "it is the only one");
+        assert!(listings.end(&directory, LARGE).is_some(), "no other listing is under way");
     }
 
     #[test]
@@ -211,7 +214,7 @@ mod tests {
         for _ in 0..4 {
             assert!(listings.end(&directory, FEW).is_none());
         }
-        assert!(listings.0.lock().is_empty(), "nothing is kept of a directory that nobody lists");
+        assert!(listings.0.lock().is_empty(), "a directory that is not listed takes no memory");
         assert!(listings.end(&directory, FEW).is_none());
     }
 }

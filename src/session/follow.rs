@@ -1,4 +1,5 @@
-//! Following something by watches, on one session after the other, and waiting for a node that does not exist.
+//! Follows a node by watches, on one session after another, and waits for a node that does not exist yet. [`follow`]
+//! serves the copies of shared values and the observers of elections.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -10,25 +11,25 @@ use crate::session::presence::{self, Recheck, unless_over};
 use crate::session::request::Failure;
 use crate::session::retry;
 
-/// How long to wait before the next try: after a refusal, after a lost connection, or after a request that could not be sent.
+/// The pause before the next try, after a refusal, a lost connection, or a request that could not be sent.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
-/// Something that is followed.
+/// A target of [`follow`].
 pub(crate) trait Followed: Sync {
-    /// `None` once nobody wants to know any more.
+    /// Returns the coordinator, or `None` once nobody is interested.
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>>;
 
-    /// How many bytes of paths are watched.
+    /// Returns how many bytes of paths are watched.
     fn watched_bytes(&self) -> usize;
 
     /// Watches on one session, until that fails.
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
-    /// It cannot be watched just now, or never again: the coordinator was closed.
+    /// Reports that watching was refused, for now, or for good because the coordinator was closed.
     fn refused(&self, failure: Failure);
 }
 
-/// Follows until the coordinator is closed, or nobody wants to know any more.
+/// Follows the target until the coordinator is closed, or nobody is interested.
 pub(crate) async fn follow(it: &impl Followed, mut session_slot: Option<SessionSlot>) {
     loop {
         let failure = match &session_slot {
@@ -53,7 +54,7 @@ pub(crate) async fn follow(it: &impl Followed, mut session_slot: Option<SessionS
                 }
             }
         };
-        // A connection, or an answer, that is lost says nothing about what is followed.
+        // A lost connection or answer says nothing about the target.
         if !matches!(failure, Failure::Unknown(_) | Failure::Unreachable(_)) {
             it.refused(failure);
         }
@@ -62,8 +63,8 @@ pub(crate) async fn follow(it: &impl Followed, mut session_slot: Option<SessionS
     }
 }
 
-/// Waits until the session counts as over. Its requests fail a moment before that, and until then the coordinator gives
-/// it out again.
+/// Waits until the session is known to be over. Its requests fail a moment earlier, and until then the coordinator hands
+/// the session out again.
 pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     tokio::select! {
         biased;
@@ -72,18 +73,18 @@ pub(crate) async fn wait_until_known_to_be_over(session: &Arc<dyn Session>) {
     }
 }
 
-/// A directory that other clients use, too, is listed no more often than this.
+/// The shortest time between two listings of a directory that other clients also use.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until the node may exist. Watches the children of the nearest existing directory above it. A watch on a node
-/// that does not exist could never be taken back.
+/// Waits until the node may exist, by a watch on the children of its nearest existing ancestor. A watch on the missing
+/// node itself could never be removed.
 pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
     let (mut wanted, mut look) = (path, Recheck::new(session));
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
         match retry::until_known(session, || session.watch_children(directory)).await {
-            // It has come just now, or a server lists what it denies.
+            // The node was created just now, or the server lists a node that it denies.
             Ok((names, _)) if names.iter().any(|it| it == name) => {
                 session.sleep(LOOK_PAUSE).await;
                 return Ok(());
@@ -93,7 +94,7 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
                 tokio::select! {
                     biased;
                     event = change => unless_over(session, event).await?,
-                    // This server may have it by now. If not, the next look comes after a longer pause.
+                    // This server may have the node by now. If not, the next check comes after a longer pause.
                     () = look.find(path, true) => {
                         presence::report(session, path, None);
                         wanted = path;

@@ -1,4 +1,5 @@
-//! Keeps one session alive and watches the own nodes on it, until the session is over. How a task waits for news of one of them.
+//! Keeps one session alive by heartbeats, watches our nodes on it, and checks hand-offs, until the session is over. A
+//! backend spawns [`keep_alive`] for each session; a holder awaits the loss of its node by [`OwnNode::lost`].
 
 use std::future::ready;
 use std::sync::{Arc, Weak};
@@ -17,19 +18,19 @@ use crate::session::upkeep::Upkeep;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 
-/// How many watches on own nodes are asked for before the first is answered.
+/// The number of watches that are requested before the first is answered.
 const ARMED_AT_ONCE: usize = 64;
 
-/// Looks after the own nodes on a session until the session is over. A backend spawns this once for each session, on
-/// its own thread.
+/// Keeps a session alive and watches our nodes on it until the session is over. A backend spawns this once for each
+/// session, on the thread of the sessions.
 ///
-/// A watch is armed on each own node, at the latest one to two `grace` after the node was entered: a short hold is over
-/// by then, and costs nothing. A waiter watches its own node from the first moment.
+/// A watch is armed on each of our nodes one to two `grace` after its creation, so a hold that is shorter costs no watch.
+/// A waiter watches its own node from the first moment.
 ///
-/// While there are own nodes, a read touches the session every fifth of the session timeout. A transaction that only
-/// checks the nodes follows, by which the touch counts. While there are none, only the read goes out, every quarter of
-/// the session timeout, so that the next acquisition need not wait for the lease. A transaction follows it only where reads
-/// [do not keep](Session::is_kept_by_reads) a session.
+/// While the session has nodes, a read touches the session every fifth of the session timeout. A transaction that only
+/// checks the nodes follows, and makes the touch count. While the session has no node, only the read is sent, every
+/// quarter of the session timeout, so that the next acquisition need not wait for the lease. A transaction follows that
+/// read only where reads [do not keep](Session::is_kept_by_reads) a session.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(upkeep) = session.upgrade().map(|session| Arc::clone(session.upkeep())) else {
         return;
@@ -61,7 +62,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, upkeep: &Upkeep, grace: Durati
     }
 }
 
-/// Arms the watches on own nodes on behalf of their owners: of thousands, a few at a time.
+/// Arms the watches on our nodes, at most [`ARMED_AT_ONCE`] at a time.
 async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) {
     let mut tries = Tries::ENDLESS;
     while !unwatched.is_empty() {
@@ -78,7 +79,7 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
             }
         }
         unwatched = unknown;
-        // A connection that breaks again and again is no server that errs.
+        // A lost connection is no fault of the server, so the backoff starts again.
         if !session.lease().is_connected() {
             tries = Tries::ENDLESS;
         }
@@ -88,7 +89,8 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
     }
 }
 
-/// Keeps the watch that was asked for. A server that denies a node which the leader has does not end its hold, nor its wait.
+/// Awaits the requested watch and stores it in the node. If a server denies a node that the leader has, the hold or the
+/// wait goes on.
 pub(crate) async fn watched(
     session: &Arc<dyn Session>,
     own_node: &Arc<OwnNode>,
@@ -111,11 +113,12 @@ pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
 }
 
 /// Checks that the node of a hand-off is gone. A hand-off is the only write to a lock node, and the same transaction
-/// deletes the node. So if the node is still there, a stranger wrote to it, and the contenders that took the write for
-/// a hand-off do not hold.
+/// deletes the node. If the node is still there, a stranger wrote to it, and the contenders that took the write for a
+/// hand-off do not hold.
 ///
-/// Whoever handed off may have held falsely, or a stranger wrote to the node of a holder that has downgraded since. So whoever
-/// still holds later looks whether nobody up to that node is left.
+/// That the node is gone does not prove the grant, because its owner may have held falsely, or a stranger wrote to the
+/// node of a holder that has downgraded since. So if a granted contender still holds a fifth of the session timeout
+/// later, this function also checks that no contender up to that node is left.
 async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let mut left = match repeated(&live, Tries::ENDLESS, || live.data(&path)).await {
@@ -144,7 +147,7 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     }
 }
 
-/// A stranger's write was taken for a hand-off, and these nodes were granted by it.
+/// Marks these nodes as lost, because they were granted by a stranger's write.
 pub(crate) fn interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<OwnNode>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for own_node in granted {
@@ -152,7 +155,7 @@ pub(crate) fn interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<
     }
 }
 
-/// A contender up to this one that is still there.
+/// Returns a contender at or before this node that is still there.
 async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
     let directory = Arc::from(path.rsplit_once('/').unwrap_or_default().0);
     let names = match repeated(session, Tries::ENDLESS, || listing::list(session, &directory)).await {
@@ -162,7 +165,7 @@ async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<St
     presence::first_there(session, &up_to(&names, path)).await
 }
 
-/// The paths of the contenders of these names up to the one at `path`.
+/// Returns the paths of the contenders among these names whose numbers are not above that of the node at `path`.
 pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     let number = |name: &str| Contender::parse(name).map(|it| it.sequence());
@@ -172,7 +175,7 @@ pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
 
 async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
     let lease = upkeep.lease();
-    // At the start the handshake counts, so the first heartbeat is due after a whole period.
+    // The handshake counts at the start, so the first heartbeat is due after a whole period.
     let mut due = Moment::MAX;
     let mut is_lapse_reported = true;
     loop {
@@ -181,7 +184,7 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
             return;
         };
         let left = lease.remaining();
-        // Every hold is lost when the lease runs out, even if no task looks.
+        // Every hold is lost when the lease runs out, even if no task asks.
         if left.is_none() && !std::mem::replace(&mut is_lapse_reported, true) {
             upkeep.look_at_all();
         }
@@ -214,7 +217,7 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
             () = &mut woken => false,
             () = pause => lease.now() < now + nap / 2,
         };
-        // A timer that is over at once belongs to a runtime that is gone.
+        // A timer that fires at once belongs to a runtime that has ended.
         if is_over {
             upkeep.plan_renewal(Moment::MAX, false);
             woken.await;
@@ -222,7 +225,7 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
     }
 }
 
-/// Touches the session, and makes the touch count if a node is kept on the session.
+/// Touches the session, and makes the touch count if the session has nodes.
 async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
     let lease = upkeep.lease();
     let Some(live) = session.upgrade() else { return };
@@ -242,7 +245,7 @@ async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
     }
     let Some(pause) = session.upgrade().map(|session| session.sleep(lease.settling())) else { return };
     pause.await;
-    // A session that is busy needs no check.
+    // A busy session needs no check.
     if let Some(live) = session.upgrade().filter(|_| !lease.counts_since(touched.saturating_sub(soon)))
         && lease.is_connected()
     {
@@ -250,11 +253,11 @@ async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
     }
 }
 
-/// A check-only transaction commits through the quorum, changes nothing, and fails when a node is gone.
+/// Checks our nodes by a transaction. It commits through the quorum, changes nothing, and fails if a node is gone.
 async fn check_own(session: &Arc<dyn Session>) {
     let upkeep = session.upkeep();
     let to_check = upkeep.to_check();
-    // A node that is about to have another name cannot be checked.
+    // Without a node to check, a sync makes the touch count: all nodes are moving, or reads do not keep an idle session.
     if to_check.is_empty() && !(upkeep.has_no_nodes() && session.is_kept_by_reads()) {
         drop(session.sync("/").await);
     }
@@ -271,21 +274,21 @@ async fn check_own(session: &Arc<dyn Session>) {
 }
 
 impl OwnNode {
-    /// Waits until the hold is over, and says why.
+    /// Waits until the hold is lost or given back, and returns the reason.
     pub(crate) async fn lost(self: &Arc<Self>, session: &Arc<dyn Session>) -> Loss {
         shielded(self.until(session, || self.find_loss())).await
     }
 
-    /// Asks for a watch on this node, unless one was asked for already. The request is on its way when this returns.
+    /// Requests a watch on this node, unless one was requested already. The request is on its way when this returns.
     pub(crate) fn ask_to_watch(&self, session: &Arc<dyn Session>) -> Option<OwnWatch> {
         let path = self.change(|it| it.known.begin_to_watch())?;
         Some(OwnWatch { watch: session.watch(&path), path })
     }
 
-    /// Waits until `look` finds something; looks again after every change, and when the lease would run out.
+    /// Waits until `look` returns a value. Calls `look` after every change, and when the lease would run out.
     pub(crate) async fn until<T>(&self, session: &Arc<dyn Session>, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
-            // Registered before looking, so that a change in between is not missed.
+            // The task is registered before the look, so that no change in between is missed.
             let mut changed = std::pin::pin!(self.changed());
             changed.as_mut().enable();
             if let Some(found) = look() {
@@ -295,7 +298,8 @@ impl OwnNode {
                 // The lease ran out, or the limit was reached, since `look` was called.
                 None if self.is_holding() => {}
                 Some(left) if self.is_holding() && left < Duration::MAX => {
-                    // In slices, because timers stand still while the machine is suspended and the lease does not.
+                    // The task sleeps in slices, because timers stand still while the machine is suspended and the lease
+                    // does not.
                     let slice = left.min(session.timeout() / 20);
                     let is_awake = tokio::select! {
                         biased;

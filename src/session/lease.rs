@@ -1,20 +1,22 @@
-//! Until when a session is surely alive, computed from the moments of requests and answers.
+//! The lease of a session: until when the session is surely alive, computed from the times of requests and answers. A
+//! guard is valid only while the lease is.
 //!
-//! The ensemble may give a session up one session timeout T after its leader last heard of it. Nothing shows the client
-//! this in time: neither the state of the connection nor a read of its own node. Both look healthy on a server that is
-//! cut off from its leader.
+//! The ensemble may expire a session one session timeout T after its leader last heard of it. Neither the state of the
+//! connection nor a read of the own node shows this in time, because both look healthy on a server that is cut off from
+//! its leader.
 //!
 //! A follower notes which sessions send it requests. It reports them to the leader in its answer to the leader's ping,
 //! every half tick. The leader hears of a session only by these reports, and by a handshake that creates or resumes the
-//! session. It does not hear of a session by the requests that a follower forwards. So:
+//! session. A request that a follower forwards does not count as hearing of the session. Therefore:
 //! - A *touch* is the sending of a request that was answered.
 //! - A touch *counts* once a quorum acknowledges an operation that was sent a [settling time](Lease::with_tick_time)
 //!   after the touch's answer came, on the same connection. In between, the follower has answered a ping, and its
 //!   messages reach the leader in order.
-//! - The sending of the handshake that created the session counts once it is answered, because a quorum has created the
-//!   session. A handshake that resumed it is answered by the leader alone, which may have been deposed without knowing it:
-//!   the others have elected another leader, for which the session began anew before that handshake. So that handshake
-//!   counts once a quorum acknowledges an operation that was sent on the same connection.
+//! - A handshake that created the session counts from its sending, as soon as it is answered, because a quorum has created the
+//!   session.
+//! - A handshake that resumed the session counts once a quorum acknowledges an operation that was sent on the same connection.
+//!   The leader alone answers such a handshake, and may have been deposed without knowing it. A new leader restarts the
+//!   session's timeout when it is elected, which may be before the handshake.
 //! - The lease ends one T after the newest touch that counts, less a margin for clocks and for holders, which must
 //!   stop.
 
@@ -31,21 +33,21 @@ pub type Moment = Duration;
 
 type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
 
-/// The longest tick that is assumed if the backend gives none: ZooKeeper's own default.
+/// The longest tick that the lease assumes if the backend gives none: ZooKeeper's own default.
 const LONGEST_TICK: Duration = Duration::from_secs(3);
 
-/// An allowance for the delay of a ping between two servers.
+/// The least slack for the delay of a ping between two servers.
 const LEAST_SLACK: Duration = Duration::from_millis(100);
 
 const LEAST_MARGIN: Duration = Duration::from_millis(300);
 
-/// How many heartbeats are sent within one session timeout, at most.
+/// The most heartbeats within one session timeout.
 const MOST_HEARTBEATS: u32 = 20;
 
-/// How many touches that do not count yet are kept apart within one session timeout.
+/// The number of touches within one session timeout that are kept apart while they do not count yet.
 const TOUCHES: u32 = 64;
 
-/// What the library knows of how long its session lives.
+/// A lease on a session: how long the session is surely alive.
 ///
 /// A backend reports what happens through the session's [`Upkeep`](crate::coordinator::Upkeep).
 pub struct Lease {
@@ -54,40 +56,40 @@ pub struct Lease {
     margin: Duration,
     clock: Clock,
     state: Mutex<LeaseState>,
-    /// What the state says, for [`Lease::covered_at`]: a kept node is checked millions of times a second.
+    /// When the lease ends, in nanoseconds, and in which epoch: copies of the state that [`Lease::covered_at`] reads
+    /// without the lock, because a kept node is checked millions of times a second.
     valid_until: AtomicU64,
     valid_in: AtomicU64,
 }
 
 #[derive(Default)]
 struct LeaseState {
-    /// `None` while every moment counts.
+    /// When the lease ends; `None` in steady mode.
     end: Option<Moment>,
-    /// The newest touch that counts; unlike `end`, kept when the lease runs out.
+    /// The sending of the newest touch that counts. Unlike `end`, a lapse does not reset it.
     counted: Moment,
     /// Touches of this connection that do not count yet, the oldest first.
     touches: VecDeque<Touch>,
-    /// Since when requests are sent on this connection.
+    /// When the previous connection was lost. Requests sent since then belong to this connection.
     connected_since: Moment,
-    /// When the newest request was sent that was answered on this connection or, while there is none, on the previous
-    /// connection.
+    /// When the newest answered request was sent, on this connection or, before its first answer, on the previous one.
     answered: Moment,
     /// How long the last answer took.
     lateness: Duration,
-    /// Counts how often the lease ran out, so that a hold from before stays lost after a renewal.
+    /// The number of lapses. A hold belongs to one epoch, so a renewal after a lapse does not revive it.
     epoch: u64,
-    /// Why it is over, and when that was known.
+    /// Why the session is over, and when that became known.
     over: Option<(Ending, Moment)>,
     connected: bool,
-    /// The handshake of this connection, as long as it does not count.
+    /// The handshake of this connection, until it counts.
     handshake: Option<Handshake>,
 }
 
 #[derive(Clone, Copy)]
 struct Handshake {
-    /// It was sent at this moment or later.
+    /// The handshake was sent at this moment or later.
     sent: Moment,
-    /// It is known to have resumed this session and no other.
+    /// Whether the handshake is known to have resumed this session.
     is_ours: bool,
 }
 
@@ -98,14 +100,15 @@ struct Touch {
 }
 
 impl Lease {
-    /// A lease for a session with this timeout, on a clock that (on Linux) also runs while the machine is suspended.
+    /// Returns a lease for a session with this timeout, on a clock that (on Linux) also runs while the machine is
+    /// suspended.
     ///
-    /// It counts as run out until [`Upkeep::began`](crate::coordinator::Upkeep::began).
+    /// The lease is invalid until [`Upkeep::began`](crate::coordinator::Upkeep::began).
     pub fn new(timeout: Duration) -> Lease {
         Lease::with_clock(timeout, Box::new(since_boot))
     }
 
-    /// A lease on a clock of the backend's own.
+    /// Returns a lease on a clock of the backend.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
         let state = LeaseState { end: Some(Duration::ZERO), connected: true, ..LeaseState::default() };
         let lease = Lease {
@@ -120,7 +123,7 @@ impl Lease {
         lease.with_tick_time(LONGEST_TICK.min(timeout / 2))
     }
 
-    /// What the servers call `tickTime`; by default the smaller of 3 s and half the session timeout.
+    /// Sets the servers' `tickTime`. By default the lease assumes the smaller of 3 s and half the session timeout.
     ///
     /// A touch counts by an operation that was sent half a tick, plus a slack of an eighth of a tick (at least 100 ms),
     /// after the touch's answer.
@@ -129,14 +132,13 @@ impl Lease {
         self
     }
 
-    /// How long the lease ends before the ensemble may give the session up. By default a sixth of the session timeout,
-    /// but at least 300 ms, and at most a quarter of the session timeout.
+    /// Sets how long the lease ends before the ensemble may expire the session. By default a sixth of the session
+    /// timeout, but at least 300 ms, and at most a quarter of the session timeout.
     pub fn with_stop_margin(mut self, margin: Duration) -> Lease {
         self.margin = margin;
         self
     }
 
-    /// How long the lease ends before the ensemble may give the session up.
     pub(crate) fn margin(&self) -> Duration {
         self.margin
     }
@@ -145,19 +147,19 @@ impl Lease {
         self.timeout
     }
 
-    /// Now, on this lease's clock: take it just before a request is sent.
+    /// Returns the present moment on this lease's clock. Call it just before a request is sent.
     pub fn now(&self) -> Moment {
         (self.clock)()
     }
 
-    /// The ensemble created the session, and was asked to at this moment or later. Returns whether the lease has run
-    /// out just now.
+    /// Records that the ensemble created the session, in answer to a handshake sent at `asked` or later. Returns whether
+    /// the lease lapsed since the last call.
     pub(super) fn began(&self, asked: Moment) -> bool {
         self.state.lock().answered = asked;
         self.counts(asked)
     }
 
-    /// A request was answered that was sent at `sent`.
+    /// Records the answer to a request that was sent at `sent`.
     pub(super) fn answered(&self, sent: Moment) {
         let now = self.now();
         let step = self.timeout / TOUCHES;
@@ -167,20 +169,20 @@ impl Lease {
         }
         state.answered = state.answered.max(sent);
         state.lateness = now.saturating_sub(sent);
-        // Of many touches in a short time, the newest is enough.
+        // Of many touches in a short time, only the newest is kept.
         let last_but_one = state.touches.len().checked_sub(2).and_then(|at| state.touches.get(at));
         if last_but_one.is_some_and(|touch| now < touch.answered.saturating_add(step)) {
             state.touches.pop_back();
         }
         state.touches.push_back(Touch { sent, answered: now });
-        // A touch that is older than a session timeout keeps no session alive.
+        // A touch older than a session timeout keeps no session alive.
         while state.touches.front().is_some_and(|touch| touch.sent.saturating_add(self.timeout) <= now) {
             state.touches.pop_front();
         }
     }
 
-    /// As [`Lease::answered`], for an operation that a quorum has acknowledged. Returns whether the lease has run out
-    /// just now.
+    /// As [`Lease::answered`], for an operation that a quorum has acknowledged. Returns whether the lease lapsed since
+    /// the last call.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state.lock();
@@ -199,8 +201,8 @@ impl Lease {
         lapsed
     }
 
-    /// The handshake of this connection has resumed this session. It counts by the next operation that a quorum
-    /// acknowledges.
+    /// Records that the handshake of this connection resumed this session. The handshake counts by the next operation
+    /// that a quorum acknowledges.
     pub(super) fn resumed(&self) {
         if let Some(handshake) = &mut self.state.lock().handshake {
             handshake.is_ours = true;
@@ -219,7 +221,7 @@ impl Lease {
         lapsed
     }
 
-    /// Counts every moment as acknowledged from now on, or no longer.
+    /// Turns steady mode on or off. In steady mode the lease never ends.
     pub(super) fn steady(&self, steady: bool) {
         let now = self.now();
         let mut state = self.state.lock();
@@ -229,7 +231,7 @@ impl Lease {
         self.publish(&state);
     }
 
-    /// The connection was lost or is back. Returns whether that is news.
+    /// Records a lost connection, or a connection that is back. Returns whether this changed anything.
     pub(super) fn connected(&self, connected: bool) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
@@ -237,7 +239,8 @@ impl Lease {
         if was && !connected {
             state.touches.clear();
             state.connected_since = now;
-            // Its moment is not known. It is sent after every request that was answered on the previous connection.
+            // The time of the handshake is not known, but it is sent after every request that the previous connection
+            // answered.
             state.handshake = Some(Handshake { sent: state.answered, is_ours: false });
         }
         was != connected
@@ -247,7 +250,7 @@ impl Lease {
         self.state.lock().connected
     }
 
-    /// The session is over; the first reason stays.
+    /// Records the end of the session; the first reason stays.
     pub(crate) fn end(&self, why: Ending) {
         let now = self.now();
         let mut state = self.state.lock();
@@ -255,26 +258,26 @@ impl Lease {
         self.publish(&state);
     }
 
-    /// Why the session is over, if it is.
+    /// Returns why the session is over, or `None` if it is not.
     pub fn over(&self) -> Option<Ending> {
         self.state.lock().over.map(|(why, _)| why)
     }
 
-    /// When the last request was sent that had an answer, and when the session was known to be over. `None` while it is not.
+    /// Returns when the last answered request was sent, and when the session was known to be over. `None` before its end.
     pub fn away(&self) -> Option<(Moment, Moment)> {
         let state = self.state.lock();
         state.over.map(|(_, ended)| (state.answered.min(ended), ended))
     }
 
-    /// How long the session is surely still alive; `None` when that is not known any more.
+    /// Returns how long the session is surely still alive, or `None` if the lease has run out.
     pub fn remaining(&self) -> Option<Duration> {
         self.validity().map(|(left, _)| left)
     }
 
-    /// For how long the ensemble surely keeps the session: until one session timeout after the newest touch that
-    /// counts. Zero once that time is over, or the session is.
+    /// Returns how long the ensemble surely keeps the session: until one session timeout after the newest touch that
+    /// counts. Zero after that time, and after the end of the session.
     ///
-    /// Longer than [`remaining`](Lease::remaining): the difference is the time to stop work in.
+    /// This is longer than [`remaining`](Lease::remaining). The difference is the time in which to stop work.
     pub fn session_left(&self) -> Duration {
         let now = self.now();
         let state = self.state.lock();
@@ -285,37 +288,36 @@ impl Lease {
         }
     }
 
-    /// How often a heartbeat is due: every fifth of the session timeout. More often if answers come late. More often,
-    /// too, if the stop margin is larger than its default, so that as much of the lease as by default is left when a
-    /// break begins.
+    /// Returns the time between heartbeats: a fifth of the session timeout, or less if answers come late. Also less if
+    /// the stop margin is larger than its default, so that a break finds as much of the lease left as by default.
     ///
-    /// Two answers and the settling time pass from the sending of a touch until it counts. The next touch must count
+    /// From the sending of a touch until it counts, two answers and the settling time pass. The next touch must count
     /// before the lease ends.
     pub(crate) fn heartbeat_period(&self) -> Duration {
         let usual = (self.timeout / 5).saturating_sub(self.margin.saturating_sub(default_margin(self.timeout)));
         usual.min(self.spare() / 2).max(self.timeout / MOST_HEARTBEATS)
     }
 
-    /// How often an idle session, without a node, is touched: there must be room for the client's own pings, which requests
-    /// put off.
+    /// Returns the time between touches of a session without nodes. It leaves room for the client's own pings, which
+    /// every request postpones.
     pub(crate) fn idle_period(&self) -> Duration {
         self.timeout / 4
     }
 
-    /// How long a break of the connection may last, at any time, without costing a hold: if an attempt to connect that the
-    /// break swallows takes no longer than `attempt`. Zero if the lease may end even without a break.
+    /// Returns how long a break of the connection may last, at any time, without the loss of a hold, if a connection
+    /// attempt during the break takes no longer than `attempt`. Zero if the lease may end even without a break.
     pub(crate) fn rides_out(&self, attempt: Duration) -> Duration {
         let oldest = self.heartbeat_period() + self.settling;
         self.term().saturating_sub(oldest).saturating_sub(attempt)
     }
 
-    /// How far apart touches may be, at most, so that each counts before the lease ends that the previous touch gave.
+    /// Returns the longest time between two touches at which the second counts before the lease given by the first ends.
     fn spare(&self) -> Duration {
         let lateness = self.state.lock().lateness;
         self.term().saturating_sub(self.settling).saturating_sub(lateness * 2)
     }
 
-    /// Whether the lease will be renewed in time for a node that was entered at this moment.
+    /// Returns whether the lease will be renewed in time for a node that was created at this moment.
     ///
     /// If answers come very late, the touches of an idle session are too far apart. The lease then has one gap, until a
     /// touch counts that was sent at this moment or later.
@@ -323,57 +325,59 @@ impl Lease {
         self.is_steady() || self.spare() >= self.idle_period() || self.counts_since(entered)
     }
 
-    /// Whether the next touch can count before the lease ends, at the most heartbeats.
+    /// Returns whether the next touch can count before the lease ends, with the most frequent heartbeats.
     pub(crate) fn is_renewable(&self) -> bool {
         self.settling + self.timeout / MOST_HEARTBEATS < self.term()
     }
 
-    /// How long after a touch's answer the operation is sent by which the touch counts.
+    /// Returns how long after a touch's answer an operation must be sent for the touch to count.
     pub(crate) fn settling(&self) -> Duration {
         self.settling
     }
 
-    /// How long ago the newest request was sent that was answered on this connection.
+    /// Returns how long ago the newest request that this connection answered was sent.
     pub(crate) fn since_touch(&self) -> Duration {
         self.now().saturating_sub(self.state.lock().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
     }
 
-    /// Whether a request was answered on this connection, or it is the first one.
+    /// Returns whether this connection has answered a request, or is the first connection.
     pub(crate) fn is_answered(&self) -> bool {
         let state = self.state.lock();
         state.answered >= state.connected_since
     }
 
-    /// How long ago the newest request was sent that was answered, or the last connection was lost.
+    /// Returns for how long no request was answered: since the newest answered request was sent, or since the last
+    /// connection was lost.
     pub(crate) fn silent_for(&self) -> Duration {
         let state = self.state.lock();
         self.now().saturating_sub(state.answered.max(state.connected_since))
     }
 
-    /// Whether a touch counts that was sent at this moment or later.
+    /// Returns whether a touch counts that was sent at this moment or later.
     pub(crate) fn counts_since(&self, moment: Moment) -> bool {
         self.state.lock().counted >= moment
     }
 
-    /// Whether the backend vouches for every moment, so that no heartbeat is needed.
+    /// Returns whether the lease is in steady mode, so that no heartbeat is needed.
     pub(crate) fn is_steady(&self) -> bool {
         self.state.lock().end.is_none()
     }
 
-    /// The current epoch, if the lease is valid now: the time since which it has been valid without a gap.
+    /// Returns the current epoch, if the lease is valid now. An epoch is a time in which the lease is valid without a
+    /// gap.
     pub(crate) fn epoch(&self) -> Option<u64> {
         self.epoch_at(self.now())
     }
 
-    /// As [`Lease::epoch`], at this present moment.
+    /// As [`Lease::epoch`], at the given present moment.
     pub(crate) fn epoch_at(&self, now: Moment) -> Option<u64> {
         self.validity_at(now).map(|(_, epoch)| epoch)
     }
 
-    /// The present moment, if the lease is valid and has been since this epoch began. Looks at nothing that is locked.
-    /// `None` if only [`Lease::epoch_at`] can tell.
+    /// Returns the present moment if the lease is valid and was valid throughout this epoch. Takes no lock. `None` if
+    /// only [`Lease::epoch_at`] can tell.
     pub(crate) fn covered_at(&self, epoch: u64) -> Option<Moment> {
-        // The end before its epoch, and the clock last: an end is published after its epoch.
+        // Reads the end, then its epoch, then the clock, because `publish` stores the epoch before the end.
         let until = self.valid_until.load(Ordering::Acquire);
         if self.valid_in.load(Ordering::Acquire) != epoch {
             return None;
@@ -418,16 +422,16 @@ fn default_margin(timeout: Duration) -> Duration {
     (timeout / 6).max(LEAST_MARGIN).min(timeout / 4)
 }
 
-/// More than 500 years are as good as for ever.
+/// Returns nanoseconds. More than 500 years become the maximum.
 pub(super) fn nanos(moment: Moment) -> u64 {
     u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl LeaseState {
-    /// Ends the epoch if the lease has run out. Every hold of that epoch stays lost, even if a late answer renews the
-    /// lease.
+    /// Ends the epoch if the lease has run out, so that a late answer that renews the lease revives no hold of that
+    /// epoch.
     ///
-    /// Returns whether the lease has run out just now.
+    /// Returns whether the lease ran out since the last call.
     fn lapse(&mut self, now: Moment) -> bool {
         let lapsed = self.end.is_some_and(|end| !end.is_zero() && end <= now);
         if lapsed {
@@ -444,7 +448,8 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// `Instant` stands still while the machine is suspended, on Linux; the ensemble's clock does not.
+/// Returns the time since boot. On Linux `Instant` stands still while the machine is suspended, and the ensemble's clock
+/// does not.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn since_boot() -> Moment {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -456,7 +461,7 @@ pub(crate) fn since_boot() -> Moment {
     use std::sync::OnceLock;
     use std::time::Instant;
     static START: OnceLock<Instant> = OnceLock::new();
-    // Never zero, which stands for a lease that ran out.
+    // Never zero: zero means that the lease has run out.
     START.get_or_init(Instant::now).elapsed() + Duration::from_nanos(1)
 }
 

@@ -1,4 +1,5 @@
-//! How a node of ours is removed, by as many requests as that takes: a value that takes answers and says what to ask next.
+//! The removal of one node of ours, by as many requests as it takes: a value that takes answers and returns the next
+//! request. `contend/removal.rs` carries the requests out, and the exhaustive model drives the same value.
 //!
 //! ```text
 //!           created                   done, or gone by an earlier try
@@ -11,53 +12,52 @@
 //!    |                  Listing       |
 //!    +--------------------------------+ the answer was lost, or one before it
 //! ```
-//!
-//! `contend/removal.rs` carries it out. The exhaustive model drives the same value.
 
 use crate::session::request::Failure;
 
-/// A node of ours on its way out.
+/// The removal of a node of ours.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Leaving {
-    /// The create is under way of a node that nobody wants any more. All nodes of its owner are swept if the answer to an earlier
-    /// create was lost.
+    /// The create is under way, but its owner was dropped. If the answer to an earlier create was lost, all nodes of the
+    /// owner are removed (a sweep).
     Coming {
-        /// Whether one was.
+        /// Whether the answer to an earlier create was lost.
         sweeps: bool,
     },
     /// A node is being deleted.
     Deleting(Deletion),
-    /// All nodes of the owner are looked for, also one whose create took effect although its answer was lost. The listing follows a
-    /// sync, which is a later write of this session, so the lost create cannot take effect after it.
+    /// All nodes of the owner are listed, to find one whose create took effect although its answer was lost. The listing
+    /// follows a sync. The sync is a later write of this session, so the lost create cannot take effect after it.
     Listing,
-    /// The answer was lost. The same is asked again once the connection is back.
+    /// The answer was lost. The same request is repeated once the connection is back.
     Cut(Box<Leaving>),
-    /// The directory is being deleted, so that its numbers begin anew. That is refused while any contender is in it.
+    /// The directory is being deleted, so that its numbers start again. The server refuses that while a contender is in
+    /// it.
     Restarting,
-    /// Nothing is left to do. [`Failure::NoNode`] says that the node had gone before we asked.
+    /// Nothing is left to do. [`Failure::NoNode`] means that the node was gone before the first request.
     Gone(Result<(), Failure>),
 }
 
-/// One deletion, and what follows it.
+/// One deletion, and the steps that follow it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Deletion {
-    /// The node.
+    /// The path of the node.
     pub path: String,
-    /// It is written to in the same transaction: a waiter that watches the node sees its data change, and so knows that the node
-    /// was held and released.
+    /// Whether the same transaction also writes to the node. A waiter that watches the node sees its data change, and
+    /// learns that the node was held and released.
     pub signals: bool,
     pub(super) restarts: bool,
-    /// An earlier try, whose answer was lost, may have deleted it.
+    /// Whether an earlier try, whose answer was lost, may have deleted the node.
     pub(super) is_again: bool,
     pub(super) sweeps: bool,
-    /// The nodes to delete next, the last one first.
+    /// The nodes to delete afterwards, in reverse order.
     pub(super) rest: Vec<String>,
 }
 
-/// What to ask for.
+/// The next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask<'a> {
-    /// The answer to the create.
+    /// Await the answer to the create.
     Created,
     /// Delete this node.
     Delete(&'a Deletion),
@@ -69,7 +69,7 @@ pub enum Ask<'a> {
     Link,
 }
 
-/// What was answered.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// To [`Ask::Created`]: the node's path.
@@ -82,27 +82,27 @@ pub enum Input {
     Linked(Result<(), Failure>),
 }
 
-/// What else an answer has shown.
+/// What the caller reports besides the next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shown {
     /// The ensemble does not let this session write to its nodes.
     SignalRefused,
-    /// A node cannot be removed, and the next one is.
+    /// A node cannot be removed. The next one is tried.
     Stays(String, Failure),
-    /// The owner's nodes cannot be looked for.
+    /// The owner's nodes cannot be listed.
     Unlisted(Failure),
 }
 
 impl Leaving {
-    /// A node is deleted, without a signal.
+    /// Returns the removal of a node without a signal.
     pub fn delete(path: String) -> Leaving {
         Leaving::Deleting(Deletion { path, ..Deletion::default() })
     }
 
-    /// What to ask for now; the outcome if there is nothing left to ask.
+    /// Returns the next request, or the outcome if no request is left.
     ///
     /// # Errors
-    /// Why the node stays, or that it had gone before we asked.
+    /// Why the node stays, or that it was gone before the first request.
     pub fn asks(&self) -> Result<Ask<'_>, &Result<(), Failure>> {
         Ok(match self {
             Leaving::Coming { .. } => Ask::Created,
@@ -114,13 +114,13 @@ impl Leaving {
         })
     }
 
-    /// The answer has come to what it asks.
+    /// Handles the answer to the last request.
     pub fn on(self, answer: Input) -> (Leaving, Option<Shown>) {
         let next = match (self, answer) {
             (Leaving::Coming { sweeps }, Input::Created(created)) => match created {
                 Ok(path) => Leaving::Deleting(Deletion { path, sweeps, ..Deletion::default() }),
                 Err(over @ Failure::Over(_)) => Leaving::Gone(Err(over)),
-                // A server that errs can deny the directory of a node that it has made.
+                // A faulty server may deny the directory of a node that it has created.
                 Err(Failure::Unknown(_) | Failure::NoNode) => Leaving::Listing,
                 Err(_) if sweeps => Leaving::Listing,
                 Err(_) => Leaving::Gone(Ok(())),
@@ -139,7 +139,7 @@ impl Leaving {
             (Leaving::Cut(again), Input::Linked(Ok(()))) => *again,
             (Leaving::Cut(_), Input::Linked(Err(over))) => Leaving::Gone(Err(over)),
             (Leaving::Restarting, Input::Deleted(_)) => Leaving::Gone(Ok(())),
-            // It answers something else.
+            // The answer belongs to another request.
             (it, _) => it,
         };
         (next, None)
@@ -159,8 +159,8 @@ impl Deletion {
                 self.is_again = true;
                 (Leaving::Cut(Box::new(Leaving::Deleting(self))), None)
             }
-            // A server that refuses the signal may still allow a plain delete, which waiters also see. A refused delete is about
-            // this directory alone.
+            // A server that refuses the signal may still allow a plain delete, which waiters also see. A refused delete
+            // says nothing about signals, because it concerns only this directory.
             Failure::NoAuth(_) | Failure::Refused(_) if self.signals && index == 0 => {
                 self.signals = false;
                 (Leaving::Deleting(self), Some(Shown::SignalRefused))
@@ -174,7 +174,7 @@ impl Deletion {
         }
     }
 
-    /// What follows this deletion.
+    /// Returns the step after this deletion.
     fn ended(mut self, outcome: Result<(), Failure>) -> Leaving {
         match self.rest.pop() {
             _ if matches!(outcome, Err(Failure::Over(_))) => Leaving::Gone(outcome),

@@ -1,8 +1,9 @@
-//! Listings of a directory that several tasks share.
+//! Listings of a directory that several callers share, so that a crowd costs a session few requests. Contenders list by
+//! [`list`].
 //!
-//! Each contender lists the directory once, so a crowd of n contenders that arrives together would read n times n
-//! names. But one listing serves every caller that asked for it before it was *sent*. So while listings are under way,
-//! new callers join the next one.
+//! Each contender lists the directory once, so n contenders that arrive together would read n times n names. But one
+//! listing serves every caller that asked before it was *sent*. While listings are under way, new callers therefore join
+//! the next one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +16,16 @@ use crate::session::request::{Failure, Reply, Stat};
 use crate::session::retry;
 use crate::session::shield::shielded;
 
-/// How long a large listing waits for the large listings of other sessions.
+/// The longest wait of a large listing for the large listings of other sessions.
 const TURN_MAX: Duration = Duration::from_millis(250);
 
-/// Asks for the children of a directory. The answer shows them at some moment after this call, and after every request
-/// that was sent on this session before.
+/// Lists the children of a directory. The answer shows them at a moment after this call, and after every request that was
+/// sent on this session before.
 pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
     list_or_join(session, directory).0
 }
 
-/// As [`list`]. Says whether the request was sent just now; otherwise it is sent later.
+/// As [`list`]. Also returns whether the request was sent now, or will be sent later.
 pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Names>, bool) {
     let (mut answer, first) = session.upkeep().listings().begin(directory);
     let is_sent = first.is_some();
@@ -43,7 +44,7 @@ pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> 
 
 type Answer = Result<(Vec<String>, Option<Stat>), Failure>;
 
-/// Passes the answer of a listing on, and then sends the next one, as long as callers wait for one.
+/// Passes on the answer of a listing and sends the next one, while callers wait for one.
 async fn follow(
     session: Arc<dyn Session>,
     directory: Arc<str>,
@@ -65,7 +66,7 @@ async fn follow(
         };
         match answer {
             Some(answer) => tell(answer),
-            // Its answer may never come. Only its own callers wait for that.
+            // The answer may never come. Only the callers of this listing wait for it.
             None => session.spawn(Box::pin(async move { tell(reply.await) })),
         }
         let Some((waiting, is_large)) = next else { return };
@@ -74,7 +75,7 @@ async fn follow(
     }
 }
 
-/// Lets large listings of all sessions go one after the other. No listing waits long for one that hangs.
+/// Makes large listings of all sessions take turns. No listing waits long for one that is not answered.
 async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>> {
     static TURN: Semaphore = Semaphore::const_new(1);
     tokio::select! {

@@ -1,5 +1,5 @@
-//! One own node: its [state](NodeState) behind a lock, what is awaited for it, who waits for a change of it, and until when it may
-//! be held.
+//! One node of ours: its [state](NodeState) behind a lock, the futures that it awaits, the tasks that wait for its
+//! changes, and the limits of its holds. A contender changes the node, and keep-alive watches it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -19,17 +19,17 @@ use crate::telemetry::{meter, names};
 
 pub(crate) mod state;
 
-/// A watch on an own node that was asked for.
+/// A watch that was requested on a node of ours.
 pub(crate) struct OwnWatch {
     pub(super) path: String,
     pub(super) watch: Reply<Watch>,
 }
 
-/// The own nodes that are to be watched soon.
+/// Our nodes that keep-alive will watch soon.
 #[derive(Default)]
 pub(crate) struct Unwatched {
     nodes: Mutex<Vec<WatchedSoon>>,
-    /// Wakes `watch_nodes`: there is a node, or something else to do.
+    /// Wakes `watch_nodes`, for a new node or for a hand-off to check.
     pub(super) wake: Notify,
 }
 
@@ -49,9 +49,9 @@ impl Unwatched {
         }
     }
 
-    /// The nodes to watch now, and whether there are more. Called once in each `grace`.
+    /// Takes the nodes to watch now, and returns whether there are more. Called once in each `grace`.
     ///
-    /// Each node is passed over once: many nodes are gone again by the next call.
+    /// Each node is passed over once, because many nodes are deleted again before the next call.
     pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<OwnNode>>, bool) {
         let mut nodes = self.nodes.lock();
         let mut due = Vec::new();
@@ -70,40 +70,39 @@ impl Unwatched {
 
 /// One node of ours, from before its create until it is surely gone.
 pub(crate) struct OwnNode {
-    /// Among the nodes of its session.
+    /// The node's number among those of its session.
     pub(super) number: u64,
-    /// The queue's directory.
+    /// The directory of the queue.
     queue: Arc<str>,
     tag: Tag,
     state: Mutex<Locked>,
     changed: Notify,
-    /// How many transactions under this hold have an unknown outcome. A path that was given to the caller counts as
-    /// one.
+    /// How many transactions under this hold have an unknown outcome. A path that was given to the caller counts as one.
     unsettled: AtomicUsize,
     /// How many transactions under this hold were sent.
     writes: AtomicUsize,
     /// The number of the last commit of a value under this hold.
     commits: AtomicU32,
-    /// The epoch of the lease in which the node is held, plus 1; 0 if it is not held, or lost.
+    /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or lost.
     held_in: AtomicU64,
-    /// Its owner has asked for every node in the directory that is only kept, and so for this one.
+    /// Whether the node's owner has asked for every kept node in the directory, and thereby for this one.
     has_asked: AtomicBool,
     lease: Arc<Lease>,
     limits: Limits,
-    /// Where it is entered when a stranger's write has used up the watch on it.
+    /// The list that this node joins again when a stranger's write has used up its watch.
     unwatched: Weak<Unwatched>,
 }
 
-/// What is known of the node, and what is awaited for it.
+/// The state of a node, and the futures that it awaits.
 pub(crate) struct Locked {
     pub(crate) known: NodeState,
     pub(crate) creating: Option<Reply<Created>>,
-    /// The watch on the directory's data, by which other contenders ask for a node that is kept.
+    /// The watch on the directory's data. Other contenders set the data to ask for kept nodes.
     pub(crate) directory_watch: Option<Reply<Watch>>,
-    /// The watch on this node, and its waker, which is this own node itself: so thousands of waiters need no task each.
-    /// The waker keeps the own node alive until the watch has fired.
+    /// The watch on this node, and its waker, which is this `OwnNode` itself, so thousands of waiters need no task each.
+    /// The waker keeps the `OwnNode` alive until the watch has fired.
     own: Option<(Watch, Waker)>,
-    /// The directories that we made to get here, the outermost first.
+    /// The directories that this contender made, the outermost first.
     pub(crate) made: Vec<String>,
 }
 
@@ -134,8 +133,8 @@ impl OwnNode {
         })
     }
 
-    /// Changes what is known of the node, and publishes it. Reports a lost hold, with its node and the reason, to tracing and
-    /// metrics: only once nothing is locked, because subscribers run code that is not ours.
+    /// Changes the state of the node, and publishes it. Reports a lost hold to tracing and metrics after the lock is
+    /// released, because subscribers run the user's code.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Locked) -> T) -> T {
         let mut state = self.state.lock();
         let answer = change(&mut state);
@@ -153,7 +152,6 @@ impl OwnNode {
         read(&self.state.lock().known)
     }
 
-    /// The queue's directory.
     pub(crate) fn queue(&self) -> &Arc<str> {
         &self.queue
     }
@@ -166,17 +164,17 @@ impl OwnNode {
         self.read(|it| it.path().to_owned())
     }
 
-    /// Its contender in the queue, also while it holds a permit outside.
+    /// Returns the node's contender in the queue, also while the node is a permit outside the queue.
     pub(crate) fn contender(&self) -> Arc<Contender> {
         self.read(|it| Arc::clone(it.contender()))
     }
 
-    /// The number of the transaction that created it: ensemble-wide, rising, never reset.
+    /// Returns the id of the transaction that created the node: unique in the ensemble, rising, never reset.
     pub(crate) fn token(&self) -> i64 {
         self.read(NodeState::token)
     }
 
-    /// The epoch of the lease that the node can rely on, if there is one by now.
+    /// Returns the epoch of the lease on which the node relies, if the lease is valid.
     pub(crate) fn epoch(&self) -> Option<u64> {
         self.epoch_since(self.read(NodeState::birth).answered)
     }
@@ -185,14 +183,14 @@ impl OwnNode {
         self.lease.epoch().filter(|_| self.lease.lasts_from(entered))
     }
 
-    /// Its path, to give to the caller. What the caller does while the node is there is settled once the node is gone,
-    /// and not before.
+    /// Returns the path, for the caller. The caller may use it in transactions until the node is gone, so the node's
+    /// writes stay unsettled until then.
     pub(crate) fn path_for_others(&self) -> String {
         self.begin_write();
         self.path()
     }
 
-    /// From now on this node's owner holds, as long as this epoch of the lease lasts.
+    /// Marks the node as held, for as long as this epoch of the lease lasts.
     pub(crate) fn hold(&self, epoch: u64) {
         self.change(|it| it.known.hold(epoch));
     }
@@ -201,41 +199,41 @@ impl OwnNode {
         self.read(NodeState::is_holding)
     }
 
-    /// A transaction is sent that is carried out only while the node is there.
+    /// Counts a transaction that is sent, and is carried out only while the node is there.
     pub(crate) fn begin_write(&self) {
         self.unsettled.fetch_add(1, Ordering::Relaxed);
         self.writes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A transaction was carried out, or never will be.
+    /// Records that a transaction was carried out, or never will be.
     pub(crate) fn settle_write(&self) {
         self.unsettled.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// How many transactions were sent under this hold, if all of them are settled.
+    /// Returns how many transactions were sent under this hold, if all of them are settled.
     pub(crate) fn settled_writes(&self) -> Option<usize> {
         let writes = self.writes.load(Ordering::Relaxed);
         (!self.may_yet_write()).then_some(writes)
     }
 
-    /// The number of the next commit of a value. No two of one node have the same, so that a commit whose answer was lost
-    /// can be told from those of other uses of the node.
+    /// Returns the number of the next commit of a value. The numbers of one node differ, so that a commit whose answer
+    /// was lost can be told from the commits of other uses of the node.
     pub(crate) fn next_commit(&self) -> u32 {
         self.commits.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// This commit is not sent after all. Its number goes to the next one, unless there is a next one already.
+    /// Takes back the number of a commit that is not sent, unless a later commit has a number already.
     pub(crate) fn commit_not_sent(&self, number: u32) {
         let _result =
             self.commits.compare_exchange(number, number.wrapping_sub(1), Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Whether a transaction may yet be carried out.
+    /// Returns whether a transaction may still be carried out.
     pub(crate) fn may_yet_write(&self) -> bool {
         self.unsettled.load(Ordering::Relaxed) > 0
     }
 
-    /// Its owner asks for every node in the directory that is only kept.
+    /// Records that the node's owner asks for every kept node in the directory.
     pub(crate) fn mark_asked(&self) {
         self.has_asked.store(true, Ordering::Release);
     }
@@ -244,7 +242,7 @@ impl OwnNode {
         self.has_asked.load(Ordering::Acquire)
     }
 
-    /// What it has moved to is known. The watch on a node that was replaced has nothing more to tell.
+    /// Ends a move as `change` says, and drops the watch on the replaced node, whose events no longer matter.
     pub(crate) fn end_move(&self, change: impl FnOnce(&mut NodeState)) {
         let _unlocked = self.change(|it| {
             change(&mut it.known);
@@ -252,25 +250,25 @@ impl OwnNode {
         });
     }
 
-    /// The node is given back, or nobody wants it any more. Returns what `left` says of it.
+    /// Leaves the node, because its owner gives it back or was dropped. Returns the result of `left`.
     pub(super) fn leave<T>(self: &Arc<Self>, left: impl FnOnce(&mut Locked) -> T) -> T {
         if !self.read(NodeState::has_node) {
             return self.change(left);
         }
-        // This reports a loss.
+        // Reports a loss, if there is one.
         self.find_loss();
         let removals = self.change(left);
         self.changed.notify_waiters();
         removals
     }
 
-    /// The next change of anything that a task may wait for.
+    /// Waits for the next change that a task may await.
     #[track_caller]
     pub(super) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
 
-    /// Wakes every task that waits for a change, so that it looks.
+    /// Wakes every task that waits for a change.
     pub(super) fn wake_all(&self) {
         self.changed.notify_waiters();
     }
@@ -279,17 +277,17 @@ impl OwnNode {
         self.read(NodeState::has_left)
     }
 
-    /// The node was lost; the first reason stays.
+    /// Records a loss; the first reason stays.
     pub(crate) fn lose(&self, loss: Loss) {
         self.change(|it| it.known.lose(loss));
         self.changed.notify_waiters();
     }
 
-    /// Why the node is held or waits no longer, as far as that can be known without asking the ensemble.
+    /// Returns why the node is no longer held or waiting, as far as this process knows without a request.
     pub(crate) fn find_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
-            // A lock may be one that a thread of the parent's had when the process forked.
+            // No lock may be taken here: a thread of the parent may have held it when the process forked.
             return Some(Loss::SessionOver(Ending::Forked));
         }
         let (loss, event) = self.change(|it| {
@@ -313,7 +311,8 @@ impl OwnNode {
         loss
     }
 
-    /// The present moment, if the node is held, and was not found lost so far. `None` if only [`OwnNode::find_loss`] can tell.
+    /// Returns the present moment if the node is held and no loss was found so far. `None` if only [`OwnNode::find_loss`]
+    /// can tell.
     pub(crate) fn held_at(&self) -> Option<Moment> {
         let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
         self.limits.allows(now).then_some(now)
@@ -323,28 +322,29 @@ impl OwnNode {
         &self.limits
     }
 
-    /// How long it is surely held, as far as time alone can end that. `None` when that is not known any more.
+    /// Returns how long the node is surely held, by the lease and the limits. `None` if that time is over.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         let left = self.lease.remaining()?.min(self.limits.left(self.lease.now()));
         (!left.is_zero()).then_some(left)
     }
 
-    /// How long it is until the node is given up, if it may be held only for so long.
+    /// Returns how long it is until the node is given up, if its holds have a limit.
     pub(crate) fn given_up_in(&self) -> Option<Duration> {
         self.limits.given_up_in(self.lease.now(), self.lease.margin())
     }
 
-    /// Whether it holds, and was not found lost so far: a lost node that is gone would hide others from a check of all.
+    /// Returns whether the node is held and no loss was found. A lost node is excluded, because a failed check of it
+    /// would hide others in the same transaction.
     pub(super) fn is_held(&self) -> bool {
         self.read(|it| it.held_in().is_some())
     }
 
-    /// Its path, unless it is about to have another one, or was left.
+    /// Returns the path, unless the node is being replaced or was left.
     pub(crate) fn standing(&self) -> Option<String> {
         self.read(|it| it.is_standing_at(it.path()).then(|| it.path().to_owned()))
     }
 
-    /// Passes the event of the watch on, now that the state is unlocked.
+    /// Handles the event of the watch, after the lock on the state is released.
     fn pass_on(self: &Arc<Self>, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
@@ -356,7 +356,7 @@ impl OwnNode {
         }
     }
 
-    /// How sure it is that the lock is held.
+    /// Returns how sure it is that the lock is held.
     pub(crate) fn hold_state(self: &Arc<Self>) -> HoldState {
         match (self.find_loss(), self.remaining()) {
             (Some(why), _) => HoldState::Lost { why },
@@ -367,19 +367,19 @@ impl OwnNode {
         }
     }
 
-    /// The node is not at this path any more, by what the leader says.
+    /// Records that the leader has no node at this path.
     pub(super) fn gone_from(&self, path: &str) {
         if self.read(|it| it.is_standing_at(path)) {
             self.lose(Loss::Removed);
         }
     }
 
-    /// Whether a watch is armed that will show what happens to this node.
+    /// Returns whether a watch on this node is armed.
     pub(crate) fn has_own_watch(&self) -> bool {
         self.state.lock().own.is_some()
     }
 
-    /// Keeps the watch that was asked for. A node that is not there any more is lost.
+    /// Awaits the requested watch and stores it. If the node does not exist, the hold is lost.
     pub(crate) async fn watched(self: &Arc<Self>, asked: OwnWatch) -> Result<(), Failure> {
         let OwnWatch { path, watch } = asked;
         match watch.await {
@@ -404,7 +404,7 @@ impl OwnNode {
             state.own = Some((watch, Waker::from(Arc::clone(self))));
         }
         drop(state);
-        // It may have fired.
+        // The watch may have fired already.
         self.find_loss();
     }
 }
@@ -416,13 +416,13 @@ impl Wake for OwnNode {
 }
 
 impl Locked {
-    /// Looks at the watch on this node, and returns its event if it has fired just now.
+    /// Polls the watch on this node, and returns its event if it has fired now.
     ///
-    /// Events come in order. So a task that has just seen another node's event also sees here what happened before it,
+    /// Events come in order. A task that has received another node's event finds here all earlier events of this node,
     /// even if this watch has woken no task yet.
     fn poll_watch(&mut self) -> Option<Event> {
         let (watch, waker) = self.own.as_mut()?;
-        // Tokio would make a task that has run for long yield by waking it, here and now, under our lock.
+        // Without `unconstrained`, tokio may force a long-running task to yield: it wakes the task here, under our lock.
         let watch = std::pin::pin!(tokio::task::unconstrained(watch));
         let Poll::Ready(event) = watch.poll(&mut Context::from_waker(waker)) else {
             return None;
@@ -434,22 +434,23 @@ impl Locked {
 }
 
 pub(crate) struct Limits {
-    /// How long each may last.
+    /// The limit for each hold or use.
     longest: OnceLock<Duration>,
     ends: Mutex<Ends>,
-    /// The first of the ends, in nanoseconds: a kept node is checked millions of times a second.
+    /// The earliest of the ends, in nanoseconds, for reads without the lock: a kept node is checked millions of times a
+    /// second.
     first: AtomicU64,
-    /// When the node is given up, once one has lasted too long.
+    /// When the node is given up, once a hold or use has exceeded the limit.
     given_up: OnceLock<Moment>,
 }
 
-/// When one ends, and its number: several may end together.
+/// When a hold or use reaches its limit, and its number, because several may end together.
 pub(crate) type LimitEnd = (Moment, u64);
 
 #[derive(Default)]
 struct Ends {
     all: BTreeSet<LimitEnd>,
-    /// How many have begun.
+    /// How many holds and uses have begun.
     begun: u64,
 }
 
@@ -461,12 +462,12 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// From now on each hold, or use, may last so long.
+    /// Limits each later hold or use to this duration. The first call counts.
     pub(crate) fn set(&self, longest: Duration) {
         self.longest.get_or_init(|| longest);
     }
 
-    /// A hold, or a use, begins. `None` if it may last for ever.
+    /// Begins a hold or use. `None` if there is no limit.
     pub(crate) fn begin(&self, now: Moment) -> Option<LimitEnd> {
         let end = now.saturating_add(*self.longest.get()?);
         let mut ends = self.ends.lock();
@@ -487,23 +488,23 @@ impl Limits {
         self.first.store(ends.first().map_or(u64::MAX, nanos), Ordering::Release);
     }
 
-    /// Whether none has lasted too long.
+    /// Returns whether no hold or use has exceeded its limit.
     pub(crate) fn allows(&self, now: Moment) -> bool {
         nanos(now) < self.first.load(Ordering::Acquire)
     }
 
-    /// One is found to have lasted too long: the node is given up a margin from now.
+    /// Records that a hold or use has exceeded its limit. The node is given up after the margin.
     pub(crate) fn record_exceeded(&self, now: Moment, margin: Duration) {
         self.given_up.get_or_init(|| now.saturating_add(margin));
     }
 
-    /// For how long surely none lasts too long. One that begins later ends later than that, too.
+    /// Returns for how long surely no hold or use exceeds its limit. A later one ends after that time.
     pub(crate) fn left(&self, now: Moment) -> Duration {
         let Some(longest) = self.longest.get() else { return Duration::MAX };
         self.ends.lock().first().map_or(*longest, |end| end.saturating_sub(now))
     }
 
-    /// How long it is until the node is given up, or would be; `None` if it would not.
+    /// Returns how long it is until the node is given up, or would be, if all present holds went on. `None` if never.
     pub(crate) fn given_up_in(&self, now: Moment, margin: Duration) -> Option<Duration> {
         let would_be = || self.ends.lock().first().map(|end| end.saturating_add(margin));
         self.given_up.get().copied().or_else(would_be).map(|end| end.saturating_sub(now))

@@ -1,9 +1,9 @@
-//! Whether the leader has certain nodes, and when to ask for that.
+//! Asks the leader whether it has certain nodes, and decides when a waiter asks. Waiters, holders and hand-offs use it.
 //!
-//! A server can lose the notification of a watch with its last moments, and can show a node that the ensemble no longer has.
-//! So a task that has heard nothing for long asks the leader, with transactions that only check the nodes, which change
-//! nothing. The leader answers in the order of all writes, and after every event of what was written before. A transaction
-//! names only the first of its operations that fails, so the rest is asked again.
+//! A server can lose the event of a watch when it crashes, and can show a node that the ensemble no longer has. So a task
+//! that has received no event for long asks the leader, by transactions that only check nodes and change nothing. The
+//! leader answers in the order of all writes, and after every event of an earlier write. A failed transaction names only
+//! the first operation that failed, so the checks behind it are asked again.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -24,53 +24,53 @@ use crate::session::retry::{self, Tries, repeated};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 
-/// How many checks one transaction has at most, and how many bytes: ZooKeeper refuses a request of 1 MiB.
+/// The most checks, and the most bytes, in one transaction. ZooKeeper refuses a request of 1 MiB.
 const CHECKS_MAX: usize = 1_000;
 const BYTES_MAX: usize = 256 * 1024;
 
-/// Into how many transactions the checks behind one that failed are divided: others may have failed as well.
+/// The number of transactions into which the checks behind a failed one are divided, because others may fail as well.
 const PARTS: usize = 16;
 
-/// How many contenders in the way an error names: it must come in time.
+/// The most contenders that an error names as being in the way. The number is small, because the error must come in time.
 pub(crate) const NAMED: usize = 8;
 
-/// The longest pause before a look.
+/// The longest pause before a check.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(600);
 
-/// Whether a check holds. An error says why that is not known.
+/// Whether a check holds, or the reason why that is not known.
 pub(crate) type Holds = Result<bool, Failure>;
 
-/// Checks that a node is there, and has this version if one is given.
+/// Returns the operation that checks that a node is there, in this version if one is given.
 pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation {
     Operation::Check { path: path.into(), version }
 }
 
-/// Whether each of these checks holds at the leader now.
+/// Returns for each check whether it holds at the leader now.
 pub(crate) async fn ask(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut question = Question::of(session, checks);
     while question.ask(session, checks, &Tries::LOST_ANSWERS).await {}
     question.known
 }
 
-/// As [`ask`], with one transaction for each batch, sent once. What is behind a check that fails stays unknown.
+/// As [`ask`], but each transaction is sent once. The checks behind a failed one stay unknown.
 pub(super) async fn ask_once(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
     let mut question = Question::of(session, checks);
     question.ask(session, checks, &Tries::NONE).await;
     question.known
 }
 
-/// The indices of those of these checks that do not hold.
+/// Returns the indices of the checks that do not hold.
 pub(crate) async fn failing(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<usize> {
     let known = ask(session, checks).await.into_iter().enumerate();
     known.filter(|(_, holds)| *holds == Ok(false)).map(|(index, _)| index).collect()
 }
 
-/// Whether the leader has this node, in this version if one is given.
+/// Returns whether the leader has this node, in this version if one is given.
 pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>, version: Option<i32>) -> Holds {
     ask(session, &[check(path, version)]).await.swap_remove(0)
 }
 
-/// The first of these nodes that is there. Asks for as long as the session lives.
+/// Returns the first of these nodes that is there. Asks until it is known, or the session is over.
 pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| check(path, None)).collect();
     let mut question = Question::of(session, &checks);
@@ -81,10 +81,10 @@ pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) ->
     }
 }
 
-/// Several checks, and what is known of them.
+/// Several checks, and their results so far.
 struct Question {
     known: Vec<Holds>,
-    /// Those that are to be asked, each part in one transaction.
+    /// The checks that are to be asked. Each range becomes one transaction.
     open: Vec<Range<usize>>,
 }
 
@@ -94,13 +94,13 @@ impl Question {
         Question::new(checks.len(), longest.unwrap_or_default())
     }
 
-    /// So many checks, none with more than so many bytes.
+    /// Returns a question of `checks` checks, each of at most `longest` bytes.
     fn new(checks: usize, longest: usize) -> Question {
         let known = vec![Err(Failure::Unknown("not asked".to_owned())); checks];
         Question { known, open: divided(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
     }
 
-    /// Asks what is open now. Returns whether anything was.
+    /// Asks the open checks. Returns whether there were any.
     async fn ask(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &Tries) -> bool {
         let parts = self.parts();
         let asked =
@@ -111,12 +111,10 @@ impl Question {
         !parts.is_empty()
     }
 
-    /// What to ask next.
     fn parts(&mut self) -> Vec<Range<usize>> {
         std::mem::take(&mut self.open)
     }
 
-    /// The answer to one of the parts.
     fn record(&mut self, part: &Range<usize>, answer: Result<(), Failure>) {
         let (failed, holds) = match answer {
             Ok(()) => (part.end, Ok(true)),
@@ -127,7 +125,7 @@ impl Question {
                 };
                 (part.start + index, holds)
             }
-            // It says nothing of any of them.
+            // The failure concerns no single check, so the whole range stays unknown.
             Err(failure) => return self.known[part.clone()].fill(Err(failure)),
         };
         self.known[part.start..failed].fill(Ok(true));
@@ -139,24 +137,24 @@ impl Question {
     }
 }
 
-/// Parts of these, none with more than `most`.
+/// Divides a range into parts of at most `most`.
 fn divided(all: Range<usize>, most: usize) -> Vec<Range<usize>> {
     let most = most.max(1);
     let starts = all.clone().step_by(most);
     starts.map(|start| start..all.end.min(start + most)).collect()
 }
 
-/// The pause after this one. The first is one session timeout.
+/// Returns the pause after this one: twice as long, from one session timeout to [`PAUSE_MAX`].
 fn next(pause: Duration, session_timeout: Duration) -> Duration {
     pause.saturating_mul(2).min(PAUSE_MAX).max(session_timeout)
 }
 
-/// Up to a tenth longer, by lot: many begin to wait at once.
+/// Returns the pause with a jitter of up to a tenth, because many waiters begin at once.
 fn with_jitter(pause: Duration, random: u64) -> Duration {
     pause + pause / 10_000 * u32::try_from(random % 1_000).unwrap_or(0)
 }
 
-/// The looks of one that waits.
+/// Decides when one waiter asks the leader again whether a node is there, with pauses that double.
 pub(crate) struct Recheck<'a> {
     session: &'a Arc<dyn Session>,
     pause: Duration,
@@ -167,14 +165,15 @@ impl<'a> Recheck<'a> {
         Recheck::after(session, false)
     }
 
-    /// A server that has shown a node that was gone may show more of them: then the first look comes at once.
+    /// Returns a recheck whose first check is due at once if the server has shown ghosts, because it may show more of
+    /// them.
     pub(crate) fn after(session: &'a Arc<dyn Session>, has_ghosts: bool) -> Recheck<'a> {
         let pause = if has_ghosts { Duration::ZERO } else { session.timeout() };
         Recheck { session, pause }
     }
 
-    /// Waits for the event of a watch, or until a look is due. Returns whether the watch has told something. Fails if it has
-    /// told of the end of its session.
+    /// Waits for the event of a watch, or until a check is due. Returns whether the watch fired. Fails if the watch
+    /// reports the end of its session.
     pub(crate) async fn wait(&mut self, watch: &mut Watch) -> Result<bool, Failure> {
         tokio::select! {
             biased;
@@ -187,7 +186,8 @@ impl<'a> Recheck<'a> {
         }
     }
 
-    /// Waits until a look is due. None is while the connection is lost: what happens then is told when it is back.
+    /// Waits until a check is due. No check is due while the connection is lost, because events of that time come after
+    /// the reconnect.
     pub(crate) async fn pause(&mut self) {
         loop {
             if !retry::slept(self.session, with_jitter(self.pause, random())).await {
@@ -204,7 +204,7 @@ impl<'a> Recheck<'a> {
         }
     }
 
-    /// Waits until the leader has this node, or has it no longer.
+    /// Waits until the leader has this node (`is_there`), or no longer has it (`!is_there`).
     pub(crate) async fn find(&mut self, path: &str, is_there: bool) {
         loop {
             self.pause().await;
@@ -215,8 +215,8 @@ impl<'a> Recheck<'a> {
     }
 }
 
-/// Asks the leader for these nodes, which the server shows in a directory. Returns the ghosts for this mode: the contenders
-/// that have left, as far as such a one may pass over them.
+/// Asks the leader for these nodes, which the server shows in a directory. Returns the ghosts for this mode: the nodes of
+/// contenders that have left, except those that this mode may not pass over.
 pub(crate) async fn ghosts_among<N: AsRef<str>>(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -229,14 +229,15 @@ pub(crate) async fn ghosts_among<N: AsRef<str>>(
     ghosts_of(session, directory, gone, (dialect, mode)).await
 }
 
-/// As [`ghosts_among`], of names that the leader does not have: those whose contenders have left. Logs those that are news.
+/// As [`ghosts_among`], for names that the leader is known not to have. Logs each new ghost.
 pub(crate) async fn ghosts_of(
     session: &Arc<dyn Session>,
     directory: &str,
     gone: Vec<Arc<str>>,
     (dialect, mode): (Dialect, Mode),
 ) -> Vec<Arc<str>> {
-    // A server that has missed a downgrade does not show the reader, which a writer waits for. Another one does.
+    // A server that missed a downgrade shows neither the deletion of the writer nor the node of the reader. A later
+    // writer must wait for that reader, so the leader is asked for it as well.
     let as_reader = |name: &Arc<str>| {
         let writer = Contender::parse_as(name, dialect).filter(|it| it.mode() == Mode::Write)?;
         Some(check(format!("{directory}/{}", writer.downgraded()), None))
@@ -252,8 +253,8 @@ pub(crate) async fn ghosts_of(
     found.into_iter().filter(|(_, by)| passes(mode, *by)).map(|(name, _)| Arc::clone(name)).collect()
 }
 
-/// As [`ghosts_among`], of contenders in the way in the order of arrival: asks until [`NAMED`] are known that may be there. Returns
-/// the ghosts before and between them.
+/// As [`ghosts_among`], for contenders in the way in the order of arrival. Asks until [`NAMED`] of them may be there.
+/// Returns the ghosts before and between those.
 pub(crate) async fn ghosts_ahead(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -271,11 +272,12 @@ pub(crate) async fn ghosts_ahead(
     ghosts
 }
 
-/// A look has found what no watch has told. Logs an error if the server goes on showing a node as the leader does not have
-/// it. Its answer between two of the leader's proves that: by then a server has all that the leader had.
+/// Logs an error if the server still shows a node differently from the leader. Called after a check found a change that
+/// no watch reported. The server's read is sent between two checks by the leader. The answer to the first check brings
+/// the server up to the leader's state, so if both checks agree and the read differs, the server errs.
 pub(crate) fn report(session: &Arc<dyn Session>, path: &str, version: Option<i32>) {
     let checks = [check(path, version)];
-    // On one connection: otherwise a server could answer that only lags.
+    // One connection carries all three requests; another server might only lag.
     let (before, read, after) = (session.transact(&checks), session.data(path), session.transact(&checks));
     let (asked, path) = (Arc::clone(session), path.to_owned());
     session.spawn(Box::pin(async move {
@@ -285,14 +287,15 @@ pub(crate) fn report(session: &Arc<dyn Session>, path: &str, version: Option<i32
             Err(Failure::NoNode) => false,
             Err(_) => return,
         };
-        // It may have changed in between.
+        // If the two checks differ, the node changed in between.
         if before == after && before.is_some_and(|is_there| is_there != is_at_server) {
             let _logged = log_disagreement(&asked, &path);
         }
     }));
 }
 
-/// As [`report`], of nodes in a directory that the leader no longer has: an error for each that the server goes on listing.
+/// As [`report`], for nodes in a directory that the leader no longer has. Logs an error for each that the server still
+/// lists.
 pub(crate) fn report_listed(session: &Arc<dyn Session>, directory: &str, gone: Vec<Arc<str>>) {
     let Some(first) = gone.first() else { return };
     let checks = [check(format!("{directory}/{first}"), None)];
@@ -309,14 +312,15 @@ pub(crate) fn report_listed(session: &Arc<dyn Session>, directory: &str, gone: V
     }));
 }
 
-/// What the answer to a transaction of one check says of it.
+/// Returns whether the check holds, from the answer to a transaction of one check; `None` if that is not known.
 fn answered(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
     let mut question = Question::new(1, 0);
     question.record(&(0..1), answer.map(drop));
     question.known.pop()?.ok()
 }
 
-/// A server denies this node. Returns whether the leader has it; if so, the server may be asked again, but not for ever.
+/// Returns whether the leader has a node that the server denies. If so, the caller may ask the server again, but only a
+/// limited number of times.
 pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tries: &mut Tries) -> Holds {
     match is_there(session, path, None).await {
         Ok(true) if tries.are_over() => Err(Failure::Refused(log_disagreement(session, path))),
@@ -325,25 +329,25 @@ pub(crate) async fn leader_still_has(session: &Arc<dyn Session>, path: &str, tri
     }
 }
 
-/// What to do where a server and the leader do not agree about a node.
+/// The advice of an error about a node on which a server and the leader do not agree.
 const NEXT: &str = "zklock check, with that node as its path, asks all servers, and says what to do";
 
-/// The server goes on showing this node as the leader does not have it. Logs an error, and says the same in words.
+/// Logs an error: the server and the leader do not agree about this node. Returns the same in words.
 ///
-/// It cannot tell which of the two is wrong: the leader itself may be the one server that has lost the node.
+/// Either of them may be wrong: the leader itself may be the one server that has lost the node.
 pub(crate) fn log_disagreement(session: &Arc<dyn Session>, path: &str) -> String {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     emit!(ERROR, node = path, server, "a server and the leader do not agree about a node: {NEXT}");
     disagreement(session)
 }
 
-/// The words of [`diverged`].
+/// Returns the words of [`log_disagreement`].
 pub(crate) fn disagreement(session: &Arc<dyn Session>) -> String {
     let server = session.server().unwrap_or_else(|| "unknown".to_owned());
     format!("the server (address: {server}) and the leader do not agree about it: {NEXT}")
 }
 
-/// Fails if a watch has told of the end of its session.
+/// Fails if the event is the end of the session.
 pub(crate) async fn unless_over(session: &Arc<dyn Session>, event: Event) -> Result<(), Failure> {
     match event {
         Event::Over => Err(Failure::Over(session.over().await)),

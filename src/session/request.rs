@@ -1,4 +1,5 @@
-//! What is asked of a session and what it answers; why a session ends, and why a lock is lost.
+//! The requests of a session and their answers, and the reasons why a session ends and why a lock is lost. Backends
+//! produce these types, and all other folders use them.
 
 use std::fmt;
 use std::future::Future;
@@ -12,7 +13,7 @@ use thiserror::Error;
 /// Dropping it does not take the request back.
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// What an answer shows of a node; `None` if there is no such node, or this client may not read it.
+/// Returns the answer, or `None` if the node does not exist or this client may not read it.
 pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match answer {
         Ok(it) => Ok(Some(it)),
@@ -21,7 +22,7 @@ pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure>
     }
 }
 
-/// What each of these answers [shows](shown), once all are there.
+/// Waits for all replies, and returns what each [shows](shown).
 pub(crate) fn each_that_is_there<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
     Box::pin(async move {
         let mut all = Vec::with_capacity(replies.len());
@@ -118,9 +119,9 @@ pub enum Operation {
     },
 }
 
-/// How many bytes these operations take as one request, with so many more in each path, and with an ACL of so many bytes.
+/// Returns the size of one request with these operations. Each path has `root` bytes more, and an ACL takes `acl` bytes.
 pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize {
-    // A length or a version takes four bytes. Each operation has nine before it, and as many follow the last one.
+    // A length or a version takes four bytes. A header of nine bytes stands before each operation and after the last one.
     let text = |text: &str| 4 + root + text.len();
     let each = operations.iter().map(|operation| match operation {
         Operation::Create { path, data, .. } => text(path) + 4 + data.len() + acl + 4,
@@ -130,11 +131,11 @@ pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize 
     8 + each.map(|bytes| 9 + bytes).sum::<usize>() + 9
 }
 
-/// The bytes of an ACL that allows everything to anyone.
+/// The size of an ACL that allows everything to anyone.
 pub(crate) const ACL_OF_ANYONE: usize = 4 + 4 + 4 + "world".len() + 4 + "anyone".len();
 
 impl Operation {
-    /// The right that it needs, and on which node.
+    /// Returns the right that the operation needs, and the node on which it needs the right.
     pub(crate) fn needs(&self) -> (&'static str, &str) {
         match self {
             Operation::Create { path, .. } => ("CREATE", parent(path)),
@@ -145,7 +146,6 @@ impl Operation {
     }
 }
 
-/// The node above this one.
 pub(crate) fn parent(path: &str) -> &str {
     path.rsplit_once('/').map(|(parent, _)| parent).filter(|parent| !parent.is_empty()).unwrap_or("/")
 }
@@ -167,14 +167,14 @@ pub enum Outcome {
     Checked,
 }
 
-/// What a watch saw.
+/// The event of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The node's data was set; or, where its children are watched, one of them came or went.
+    /// The node's data was set. For a watch on children: a child was created or deleted.
     Changed,
     /// The node is gone.
     Deleted,
-    /// The session is over; nothing more will be seen.
+    /// The session is over, and no further event comes.
     Over,
 }
 
@@ -185,7 +185,7 @@ pub type Watch = Pin<Box<dyn Future<Output = Event> + Send>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Ending {
-    /// The ensemble gave it up, or was not reached for longer than the session timeout.
+    /// The ensemble expired the session, or was not reached for longer than the session timeout.
     #[error("the session expired")]
     Expired,
     /// This process closed it.
@@ -197,13 +197,13 @@ pub enum Ending {
     /// A reconnect was answered with a different session, so the nodes of the old session are not ours any more.
     #[error("the session was replaced by another one on a reconnect")]
     Replaced,
-    /// A task of this process that keeps the session has ended by a panic, which is a fault of this library, or of what it
-    /// stands on. The next acquisition opens another session.
+    /// A task of this process that serves the session panicked, by a fault of this library or of a crate below it. The
+    /// next acquisition opens another session.
     #[error("the session's upkeep has failed")]
     Failed,
-    /// This process was forked from one that had connected. The sessions are its parent's. It lacks the threads that serve a
-    /// connection, and shares with its parent what waits for connections (`epoll`), so that one of its own would disturb those of the
-    /// parent.
+    /// This process was forked from one that had connected. The sessions belong to the parent. The child has no threads
+    /// that serve a connection, and shares the parent's `epoll` instance, so a connection of the child would disturb the
+    /// parent's connections.
     #[error(
         "this process was forked from one that had connected, whose threads it lacks and whose epoll it shares: fork first and \
          connect then, or exec"
@@ -211,14 +211,14 @@ pub enum Ending {
     Forked,
 }
 
-/// What a client lacks whose request was refused.
+/// The right that a refused client lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Denied {
     /// The right that the request needs: `READ`, `WRITE`, `CREATE` or `DELETE`.
     pub right: &'static str,
     /// The node on which it needs the right.
     pub node: String,
-    /// As whom the client is authenticated, by the credentials that it was given, in words. Empty without credentials.
+    /// The identity of the client by its credentials, in words. Empty without credentials.
     pub whom: String,
 }
 
@@ -233,15 +233,15 @@ fn or_root(parent: &str) -> &str {
     if parent == "/" { "at the end of the connect string" } else { parent }
 }
 
-/// Why a request did not succeed, by what the caller may conclude.
+/// The reason why a request did not succeed. The variant says what the caller may conclude.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Failure {
     /// Not carried out: there is no such node (for a create: no such parent).
     #[error("no such node")]
     NoNode,
-    /// Not carried out: the node's parent, at this path, is missing. A backend answers [`NoNode`](Failure::NoNode), and the
-    /// library says which node that is.
+    /// Not carried out: the node's parent, at this path, is missing. A backend answers [`NoNode`](Failure::NoNode), and
+    /// the library finds out which node is missing.
     #[error("no such node: the parent {}", or_root(.0))]
     NoParent(String),
     /// Not carried out: the node exists already.
@@ -253,7 +253,7 @@ pub enum Failure {
     /// Not carried out: the node has another version.
     #[error("the node has another version")]
     BadVersion,
-    /// Not carried out: the session may not do that.
+    /// Not carried out: the session lacks a right.
     #[error("permission denied: {0}")]
     NoAuth(Box<Denied>),
     /// Not carried out: the parent is ephemeral and can have no children.
@@ -271,51 +271,52 @@ pub enum Failure {
     /// The session is over, and its ephemeral nodes are gone or will be.
     #[error("{0}")]
     Over(Ending),
-    /// It may or may not have been carried out.
+    /// The request may or may not have been carried out.
     #[error("the outcome is unknown: {0}")]
     Unknown(String),
     /// The transaction was not carried out, because this operation of it failed.
     #[error("operation {index}: {failure}")]
     Operation {
-        /// Which, counted from 0.
+        /// The index of the operation, counted from 0.
         index: usize,
-        /// Why.
+        /// The failure of the operation.
         failure: Box<Failure>,
     },
 }
 
-/// Why a lock was lost. A lost guard never becomes valid again.
+/// The reason why a lock was lost. A lost guard never becomes valid again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Loss {
     /// The session is over, and its nodes with it.
     #[error("{0}")]
     SessionOver(#[from] Ending),
-    /// The servers may give the session up soon, and then another contender may be granted the lock. It is too long
-    /// since the servers surely heard of the session.
+    /// The servers may expire the session soon, and then another contender may be granted the lock. Too much time has
+    /// passed since the servers surely heard of the session.
     #[error("the lease on the session ran out before a quorum renewed it")]
     LeaseRanOut,
-    /// It was held for longer than the holder's own [limit](crate::RwLockBuilder::max_hold) allows.
+    /// The lock was held for longer than the holder's own [limit](crate::RwLockBuilder::max_hold) allows.
     #[error("it was held for longer than its limit allows")]
     HeldTooLong,
     /// Another client deleted the lock's node.
     #[error("the lock's node was removed by somebody else")]
     Removed,
-    /// It was given back, and not lost. A clone of a [`Term`](crate::leadership::Term) says so once the term has ended.
+    /// The lock was given back, and not lost. A clone of a [`Term`](crate::leadership::Term) has this reason once the
+    /// term has ended.
     #[error("the lock was given back")]
     GivenBack,
-    /// A stranger wrote to a lock node, and the write passed for a hand-off while the holder still held.
+    /// A stranger wrote to a lock node while its owner still held, and waiters took the write for a hand-off.
     ///
-    /// The false grant is found out after a few milliseconds. A holder that releases before that passes the false grant
-    /// on, and the next holder finds that out after a fifth of the session timeout, if the rightful one is still there.
-    /// Only an ACL that keeps strangers from writing helps for sure. Nobody gets permits of a
-    /// [`Semaphore`](crate::Semaphore) so.
+    /// The library detects the false grant after a few milliseconds. If a holder releases before that, the next holder
+    /// also has a false grant. The library detects that one after a fifth of the session timeout, if the rightful holder
+    /// is still there. Only an ACL that keeps strangers from writing prevents this for sure. A
+    /// [`Semaphore`](crate::Semaphore) never gives permits by such a write.
     #[error("a stranger wrote to a lock node, and the write was taken for a hand-off")]
     Interfered,
 }
 
 impl Loss {
-    /// Its name in the metrics.
+    /// Returns the reason's name in the metrics.
     pub(super) fn label(self) -> &'static str {
         match self {
             Loss::SessionOver(_) => "session-over",
@@ -336,12 +337,12 @@ pub enum HoldState {
     Held,
     /// The connection is lost, but no other contender can be granted the lock yet. Start nothing new.
     Suspect {
-        /// Unless the connection comes back, the lock is lost then.
+        /// When the lock is lost unless the connection comes back.
         until: Instant,
     },
-    /// The lock is lost, for good.
+    /// The lock is lost for good.
     Lost {
-        /// Why.
+        /// The reason of the loss.
         why: Loss,
     },
 }

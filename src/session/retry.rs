@@ -1,5 +1,5 @@
-//! How work on a session is carried through: asked again until its outcome is known, and on the session's thread, which goes on
-//! whether or not the caller is polled.
+//! Repeats requests whose outcome is unknown, and runs work on the thread of the sessions, so that the work ends even if
+//! its caller is not polled. The other folders send their requests and spawn their work by these functions.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::session::request::{Failure, Reply, Stat, Task};
 use crate::session::shield::shielded;
 use crate::telemetry::user_thread::guarded;
 
-/// How often a request was sent again, and how often it may be.
+/// A count of repeated requests, with a limit.
 #[derive(Clone)]
 pub(crate) struct Tries {
     made: u32,
@@ -22,11 +22,12 @@ pub(crate) struct Tries {
 
 impl Tries {
     pub(crate) const NONE: Tries = Tries { made: 0, most: 0 };
-    /// How often an answer may be lost before the outcome stays unknown: a broken server must not be asked for ever.
+    /// The limit for lost answers, because a broken server must not be asked for ever. Beyond it the outcome stays
+    /// unknown.
     pub(crate) const LOST_ANSWERS: Tries = Tries { made: 0, most: 64 };
-    /// How often a server may deny a node that the leader has.
+    /// The limit for a server that denies a node which the leader has.
     pub(crate) const DENIALS: Tries = Tries { made: 0, most: 3 };
-    /// For work that must not stay undone, and that no caller waits for without a lease that runs out meanwhile.
+    /// No limit, for work that must be done. A caller waits for such work only under a lease that ends the wait.
     pub(crate) const ENDLESS: Tries = Tries { made: 0, most: u32::MAX };
 
     pub(crate) fn count(&mut self) {
@@ -37,7 +38,7 @@ impl Tries {
         self.made >= self.most
     }
 
-    /// Waits until a request may be sent again that has failed in this way. Gives the failure back if it may not.
+    /// Waits until a request that failed in this way may be sent again. Returns the failure if it may not.
     pub(crate) async fn again(&mut self, session: &Arc<dyn Session>, failure: Failure) -> Result<(), Failure> {
         match failure {
             Failure::Unknown(_) if !self.are_over() => self.pause(session).await,
@@ -45,7 +46,7 @@ impl Tries {
         }
     }
 
-    /// Waits for the connection. Waits longer and longer if answers are lost again and again while the connection is there.
+    /// Waits for the connection, and then backs off if answers are lost repeatedly while the connection is up.
     pub(crate) async fn pause(&mut self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         session.connected().await.map_err(Failure::Over)?;
         self.count();
@@ -56,7 +57,7 @@ impl Tries {
     }
 }
 
-/// Asks, and asks again after each reconnect until the outcome is known.
+/// Sends a request again after each reconnect until its outcome is known, within [`Tries::LOST_ANSWERS`].
 pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -64,7 +65,7 @@ where
     repeated(session, Tries::LOST_ANSWERS, ask).await
 }
 
-/// As [`until_known`], so many times.
+/// As [`until_known`], within the given tries.
 pub(crate) async fn repeated<T, F>(
     session: &Arc<dyn Session>,
     mut tries: Tries,
@@ -81,14 +82,14 @@ where
     }
 }
 
-/// Sleeps. `false` if the timer was over at once: it belongs to a runtime that is gone, and so would the next one.
+/// Sleeps. Returns `false` if the timer fired at once: its runtime has ended, and the next timer would do the same.
 pub(crate) async fn slept(session: &Arc<dyn Session>, pause: Duration) -> bool {
     let began = session.lease().now();
     session.sleep(pause).await;
     session.lease().now() >= began.saturating_add(pause / 2)
 }
 
-/// What `read` finds after a sync; both requests are on their way when this returns.
+/// Sends a sync and a read, and returns the read's answer. Both requests are on their way when this returns.
 pub(crate) fn synced<T: 'static>(
     session: &Arc<dyn Session>,
     path: &str,
@@ -101,7 +102,7 @@ pub(crate) fn synced<T: 'static>(
     })
 }
 
-/// What `read` finds; after a sync if it may not be older than this call.
+/// Sends a read, behind a sync if `is_synced`, so that the answer is not older than this call.
 pub(crate) fn read<T: 'static>(
     session: &Arc<dyn Session>,
     path: &str,
@@ -111,7 +112,7 @@ pub(crate) fn read<T: 'static>(
     if is_synced { synced(session, path, read) } else { read(&**session, path) }
 }
 
-/// What is in a node, `None` if it does not exist; after a sync if it may not be older than this call.
+/// Returns a node's data, `None` if the node does not exist. With `is_synced` the answer is not older than this call.
 pub(crate) async fn data(
     session: &Arc<dyn Session>,
     path: &str,
@@ -128,7 +129,8 @@ pub(crate) fn none_without_directory(failure: Failure) -> Result<Vec<String>, Fa
     if failure == Failure::NoNode { Ok(Vec::new()) } else { Err(failure) }
 }
 
-/// Begins work, and leaves the rest to the session's thread: a caller that is not polled holds up nobody.
+/// Polls the work once here, and spawns the rest on the thread of the sessions, so that a caller that is not polled
+/// delays nothing.
 pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
     let mut task: Task = Box::pin(work);
     if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
@@ -136,7 +138,8 @@ pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> +
     }
 }
 
-/// Work on the session's thread that a caller waits for. If the caller has gone by then, `unheard` gets the answer.
+/// Runs work on the thread of the sessions, and returns its answer. If the caller has dropped the reply, `abandoned` gets
+/// the answer.
 pub(crate) fn spawn_awaited<T: Send + 'static>(
     session: &Arc<dyn Session>,
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
@@ -152,7 +155,7 @@ pub(crate) fn spawn_awaited<T: Send + 'static>(
     Box::pin(async move { shielded(told).await.unwrap_or_else(|_| Err(ended())) })
 }
 
-/// Work on the session's thread that nobody waits for. Dropping what this returns ends it.
+/// Spawns work on the thread of the sessions. Dropping the returned sender cancels the work.
 pub(crate) fn spawn_cancellable(
     session: &Arc<dyn Session>,
     work: impl Future<Output: Send> + Send + 'static,
@@ -168,7 +171,7 @@ pub(crate) fn spawn_cancellable(
     end
 }
 
-/// Runs the task. Unless it comes to its end, this was its fault.
+/// Runs the task, and calls `fault` if the task ends early, by a panic or a drop.
 pub(crate) async fn on_early_end(task: impl Future<Output = ()>, fault: impl FnOnce()) {
     let mut early_end = EarlyEnd(Some(fault));
     task.await;
@@ -179,7 +182,7 @@ struct EarlyEnd<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> Drop for EarlyEnd<F> {
     fn drop(&mut self) {
-        // While a panic unwinds, another one would end the process.
+        // A panic during unwinding would abort the process.
         let _panicked = self.0.take().and_then(guarded);
     }
 }
@@ -194,7 +197,7 @@ mod tests {
     async fn only_a_panicked_task_runs_its_fault_handler() {
         for (panics, expected) in [(false, false), (true, true)] {
             let (tell, told) = oneshot::channel();
-            let task = async move { assert!(!panics, "as a task may") };
+            let task = async move { assert!(!panics, "a panic of a task") };
             drop(tokio::spawn(on_early_end(task, || _ = tell.send(()))).await);
             assert_eq!(told.await.is_ok(), expected);
         }

@@ -1,4 +1,5 @@
-//! Wakers of callers' tasks, called by the library's threads: one that panics, or blocks for ever, costs nobody else.
+//! Protects the library's threads from the wakers of callers' tasks. A waker that panics or blocks for ever delays only
+//! its own task and one thread. Every future that a caller polls and a library thread wakes is wrapped in [`shielded`].
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -11,12 +12,12 @@ use crate::sync::{Mutex, thread_local};
 use crate::telemetry::user_thread::{guarded, is_library_thread};
 
 thread_local! {
-    /// The waker of the shield that this thread polls in, by its address.
+    /// The shielded waker with which this thread polls now, by its address.
     static SHIELDED: Cell<*const ()> = const { Cell::new(ptr::null()) };
 }
 
-/// Takes the place of a task's waker, for as long as the task polls with the same. The waker is dropped with this, by the task: what has
-/// been given the shielded one may keep that for longer, and drops it on a thread of the library's.
+/// Wraps a task's waker for as long as the task polls with the same one. Dropping the shield drops the task's waker, on
+/// the task's thread. A library thread that still keeps the wrapper therefore never runs the waker's destructor.
 #[derive(Default)]
 pub(crate) struct Shield(Option<Arc<Shielded>>);
 
@@ -24,11 +25,11 @@ struct Shielded(Mutex<Slot>);
 
 enum Slot {
     Waker(Waker),
-    /// It is being called.
+    /// The waker is being called.
     Called,
-    /// Woken again meanwhile.
+    /// The waker is being called, and must be called once more.
     CalledAgain,
-    /// The task waits no more.
+    /// The task no longer waits.
     Gone,
 }
 
@@ -50,7 +51,7 @@ impl Wake for Shielded {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let mut slot = self.0.lock();
-        // One thread at a time: a waker that blocks for ever takes one thread with it, and no other.
+        // At most one thread calls the waker, so a waker that blocks for ever takes only that thread.
         let waker = match std::mem::replace(&mut *slot, Slot::Called) {
             Slot::Waker(waker) => waker,
             Slot::Called | Slot::CalledAgain => return *slot = Slot::CalledAgain,
@@ -76,7 +77,7 @@ impl Drop for Shield {
     }
 }
 
-/// While it lives, this thread polls in a shield.
+/// Marks this thread as polling with a shielded waker, until dropped.
 struct Inside(*const ());
 
 impl Drop for Inside {
@@ -86,7 +87,7 @@ impl Drop for Inside {
 }
 
 impl Shield {
-    /// Polls with a waker that does no harm.
+    /// Polls with a shielded waker.
     pub(crate) fn poll<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -109,7 +110,7 @@ impl Shield {
     }
 }
 
-/// The output of what wakes its task from the library's threads.
+/// Awaits a future that library threads wake, behind a shield.
 pub(crate) async fn shielded<F: Future>(work: F) -> F::Output {
     let (mut work, mut shield) = (pin!(work), Shield::default());
     poll_fn(|context| shield.poll(context, |context| work.as_mut().poll(context))).await
@@ -129,13 +130,13 @@ mod tests {
 
     impl Wake for Panics {
         fn wake(self: Arc<Self>) {
-            panic!("as a stranger may");
+            panic!("a panic of a waker");
         }
     }
 
     impl Drop for Panics {
         fn drop(&mut self) {
-            panic!("as a stranger may");
+            panic!("a panic of a waker");
         }
     }
 
@@ -171,8 +172,8 @@ mod tests {
         struct Blocks(mpsc::SyncSender<()>, crate::sync::Mutex<mpsc::Receiver<()>>);
         impl Wake for Blocks {
             fn wake(self: Arc<Self>) {
-                self.0.send(()).expect("it is awaited");
-                self.1.lock().recv().expect("it goes on");
+                self.0.send(()).expect("the receiver waits");
+                self.1.lock().recv().expect("the sender sends");
             }
         }
         let ((tell, told), (go_on, blocked)) = (mpsc::sync_channel(2), mpsc::channel());
@@ -188,12 +189,12 @@ mod tests {
             let shielded = shielded.clone();
             move || shielded.wake()
         });
-        told.recv().expect("it is called");
-        // This thread is not blocked, and its call is not lost.
+        told.recv().expect("the waker is called");
+        // The call on this thread returns at once, and makes the blocked thread call the waker again.
         shielded.wake_by_ref();
-        go_on.send(()).expect("it is blocked");
-        told.recv().expect("it is called again");
-        go_on.send(()).expect("it is blocked");
+        go_on.send(()).expect("the waker is blocked");
+        told.recv().expect("the waker is called again");
+        go_on.send(()).expect("the waker is blocked");
         one.join().expect("no panic");
     }
 }

@@ -1,4 +1,5 @@
-//! A session for tests, which answers what a test has it answer, and nothing else.
+//! A stub of a session for unit tests. It gives the answers that the test's [`Answers`] define, and never answers other
+//! requests.
 
 use std::fmt;
 use std::future::pending;
@@ -17,7 +18,7 @@ use crate::session::node::OwnNode;
 use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::upkeep::Upkeep;
 
-/// What a test has answered.
+/// The answers of a test. By default a request is never answered.
 pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
     fn upkeep(&self) -> &Arc<Upkeep>;
 
@@ -43,7 +44,7 @@ pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
 }
 
 impl Upkeep {
-    /// A node of ours that waits at this path.
+    /// Adds a node of ours that waits at this path.
     pub(super) fn enter(&self, path: String) -> Arc<OwnNode> {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
         let own_node = self.begin(&Arc::from("/lock"), &tag, Mode::Write);

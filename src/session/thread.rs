@@ -1,8 +1,8 @@
-//! The library's own threads.
+//! The two threads of the library. One runs the sessions: their heartbeats, removals and the sockets of the client crate.
+//! The other runs timers.
 //!
-//! Sessions, heartbeats and removals run on one. So a program that blocks its own runtime, or has none, neither loses its
-//! locks nor leaves nodes behind. The same thread reads the sockets of the client crate, so an answer costs no other thread. The
-//! second thread has timers.
+//! A program that blocks its own runtime, or has none, therefore loses no lock and leaves no node behind. An answer needs
+//! no switch between threads, because one thread reads the sockets and runs the sessions.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -27,32 +27,33 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::{relay, user_thread};
 
-/// How long the thread goes on after its last user has gone, for sessions that are still being closed.
+/// How long the thread runs after its last user has gone, for sessions that are still being closed.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// One thread for the whole process, for as long as it is used.
+/// The background thread of this process, while it has a user.
 static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
-/// The process that has connected first. The client crate has a thread of its own for as long as that lasts. In a process that is
-/// forked, nothing would serve a connection.
+/// The process that connected first. The client crate has a thread for the rest of that process. A forked process does
+/// not have that thread, so nothing would serve a connection there.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this process was forked from one that had connected.
+/// Returns whether this process was forked from one that had connected.
 pub(crate) fn is_forked() -> bool {
     since_boot_here() == FORKED
 }
 
-/// What the clock of a lease says in a process that was forked: later than the end of any lease.
+/// The reading of a lease's clock in a forked process, later than the end of any lease.
 pub(crate) const FORKED: Moment = Duration::from_secs(1 << 40);
 
-/// How often the system is asked, at most, in which process this is. No process forks in less, and a hold is looked at millions of
-/// times a second.
+/// The shortest time between two calls of `std::process::id`, in nanoseconds. No process forks faster, and a hold is
+/// checked millions of times a second.
 const ASKED_EVERY: u64 = 20_000;
 
-/// When the system was asked last, in nanoseconds since boot.
+/// The time of the last such call, in nanoseconds since boot.
 static ASKED: AtomicU64 = AtomicU64::new(0);
 
-/// The clock of a lease whose session no other process has.
+/// Returns the time since boot, or [`FORKED`] in a forked process: the clock of a lease whose session only this process
+/// has.
 pub(crate) fn since_boot_here() -> Moment {
     let now = since_boot();
     let at = nanos(now);
@@ -71,16 +72,16 @@ pub(crate) struct BackgroundThread {
     tasks: Tasks,
     id: ThreadId,
     is_running: Arc<AtomicBool>,
-    /// Since when it runs tasks without a pause, in nanoseconds; 0 while it waits for something to do.
+    /// When the present run of tasks without a pause began, in nanoseconds; 0 while the thread is idle.
     busy_since: Arc<AtomicU64>,
-    /// What others wait for has timers of its own: they go on if the thread of the sessions stands still.
+    /// The thread of timers. Its timers fire even if the thread of the sessions is blocked.
     timers: Arc<Timers>,
     tenants: mpsc::Sender<()>,
     sessions: Mutex<BTreeSet<i64>>,
     _stop: oneshot::Sender<()>,
 }
 
-/// Says, when it is dropped, that a thread has ended.
+/// Clears the flag when it is dropped, at the end of its thread.
 struct Alive(Arc<AtomicBool>);
 
 impl Drop for Alive {
@@ -89,7 +90,7 @@ impl Drop for Alive {
     }
 }
 
-/// A thread that runs no code of the user's, but wakers.
+/// Starts a thread that runs no code of the user's except wakers.
 fn start(name: &str, is_running: &Arc<AtomicBool>, run: impl FnOnce(Alive) + Send + 'static) -> io::Result<ThreadId> {
     let alive = Alive(Arc::clone(is_running));
     let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -99,7 +100,8 @@ fn start(name: &str, is_running: &Arc<AtomicBool>, run: impl FnOnce(Alive) + Sen
     Ok(thread.thread().id())
 }
 
-/// The thread of the timers, until this is dropped. Its runtime is also that of the sockets by which servers are asked for a reason.
+/// The thread of timers, which ends when this is dropped. Its runtime also serves the sockets on which servers are asked
+/// why they refuse a connection.
 struct Timers {
     handle: Handle,
     is_running: Arc<AtomicBool>,
@@ -109,7 +111,8 @@ struct Timers {
 impl Timers {
     fn start() -> io::Result<Timers> {
         let (stop, stopped) = oneshot::channel::<()>();
-        // It gets its runtime once there is a thread: a runtime must not be dropped where the caller may be async.
+        // The runtime is built once the thread exists, so that no failure drops it here: a runtime must not be dropped in
+        // an async context.
         let (give, given) = std::sync::mpsc::channel::<Runtime>();
         let is_running = Arc::new(AtomicBool::new(true));
         start("zk-rwlock-timer", &is_running, move |_alive| {
@@ -126,18 +129,18 @@ impl Timers {
     }
 }
 
-/// The tasks of the thread of the sessions. They end with it.
+/// The tasks on the thread of the sessions. They end with the thread.
 #[derive(Clone)]
 pub(crate) struct Tasks(Weak<Executor<'static>>);
 
 impl Tasks {
-    /// Runs a task. What it panics over ends it, and nothing else.
+    /// Runs a task. A panic ends only this task.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.begin(task).into_iter().for_each(FallibleTask::detach);
     }
 
-    /// Runs a task until what this returns is dropped. That gives its output, or what it has panicked over, or `None` once the
-    /// thread has ended.
+    /// Runs a task until the returned handle is dropped. The handle's output is that of the task, or its panic, or `None`
+    /// after the end of the thread.
     pub(crate) fn begin<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -146,7 +149,7 @@ impl Tasks {
     }
 }
 
-/// A task whose panics are its output. The executor would end the process over a panic of a destructor.
+/// A task whose panics become its output, because the executor would abort the process if a destructor panics.
 struct Guarded<F>(Option<Pin<Box<F>>>);
 
 impl<F: Future> Future for Guarded<F> {
@@ -154,7 +157,7 @@ impl<F: Future> Future for Guarded<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(task) = &mut self.0 else { return Poll::Pending };
-        // A subscriber may be set at any time, and nothing of it runs on this thread.
+        // A subscriber may be set at any time, and none may run on this thread.
         relay::relay_this_thread();
         let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
         polled.map_or_else(|panicked| Poll::Ready(Err(panicked)), |polled| polled.map(Ok))
@@ -167,7 +170,7 @@ impl<F> Drop for Guarded<F> {
     }
 }
 
-/// What a panic has said, and what is lacking if it is known.
+/// Returns the message of a panic, with advice if the process lacks file descriptors.
 pub(crate) fn panic_message(panicked: &(dyn Any + Send)) -> String {
     let message = panicked.downcast_ref::<String>().map(String::as_str).or(panicked.downcast_ref::<&str>().copied());
     let message = message.and_then(|message| message.lines().next()).unwrap_or_default();
@@ -180,7 +183,7 @@ pub(crate) fn panic_message(panicked: &(dyn Any + Send)) -> String {
 }
 
 impl BackgroundThread {
-    /// The background thread of this process, started if need be.
+    /// Returns the background thread of this process, and starts it if necessary.
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
         let _result = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
         relay::prepare_and_wait();
@@ -198,7 +201,7 @@ impl BackgroundThread {
     fn start() -> io::Result<BackgroundThread> {
         let (stop, stopped) = oneshot::channel::<()>();
         let (tenants, mut all_gone) = mpsc::channel::<()>(1);
-        // What reads the sockets begins here, where a panic of its is an error.
+        // The reactor of the sockets starts here, where its panic becomes an error.
         let _started = Timer::after(FAREWELL).now_or_never();
         let (timers, executor) = (Arc::new(Timers::start()?), Arc::new(Executor::new()));
         let (is_running, busy_since) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
@@ -212,7 +215,7 @@ impl BackgroundThread {
         };
         let id = start("zk-rwlock", &is_running, move |alive| {
             let _context = of_tokio.handle.enter();
-            // It has ended before its tasks are dropped, in which others may hear of that.
+            // The flag is cleared before the tasks are dropped, because a task's drop may make others look at it.
             let (executor, _alive) = (executor, alive);
             let mut running = pin!(executor.run(until_stopped));
             async_io::block_on(poll_fn(|context| {
@@ -226,12 +229,13 @@ impl BackgroundThread {
         Ok(BackgroundThread { tasks, id, is_running, busy_since, timers, tenants, sessions, _stop: stop })
     }
 
-    /// Whether tasks are run. A thread may end by a panic, and then its sessions are over.
+    /// Returns whether tasks run. If a thread ended by a panic, its sessions are over.
     pub(crate) fn is_running(&self) -> bool {
         !is_forked() && [&self.is_running, &self.timers.is_running].iter().all(|it| it.load(Ordering::Acquire))
     }
 
-    /// For how long the thread of the sessions has run tasks without a pause: if it is long, one of them stands still.
+    /// Returns for how long the thread of the sessions has run tasks without a pause. A long time means that a task
+    /// blocks the thread.
     pub(crate) fn busy_for(&self) -> Duration {
         match self.busy_since.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
@@ -243,26 +247,26 @@ impl BackgroundThread {
         &self.tasks
     }
 
-    /// Runs a task, which keeps the thread running a little longer if it must still be finished.
+    /// Runs a task. The thread waits a little for its end.
     pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
         let tenant = self.tenant();
         self.tasks.spawn(task.map(move |()| drop(tenant)));
     }
 
-    /// While it lives, the thread goes on a little longer.
+    /// Returns a token. After its last user has gone, the thread waits a little for the drop of all tokens.
     pub(crate) fn tenant(&self) -> mpsc::Sender<()> {
         self.tenants.clone()
     }
 
-    /// The sessions of this process, of whichever client.
+    /// Returns the sessions of all clients of this process.
     pub(crate) fn sessions(&self) -> MutexGuard<'_, BTreeSet<i64>> {
         self.sessions.lock()
     }
 
-    /// A timer that goes on whatever polls it, and if this thread stands still.
+    /// Sleeps on a timer that fires on any executor, and even if the thread of the sessions is blocked.
     pub(crate) fn sleep(self: &Arc<Self>, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         if is_forked() {
-            // No timer would ever fire.
+            // In a forked process no timer fires.
             return Box::pin(std::future::pending());
         }
         let background = Arc::clone(self);
@@ -301,13 +305,13 @@ mod tests {
         struct Panics;
         impl Drop for Panics {
             fn drop(&mut self) {
-                panic!("as a destructor may");
+                panic!("a panic of a destructor");
             }
         }
         let background = BackgroundThread::get().expect("a thread");
         let panicked = background
             .handle()
-            .begin(async { assert!(!user_thread::is_library_thread(), "as a task may") })
+            .begin(async { assert!(!user_thread::is_library_thread(), "a panic of a task") })
             .expect("a thread");
         assert!(pollster::block_on(panicked).expect("a thread").is_err());
         let panics = Panics;
@@ -325,7 +329,7 @@ mod tests {
         struct Tells(std::sync::mpsc::Sender<bool>, Arc<AtomicBool>);
         impl Drop for Tells {
             fn drop(&mut self) {
-                self.0.send(self.1.load(Ordering::Acquire)).expect("it is awaited");
+                self.0.send(self.1.load(Ordering::Acquire)).expect("the receiver waits");
             }
         }
         let background = BackgroundThread::start().expect("a thread");
@@ -337,7 +341,7 @@ mod tests {
             std::future::pending::<()>().await;
         });
         drop(background);
-        assert!(!told.recv().expect("it is dropped"));
+        assert!(!told.recv().expect("the task is dropped"));
     }
 
     #[test]

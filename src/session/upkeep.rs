@@ -1,5 +1,5 @@
-//! What the library keeps for one session: its lease, the own nodes on it, the listings under way, and the ghosts that it
-//! knows.
+//! The record that the library keeps for one session: the lease, our nodes on the session, the listings under way, and
+//! the known ghosts. The backend reports events to it; contenders and keep-alive read it.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,32 +16,32 @@ use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
 use crate::telemetry::log::emit;
 
-/// What the library keeps for one session. Its backend makes it, hands it out, and reports to it what happens.
+/// The record that the library keeps for one session. The backend makes it, hands it out, and reports to it what happens.
 ///
 /// # Implementing a backend
-/// Call [`began`](Upkeep::began) once, [`answered`](Upkeep::answered) or [`acknowledged`](Upkeep::acknowledged) after each
-/// answer, [`connected`](Upkeep::connected) and [`resumed`](Upkeep::resumed) as the connection changes, and
+/// Call [`began`](Upkeep::began) once, [`answered`](Upkeep::answered) or [`acknowledged`](Upkeep::acknowledged) after
+/// each answer, [`connected`](Upkeep::connected) and [`resumed`](Upkeep::resumed) as the connection changes, and
 /// [`end`](Upkeep::end) when the session is over. None of these calls blocks or waits.
 pub struct Upkeep {
     lease: Arc<Lease>,
-    /// The number of the next own node.
+    /// The number of the next node.
     next: AtomicU64,
     members: Mutex<Members>,
-    /// The connection was lost or is back, the session is over, or the lease is to be renewed sooner.
+    /// Wakes the renewal of the lease: the connection changed, the session is over, or the lease must be renewed sooner.
     pub(super) renewal_wake: Notify,
-    /// The nodes that keep-alive watches soon. It also hears here of a hand-off to be confirmed.
+    /// The nodes that keep-alive will watch soon. Its waker also announces hand-offs to check.
     pub(crate) unwatched: Arc<Unwatched>,
-    /// Counts how often the connection was lost.
+    /// The number of lost connections.
     connection: AtomicU64,
     listings: Listings,
     ghosts: Ghosts,
     is_signal_refused: AtomicBool,
-    /// The newest change of the ensemble that an answer has shown.
+    /// The newest zxid that an answer has shown.
     newest_zxid: AtomicI64,
 }
 
 impl Upkeep {
-    /// The upkeep of a session that lives as long as this lease says.
+    /// Returns the upkeep of a session with this lease.
     pub fn new(lease: Lease) -> Upkeep {
         Upkeep {
             lease: Arc::new(lease),
@@ -57,18 +57,18 @@ impl Upkeep {
         }
     }
 
-    /// Until when the session is surely alive.
+    /// Returns the lease: until when the session is surely alive.
     pub fn lease(&self) -> &Arc<Lease> {
         &self.lease
     }
 
-    /// The ensemble created the session, and was asked to at this moment or later.
+    /// Records that the ensemble created the session, in answer to a handshake sent at `asked` or later.
     pub fn began(&self, asked: Moment) {
         let lapsed = self.lease.began(asked);
         self.look_if(lapsed);
     }
 
-    /// A request was answered that was sent at `sent`.
+    /// Records the answer to a request that was sent at `sent`.
     pub fn answered(&self, sent: Moment) {
         self.lease.answered(sent);
     }
@@ -79,21 +79,21 @@ impl Upkeep {
         self.look_if(lapsed);
     }
 
-    /// The connection that is up now is known to be this session's: the handshake that resumed it counts as soon as an
+    /// Records that the handshake of the current connection resumed this session. The handshake counts as soon as an
     /// operation is [acknowledged](Upkeep::acknowledged) that was sent on this connection.
     pub fn resumed(&self) {
         self.lease.resumed();
     }
 
-    /// Counts every moment as acknowledged from now on, or no longer: for backends that need no heartbeat.
+    /// Turns steady mode on or off. In steady mode the lease never ends, for backends that need no heartbeat.
     pub fn steady(&self, steady: bool) {
         self.lease.steady(steady);
         self.wake_renewal();
         self.notify_all();
     }
 
-    /// The connection was lost or is back. The lease stays as it is: a lost connection only makes holds
-    /// [suspect](crate::HoldState::Suspect).
+    /// Records a lost connection, or a connection that is back. The lease stays as it is, so a lost connection only makes
+    /// holds [suspect](crate::HoldState::Suspect).
     ///
     /// A backend must report a lost connection before any answer that comes on the next one.
     pub fn connected(&self, connected: bool) {
@@ -108,35 +108,35 @@ impl Upkeep {
         self.notify_all();
     }
 
-    /// The session is over; the first reason stays.
+    /// Records the end of the session; the first reason stays.
     pub fn end(&self, why: Ending) {
         self.lease.end(why);
         self.members.lock().over = true;
-        // A node that was not lost before is lost with the session, whatever removes the node next.
+        // Each node that is not lost yet is lost with the session, even if an event reports its removal later.
         self.look_at_all();
         self.wake_renewal();
         self.unwatched.wake.notify_one();
     }
 
-    /// An answer has shown this change of the ensemble.
+    /// Records that an answer has shown this zxid.
     pub(crate) fn record_zxid(&self, zxid: i64) {
         self.newest_zxid.fetch_max(zxid, Ordering::AcqRel);
     }
 
-    /// The newest change of the ensemble that an answer has shown; 0 if none has shown any. What is asked for from now on changes
-    /// nothing before that.
+    /// Returns the newest zxid that an answer has shown, 0 at first. A later request of this session changes nothing
+    /// before that zxid.
     pub(crate) fn newest_zxid(&self) -> i64 {
         self.newest_zxid.load(Ordering::Acquire)
     }
 
-    /// A node in this directory that is not asked for yet.
+    /// Returns the record of a node in this directory, before its create.
     pub(crate) fn begin(&self, directory: &Arc<str>, tag: &Tag, mode: Mode) -> Arc<OwnNode> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         OwnNode::new(number, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
     }
 
-    /// The node was created, or found after a lost answer, by this session. It is kept alive and watched until
-    /// [`Upkeep::leave`].
+    /// Records that the node was created by this session, or was found after a lost answer. Keep-alive watches the node
+    /// until [`Upkeep::leave`].
     pub(crate) fn created(&self, own_node: &Arc<OwnNode>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
         let (answer, _unlocked) = own_node.change(|it| (it.known.created(created, session, now), it.creating.take()));
@@ -145,14 +145,15 @@ impl Upkeep {
         Ok(())
     }
 
-    /// The node is given back, or nobody wants it any more. Returns what `left` says of it, which is told whether it may signal.
+    /// Takes a node out of the session's record, because its owner gives it back or was dropped. Returns the result of
+    /// `left`, which learns whether the node may signal its release.
     pub(crate) fn leave<T>(&self, own_node: &Arc<OwnNode>, left: impl FnOnce(&mut Locked, bool) -> T) -> T {
         let removals = own_node.leave(|it| left(it, !self.is_signal_refused()));
         self.remove(own_node);
         removals
     }
 
-    /// How often the connection was lost. Two answers between which this stays the same are of one connection.
+    /// Returns the number of lost connections. Two answers came on one connection if this number is the same at both.
     pub(crate) fn connection(&self) -> u64 {
         self.connection.load(Ordering::Acquire)
     }
@@ -165,7 +166,7 @@ impl Upkeep {
         &self.ghosts
     }
 
-    /// The ensemble does not let this session write to its own nodes before it deletes them.
+    /// Records that the ensemble does not let this session write to its own nodes before it deletes them.
     pub(crate) fn signal_refused(&self) {
         self.is_signal_refused.store(true, Ordering::Relaxed);
     }
@@ -174,7 +175,7 @@ impl Upkeep {
         self.is_signal_refused.load(Ordering::Relaxed)
     }
 
-    /// Every hold is lost when the lease has run out, even if the same answer renews the lease.
+    /// Looks at every node if the lease lapsed, so that each hold is lost even if the same answer renews the lease.
     fn look_if(&self, lapsed: bool) {
         if lapsed {
             self.look_at_all();
@@ -188,10 +189,9 @@ impl fmt::Debug for Upkeep {
     }
 }
 
-/// A signal that a holder has released the lock. Another client can have forged it, as long as nobody has looked whether a
-/// contender is left up to the holder's node.
+/// A signal that a holder has released the lock. Another client may have forged the signal until keep-alive finds that no
+/// contender up to the holder's node is left.
 pub(crate) struct HandOff {
-    /// The path of the holder's node.
     pub(crate) path: Arc<str>,
     is_gone: AtomicBool,
 }
@@ -201,7 +201,7 @@ impl HandOff {
         HandOff { path, is_gone: AtomicBool::new(false) }
     }
 
-    /// Nobody is left, so the signal was true.
+    /// Records that no contender is left, so the signal was true.
     pub(crate) fn confirm(&self) {
         self.is_gone.store(true, Ordering::Release);
     }
@@ -214,14 +214,14 @@ impl HandOff {
 #[derive(Default)]
 struct Members {
     all: HashMap<u64, Arc<OwnNode>>,
-    /// Nodes that must be gone, because their waiters were granted by a hand-off.
+    /// Hand-offs to check, by the path of the node that must be gone.
     handed_off: HashMap<Arc<str>, HandedOff>,
-    /// The last of these hand-offs after which nobody was left.
+    /// The last hand-off that was confirmed.
     gone: Option<Arc<HandOff>>,
-    /// Nodes that leave by themselves with their last use.
+    /// Nodes that are deleted after their last use.
     leaving: Vec<Weak<OwnNode>>,
     over: bool,
-    /// When the renewal of the lease looks next.
+    /// When the renewal of the lease runs next.
     renewal: Moment,
 }
 
@@ -232,14 +232,15 @@ struct HandedOff {
 }
 
 impl Upkeep {
-    /// Adds a node that is there; it stays until [`Upkeep::remove`]. Wakes the renewal of the lease if that would be late for it.
+    /// Adds a node that exists, until [`Upkeep::remove`]. Wakes the renewal of the lease if it would run too late for the
+    /// node.
     pub(super) fn add(&self, own_node: &Arc<OwnNode>) {
         let renewed_by = self.lease.now() + self.lease.heartbeat_period();
         let mut members = self.members.lock();
         members.all.insert(own_node.number, Arc::clone(own_node));
         let is_late = members.all.len() == 1 && members.renewal > renewed_by;
         drop(members);
-        // A wake-up of the session's thread for each short hold would cost a tenth of it.
+        // A wake-up of the session's thread for each short hold would cost a tenth of that hold's time.
         if is_late {
             self.wake_renewal();
         }
@@ -250,7 +251,7 @@ impl Upkeep {
         self.members.lock().all.remove(&own_node.number);
     }
 
-    /// The signal of the holder whose node is at `path`. One signal may let in thousands of readers.
+    /// Returns the signal of the holder whose node is at `path`. One signal may let in thousands of readers.
     pub(crate) fn hand_off(&self, path: &Arc<str>) -> Arc<HandOff> {
         let members = self.members.lock();
         let known = members.handed_off.get(path).map(|handed| &handed.signal);
@@ -258,7 +259,7 @@ impl Upkeep {
         known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
     }
 
-    /// Asks keep-alive to check that the holder's node is gone, whose signal let `own_node` in.
+    /// Asks keep-alive to check that the holder's node is gone, because its signal let `own_node` in.
     pub(crate) fn request_check(&self, signal: &Arc<HandOff>, own_node: &Arc<OwnNode>) {
         let mut members = self.members.lock();
         let is_gone = signal.is_confirmed() || members.gone.as_ref().is_some_and(|gone| gone.path == signal.path);
@@ -274,21 +275,22 @@ impl Upkeep {
         self.unwatched.wake.notify_one();
     }
 
-    /// This node is no longer kept. It leaves with its last use, and nobody has to ask for it.
+    /// Records that this node is no longer kept. The node is deleted after its last use, so no contender needs to ask for
+    /// it.
     pub(crate) fn mark_leaving(&self, own_node: &Arc<OwnNode>) {
         let mut members = self.members.lock();
         members.leaving.retain(|node| node.strong_count() > 0);
         members.leaving.push(Arc::downgrade(own_node));
     }
 
-    /// The names of the nodes in this directory that nobody has to ask for.
+    /// Returns the names of the nodes in this directory that need not be asked for.
     pub(crate) fn leaving_soon(&self, directory: &str) -> Vec<String> {
         let leaving: Vec<_> = self.members.lock().leaving.iter().filter_map(Weak::upgrade).collect();
         let name = |node: Arc<OwnNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
         leaving.into_iter().filter_map(name).collect()
     }
 
-    /// The paths of the nodes to check: the nodes whose hand-off let in a contender that still holds.
+    /// Returns the paths to check: the nodes of hand-offs that let in a contender which still holds.
     pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
         let mut members = self.members.lock();
         members.handed_off.retain(|_, handed| handed.is_asked || handed.granted.iter().any(|it| it.is_holding()));
@@ -300,23 +302,23 @@ impl Upkeep {
         asked.collect()
     }
 
-    /// Nobody is left up to the node of this hand-off, so those whom it lets in later need not look again.
+    /// Records that no contender up to the node of this hand-off is left, so contenders that it lets in later need no
+    /// check.
     pub(super) fn record_confirmed(&self, signal: Arc<HandOff>) {
         signal.confirm();
         self.members.lock().gone = Some(signal);
     }
 
-    /// Ends the check of a node after a hand-off. Returns the hand-off, and the own nodes that were granted by it.
+    /// Ends the check of a hand-off. Returns the hand-off, and our nodes that were granted by it.
     pub(super) fn finish_check(&self, path: &Arc<str>) -> Option<(Arc<HandOff>, Vec<Arc<OwnNode>>)> {
         self.members.lock().handed_off.remove(path).map(|handed| (handed.signal, handed.granted))
     }
 
-    /// Makes the renewal of the lease look again.
     pub(crate) fn wake_renewal(&self) {
         self.renewal_wake.notify_one();
     }
 
-    /// Looks at each node, and reports each loss; then every task that waits for a loss looks.
+    /// Looks at each node and reports each loss. Then wakes every task that waits for a loss.
     pub(crate) fn look_at_all(&self) {
         for own_node in self.all() {
             own_node.find_loss();
@@ -324,7 +326,7 @@ impl Upkeep {
         self.notify_all();
     }
 
-    /// Logs each hold that is in doubt because the connection is lost, or no longer in doubt because it is back.
+    /// Logs for each hold that the connection was lost, or that it is back.
     pub(crate) fn log_link(&self, is_connected: bool) {
         if LevelFilter::current() < LevelFilter::WARN {
             return;
@@ -341,7 +343,7 @@ impl Upkeep {
         }
     }
 
-    /// Makes every task that waits for a loss look again.
+    /// Wakes every task that waits for a loss.
     pub(crate) fn notify_all(&self) {
         for own_node in self.all() {
             own_node.wake_all();
@@ -352,7 +354,7 @@ impl Upkeep {
         self.members.lock().all.values().cloned().collect()
     }
 
-    /// The nodes for a heartbeat to check: all nodes of holders, or else one node of a waiter.
+    /// Returns the nodes that a heartbeat checks: all nodes of holders, or else one node of a waiter.
     pub(crate) fn to_check(&self) -> Vec<(Arc<OwnNode>, String)> {
         let members = self.members.lock();
         let standing = |own_node: &Arc<OwnNode>| Some((Arc::clone(own_node), own_node.standing()?));
@@ -368,7 +370,7 @@ impl Upkeep {
         self.members.lock().all.is_empty()
     }
 
-    /// The renewal of the lease looks next at this moment. Returns false if nodes have come to a session that was idle.
+    /// Records when the renewal of the lease runs next. Returns false if the session was idle and now has nodes.
     pub(super) fn plan_renewal(&self, at: Moment, is_idle: bool) -> bool {
         let mut members = self.members.lock();
         members.renewal = at;

@@ -1,9 +1,9 @@
-//! Locks that a panic does not close. Built once with the locks of a program, and once with those of a test of
-//! schedules.
+//! Locks that ignore poisoning, for all other files. The file is compiled twice: with the locks of the standard library,
+//! and with those of a test of schedules (`threads/`).
 //!
-//! The standard library's are poisoned by a panic under them, and then refuse everybody. Here the state is whole whenever
-//! a lock is released: what can panic, which is code of the user's, is called without a lock, or under one that only this
-//! code reads. One task that panics must not take the others' lock from them.
+//! A lock of the standard library is poisoned by a panic under it, and then refuses every caller. Here the protected
+//! state is whole at each release, because code that can panic, the user's code, is called without a lock, or under a
+//! lock whose state only that code reads. A task that panics must not take the lock from others.
 
 #![allow(dead_code, reason = "what is used depends on the features")]
 
@@ -27,7 +27,7 @@ impl<T: ?Sized> Mutex<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `None` while somebody else holds it.
+    /// Returns `None` while another thread holds the lock.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),
@@ -41,7 +41,7 @@ impl<T: ?Sized> Mutex<T> {
     }
 }
 
-/// One who writes, or many who read. Not `RwLock`: that is the lock which this library is for.
+/// A lock for one writer or several readers. The name `RwLock` belongs to the lock that this library offers.
 #[derive(Debug, Default)]
 pub(crate) struct SharedMutex<T>(raw::RwLock<T>);
 

@@ -1,7 +1,7 @@
-//! What the library's threads share their state by, and what it draws by lot.
+//! The locks, atomics and maps that the library's threads share, and its random numbers.
 //!
-//! These are the standard library's and tokio's. No other file takes a lock, an atomic or a map in random order from there,
-//! because a test puts others in their place, and so decides each switch from one thread to another: `threads/sync.rs`.
+//! They come from the standard library and tokio. All other files import them from here, because a test of schedules
+//! replaces them (`threads/sync.rs`) and then decides each switch from one thread to another.
 
 mod lock;
 
@@ -16,7 +16,7 @@ pub(crate) use tokio::sync::{Notify, futures::Notified, watch};
 pub(crate) use lock::Condvar;
 pub(crate) use lock::{Mutex, SharedMutex};
 
-/// For what the whole process shares: a test runs several schedules at once.
+/// For state that the whole process shares, which no schedule replaces, because a test runs several schedules at once.
 pub(crate) mod of_process {
     pub(crate) use std::sync::atomic::AtomicBool;
 }
@@ -25,7 +25,7 @@ mod raw {
     pub(super) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 }
 
-/// A number that nobody else draws.
+/// Returns a random number.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }

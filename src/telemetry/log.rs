@@ -1,8 +1,8 @@
-//! The library's own events and spans of `tracing`, and on which thread the user's subscriber hears of them.
+//! The library's own events and spans of `tracing`, and the thread on which the user's subscriber receives them.
 //!
-//! On a caller's thread, spans and what is below INFO are told at once. The rest is told by the [log thread](LOG_THREAD): a subscriber,
-//! or without one a logger of the crate `log`, may block or panic, which must cost no lease, and keep no caller from hearing
-//! of a loss.
+//! On a caller's thread, spans and events below INFO are emitted at once. All others are emitted by the [log
+//! thread](LOG_THREAD), because a subscriber, or without one a logger of the crate `log`, may block or panic. That must
+//! cost no lease, and must not keep a caller from learning of a loss.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ use crate::telemetry::user_thread::{UserThread, guarded, is_library_thread};
 /// How long the end of a client waits for the subscriber.
 pub(crate) const FAREWELL: Duration = Duration::from_millis(250);
 
-/// How many events wait for the subscriber at most. Those that come then are counted, and not told.
+/// The most events that wait for the subscriber. Further events are counted and dropped.
 const EVENTS: usize = 4_096;
 
 pub(super) static LOG_THREAD: UserThread = UserThread::new("zk-rwlock-log");
@@ -33,36 +33,36 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 static HAS_SESSIONS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// On a thread of the library's: the span that its events come in.
+    /// On a library thread: the span of its events.
     static INSIDE: RefCell<OwnSpan> = const { RefCell::new(OwnSpan(None)) };
 }
 
-/// From now on, this process has sessions that a thread of the library's keeps alive.
+/// Records that this process has sessions, which a library thread keeps alive.
 pub(crate) fn there_are_sessions() {
     HAS_SESSIONS.store(true, Ordering::Relaxed);
 }
 
-/// Waits until the subscriber of `tracing` was told all events of this library so far, at most for `limit`. Returns whether
-/// it was. For a program that ends, and for tests.
+/// Waits until the subscriber of `tracing` has received all events of this library so far, at most for `limit`. Returns
+/// whether it has. For a program that ends, and for tests.
 ///
-/// Events are told by a thread of their own, `zk-rwlock-log`, so that a subscriber that blocks or panics costs no lock. At
-/// most 4,096 of them wait for the subscriber; those that come then are dropped, and their number is told.
+/// Events are emitted by a thread of their own, `zk-rwlock-log`, so that a subscriber that blocks or panics costs no
+/// lock. At most 4,096 events wait for the subscriber; further events are dropped, and their number is logged.
 /// [`ZooKeeper::close`](crate::ZooKeeper::close) waits for up to 250 ms, and so does dropping the last user of a client.
 pub fn flush_events(limit: Duration) -> bool {
     LOG_THREAD.flush(limit)
 }
 
-/// Whether the subscriber has not been told everything yet.
+/// Returns whether events wait for the subscriber.
 pub(crate) fn is_behind() -> bool {
     LOG_THREAD.waiting() > 0
 }
 
-/// Tells an event. Takes its level, and what the macro of `tracing` of that level takes.
+/// Emits an event. Takes its level, and the arguments of the macro of `tracing` for that level.
 macro_rules! emit {
     ($level:ident, $($event:tt)+) => {{
         use tracing::level_filters::LevelFilter;
         let most = LevelFilter::current();
-        // Without a subscriber it is for a logger of the crate `log`, if for anybody.
+        // Without a subscriber, the event goes to a logger of the crate `log`, if there is one.
         if most == LevelFilter::OFF && !$crate::telemetry::log::is_deferred(tracing::Level::$level) {
             let _panicked = $crate::telemetry::user_thread::guarded(|| tracing::event!(tracing::Level::$level, $($event)+));
         } else if most == LevelFilter::OFF || tracing::Level::$level <= most {
@@ -71,7 +71,7 @@ macro_rules! emit {
     }};
 }
 
-/// The event with values of its own, one field after the other.
+/// Emits the event with owned values. Takes one field after the other.
 macro_rules! owned {
     ($level:ident [$($fields:tt)*] $message:literal $(,)?) => {
         $crate::telemetry::log::later(tracing::Level::$level, move || {
@@ -102,12 +102,12 @@ macro_rules! owned {
 }
 pub(crate) use {emit, owned};
 
-/// Whether the teller tells the events of this level that come on this thread.
+/// Returns whether the log thread emits events of this level from this thread.
 pub(crate) fn is_deferred(level: Level) -> bool {
     is_library_thread() || level <= Level::INFO && HAS_SESSIONS.load(Ordering::Relaxed)
 }
 
-/// `told` tells an event of this level.
+/// Runs `emit`, which emits an event of this level, here or on the log thread.
 pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     if is_library_thread() {
         event(|| {
@@ -117,7 +117,7 @@ pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     } else if !is_deferred(level) {
         let _panicked = guarded(emit);
     } else if LevelFilter::current() == LevelFilter::OFF {
-        // No subscriber is set for a while either: after that, nothing is told to a logger of the crate `log`.
+        // No subscriber is set temporarily either, because `tracing` then ends its output to the crate `log` for good.
         event(|| emit);
     } else {
         event(|| {
@@ -127,7 +127,7 @@ pub(crate) fn later(level: Level, emit: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Has the teller tell an event, unless it is too far behind.
+/// Gives an event to the log thread, or drops it if too many events wait.
 pub(super) fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     if LOG_THREAD.waiting() >= EVENTS {
         DROPPED.fetch_add(1, Ordering::Relaxed);
@@ -143,7 +143,7 @@ pub(super) fn event<F: FnOnce() + Send + 'static>(make: impl FnOnce() -> F) {
     });
 }
 
-/// A span of the user's subscriber, which may be used and dropped on every thread. By default it is none.
+/// A span of the user's subscriber, which any thread may use and drop. Empty by default.
 #[derive(Clone, Default)]
 pub(crate) struct OwnSpan(Option<Arc<Entered>>);
 
@@ -187,7 +187,7 @@ impl OwnSpan {
         work()
     }
 
-    /// Tells in this span, to its subscriber.
+    /// Emits the event in this span, to the span's subscriber.
     fn emit(&self, emit: impl FnOnce()) {
         match self.0.as_ref().and_then(|own| own.0.with_subscriber(|(_, subscriber)| subscriber.clone())) {
             Some(subscriber) => dispatcher::with_default(&subscriber, || self.inside(emit)),
@@ -195,7 +195,7 @@ impl OwnSpan {
         }
     }
 
-    /// Polls the work in this span.
+    /// Returns a future that polls the work in this span.
     pub(crate) fn around<F: Future + Unpin>(self, work: F) -> Around<F> {
         Around { span: self, work: Some(work) }
     }
@@ -226,7 +226,7 @@ impl Drop for Exit<'_> {
     }
 }
 
-/// Work that is polled in a span.
+/// A future that polls its work in a span.
 pub(crate) struct Around<F> {
     span: OwnSpan,
     work: Option<F>,
@@ -258,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    /// A logger of the crate `log` may block as a subscriber may.
+    /// A logger of the crate `log` may block, as a subscriber may.
     #[test]
     fn without_a_subscriber_a_loss_is_still_logged_later() {
         struct Asked(Cell<u32>);
@@ -271,6 +271,6 @@ mod tests {
         there_are_sessions();
         let asked = Asked(Cell::new(0));
         emit!(WARN, why = %asked, "a lock was lost");
-        assert_eq!(asked.0.get(), 1, "it is written down for the teller");
+        assert_eq!(asked.0.get(), 1, "the value is formatted at once, for the log thread");
     }
 }

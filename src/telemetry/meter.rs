@@ -1,4 +1,5 @@
-//! What is counted and measured, with the feature `metrics`. Without the feature nothing is here.
+//! Counters, gauges and histograms of the library, with the feature `metrics`. Without the feature these functions do
+//! nothing.
 
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
 
@@ -11,20 +12,20 @@ use crate::telemetry::{metrics, names};
 #[cfg(feature = "metrics")]
 use {::metrics::Key, tokio::time::Instant};
 
-/// What a gauge shows until this is dropped. By default it is nothing.
+/// One unit of a gauge, taken back on drop. Empty by default.
 #[derive(Default)]
 pub(crate) struct GaugeGuard(#[cfg(feature = "metrics")] Option<Raised>);
 
 #[cfg(feature = "metrics")]
 struct Raised {
     gauge: &'static str,
-    /// The gauges of locks have labels.
+    /// The labels of a gauge of locks.
     lock: Option<(Aim, Arc<str>)>,
     began: Instant,
 }
 
 impl GaugeGuard {
-    /// One more is there: of this lock, if it is the gauge of one.
+    /// Adds one to the gauge, with the labels of this lock if the gauge has any.
     pub(crate) fn new(gauge: &'static str, lock: Option<(Aim, &Arc<str>)>) -> GaugeGuard {
         GaugeGuard(
             #[cfg(feature = "metrics")]
@@ -39,13 +40,13 @@ impl GaugeGuard {
         false
     }
 
-    /// What waited was granted.
+    /// Measures how long the acquisition waited, at its grant.
     pub(crate) fn granted(&self) {
         #[cfg(feature = "metrics")]
         self.0.iter().for_each(|raised| raised.measure(names::ACQUIRE_WAIT_SECONDS));
     }
 
-    /// A downgrade: the hold of one mode ends here, and that of the other mode begins.
+    /// Moves a hold from `write` to `read` after a downgrade.
     pub(crate) fn change_to_read(&mut self) {
         #[cfg(feature = "metrics")]
         if let Some((_, path)) = self.0.as_ref().and_then(|held| held.lock.clone()) {
@@ -88,19 +89,19 @@ impl Drop for GaugeGuard {
     }
 }
 
-/// Counts one.
+/// Adds one to a counter.
 pub(crate) fn count(name: &'static str, labels: &[(&'static str, &'static str)]) {
     #[cfg(feature = "metrics")]
     metrics::count(Key::from_parts(name, labels));
 }
 
-/// A contender has entered a queue, in which there are so many others.
+/// Measures how many other contenders are in the queue that a contender has entered.
 pub(crate) fn entered(aim: Aim, others: usize) {
     #[cfg(feature = "metrics")]
     metrics::measure(Key::from_parts(names::QUEUE_LENGTH, &[("mode", label(aim))]), others as f64);
 }
 
-/// The value of the label `mode`.
+/// Returns the value of the label `mode`.
 pub(crate) fn label(aim: Aim) -> &'static str {
     match aim {
         Aim::Lock(Mode::Read) => "read",

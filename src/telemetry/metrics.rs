@@ -1,27 +1,29 @@
-//! What this library counts and measures, for the [`metrics`](https://docs.rs/metrics) facade: install any recorder.
+//! Counters and measurements of this library, for the [`metrics`](https://docs.rs/metrics) facade: install any recorder.
 //!
-//! | name | kind | unit | labels | what |
+//! | name | kind | unit | labels | meaning |
 //! |---|---|---|---|---|
-//! | `zk_rwlock_waiting` | gauge | acquisitions | `path`, `mode` | acquisitions of this process that were asked for, and neither granted nor given up; a `try_*`, too, while it asks |
-//! | `zk_rwlock_holding` | gauge | guards | `path`, `mode` | guards of this process that are neither released nor dropped, a guard of several permits and a term of a leader once; one that was lost until it is dropped; not a `kept` node that is idle |
+//! | `zk_rwlock_waiting` | gauge | acquisitions | `path`, `mode` | acquisitions of this process that were asked for, and neither granted nor given up; also a `try_*` while it asks |
+//! | `zk_rwlock_holding` | gauge | guards | `path`, `mode` | guards of this process that are neither released nor dropped, also lost ones; a guard of several permits and a leader's term count once; an idle `kept` node does not count |
 //! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | `mode` | from asking until granted; of acquisitions that were granted, also by a `kept` node |
 //! | `zk_rwlock_hold_seconds` | histogram | seconds | `mode` | from the grant until the guard was dropped or its release began, once for each use of a `kept` node; a downgrade ends the hold of one mode and begins that of the other |
-//! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | other nodes in the directory at the first listing of a contender that entered |
-//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `at once` by the first listing, `look` by a later listing, `hand-off` by the predecessor's signal; and `kept`: uses of [kept](crate::RwLockBuilder::keep) nodes. A kept node is counted by how it was granted, and each of its uses as `kept`, the first one too |
+//! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | other nodes in the directory at a contender's first listing |
+//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `at once` by the first listing, `look` by a later listing, `hand-off` by the predecessor's signal; and `kept`: uses of [kept](crate::RwLockBuilder::keep) nodes. A kept node is counted by how it was granted, and each of its uses as `kept`, also the first |
 //! | `zk_rwlock_would_block_total` | counter | | `mode` | `try_*` that found the lock taken; of several locks, for the lock that the error names |
-//! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions whose time was over first; of several locks, for the lock that the error names |
+//! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions that timed out; of several locks, for the lock that the error names |
 //! | `zk_rwlock_losses_total` | counter | | `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `held-too-long`, `removed`, `interfered` |
 //! | `zk_rwlock_kept_nodes` | gauge | nodes | | nodes that are [kept](crate::RwLockBuilder::keep) now, idle or in use. A node is kept from its grant on, unless it was asked for before |
-//! | `zk_rwlock_kept_given_up_total` | counter | | `cause` | kept nodes that were given up: `asked` for by another contender, `idle` for long, `lost`, `closed` with the handle or the client, `replaced` by a node of the other mode, `unsure` because a write of a use may yet be carried out |
+//! | `zk_rwlock_kept_given_up_total` | counter | | `cause` | kept nodes that were given up: `asked` for by another contender, `idle` for long, `lost`, `closed` with the handle or the client, `replaced` by a node of the other mode, `unsure` because a write of a use may still be carried out |
 //! | `zk_rwlock_recoveries_total` | counter | | | creates whose answer was lost and whose node was found |
 //! | `zk_rwlock_heartbeats_total` | counter | | | heartbeats that were sent to renew the lease of a session with nodes of ours: a read, and the check-only transaction by which the read counts |
 //! | `zk_rwlock_removals_pending` | gauge | nodes | | nodes of ours whose removal is not confirmed yet |
 //!
-//! `mode` is `read`, `write` or `permit`; with `permit`, the queue is that of a [`Semaphore`](crate::Semaphore). Only the two gauges
-//! of what is now have the lock's `path`. A program with very many locks may filter them out before its recorder.
+//! `mode` is `read`, `write` or `permit`; `permit` stands for the queue of a [`Semaphore`](crate::Semaphore). Only the
+//! gauges `zk_rwlock_waiting` and `zk_rwlock_holding` have the lock's `path`. A program with very many locks may remove
+//! the label before its recorder.
 //!
-//! The recorder has to be a global one. It is called by a thread of its own, and may block or panic: that holds up no lock. What it
-//! has not taken yet is summed up meanwhile; of a histogram's measurements 100,000 wait for it, and later ones are dropped.
+//! The recorder has to be a global one. A thread of its own calls it, so a recorder that blocks or panics delays no lock.
+//! Counters and gauges are summed up while it blocks. Of the measurements of histograms, 100,000 wait for it, and later
+//! ones are dropped.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,14 +35,14 @@ use metrics::{Key, Level, Metadata, Recorder, Unit, describe_counter, describe_g
 use crate::sync::{Condvar, Mutex};
 pub use crate::telemetry::names::*;
 
-// A recorder is the user's code: it may wait for a lock, take long, or panic. So what is counted is only noted here, and one
-// thread, which then holds no lock and does nothing else, calls the recorder. However long that takes, nothing is lost but
-// measurements beyond a limit: counters and gauges are summed up meanwhile.
+// A recorder is the user's code: it may wait for a lock, take long, or panic. So the library only records changes here,
+// and one thread, which holds no lock and does nothing else, calls the recorder.
 
-/// Tells the recorder what each name means, its unit, and what the gauges show by then. Call it once, after the recorder was
-/// installed: before a loss is counted, its counters are there with zero, so that an alert sees the first one.
+/// Describes each metric and its unit to the recorder, and reports the present gauges. Call it once, after the recorder
+/// was installed. It also creates the counters of losses with zero, so that an alert sees the first loss.
 ///
-/// The gauges have no unit, because exporters of OpenTelemetry take a plain number for a share, and append `_ratio` to the name.
+/// The gauges have no unit, because exporters of OpenTelemetry take a plain number for a ratio, and append `_ratio` to
+/// the name.
 pub fn describe() {
     describe_gauge!(WAITING, "Acquisitions that wait now");
     describe_gauge!(HOLDING, "Guards that hold now");
@@ -65,10 +67,10 @@ pub fn describe() {
     });
 }
 
-/// So long the thread gathers news before it tells them: one wake-up serves them all. In a unit test only `flush` ends that.
+/// How long the thread collects changes before it reports them together. In a unit test only `flush` ends this time.
 const COLLECTS_FOR: Duration = if cfg!(test) { Duration::from_secs(3_600) } else { Duration::from_millis(20) };
 
-/// How many measurements wait for the recorder at most.
+/// The most measurements that wait for the recorder.
 const MEASUREMENTS: usize = 100_000;
 
 static METADATA: Metadata<'static> = Metadata::new("zk_rwlock", Level::INFO, None);
@@ -82,17 +84,17 @@ static PENDING: Mutex<Pending> = Mutex::new(Pending {
     reported: 0,
 });
 
-/// There is something to tell, or all of it was told.
+/// Notified when there is something to report, and when all was reported.
 static CHANGED: Condvar = Condvar::new();
 
 struct Pending {
     changes: Changes,
-    /// What each gauge shows, unless it is zero.
+    /// The value of each gauge that is not zero.
     gauges: BTreeMap<Key, i64>,
     has_thread: bool,
-    /// Somebody waits until all is told.
+    /// Whether a caller waits until all is reported.
     is_awaited: bool,
-    /// How often the thread has taken the news, and how often it has told them.
+    /// How often the thread has taken the changes, and how often it has reported them.
     taken: u64,
     reported: u64,
 }
@@ -122,7 +124,7 @@ impl Changes {
     }
 }
 
-/// A recorder that panics misses what it was told, and nothing else happens.
+/// Calls the recorder, and catches its panic.
 fn call(report: impl FnOnce(&dyn Recorder)) {
     let _panicked = catch_unwind(AssertUnwindSafe(|| metrics::with_recorder(report)));
 }
@@ -139,7 +141,7 @@ pub(super) fn measure(key: Key, value: f64) {
     });
 }
 
-/// Changes what a gauge shows. The recorder is told the sum and not the change, which it may have missed the first of.
+/// Changes a gauge. The recorder gets the sum and not the change, because it may have missed an earlier change.
 pub(super) fn raise(key: Key, by: i64) {
     note(|pending| {
         let value = pending.gauges.get(&key).copied().unwrap_or_default() + by;
@@ -151,9 +153,10 @@ pub(super) fn raise(key: Key, by: i64) {
     });
 }
 
-/// Waits until the recorder has been told all that was counted so far. For a program that ends, and for tests.
+/// Waits until the recorder has received everything counted so far. For a program that ends, and for tests.
 ///
-/// Blocks the thread, for as long as the recorder takes. Not for the recorder itself, which would wait for its own end.
+/// Blocks the thread for as long as the recorder takes. Must not be called by the recorder itself, which would wait for
+/// its own end.
 pub fn flush() {
     let mut pending = PENDING.lock();
     pending.is_awaited = !pending.changes.is_empty();
@@ -168,7 +171,7 @@ fn note(what: impl FnOnce(&mut Pending)) {
     let mut pending = PENDING.lock();
     if !pending.has_thread {
         let thread = thread::Builder::new().name("zk-rwlock-metrics".to_owned());
-        // Without a thread the news wait for the next try.
+        // Without a thread, the changes wait for the next try.
         pending.has_thread = thread.spawn(run_thread).is_ok();
     }
     let is_first = pending.changes.is_empty();
@@ -217,6 +220,6 @@ mod tests {
             count(Key::from_static_name(NAME));
         }
         assert_eq!(taken(), before + 1);
-        assert_eq!(PENDING.lock().changes.counts.get(&Key::from_static_name(NAME)), None, "all were reported");
+        assert_eq!(PENDING.lock().changes.counts.get(&Key::from_static_name(NAME)), None, "all counts were reported");
     }
 }

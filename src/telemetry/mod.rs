@@ -1,4 +1,4 @@
-//! What is counted, measured and logged, and who is told.
+//! Counters, measurements and logs, and the threads on which the user's recorder and subscriber run.
 
 pub(crate) mod log;
 pub(crate) mod meter;

@@ -1,8 +1,9 @@
-//! A subscriber of `tracing` that notes what others tell on the library's threads: the client crate, and tokio. The
-//! [teller](crate::telemetry::user_thread) tells it to the user's subscriber. It calls nothing of the user's.
+//! A subscriber of `tracing` for the library's own threads. It records the events of the client crate and of tokio there,
+//! and the [log thread](crate::telemetry::user_thread) passes them to the user's subscriber, so that no code of the
+//! user's runs on the library's threads.
 //!
-//! Once for each place in the client crate that tells something, `tracing` itself asks every subscriber whether it wants that
-//! (`register_callsite`), on the thread that comes there first.
+//! For each place that emits an event, `tracing` calls `register_callsite` of every subscriber once, on the first thread
+//! that reaches the place. On a library thread that is this subscriber.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -18,25 +19,25 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{HashMap, Mutex};
 use crate::telemetry::log::{FAREWELL, LOG_THREAD, event};
 
-/// The fields of an event or of a span that are told, at most.
+/// The most fields of an event or span that are passed on.
 const FIELDS: usize = 32;
 
 static RELAY: Mutex<Option<Dispatch>> = Mutex::new(None);
 
-/// How many handles there are of each span that was made here.
+/// The number of handles of each span that this subscriber has made.
 static SPANS: Mutex<Option<HashMap<u64, usize>>> = Mutex::new(None);
 
 thread_local! {
     /// The spans that this thread is in, the innermost last.
     static INSIDE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    /// The relay is in force on this thread while this lives.
+    /// Keeps the relay set as this thread's subscriber.
     static IN_FORCE: Cell<Option<DefaultGuard>> = const { Cell::new(None) };
-    /// On the teller's thread: the spans of the user's subscriber in the place of those that were made here.
+    /// On the log thread: the span of the user's subscriber for each span that this subscriber has made.
     static USER_SPANS: RefCell<HashMap<u64, Span>> = RefCell::new(HashMap::default());
 }
 
-/// Makes the relay. It is there before there is a subscriber, so that it is in force from the first event that one could hear
-/// of.
+/// Creates the relay. It must exist before the user's subscriber does, to be in force from the first event that the user
+/// could receive.
 pub(crate) fn prepare() {
     if RELAY.lock().is_some() {
         return;
@@ -48,18 +49,18 @@ pub(crate) fn prepare() {
         }
     };
     match has_subscriber() {
-        // Another subscriber is asked what it wants of all that can be told, here and now.
+        // Creating a subscriber makes `tracing` call all other subscribers on the same thread.
         true => LOG_THREAD.run(make),
         false => make(),
     }
 }
 
-/// Whether there is a subscriber. Without one, the relay would keep what is told from a logger of the crate `log`.
+/// Returns whether there is a subscriber. Without one, the relay would hide events from a logger of the crate `log`.
 fn has_subscriber() -> bool {
     LevelFilter::current() != LevelFilter::OFF
 }
 
-/// As [`prepare`], and waits for it a moment.
+/// As [`prepare`], and waits for its end, at most for [`FAREWELL`].
 pub(crate) fn prepare_and_wait() {
     prepare();
     if RELAY.lock().is_none() {
@@ -67,7 +68,7 @@ pub(crate) fn prepare_and_wait() {
     }
 }
 
-/// Puts the relay in force on this thread, once there is a subscriber.
+/// Sets the relay as this thread's subscriber, once the user has set one.
 pub(crate) fn relay_this_thread() {
     let in_force = IN_FORCE.take().or_else(|| {
         if !has_subscriber() {
@@ -83,7 +84,7 @@ pub(crate) fn relay_this_thread() {
 struct Relay;
 
 impl Subscriber for Relay {
-    /// What the other subscribers never want is not noted.
+    /// An event that no other subscriber wants is not recorded.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::never()
     }
@@ -180,17 +181,17 @@ fn innermost() -> Option<u64> {
     INSIDE.with_borrow(|inside| inside.last().copied())
 }
 
-/// On the teller's thread: the user's span in the place of this one.
+/// On the log thread: returns the user's span for a span that this subscriber has made.
 fn user_span(number: Option<u64>) -> Option<Id> {
     USER_SPANS.with_borrow(|all| all.get(&number?)?.id())
 }
 
-/// On the teller's thread, as the macros of `tracing` ask.
+/// On the log thread: asks the user's subscriber, as the macros of `tracing` do.
 fn is_wanted(metadata: &'static Metadata<'static>) -> bool {
     dispatcher::get_default(|user| !user.register_callsite(metadata).is_never() && user.enabled(metadata))
 }
 
-/// The values of fields, as they are told later.
+/// The values of fields, kept until the event is passed on.
 struct Fields(Vec<(Field, Box<dyn Value + Send>)>);
 
 impl Fields {

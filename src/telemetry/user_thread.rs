@@ -1,7 +1,7 @@
-//! A thread that runs code of the user's in the place of ours: a subscriber of `tracing`, a destructor.
+//! Threads that run the user's code in place of the library's threads: subscribers of `tracing`, and destructors.
 //!
-//! Such code may block for ever, or panic. On the library's threads that would cost a lease, and on a caller's thread the
-//! caller would not hear of a loss.
+//! Such code may block for ever, or panic. On the library's threads it would cost a lease; on a caller's thread it could
+//! keep the caller from learning of a loss.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,7 @@ thread_local! {
     static IS_LIBRARY_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// This thread is one of the library's, which runs no code of the user's from now on.
+/// Marks this thread as one of the library's, which runs no code of the user's from now on.
 pub(crate) fn mark_library_thread() {
     IS_LIBRARY_THREAD.set(true);
 }
@@ -27,15 +27,15 @@ pub(crate) fn is_library_thread() -> bool {
     IS_LIBRARY_THREAD.get()
 }
 
-/// Runs code of the user's here. What it panics over is lost, and nothing else.
+/// Runs the user's code on this thread, and catches its panic.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
-/// One such thread, which starts with its first work, and lasts as long as the process.
+/// A thread for the user's code. It starts with its first work, and runs as long as the process.
 pub(crate) struct UserThread {
     name: &'static str,
-    /// With the process that has the thread: one that is forked from it needs another.
+    /// The sender of work, and the process in which the thread runs, because a forked process needs a thread of its own.
     queue: Mutex<Option<(Sender<Work>, u32)>>,
     waiting: AtomicUsize,
 }
@@ -45,7 +45,7 @@ impl UserThread {
         UserThread { name, queue: Mutex::new(None), waiting: AtomicUsize::new(0) }
     }
 
-    /// Runs the work after all that was given before. Returns at once.
+    /// Runs the work after all earlier work. Returns at once.
     pub(crate) fn run(&'static self, work: impl FnOnce() + Send + 'static) {
         let mut queue = self.queue.lock();
         let process = std::process::id();
@@ -53,24 +53,24 @@ impl UserThread {
             self.waiting.store(0, Ordering::Relaxed);
             let (give, given) = mpsc::channel();
             let started = thread::Builder::new().name(self.name.to_owned()).spawn(move || self.work_off(&given));
-            // Without a thread, the next work tries again, and this is lost with the channel.
+            // Without a thread, this work is lost with the channel, and the next work tries to start one.
             *queue = started.is_ok().then_some((give, process));
         }
         if let Some((queue, _)) = &*queue {
             self.waiting.fetch_add(1, Ordering::Relaxed);
             let _sent = queue.send(Box::new(work));
         } else {
-            // To run it here might block this thread for ever.
+            // Dropping the work runs the user's code, which might block this thread for ever.
             std::mem::forget(work);
         }
     }
 
-    /// How much is still to be done.
+    /// Returns how many pieces of work are not done yet.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Waits until all is done that was given before, but no longer than this. Returns whether it is done.
+    /// Waits until all earlier work is done, at most for `limit`. Returns whether it is done.
     pub(crate) fn flush(&'static self, limit: Duration) -> bool {
         if self.waiting() == 0 {
             return true;
@@ -96,10 +96,10 @@ mod tests {
     fn blocking_or_panicking_work_stops_only_its_thread() {
         static THREAD: UserThread = UserThread::new("a user thread");
         let (tell, told) = mpsc::channel();
-        assert!(THREAD.flush(Duration::ZERO), "there is nothing to do");
-        THREAD.run(|| panic!("as a subscriber may"));
-        THREAD.run(move || tell.send(thread::current().name().map(str::to_owned)).expect("it is awaited"));
-        assert_eq!(told.recv().expect("it goes on").as_deref(), Some("a user thread"));
+        assert!(THREAD.flush(Duration::ZERO), "no work waits");
+        THREAD.run(|| panic!("a panic of a subscriber"));
+        THREAD.run(move || tell.send(thread::current().name().map(str::to_owned)).expect("the receiver waits"));
+        assert_eq!(told.recv().expect("the thread goes on").as_deref(), Some("a user thread"));
         assert!(THREAD.flush(Duration::from_secs(60)));
         let (go_on, blocked) = mpsc::channel::<()>();
         THREAD.run(move || _ = blocked.recv());

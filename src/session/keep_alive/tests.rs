@@ -1,4 +1,4 @@
-//! Tests of what is sent to keep a session alive, and when: on a clock that stands still while there is work.
+//! Tests of the requests that keep a session alive, on tokio's paused clock.
 
 use std::future::{pending, ready};
 use std::pin::pin;
@@ -21,21 +21,22 @@ const fn ms(milliseconds: u64) -> Duration {
 
 const GRACE: Duration = ms(100);
 
-/// A session of 6 s, at servers with a tick of 2 s: a touch counts by what is sent 1250 ms later. Notes what is sent.
+/// A session of 6 s on servers with a tick of 2 s, so that a touch counts by an operation sent 1250 ms later. Records
+/// each request.
 #[derive(Debug)]
 struct Noted {
     upkeep: Arc<Upkeep>,
     start: Instant,
     notes: Mutex<Vec<(u128, String)>>,
-    /// What a check of these nodes finds wrong.
+    /// The failures of checks, by path.
     wrong: Mutex<Vec<(String, Failure)>>,
-    /// No request is answered while this is so.
+    /// Whether every request fails with an unknown outcome.
     is_cut_off: Mutex<bool>,
     is_kept_by_reads: Mutex<bool>,
 }
 
 impl Noted {
-    /// A session that has begun just now, kept alive until it is over.
+    /// Returns a session that has begun now, and its keep-alive task.
     fn kept_alive() -> (Arc<Stub<Noted>>, tokio::task::JoinHandle<()>) {
         let start = Instant::now();
         let lease = Lease::with_clock(ms(6_000), Box::new(move || ms(100_000) + start.elapsed()));
@@ -50,14 +51,13 @@ impl Noted {
         (noted, task)
     }
 
-    /// A node that holds.
     fn holder(&self, name: &str) -> Arc<OwnNode> {
         let own_node = self.upkeep.enter(name.to_owned());
         own_node.hold(self.upkeep.lease().epoch().unwrap());
         own_node
     }
 
-    /// What was sent since this was last asked, after so many milliseconds.
+    /// Waits until `milliseconds` after the start. Returns the requests since the last call.
     async fn after(&self, milliseconds: u64) -> Vec<(u128, String)> {
         tokio::time::sleep_until(self.start + ms(milliseconds)).await;
         std::mem::take(&mut *self.notes.lock().unwrap())
@@ -227,7 +227,7 @@ async fn a_heartbeat_ends_only_the_hold_of_a_missing_node() {
     }
 }
 
-/// A server closes the connection at a request of 1 MiB, and at the same one after each reconnect.
+/// A server closes the connection at a request of 1 MiB, and would do so again after each reconnect.
 #[tokio::test(start_paused = true)]
 async fn heartbeats_stay_below_the_request_limit() {
     let (session, _task) = Noted::kept_alive();
@@ -239,11 +239,11 @@ async fn heartbeats_stay_below_the_request_limit() {
     assert!(checks.iter().all(|checks| checks.len() < 512 * 1_024), "{:?}", checks.iter().map(String::len));
     let mut checked: Vec<_> = checks.iter().flat_map(|checks| checks.split(' ')).collect();
     checked.sort_unstable();
-    assert_eq!(checked, paths, "each once");
+    assert_eq!(checked, paths, "each node is checked once");
     drop(own_nodes);
 }
 
-/// Else its holder would hear of a removal only by the next heartbeat.
+/// Without the watch, the holder would learn of a removal only by the next heartbeat.
 #[tokio::test(start_paused = true)]
 async fn a_watch_request_with_a_lost_answer_is_repeated() {
     let (session, _task) = Noted::kept_alive();
@@ -282,7 +282,7 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
     assert_eq!(holder.find_loss(), Some(Loss::Removed));
 }
 
-/// A session that nobody asks anything.
+/// A session that answers nothing.
 #[derive(Debug)]
 struct Silent(Arc<Upkeep>);
 
@@ -292,7 +292,7 @@ impl Answers for Silent {
     }
 }
 
-/// A node that holds on a session of 6 s, and how the session's clock is set forward.
+/// Returns a held node on a session of 6 s, and a function that advances the session's clock.
 fn holding() -> (Arc<OwnNode>, Arc<dyn Session>, impl Fn(u64)) {
     let clock = Arc::new(AtomicU64::new(100_000));
     let hands = Arc::clone(&clock);

@@ -1,4 +1,4 @@
-//! Tests of the lease on a clock that each test moves; no server takes part.
+//! Tests of the lease on a clock that each test advances, without a server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ fn the_longest_safe_break_depends_on_timeout_and_tick() {
         }
         lease.rides_out(Duration::from_millis(attempt)).as_millis() / 100
     };
-    // In tenths of a second, as docs/operating.md has them.
+    // In tenths of a second, as in docs/operating.md.
     assert_eq!(rides_out(10_000, Some(2_000), 833), 42);
     assert_eq!(rides_out(10_000, None, 833), 36);
     assert_eq!(rides_out(4_000, Some(2_000), 350), 9);
@@ -31,7 +31,7 @@ const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// What is left of the session when a lease of 6 s ends.
+/// The stop margin of a lease of 6 s.
 const MARGIN: Duration = ms(1_000);
 
 /// Half a tick of 2 s, and an eighth.
@@ -43,7 +43,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// A session of 6 s that began just now, with a clock in milliseconds.
+    /// Returns a session of 6 s that has begun now, on a clock in milliseconds.
     fn begun() -> Stage {
         let stage = Stage::before_the_session();
         stage.lease.began(stage.lease.now());
@@ -61,18 +61,18 @@ impl Stage {
         self.clock.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
     }
 
-    /// A read that is answered at once, and when it was sent.
+    /// Sends a read that is answered at once. Returns when it was sent.
     fn touch(&self) -> Moment {
         self.lease.answered(self.lease.now());
         self.lease.now()
     }
 
-    /// A write that is acknowledged at once.
+    /// Sends a write that is acknowledged at once.
     fn write(&self) {
         self.lease.acknowledged(self.lease.now());
     }
 
-    /// What the newest touch that counts is now.
+    /// Returns whether this touch is the newest that counts.
     fn counts(&self, touch: Moment) -> bool {
         self.lease.remaining() == (touch + ms(6_000) - MARGIN).checked_sub(self.lease.now())
     }
@@ -174,11 +174,11 @@ fn a_handshake_counts_from_the_last_answered_request() {
     stage.lease.connected(true);
     stage.touch();
     stage.write();
-    assert!(stage.counts(began), "not before it is known whose session it resumed");
+    assert!(stage.counts(began), "the handshake is not known to have resumed this session");
     stage.lease.resumed();
-    assert!(stage.counts(began), "a leader that was deposed answers a handshake, too");
+    assert!(stage.counts(began), "a deposed leader may have answered the handshake");
     stage.lease.acknowledged(early);
-    assert!(stage.counts(began), "nor by what was sent before it");
+    assert!(stage.counts(began), "an operation sent before the handshake makes nothing count");
     stage.write();
     assert!(stage.counts(last));
     // A handshake counts only once.
@@ -214,7 +214,7 @@ fn renewals_in_time_keep_the_epoch() {
     assert_eq!(stage.lease.epoch(), Some(epoch));
 }
 
-/// Nobody looks at the state in between: a moment that is over is seen by the clock alone.
+/// No call takes the lock in between, so only the clock shows the end.
 #[test]
 fn the_atomics_agree_with_the_locked_state() {
     let stage = Stage::begun();
@@ -313,11 +313,11 @@ fn a_repeated_connection_report_changes_nothing() {
     assert!(!stage.lease.connected(true) && stage.lease.is_connected());
     stage.advance(SETTLING);
     stage.write();
-    assert!(stage.counts(touch), "it was no new connection");
+    assert!(stage.counts(touch), "the connection is still the same");
     assert!(stage.lease.connected(false) && !stage.lease.is_connected());
     assert!(!stage.lease.connected(false));
     assert!(stage.lease.connected(true));
-    // What is sent in the moment of the loss may have been sent after it.
+    // A request sent at the moment of the loss may have been sent after it.
     stage.touch();
     assert_eq!(stage.lease.since_touch(), Duration::ZERO);
     stage.advance(ms(700));
@@ -375,7 +375,7 @@ fn the_session_outlasts_the_lease_by_the_margin() {
     assert_eq!(stage.lease.session_left(), Duration::ZERO);
 }
 
-/// The loss of a hold is reported by whoever hears of it first, and once.
+/// The caller that gets `true` reports the loss of the holds.
 #[test]
 fn an_answer_after_a_lapse_reports_the_lapse_once() {
     let stage = Stage::begun();
@@ -396,7 +396,7 @@ fn the_lease_clock_advances_with_the_standard_clock() {
     assert!(first > Duration::ZERO && since_boot() - first >= passed);
 }
 
-/// By the servers' clock the session lasts for 6 s; by the holder's, which is slower, less has passed by then.
+/// By the servers' clock the session lasts 6 s. By the holder's slower clock, less time has passed by then.
 #[test]
 fn a_clock_may_be_slow_by_at_most_the_stop_margin() {
     for (passed, is_borne) in [(ms(6_000), true), (ms(6_000) - MARGIN, true), (ms(6_000) - MARGIN - ms(1), false)] {
@@ -406,6 +406,6 @@ fn a_clock_may_be_slow_by_at_most_the_stop_margin() {
     }
     let margins = [2_000, 10_000, 40_000].map(|timeout| (timeout, Lease::new(ms(timeout)).margin()));
     for (timeout, margin) in margins {
-        assert!(6 * margin >= ms(timeout - 5), "the page says a sixth: {margin:?} of {timeout} ms");
+        assert!(6 * margin >= ms(timeout - 5), "the documentation promises a sixth: {margin:?} of {timeout} ms");
     }
 }

@@ -21,7 +21,7 @@ fn in_transaction(index: usize, failure: Failure) -> Failure {
     Failure::Operation { index, failure: Box::new(failure) }
 }
 
-/// What a machine asks for, in short.
+/// Returns the next request, in short.
 fn asked(leaving: &Leaving) -> String {
     match leaving.asks() {
         Ok(Ask::Created) => "created?".to_owned(),
@@ -35,7 +35,7 @@ fn asked(leaving: &Leaving) -> String {
     }
 }
 
-/// What the machine asks for after each of these answers.
+/// Checks the next request after each of these answers.
 #[track_caller]
 fn goes(mut leaving: Leaving, steps: impl IntoIterator<Item = (Input, &'static str)>) {
     for (answer, expected) in steps {
@@ -87,7 +87,7 @@ fn a_refused_signal_is_followed_by_a_plain_delete() {
         assert_eq!(asked(&plain), "delete /lock/host~id-WRITE-0000000003");
         assert_eq!(plain.on(deleted(no_auth())), (Leaving::Gone(Err(no_auth())), None));
     }
-    // The delete is refused, and no signal.
+    // The second operation, the delete, was refused, so the signal counts as allowed.
     let refused = deleting(true, false).on(deleted(in_transaction(1, no_auth())));
     assert_eq!(refused, (Leaving::Gone(Err(no_auth())), None));
 }

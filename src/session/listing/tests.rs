@@ -1,4 +1,4 @@
-//! Tests of when listings are sent, of one session and of several, on a clock that stands still while there is work.
+//! Tests of when listings are sent, by one session and by several, on tokio's paused clock.
 
 use std::sync::Mutex;
 
@@ -10,7 +10,7 @@ use crate::session::lease::Lease;
 use crate::session::tests::{Answers, Stub};
 use crate::session::upkeep::Upkeep;
 
-/// What several sessions list.
+/// A directory that several sessions list.
 #[derive(Debug)]
 struct Directory {
     begun: Instant,
@@ -31,7 +31,7 @@ impl Directory {
         Arc::new(Stub(Lists { upkeep, directory: Arc::clone(self) }))
     }
 
-    /// Has each of so many sessions ask for so many listings at once. Returns when they were sent.
+    /// Lists the directory `callers` times at once on each of `sessions` sessions. Returns when the listings were sent.
     async fn listed(self: &Arc<Directory>, sessions: usize, callers: usize) -> Vec<u128> {
         let mut answers = JoinSet::new();
         for _ in 0..sessions {
@@ -88,7 +88,7 @@ async fn an_unpolled_caller_delays_no_other_caller() {
         for it in &mut idle {
             assert!(futures_util::poll!(it).is_pending());
         }
-        let answer = tokio::time::timeout(ms(1_000), list()).await.expect("it does not wait for them");
+        let answer = tokio::time::timeout(ms(1_000), list()).await.expect("unpolled callers delay the listing");
         assert_eq!(answer.expect("it is answered").len(), names);
     }
 }
@@ -98,12 +98,12 @@ async fn an_unanswered_listing_delays_others_one_timeout() {
     assert_eq!(Directory::new(256, ms(10_000)).listed(1, 5).await, [0, 0, 0, 0, 6_000]);
 }
 
-/// One test, because all sessions of a process take turns, also those of two tests.
+/// Both cases are in one test, because all sessions of a process take turns, also those of different tests.
 #[tokio::test(start_paused = true)]
 async fn large_listings_take_turns_and_wait_at_most_250_ms() {
-    // A session knows only by its first answers that the directory is large.
+    // A session learns only from its first answers that the directory is large.
     let sent = Directory::new(257, ms(100)).listed(3, 5).await;
     assert_eq!(sent[12..], [100, 200, 300]);
     let sent = Directory::new(257, ms(5_000)).listed(3, 5).await;
-    assert_eq!(sent[12..], [5_000, 5_250, 5_250], "one that hangs keeps the others waiting for long");
+    assert_eq!(sent[12..], [5_000, 5_250, 5_250], "an unanswered listing delays the others too long");
 }

@@ -1,4 +1,5 @@
-//! What is known of one node of ours, from before its create until it is given back: decisions alone, with no I/O, lock or clock.
+//! The state of one node of ours, from before its create until it is given back: decisions alone, with no I/O, lock or
+//! clock. [`OwnNode`](crate::session::node::OwnNode) keeps it behind a lock, and the exhaustive model drives it.
 //!
 //! ```text
 //!              asked                 created               granted
@@ -7,14 +8,14 @@
 //!            +---------+                        v   |                 v   |
 //!     refused, or the answer was lost           Moving                Moving
 //!
-//! In each of them the node can be left or dropped: then it is Left, with what is still to be removed.
-//! Moving: being replaced, by the node of a reader (a downgrade), or of a permit (which a waiter then holds).
+//! In each phase the node can be left or dropped. The phase is Left then, and the caller gets the removals to carry out.
+//! Moving: the node is being replaced, by the node of a reader (a downgrade), or of a permit (which a waiter holds afterwards).
 //! ```
 //!
-//! Beside its phase a node has the reason of a loss. The reason is set once, and never taken back. It is one of
-//! five: the session is over; the lease had a gap since the grant (for a waiter: since the lease was first valid); it was
-//! held for longer than it may be; the node was removed; its grant was forged by a stranger. The owner of a lost node still leaves
-//! it, and deletes the node in case it is there.
+//! A node also has the reason of its loss, which is set once and never taken back: the session is over; the lease had a
+//! gap since the grant (for a waiter: since the lease was first valid); the hold exceeded its limit; the node was
+//! removed; a stranger forged the grant. The owner of a lost node still leaves it, and deletes the node in case it is
+//! there.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -25,73 +26,73 @@ use crate::session::lease::Moment;
 use crate::session::leaving::{Deletion, Leaving};
 use crate::session::request::{Created, Ending, Event, Failure, Loss};
 
-/// Where a node stands in its life.
+/// The phase of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// No node was asked for, or the request failed.
+    /// No create was sent, or the create failed.
     #[default]
     Absent,
     /// The create is under way.
     Coming,
-    /// In the queue.
+    /// The node is in the queue.
     Waiting,
-    /// Holding, in this epoch of the lease.
+    /// The node is held, in this epoch of the lease.
     Holding(u64),
-    /// Being replaced by another node: while it holds, in this epoch of the lease, or while it waits. The end of the old
-    /// node is no loss.
+    /// The node is being replaced by another one, while held in this epoch of the lease, or while waiting (`None`). The
+    /// end of the old node is no loss.
     Moving(Option<u64>),
-    /// Being deleted, or deleted.
+    /// The node is being deleted, or was deleted.
     Left,
 }
 
 /// When the first node of a contender was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Birth {
-    /// On the ensemble's clock.
+    /// The time on the ensemble's clock.
     pub(crate) ctime: SystemTime,
-    /// On the session's clock: not before this moment.
+    /// A moment before the create, on the session's clock.
     pub(crate) asked: Moment,
-    /// On the session's clock: not after this moment.
+    /// A moment after the create, on the session's clock.
     pub(crate) answered: Moment,
 }
 
-/// What shows whether a node is lost that nobody has removed.
+/// The facts that show a loss, other than the removal of the node.
 pub(crate) struct Evidence {
     pub(crate) over: Option<Ending>,
     /// The epoch of the lease, if the lease is valid.
     pub(crate) valid_in: Option<u64>,
-    /// It is held for longer than it may be.
+    /// Whether the hold has exceeded its limit.
     pub(crate) is_held_too_long: bool,
 }
 
-/// What is known of one node of ours.
+/// The state of one node of ours.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeState {
     phase: Phase,
-    /// Its name in the queue. Until a server has given it a number, the name is what it asks for.
+    /// The contender. Before the create is answered, its name has no number yet.
     contender: Arc<Contender>,
     path: String,
-    /// The number of the transaction that created it: ensemble-wide, rising, never reset.
+    /// The id of the transaction that created the node: unique in the ensemble, rising, never reset.
     token: i64,
     birth: Birth,
-    /// On which connection the node was asked for, as `Upkeep::connection` counts them.
+    /// The number of the connection on which the create was sent, as `Upkeep::connection` counts them.
     connection: u64,
-    /// There may be a node of ours in the queue that no answer has shown: the answer to a create was lost, or the node was left
-    /// during a downgrade.
+    /// Whether there may be an orphan in the queue: a node of ours that no answer has shown, because the answer to a
+    /// create was lost, or because the node was left during a downgrade.
     may_have_orphan: bool,
-    /// A node outside the queue that an exchange may have made. No answer has shown it.
+    /// A node outside the queue that an exchange may have made, until an answer shows it.
     unseen: Option<String>,
-    /// While it waits: the epoch since which the lease has been valid without a gap, if it has been valid at all.
+    /// While the node waits: the epoch of the lease on which it relies, if the lease has been valid at all.
     valid_since: Option<u64>,
     loss: Option<Loss>,
-    /// The loss of the hold has been reported.
+    /// Whether the loss of the hold was reported.
     is_reported: bool,
-    /// The watch on this node was asked for, and has not fired yet.
+    /// Whether a watch on this node was requested and has not fired yet.
     is_watched: bool,
 }
 
 impl NodeState {
-    /// A node that is not asked for yet, in this directory. The contender's name has no number yet.
+    /// Returns the state of a node in this directory before its create. The contender's name has no number yet.
     pub fn new(directory: &str, contender: Contender) -> NodeState {
         NodeState {
             phase: Phase::Absent,
@@ -109,32 +110,32 @@ impl NodeState {
         }
     }
 
-    /// The create was sent.
+    /// Records that the create was sent.
     pub fn asked(&mut self, now: Moment, connection: u64) {
         (self.phase, self.connection) = (Phase::Coming, connection);
         self.birth.asked = self.birth.asked.min(now);
     }
 
-    /// The create failed, or its answer was lost.
+    /// Records that the create failed, or that its answer was lost.
     pub fn refused(&mut self, failure: &Failure) {
         self.phase = Phase::Absent;
         self.may_have_orphan |= matches!(failure, Failure::Unknown(_));
     }
 
-    /// A create may have been carried out although its answer denies it.
+    /// Records that a create may have been carried out although its answer denies it.
     pub fn suspect_orphan(&mut self) {
         self.may_have_orphan = true;
     }
 
-    /// The create was answered, or its node was found. Fails if it is none of ours.
+    /// Records the node that the create made, or that was found after a lost answer.
     ///
     /// # Errors
-    /// It belongs to another session, or its name is no contender's.
+    /// The node belongs to another session, or its name is no contender's name.
     pub fn created(&mut self, created: &Created, session: i64, now: Moment) -> Result<(), Failure> {
         self.phase = Phase::Absent;
         let name = created.path.rsplit('/').next().unwrap_or_default();
         if created.ephemeral_owner != session {
-            // The connection has changed to another session, and the node belongs to that session. It is not ours.
+            // The connection now belongs to another session, and so does the node.
             return Err(Failure::Refused(format!("node {name} belongs to another session")));
         }
         let Some(contender) = Contender::parse_as(name, self.contender.dialect()) else {
@@ -148,12 +149,13 @@ impl NodeState {
         Ok(())
     }
 
-    /// From now on it holds, as long as this epoch of the lease lasts.
+    /// Marks the node as held, for as long as this epoch of the lease lasts.
     pub fn hold(&mut self, epoch: u64) {
         self.phase = Phase::Holding(epoch);
     }
 
-    /// It is about to be replaced: by a node outside the queue at this path, or by another in the queue.
+    /// Begins a move: the node is being replaced, by one outside the queue at this path, or by another in the queue
+    /// (`None`).
     pub fn begin_move(&mut self, outside: Option<String>) {
         match self.phase {
             Phase::Holding(epoch) => self.phase = Phase::Moving(Some(epoch)),
@@ -163,14 +165,14 @@ impl NodeState {
         self.unseen = outside;
     }
 
-    /// It was replaced by the node of this reader, which is ours.
+    /// Records that the node was replaced by this reader's node.
     pub fn downgraded(&mut self, reader: Contender) {
         if self.finish_move_at(self.path_of(reader.name())) {
             self.contender = Arc::new(reader);
         }
     }
 
-    /// It was replaced by the node outside the queue, which is ours, and which this transaction has created.
+    /// Records that the node was replaced by the one outside the queue, which this transaction created.
     pub fn exchanged(&mut self, token: i64) {
         if let Some(path) = self.unseen.clone()
             && self.finish_move_at(path)
@@ -179,24 +181,25 @@ impl NodeState {
         }
     }
 
-    /// It was not replaced. Without doubt there is no node outside.
+    /// Records that the node was not replaced, and that there is surely no node outside the queue.
     pub fn cancel_move(&mut self) {
         self.may_have_orphan |= self.may_be_reader();
         self.unseen = None;
         self.finish_move_at(self.path.clone());
     }
 
-    /// The end of a move: the node is at this path. `false` if it was left meanwhile: then either may be there.
+    /// Ends a move: the node is at this path. Returns `false` if the node was left meanwhile, so that either path may
+    /// exist.
     fn finish_move_at(&mut self, path: String) -> bool {
         let Phase::Moving(held) = self.phase else { return false };
         self.phase = held.map_or(Phase::Waiting, Phase::Holding);
-        // The watch on the node that was replaced has nothing more to tell.
+        // The event of the watch on the replaced node no longer matters.
         (self.path, self.is_watched) = (path, false);
         true
     }
 
-    /// Gives the node back. Returns what removes it; `None` if there is none to remove, or it was left before. A writer that held
-    /// alone signals its release if it may.
+    /// Leaves the node. Returns its removal, or `None` if there is no node, or it was left before. A writer that held
+    /// signals its release if it may.
     pub fn leave(&mut self, may_signal: bool) -> Option<Leaving> {
         if !self.has_node() {
             return None;
@@ -215,7 +218,7 @@ impl NodeState {
         }))
     }
 
-    /// Nobody wants the node any more, however far it has got. Returns what removes all that there may be, in this order.
+    /// Ends the node in any phase. Returns the removals of all nodes that may exist, in order.
     pub fn end(&mut self, may_signal: bool) -> Vec<Leaving> {
         if self.phase == Phase::Coming {
             self.phase = Phase::Left;
@@ -223,26 +226,26 @@ impl NodeState {
         }
         let node = self.leave(may_signal);
         self.phase = Phase::Left;
-        // After the place in the queue: without that, the exchange is not carried out any more.
+        // The place in the queue is removed first, because the exchange fails without it.
         let outside = self.unseen.take().map(Leaving::delete);
         let orphans = std::mem::take(&mut self.may_have_orphan).then_some(Leaving::Listing);
         node.into_iter().chain(outside).chain(orphans).collect()
     }
 
-    /// Whether it could be lost, and waits without an epoch to rely on.
+    /// Returns whether the node waits without an epoch of the lease on which it relies.
     pub(crate) fn lacks_epoch(&self) -> bool {
         self.loss.is_none() && self.valid_since.is_none() && matches!(self.phase, Phase::Waiting | Phase::Moving(None))
     }
 
-    /// While it waits, it relies on the lease from this epoch on.
+    /// Sets the epoch of the lease on which a waiter relies.
     pub(crate) fn rely_on(&mut self, epoch: Option<u64>) {
         self.valid_since = epoch;
     }
 
-    /// Finds out whether it is lost. The first reason stays.
+    /// Looks for a loss in the evidence; the first reason stays.
     ///
-    /// To be called before what its watch has told is [heard](NodeState::heard): the server removes the node of an owner that was stopped
-    /// for too long, so the lease is the reason.
+    /// Must be called before the watch's event is [handled](NodeState::heard). If the owner was stopped for too long, the
+    /// server has removed the node, but the lapse of the lease is the reason of the loss.
     pub(crate) fn find_loss(&mut self, evidence: &Evidence) {
         let since = match self.phase {
             Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
@@ -255,7 +258,7 @@ impl NodeState {
         self.loss = self.loss.or(over).or(ran_out).or(too_long);
     }
 
-    /// The watch on the node has told this.
+    /// Handles an event of the watch on the node.
     pub(crate) fn heard(&mut self, event: Event) {
         self.is_watched = false;
         if event == Event::Deleted && matches!(self.phase, Phase::Waiting | Phase::Holding(_)) {
@@ -263,36 +266,36 @@ impl NodeState {
         }
     }
 
-    /// The node was lost; the first reason stays.
+    /// Records a loss; the first reason stays.
     pub fn lose(&mut self, loss: Loss) {
         self.loss.get_or_insert(loss);
     }
 
-    /// Why it is held, or waits, no longer.
+    /// Returns why the node is no longer held or waiting.
     pub fn loss(&self) -> Option<Loss> {
         self.loss.or((self.phase == Phase::Left).then_some(Loss::GivenBack))
     }
 
-    /// The loss of a hold, with its node, if it has not been reported yet.
+    /// Returns the node's path and the loss of the hold, if that was not reported yet.
     pub(crate) fn take_unreported_loss(&mut self) -> Option<(String, Loss)> {
         let loss = self.loss.filter(|_| self.is_holding() && !self.is_reported)?;
         self.is_reported = true;
         Some((self.path.clone(), loss))
     }
 
-    /// The path on which to arm the watch now, unless one was asked for already.
+    /// Returns the path to watch, unless a watch was requested already.
     pub(crate) fn begin_to_watch(&mut self) -> Option<String> {
         let watches = !self.is_watched && matches!(self.phase, Phase::Waiting | Phase::Holding(_));
         self.is_watched |= watches;
         watches.then(|| self.path.clone())
     }
 
-    /// The watch that was asked for on this path cannot be armed.
+    /// Records that the requested watch on this path could not be armed.
     pub(crate) fn watch_failed(&mut self, path: &str) {
         self.is_watched &= self.path != path;
     }
 
-    /// The epoch of the lease in which the node is held; `None` if it is not held, or lost.
+    /// Returns the epoch of the lease in which the node is held; `None` if the node is not held, or lost.
     pub(crate) fn held_in(&self) -> Option<u64> {
         match (self.loss, self.phase) {
             (None, Phase::Holding(epoch) | Phase::Moving(Some(epoch))) => Some(epoch),
@@ -300,7 +303,7 @@ impl NodeState {
         }
     }
 
-    /// Where it stands in its life.
+    /// Returns the phase.
     pub fn phase(&self) -> Phase {
         self.phase
     }
@@ -313,7 +316,7 @@ impl NodeState {
         self.phase == Phase::Left
     }
 
-    /// An answer has shown its node, and nobody has left it.
+    /// Returns whether an answer has shown the node, and it was not left.
     pub(crate) fn has_node(&self) -> bool {
         matches!(self.phase, Phase::Waiting | Phase::Holding(_) | Phase::Moving(_))
     }
@@ -322,13 +325,13 @@ impl NodeState {
         matches!(self.phase, Phase::Waiting | Phase::Holding(_)) && self.path == path
     }
 
-    /// Whether its node is the one in the queue, and not a permit.
+    /// Returns whether the node is in the queue, and not a permit.
     pub(crate) fn is_in_queue(&self) -> bool {
         self.path.ends_with(self.contender.name())
     }
 
-    /// Nodes of its owner among these names that are not its own: after a lost answer there may be some. A listing that follows a
-    /// later write of ours shows them all.
+    /// Returns the orphans among these names: other nodes of this owner, which a lost answer can leave. A listing after a
+    /// later write of this session shows them all.
     pub fn orphans(&self, names: &[String]) -> Vec<String> {
         let (looks, me) = (self.may_have_orphan && self.has_node(), &self.contender);
         let has_our_tag = |name: &str| me.dialect().split(name).is_some_and(|(tag, _)| tag == me.tag());
@@ -336,22 +339,22 @@ impl NodeState {
         names.iter().filter(is_one).cloned().collect()
     }
 
-    /// Whether a downgrade is under way: then there is the node of a reader in its place, or will be.
+    /// Returns whether a downgrade is under way, so that a reader's node exists or may come into existence.
     fn may_be_reader(&self) -> bool {
         matches!(self.phase, Phase::Moving(_)) && self.unseen.is_none()
     }
 
-    /// Its path with another name in its directory.
+    /// Returns the path with another name in the same directory.
     fn path_of(&self, name: &str) -> String {
         format!("{}/{name}", self.path.rsplit_once('/').unwrap_or_default().0)
     }
 
-    /// Where it is, or what is asked for.
+    /// Returns the path of the node, or the path of its create.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Its contender in the queue, also while it holds a permit outside.
+    /// Returns the contender in the queue, also while the node is a permit outside the queue.
     pub fn contender(&self) -> &Arc<Contender> {
         &self.contender
     }

@@ -1,4 +1,4 @@
-//! Tests of one own node; no backend takes part.
+//! Tests of one own node, without a backend.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -15,7 +15,7 @@ impl OwnNode {
     }
 }
 
-/// A node that holds, on a lease that lasts, and its session's upkeep.
+/// Returns a held node on a valid lease, and its session's upkeep.
 fn holding() -> (Arc<OwnNode>, Arc<Upkeep>) {
     let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
     upkeep.began(upkeep.lease().now());
@@ -26,11 +26,11 @@ fn holding() -> (Arc<OwnNode>, Arc<Upkeep>) {
     (own_node, upkeep)
 }
 
-/// A node is left, or lost.
+/// The two ends of a hold: it is given back, or lost.
 const ENDS: [fn(&Arc<OwnNode>); 2] =
     [|node| drop(node.leave(|it| it.known.leave(true))), |node| node.lose(Loss::Removed)];
 
-/// `is_held` reads nothing but a number, so the number must say so as soon as the node does.
+/// `is_held` reads only an atomic, so the atomic must change together with the node.
 #[test]
 fn held_at_is_none_once_the_node_is_lost_or_left() {
     for end in ENDS {
@@ -40,7 +40,7 @@ fn held_at_is_none_once_the_node_is_lost_or_left() {
     }
 }
 
-/// Looks at the node at once, as a task may that is polled where it is woken.
+/// A waker that looks at the node at once, like an executor that polls a task where it is woken.
 struct Looks {
     own_node: Arc<OwnNode>,
     has_seen: AtomicBool,
@@ -67,7 +67,7 @@ fn a_task_woken_by_a_loss_finds_it_at_once() {
     }
 }
 
-/// The server removes the node of an expired session. If the owner listens again, it hears of the removal first.
+/// The server removes the node of an expired session. An owner that wakes up receives the event of the removal first.
 #[test]
 fn a_removal_after_a_lapse_counts_as_the_lapse() {
     for (stopped_for, why) in [(0, Loss::Removed), (6_000, Loss::LeaseRanOut)] {
@@ -99,11 +99,11 @@ fn asked(watch: Result<Watch, Failure>) -> OwnWatch {
     OwnWatch { path: "/lock/node".to_owned(), watch: Box::pin(std::future::ready(watch)) }
 }
 
-/// The outcome of a watch that was asked for and answered at once.
+/// Stores the answer to a watch request.
 fn watched(own_node: &Arc<OwnNode>, watch: Result<Watch, Failure>) -> Result<(), Failure> {
     let mut outcome = pin!(own_node.watched(asked(watch)));
     let Poll::Ready(outcome) = outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
-        panic!("it waits for an answer that has come");
+        panic!("the answer has come, but the future is pending");
     };
     outcome
 }
@@ -136,7 +136,7 @@ fn events_of_a_replaced_node_do_not_end_the_new_hold() {
     own_node.end_move(|it| it.exchanged(0));
     assert_eq!(to_watch(&own_node), Some("/lock/new".to_owned()));
     assert!(watched(&own_node, Err(Failure::Unknown(String::new()))).is_err());
-    assert_eq!(to_watch(&own_node), None, "the new one was asked for");
+    assert_eq!(to_watch(&own_node), None, "a watch on the new node was requested already");
     assert_eq!(watched(&own_node, Ok(fired(Event::Deleted))), Ok(()));
     assert_eq!(watched(&own_node, Err(Failure::NoNode)), Ok(()));
     assert_eq!((own_node.find_loss(), own_node.has_own_watch()), (None, false));
@@ -157,7 +157,7 @@ fn a_hold_is_suspect_while_its_connection_is_lost() {
     assert_eq!(own_node.hold_state(), HoldState::Lost { why });
 }
 
-/// A path that the caller has may be used at any time.
+/// A path that was given to the caller may be used at any time.
 #[test]
 fn writes_are_settled_once_each_has_an_outcome() {
     let (own_node, _upkeep) = holding();
@@ -201,5 +201,5 @@ fn a_later_use_does_not_reach_its_limit_earlier() {
     limits.begin(s(3)).expect("limited");
     assert!(limits.allows(until - s(1)) && !limits.allows(until));
     limits.set(Duration::MAX);
-    assert_eq!(limits.left(s(3)), s(10), "the first word counts");
+    assert_eq!(limits.left(s(3)), s(10), "the first limit counts");
 }

@@ -1,8 +1,8 @@
-//! Tests of what is asked, by which answers, and after which pauses.
+//! Tests of the checks that are asked, of their answers, and of the pauses.
 
 use super::*;
 
-/// What a leader answers that fails these checks, each in its own way.
+/// Returns the leader's answer to these checks, each of which fails in its own way.
 fn answer(part: &Range<usize>, fails: &dyn Fn(usize) -> Option<Failure>) -> Result<(), Failure> {
     let first = part.clone().find_map(|check| Some((check, fails(check)?)));
     first.map_or(Ok(()), |(check, failure)| {
@@ -10,7 +10,7 @@ fn answer(part: &Range<usize>, fails: &dyn Fn(usize) -> Option<Failure>) -> Resu
     })
 }
 
-/// What is known at last of so many checks, and after how many answers.
+/// Asks `checks` checks until all results are known. Returns the results, and the numbers of rounds and transactions.
 fn asked(checks: usize, fails: &dyn Fn(usize) -> Option<Failure>) -> (Vec<Holds>, usize, usize) {
     let (mut question, mut rounds, mut transactions) = (Question::new(checks, 100), 0, 0);
     loop {
@@ -47,7 +47,7 @@ fn a_denied_check_leaves_only_its_own_node_unknown() {
         let known = asked(6, &fails).0;
         for (check, holds) in known.into_iter().enumerate() {
             let expected = if check == denied { Err(no_auth()) } else { Ok(check != 2 && check != 4) };
-            assert_eq!(holds, expected, "{check} beside {denied}");
+            assert_eq!(holds, expected, "check {check}, with {denied} denied");
         }
     }
 }
@@ -63,7 +63,7 @@ fn a_lost_answer_leaves_only_its_own_checks_unknown() {
     assert!(question.known[..CHECKS_MAX].iter().all(Result::is_err) && question.known[CHECKS_MAX] == Ok(true));
     let beyond = Failure::Operation { index: CHECKS_MAX, failure: Box::new(Failure::NoNode) };
     question.record(&parts[0], Err(beyond.clone()));
-    assert_eq!((question.parts().len(), &question.known[0]), (0, &Err(beyond)), "it is none of this transaction");
+    assert_eq!((question.parts().len(), &question.known[0]), (0, &Err(beyond)), "the index is outside the transaction");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn transactions_stay_below_256_kib() {
     }
 }
 
-/// All is there, all is gone, one of a thousand is gone.
+/// Three cases: all nodes are there, all are gone, one of a thousand is gone.
 #[test]
 fn each_failing_check_costs_one_more_transaction() {
     let (_, rounds, transactions) = asked(CHECKS_MAX, &|_| None);
@@ -94,8 +94,8 @@ fn pauses_double_up_to_ten_minutes() {
     let pauses = std::iter::successors(Some(T), |pause| Some(next(*pause, T)));
     let seconds: Vec<_> = pauses.map(|pause| pause.as_secs()).take(9).collect();
     assert_eq!(seconds, [10, 20, 40, 80, 160, 320, 600, 600, 600]);
-    assert_eq!(next(Duration::ZERO, T), T, "after a look at once");
-    assert_eq!(next(2 * PAUSE_MAX, 2 * PAUSE_MAX), 2 * PAUSE_MAX, "never sooner than a session timeout");
+    assert_eq!(next(Duration::ZERO, T), T, "after an immediate check");
+    assert_eq!(next(2 * PAUSE_MAX, 2 * PAUSE_MAX), 2 * PAUSE_MAX, "at least one session timeout");
 }
 
 #[test]

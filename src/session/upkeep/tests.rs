@@ -1,4 +1,4 @@
-//! Tests of what is kept for a session; no backend takes part.
+//! Tests of the record of a session, without a backend.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::*;
 use crate::session::request::{Ending, Loss};
 use crate::sync::atomic::AtomicU64;
 
-/// The upkeep of a session that has just begun, and its clock in seconds.
+/// Returns the upkeep of a session that has just begun, and its clock in seconds.
 fn begun() -> (Arc<Upkeep>, Arc<AtomicU64>) {
     let clock = Arc::new(AtomicU64::new(1_000));
     let hands = Arc::clone(&clock);
@@ -92,14 +92,12 @@ fn a_signal_that_was_refused_once_is_not_tried_again() {
 
 const GRACE: Duration = Duration::from_millis(50);
 
-/// The upkeep of a session that has begun.
 fn upkeep() -> Arc<Upkeep> {
     let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
     upkeep.began(upkeep.lease().now());
     upkeep
 }
 
-/// Nodes with these names, entered in this order.
 fn enter<const N: usize>(upkeep: &Arc<Upkeep>, names: [&str; N]) -> [Arc<OwnNode>; N] {
     names.map(|name| upkeep.enter(format!("/a/{name}")))
 }
@@ -141,7 +139,7 @@ fn leaving_nodes_are_listed_until_they_are_gone() {
     drop((first, upkeep.unwatched.take(Duration::ZERO)));
     assert_eq!(upkeep.leaving_soon("/a"), ["2"]);
     upkeep.mark_leaving(&third);
-    assert_eq!(upkeep.members.lock().leaving.len(), 2, "the one that is gone is forgotten");
+    assert_eq!(upkeep.members.lock().leaving.len(), 2, "the deleted node is forgotten");
 }
 
 #[test]
@@ -152,7 +150,7 @@ fn a_first_node_wakes_only_a_renewal_that_is_too_late() {
     assert!(upkeep.plan_renewal(lease.now() + lease.heartbeat_period(), true));
     let [first] = enter(&upkeep, ["1"]);
     assert!(!is_woken());
-    assert!(!upkeep.plan_renewal(lease.now() + lease.timeout(), true), "it is not idle");
+    assert!(!upkeep.plan_renewal(lease.now() + lease.timeout(), true), "the session has a node");
     let [second] = enter(&upkeep, ["2"]);
     upkeep.remove(&first);
     upkeep.remove(&second);
@@ -160,7 +158,7 @@ fn a_first_node_wakes_only_a_renewal_that_is_too_late() {
     let [_third] = enter(&upkeep, ["3"]);
     assert!(is_woken());
     let [_fourth] = enter(&upkeep, ["4"]);
-    assert!(!is_woken(), "it is not the first");
+    assert!(!is_woken(), "the fourth is not the first node");
 }
 
 #[test]
@@ -192,14 +190,14 @@ fn a_hand_off_is_checked_once_for_all_it_granted() {
     let signal = upkeep.hand_off(&path);
     upkeep.request_check(&signal, &holder);
     assert!(Arc::ptr_eq(&signal, &upkeep.hand_off(&path)) && !signal.is_confirmed());
-    assert!(upkeep.take_unchecked().is_empty(), "nobody holds who was let in");
+    assert!(upkeep.take_unchecked().is_empty(), "no contender holds yet");
     holder.hold(0);
     upkeep.request_check(&signal, &other);
     upkeep.request_check(&signal, &holder);
     assert_eq!((upkeep.take_unchecked(), upkeep.take_unchecked()), (vec![Arc::clone(&path)], vec![]));
     upkeep.request_check(&upkeep.hand_off(&path), &other);
-    let (signal, granted) = upkeep.finish_check(&path).expect("it is under way");
-    assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "until the check has ended");
+    let (signal, granted) = upkeep.finish_check(&path).expect("the check is under way");
+    assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "the check covers all until it has ended");
     assert!(upkeep.finish_check(&path).is_none() && !signal.is_confirmed());
 }
 
@@ -212,7 +210,7 @@ fn the_last_confirmed_hand_off_is_not_checked_again() {
     for (path, is_gone) in [(&there, false), (&gone, true)] {
         upkeep.request_check(&upkeep.hand_off(path), &holder);
         upkeep.take_unchecked();
-        let (signal, granted) = upkeep.finish_check(path).expect("it is under way");
+        let (signal, granted) = upkeep.finish_check(path).expect("the check is under way");
         assert_eq!(names(&granted), ["/a/3"]);
         if is_gone {
             upkeep.record_confirmed(signal);

@@ -1,11 +1,11 @@
-//! Tests of each step that a node can take.
+//! Tests of each transition of a node.
 
 use super::*;
 use crate::queue::contender::Tag;
 use crate::queue::dialect::Dialect;
 
 impl NodeState {
-    /// A node that waits at this path since this moment.
+    /// Returns a node that waits at this path since this moment.
     pub(in crate::session) fn waiting_at(path: String, now: Moment) -> NodeState {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
         let mut record = NodeState::new("/lock", tag.unnumbered(Mode::Write));
@@ -24,7 +24,7 @@ fn tag() -> Tag {
     Tag::new(Dialect::Native, "host~id".to_owned())
 }
 
-/// A node that was not asked for yet.
+/// Returns a node before its create.
 fn absent(mode: Mode) -> NodeState {
     NodeState::new("/lock", tag().unnumbered(mode))
 }
@@ -37,7 +37,7 @@ fn created(path: &str) -> Created {
     Created { path: path.to_owned(), czxid: 40, ctime: SystemTime::UNIX_EPOCH, ephemeral_owner: SESSION }
 }
 
-/// A writer in the queue.
+/// Returns a writer in the queue.
 fn waiting() -> NodeState {
     let mut record = absent(Mode::Write);
     record.asked(NOW, 0);
@@ -51,7 +51,7 @@ fn holding() -> NodeState {
     record
 }
 
-/// A node of each phase, in the order of a life.
+/// Returns a node of each phase, in order.
 fn of_each_phase() -> Vec<NodeState> {
     let (mut coming, mut moving, mut changing, mut left) = (absent(Mode::Write), waiting(), holding(), holding());
     coming.asked(NOW, 0);
@@ -61,37 +61,37 @@ fn of_each_phase() -> Vec<NodeState> {
     vec![absent(Mode::Write), coming, waiting(), holding(), moving, changing, left]
 }
 
-/// What is removed: where, and whether by a signal.
+/// Returns the path that is removed, and whether by a signal.
 fn removed(leaving: &Leaving) -> (&str, bool) {
     match leaving {
-        Leaving::Coming { sweeps: false } => ("what is created", false),
-        Leaving::Coming { sweeps: true } => ("what is created, and all", false),
+        Leaving::Coming { sweeps: false } => ("the created node", false),
+        Leaving::Coming { sweeps: true } => ("the created node, and all", false),
         Leaving::Listing => ("all", false),
         Leaving::Deleting(deletion) => (&deletion.path, deletion.signals),
         other => panic!("{other:?} removes nothing"),
     }
 }
 
-/// What the end of the node has removed, at once and in this order.
+/// Checks that the end of the node removes these paths, in this order.
 #[track_caller]
 fn ends_with<const N: usize>(mut record: NodeState, expected: [(&str, bool); N]) {
     let removals = record.end(true);
     assert_eq!(removals.iter().map(removed).collect::<Vec<_>>(), expected);
     assert_eq!((record.phase(), record.loss()), (Phase::Left, record.loss.or(Some(Loss::GivenBack))));
-    assert_eq!((record.end(true), record.leave(true)), (vec![], None), "all is removed once");
+    assert_eq!((record.end(true), record.leave(true)), (vec![], None), "each removal is returned once");
 }
 
 #[test]
 fn a_failed_create_is_repeated_under_the_same_name() {
     let mut record = absent(Mode::Write);
     assert_eq!((record.phase(), record.path()), (Phase::Absent, "/lock/host~id-WRITE-"));
-    assert!(record.contender().sequence() < 0, "no number: it can never hold");
+    assert!(record.contender().sequence() < 0, "a name without a number can never hold");
     for (failure, may_have_orphan) in [(Failure::NoNode, false), (unknown(), true), (Failure::NoNode, true)] {
         record.asked(NOW, 1);
         assert_eq!(record.phase(), Phase::Coming);
         record.refused(&failure);
         assert_eq!((record.phase(), record.may_have_orphan), (Phase::Absent, may_have_orphan));
-        assert_eq!(record.path(), "/lock/host~id-WRITE-", "the same is asked for again");
+        assert_eq!(record.path(), "/lock/host~id-WRITE-", "the next create has the same name");
     }
     record.asked(2 * NOW, 3);
     record.created(&created(WRITER), SESSION, 3 * NOW).unwrap();
@@ -135,7 +135,7 @@ fn only_a_writer_that_held_signals_its_release() {
     ] {
         let path = record.path().to_owned();
         ends_with(record.clone(), [(&path, signals)]);
-        assert_eq!(record.leave(false).as_ref().map(removed), Some((&*path, false)), "it may not");
+        assert_eq!(record.leave(false).as_ref().map(removed), Some((&*path, false)), "the signal is not allowed");
         assert_eq!(record.leave(true), None);
     }
 }
@@ -147,7 +147,7 @@ fn a_node_with_a_high_number_restarts_the_numbers() {
         record.asked(NOW, 0);
         let named = created(&format!("/lock/host~id-WRITE-{number:010}"));
         record.created(&named, SESSION, NOW).unwrap();
-        let Some(Leaving::Deleting(deletion)) = record.leave(true) else { panic!("there is a node") };
+        let Some(Leaving::Deleting(deletion)) = record.leave(true) else { panic!("there is no node to delete") };
         assert_eq!(deletion.restarts, restarts, "{number}");
     }
 }
@@ -161,8 +161,8 @@ fn the_end_removes_every_node_that_may_exist() {
         record
     };
     ends_with(absent(Mode::Write), []);
-    ends_with(coming(false), [("what is created", false)]);
-    ends_with(coming(true), [("what is created, and all", false)]);
+    ends_with(coming(false), [("the created node", false)]);
+    ends_with(coming(true), [("the created node, and all", false)]);
     let mut lost = coming(false);
     lost.refused(&unknown());
     ends_with(lost, [("all", false)]);
@@ -187,7 +187,7 @@ fn a_downgraded_writer_holds_on_as_a_reader() {
     assert_eq!((record.phase(), record.held_in(), record.begin_to_watch()), (Phase::Moving(Some(2)), Some(2), None));
     record.downgraded(Contender::parse("host~id-READ-0000000003").unwrap());
     assert_eq!((record.phase(), record.path(), record.token()), (Phase::Holding(2), READER, 40));
-    assert_eq!(record.begin_to_watch(), Some(READER.to_owned()), "the other watch tells nothing of it");
+    assert_eq!(record.begin_to_watch(), Some(READER.to_owned()), "the old watch shows no event of the new node");
     ends_with(record.clone(), [(READER, false)]);
     record.suspect_orphan();
     record.begin_move(None);
@@ -257,7 +257,7 @@ fn the_first_reason_of_a_loss_stays() {
 fn only_a_waiter_that_had_a_lease_is_lost_by_a_lapse() {
     let mut record = waiting();
     record.find_loss(&Evidence { valid_in: None, ..evidence() });
-    assert!(record.lacks_epoch() && record.loss().is_none(), "it has relied on none yet");
+    assert!(record.lacks_epoch() && record.loss().is_none(), "the waiter has no epoch yet");
     record.rely_on(Some(2));
     record.find_loss(&evidence());
     assert!(!record.lacks_epoch() && record.loss().is_none());
@@ -297,5 +297,5 @@ fn orphans_are_nodes_of_its_owner_after_a_lost_answer() {
     record.suspect_orphan();
     assert_eq!(record.orphans(&names), [names[1].clone()]);
     record.leave(true);
-    assert_eq!(record.orphans(&names), Vec::<String>::new(), "its end sweeps them");
+    assert_eq!(record.orphans(&names), Vec::<String>::new(), "the removal of the node sweeps orphans");
 }
