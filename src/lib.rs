@@ -262,6 +262,7 @@ pub mod guarantees {}
 /// [keep]: crate::guide#keep-the-lock-between-uses
 /// [releases]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md
 /// [vanish]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md
+/// [patches]: https://docs.rs/crate/zk-rwlock/latest/source/docs/upstream/README.md
 ///
 #[cfg_attr(all(doc, not(doctest)), doc = include_str!("../docs/security.md"))]
 pub mod security {

@@ -2,40 +2,46 @@
 
 use crate::snippets::{read, root};
 
-/// `guide` compares that table with the lease.
+/// The row of the guide is checked against the lease by `guide`.
 #[test]
-fn the_front_page_says_when_a_holder_knows_as_the_guide_does_and_no_more_faults_than_there_are() {
-    let page = read(&root().join("README.md")).split_whitespace().collect::<Vec<_>>().join(" ");
+fn the_front_page_has_the_figures_of_the_guide_and_the_catalogue() {
+    let page = read(&root().join("README.md"));
     let guide = read(&root().join("docs/guide.md"));
     let row: Vec<&str> = guide.lines().find(|line| line.starts_with("| 10 s |")).expect("a row").split(" | ").collect();
-    let known =
-        format!("With a session timeout of 10 s, a holder that is cut off says \"lost\" after {} at most.", row[4]);
-    assert!(page.contains(&known), "{known}");
-    assert!(page.contains("Nobody else is granted the lock before that."));
+    assert!(page.contains(&format!("says \"lost\" after {} at most", row[4])), "{}", row[4]);
     let faults = read(&root().join("tests/FAULTS.md"));
     let faults =
         faults.lines().filter(|line| line.starts_with("| ") && line[2..].starts_with(|c: char| c.is_ascii_digit()));
-    let said = page.split("Tests cause more than ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
+    let said = page.split("more than ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
     assert!(said.parse::<usize>().expect("a number") < faults.count(), "{said}");
 }
 
-/// What `make versions` runs, as `tests/versions.sh` has it.
+/// The numbers of releases in a text, such as `3.9.6`.
+fn releases(text: &str) -> Vec<&str> {
+    let words = text.split(|c: char| !c.is_ascii_digit() && c != '.').map(|word| word.trim_matches('.'));
+    words.filter(|word| word.starts_with("3.") && word.matches('.').count() == 2).collect()
+}
+
+fn between<'t>(text: &'t str, begin: &str, end: &str) -> &'t str {
+    text.split_once(begin).and_then(|(_, rest)| rest.split_once(end)).unwrap_or_else(|| panic!("no {begin:?}")).0
+}
+
 #[test]
-fn the_front_page_names_the_servers_the_chapters_and_the_exceptions_that_make_versions_has() {
-    let page = read(&root().join("README.md"));
-    let script = read(&root().join("tests/versions.sh"));
-    let between = |begin: &str, end: &str| {
-        script.split_once(begin).and_then(|(_, rest)| rest.split_once(end)).expect("it is there").0
-    };
-    let table =
-        page.split("| server | tested by |").nth(1).and_then(|rest| rest.split("\n\n").next()).expect("a table");
-    let said = table.replace([',', '|'], " ");
-    let mut servers: Vec<&str> = said.split_whitespace().filter(|word| word.starts_with("3.")).collect();
-    servers.push("keeper");
-    assert_eq!(servers, between("    set -- ", "\n").split(' ').collect::<Vec<_>>());
+fn the_pages_and_the_workflow_name_the_servers_of_make_versions() {
+    let [front, page, workflow, script] =
+        ["README.md", "docs/versions.md", ".github/workflows/ci.yml", "tests/versions.sh"]
+            .map(|it| read(&root().join(it)));
+    let expected = releases(between(&script, "    set -- ", " keeper\n"));
+    assert!(expected.len() > 4, "{expected:?}");
+    assert_eq!(releases(between(&front, "**Status:**", "\n\n")), expected);
+    assert_eq!(releases(between(&workflow, "zookeeper: [", "]")), expected);
+    let table = between(&page, "| server | its jars | result |\n", "\n\n");
+    let servers: Vec<&str> = table.lines().filter_map(|row| row.split('|').nth(1)).map(str::trim).skip(1).collect();
+    assert_eq!(servers.split_last(), Some((&"\"Keeper\"", &expected[..])));
     let number = |count| ["none", "one", "two", "three", "four", "five", "six", "seven"][count];
-    let chapters = between("chapters=(", ")").matches("--test ").count();
-    assert!(table.contains(&format!("[{} chapters]", number(chapters))), "{chapters}");
-    let exceptions = between("for test in ", "; do").split_whitespace().filter(|word| word.contains("::")).count();
-    assert!(table.contains(&format!("[{} checks]", number(exceptions))), "{exceptions}");
+    let chapters = between(&script, "chapters=(", ")").matches("--test ").count();
+    assert!(page.contains(&format!("{} chapters of the tests", number(chapters))), "{chapters}");
+    let exceptions =
+        between(&script, "for test in ", "; do").split_whitespace().filter(|word| word.contains("::")).count();
+    assert!(table.contains(&format!("but for {} of its checks", number(exceptions))), "{exceptions}");
 }
