@@ -46,7 +46,7 @@ soak: zookeeper
 	{
 		stage proptests -p zk-rwlock-proptests -- --nocapture
 		stage threads -p zk-rwlock-threads -- --nocapture
-		stage parsers --all-features --lib any_
+		stage parsers --all-features --lib -- any_ fuzzed
 		stage models -p zk-rwlock-tests --test models -- --nocapture
 	} &
 	for part in session::{lease,silence,breaks,ensemble,alone,outages,garbled} crowd::{scale,traces} lock::multi; do

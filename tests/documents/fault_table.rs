@@ -144,7 +144,7 @@ fn the_long_run_of_every_instrument_is_part_of_the_soak() {
                 "models" => soak.contains("--test models --"),
                 "threads" => soak.contains("-p zk-rwlock-threads --"),
                 "schedules" => soak.contains("-p zk-rwlock-proptests --"),
-                _ => soak.contains("--lib any_\n") && name.starts_with("any_"),
+                _ => soak.contains("--lib -- any_ fuzzed\n") && ["any_", "fuzzed"].iter().any(|it| name.contains(it)),
             };
             assert!(is_run, "{test} is no part of `make soak`");
         }
