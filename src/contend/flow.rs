@@ -6,10 +6,11 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use crate::call::{self, SESSION_TRIES};
-use crate::contend::report::Lateness;
-use crate::contend::request::{Acquisition, IfTaken, WaitContext, WaitReport};
+use crate::call::SESSION_TRIES;
+use crate::contend::acquisition::{Acquisition, IfTaken, WaitContext};
 use crate::contend::tenure::Tenure;
+use crate::contend::timeout::WaitReport;
+use crate::contend::warnings::Lateness;
 use crate::error::error::Error;
 use crate::observe::on_wait::OnWait;
 use crate::observe::trace;
@@ -17,16 +18,14 @@ use crate::queue::contender::{Contender, Tag};
 use crate::queue::dialect::LONGEST_MARKER;
 use crate::queue::metadata::Metadata;
 use crate::queue::mode;
-use crate::queue::turn::{self, Take};
-use crate::session::contract::Session;
+use crate::queue::turn::Take;
 use crate::session::directories::Names;
-use crate::session::request::{Ending, Failure, Loss};
+use crate::session::request::{Failure, Loss};
 use crate::session::retry::{self, Tries};
 use crate::session::upkeep::HandOff;
 use crate::session::{follow, listing, presence};
 use crate::sync::random;
 use crate::telemetry::log::emit;
-use crate::validation;
 
 /// How often an acquisition that finds the directory's numbers used up has the directory made anew. Other contenders
 /// may be doing the same.
@@ -192,78 +191,6 @@ impl Acquisition {
         }
         self.trace.record("sequence", entry.contender().sequence());
         Ok((entry, listing, Lateness::since(began, self)))
-    }
-
-    /// Refuses what can never be granted. Sends nothing.
-    fn check(&self) -> Result<(), Error> {
-        self.goal.as_ref().map_or(Ok(()), |goal| goal.check())
-    }
-
-    /// Acquires without waiting. Writes nothing if the lock is taken.
-    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Tenure>, Error> {
-        let span = self.begin();
-        let attempt = async {
-            let mut tries = 0;
-            loop {
-                tries += 1;
-                let limit = self.fail_if_taken().await?;
-                match self.take_now(limit).await {
-                    // This process was stopped, or cut off, while its node stood in the queue.
-                    Err(Error::Evicted(Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired | Ending::Replaced)))
-                        if tries < SESSION_TRIES => {}
-                    answer => return answer,
-                }
-            }
-        };
-        let reported = async { self.reported(call::in_time(&self.handle.coordinator, timeout, attempt).await) };
-        span.around(pin!(reported)).await
-    }
-
-    /// Fails if a newcomer would have to wait. Writes nothing. Returns the session timeout.
-    pub(crate) async fn fail_if_taken(&self) -> Result<Duration, Error> {
-        validation::check_label(self.label())?;
-        self.check()?;
-        let path = &self.handle.queue;
-        let seen = call::on_a_session(&self.handle.coordinator, ("list", path), |session| async move {
-            let names = call::names(&session, path, false).await?;
-            Ok((session, names))
-        });
-        let (session, names) = seen.await?;
-        self.handle.check_for_foreign(&names)?;
-        if self.goal.is_none() {
-            let check = self.check_for_semaphore(&session, &names, None);
-            call::bounded(&self.handle.coordinator, session.timeout(), check).await?;
-        }
-        let (paths, newcomer) = (&self.handle.paths, (self.handle.dialect, self.mode));
-        let ahead = paths
-            .ghosts_ahead(&session, &names, newcomer, |names| turn::ahead_of_newcomer(newcomer.0, newcomer.1, names));
-        // Without anybody in the way it asks nothing.
-        drop(ahead.await);
-        let there = session.upkeep().ghosts().without(path, &names, self.mode);
-        let is_free = turn::ahead_of_newcomer(newcomer.0, newcomer.1, &there).is_empty();
-        if self.has_enough(&session, is_free).await? && is_free {
-            return Ok(session.timeout());
-        }
-        Err(Error::WouldBlock { blockers: paths.blockers_of_newcomer(&session, &names, newcomer).await })
-    }
-
-    /// Whether the head of the queue could have what is wanted now. If not, and if it is the newcomer's turn, asks the leader
-    /// who has it.
-    async fn has_enough(&self, session: &Arc<dyn Session>, is_its_turn: bool) -> Result<bool, Error> {
-        let Some(goal) = &self.goal else { return Ok(true) };
-        let has_enough = async {
-            match goal.is_available(session).await? {
-                Some(false) if is_its_turn && goal.check_for_ghosts(session).await => goal.is_available(session).await,
-                is_there => Ok(is_there),
-            }
-        };
-        Ok(call::bounded(&self.handle.coordinator, session.timeout(), has_enough).await? != Some(false))
-    }
-
-    /// Takes the lock after a look, without waiting for any contender, and waits for the servers no longer than
-    /// `limit`.
-    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Tenure>, Error> {
-        call::bounded(&self.handle.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
     }
 
     /// Takes a place at the end of the queue, and lists the queue with it.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
 
+use crate::contend::acquisition::{Acquisition, Handle, IfTaken, WaitContext};
 use crate::contend::directory::ask;
-use crate::contend::report::Lateness;
-use crate::contend::request::{Acquisition, Handle, IfTaken, WaitContext, WaitReport};
 use crate::contend::tenure::Tenure;
+use crate::contend::timeout::WaitReport;
+use crate::contend::warnings::Lateness;
 use crate::error::error::{Error, PermitsError};
 use crate::observe::on_wait::OnWait;
 use crate::queue::contender::Contender;

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::contend::request::{Handle, WaitReport};
+use crate::contend::acquisition::Handle;
 use crate::contend::tenure::{LimitedUse, Tenure};
+use crate::contend::timeout::WaitReport;
 use crate::error::error::Error;
 use crate::keep::kept::{Granted, Kept, Why, Work, settle, wake};
 use crate::keep::uses::Joined;

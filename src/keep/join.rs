@@ -11,9 +11,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::call;
+use crate::contend::acquisition::{Acquisition, Handle, IfTaken, Options};
 use crate::contend::flow::GrantKind;
-use crate::contend::request::{Acquisition, Handle, IfTaken, Options, WaitReport, looked_since};
 use crate::contend::tenure::Tenure;
+use crate::contend::timeout::{WaitReport, looked_since};
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, KeptUse, WaitingUse};
 use crate::keep::kept::{Kept, Work};

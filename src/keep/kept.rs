@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::contend::request::{Handle, WaitReport};
+use crate::contend::acquisition::Handle;
 use crate::contend::tenure::Tenure;
+use crate::contend::timeout::WaitReport;
 use crate::error::error::Error;
 use crate::keep::uses::Uses;
 use crate::observe::lock_paths;

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::call::{self, Late};
-use crate::contend::request::{Acquisition, Options};
+use crate::contend::acquisition::{Acquisition, Options};
 use crate::error::error::Error;
 use crate::keep::join::{self, Held, Lock};
 use crate::keep::uses::Joined;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::call::{self, Call};
+use crate::contend::acquisition::Handle;
 use crate::contend::directory;
-use crate::contend::request::Handle;
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::member::{Member, Queue};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::request::{Handle, WARN_AFTER, WaiterRegistry};
+use crate::contend::acquisition::Handle;
+use crate::contend::warnings::{WARN_AFTER, WaiterRegistry};
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
 use crate::keep::join::Lock;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::request::Options;
+use crate::contend::acquisition::Options;
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::keep::join::Lock;

@@ -1,7 +1,7 @@
 use tokio_test::assert_pending;
 
 use super::*;
-use crate::contend::request::WARN_AFTER;
+use crate::contend::warnings::WARN_AFTER;
 use crate::keep::cache::{KeptUse, WaitingUse};
 use crate::keep::uses::Joined;
 use crate::lock::rw_lock::RwLock;

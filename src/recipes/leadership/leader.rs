@@ -14,8 +14,8 @@ use std::time::SystemTime;
 use futures_util::stream::poll_fn;
 
 use crate::call::{self, Call};
+use crate::contend::acquisition::Handle;
 use crate::contend::changes::Changes;
-use crate::contend::request::Handle;
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;

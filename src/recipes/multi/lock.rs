@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use crate::call::Call;
-use crate::contend::request::{Acquisition, Options};
+use crate::contend::acquisition::{Acquisition, Options};
 use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::lock::acquire::{Acquire, Granting, Guard};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::{self, Call};
+use crate::contend::acquisition::{Acquisition, Options};
 use crate::contend::directory;
-use crate::contend::request::{Acquisition, Options};
 use crate::contend::tenure::Tenure;
 use crate::error::error::{Error, PermitsError};
 use crate::keep::join::Held;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::request::{Handle, IfTaken, WaitContext};
+use crate::contend::acquisition::{Handle, IfTaken, WaitContext};
 use crate::contend::tenure::Tenure;
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;

@@ -16,9 +16,9 @@ use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::call;
+use crate::contend::acquisition::{Acquisition, Goal, IfTaken, WaitContext};
 use crate::contend::exchange::{Exchange, NotExchanged};
 use crate::contend::flow::{Grant, GrantKind};
-use crate::contend::request::{Acquisition, Goal, IfTaken, WaitContext};
 use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::queue::contender::Contender;

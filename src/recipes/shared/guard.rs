@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::call::{self, Call};
-use crate::contend::request::Options;
+use crate::contend::acquisition::Options;
 use crate::error::error::Error;
 use crate::error::value::Written;
 use crate::lock::acquire::{self, Acquire, Granting, Guard};

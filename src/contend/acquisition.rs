@@ -1,38 +1,28 @@
-//! One acquisition: where it queues up, what it is after, what is known of it while it waits, and how it fails.
+//! An acquisition: its options, its goal, the handle that it comes from, and the errors that end it.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::oneshot;
-use tokio::time::Instant;
 
 use crate::contend::directory::Asking;
 use crate::contend::tenure::Tenure;
+use crate::contend::timeout::WaitReport;
+use crate::contend::warnings::WaiterRegistry;
 use crate::error::error::Error;
 use crate::observe::lock_paths::LockPaths;
 use crate::observe::on_wait::{Listener, OnWait};
 use crate::observe::trace::{self, AcquireTrace};
-use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
-use crate::queue::member::{Blockers, Progress};
 use crate::queue::mode::{Aim, Mode};
 use crate::queue::turn::{self, Take};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::directories::Names;
-use crate::session::node::OwnNode;
 use crate::session::request::{Ending, Failure, Loss, Stat, Watch};
 use crate::session::retry::Tries;
-use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::log::OwnSpan;
 use crate::validation;
-
-/// How long an acquisition waits before it is warned of, unless the user says otherwise.
-pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 
 /// What all clones of a lock's handle share: where the lock is kept, and its options.
 pub(crate) struct Handle {
@@ -183,6 +173,11 @@ impl Acquisition {
         if self.goal.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
     }
 
+    /// Fails if the goal can never be granted. Sends nothing.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.goal.as_ref().map_or(Ok(()), |goal| goal.check())
+    }
+
     pub(crate) fn label(&self) -> Option<&str> {
         self.options.label.as_deref()
     }
@@ -195,91 +190,6 @@ impl Acquisition {
     /// Reports a failure to tracing and metrics.
     pub(crate) fn reported<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
         answer.inspect_err(|error| trace::not_granted(self.handle.shown(), self.aim(), error))
-    }
-}
-
-/// The acquisitions of one handle that wait in the queue, so that one task can warn of all that wait for long.
-#[derive(Default)]
-pub(crate) struct WaiterRegistry(Mutex<Table>);
-
-#[derive(Default)]
-struct Table {
-    next: u64,
-    all: BTreeMap<u64, RegisteredWaiter>,
-    /// Ends the task that warns of them, when it is dropped.
-    watched: Option<oneshot::Sender<()>>,
-}
-
-/// One acquisition that waits in the queue.
-#[derive(Clone)]
-pub(crate) struct RegisteredWaiter {
-    pub(crate) began: Instant,
-    pub(crate) session: Arc<dyn Session>,
-    pub(crate) own_node: Arc<OwnNode>,
-    pub(crate) label: Option<String>,
-    pub(crate) span: OwnSpan,
-    pub(crate) goal: Option<Arc<dyn Goal>>,
-    pub(crate) is_warned_of: bool,
-}
-
-impl WaiterRegistry {
-    /// Enters a waiter. Returns its number, and whether there is a task that warns.
-    pub(crate) fn enter(&self, waiter: RegisteredWaiter) -> (u64, bool) {
-        let mut table = self.0.lock();
-        let number = table.next;
-        table.next += 1;
-        table.all.insert(number, waiter);
-        // The last task may have ended with its session.
-        (number, table.watched.as_ref().is_some_and(|watched| !watched.is_closed()))
-    }
-
-    /// A task warns from now on, until what is given is dropped. If another one was as fast, that one ends.
-    pub(crate) fn watched_by(&self, task: oneshot::Sender<()>) {
-        let before = self.0.lock().watched.replace(task);
-        drop(before);
-    }
-
-    pub(crate) fn leave(&self, number: u64) {
-        let waiter = self.0.lock().all.remove(&number);
-        drop(waiter);
-    }
-
-    /// How soon the first of those that nothing was said of will have waited for so long.
-    pub(crate) fn next(&self, limit: Duration) -> Option<Duration> {
-        self.0.lock().unwarned().next().map(|waiter| limit.saturating_sub(waiter.began.elapsed()))
-    }
-
-    /// The first that has waited for so long, and how many others have.
-    pub(crate) fn due(&self, limit: Duration) -> Option<(RegisteredWaiter, usize)> {
-        let mut table = self.0.lock();
-        let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
-        let first = due.next().map(|waiter| {
-            waiter.is_warned_of = true;
-            waiter.clone()
-        })?;
-        let others = due.map(|waiter| waiter.is_warned_of = true).count();
-        Some((first, others))
-    }
-
-    /// The task that warns ends, unless there is something to say yet. Returns whether it ends.
-    pub(crate) fn end_watch_if_all_are_warned(&self) -> bool {
-        let mut table = self.0.lock();
-        let is_over = table.unwarned().next().is_none();
-        table.watched.take_if(|_| is_over);
-        is_over
-    }
-}
-
-impl Table {
-    fn unwarned(&mut self) -> impl Iterator<Item = &mut RegisteredWaiter> {
-        self.all.values_mut().filter(|waiter| !waiter.is_warned_of && waiter.waits())
-    }
-}
-
-impl RegisteredWaiter {
-    /// Whether it has neither been granted nor given up.
-    pub(crate) fn waits(&self) -> bool {
-        !self.own_node.is_holding() && !self.own_node.has_left()
     }
 }
 
@@ -302,66 +212,4 @@ pub(crate) struct WaitContext<'a> {
     pub(crate) directory: Option<Box<Stat>>,
     /// How often the server has not listed our node although the leader has it.
     pub(crate) denials: Tries,
-}
-
-/// Where an acquisition waits, for the error of its timeout.
-#[derive(Default)]
-pub(crate) struct WaitReport {
-    waits: Mutex<Option<WaitSnapshot>>,
-    /// Contenders in the way were found to be ghosts.
-    ghosts_found: Notify,
-}
-
-impl WaitReport {
-    pub(crate) fn waits(&self) -> MutexGuard<'_, Option<WaitSnapshot>> {
-        self.waits.lock()
-    }
-
-    /// Waits until contenders in the way were found to be ghosts since the last listing.
-    pub(crate) async fn ghosts_found(&self) {
-        self.ghosts_found.notified().await;
-    }
-
-    pub(crate) fn notify_of_ghosts(&self) {
-        self.ghosts_found.notify_one();
-    }
-
-    /// Records what the acquisition saw when it listed the queue.
-    pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
-        let mut waits = self.waits();
-        let looks = waits.as_ref().map_or(1, |waits| waits.looks + 1);
-        *waits = Some(WaitSnapshot { session: Arc::clone(session), me: me.clone(), seen, looks });
-    }
-
-    /// The acquisition has ended: what it waited for is in the way of nobody.
-    pub(crate) fn end(&self) {
-        let waits = self.waits().take();
-        drop(waits);
-    }
-
-    /// The contenders in the way by the last listing.
-    pub(crate) fn seen_in_the_way(&self) -> Blockers {
-        self.waits().as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()
-    }
-}
-
-/// What its last listing has shown.
-#[derive(Clone)]
-pub(crate) struct WaitSnapshot {
-    pub(crate) session: Arc<dyn Session>,
-    pub(crate) me: Contender,
-    /// The acquisition's position by its last listing.
-    pub(crate) seen: Progress,
-    /// How many listings there were.
-    pub(crate) looks: usize,
-}
-
-/// Where the acquisition waits, once it has listed the queue more than `looks` times. A listing wakes the read that
-/// polls the shared acquisition, and with it all the reads that wait.
-pub(crate) async fn looked_since(waiting: &WaitReport, looks: usize) -> WaitSnapshot {
-    poll_fn(|_| match &*waiting.waits() {
-        Some(waits) if waits.looks > looks => Poll::Ready(waits.clone()),
-        _ => Poll::Pending,
-    })
-    .await
 }

@@ -1,32 +1,32 @@
-//! What is told of an acquisition while it waits: the error of its timeout, the warning that it takes long.
+//! Warnings: an acquisition that waits for long, and a lock that is held for long.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::call;
-use crate::contend::request::{Acquisition, Handle, RegisteredWaiter, WaitReport, WaitSnapshot};
+use crate::contend::acquisition::{Acquisition, Goal, Handle};
 use crate::contend::tenure::Tenure;
-use crate::error::error::Error;
+use crate::contend::timeout::LOOK_UP_AHEAD;
 use crate::observe::trace::HoldTrace;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
+use crate::session::node::OwnNode;
 use crate::session::retry::spawn_cancellable;
-use crate::telemetry::log::emit;
+use crate::sync::Mutex;
+use crate::telemetry::log::{OwnSpan, emit};
+
+/// How long an acquisition waits before it is warned of, unless the user says otherwise.
+pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 
 /// How often the task that warns looks at a queue, at most.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// How long before its timeout an acquisition asks the leader for those in its way, at most. If they are ghosts, it is granted
-/// within that time, also by servers that commit slowly.
-const ASK_AHEAD: Duration = Duration::from_secs(2);
-
-/// How long before its timeout an acquisition looks up whom its error is to name, at most.
-const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 impl Acquisition {
     /// What is told of a hold, or of one use of a kept one, until it ends.
@@ -57,65 +57,90 @@ impl Acquisition {
         self.handle.warn(self.aim(), self.label(), &Blockers::default(), 0);
         queued.await
     }
+}
 
-    /// Waits for the grant until the timeout. The error then names the contenders in the way, by `waiting`.
-    pub(crate) async fn within<G>(
-        &self,
-        timeout: Duration,
-        waiting: &WaitReport,
-        mut granted: impl Future<Output = Result<G, Error>> + Unpin,
-    ) -> Result<G, Error> {
-        let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
-        let mut late = call::late(&self.handle.coordinator, timeout);
-        let mut looking = pin!(async {
-            self.handle.coordinator.sleep(timeout - ask).await;
-            let asked = self.ask_for_ghosts(waiting);
-            let (is_asked, ()) = tokio::join!(asked, self.handle.coordinator.sleep(ask - look_up));
-            if !is_asked {
-                self.ask_for_ghosts(waiting).await;
-            }
-            self.in_the_way(waiting).await
-        });
-        let mut found = None;
-        loop {
-            tokio::select! {
-                biased;
-                answer = &mut granted => return answer,
-                cut_off = &mut late => {
-                    // While cut off, the last listing is the best answer.
-                    let blockers = found.flatten().unwrap_or_else(|| waiting.seen_in_the_way());
-                    return Err(Error::Timeout { waited: timeout, blockers, cut_off });
-                }
-                blockers = &mut looking, if found.is_none() => found = Some(blockers),
-            }
-        }
+/// The acquisitions of one handle that wait in the queue, so that one task can warn of all that wait for long.
+#[derive(Default)]
+pub(crate) struct WaiterRegistry(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    all: BTreeMap<u64, RegisteredWaiter>,
+    /// Ends the task that warns of them, when it is dropped.
+    watched: Option<oneshot::Sender<()>>,
+}
+
+/// One acquisition that waits in the queue.
+#[derive(Clone)]
+pub(crate) struct RegisteredWaiter {
+    pub(crate) began: Instant,
+    pub(crate) session: Arc<dyn Session>,
+    pub(crate) own_node: Arc<OwnNode>,
+    pub(crate) label: Option<String>,
+    pub(crate) span: OwnSpan,
+    pub(crate) goal: Option<Arc<dyn Goal>>,
+    pub(crate) is_warned_of: bool,
+}
+
+impl WaiterRegistry {
+    /// Enters a waiter. Returns its number, and whether there is a task that warns.
+    pub(crate) fn enter(&self, waiter: RegisteredWaiter) -> (u64, bool) {
+        let mut table = self.0.lock();
+        let number = table.next;
+        table.next += 1;
+        table.all.insert(number, waiter);
+        // The last task may have ended with its session.
+        (number, table.watched.as_ref().is_some_and(|watched| !watched.is_closed()))
     }
 
-    /// Asks the leader for those in the way of a waiter. Returns whether it is one already.
-    async fn ask_for_ghosts(&self, waiting: &WaitReport) -> bool {
-        let waits = waiting.waits().clone();
-        let Some(WaitSnapshot { session, me, .. }) = waits else { return false };
-        let Ok(names) = session.children(&self.handle.queue).await else { return true };
-        let paths = &self.handle.paths;
-        let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
-        let mut has_ghosts = !ghosts.is_empty();
-        let names = session.upkeep().ghosts().without(&self.handle.queue, &names, me.mode());
-        if let (Some(goal), []) = (&self.goal, &turn::ahead_of(&me, &names)[..]) {
-            has_ghosts |= goal.check_for_ghosts(&session).await;
-        }
-        // It is granted, or it waits for others.
-        if has_ghosts {
-            waiting.notify_of_ghosts();
-        }
-        true
+    /// A task warns from now on, until what is given is dropped. If another one was as fast, that one ends.
+    pub(crate) fn watched_by(&self, task: oneshot::Sender<()>) {
+        let before = self.0.lock().watched.replace(task);
+        drop(before);
     }
 
-    /// The contenders in the way of a waiter, as far as that can be read now. `None` if it has not listed any yet.
-    async fn in_the_way(&self, waiting: &WaitReport) -> Option<Blockers> {
-        let waits = waiting.waits().clone();
-        let WaitSnapshot { session, me, seen, .. } = waits?;
-        let Ok(names) = session.children(&self.handle.queue).await else { return Some(seen.blockers) };
-        Some(self.handle.paths.blockers(&session, &names, &me).await)
+    pub(crate) fn leave(&self, number: u64) {
+        let waiter = self.0.lock().all.remove(&number);
+        drop(waiter);
+    }
+
+    /// How soon the first of those that nothing was said of will have waited for so long.
+    pub(crate) fn next(&self, limit: Duration) -> Option<Duration> {
+        self.0.lock().unwarned().next().map(|waiter| limit.saturating_sub(waiter.began.elapsed()))
+    }
+
+    /// The first that has waited for so long, and how many others have.
+    pub(crate) fn due(&self, limit: Duration) -> Option<(RegisteredWaiter, usize)> {
+        let mut table = self.0.lock();
+        let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
+        let first = due.next().map(|waiter| {
+            waiter.is_warned_of = true;
+            waiter.clone()
+        })?;
+        let others = due.map(|waiter| waiter.is_warned_of = true).count();
+        Some((first, others))
+    }
+
+    /// The task that warns ends, unless there is something to say yet. Returns whether it ends.
+    pub(crate) fn end_watch_if_all_are_warned(&self) -> bool {
+        let mut table = self.0.lock();
+        let is_over = table.unwarned().next().is_none();
+        table.watched.take_if(|_| is_over);
+        is_over
+    }
+}
+
+impl Table {
+    fn unwarned(&mut self) -> impl Iterator<Item = &mut RegisteredWaiter> {
+        self.all.values_mut().filter(|waiter| !waiter.is_warned_of && waiter.waits())
+    }
+}
+
+impl RegisteredWaiter {
+    /// Whether it has neither been granted nor given up.
+    pub(crate) fn waits(&self) -> bool {
+        !self.own_node.is_holding() && !self.own_node.has_left()
     }
 }
 
