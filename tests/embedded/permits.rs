@@ -66,7 +66,7 @@ fn forge_hand_off(stranger: &Memory, place: &str) {
     now(session(stranger).transact(&[set])).expect("allowed");
 }
 
-/// Only calls that wait for no contender have a time limit of their own for the read of the number.
+/// Only calls that wait for no contender limit the time for reading the number of permits.
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_waits_for_the_number_until_timeout() {
     let zk = Memory::new();

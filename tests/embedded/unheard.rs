@@ -168,7 +168,7 @@ async fn a_waiter_without_an_event_fails_at_its_check() {
     }
 }
 
-/// Fails those checks of a waiter that name a number of nodes in this range.
+/// Fails each transaction that consists of checks alone, if the number of its checks is in the range `checks`.
 fn without_checks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hindered {
     let is_check = |operation: &Operation| matches!(operation, Operation::Check { .. });
     Hindered::new(zk, move |asked| match asked {
@@ -510,7 +510,8 @@ async fn a_number_changed_in_the_exchange_is_read_anew() {
     drop(timeout(SECOND, head).await.expect("a grant without a pause").expect("no panic").expect("granted"));
 }
 
-/// The server goes on showing a number that the leader no longer has, or has again by the time of the check.
+/// The server goes on showing a number of permits that the leader has replaced. In the second case, the leader has that number
+/// again when it is asked.
 #[tokio::test(start_paused = true)]
 async fn a_number_unknown_to_the_leader_is_retried_slowly() {
     for comes_back in [false, true] {
@@ -643,8 +644,8 @@ async fn a_head_past_a_ghost_counts_hidden_permits() {
     }
 }
 
-/// The server is stopped, as the error has advised, while it reads the ghost's node. Or another server answers that read
-/// alone, between two connections to the first.
+/// An operator stops the server, as the logged error has advised, while the head reads the ghost's node. In the second case,
+/// another server answers only that read, between two connections to the first server.
 #[tokio::test(start_paused = true)]
 async fn a_head_on_another_server_counts_shown_permits() {
     for comes_back in [false, true] {

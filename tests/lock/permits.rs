@@ -31,7 +31,7 @@ async fn free(semaphore: &Semaphore) -> Permit {
     soon("a free permit", semaphore.acquire()).await.expect("free")
 }
 
-/// A semaphore whose directories exist, and whose handle has read the number.
+/// A semaphore whose directories exist, and whose handle has read the number of permits.
 async fn used(zk: &ZooKeeper, path: &str, permits: u32) -> Semaphore {
     let semaphore = open(zk, path, permits);
     free(&semaphore).await.release().await.unwrap();
@@ -182,7 +182,7 @@ async fn a_permit_that_is_given_back_wakes_one_of_forty() {
     assert_eq!(told(&waiting).await[..2], [1, 0]);
     assert_eq!(told(&waiting).await.iter().sum::<u64>(), 1);
     let looks = but_for_the_settling(&waiting[0].0);
-    // The permits with a watch, the predecessor's permit and the number, and then the number again with a watch.
+    // The list of permits with a watch, the predecessor's permit, the number of permits, and that number again with a watch.
     assert_eq!(looks, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData]);
     assert!(waiting.iter().skip(1).all(|(tapped, _)| but_for_the_settling(tapped).is_empty()));
     assert!(waiting.iter().all(|(_, task)| !task.is_finished()));
