@@ -533,7 +533,7 @@ pub async fn an_idle_node_is_given_up_to_a_waiter<H: Harness>(h: &H) {
     }
 }
 
-pub async fn an_asked_node_admits_no_new_use_and_goes<H: Harness>(h: &H) {
+pub async fn a_node_that_was_asked_for_admits_no_new_use<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let kept = s.keeping();
     let (one, two) = (soon("a free lock", kept.read()).await.expect("free"), kept.read().await.expect("kept"));

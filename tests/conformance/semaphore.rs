@@ -233,7 +233,7 @@ pub async fn a_cancelled_head_lets_in_the_next_waiter<H: Harness>(h: &H) {
 
 // The number of permits.
 
-pub async fn a_different_number_is_an_error_with_both_values<H: Harness>(h: &H) {
+pub async fn a_different_number_of_permits_is_an_error<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let other = Semaphore::new(&s.theirs, &s.path, 4).expect("valid");
@@ -258,7 +258,7 @@ pub async fn a_different_number_is_an_error_with_both_values<H: Harness>(h: &H) 
     s.becomes_empty().await;
 }
 
-pub async fn only_one_of_two_first_numbers_is_accepted<H: Harness>(h: &H) {
+pub async fn only_one_of_two_first_numbers_of_permits_is_set<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     for round in 0..10 {
         let path = format!("{}-{round}", s.path);
@@ -274,7 +274,7 @@ pub async fn only_one_of_two_first_numbers_is_accepted<H: Harness>(h: &H) {
     }
 }
 
-pub async fn a_handle_without_a_number_reads_the_number<H: Harness>(h: &H) {
+pub async fn a_handle_without_a_number_of_permits_reads_it<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let plain = Semaphore::builder(&s.theirs, &s.path).build().expect("valid");
     assert_eq!(plain.permits().await.expect("readable"), None);
@@ -303,7 +303,7 @@ pub async fn more_permits_than_exist_are_refused_unsent<H: Harness>(h: &H) {
     assert_eq!(s.operator.data(&s.path).await, Err(Failure::NoNode));
 }
 
-pub async fn a_raised_number_lets_in_waiters<H: Harness>(h: &H) {
+pub async fn a_raised_number_of_permits_lets_in_waiters<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let held = soon("free permits", s.a.acquire_many(2)).await.expect("free");
     let (one, two) = (s.queue_up(&s.a, 1).await, s.queue_up(&s.b, 2).await);
@@ -323,7 +323,7 @@ pub async fn a_raised_number_lets_in_waiters<H: Harness>(h: &H) {
     ));
 }
 
-pub async fn a_lowered_number_evicts_nobody<H: Harness>(h: &H) {
+pub async fn a_lowered_number_of_permits_evicts_nobody<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let mut held = take_all(&s.a, 3).await;
     let waits = s.queue_up(&s.b, 1).await;
@@ -342,7 +342,7 @@ pub async fn a_lowered_number_evicts_nobody<H: Harness>(h: &H) {
     assert!(matches!(error, Error::Permits { reason: PermitsError::TooFew { wanted: 2, permits: 1 }, .. }), "{error}");
 }
 
-pub async fn a_waiter_for_more_than_a_lowered_number_fails<H: Harness>(h: &H) {
+pub async fn a_waiter_for_more_permits_than_are_left_fails<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let (head, next, last) = (s.queue_up(&s.b, 3).await, s.queue_up(&s.b, 3).await, s.queue_up(&s.a, 1).await);
@@ -357,7 +357,7 @@ pub async fn a_waiter_for_more_than_a_lowered_number_fails<H: Harness>(h: &H) {
     assert!(granted(last).await.is_held() && held.is_held());
 }
 
-pub async fn a_number_changed_by_hand_is_noticed_by_the_head<H: Harness>(h: &H) {
+pub async fn a_number_of_permits_changed_by_hand_is_noticed<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
     // A handle that first sees another number than its own is refused, so this handle is used before the change.
     soon("a free permit", s.b.acquire()).await.expect("free").release().await.expect("held");
@@ -500,7 +500,7 @@ pub async fn a_foreign_node_among_permits_is_an_error<H: Harness>(h: &H) {
     assert!(soon("a free permit", s.a.acquire()).await.expect("free").is_held());
 }
 
-pub async fn a_number_that_cannot_be_parsed_is_an_error<H: Harness>(h: &H) {
+pub async fn an_unreadable_number_of_permits_is_an_error<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     soon("a free permit", s.a.acquire()).await.expect("free").release().await.expect("held");
     for data in ["permits=0", "permits=", "10", "\u{feff}permits=2"] {

@@ -82,7 +82,7 @@ async fn a_vanishing_directory_is_made_64_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_removed_initial_value_is_tried_64_times() {
+async fn a_removed_initial_value_is_written_64_times() {
     let writings = Count::default();
     let written = writings.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -198,7 +198,7 @@ impl Drop for Room {
 }
 
 #[support::judged]
-async fn a_slot_returns_its_room_once() {
+async fn a_session_slot_returns_its_room_once() {
     let given_back = Count::default();
     let slot = {
         let (memory, given_back) = (Memory::new(), given_back.clone());
@@ -298,7 +298,7 @@ fn assert_enough(reserved: &AtomicUsize, needed: usize) {
 }
 
 #[test]
-fn a_contender_has_room_for_two_paths() {
+fn a_contender_reserves_room_for_two_paths() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
     let lock = RwLock::builder(&zk, PATH).host("short").build().expect("valid");
     let _held = now(lock.write()).expect("free");
@@ -308,7 +308,7 @@ fn a_contender_has_room_for_two_paths() {
 }
 
 #[test]
-fn a_keeping_contender_has_room_for_the_directory_too() {
+fn a_kept_node_reserves_room_for_the_directory_too() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
     let lock = RwLock::builder(&zk, PATH).keep(Duration::from_secs(1)).build().expect("valid");
     let _held = now(lock.write()).expect("free");
@@ -316,7 +316,7 @@ fn a_keeping_contender_has_room_for_the_directory_too() {
 }
 
 #[test]
-fn a_waiter_for_permits_has_room_for_its_watches() {
+fn a_waiter_for_permits_reserves_room_for_its_watches() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
     let limit = Semaphore::new(&zk, PATH, 1).expect("valid");
     let _held = now(limit.acquire()).expect("free");
@@ -327,7 +327,7 @@ fn a_waiter_for_permits_has_room_for_its_watches() {
 }
 
 #[test]
-fn a_copy_of_the_value_has_room_for_the_values_node() {
+fn a_copy_reserves_room_for_the_values_node() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
     let shared = Shared::<u64>::builder(&zk, PATH).initial(|| 0).build().expect("valid");
     drop(now(shared.read()).expect("free"));
@@ -342,7 +342,7 @@ fn a_copy_of_the_value_has_room_for_the_values_node() {
 /// The transaction that ends a session names all its ephemeral nodes, so a session may have only as many as fit into one
 /// request.
 #[test]
-fn every_hold_reserves_its_ephemeral_path_twice() {
+fn every_hold_reserves_room_for_its_ephemeral_path() {
     let is_within = |zk: &Hindered, reserved: &AtomicUsize, directory: &str| {
         let reserved = reserved.load(Ordering::Relaxed);
         assert!(2 * longest(zk, directory) <= reserved, "{directory}: {reserved} bytes are reserved");

@@ -99,7 +99,7 @@ async fn no_permit_stays_if_a_server_denies_or_hides_it() {
 }
 
 #[test]
-fn a_downgrade_with_a_lost_reply_is_done_if_denied() {
+fn a_downgrade_with_a_lost_reply_survives_a_denial() {
     for failure in [Failure::NoNode, Failure::NoAuth(Box::default())] {
         let memory = Memory::new();
         let (zk, _) = denying(&memory, "-READ-", failure, usize::MAX);

@@ -129,7 +129,7 @@ fn explore_all(dialect: Dialect, kinds: &[Kind], size: u32) {
 }
 
 #[test]
-fn users_of_curator_names_take_turns() {
+fn libraries_with_curator_names_take_turns() {
     let kinds = Kind::all_in(Dialect::Curator);
     explore_all(Dialect::Curator, &kinds, 3);
     // Fleets of four are many, and zookeeper-client decides as a writer of kazoo does, so zookeeper-client is left out.
@@ -138,17 +138,17 @@ fn users_of_curator_names_take_turns() {
 }
 
 #[test]
-fn users_of_curators_mutex_names_take_turns() {
+fn libraries_with_curators_mutex_names_take_turns() {
     explore_all(Dialect::CuratorMutex, &Kind::all_in(Dialect::CuratorMutex), 4);
 }
 
 #[test]
-fn users_of_kazoo_names_take_turns() {
+fn libraries_with_kazoo_names_take_turns() {
     explore_all(Dialect::Kazoo, &Kind::all_in(Dialect::Kazoo), 4);
 }
 
 #[test]
-fn users_of_our_names_take_turns() {
+fn libraries_with_our_names_take_turns() {
     explore_all(Dialect::Native, &Kind::all_in(Dialect::Native), 4);
 }
 
@@ -294,7 +294,7 @@ async fn a_hand_off_ignores_a_foreign_contender() {
 }
 
 #[support::judged]
-async fn nodes_of_the_same_dialect_are_waited_for_and_seen() {
+async fn contenders_of_one_dialect_wait_for_each_other() {
     for dialect in FOREIGN {
         let s = Scene::set(dialect).await;
         let theirs = foreign_name(dialect, Mode::Write, 0);
@@ -403,7 +403,7 @@ async fn a_create_with_a_lost_reply_is_found_by_its_uuid() {
 }
 
 #[support::judged]
-async fn an_uncontended_pair_costs_three_requests() {
+async fn an_uncontended_write_and_release_cost_3_requests() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         for _ in 0..2 {
@@ -419,7 +419,7 @@ async fn an_uncontended_pair_costs_three_requests() {
 }
 
 #[support::judged]
-async fn a_directory_that_kazoo_takes_for_granted_stays() {
+async fn a_directory_in_kazoos_dialect_is_not_reaped() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         s.zk.faults().reap_containers();

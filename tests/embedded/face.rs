@@ -15,7 +15,7 @@ use zk_rwlock::{Blocking, Error, Leadership, Loss, Memory, Mode, RwLock, Semapho
 const LONG: Duration = Duration::from_secs(600);
 
 #[test]
-fn a_program_without_a_runtime_can_do_all_that_others_can() {
+fn every_call_works_without_a_runtime() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, "/locks/config").unwrap();
     let writer = lock.write().timeout(LONG).label("migrate").blocking().unwrap();
@@ -77,7 +77,7 @@ async fn errors_and_queues_mark_contenders_of_this_process() {
 }
 
 #[test]
-fn a_parent_that_is_missing_is_named() {
+fn errors_name_a_missing_parent() {
     let guard = now(RwLock::new(&Memory::new(), "/lock").unwrap().write()).unwrap();
     for (parent, node) in [("/none", "/none/node"), ("/none/below", "/none/below/node")] {
         let error = now(guard.transaction().create("/made", "").create(node, "").commit()).unwrap_err();
@@ -90,7 +90,7 @@ fn a_parent_that_is_missing_is_named() {
 }
 
 #[test]
-fn the_blocking_release_of_what_was_lost_is_an_error_too() {
+fn a_blocking_release_of_a_lost_lock_is_an_error() {
     let zk = Memory::new();
     let lock = |path: &str| RwLock::new(&zk, path).unwrap();
     let read = lock("/read").read().blocking().unwrap();

@@ -157,7 +157,7 @@ async fn a_try_write_fails_where_a_downgrade_was_missed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ghost_behind_a_node_that_may_not_be_read_is_found() {
+async fn a_ghost_behind_an_unreadable_node_is_found() {
     let theirs = Memory::new();
     let other = lock_of(&theirs);
     let (first, ghost) = (read(&other), read(&other));
@@ -310,7 +310,7 @@ fn client_that_shows_a_waiter_for_permits() -> Memory {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ghost_in_the_queue_of_a_semaphore_holds_up_nobody() {
+async fn a_ghost_in_the_queue_of_a_semaphore_blocks_nobody() {
     let ours = client_that_shows_a_waiter_for_permits();
     drop(limit(&ours, 1).try_acquire().await.expect("free"));
     drop(limit(&ours, 1).acquire().timeout(SECOND).await.expect("free"));
@@ -371,7 +371,7 @@ async fn no_call_returns_a_ghost_as_leader() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ghost_that_is_known_contends_for_nothing() {
+async fn a_known_ghost_does_not_contend() {
     let (ours, theirs) = two();
     let held = read(&lock_of(&ours));
     let other = lock_of(&theirs);

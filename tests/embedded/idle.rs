@@ -38,7 +38,7 @@ fn deliver_all(wired: &Wired) {
 }
 
 #[test]
-fn idle_readers_hold_up_no_reader_and_no_try() {
+fn idle_readers_block_no_reader_and_no_try() {
     let wired = client();
     let _idle = idle(&wired, reading);
     assert!(read(&lock(&wired)).is_held());
@@ -46,7 +46,7 @@ fn idle_readers_hold_up_no_reader_and_no_try() {
 }
 
 #[test]
-fn idle_writers_hold_up_none_before_them() {
+fn idle_writers_block_no_contender_ahead() {
     let wired = client();
     let holder = read(&RwLock::new(&wired.memory.connect(), DIRECTORY).expect("valid"));
     let mut head = writing(&lock(&wired));
@@ -57,7 +57,7 @@ fn idle_writers_hold_up_none_before_them() {
 }
 
 #[test]
-fn an_idle_downgrade_holds_up_no_reader_of_its_session() {
+fn an_idle_downgrade_blocks_no_reader_of_its_session() {
     let wired = client();
     let guard = write(&lock(&wired));
     let mut reader = reading(&lock(&wired));

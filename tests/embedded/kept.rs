@@ -143,7 +143,7 @@ fn an_idle_node_is_given_up_as_soon_as_a_contender_waits() {
 }
 
 #[test]
-fn an_asked_node_admits_no_use_and_goes_with_its_last() {
+fn a_node_that_was_asked_for_admits_no_further_use() {
     let (zk, kept, other) = two();
     let (one, two) = (read(&kept), read(&kept));
     let mut writer = writing(&other);
@@ -180,7 +180,7 @@ fn a_node_asked_for_before_its_grant_serves_its_waiters() {
 }
 
 #[test]
-fn an_asked_node_serves_one_write_and_requeues_the_rest() {
+fn a_node_asked_for_serves_one_write_and_requeues_others() {
     let (zk, kept, other) = two();
     let holder = write(&other);
     let (mut one, mut two) = (writing(&kept), writing(&kept));
@@ -244,7 +244,7 @@ fn a_waiter_asks_its_own_session_and_the_others() {
 }
 
 #[test]
-fn a_try_asks_nobody() {
+fn a_try_sends_no_ask() {
     let (zk, kept, other) = two();
     drop((read(&kept), read(&kept)));
     let Error::WouldBlock { blockers } = now(other.try_write()).unwrap_err() else { panic!("the node is kept") };
@@ -266,7 +266,7 @@ fn a_write_gives_up_the_read_node_of_its_handle_first() {
 }
 
 #[test]
-fn a_try_write_of_the_same_handle_is_not_in_its_own_way() {
+fn a_try_write_is_not_blocked_by_its_own_node() {
     let (zk, kept, _) = two();
     drop(read(&kept));
     drop(now(kept.try_write()).expect("only kept"));
@@ -328,7 +328,7 @@ fn a_shared_guard_ends_its_use_with_the_last_share() {
 }
 
 #[test]
-fn a_write_node_with_an_exposed_path_is_not_kept_on() {
+fn a_write_node_whose_path_was_given_out_is_not_kept() {
     let (zk, kept, _) = two();
     let guard = write(&kept);
     let path = guard.path();
@@ -339,7 +339,7 @@ fn a_write_node_with_an_exposed_path_is_not_kept_on() {
 // The end of a node.
 
 #[test]
-fn the_last_clone_of_a_handle_takes_its_idle_node_with_it() {
+fn the_last_clone_of_a_handle_removes_its_idle_node() {
     let (zk, kept, _) = two();
     let clone = kept.clone();
     drop(read(&kept));
@@ -396,7 +396,7 @@ fn a_directory_deleted_under_a_kept_node_ends_it() {
 }
 
 #[test]
-fn a_deleted_directory_is_no_reason_to_keep_less() {
+fn a_deleted_directory_does_not_stop_keeping() {
     let (zk, kept, _) = two();
     for _ in 0..3 {
         drop(read(&kept));
@@ -487,7 +487,7 @@ fn a_node_acquired_by_asking_is_kept_the_next_time() {
 }
 
 #[test]
-fn a_node_asked_for_before_reuse_is_not_kept_once() {
+fn a_node_asked_for_before_reuse_skips_keeping_once() {
     let (zk, kept, other) = two();
     for is_kept in [true, false, true, false] {
         drop(read(&kept));
@@ -615,7 +615,7 @@ fn a_clone_on_another_thread_joins_too() {
 /// Tokio lets a task take 128 steps without a pause. Every fourth use is a step, so the task must pause after some five
 /// hundred uses.
 #[support::judged]
-async fn a_task_that_only_joins_lets_others_run_now_and_then() {
+async fn a_task_that_only_joins_yields_now_and_then() {
     let (_zk, kept, _) = two();
     drop(kept.read().await.expect("free"));
     let uses = Arc::new(AtomicUsize::new(0));
@@ -637,7 +637,7 @@ async fn a_task_that_only_joins_lets_others_run_now_and_then() {
 }
 
 #[test]
-fn a_use_that_waits_in_the_same_process_contends() {
+fn a_waiting_use_of_the_same_process_contends() {
     let (_zk, kept, _) = two();
     drop(write(&kept));
     let guard = write(&kept);

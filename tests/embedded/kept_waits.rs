@@ -52,7 +52,7 @@ async fn spin() {
 const SOON: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_says_how_long_a_use_has_waited_in_all() {
+async fn a_timeout_reports_the_whole_wait_of_a_use() {
     let (_zk, kept, other) = two();
     drop(kept.write().await.unwrap());
     let mine = kept.write().await.unwrap();
@@ -241,7 +241,7 @@ async fn a_released_use_is_not_reported_as_held_for_long() {
 }
 
 #[test]
-fn reads_of_a_cancelled_write_are_granted_together() {
+fn reads_behind_a_cancelled_write_share_the_node() {
     let (zk, kept, other) = two();
     let holder = write(&other);
     let (mut writer, mut one, mut two) = (writing(&kept), reading(&kept), reading(&kept));
@@ -383,7 +383,7 @@ fn a_value_may_be_used_while_an_old_one_is_dropped() {
 }
 
 #[test]
-fn a_node_kept_before_a_reader_is_asked_for_later() {
+fn a_kept_node_ahead_of_a_reader_is_asked_for_later() {
     let zk = Memory::new();
     let (keeper, other) = (keeping(&zk), plain(&zk));
     let held = write(&other);

@@ -111,7 +111,7 @@ async fn a_hung_holder_without_a_lease_ends_at_its_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_downgrade_does_not_begin_the_time_anew() {
+async fn a_downgrade_does_not_restart_the_limit() {
     let zk = Memory::new();
     let guard = now(lock(&zk).write()).expect("free");
     advance(LIMIT / 2).await;
@@ -138,7 +138,7 @@ async fn permits_are_given_up_at_their_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_several_locks_each_counts_from_its_own_grant() {
+async fn each_of_several_limits_counts_from_its_grant() {
     let zk = Memory::new();
     let second = RwLock::new(&zk, "/second").expect("valid");
     let both = MultiLock::new([(&lock(&zk), Mode::Write), (&second, Mode::Write)]).expect("valid");
@@ -174,7 +174,7 @@ async fn a_term_ends_at_its_limit_and_another_leads() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_use_of_a_kept_node_has_the_time_for_itself() {
+async fn each_use_of_a_kept_node_has_its_own_limit() {
     let zk = Memory::new();
     let lock = limited(&zk).keep(100 * LIMIT).build().expect("valid");
     for _ in 0..5 {
@@ -201,7 +201,7 @@ async fn each_use_of_a_kept_node_has_the_time_for_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn values_and_once_have_the_limit_of_their_lock() {
+async fn values_and_once_guards_have_the_limit_of_their_lock() {
     let zk = Memory::new();
     let value: Shared<u32> =
         Shared::builder(&zk, "/value").initial(|| 1).lock(|lock| lock.max_hold(LIMIT)).build().expect("valid");
@@ -218,7 +218,7 @@ async fn values_and_once_have_the_limit_of_their_lock() {
 }
 
 #[test]
-fn a_limit_of_zero_is_refused_and_none_is_needed() {
+fn a_limit_of_zero_is_refused() {
     let zk = Memory::new();
     let refused = RwLock::builder(&zk, PATH).max_hold(Duration::ZERO).build().expect_err("a limit of zero is refused");
     assert!(matches!(refused, Error::InvalidInput(_)), "{refused}");

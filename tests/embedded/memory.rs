@@ -438,7 +438,7 @@ async fn listening_waiters_read_under_10_000_names_a_second() {
 }
 
 #[support::judged]
-async fn a_waiter_whose_listener_panics_leaves_the_queue() {
+async fn a_waiter_whose_on_wait_panics_leaves_the_queue() {
     let (zk, _other, a, b) = two();
     let held = write(&a);
     let waiting = tokio::spawn(b.write().on_wait(|_| panic!("a panic on purpose")).into_future());
@@ -541,7 +541,7 @@ fn a_holder_awaiting_contention_learns_of_its_loss() {
 }
 
 #[test]
-fn a_writer_that_came_and_left_again_does_not_count() {
+fn a_writer_that_left_again_does_not_contend() {
     let (_zk, _other, a, b) = two();
     let guard = write(&a);
     let mut contended = task::spawn(guard.contended());
@@ -1110,7 +1110,7 @@ async fn a_suspended_machine_cannot_use_its_kept_node() {
 /// The wake-up comes in the middle of a change in the ensemble. A waker that sends a request must not deadlock on the
 /// ensemble's lock.
 #[test]
-fn those_who_are_woken_may_use_the_ensemble() {
+fn a_woken_task_may_use_the_ensemble() {
     struct Curious(Memory, AtomicU64);
 
     impl Wake for Curious {
@@ -1278,7 +1278,7 @@ fn a_foreign_write_to_a_waiting_node_is_no_hand_off() {
 // The end of the sequence numbers.
 
 #[test]
-fn from_the_last_million_numbers_on_nobody_may_enter() {
+fn nobody_may_enter_with_the_last_million_numbers() {
     let (zk, _other, a, b) = two();
     // A foreign node in the directory keeps it from being deleted.
     transact(&zk, &[Operation::Create { path: format!("{DIRECTORY}/foo"), data: Vec::new(), kind: Kind::Persistent }]);
@@ -1303,7 +1303,7 @@ fn from_the_last_million_numbers_on_nobody_may_enter() {
 }
 
 #[test]
-fn late_in_the_sequence_the_last_one_out_restarts_it() {
+fn the_last_contender_to_leave_restarts_the_sequence() {
     let (zk, _other, a, b) = two();
     zk.faults().set_next_sequence(DIRECTORY, RESTART_FROM - 1);
     let before = write(&a);
@@ -1346,7 +1346,7 @@ fn the_restart_survives_lost_answers_and_dropped_guards() {
 }
 
 #[test]
-fn at_the_very_last_number_nobody_is_granted_twice() {
+fn the_very_last_number_is_not_granted_twice() {
     let (zk, _other, a, b) = two();
     let stranger = zk.connect();
     let create = |name: &str, kind| Operation::Create { path: format!("{DIRECTORY}/{name}"), data: Vec::new(), kind };
@@ -1440,7 +1440,7 @@ fn the_directory_may_be_deleted_while_it_is_used() {
 
 /// If a timer were polled after its runtime has ended, its panic would be caught, but printed with a backtrace.
 #[test]
-fn a_test_with_a_disconnected_client_ends_in_order() {
+fn a_test_with_a_disconnected_client_does_not_panic() {
     thread_local!(static PANICS: Cell<usize> = const { Cell::new(0) });
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -1583,7 +1583,7 @@ fn a_probe_reports_a_cut_and_its_start() {
 }
 
 #[test]
-fn a_client_that_is_cut_before_its_first_use_is_cut() {
+fn a_cut_before_the_first_use_takes_effect() {
     let zk = Memory::new();
     zk.faults().cut();
     let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
@@ -1628,7 +1628,7 @@ fn the_ensemble_counts_the_watches_of_all_clients() {
 }
 
 #[test]
-fn a_restore_brings_back_the_saved_state_only() {
+fn a_restore_brings_back_exactly_the_saved_state() {
     let (zk, other, _a, _b) = two();
     let make =
         |path: &str, data: &[u8], kind| drop(now(session(&zk).create(path, data, kind)).expect("the node is new"));

@@ -85,7 +85,7 @@ fn work_is_due_after_a_period_of_the_ensembles_clock() {
 }
 
 #[test]
-fn no_clock_of_a_host_counts() {
+fn the_clocks_of_hosts_do_not_matter() {
     let years = 365 * 24 * 60 * MINUTE;
     let (behind, before) = (Memory::new(), Memory::new());
     behind.faults().set_clock_back(30 * years);
@@ -103,7 +103,7 @@ fn no_clock_of_a_host_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_contender_that_waited_long_counts_its_wait() {
+async fn work_becomes_due_during_a_long_wait() {
     let (zk, _other, a, b) = two();
     works(&a);
     let idle = now(a.write()).expect("free");
@@ -153,7 +153,7 @@ async fn work_done_early_in_a_long_wait_is_stale_at_its_end() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_a_little_does_no_work_twice() {
+fn a_clock_set_back_a_little_repeats_no_work() {
     let (zk, _other, a, b) = two();
     works(&a);
     zk.faults().set_clock_back(49 * MINUTE);
@@ -655,7 +655,7 @@ fn once_costs_one_read_and_one_transaction() {
 }
 
 #[test]
-fn a_taken_lock_is_said_to_be_taken_by_a_try() {
+fn a_try_of_a_taken_lock_would_block() {
     let (zk, _other, a, b) = two();
     let guard = now(a.try_once_in(PERIOD)).expect("free").expect("due");
     assert!(now(b.try_once_in(PERIOD)).expect_err("taken").is_would_block());
@@ -666,7 +666,7 @@ fn a_taken_lock_is_said_to_be_taken_by_a_try() {
 }
 
 #[test]
-fn a_thread_without_a_runtime_works_once_in_a_while() {
+fn once_works_on_a_thread_without_a_runtime() {
     let (_zk, _other, a, b) = two();
     let guard = a.write().once_in(PERIOD).blocking().expect("free").expect("due");
     guard.done().blocking().expect("recorded");

@@ -68,7 +68,7 @@ fn forge_hand_off(stranger: &Memory, place: &str) {
 
 /// Only calls that wait for no contender limit the time for reading the number of permits.
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_waits_for_the_number_until_timeout() {
+async fn an_acquisition_waits_for_the_number_of_permits() {
     let zk = Memory::new();
     open(&zk, 3).acquire().await.expect("free").release().await.expect("held");
     let other = zk.connect();
@@ -83,7 +83,7 @@ async fn an_acquisition_waits_for_the_number_until_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_number_is_set_on_the_next_session_if_one_ends() {
+async fn the_number_of_permits_is_set_on_the_next_session() {
     let (zk, is_over) = (Memory::new(), AtomicBool::new(false));
     let client = zk.clone();
     let line = Hindered::new(&zk, move |asked| {
@@ -305,7 +305,7 @@ fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
 // Several contenders of one session.
 
 #[test]
-fn a_local_successor_counts_after_its_predecessor() {
+fn a_successor_in_the_session_counts_permits_anew() {
     for polls in 1..POLLS {
         let (zk, other, a, b) = two(1);
         let held = acquire(&b);
@@ -392,7 +392,7 @@ fn a_newcomer_recounts_after_a_predecessor_gave_up() {
 }
 
 #[test]
-fn tasks_of_one_session_never_hold_more_than_there_are() {
+fn tasks_of_one_session_never_exceed_the_permits() {
     let (zk, _other, a, _b) = two(3);
     let mut waiting: Vec<Acquiring<Permit>> = (0..12).map(|_| acquiring(&a, 1)).collect();
     let mut held = Vec::new();
@@ -458,7 +458,7 @@ fn a_forged_hand_off_of_a_departed_waiter_grants_none() {
 }
 
 #[test]
-fn a_permit_shown_as_queued_counts_if_forged() {
+fn a_permit_whose_place_is_still_shown_counts() {
     let (zk, other, a, b) = two(1);
     let held = acquire(&a);
     let mut head = acquiring(&b, 1);
@@ -520,7 +520,7 @@ fn a_permit_removed_while_it_is_taken_is_no_grant() {
 }
 
 #[test]
-fn a_number_changed_while_permits_are_taken_counts() {
+fn a_number_of_permits_changed_in_an_exchange_is_used() {
     let slow_polls = 1..POLLS;
     let mut refused = false;
     for polls in slow_polls {
@@ -774,7 +774,7 @@ fn a_permit_of_another_session_is_no_grant() {
 }
 
 #[test]
-fn a_handle_that_sets_another_number_goes_on_with_it() {
+fn a_handle_uses_the_number_of_permits_that_it_set() {
     let zk = Memory::new();
     let a = open(&zk, 2);
     now(a.set_permits(3)).expect("allowed");

@@ -54,7 +54,7 @@ fn an_existing_parent_needs_no_right_to_create() {
 }
 
 #[test]
-fn a_directory_that_may_not_be_made_is_asked_for_once() {
+fn a_forbidden_directory_is_requested_once() {
     let tries = Count::default();
     let count = tries.clone();
     let refused = write_where(&Memory::new(), move |asked| match asked {
@@ -256,7 +256,7 @@ fn a_refused_delete_is_not_retried_without_the_signal() {
 }
 
 #[test]
-fn a_sync_needs_only_an_answer() {
+fn a_sync_needs_no_node_and_no_permission() {
     let is_synced = |failure: Failure| {
         let answer = failure.clone();
         let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -320,7 +320,7 @@ async fn a_vanishing_record_is_written_64_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_with_lost_replies_is_in_doubt_after_33() {
+async fn a_record_is_in_doubt_after_33_lost_replies() {
     let (tries, error) = recorded_with(|_| Failure::Unknown("lost".to_owned())).await;
     assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error:?}");
     // Each write counts twice: as a try and as a lost reply.
@@ -408,7 +408,7 @@ fn a_foreign_sessions_node_is_not_taken_as_own() {
 }
 
 #[test]
-fn a_downgrade_that_is_refused_is_no_downgrade() {
+fn a_refused_downgrade_is_an_error() {
     let guard = write_where(&Memory::new(), |asked| match asked {
         Asked::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => {
             Some(refused_at(0, Failure::NoAuth(Box::default())))
@@ -518,7 +518,7 @@ async fn permits_with_lost_replies_are_listed_65_times() {
 }
 
 #[test]
-fn a_number_written_first_by_another_is_used() {
+fn a_number_of_permits_first_set_by_another_is_used() {
     let memory = Memory::new();
     let (other, tries) = (memory.connect(), Count::default());
     let first = Hindered::new(&memory, move |asked| match asked {
@@ -534,7 +534,7 @@ fn a_number_written_first_by_another_is_used() {
 }
 
 #[test]
-fn a_forbidden_number_is_refused_at_once() {
+fn a_forbidden_number_of_permits_is_refused_at_once() {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -550,7 +550,7 @@ fn a_forbidden_number_is_refused_at_once() {
 }
 
 #[test]
-fn a_number_that_changes_while_it_is_set_is_set_again() {
+fn a_number_of_permits_changed_meanwhile_is_set_again() {
     let memory = Memory::new();
     let (other, tries) = (memory.connect(), Count::default());
     let count = tries.clone();
@@ -576,7 +576,7 @@ fn a_number_that_changes_while_it_is_set_is_set_again() {
 }
 
 #[test]
-fn a_number_raised_just_before_the_watch_is_noticed() {
+fn permits_added_just_before_the_watch_are_noticed() {
     let memory = Memory::new();
     let (other, tries) = (memory.connect(), Count::default());
     let admin = Semaphore::new(&other, LIMIT, 1).expect("valid");

@@ -440,7 +440,7 @@ fn suspicion_and_loss_are_logged_once() {
 }
 
 #[test]
-fn a_waiter_that_loses_its_place_is_no_lost_hold() {
+fn an_evicted_waiter_is_not_logged_as_a_lost_hold() {
     let (zk, lock) = prepared();
     let other = open(&zk.connect());
     let _held = now(other.write()).expect("free");

@@ -475,7 +475,7 @@ async fn a_head_knows_which_of_1000_permits_was_freed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_without_an_event_sees_another_number() {
+async fn a_head_sees_a_new_number_of_permits_at_its_check() {
     let errors = diverged();
     let (ours, theirs) = two();
     let other = limit(&theirs, 1);
@@ -492,7 +492,7 @@ async fn a_head_without_an_event_sees_another_number() {
 
 /// The event is still on its way.
 #[tokio::test(start_paused = true)]
-async fn a_number_changed_in_the_exchange_is_read_anew() {
+async fn a_number_of_permits_changed_in_the_exchange_counts() {
     let (ours, theirs) = two();
     let other = limit(&theirs, 1);
     let permit = now(other.acquire()).expect("free");
@@ -513,7 +513,7 @@ async fn a_number_changed_in_the_exchange_is_read_anew() {
 /// The server goes on showing a number of permits that the leader has replaced. In the second case, the leader has that number
 /// again when it is asked.
 #[tokio::test(start_paused = true)]
-async fn a_number_unknown_to_the_leader_is_retried_slowly() {
+async fn a_number_of_permits_the_leader_lacks_backs_off() {
     for comes_back in [false, true] {
         let errors = diverged();
         let (tries, looks) = (Count::default(), Count::default());
@@ -543,7 +543,7 @@ async fn a_number_unknown_to_the_leader_is_retried_slowly() {
 
 /// The server shows the permits' directory without a number, while the leader has another version of it.
 #[tokio::test(start_paused = true)]
-async fn a_number_denied_by_the_leader_is_retried_slowly() {
+async fn a_number_of_permits_the_leader_denies_backs_off() {
     let tries = Count::default();
     let tried = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
@@ -587,7 +587,7 @@ async fn a_denied_permits_directory_is_retried_slowly() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_number_missed_by_the_server_is_logged() {
+async fn a_missed_number_of_permits_is_logged() {
     let errors = diverged();
     let (ours, theirs) = two();
     let other = limit(&theirs, 1);
@@ -710,7 +710,7 @@ async fn a_copy_without_an_event_sees_a_commit_at_its_check() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_copy_behind_a_lagging_server_says_so() {
+async fn a_copy_at_a_lagging_server_reports_it_is_behind() {
     let errors = diverged();
     let (ours, theirs) = two();
     let value = Shared::builder(&theirs, PATH).initial(|| 1_u64).build().expect("valid");

@@ -417,7 +417,7 @@ async fn an_outage_of_an_hour_is_asked_seldom_and_ends_soon() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_health_check_without_an_answer_has_failed() {
+async fn a_health_check_without_an_answer_fails() {
     let zk = Memory::new();
     let (well, checks) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let check = {
@@ -452,7 +452,7 @@ async fn a_health_check_without_an_answer_has_failed() {
 }
 
 #[test]
-fn a_loss_at_the_end_of_the_work_does_not_end_it() {
+fn a_loss_at_the_end_of_the_work_repeats_the_work() {
     let zk = Memory::new();
     let candidate = leadership(&zk);
     let operator = zk.clone();

@@ -109,7 +109,7 @@ async fn an_observer_survives_a_session_that_ends_at_once() {
 }
 
 #[support::judged]
-async fn observers_take_their_watches_with_them() {
+async fn dropped_observers_leave_no_watch() {
     let server = Server::start();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let mut watchers: Vec<_> = ["/not/there", "/leaders/none", "/leaders/one"]

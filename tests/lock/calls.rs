@@ -79,7 +79,7 @@ async fn ended(calls: Vec<(&'static str, Outcome)>) -> Vec<(&'static str, Result
 }
 
 #[support::judged]
-async fn a_server_that_answers_only_pings_holds_up_no_call() {
+async fn a_server_that_answers_only_pings_blocks_no_call() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/pings").await;
     let silence = proxy.answer_only_pings();
@@ -112,7 +112,7 @@ async fn a_server_that_answers_only_pings_blocks_no_permit_try() {
 }
 
 #[support::judged]
-async fn a_call_with_a_timeout_is_over_in_time() {
+async fn a_call_with_a_timeout_ends_in_time() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/timeouts").await;
     proxy.answer_only_pings();
@@ -139,7 +139,7 @@ async fn a_call_with_a_timeout_ends_in_time_while_disconnected() {
 }
 
 #[support::judged]
-fn a_call_needs_no_runtime_to_be_over_in_time() {
+fn a_call_without_a_runtime_ends_in_time() {
     let proxy = Proxy::start(shared_server().address());
     let builder = ZooKeeper::builder().session_timeout(SHORT);
     let zk = pollster::block_on(builder.connect(&proxy.address())).unwrap();
@@ -221,7 +221,7 @@ async fn a_try_whose_value_does_not_come_gives_the_lock_back() {
 }
 
 #[support::judged]
-async fn an_eviction_that_is_not_answered_says_so() {
+async fn an_unanswered_eviction_is_an_error() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/eviction").await;
     let operator = connect(&shared_server().address()).await;
@@ -233,7 +233,7 @@ async fn an_eviction_that_is_not_answered_says_so() {
 }
 
 #[support::judged]
-async fn an_eviction_whose_answer_is_lost_says_who_was_removed() {
+async fn an_eviction_with_a_lost_reply_names_the_removed() {
     let proxy = Proxy::start(shared_server().address());
     let handles = Handles::behind(&proxy, "/calls/lost-eviction").await;
     let operator = connect(&shared_server().address()).await;
@@ -260,7 +260,7 @@ async fn a_call_on_an_ended_session_is_answered_on_a_fresh_one() {
 
 /// None of these errors tells the caller that its own place in the queue is lost.
 #[support::judged]
-async fn each_failure_to_read_a_queue_is_told_as_what_it_is() {
+async fn each_failure_to_read_a_queue_has_its_own_error() {
     const NO_NODE: i32 = -101;
     const NO_AUTH: i32 = -102;
     let proxy = Proxy::start(shared_server().address());
@@ -338,7 +338,7 @@ async fn a_call_is_a_future_that_can_be_joined() {
 }
 
 #[support::judged]
-async fn an_unanswered_write_at_closing_is_not_called_undone() {
+async fn a_write_unanswered_at_the_close_is_in_doubt() {
     let (server, operator) = (shared_server(), connect(&shared_server().address()).await);
     let written = async |path: String| session(&operator).await.data(&path).await.map(drop);
     for call in ["transaction", "commit", "update", "done"] {

@@ -538,7 +538,7 @@ async fn a_lost_ping_costs_a_long_session_nothing() {
 }
 
 #[support::judged]
-async fn a_read_only_server_is_no_server_to_hold_a_lock_by() {
+async fn a_read_only_server_renews_no_lease() {
     let stage = Stage::set("/faults/read-only", SHORT).await;
     let guard = stage.lock.write().await.unwrap();
     let next = stage.here.write();

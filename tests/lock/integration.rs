@@ -643,7 +643,7 @@ async fn closing_loses_the_guards_before_the_next_grant() {
 // Timeouts and refusals
 
 #[support::judged]
-async fn a_timeout_names_who_is_in_the_way() {
+async fn a_timeout_names_the_holder() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
     let before = SystemTime::now();
@@ -913,7 +913,7 @@ async fn a_queue_that_is_read_never_lacks_its_holder() {
 }
 
 #[support::judged]
-async fn a_node_tells_people_who_is_there_and_since_when() {
+async fn a_nodes_data_names_its_contender() {
     let server = shared_server();
     let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);
     let lock = RwLock::builder(&zk, "/locks/note").host("web-1").build().unwrap();
@@ -991,7 +991,7 @@ fn timed_writer(lock: &RwLock) -> JoinHandle<Result<(WriteGuard, Instant), Error
 }
 
 #[support::judged]
-async fn a_holder_cut_off_is_lost_before_the_next_grant() {
+async fn a_holder_cut_off_loses_the_lock_in_time() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let (zk, other) = (connect_with(&proxy.address(), SHORT).await, connect(&server.address()).await);

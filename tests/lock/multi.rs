@@ -211,7 +211,7 @@ fn the_locks_are_given_back_from_the_last_to_the_first() {
 /// Only woken acquisitions are polled, so a lost wake-up or a deadlock leaves an acquisition pending for ever.
 /// `MULTI_SCHEDULES` sets the number of schedules (`make soak`: 5,000), and `MULTI_SEED` the seed of the first.
 #[tokio::test(start_paused = true)]
-async fn random_schedules_serve_all_and_exclude_rightly() {
+async fn random_schedules_serve_all_and_keep_exclusion() {
     let number = |name: &str| std::env::var(name).ok().map(|number| number.parse::<u64>().expect("a number"));
     let seeds = number("MULTI_SCHEDULES").unwrap_or(150);
     let first = number("MULTI_SEED").unwrap_or_else(|| RandomState::new().hash_one(seeds) >> 1);
@@ -381,7 +381,7 @@ fn an_empty_list_or_a_repeated_path_is_refused() {
 }
 
 #[test]
-fn the_label_stands_in_the_queues_of_all_the_locks() {
+fn the_label_appears_in_the_queues_of_all_locks() {
     let zk = Memory::new();
     let open = |path| RwLock::builder(&zk, path).host("web-1").label("nightly").build().unwrap();
     let locks = MultiLock::new([(open("/a"), Read), (open("/b"), Write)]).unwrap();
@@ -445,7 +445,7 @@ async fn one_timeout_counts_for_all_the_locks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_is_told_in_time_also_while_cut_off() {
+async fn a_timeout_while_cut_off_ends_in_time() {
     let zk = Memory::new();
     let locks = multi(&zk, &[("/a", Write), ("/b", Write)]);
     let held = write(&zk.connect(), "/b");
@@ -516,7 +516,7 @@ fn a_try_beaten_to_a_later_lock_gives_back_the_earlier() {
 }
 
 #[test]
-fn dropped_after_any_number_of_polls_nothing_is_left() {
+fn a_drop_after_any_poll_leaves_nothing() {
     for (way, busy) in [(0, false), (0, true), (1, false)] {
         let mut ends = false;
         for polls in 0..500 {
@@ -665,7 +665,7 @@ fn a_holder_learns_at_which_lock_somebody_waits_first() {
 }
 
 #[test]
-fn a_guard_that_lost_one_gives_the_others_back() {
+fn a_guard_that_lost_one_lock_releases_the_others() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Write), ("/c", Write)]));
     zk.faults().remove(guard.nodes().next().expect("three"));
@@ -999,7 +999,7 @@ async fn a_timeout_or_drop_on_a_server_gives_all_back() {
 }
 
 #[support::judged]
-async fn all_locks_live_and_end_with_one_session() {
+async fn all_locks_end_with_their_common_session() {
     let server = shared_server();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let paths: Vec<String> = (0..20).map(|number| format!("/locks/many/{number:02}")).collect();

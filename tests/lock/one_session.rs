@@ -99,7 +99,7 @@ fn a_downgraded_guard_hears_of_its_removal_at_once() {
 
 /// A standalone server that lost its last transactions in a crash hands out their sequence numbers again.
 #[test]
-fn a_reconnect_ends_grants_by_earlier_knowledge() {
+fn a_reconnect_invalidates_the_known_queue() {
     let zk = Memory::new();
     let there = zk.connect();
     let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
@@ -187,7 +187,7 @@ async fn an_unanswered_transaction_keeps_the_next_out() {
 /// Another session's check of the holder's node may still be under way at the release. It must not succeed beside the next
 /// holder.
 #[support::judged]
-async fn a_node_known_to_others_is_gone_before_the_next() {
+async fn a_node_given_out_is_gone_before_the_next_grant() {
     let t = Tapped::new(shared_server()).await;
     let held = t.lock.write().await.unwrap();
     let _for_others = held.path();

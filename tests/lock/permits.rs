@@ -156,7 +156,7 @@ impl Line {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_permit_that_is_given_back_wakes_one_of_forty() {
+async fn a_returned_permit_wakes_one_of_forty() {
     let Line { server, from, mut held, mut waiting } = Line::of(40, 3).await;
     let (head, task) = waiting.remove(0);
     let taking = head.proxy.hold_request(Op::Multi);
@@ -349,7 +349,7 @@ async fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
 }
 
 #[support::judged]
-async fn a_holder_in_a_black_hole_is_lost_before_a_grant() {
+async fn a_holder_in_a_black_hole_loses_the_lock_in_time() {
     let path = "/permits/black-hole";
     let proxy = support::wire::Proxy::start(shared_server().address());
     let zk = connect_with(&proxy.address(), SHORT).await;

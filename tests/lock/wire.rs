@@ -102,7 +102,7 @@ fn least(mut all: Vec<Vec<Op>>) -> Vec<Op> {
 }
 
 #[support::judged]
-async fn an_uncontended_pair_costs_three_requests() {
+async fn an_uncontended_write_and_release_cost_3_requests() {
     let server = shared_server();
     let (tapped, stranger) = (Tapped::new(server).await, Tapped::new(server).await);
     let (lock, other) = (directory(&tapped.zk, "/wire/pair").await, lock_at(&stranger.zk, "/wire/pair"));
@@ -118,7 +118,7 @@ async fn an_uncontended_pair_costs_three_requests() {
 
 /// Each request of a waiter delays the server's work for the contender that is next.
 #[support::judged]
-async fn a_pair_that_waited_costs_five_requests() {
+async fn a_contended_write_and_release_cost_5_requests() {
     let (server, mut waits) = (shared_server(), Vec::new());
     let (from, to) = (Tapped::new(server).await, Tapped::new(server).await);
     let lock = directory(&from.zk, "/wire/moment").await;
@@ -300,7 +300,7 @@ async fn five_hundred_writers_drain_with_one_event_each() {
 
 /// Each contender lists the directory after its create. Contenders that come during a listing share the next one.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_who_arrive_together_share_a_few_listings() {
+async fn two_hundred_contenders_share_a_few_listings() {
     const CROWD: u64 = 200;
     let server = Server::start();
     let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);

@@ -119,7 +119,7 @@ async fn a_session_proves_itself_where_it_cannot_list_nodes() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_with_a_permit_proves_itself_undisturbed() {
+async fn a_session_with_a_permit_proves_itself_harmlessly() {
     let old = zookeeper_3_5(shared_server().address());
     let zk = connect_with(&old.address(), Duration::from_secs(3)).await;
     let operator = connect(&shared_server().address()).await;

@@ -86,17 +86,17 @@ async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_in_a_black_hole_is_lost_before_a_grant() {
+async fn a_holder_in_a_black_hole_loses_the_lock_in_time() {
     rounds_of("black-hole", Proxy::black_hole).await;
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_with_lost_requests_is_lost_before_a_grant() {
+async fn a_holder_with_lost_requests_loses_the_lock_in_time() {
     rounds_of("to-server", Proxy::black_hole_to_server).await;
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_with_lost_replies_is_lost_in_time() {
+async fn a_holder_with_lost_replies_loses_the_lock_in_time() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let (holder, other) = (connect(&proxy.address()).await, calm(&server.address()).await);
@@ -114,7 +114,7 @@ async fn a_holder_with_lost_replies_is_lost_in_time() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_without_a_leader_is_lost_before_a_grant() {
+async fn a_holder_without_a_leader_loses_the_lock_in_time() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
     let holder = connect(&ensemble.server(follower).address()).await;
@@ -150,7 +150,7 @@ async fn a_change_of_leader_inside_the_lease_loses_nothing() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_blip_is_suspect_and_then_held_again() {
+async fn a_brief_disconnect_makes_a_hold_only_suspect() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let zk = connect(&proxy.address()).await;

@@ -74,7 +74,7 @@ async fn goes_on(server: &Server, after: Duration) {
 }
 
 #[support::judged]
-async fn a_stop_of_a_seventh_of_the_timeout_leaves_no_doubt() {
+async fn a_stop_of_a_seventh_leaves_no_commit_in_doubt() {
     let rounds = 3;
     let mut child = Process::start(module_path!(), &rounds.to_string());
     let said: Vec<_> = tokio::task::spawn_blocking(move || child.said().collect()).await.expect("no panic");
@@ -100,7 +100,7 @@ async fn a_stop_of_two_fifths_of_the_timeout_costs_no_lock() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_of_half_the_read_timeout_leaves_no_doubt() {
+async fn a_stop_of_half_the_read_timeout_settles_commits() {
     let server = Server::start();
     let stop = STOP;
     let builder = ZooKeeper::builder().session_timeout(TIMEOUT).read_timeout(2 * stop);
@@ -154,7 +154,7 @@ async fn an_impatient_client_costs_another_client_no_lock() {
 /// A client with short attempts gives up before the handshake's reply. A client with long attempts finds that other requests
 /// are answered quickly.
 #[support::judged]
-async fn where_only_the_handshake_is_slow_there_is_a_session() {
+async fn a_slow_handshake_alone_prevents_no_session() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
     proxy.apply(Rule::on(Frames::replies(Op::Handshake)).and_all_later().delay(TIMEOUT / 6));

@@ -74,7 +74,7 @@ async fn a_port_without_a_server_gives_the_systems_reason() {
 }
 
 #[support::judged]
-async fn a_host_that_no_name_service_knows_is_told_as_that() {
+async fn an_unknown_host_is_reported_as_unknown() {
     tells("nowhere.invalid:2181", |why| why.starts_with("nowhere.invalid:2181: the host is not known: ")).await;
 }
 
@@ -97,7 +97,7 @@ async fn a_frozen_server_accepts_and_answers_nothing() {
 }
 
 #[support::judged]
-async fn a_server_that_speaks_http_is_told_by_its_answer() {
+async fn an_http_server_is_recognized_by_its_reply() {
     let web = Stranger::start(|stream| async {
         let mut stream = BufReader::new(stream);
         let mut line = String::new();
@@ -109,7 +109,7 @@ async fn a_server_that_speaks_http_is_told_by_its_answer() {
 }
 
 #[support::judged]
-async fn a_server_that_speaks_first_is_told_by_its_banner() {
+async fn a_peer_that_speaks_first_is_named_by_its_banner() {
     let ssh = Stranger::start(|mut stream| async move {
         let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").await;
         pending().await
@@ -120,7 +120,7 @@ async fn a_server_that_speaks_first_is_told_by_its_banner() {
 
 /// With both connection factories of a server.
 #[support::judged]
-async fn a_full_server_is_told_by_the_option_that_limits_it() {
+async fn a_full_server_is_reported_with_its_limiting_option() {
     let netty = "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory";
     for lines in [&["maxClientCnxns=1"][..], &["maxClientCnxns=1", netty]] {
         let server = Server::start_with(lines, &[]);
@@ -134,7 +134,7 @@ async fn a_full_server_is_told_by_the_option_that_limits_it() {
 }
 
 #[support::judged]
-async fn a_port_for_tls_is_told_to_a_client_in_clear_text() {
+async fn a_plain_client_learns_that_a_port_is_for_tls() {
     let tls = Stranger::start(|mut stream| async move {
         // The alert `unexpected_message` of TLS 1.2, as OpenSSL sends it.
         let _ = stream.write_all(&[0x15, 3, 3, 0, 2, 2, 10]).await;
@@ -143,7 +143,7 @@ async fn a_port_for_tls_is_told_to_a_client_in_clear_text() {
 }
 
 #[support::judged]
-async fn a_server_without_a_majority_says_so_itself() {
+async fn a_server_without_a_majority_is_reported() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let left = ensemble.server(0);
     ensemble.server(1).kill();
@@ -154,7 +154,7 @@ async fn a_server_without_a_majority_says_so_itself() {
 }
 
 #[support::judged]
-async fn a_read_only_server_is_told_as_that() {
+async fn a_read_only_server_is_reported_as_read_only() {
     let start = || Ensemble::start_with(&["-Dreadonlymode.enabled=true"]);
     let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts");
     let left = ensemble.server(0);

@@ -217,7 +217,7 @@ async fn a_guest_who_may_not_create_leaves_no_node() {
 }
 
 #[support::judged]
-async fn a_guest_who_may_not_write_is_refused_to_ask() {
+async fn a_guest_who_may_not_write_cannot_ask() {
     let directory = "/partly-6/lock";
     let owner = directory_for_guests("owner", directory, Permissions::READ).await;
     let guest = connect(&shared_server().address()).await;
@@ -228,7 +228,7 @@ async fn a_guest_who_may_not_write_is_refused_to_ask() {
 }
 
 #[support::judged]
-async fn a_guest_who_may_not_delete_learns_of_the_node() {
+async fn a_guest_who_may_not_delete_learns_a_node_stays() {
     let directory = "/partly-3/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE | Permissions::READ).await;
     let guest = connect(&shared_server().address()).await;
@@ -250,7 +250,7 @@ async fn a_guest_who_may_not_delete_learns_of_the_node() {
 }
 
 #[support::judged]
-async fn a_guest_who_may_only_create_learns_of_the_node() {
+async fn a_guest_who_may_only_create_learns_a_node_stays() {
     let directory = "/partly-4/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE).await;
     let guest = connect(&shared_server().address()).await;
@@ -657,7 +657,7 @@ mod tls {
     }
 
     #[support::judged]
-    async fn a_tls_holder_cut_off_is_lost_before_the_next_grant() {
+    async fn a_tls_holder_cut_off_loses_the_lock_in_time() {
         let (secured, directory) = (open(), "/tls/cut-off");
         let proxy = Proxy::start_opaque(&secured.address);
         let short = options().session_timeout(Duration::from_secs(3));

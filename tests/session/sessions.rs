@@ -286,7 +286,7 @@ async fn an_unpolled_acquisition_blocks_no_other() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn acquisitions_that_give_up_share_the_opening() {
+async fn acquisitions_that_give_up_share_one_new_session() {
     const TRIES: usize = 30;
     let (proxy, zk) = without_a_session().await;
     proxy.black_hole();
@@ -442,7 +442,7 @@ async fn an_impossible_lease_is_refused_with_the_reason() {
 
 /// Long paths, in each kind of hold.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn no_session_exceeds_the_nodes_its_end_can_list() {
+async fn no_session_gets_more_nodes_than_its_end_can_list() {
     const EACH: usize = 30;
     let server = shared_server();
     let zk = connect(&server.address()).await;

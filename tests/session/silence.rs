@@ -111,7 +111,7 @@ impl Seeded {
 
 /// The rounds run one after the other, because all sessions of the process stand still together.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_on_a_cut_follower_is_lost_in_time() {
+async fn a_holder_on_a_cut_follower_loses_the_lock_in_time() {
     rounds_of_silence(Duration::from_secs(4)).await;
     // Two ticks, the least that servers grant.
     rounds_of_silence(Duration::from_secs(1)).await;

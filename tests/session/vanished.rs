@@ -114,7 +114,7 @@ fn vanished_number<T>(result: Result<T, Error>) -> u32 {
 }
 
 #[support::judged]
-async fn a_number_of_permits_that_vanishes_is_never_another() {
+async fn a_vanished_number_of_permits_is_never_guessed() {
     const PATH: &str = "/vanished/permits";
     let (zk, other) = two().await;
     let open = |zk: &ZooKeeper, permits| Semaphore::new(zk, PATH, permits).expect("valid");

@@ -377,7 +377,7 @@ fn the_last_handle_ends_the_initial_write() {
 
 /// A program may wait for other futures first, and write in between.
 #[tokio::test(start_paused = true)]
-async fn changes_that_nobody_polls_hold_up_no_writer() {
+async fn unpolled_changes_block_no_writer() {
     let zk = Memory::new();
     let (shared, other) = (counter(&zk, "/value"), counter(&zk.connect(), "/value"));
     let held = other.lock().write().await.unwrap();

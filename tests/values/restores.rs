@@ -21,7 +21,7 @@ const SHORT: Duration = Duration::from_secs(2);
 const LOOKS: Duration = Duration::from_secs(10);
 
 #[support::judged]
-async fn a_copy_goes_back_with_an_ensemble_that_is_restored() {
+async fn a_copy_goes_back_with_a_restored_ensemble() {
     for is_made_anew in [false, true] {
         let (zk, path) = (Memory::new(), "/restored");
         let (here, there) = (counter(&zk, path), counter(&zk.connect(), path));
@@ -92,7 +92,7 @@ async fn a_copy_is_current_only_after_a_read_on_the_session() {
 }
 
 #[support::judged]
-async fn a_copy_goes_back_with_a_server_that_is_restored() {
+async fn a_copy_goes_back_with_a_restored_server() {
     let server = Server::start();
     let here = counter(&connect_with(&server.address(), SHORT).await, "/restored/server");
     write(&here, 20).await;
