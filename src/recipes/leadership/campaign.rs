@@ -26,7 +26,7 @@ pub(crate) struct Candidate {
     /// The interval of the health checks, and the check.
     pub(crate) health: Option<(Duration, Check)>,
     pub(crate) status: watch::Sender<Status>,
-    /// The backoff of the pauses, and the end of the present pause.
+    /// The backoff, and the end of the present pause.
     pub(crate) next_pause: Mutex<(Pauses, Option<Instant>)>,
     /// The time of the first failed health check since the last success.
     pub(crate) unhealthy_since: Mutex<Option<Instant>>,
@@ -222,13 +222,13 @@ impl RunningTerm {
         })
     }
 
-    /// Returns a check of whether the term was lost.
+    /// Returns a function that checks whether the term was lost.
     pub(crate) fn loss(&self) -> impl Fn() -> Option<End> + use<> {
         let term = self.term();
         move || term.guard.held().find_loss().map(|_| End::Lost)
     }
 
-    /// Ends the term after its work has ended or was dropped. Returns the output of the work.
+    /// Ends the term after its work. Returns the output of the work, or `None` if the work was dropped.
     pub(crate) async fn finish<T>(self, ended: Result<T, End>) -> Result<Option<T>, Error> {
         let given_back: Task<Result<(), Error>> = Box::pin(self.give_back(ended.as_ref().err().copied()));
         given_back.await?;
@@ -264,7 +264,7 @@ impl Drop for RunningTerm {
         let (path, data, lasted, why) =
             (self.candidate.lock.path(), self.candidate.data(), self.began.elapsed(), self.why);
         emit!(INFO, path, term = self.term.number(), data, ?lasted, why, "a term ends");
-        // The dropped future lets the removal go on in the background.
+        // Dropping this future does not stop the removal, which goes on in the background.
         drop(self.term.guard.held().leave());
         let mut ended = None;
         self.candidate.status.send_modify(|status| ended = status.term.take());

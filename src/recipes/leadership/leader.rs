@@ -66,7 +66,7 @@ impl fmt::Display for Leader {
     }
 }
 
-/// Returns the contender that leads, of those in the queue. If the first contender is a reader, nobody leads.
+/// Returns the contender in the queue that leads. If the first contender is a reader, nobody leads.
 pub(crate) fn leading(dialect: Dialect, names: &[String]) -> Option<Contender> {
     let first = turn::turns(dialect, names).into_iter().next();
     first.filter(|(contender, turn)| contender.mode() == Mode::Write && *turn == Turn::Granted).map(|(first, _)| first)
@@ -117,8 +117,8 @@ async fn node_of(session: &Arc<dyn Session>, path: &str, it: &Contender) -> Resu
     }
 }
 
-/// Returns the output of `read`, and whether the ensemble's leader no longer has the node. If the leader does not
-/// answer in time, the server is believed.
+/// Returns the output of `read`, and whether the ensemble's leader no longer has the node. If the ensemble's leader
+/// does not answer in time, the server's view counts.
 async fn read_and_ask_leader<T>(session: &Arc<dyn Session>, node: &str, read: impl Future<Output = T>) -> (T, bool) {
     let asked = call::unless(session.sleep(session.timeout()), presence::is_there(session, node, None));
     let (read, is_there) = tokio::join!(read, asked);
@@ -160,8 +160,8 @@ struct Observer {
 #[derive(Default)]
 struct SeenLeaders {
     update: Option<LeaderUpdate>,
-    /// The last item, to yield none twice. The whole leader is compared, because an ensemble that was restored gives
-    /// the same term number again. Errors are compared by their text.
+    /// The last item that was yielded, so that none is yielded twice. The whole leader is compared, because an ensemble
+    /// that was restored gives the same term number again. Errors are compared by their text.
     last: Option<Result<Option<Leader>, String>>,
 }
 
@@ -238,7 +238,7 @@ impl Observer {
         (seen.last.replace(last.clone()) != Some(last)).then_some(update)
     }
 
-    /// Waits until a candidate has come, even if the watch is never reported.
+    /// Waits until a candidate has come, even if the watch's event never arrives.
     async fn watch_directory(&self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         let path = &self.handle.queue;
         let (names, mut change) = retry::until_known(session, || session.watch_children(path)).await?;
@@ -258,8 +258,8 @@ impl Observer {
         }
     }
 
-    /// Waits until the leading candidate has left, even if the watch is never reported. Sets `has_ghosts` if the server
-    /// showed a leader that had left already, because that server may show other ghosts.
+    /// Waits until the leading candidate has left, even if the watch's event never arrives. Sets `has_ghosts` if the
+    /// server showed a leader that had left already, because that server may show other ghosts.
     async fn watch_leader(
         &self,
         session: &Arc<dyn Session>,

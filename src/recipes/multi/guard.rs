@@ -41,8 +41,8 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 ///
 /// The guard is lost as soon as any of its locks is. The other locks stay taken until the guard is
 /// [released](Self::release) or dropped. Dropping the guard gives the locks back from the last to the first, in the
-/// background: from any thread, also outside a runtime and in a panic. See [`WriteGuard`](crate::WriteGuard) for a
-/// program that ends right after that.
+/// background: from any thread, also outside a runtime and in a panic. A program that ends right after that should
+/// [`release`](Self::release) the guard: see [`WriteGuard`](crate::WriteGuard).
 #[must_use = "if unused, the locks are given back at once"]
 pub struct MultiGuard {
     /// In the order of their paths, in which they were taken. Not empty once all locks are taken.

@@ -25,8 +25,8 @@ use crate::session::request::Failure;
 use crate::session::retry::{self, Tries};
 use crate::sync::atomic::AtomicBool;
 
-/// A number of permits that all processes share which open the same path of the same ensemble. In the whole fleet, no
-/// more permits than that are held at once.
+/// A semaphore, shared by all processes that open the same path of the same ensemble. The whole fleet never holds more
+/// permits at once than the semaphore has.
 ///
 /// A handle is cheap to clone, and holds nothing by itself. Each acquisition returns a [`Permit`], for one permit or
 /// for several. Dropping or [releasing](Permit::release) the [`Permit`] gives them back. If a process dies, its permits
@@ -153,7 +153,7 @@ impl Semaphore {
     ///
     /// # Errors
     /// [`Error::Permits`] if the semaphore has fewer permits. If this handle was opened with a lower number, nothing is
-    /// sent. A waiting acquisition fails, once it is the first in the queue, when the number falls below its request.
+    /// sent. If the number falls below a waiting request, the acquisition fails once it is the first in the queue.
     /// [`Error::InvalidInput`] if `permits` is zero. Otherwise the errors of [`acquire`](Self::acquire).
     ///
     /// # Examples
@@ -304,8 +304,8 @@ impl SemaphoreBuilder {
 /// [`Semaphore::acquire`](crate::Semaphore::acquire).
 ///
 /// Derefs to [`Hold`], with everything a holder can do. Other permits are held at the same time, so a resource cannot
-/// refuse every lower [fencing token](Hold::fencing_token). The resource can remember the tokens that it has seen, or
-/// refuse lower tokens only within one slot.
+/// refuse every lower [fencing token](Hold::fencing_token). The resource can remember every token that it has seen, or
+/// compare only the tokens that use the same slot of the resource.
 ///
 /// Dropping the permit gives it back in the background: from any thread, also outside a runtime and in a panic. A
 /// program that ends right after that should [`release`](Self::release) the permit: see

@@ -51,7 +51,7 @@ pub(super) struct SeenPermits {
 }
 
 impl SemaphoreState {
-    /// Like [`SemaphoreState::find_lock`], but returns the lock as an error.
+    /// Like [`SemaphoreState::find_lock`], but fails if a lock is there.
     pub(super) async fn check_for_lock(
         &self,
         session: &Arc<dyn Session>,
@@ -337,8 +337,8 @@ impl SemaphoreState {
         }
     }
 
-    /// Counts a round in which the leader's node differed from the one that our server showed. A change just now
-    /// explains the first such round; later rounds are reported, and wait before the next read.
+    /// Counts a round in which the leader's node differed from the one that our server showed. The first such round may
+    /// be due to a change at this moment. Each later round is reported, and followed by a pause.
     pub(super) async fn before_next_round(
         session: &Arc<dyn Session>,
         path: &str,
@@ -357,8 +357,8 @@ impl SemaphoreState {
 mod tests {
     use super::*;
 
-    /// Returns whether the handle asks the ensemble before it requests `wanted` permits. Fails with the known number if
-    /// `wanted` is too many.
+    /// Returns whether a request for `wanted` permits must ask the ensemble first. Fails with the known number of
+    /// permits if `wanted` is more.
     fn check(limit: &PermitLimit, wanted: u32) -> Result<bool, u32> {
         limit.check("/s", wanted).map_err(|error| match error {
             Error::Permits { reason: PermitsError::TooFew { wanted: asked, permits }, .. } if asked == wanted => {

@@ -155,7 +155,7 @@ impl Goal for PermitRequest {
         }
     }
 
-    /// Sends no early read unless the listing was sent: an early read that is newer than the listing's view is useless.
+    /// Sends an early read only behind the listing: an early read from before the listing does not count.
     fn send_early_read(&self, entry: &Tenure, is_listed: bool) {
         let (session, path) = (entry.session(), self.state.handle.shown());
         let asked = || {
@@ -228,8 +228,8 @@ impl Goal for PermitRequest {
         let mut grant = Grant::by(turn, held);
         let mut view = View::new(&self.state, held, &mut grant);
         let mut refused = None;
-        // A ghost in the queue may really have left with permits that the server does not show yet. Then the early read
-        // is too old.
+        // A ghost has left the queue, perhaps with permits that the server did not show yet. Then the early read does
+        // not count.
         let mut seen = self.take_early_read(&grant).filter(|_| view.ghosts.is_empty());
         loop {
             let mut now = match seen.take() {
@@ -278,7 +278,8 @@ struct View<'a> {
     number: Option<(u32, i32, Watch)>,
     /// The watch on the directory of the permits.
     names: Option<Watch>,
-    /// The signal that made this contender the head, until it is confirmed. Another client can forge a signal.
+    /// The hand-off signal that made this contender the head, until the signal is confirmed. Another client can forge
+    /// one.
     signal: Option<Arc<HandOff>>,
     /// The contenders that have left the queue although our server shows them, or has shown them.
     ghosts: Vec<Arc<str>>,

@@ -62,8 +62,8 @@ impl<T> Deref for Stored<T> {
 
 /// The conditions that the bytes of a value must meet, whatever its type.
 pub(crate) struct Form {
-    /// The name of the format, read from it once: the bytes are also checked on the thread that keeps the sessions
-    /// alive, which runs no user code.
+    /// The name of the format, asked for once: the thread that keeps the sessions alive also checks bytes, and runs no
+    /// user code.
     pub(crate) name: String,
     pub(crate) schema: u32,
     pub(crate) size_limit: usize,

@@ -47,7 +47,6 @@ impl<T: Send + Sync + 'static> Live<T> {
     ///
     /// If the node is deleted, or holds no valid value, the copy keeps the last value, and `state` and
     /// [`changes`](Self::changes) say why. Only the first call after a change decodes the new bytes.
-    /// [`changes`](Self::changes) say why. Only the first call after a change decodes the new bytes.
     ///
     /// # Examples
     ///

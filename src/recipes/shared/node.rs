@@ -273,8 +273,8 @@ impl Commit<'_> {
         }
     }
 
-    /// Finds the outcome of the commit. After a reconnect, all earlier requests of the session are done before the next
-    /// one, or never: servers refuse requests that the session sent to another server before.
+    /// Finds the outcome of the commit by reading the node on the same session. After a reconnect, an earlier commit is
+    /// done before this read, or is never done: servers refuse requests that the session sent to another server before.
     async fn find_outcome(&self) -> CommitOutcome {
         let session = self.held.session();
         let read = async {

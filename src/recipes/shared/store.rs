@@ -309,10 +309,11 @@ impl<T: Send + Sync + 'static> Followed for Follower<T> {
         // showed us later events.
         let mut synced = self.last_event()?;
         retry::until_known(session, || session.sync(&self.path)).await?;
-        // The state of the node that this server showed, and the leader no longer had.
+        // A state of the node that this server still showed when the leader no longer had it.
         let (mut outdated, mut denials) = (None, Tries::DENIALS);
         loop {
-            // Read before the node is, because the answer may be older than a commit that comes meanwhile.
+            // Taken before the read of the node. Otherwise a commit during the read would make the node's earlier
+            // absence look like a deletion.
             let is_known = self.with(|store| store.is_known())?;
             let answers = retry::until_known(session, || {
                 // The watch is sent first, so a change between the two requests is in the data, and the watch reports
@@ -412,7 +413,7 @@ pub(crate) fn start_in_background(
 }
 
 /// Upgrades the weak pointer for the duration of `work`. The object contains user code: values, and the functions that
-/// make them. If `work` outlives the last owner, the object is not dropped on a thread of the library.
+/// make them. If the last other owner is dropped during `work`, no thread of the library drops the object.
 pub(crate) fn with_upgraded<S: Send + Sync + 'static, T>(shared: &Weak<S>, work: impl FnOnce(&S) -> T) -> Option<T> {
     let shared = shared.upgrade()?;
     let result = work(&shared);
