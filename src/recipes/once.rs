@@ -49,9 +49,9 @@ impl Acquire<WriteGuard> {
     /// # Whose clock counts
     /// Only the ensemble's clock counts. The time of the record is compared with the time at which the lock's own node
     /// was created. The ensemble's leader wrote both. A contender that has waited adds the time of its wait, counted
-    /// from the reply to its create, less a hundredth. So no host's time of day is used, and the work is never done
-    /// twice within a `period` because of a wait. If another server becomes the leader, and its clock differs, the
-    /// present period is wrong by that difference.
+    /// from the reply to its create, less a hundredth. So no host's time of day is used, and a wait never makes two
+    /// hosts do the work within one `period`. If another server becomes the leader, and its clock differs, the present
+    /// period is wrong by that difference.
     ///
     /// A record from the future is fresh if its time is less than a `period` ahead; otherwise it is not. So a clock
     /// that was set back delays the work by no more than a `period`.

@@ -92,7 +92,7 @@ impl Leadership {
     /// When the work ends by itself, with any result, this candidate hands over and leaves the queue. When `lead`
     /// returns, the next candidate leads, if there is one. To campaign again, call `lead` in a loop.
     ///
-    /// A campaign that fails for a passing reason (the servers are away, the session is over) begins again, after a
+    /// A campaign that fails for a temporary reason (the servers are away, the session is over) begins again, after a
     /// [pause](Leadership#pauses).
     ///
     /// # Cancel safety

@@ -81,7 +81,7 @@ impl MultiLock {
         if let [(first, _), others @ ..] = &locks[..] {
             others.iter().try_for_each(|(other, _)| check_for_one_place(first, other))?;
         }
-        // Each node has only one valid path, so equal locks have equal paths.
+        // A node has only one valid path, so two different paths are two different locks.
         if let Some(twice) = locks.windows(2).find(|pair| pair[0].0.path() == pair[1].0.path()) {
             let path = twice[0].0.path();
             return Err(Error::invalid(format!("path {path:?} comes twice; a lock can be held in one mode only")));

@@ -287,7 +287,7 @@ struct View<'a> {
     shown_ghosts: usize,
     /// The permit nodes that are gone at the leader although no watch has reported it. A name never comes again.
     gone: Vec<Arc<str>>,
-    /// How often the directory of the permits was missing in a listing, and existed when it was to be made.
+    /// How often a listing found no directory of the permits although a create found one.
     rounds: u32,
 }
 

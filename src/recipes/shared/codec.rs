@@ -75,7 +75,7 @@ impl Form {
         Form { name: name.to_owned(), schema: 1, size_limit: SIZE_LIMIT }
     }
 
-    /// Fails if the header could not be read back with this name of a format.
+    /// Fails if the name of the format would make the header unreadable.
     pub(crate) fn check_name(&self) -> Result<(), Error> {
         let name = &self.name;
         let is_fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '+' | '-');
@@ -432,8 +432,8 @@ mod tests {
         fuzz(&samples, |bytes| match Envelope::open(bytes) {
             Ok((envelope, payload)) => {
                 assert!(bytes.ends_with(payload));
-                // Compares in our own spelling: numbers without a sign, times in milliseconds, and no fields of later
-                // versions.
+                // Encodes once more before the comparison, because foreign bytes may spell numbers and times in another
+                // way.
                 let written = envelope.seal(payload);
                 let (again, same) = Envelope::open(&written).unwrap();
                 assert_eq!((again.seal(same), same), (written.clone(), payload));

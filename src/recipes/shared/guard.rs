@@ -200,7 +200,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     ///
     /// The value is the last writer's, whichever server this client is connected to. The server that grants us the lock
     /// has seen our node and the release of the earlier writer, and so every commit before it. Later reads of the
-    /// session never go back behind that.
+    /// session never show an older state.
     ///
     /// If there is no value yet, the first reader writes the [initial](crate::shared::SharedBuilder::initial) one, once.
     ///

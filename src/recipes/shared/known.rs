@@ -105,9 +105,9 @@ impl<T> Known<T> {
     /// Records the content that a server has shown. `synced` is the last event that was known when the server was
     /// synced. Returns whether anything has changed.
     ///
-    /// The reads of one session never go back, and the first one comes after a sync. So a value that is older than the
-    /// last one is the present value: the ensemble was restored from a backup. The exception is a commit of our own,
-    /// which may be newer than what a lagging server shows.
+    /// The reads of one session never go back, and the first one comes after a sync. So a read of an older value than
+    /// the last one counts: the ensemble was restored from a backup. The exception is a commit of our own, which may be
+    /// newer than what a lagging server shows.
     pub(super) fn record_read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
         self.vanished = 0;

@@ -15,7 +15,7 @@ use crate::session::presence::{self, PAUSE_MAX};
 use crate::session::request::{Failure, Loss, Outcome};
 use crate::session::retry::{self, Tries};
 
-/// The place of a value, its lock and its form.
+/// The path of a value's node, its lock, and the form of the value.
 pub(crate) struct ValueNode {
     pub(crate) lock: RwLock,
     pub(crate) path: String,
@@ -166,7 +166,8 @@ impl ValueNode {
     }
 }
 
-/// The number of lost replies in a row after which the size must be the reason, if smaller requests pass meanwhile.
+/// The number of lost replies in a row that are put down to the size of the request, if smaller requests pass
+/// meanwhile.
 const TRIES: u32 = 4;
 
 /// The state of the node before a commit.

@@ -37,8 +37,8 @@ const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
 pub(crate) struct Store<T> {
-    /// Stops the follower of the node when dropped. The first field, so that the watch and its session slot are
-    /// released before the coordinator.
+    /// Stops the follower of the node when dropped. Declared first, and so dropped first: the watch and its session
+    /// slot are released before the coordinator.
     stop_follower: OnceLock<oneshot::Sender<()>>,
     known: watch::Sender<Known<T>>,
     last_good: Mutex<LastGood<T>>,
