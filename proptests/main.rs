@@ -1,6 +1,6 @@
-//! What holds for every queue, every name and every schedule.
+//! Random tests of queues, names, values and schedules.
 //!
-//! A failing case is written to `proptest-regressions` beside this file, and replayed first from then on.
+//! A failing case is written to `proptest-regressions` next to this file. Later runs replay it first.
 
 mod names;
 mod queues;

@@ -1,4 +1,4 @@
-//! P1 to P6: what holds for the turns of every queue, sampled for large ones and exhaustively for up to six.
+//! P1 to P6: the turns in every queue, exhaustively for up to six contenders and sampled for large queues.
 
 use std::collections::HashMap;
 
@@ -25,12 +25,12 @@ fn turns(queue: &[Contender]) -> Vec<Turn> {
     queue.iter().map(|me| turn(me, &names)).collect()
 }
 
-/// P1 exclusion, P2 progress and P3 no cycle, and that no contender overtakes another.
+/// P1 exclusion, P2 progress, P3 no cycle, and no overtaking.
 fn check_turns(queue: &[Contender]) {
     let turns = turns(queue);
     let granted: Vec<_> = queue.iter().zip(&turns).filter(|(_, turn)| **turn == Turn::Granted).collect();
     let writers = granted.iter().filter(|(contender, _)| contender.mode() == Mode::Write).count();
-    assert!(writers == 0 || granted.len() == 1, "P1: a writer holds beside another: {queue:?}");
+    assert!(writers == 0 || granted.len() == 1, "P1: a writer holds together with another contender: {queue:?}");
     assert_eq!(granted.is_empty(), queue.is_empty(), "P2: no contender is granted: {queue:?}");
     for (me, turn) in queue.iter().zip(&turns) {
         let mut excluding = queue.iter().filter(|p| p.sequence() < me.sequence() && p.mode().excludes(me.mode()));
@@ -38,14 +38,15 @@ fn check_turns(queue: &[Contender]) {
             Turn::Granted => assert_eq!(excluding.next(), None, "{me} overtakes: {queue:?}"),
             Turn::Behind(p) => {
                 let nearest = excluding.max_by_key(|p| p.sequence());
-                assert_eq!(Some(p), nearest, "P3: {me} is not behind the nearest that excludes it: {queue:?}");
+                assert_eq!(Some(p), nearest, "P3: {me} does not wait for its predecessor: {queue:?}");
             }
             Turn::Evicted => panic!("{me} is in the queue: {queue:?}"),
         }
     }
 }
 
-/// P4 no herd, and no lost wake-up: a contender whose turn a departure changes was watching the node that left.
+/// P4 no herd, and no lost wake-up: if a departure changes a contender's turn, the contender watched the node that
+/// left.
 fn check_departure(queue: &[Contender], leaver: usize) {
     let before: HashMap<&str, Turn> = names(queue).into_iter().zip(turns(queue)).collect();
     let mut rest = queue.to_vec();
@@ -71,12 +72,12 @@ fn check_departure(queue: &[Contender], leaver: usize) {
 struct Waits {
     me: Contender,
     waiter: Waiter<Contender>,
-    /// What the waiter decided last: to wait for this node, or to take the lock.
+    /// The waiter's last decision: the node to wait for, or `None` to take the lock.
     awaits: Option<String>,
 }
 
 impl Waits {
-    /// Carries out what the waiter decides.
+    /// Carries out the waiter's decisions.
     fn follow(&mut self, mut step: Step, names: &[String]) {
         loop {
             step = match step {
@@ -95,8 +96,8 @@ impl Waits {
     }
 }
 
-/// P1 to P4 through time: contenders leave one after the other, and every waiter does what its turn says, no sooner and no
-/// later. A writer that holds vanishes instead of letting go if `vanishes` says so.
+/// P1 to P4 through time: contenders leave one after the other, and every waiter acts exactly at its turn. If
+/// `vanishes` has the writer's bit, that writer vanishes instead of releasing.
 fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     let mut names: Vec<String> = queue(modes).iter().map(|it| it.name().to_owned()).collect();
     let begin = |me: Contender| Waits { waiter: Waiter::new(me.clone(), true), me, awaits: None };
@@ -126,7 +127,7 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     }
 }
 
-/// P5: listing order and foreign names never change the answer.
+/// P5: the order of the listing and foreign names never change the answer.
 fn check_indifference(queue: &[Contender], listing: &[&str]) {
     let straight = turns(queue);
     for (me, expected) in queue.iter().zip(straight) {
@@ -134,7 +135,7 @@ fn check_indifference(queue: &[Contender], listing: &[&str]) {
     }
 }
 
-/// P6: no contender with a shared or a negative number is granted, and the contenders after it wait.
+/// P6: no contender with a shared or a negative number is granted, and later contenders wait.
 fn check_doubt(modes: &[Mode], sequences: &[i64]) {
     let name = |(i, (mode, sequence)): (usize, (&Mode, &i64))| format!("h~{i}-{mode}-{sequence:010}");
     let names: Vec<String> = modes.iter().zip(sequences).enumerate().map(name).collect();
@@ -153,7 +154,7 @@ fn check_doubt(modes: &[Mode], sequences: &[i64]) {
         }
     }
     let writers = granted.iter().filter(|contender| contender.mode() == Mode::Write).count();
-    assert!(writers == 0 || granted.len() == 1, "P6: {granted:?} hold together in {names:?}");
+    assert!(writers == 0 || granted.len() == 1, "P6: {granted:?} hold at once in {names:?}");
 }
 
 fn mode_vectors(size: usize) -> impl Iterator<Item = Vec<Mode>> {
@@ -172,7 +173,8 @@ fn permutations<T>(items: &mut [T], size: usize, visit: &mut impl FnMut(&[T])) {
     }
 }
 
-/// Every vector of up to six numbers out of few enough that ties and negatives are met in every position.
+/// Returns every vector of `size` numbers, from a small range, so that ties and negative numbers occur in every
+/// position.
 fn number_vectors(size: usize) -> impl Iterator<Item = Vec<i64>> {
     const NUMBERS: [i64; 3] = [-1, 3, 4];
     let digit = |n: usize, i: u32| NUMBERS[n / NUMBERS.len().pow(i) % NUMBERS.len()];

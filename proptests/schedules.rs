@@ -1,9 +1,9 @@
-//! Random schedules of the one [world](crate::world), each from a seed of its own; and those that once failed, which run
-//! first.
+//! Random schedules of the [world](crate::world), each from a seed of its own. The schedules in `corpus/`, which once
+//! failed, run first.
 //!
-//! `SCHEDULES` sets how many are run (`make soak`: 1,000,000), `SCHEDULE_SEED` the first one's seed. With a seed and no number,
-//! that one schedule is run, several times, and nothing else. A schedule that fails is
-//! made as small as it gets, and printed as a file for `corpus/`.
+//! `SCHEDULES` sets the number of schedules (`make soak`: 1,000,000), and `SCHEDULE_SEED` the seed of the first. With a
+//! seed alone, only that schedule is run, several times. A schedule that fails is made as small as possible and printed
+//! as a file for `corpus/`.
 
 use std::cell::Cell;
 use std::collections::hash_map::RandomState;
@@ -20,16 +20,17 @@ use crate::world::plan::Schedule;
 use crate::world::run;
 use crate::world::shrink::shrunk;
 
-/// How many are run if nobody says.
+/// The default number of schedules.
 const SCHEDULES: u64 = 5_000;
 
-/// How often a schedule is run that has failed before. Chance also decides who is woken first.
+/// How often a schedule from the corpus is run. The order in which tasks are woken is random.
 const AGAIN: usize = 5;
 
 /// For how long a failing schedule is made smaller.
 const SHRINKING: Duration = Duration::from_secs(30);
 
-/// A schedule that takes longer than this does not end. It takes milliseconds, and a stopped machine must not be blamed.
+/// A schedule that takes longer than this does not end. Schedules take milliseconds; the margin is for a machine that
+/// stands still.
 const ENDLESS: Duration = Duration::from_secs(90);
 
 fn number(variable: &str) -> Option<u64> {
@@ -37,11 +38,11 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 thread_local! {
-    /// Whether panics of this thread go without a word: while a failing schedule is made smaller there are thousands.
+    /// Whether panics of this thread print nothing: making a schedule smaller causes thousands of them.
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work`, whose panics print nothing.
+/// Runs `work` with silent panics.
 fn quietly<T>(work: impl FnOnce() -> T) -> T {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -58,14 +59,15 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs a schedule. If it fails, returns why.
+/// Runs a schedule. Returns the message of its failure.
 fn failure(schedule: &Schedule) -> Option<String> {
     let panic = quietly(|| catch_unwind(AssertUnwindSafe(|| run(schedule)))).err()?;
     let words = panic.downcast_ref::<String>().cloned();
     words.or_else(|| panic.downcast_ref::<&str>().map(|&words| words.to_owned())).or_else(|| Some("a panic".to_owned()))
 }
 
-/// Why the schedule of a seed fails in one of `runs` runs, and the schedule, as small as it gets; `None` if it does not fail.
+/// Runs the schedule of a seed `runs` times. If a run fails, returns the message and the schedule, made as small as
+/// possible.
 fn failure_of_seed(seed: u64, runs: usize) -> Option<String> {
     let schedule = draw(seed);
     let failed = |schedule: &Schedule, runs: usize| (0..runs).find_map(|_| failure(schedule));
@@ -80,7 +82,7 @@ fn failure_of_seed(seed: u64, runs: usize) -> Option<String> {
     ))
 }
 
-/// As a file of the corpus: one line for each handle and for each step.
+/// Returns the schedule as a file of the corpus: one line for each handle and for each step.
 fn written(schedule: &Schedule) -> String {
     let lines = |lines: Vec<String>| lines.iter().map(|line| format!("\n    {line}")).collect::<Vec<_>>().join(",");
     format!(
@@ -128,7 +130,7 @@ fn first_failure(first: u64, schedules: u64, runs: usize) -> Option<String> {
                     let why = failure_of_seed(seed, runs);
                     drop(watched);
                     if let Some(why) = why {
-                        // The other workers stop.
+                        // Makes the other workers stop.
                         next.store(schedules, Ordering::Relaxed);
                         let after = format!("after {} of {schedules} schedules", i + 1);
                         failed.lock().expect("nothing panics here").get_or_insert(format!("{after}: {why}"));
@@ -140,7 +142,7 @@ fn first_failure(first: u64, schedules: u64, runs: usize) -> Option<String> {
     failed.into_inner().expect("nothing panics here")
 }
 
-/// What cannot be stopped from outside ends the whole process, and says which schedule it was.
+/// Watches a schedule. If it does not end, the whole process is ended, after printing the schedule's seed.
 struct Watchdog(u64);
 
 static WATCHED: Mutex<Vec<(u64, Instant)>> = Mutex::new(Vec::new());
@@ -185,7 +187,7 @@ fn every_schedule_keeps_all_promises_and_ends() {
         }
     }
     let (schedules, runs) = if is_one { (1, AGAIN) } else { (schedules.unwrap_or(SCHEDULES), 1) };
-    // Each run tries others.
+    // Each run tries other schedules.
     let first = first.unwrap_or_else(|| RandomState::new().hash_one(schedules));
     if let Some(why) = first_failure(first, schedules, runs) {
         panic!("{why} ({:.1?})", began.elapsed());
@@ -196,7 +198,7 @@ fn every_schedule_keeps_all_promises_and_ends() {
     );
 }
 
-/// A file of the corpus is a schedule, whole, and would be written down as it is.
+/// Each file of the corpus is a complete schedule in the canonical form.
 #[test]
 fn the_corpus_is_read_back_as_it_was_written() {
     let files = corpus();

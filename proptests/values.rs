@@ -1,4 +1,4 @@
-//! Values of every type and size come back from behind the lock as they went.
+//! A shared value of any type and size is read back as it was written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -13,7 +13,7 @@ use zk_rwlock::error::ValueError;
 use zk_rwlock::format::{Format, FormatError, Json, Raw};
 use zk_rwlock::{Memory, Shared};
 
-/// What a configuration may be made of, nested.
+/// A nested value, as in a configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Tree {
     Nothing,
@@ -44,7 +44,7 @@ fn trees() -> impl Strategy<Value = Tree> {
     })
 }
 
-/// Writes the value in one process and reads it in another, as it were; twice, because the first time makes the node.
+/// Writes the value through one handle and reads it through another. Twice, because the first write creates the node.
 fn comes_back<T>(format: impl Format<T> + Copy, value: &T) -> Result<(), TestCaseError>
 where
     T: Clone + Debug + PartialEq + Send + Sync + 'static,
@@ -131,7 +131,7 @@ proptest! {
         comes_back(Raw, &text)?;
     }
 
-    /// Whatever an operator puts there, reading it is an error or gives a value, and never panics.
+    /// Any bytes in the node are an error or a value when read, and never a panic.
     #[test]
     fn any_bytes_in_the_node_are_read_or_refused(head in "(zk-rwlock value [0-9]\n)?([a-z]{1,6}=[^\n]{0,12}\n){0,8}\n?", tail in vec(any::<u8>(), 0..40)) {
         let zk = Memory::new();
@@ -149,7 +149,7 @@ proptest! {
     }
 }
 
-/// A format that fails for some values, one way and the other.
+/// A format that fails for some values, in both directions.
 #[derive(Clone, Copy)]
 struct Odd;
 
@@ -168,7 +168,7 @@ impl Format<u8> for Odd {
 }
 
 proptest! {
-    /// Whatever is committed, a read always gives the last value that could be written.
+    /// A read always returns the last value that could be written.
     #[test]
     fn a_read_gives_the_last_value_that_could_be_written(values in vec(any::<u8>(), 1..40)) {
         let shared = Shared::with_format(&Memory::new(), "/proptests/odd", Odd).initial(|| 1).build().expect("valid");

@@ -1,8 +1,8 @@
-//! Says to the compiler that this package, and no other, is built with shuttle.
+//! Sets the `cfg` by which only this package is built with shuttle.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cfg=shuttle");
-    // Of the library, without what it can also be built with.
+    // The features of the library that this package lacks.
     println!("cargo::rustc-check-cfg=cfg(feature, values(\"json\", \"tls\", \"metrics\", \"sasl-digest-md5\"))");
 }

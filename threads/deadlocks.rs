@@ -1,4 +1,4 @@
-//! What is told of a deadlock.
+//! Tests of the report of a deadlock.
 
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! How many schedules a test is run under, drawn in which way, and how one of them is run again.
+//! Runs a test under many schedules, or a failed schedule again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,14 +10,15 @@ use shuttle::scheduler::{
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use tokio::runtime::Builder;
 
-/// More steps than any schedule needs: some thread waits for ever, or for itself.
+/// More steps than any schedule needs. A schedule with more has a thread that never ends.
 const STEPS_MAX: usize = 200_000;
 
-/// Runs `test` under so many schedules, and then under more for as many seconds as `THREADS_SECONDS` says; or under the one
-/// schedule in the file that `SCHEDULE` names.
+/// Runs `test` under this many schedules, and then under more for `THREADS_SECONDS`; or under the one schedule in the
+/// file that `SCHEDULE` names.
 ///
-/// Half of the schedules draw the next thread at each step. The others give each thread a priority, and have few changes of
-/// it, at random steps: most faults need no more than that, and then a thread runs for long while another one rests.
+/// Half of the schedules draw the next thread at each step. The others give each thread a priority and change a few
+/// priorities at random steps. Most faults need few changes, with one thread that runs for long while another one
+/// rests.
 pub(crate) fn explore(schedules: usize, test: impl Fn() + Send + Sync + 'static) {
     let tally = Tally { begun: Instant::now(), ran: Arc::default() };
     let ran = Arc::clone(&tally.ran);
@@ -43,7 +44,7 @@ pub(crate) fn explore(schedules: usize, test: impl Fn() + Send + Sync + 'static)
     }
 }
 
-/// Says at the end how many schedules were run, also if the last one has failed.
+/// Prints at the end how many schedules were run, also after a failure.
 struct Tally {
     begun: Instant,
     ran: Arc<AtomicUsize>,
@@ -55,8 +56,8 @@ impl Drop for Tally {
     }
 }
 
-/// Runs each of so many schedules twice. The runs differ if anything but the scheduler decides what happens, and then no
-/// schedule that failed could be run again.
+/// Runs each of this many schedules twice. The runs differ if anything but the scheduler decides what happens, and then
+/// no failed schedule could be run again.
 pub(crate) fn replay_each(schedules: usize, test: impl Fn() + Send + Sync + 'static) {
     let scheduler = UncontrolledNondeterminismCheckScheduler::new(RandomScheduler::new(schedules));
     run_under(scheduler, test);

@@ -1,5 +1,5 @@
-//! Several uses of one kept node, by several threads: while its session is lost, while it is asked for before it is
-//! granted, and by those that give up.
+//! Several uses of one kept node, on several threads: while its session is lost, while another contender asks for it
+//! before its grant, and by uses that give up.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
             spawn(move || {
                 for _ in 0..3 {
                     tarries(32);
-                    // Its session may end at any moment.
+                    // The session may end at any moment.
                     let _ = block_on(reads_or_writes(&lock, &witness));
                 }
             })
@@ -49,7 +49,7 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
                 0 => block_on(lock.read().into_future()).map(|guard| guard.is_held()),
                 _ => block_on(lock.write().into_future()).map(|guard| guard.is_held()),
             };
-            // An acquisition that it has joined may have been under way before.
+            // It may have joined an acquisition from before the end of the session.
             assert!(matches!(is_held, Ok(true) | Err(Error::Evicted(_))), "{is_held:?}");
         }
         users.into_iter().for_each(|user| user.join().expect("no panic"));
@@ -58,11 +58,11 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
     });
 }
 
-/// The node is asked for while it waits for its turn. So nothing keeps it beyond the uses that wait for it.
+/// Another contender asks for the node while it waits for its turn. So it is kept only for the uses that wait for it.
 #[test]
 fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     explore(500, || {
-        // No timer ends a node that nobody gives up.
+        // No timer ends a node that the owner does not give up.
         let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
         let (ours, theirs) = (world.client(), world.client());
         let (kept, plain) = (
@@ -90,7 +90,7 @@ fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     });
 }
 
-/// Whoever waits for the kept node, and not for a contender, is told as well when it cannot be acquired.
+/// A use that waits for the kept node, and not for a contender, also gets the error of its acquisition.
 #[test]
 fn every_use_gets_the_error_of_its_failed_node() {
     explore(500, || {
@@ -120,11 +120,11 @@ fn every_use_gets_the_error_of_its_failed_node() {
     });
 }
 
-/// A contender of the same session finds the node as a WRITE node, and asks for it when it may be a READ node.
+/// A contender of the same session finds a WRITE node, which may be a READ node when it asks for the node.
 #[test]
 fn a_kept_node_is_asked_for_while_its_use_downgrades() {
     explore(1_500, || {
-        // No timer ends a node that nobody asks for.
+        // No timer ends a node without an ask.
         let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
         let client = world.client();
         let (kept, plain) = (

@@ -29,7 +29,7 @@ fn candidate(client: &Client) -> Leadership {
     Leadership::builder(client, PATH).lock(|lock| lock.host("h")).build().expect("a candidate")
 }
 
-/// Leads so often, for some steps each time. What has a term may look at it for longer than it lasts.
+/// Leads this often, for some steps each time. The witness keeps the term and asks it also after its end.
 async fn leads(candidate: &Leadership, witness: &Witness, times: usize) -> Result<(), Error> {
     for _ in 0..times {
         let work = |term: Term| async {
@@ -93,7 +93,7 @@ fn two_candidates_never_lead_after_losing_sessions() {
     explore(300, || candidates_lead(true));
 }
 
-/// Whoever has stepped down has given the lock back: `resign` says so.
+/// A leader that has stepped down has released the lock: `resign` waits for that.
 #[test]
 fn a_leader_that_has_resigned_has_no_node() {
     explore(300, || {
@@ -115,7 +115,7 @@ fn a_leader_that_has_resigned_has_no_node() {
         tarries(32);
         assert!(block_on(resigns.resign()));
         assert!(!term.is_leader());
-        // It stands again already, with another node.
+        // It campaigns again already, with another node.
         assert!(client.memory.children(PATH).iter().all(|name| !nodes.contains(name)), "of a term that is over");
         block_on(resigns.stop());
         led.join().expect("no panic");
@@ -124,8 +124,8 @@ fn a_leader_that_has_resigned_has_no_node() {
     });
 }
 
-/// A candidate campaigns once at a time, also if two threads ask at the same moment: the one that leads waits here for what
-/// the other one is told.
+/// A candidate campaigns once at a time, also if two threads ask at the same moment. The leading campaign waits until
+/// the other one is refused.
 #[test]
 fn a_second_campaign_of_a_candidate_is_refused() {
     explore(200, || {

@@ -1,5 +1,5 @@
-//! Readers, writers and keepers on many threads: in one session and in several, dropped at any poll, with timeouts,
-//! downgrades, shares and losses.
+//! Readers, writers and owners of kept nodes on many threads: in one session and in several, dropped at any poll, with
+//! timeouts, downgrades, shares and losses.
 
 use std::future::Future;
 use std::pin::pin;
@@ -16,16 +16,16 @@ use crate::witness::Witness;
 use crate::world::{Client, World, draw, spawn, tarries, warned};
 
 const PATH: &str = "/lock";
-/// Timers fire when the schedule lets them, however long they are.
+/// Timers fire when the schedule lets them, whatever their duration.
 pub(crate) const LONG: Duration = Duration::from_secs(3600);
 
-/// Polled so many times, and then dropped if it is not ready.
+/// Polls a future this many times, and drops it if it is not ready.
 pub(crate) async fn cut_short<T>(polls: usize, future: impl IntoFuture<Output = T>) -> Option<T> {
     let (mut future, mut left) = (pin!(future.into_future()), polls);
     std::future::poll_fn(move |context| match future.as_mut().poll(context) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
         Poll::Pending if left == 0 => {
-            // What it waits for may come before it is dropped.
+            // The event that it waits for may arrive before the drop.
             tarries(8);
             Poll::Ready(None)
         }
@@ -38,10 +38,10 @@ pub(crate) async fn cut_short<T>(polls: usize, future: impl IntoFuture<Output = 
     .await
 }
 
-/// How many kinds of uses there are.
+/// The number of kinds of uses.
 const KINDS: usize = 11;
 
-/// One use of the lock, of this kind.
+/// Uses the lock once, in this way.
 async fn one_use(kind: usize, lock: &RwLock, witness: &Witness) -> Result<(), Error> {
     match kind {
         0 => drop(witness.works(lock.write().await?)),
@@ -74,7 +74,7 @@ async fn one_use(kind: usize, lock: &RwLock, witness: &Witness) -> Result<(), Er
     Ok(())
 }
 
-/// Does to the clients' sessions what a network can do, always of one kind, and mends it.
+/// Causes faults of one kind in the clients' sessions, and repairs them.
 pub(crate) fn troubles(clients: &[Client; 2]) {
     let kind = draw(5);
     for _ in 0..3 {
@@ -100,13 +100,13 @@ fn trouble(kind: usize, memory: &Memory) {
     }
 }
 
-/// Threads that use one lock so often each, through handles that some of them share.
+/// Threads that use one lock this often each, through handles that some of them share.
 struct Plan {
     threads: usize,
     uses: usize,
-    /// Every other handle keeps its node between uses.
+    /// Whether every other handle keeps its node between uses.
     keeps: bool,
-    /// Sessions are lost, and answers, and servers lag.
+    /// Whether sessions and replies are lost, and servers lag.
     is_rough: bool,
 }
 
@@ -114,7 +114,7 @@ impl Plan {
     fn runs(&self) {
         let (world, witness) = (World::whose_timers_fire(self.is_rough || draw(2) == 0), Witness::of_lock());
         let clients = [world.client(), world.client()];
-        // Of two handles one belongs to several threads, so that uses of one node meet.
+        // Several threads share a handle, so that uses of one node meet.
         let handles: Vec<RwLock> = (0..3)
             .map(|number| {
                 let builder = RwLock::builder(&clients[number % 2], PATH).host("h").warn_after_waiting(warned());
@@ -122,7 +122,7 @@ impl Plan {
                 if keeps { builder.keep(LONG).build() } else { builder.build() }.expect("a lock")
             })
             .collect();
-        // Few kinds in one schedule, so that they meet each other often.
+        // Few kinds in one schedule, so that they meet often.
         let (is_rough, kinds) = (self.is_rough, [draw(KINDS), draw(KINDS), draw(KINDS)]);
         let workers = (0..self.threads).map(|_| {
             let (lock, witness, uses) = (handles[draw(handles.len())].clone(), Arc::clone(&witness), self.uses);
@@ -166,7 +166,7 @@ fn lost_kept_nodes_break_no_exclusion() {
 #[test]
 fn a_holder_is_notified_of_a_blocked_contender() {
     explore(1_000, || {
-        // A timer that ends a kept node would have the waiter come with a node of its own, of which the holder hears, too.
+        // If a timer ended a kept node, the waiter would create a node of its own, which also notifies the holder.
         let (world, witness) = (World::whose_timers_fire(draw(4) == 0), Witness::of_lock());
         let client = world.client();
         let builder = RwLock::builder(&client, PATH).host("h").warn_after_waiting(warned());

@@ -1,4 +1,5 @@
-//! Nodes that an operator removes, on many threads: whoever holds or waits hears of it, in each way in which it can listen.
+//! Nodes that an operator removes, on many threads: a holder learns of the loss in each way in which it can listen, and
+//! a waiter gets an error.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use crate::world::{Client, World, draw, spawn, tarries, warned};
 
 const PATH: &str = "/lock";
 
-/// Listens in one of the ways that all guards have, until it hears that the lock is lost.
+/// Listens in one of the ways that all guards have, until the loss is reported.
 macro_rules! hears {
     ($guard:expr, $granted:expr) => {{
         let guard = $guard.expect("a guard");
@@ -27,7 +28,7 @@ macro_rules! hears {
             }
             _ => {}
         }
-        // A loss is no less true for those who ask later.
+        // A later question also reports the loss.
         let _loss = block_on(guard.lost());
         assert!(!guard.is_held());
     }};

@@ -1,9 +1,9 @@
-//! The small pieces that two threads share without a lock, in every order of their steps, and with all that the memory may
-//! show of them: loom tries each, which shuttle does not.
+//! The small types that two threads share without a lock, under loom: every order of their steps, and every value that
+//! the memory model allows. Shuttle tries neither.
 //!
-//! Their files are compiled here once more, with loom's atomics in the place of the standard library's.
+//! Their files are compiled here again, with loom's atomics instead of the standard library's.
 
-/// As `src/sync/mod.rs`, as far as it is used here. A loom's lock is never poisoned.
+/// The part of `src/sync/mod.rs` that is used here. A lock of loom is never poisoned.
 mod sync {
     pub(crate) use loom::sync::{MutexGuard, atomic};
 
@@ -34,7 +34,7 @@ mod session {
         use crate::sync::atomic::{AtomicU64, Ordering};
 
         let timeout = Duration::from_secs(6);
-        // The lease of a session that was created at 100 s, and is taken for alive until 105 s.
+        // The lease of a session that was created at 100 s and lasts until 105 s.
         let (asked, end) = (Duration::from_secs(100), Duration::from_secs(105));
         loom::model(move || {
             let hands = Arc::new(AtomicU64::new(asked.as_secs()));

@@ -1,4 +1,4 @@
-//! Permits of a semaphore on many threads: taken one by one and many at once, dropped at any poll, with losses.
+//! Permits of a semaphore on many threads: single ones and many at once, dropped at any poll, with losses.
 
 use std::sync::Arc;
 

@@ -1,13 +1,13 @@
-//! The pipeline of a ZooKeeper session on many threads, without a socket: requests, the answer that shows another
-//! session, and the close.
+//! The pipeline of a ZooKeeper session on many threads, without a socket: requests, a reply that shows another session,
+//! and the close.
 //!
-//! Its file is compiled here once more, with a client in the place of the client crate's that notes what it is asked for,
-//! and answers at once or later, as the schedule draws.
+//! The pipeline's file is compiled here again, with a client that records requests and answers them at once or later,
+//! as the schedule draws.
 
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "only what is tried here is used")]
 #![allow(missing_docs, missing_debug_implementations, reason = "the client is nobody's interface")]
 
-// The client crate is this one.
+// This crate stands for the client crate.
 extern crate self as zookeeper_client;
 
 mod explore;
@@ -27,19 +27,19 @@ fn draw(of: usize) -> usize {
     shuttle::rand::thread_rng().gen_range(0..of)
 }
 
-/// What a server was sent, and whether the session was closed.
+/// The requests to a server, and whether the session was closed.
 #[derive(Default)]
 struct Seen {
     requests: Vec<String>,
     is_closed: bool,
 }
 
-/// In the place of the client crate's client: dropping the last clone closes the session.
+/// Replaces the client crate's client. Dropping the last clone closes the session.
 pub struct Client {
     seen: Arc<Mutex<Seen>>,
-    /// The session that the server takes the client for.
+    /// The session that the server reports.
     session: i64,
-    /// Of how many requests one is never answered. None of them is a delete.
+    /// One in this many requests is never answered; deletes always are.
     ignores_one_in: Option<usize>,
 }
 
@@ -58,7 +58,7 @@ pub struct Stat {
 }
 
 impl Client {
-    /// Sends in the first poll. The answer comes at once or later.
+    /// Sends the request in the first poll. The reply arrives at once or later.
     async fn sends(&self, request: String) {
         let is_ignored = !request.contains("delete") && self.ignores_one_in.is_some_and(|some| draw(some) == 0);
         self.seen.lock().expect("no panic").requests.push(request);
@@ -101,7 +101,7 @@ mod session {
     pub(crate) mod request;
 
     pub(crate) mod shield {
-        /// No waker panics here.
+        /// No waker panics here, so nothing is caught.
         pub(crate) async fn shielded<F: Future>(work: F) -> F::Output {
             work.await
         }
@@ -112,7 +112,7 @@ mod session {
 
         use crate::session::request::Ending;
 
-        /// As much of the library's as a pipeline asks.
+        /// The part of the library's `Upkeep` that a pipeline needs.
         #[derive(Default)]
         pub(crate) struct Upkeep;
 
@@ -148,7 +148,7 @@ mod session {
 
         use shuttle::future::{JoinHandle, spawn, yield_now};
 
-        /// Its tasks run whenever the schedule lets them.
+        /// Runs its tasks whenever the schedule lets them.
         #[derive(Default)]
         pub(crate) struct BackgroundThread {
             running: Arc<()>,
@@ -175,12 +175,12 @@ mod session {
                 })
             }
 
-            /// Whether all its tasks have ended.
+            /// Returns whether all its tasks have ended.
             pub(crate) fn is_idle(&self) -> bool {
                 Arc::strong_count(&self.running) == 1
             }
 
-            /// However long it is in the schedule.
+            /// Sleeps for a time that the schedule chooses.
             pub(crate) fn sleep(&self, _: Duration) -> impl Future<Output = ()> + Send + use<> {
                 async {
                     for _ in 0..crate::draw(4) {
@@ -212,7 +212,7 @@ mod zookeeper {
         }
     }
 
-    /// A session that has a pipeline, and nothing else.
+    /// A session that consists of a pipeline.
     pub(crate) mod driven {
         use std::sync::{Arc, Weak};
 
@@ -225,7 +225,8 @@ mod zookeeper {
 
         pub(crate) struct Session {
             pipeline: Arc<Pipeline>,
-            /// Closes its pipeline where it hears that it was replaced, which may be under the pipeline's lock.
+            /// Whether it closes its pipeline as soon as it learns that it was replaced, possibly under the pipeline's
+            /// lock.
             is_rash: bool,
         }
 
@@ -280,10 +281,11 @@ mod zookeeper {
     }
 }
 
-/// Two threads that remove, create and read, and one that closes the session, whose server may take it for another.
+/// Runs two threads that delete, create and read, and one that closes the session. The server may report another
+/// session.
 fn a_session_is_used_and_closed(is_replaced: bool, is_rash: bool) {
     let seen = Arc::new(Mutex::new(Seen::default()));
-    // What is never answered ends with the session, and must not keep it.
+    // A request that is never answered ends with the session, and must not keep the session alive.
     let is_closed_early = draw(2) == 0;
     let client = Client {
         seen: Arc::clone(&seen),
@@ -303,7 +305,7 @@ fn a_session_is_used_and_closed(is_replaced: bool, is_rash: bool) {
     let is_done: Vec<bool> = users.into_iter().map(|user| user.join().expect("no panic")).collect();
     session.close();
     drop(session);
-    // No request, and no task, is left of it.
+    // Until no request and no task of the session is left.
     while !seen.lock().expect("no panic").is_closed || !background.is_idle() {
         thread::yield_now();
     }
@@ -316,7 +318,7 @@ fn a_session_is_used_and_closed(is_replaced: bool, is_rash: bool) {
     }
 }
 
-/// Says whether all was done.
+/// Sends the requests of one thread. Returns whether all were done.
 fn uses(session: &Session, name: &str) -> bool {
     let removed = session.remove(&format!("/lock/{name}"));
     let (read, created) = match draw(3) {
@@ -326,7 +328,7 @@ fn uses(session: &Session, name: &str) -> bool {
     };
     let answers = [Some(block_on(removed)), read.map(block_on), created.map(|it| block_on(it).map(drop))];
     let failures: Vec<_> = answers.into_iter().flatten().filter_map(Result::err).collect();
-    // The server does all that it is asked. What panics while it sends is caught, and becomes an outcome that is not known.
+    // The server carries out all requests. A panic during a send is caught, and the outcome is then unknown.
     let is_closed =
         |it: &Failure| matches!(it, Failure::Over(_)) || it.to_string().ends_with("closed before the answer came");
     assert!(failures.iter().all(is_closed), "{failures:?}");
@@ -343,7 +345,7 @@ fn a_reply_for_another_session_hangs_no_thread() {
     explore::explore(2_000, || a_session_is_used_and_closed(true, false));
 }
 
-/// The fault of once: the instrument finds it.
+/// A former fault, which the test must find.
 #[test]
 #[should_panic = "makes no sense"]
 fn a_close_of_the_pipeline_during_a_send_is_found() {

@@ -1,4 +1,4 @@
-//! Several locks at once, on many threads, beside those who take one of them.
+//! Several locks at once, on many threads, among threads that take one of them.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::world::{Client, World, draw, spawn, tarries, warned};
 
 const PATHS: [&str; 3] = ["/a", "/b", "/c"];
 
-/// One of the locks that a guard holds.
+/// One of the locks of a guard.
 struct Part {
     guard: Arc<MultiGuard>,
     mode: Mode,
@@ -28,7 +28,7 @@ impl Says for Part {
     }
 }
 
-/// Two or three of the locks, in any order.
+/// Returns a lock over two or three of the locks, in any order.
 fn some_of_them(client: &Client) -> (MultiLock, Vec<(usize, Mode)>) {
     let mut which = vec![0, 1, 2];
     which.swap(0, draw(3));

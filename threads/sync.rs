@@ -1,5 +1,5 @@
-//! In the place of `src/sync/mod.rs`, when the library is built for these tests: what shuttle switches threads at, and nothing
-//! that differs from run to run.
+//! Replaces `src/sync/mod.rs` when the library is built for these tests: shuttle switches threads at these types, and
+//! nothing differs from run to run.
 
 #[path = "../src/sync/lock.rs"]
 mod lock;
@@ -16,7 +16,7 @@ pub(crate) use shuttle::thread_local;
 
 pub(crate) use lock::{Mutex, SharedMutex};
 
-/// Not of a schedule.
+/// State of the process, which no schedule depends on.
 pub(crate) mod of_process {
     pub(crate) use std::sync::atomic::AtomicBool;
 }
@@ -30,13 +30,14 @@ mod raw {
 /// A map whose order is the same in every run.
 pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
 
-/// A number that the schedule draws.
+/// Returns a number that the schedule draws.
 pub(crate) fn random() -> u64 {
     shuttle::rand::thread_rng().next_u64()
 }
 
-/// Tokio's, with a switch before each step. Without one, nothing could happen between a look under a lock and the wait
-/// for a notification. Tokio's `oneshot` needs none: whoever polls one does nothing but that.
+/// Tokio's `Notified`, with a switch before each step. Without the switch, no other thread could run between a look
+/// under a lock and the wait for a notification. Tokio's `oneshot` needs no switch: a task that polls one does nothing
+/// else.
 pub(crate) type Notified<'a> = waits::Awaited<tokio::sync::futures::Notified<'a>>;
 
 impl Notified<'_> {
@@ -80,12 +81,13 @@ impl Default for Notify {
     }
 }
 
-/// Shuttle may go on with another thread before any look at an atomic.
+/// Lets shuttle switch threads, as before any look at an atomic.
 fn switch() {
     let _ = atomic::AtomicBool::new(false).load(atomic::Ordering::Relaxed);
 }
 
-/// As the standard library's. Who comes second waits by shuttle's lock: all threads of a test are one of the system's.
+/// As the standard library's `OnceLock`. The second thread waits by shuttle's lock, because all threads of a test are
+/// one thread of the system.
 pub(crate) struct OnceLock<T> {
     begun: Mutex<()>,
     value: std::sync::OnceLock<T>,
@@ -124,8 +126,8 @@ impl<T: std::fmt::Debug> std::fmt::Debug for OnceLock<T> {
     }
 }
 
-/// As much of tokio's as the library uses, by shuttle's lock: what is looked at, or changed, stays locked meanwhile, and
-/// the look may take other locks.
+/// The part of tokio's `watch` that the library uses, with shuttle's lock. A value stays locked while it is read or
+/// changed, and the reader may take other locks.
 pub(crate) mod watch {
     use std::ops::Deref;
     use std::panic::Location;
@@ -170,7 +172,7 @@ pub(crate) mod watch {
     #[derive(Debug)]
     pub(crate) struct Sender<T>(Arc<Open<T>>);
 
-    /// Open until the last sender is gone.
+    /// The channel, open until the last sender is dropped.
     #[derive(Debug)]
     struct Open<T>(Arc<Channel<T>>);
 
@@ -197,7 +199,7 @@ pub(crate) mod watch {
             Ref(self.channel().state.read())
         }
 
-        /// Waits until there is no receiver.
+        /// Waits until the last receiver is dropped.
         #[track_caller]
         pub(crate) fn closed(&self) -> impl Future<Output = ()> {
             let at = Location::caller();
@@ -256,7 +258,7 @@ pub(crate) mod watch {
         }
     }
 
-    /// The sender is gone.
+    /// The sender was dropped.
     #[derive(Debug)]
     pub(crate) struct Closed;
 

@@ -1,4 +1,4 @@
-//! A value behind the lock, on many threads: commits beside reads beside copies that follow, kept and not, with losses.
+//! A value behind the lock, on many threads: commits, reads and copies, kept and not, with losses.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::world::{Client, World, draw, spawn, tarries, warned};
 const PATH: &str = "/value";
 const LOCK: &str = "/value/lock";
 
-/// Numbers, as people write them.
+/// Decimal numbers.
 struct Decimal;
 
 impl Format<u64> for Decimal {
@@ -38,7 +38,7 @@ fn shared(client: &Client) -> Shared<u64> {
     if draw(2) == 0 { builder.lock(|lock| lock.keep(LONG)) } else { builder }.build().expect("a value")
 }
 
-/// The numbers that are known to have been committed. Each commit writes the number after the one that it has read.
+/// The numbers that were certainly committed. Each commit writes the number after the one that it has read.
 #[derive(Default)]
 struct Register(Mutex<Vec<u64>>);
 
@@ -91,7 +91,7 @@ async fn one_use(kind: usize, shared: &Shared<u64>, register: &Register) -> Resu
             register.has(number.await?.output);
         }
         7 => {
-            // If it is dropped, it may have been done.
+            // A dropped update may have been done.
             let _ = cut_short(draw(12), shared.update(|value| *value += 1)).await.transpose()?;
         }
         _ => drop(cut_short(draw(10), shared.read()).await.transpose()?),
@@ -99,7 +99,7 @@ async fn one_use(kind: usize, shared: &Shared<u64>, register: &Register) -> Resu
     Ok(())
 }
 
-/// Looks at the copy again and again. It never goes back.
+/// Reads the copy again and again. It must never go back.
 fn follows(shared: &Shared<u64>) {
     let mut last = 0;
     let mut sees = |saw: u64| {
@@ -117,7 +117,8 @@ fn follows(shared: &Shared<u64>) {
 }
 
 fn threads_share_a_value(is_rough: bool) {
-    // Whoever waits for the first value looks again after a pause. Nobody else finds anything by looking again.
+    // A task that waits for the first value looks again after a pause, so timers must fire for it. All others are
+    // woken.
     let is_new = !is_rough && draw(2) == 0;
     let (world, register) = (World::whose_timers_fire(is_rough || is_new), Arc::new(Register::default()));
     let clients = [world.client(), world.client()];
@@ -126,7 +127,7 @@ fn threads_share_a_value(is_rough: bool) {
         block_on(values[0].update(|_| {}).into_future()).expect("nothing fails yet");
     }
     if is_rough {
-        // What is begun while a session is lost goes on in a thread of the library's own, and there is none here.
+        // Work that is begun without a session continues on a thread of the library, which does not exist here.
         values.iter().for_each(|value| drop(value.changes()));
     }
     let kinds = [draw(KINDS), draw(KINDS), draw(KINDS)];
@@ -148,7 +149,7 @@ fn threads_share_a_value(is_rough: bool) {
         troubles(&clients);
     }
     workers.into_iter().for_each(|worker| worker.join().expect("no panic"));
-    // Each copy comes to know the last value.
+    // Each copy receives the last value.
     let written = loop {
         match block_on(values[2].read().into_future()) {
             Ok(value) => break *value,

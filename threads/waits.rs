@@ -1,5 +1,5 @@
-//! Shuttle's locks, which remember who waits for them, where, and who took them last; and futures that say what they wait for. A
-//! deadlock then names all of it.
+//! Shuttle's locks with a record of who waits for them, where, and who took them last, and futures that say what they
+//! wait for. A deadlock report prints all of it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,18 +16,18 @@ use shuttle::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 /// A task, and the line at which it takes a lock.
 type At = (TaskId, &'static Location<'static>);
 
-/// Who took a lock last, and who waits for it.
+/// The last task that took a lock, and the tasks that wait for it.
 type Lock = (Option<At>, Vec<At>);
 
 thread_local! {
-    /// By their addresses. All tasks of a schedule are one thread.
+    /// The locks by their addresses. All tasks of a schedule are one thread.
     static LOCKS: RefCell<BTreeMap<usize, Lock>> = const { RefCell::new(BTreeMap::new()) };
 
-    /// The task that has polled each future last, and what that waits for. By their addresses.
+    /// By a future's address: the last task that polled it, and what it waits for.
     static FUTURES: RefCell<BTreeMap<usize, (TaskId, String)>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Who waits for which lock, and for what else, now.
+/// Returns the report: which task waits for which lock, or for what else.
 pub(crate) fn report() -> String {
     let line = |(task, at): &At| format!("{task:?} at {}:{}", at.file(), at.line());
     let waits = |(taken, waiting): &Lock| {
@@ -42,7 +42,7 @@ pub(crate) fn report() -> String {
     FUTURES.with_borrow(|futures| locks + &futures.values().map(awaits).collect::<String>())
 }
 
-/// From now on a deadlock says who waits for what.
+/// Makes a deadlock print this report.
 fn report_deadlocks() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -73,7 +73,7 @@ fn taken<G>(address: usize, take: impl FnOnce() -> G) -> G {
 
 /// A future that says what it waits for.
 pub(crate) struct Awaited<F> {
-    /// In a box, so that its address is its own.
+    /// Boxed, so that its address is its own.
     pub(crate) future: Pin<Box<F>>,
     what: String,
 }
@@ -84,7 +84,7 @@ impl<F> Awaited<F> {
         Awaited { future: Box::pin(future), what }
     }
 
-    /// It began to wait at this line.
+    /// Creates a future that began to wait at this line.
     pub(crate) fn since(at: &Location<'_>, what: impl Display, future: F) -> Awaited<F> {
         Awaited::new(format!("{what} at {}:{}", at.file(), at.line()), future)
     }

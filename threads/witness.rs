@@ -1,4 +1,5 @@
-//! Sees to it that nobody holds beside somebody who excludes it; believes no more than the guards say.
+//! A witness that keeps guards and checks that no two of them say at the same moment that they hold, if they exclude
+//! each other.
 
 use std::sync::Arc;
 
@@ -7,9 +8,9 @@ use shuttle::thread;
 use zk_rwlock::semaphore::Permit;
 use zk_rwlock::{ReadGuard, WriteGuard};
 
-/// What a guard says of itself.
+/// A guard's own statements.
 pub(crate) trait Says: Send + Sync + 'static {
-    /// How much of the whole it takes: a writer takes all there is, a reader the least part.
+    /// Returns the guard's share of the whole: all for a writer, the smallest part for a reader.
     fn weight(&self, whole: usize) -> usize;
 
     fn says_held(&self) -> bool;
@@ -47,7 +48,7 @@ impl Says for Permit {
 
 /// The guards of one lock or semaphore.
 pub(crate) struct Witness {
-    /// More than there will ever be readers, or the number of permits.
+    /// More than the number of readers, or the number of permits.
     whole: usize,
     present: Mutex<Vec<Arc<dyn Says>>>,
 }
@@ -61,7 +62,7 @@ impl Witness {
         Arc::new(Witness { whole, present: Mutex::new(Vec::new()) })
     }
 
-    /// Works for a moment under the guard, and gives it back.
+    /// Works for a moment under the guard, and returns it.
     pub(crate) fn works<G: Says>(&self, guard: G) -> G {
         let guard = Arc::new(guard);
         self.comes(Arc::clone(&guard) as Arc<dyn Says>);
@@ -73,7 +74,7 @@ impl Witness {
         Arc::into_inner(guard).expect("nobody else has it")
     }
 
-    /// A guard that others may have for longer than it is held. [`Witness::forgets`] lets go of it.
+    /// Adds a guard that others may keep for longer than it is held. [`Witness::forgets`] drops it.
     pub(crate) fn stays(&self, guard: impl Says) {
         self.comes(Arc::new(guard));
     }
@@ -86,7 +87,7 @@ impl Witness {
     fn comes(&self, me: Arc<dyn Says>) {
         let mut present = self.present.lock().expect("no panic");
         let held: usize = present.iter().filter(|it| it.says_held()).map(|it| it.weight(self.whole)).sum();
-        // Asked last: whoever is held now was so while the others were asked.
+        // Asked last: a guard that is held now was held while the others were asked.
         if me.says_held() {
             assert!(held + me.weight(self.whole) <= self.whole, "held at once: {held} and {}", me.weight(self.whole));
         }

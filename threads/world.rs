@@ -1,4 +1,4 @@
-//! An embedded ensemble as many threads reach it, whose answers and timers come when the schedule says.
+//! An embedded ensemble for many threads. Its replies and timers arrive when the schedule says.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,7 +22,7 @@ use zk_rwlock::coordinator::{
 
 use crate::waits::Awaited;
 
-/// A thread that is named by where it began.
+/// Spawns a thread that is named after the line of the call.
 #[track_caller]
 pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     let from = Location::caller();
@@ -30,49 +30,50 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
     named.spawn(work).expect("shuttle's")
 }
 
-/// One of so many, drawn by the schedule.
+/// Returns a number below `of`, drawn by the schedule.
 pub(crate) fn draw(of: usize) -> usize {
     shuttle::rand::thread_rng().gen_range(0..of)
 }
 
-/// Lets others go on, for fewer steps than `most`. Else two threads that begin together are always about as far, and what
-/// one does late never meets what the other does early.
+/// Lets other threads run for fewer than `most` steps. Without this, two threads that begin together advance at about
+/// the same pace, and a late step of one never meets an early step of the other.
 pub(crate) fn tarries(most: usize) {
     for _ in 0..draw(most) {
         let _ = AtomicBool::new(false).load(Ordering::Relaxed);
     }
 }
 
-/// An ensemble with its couriers. [`World::ends`] sees to it that nothing is left of it.
+/// An ensemble with its couriers. [`World::ends`] checks that nothing is left of it.
 pub(crate) struct World {
     memory: Memory,
     routes: Arc<Routes>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the sessions of an ensemble have in common.
+/// What the sessions of an ensemble share.
 struct Routes {
-    /// Whether a courier brings the answers, or they come at once.
+    /// Whether a courier delivers the replies, or they arrive at once.
     is_late: bool,
     answers: Courier,
     timers: Courier,
-    /// Whether background tasks run beside their callers, as they do on a real ensemble, or on the threads that wake them.
+    /// Whether background tasks run concurrently with their callers, as on a real ensemble, or on the threads that wake
+    /// them.
     is_concurrent: bool,
     tasks: Tasks,
 }
 
-/// Whether a handle warns of its waiters, at once: time stands still.
+/// Draws whether a handle warns of its waiters: at once, because time stands still.
 pub(crate) fn warned() -> Option<Duration> {
     (draw(2) == 0).then_some(Duration::ZERO)
 }
 
 impl World {
-    /// A world of one of four kinds, as the schedule draws it.
+    /// Returns a world of one of four kinds, as the schedule draws it.
     pub(crate) fn new() -> World {
         World::whose_timers_fire(true)
     }
 
-    /// As [`World::new`]. If no timer ever fires, it wakes nobody who should have been woken otherwise.
+    /// Returns a world as [`World::new`] does. Without timers, a lost wake-up is never hidden by a timer.
     pub(crate) fn whose_timers_fire(fire: bool) -> World {
         let (is_late, is_concurrent) = (draw(2) == 0, draw(2) == 0);
         let (answers, timers, tasks) = (Courier::default(), Courier::default(), Tasks::default());
@@ -86,12 +87,12 @@ impl World {
         World { memory: Memory::new(), routes, threads }
     }
 
-    /// A client with a session of its own.
+    /// Returns a client with a session of its own.
     pub(crate) fn client(&self) -> Client {
         Client { memory: self.memory.connect(), routes: Arc::clone(&self.routes) }
     }
 
-    /// Waits for what still goes on in the background. Then nothing may be left below these directories, and no watch.
+    /// Waits for the background tasks. Then no node may be left in these directories, and no watch.
     pub(crate) fn ends(self, directories: &[&str]) {
         self.routes.tasks.all_end();
         for directory in directories {
@@ -104,7 +105,7 @@ impl World {
     }
 }
 
-/// Brings one parcel after the other, in the order in which they were sent, each as soon as the schedule lets it.
+/// Delivers messages in the order of sending, each as soon as the schedule lets it.
 #[derive(Default)]
 struct Courier {
     state: Mutex<Bag>,
@@ -130,7 +131,7 @@ impl Courier {
             if let Some(waker) = waker {
                 waker.wake();
             }
-            // Else a courier of high priority would bring everything before anything else happens.
+            // Otherwise a courier of high priority would deliver everything before any other step.
             thread::yield_now();
         }
     }
@@ -152,7 +153,7 @@ impl Courier {
 
 type Which = fn(&Routes) -> &Courier;
 
-/// Over once the courier has come.
+/// Ready once the courier has delivered the message.
 struct Arrival {
     routes: Arc<Routes>,
     which: Which,
@@ -241,7 +242,7 @@ impl Coordinator for Client {
     }
 }
 
-/// A session whose answers and timers the couriers bring.
+/// A session whose replies and timers arrive by courier.
 #[derive(Clone)]
 struct OnRoutes {
     session: Arc<dyn Session>,
@@ -249,7 +250,7 @@ struct OnRoutes {
 }
 
 impl OnRoutes {
-    /// The request was carried out at the call. Its answer comes later, after the answers of those before it.
+    /// The request was carried out by the call. Its reply arrives later, after the earlier replies.
     fn brought<T: Send + 'static>(&self, kind: &str, path: &str, reply: Reply<T>) -> Reply<T> {
         let what = format!("the answer to {kind} {path}");
         if !self.routes.is_late {

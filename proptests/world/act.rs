@@ -1,4 +1,4 @@
-//! What an actor of a world does in one step; checks nothing but what a read shows.
+//! The steps of an actor.
 
 use std::future::IntoFuture;
 use std::task::Poll;
@@ -21,7 +21,7 @@ impl World {
             self.forget_queue();
         }
         if let Action::Drop | Action::Release | Action::Unshare = action {
-            // The changes of a guard end with it.
+            // A guard's changes end with the guard.
             self.listeners[i] = None;
         }
         match action {
@@ -29,7 +29,7 @@ impl World {
             Action::TryRead | Action::TryWrite | Action::Update => self.ask(i, action),
             Action::Acquire(_) | Action::AcquireBriefly(_) | Action::TryAcquire(_) => self.ask(i, action),
             Action::SetPermits(number) => {
-                // Never finished if its client is cut off: then it may be carried out later.
+                // If its client is cut off, the commit never finishes and may be carried out later.
                 self.ledger.may_have(number);
                 let limit = &self.handles[self.handle_of[i]].limit;
                 let _now_or_later = task::spawn(limit.set_permits(number).into_future()).poll();
@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// Begins an acquisition, if the actor has nothing to do.
+    /// Begins an acquisition, if the actor is idle.
     fn ask(&mut self, i: usize, action: Action) {
         let behind = self.in_queue();
         let (actor, handle) = (&mut self.actors[i], &self.handles[self.handle_of[i]]);
@@ -94,7 +94,7 @@ impl World {
         }
     }
 
-    /// A write under what is held.
+    /// Begins a write under the hold.
     fn commit(&mut self, i: usize) {
         let actor = &mut self.actors[i];
         match actor {
@@ -114,7 +114,7 @@ impl World {
                     Ok(Held::ValueWriter(guard))
                 });
             }
-            // It is on its way, and will be carried out or refused as a whole.
+            // The write is on its way, and is carried out or refused as a whole.
             Actor::Holding(Held::Writer(guard)) => {
                 let write = guard.transaction().set(RECORD, guard.fencing_token().to_string());
                 let _now_or_later = task::spawn(write.commit()).poll();
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// A read of the record under the lock, if it is answered at once.
+    /// Reads the record under the lock, if the reply arrives at once.
     fn look(&mut self, i: usize) {
         let read: Poll<Result<Option<NodeData>, Error>> = match &self.actors[i] {
             Actor::Holding(Held::Reader(guards)) => task::spawn(guards[0].data(RECORD)).poll(),
@@ -140,7 +140,7 @@ impl World {
 
     fn look_at_copy(&mut self, i: usize) {
         let handle = self.handle_of[i];
-        // While there is no session, the copy is begun on a thread of the library's, whose time is the real one.
+        // Without a session, the copy would be begun on a thread of the library, which uses real time.
         if self.cut[self.client_of(i)] {
             return;
         }
@@ -181,9 +181,9 @@ impl World {
     async fn disturb(&mut self, client: usize, i: usize, action: Action) {
         let wired = &self.clients[client];
         let memory = &wired.memory;
-        // A holder that cannot hear of it at once would hold beside the next one: nothing helps against that.
+        // A holder that cannot learn of its loss may hold together with the next one. No client can prevent that.
         let is_held_up = self.is_held_up() || self.clients.iter().any(Wired::has_requests);
-        // So would one that takes an old answer for its grant later, and cannot watch its own node by then.
+        // So may a contender that takes an old reply for its grant later, before it watches its own node.
         let is_late = |actor: &Actor| matches!(actor, Actor::Busy(work) if work.is_woken());
         let are_late = self.actors.iter().any(is_late);
         let all_hear = !self.are_unheard && !self.lagging.contains(&true) && !is_held_up && !are_late;
@@ -241,7 +241,8 @@ impl World {
                 memory.faults().forget_watches();
                 self.are_unheard = true;
             }
-            // A server that lags may not show the node yet. One that never shows a contender lets others in beside it, whatever they do.
+            // A server that lags may not show the node yet. A server that never shows a contender lets others hold
+            // together with it.
             Action::Freeze(part) if !self.lagging[client] => {
                 if let Some(node) = self.node_in(part, i) {
                     memory.faults().freeze(node);
@@ -263,12 +264,12 @@ impl World {
     fn node_in(&self, part: Part, i: usize) -> Option<String> {
         let directory = World::directory(part);
         let mut children = self.children(directory);
-        // Not by their names, which begin with an id by chance.
+        // Not by the names, which begin with a random id.
         children.sort_by_key(|name| name.rsplit(|c: char| !c.is_ascii_digit()).next().map(str::to_owned));
         children.get(i % children.len().max(1)).map(|child| format!("{directory}/{child}"))
     }
 
-    /// The ensemble comes back as it was. A client that has seen more is given no session by such servers, so all its
+    /// Restores the ensemble's backup. Such servers give no session to a client that has seen a newer zxid, so all its
     /// sessions are over.
     async fn restore(&mut self) {
         let Some(backup) = self.backup.take() else { return };
@@ -278,7 +279,7 @@ impl World {
         tokio::time::advance(LONG).await;
         self.clients[0].memory.faults().restore(&backup);
         self.observer = World::observe(&self.outsider).await;
-        // Each has lost what it held. Whoever is about to find that out lets go.
+        // All holds are lost. An actor that is about to learn that releases its guard.
         self.check_all_lost();
         for actor in &mut self.actors {
             let holds = match actor {
@@ -303,7 +304,7 @@ impl World {
     }
 }
 
-/// Whether this may put a contender out of its queue, or end its wait.
+/// Returns whether this action may remove a contender from its queue, or end its wait.
 fn may_put_out(action: Action) -> bool {
     use Action::*;
     matches!(
@@ -356,7 +357,7 @@ fn value_of(value: &Shared<u64>, action: Action) -> Option<Actor> {
     begun(action, reading, writing)
 }
 
-/// How to get one kind of guard. Nothing is sent before one of them is polled.
+/// The ways to get one kind of guard. No request is sent before the first poll.
 struct Kind<G: Guard> {
     mode: Mode,
     acquire: Acquire<G>,

@@ -1,4 +1,4 @@
-//! An actor of a world: what it does now, and what it says to hold. Knows neither clients nor checks.
+//! An actor of a world: its present work, and its claims to hold.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,24 +17,24 @@ pub(crate) enum Actor {
     Holding(Held),
 }
 
-/// What an actor has begun. Polled only when it is woken, so that a wake-up that is lost is missed.
+/// The work that an actor has begun. It is polled only after its waker has fired, so that a lost wake-up is found.
 pub(crate) struct Work {
     task: Spawn<Doing>,
     is_new: bool,
-    /// It was begun with a hold.
+    /// Whether it was begun with a hold.
     holds: bool,
-    /// What it waits for, if it does not give up at once.
+    /// What it waits for, or `None` if it never waits.
     wish: Option<Claimed>,
-    /// It was begun when each of these waited in the queue already.
+    /// The contenders that waited in the queue when it was begun.
     pub(crate) behind: Vec<Waits>,
-    /// Tells it from every other work that waits in a queue. Known once nothing moves any more, and until something happens to
-    /// nodes in the queue.
+    /// Its number among all work that waits in a queue. Known only while nothing moves, and until a node in the queue
+    /// changes.
     pub(crate) queued: Option<u64>,
-    /// How often the ensemble had forgotten when it was begun.
+    /// How often the ensemble had been restored when it was begun.
     pub(crate) age: u32,
 }
 
-/// Whoever stands in a queue, and for what.
+/// A contender in a queue, and what it waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waits {
     pub(crate) queued: u64,
@@ -47,14 +47,14 @@ pub(crate) enum Held {
     ValueReader(Box<SharedReadGuard<u64>>),
     ValueWriter(Box<SharedWriteGuard<u64>>),
     Permit(Box<Permit>),
-    /// An update is over with its lock.
+    /// An update, which releases its lock when it ends.
     Nothing,
 }
 
-/// What a holder says of one hold.
+/// What a guard says of its hold.
 pub(crate) struct Claim {
     pub(crate) state: HoldState,
-    /// What the same guard answers to a plain question, right after that.
+    /// The guard's answer to `is_held`, right after `state`.
     pub(crate) says_held: bool,
     pub(crate) token: i64,
     pub(crate) what: Claimed,
@@ -67,7 +67,7 @@ pub(crate) enum Claimed {
 }
 
 impl Claimed {
-    /// Whether both can be held at once only in the order of the queue.
+    /// Returns whether one of the two must wait for the other in the queue.
     pub(crate) fn excludes(self, other: Claimed) -> bool {
         match (self, other) {
             (Claimed::Lock(mode), Claimed::Lock(other)) => mode.excludes(other),
@@ -84,13 +84,13 @@ impl Claim {
 }
 
 impl Actor {
-    /// Where it stands in a queue, if it is known to stand in one.
+    /// Returns its place in a queue, if it is known.
     pub(crate) fn waits(&self) -> Option<Waits> {
         let Actor::Busy(work) = self else { return None };
         Some(Waits { queued: work.queued?, wish: work.wish()? })
     }
 
-    /// Waits for `wish`, or tries.
+    /// Begins work that waits for `wish`, or work that never waits.
     pub(crate) fn begin(
         wish: Option<Claimed>,
         doing: impl Future<Output = Result<Held, Error>> + Send + 'static,
@@ -114,17 +114,17 @@ impl Work {
         Work { task, is_new: true, holds, wish, behind: Vec::new(), queued: None, age: 0 }
     }
 
-    /// Whether it was not polled yet.
+    /// Returns whether it was never polled.
     pub(crate) fn is_new(&self) -> bool {
         self.is_new
     }
 
-    /// Whether something has come that it was not polled for.
+    /// Returns whether its waker has fired since the last poll.
     pub(crate) fn is_woken(&self) -> bool {
         self.task.is_woken()
     }
 
-    /// Whether a poll may lead anywhere.
+    /// Returns whether a poll may make progress.
     pub(crate) fn is_ready(&self) -> bool {
         self.is_new || self.is_woken()
     }
@@ -148,7 +148,7 @@ impl Work {
 
 impl Held {
     pub(crate) fn claims(&self) -> Vec<Claim> {
-        // The state first: it finds a loss, and the plain answer must not contradict it.
+        // The state first: it finds a loss, and `is_held` must not contradict it.
         macro_rules! claim {
             ($guard:expr, $token:expr, $what:expr) => {{
                 let state = $guard.state();
@@ -166,7 +166,7 @@ impl Held {
         }
     }
 
-    /// Reports what becomes of the hold.
+    /// Subscribes to the changes of the hold.
     pub(crate) fn changes(&self) -> Option<Changes> {
         match self {
             Held::Reader(guards) => guards.first().map(|guard| guard.changes()),
@@ -190,13 +190,14 @@ impl Held {
     }
 }
 
-/// Starts a release, which goes on in the background if it cannot finish now.
+/// Starts a release, which continues in the background if it cannot finish now.
 fn give_back(release: impl Future<Output = Result<(), Error>>) {
     let mut release = task::spawn(release);
     let _in_time_or_later = release.poll();
 }
 
-/// Waits for news of a hold, as a program does that works meanwhile. Polled only when it is woken.
+/// Waits for the changes of a hold, as a program does that works meanwhile. It is polled only after its waker has
+/// fired.
 pub(crate) struct Listener {
     next: Spawn<Changes>,
     is_new: bool,
@@ -208,7 +209,7 @@ impl Listener {
         Listener { next: task::spawn(changes), is_new: true, has_heard: false }
     }
 
-    /// Whether it has heard by now that the hold was lost.
+    /// Returns whether it has learned of the loss of the hold.
     pub(crate) fn has_heard(&mut self) -> bool {
         while std::mem::take(&mut self.is_new) || self.next.is_woken() {
             while let std::task::Poll::Ready(Some(state)) = self.next.poll_next() {
@@ -219,18 +220,18 @@ impl Listener {
     }
 }
 
-/// The commits of the value, by what their writers know of them.
+/// The commits of the value, as their writers know them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Commits(Arc<Mutex<Counts>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
-    /// Said to be done.
+    /// The commits that were reported as done.
     pub(crate) done: u64,
-    /// Under way, or given up, or said to be unknown.
+    /// The commits that are in progress, were dropped, or have an unknown outcome.
     pub(crate) maybe: u64,
     under_way: u64,
-    /// How often the ensemble forgot.
+    /// How often the ensemble was restored.
     age: u64,
 }
 
@@ -243,7 +244,7 @@ impl Commits {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Counts anew. What is under way may still be done.
+    /// Resets the counts. A commit in progress may still be done.
     pub(crate) fn forget(&self) {
         self.change(|it| *it = Counts { done: 0, maybe: it.under_way, under_way: it.under_way, age: it.age + 1 });
     }
@@ -257,7 +258,7 @@ impl Commits {
     }
 }
 
-/// A commit that is under way.
+/// A commit in progress.
 pub(crate) struct Commit {
     commits: Commits,
     age: u64,

@@ -1,4 +1,4 @@
-//! What must hold in a world at every moment, by what its holders say and by what the ensemble knows; changes nothing.
+//! The checks of a world: what must hold at every moment, by the claims of the guards and by the ensemble's nodes.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -16,65 +16,65 @@ use crate::world::actor::{Actor, Claim, Claimed, Held, Listener, Waits, Work};
 use crate::world::plan::{Action, Schedule, Step};
 use crate::world::{LIMIT, LOCK, PERMITS, QUEUE, RECORD, VALUE_NODE, World};
 
-/// So many answers in a row may be lost before the next try waits.
+/// The number of consecutive lost replies after which the next try waits.
 pub(super) const PATIENT: usize = 3;
 
-/// How much later than it may a node that is idle can be given up.
+/// How late an idle node may be given up.
 const IDLE_LOOK: Duration = Duration::from_millis(10);
 
-/// What is remembered from one moment to the next.
+/// The facts that the checks remember from one moment to the next.
 pub(crate) struct Ledger {
-    /// Which handle's node has each token that was granted. Only its own handle may use a kept node again.
+    /// The handle of each granted token. Only that handle may use its kept node again.
     owners: HashMap<i64, usize>,
-    /// The tokens of permits, each of which is given once.
+    /// The tokens of permits. Each is granted once.
     permits: HashSet<i64>,
-    /// The tokens of those that said they were lost.
+    /// The tokens of lost holds.
     lost: HashSet<i64>,
     /// The highest token of any grant of the lock, and of any grant to a writer.
     highest: i64,
     highest_writer: i64,
-    /// The most permits that there ever were: who took some when there were more keeps them.
+    /// The largest number of permits so far: a holder keeps its permits when the number is reduced.
     most: u32,
-    /// Who stood in the queue for permits at the last look: its id, and its number.
+    /// The queue for permits at the last check: the ids and the numbers.
     queued: HashMap<String, i64>,
-    /// Whether a reader that does not keep its node stood in the lock's queue when nothing moved any more.
+    /// Whether the lock's queue had a reader without a kept node when nothing moved.
     had_plain_reader: bool,
-    /// The newest token in the record, and what it was when each actor was granted what it holds.
+    /// The newest token in the record, and its value when each actor was granted.
     written: i64,
     found: HashMap<usize, i64>,
-    /// The value, and what it was when commits were last counted anew.
+    /// The value, and its amount when commits were last reset.
     value: u64,
     value_before: u64,
     /// The newest value in the copy of each handle.
     copies: HashMap<usize, u64>,
-    /// What may happen in this schedule.
+    /// The possible events of this schedule.
     has_strangers: bool,
     has_stalls: bool,
     has_forgotten: bool,
-    /// How often the ensemble has forgotten.
+    /// How often the ensemble was restored.
     pub(super) age: u32,
     may_change_number: bool,
     may_lose_often: bool,
     may_remove: bool,
     may_expire: bool,
     may_cut: bool,
-    /// A stranger may let in whom it likes, until that is found out.
+    /// A stranger may cause false grants, until they are found out.
     may_forge: bool,
-    /// All use one handle, and nothing makes it give up a node in use. A write that is given up before it was granted does: reads that
-    /// came behind it wait under its WRITE node. So does a write that has asked for the READ node before it: all are asked, its
-    /// own node, too, and while nothing runs in the background uses join that node before it hears so.
+    /// Whether all actors use one handle that never gives up a node in use. Two cases make it false. A write that gives
+    /// up before its grant leaves its WRITE node to the reads that wait under it. A write that asks for the READ node
+    /// before it asks its own node too, and without background tasks uses join that node before it learns of the ask.
     has_one_node: bool,
-    /// How many permits there are, by the semaphore's own node, and which were taken at the last look.
+    /// The number of permits in the semaphore's node, and the permits taken at the last check.
     number: u32,
     taken: HashSet<String>,
     /// When each node was last held, by its token.
     used: HashMap<i64, Instant>,
-    /// The nodes that were idle when time last passed, and until when each is kept; `None` stands for ever.
+    /// The nodes that were idle when time last passed, and until when each is kept. `None` means for ever.
     idle: Vec<(String, Option<Instant>)>,
-    /// Nobody but who asks for a node makes its process give it up before its time.
+    /// Whether only an ask makes a process give up a node before its time.
     is_calm: bool,
-    /// Every request is carried out at once. Otherwise nodes of contenders that have left may stand for a while, and their
-    /// session knows better than the ensemble.
+    /// Whether every request is carried out at once. Otherwise the node of a contender that has left may remain for a
+    /// while, and its session knows better than the ensemble.
     is_settled: bool,
 }
 
@@ -115,8 +115,8 @@ impl Ledger {
             age: 0,
             may_change_number: has(&|action| matches!(action, Action::SetPermits(_))),
             may_lose_often: losses >= PATIENT,
-            // A directory that is made anew begins with the numbers again. Beside a node that a server still shows, the
-            // same number is a tie, which evicts.
+            // A new directory numbers its nodes from 0 again. If a server still shows an old node with the same number,
+            // the tie evicts both.
             may_remove: has(&|action| matches!(action, Action::Remove(_) | Action::Clear(_) | Action::Restore))
                 || (has(&|action| matches!(action, Action::Freeze(_))) && has(&|action| action == Action::Reap)),
             may_expire: has(&|action| matches!(action, Action::Expire | Action::Restore)),
@@ -136,7 +136,7 @@ impl Ledger {
         self.most = self.most.max(number);
     }
 
-    /// The ensemble has forgotten. Tokens and values begin anew.
+    /// Resets all facts after a restore: tokens and values begin again.
     pub(super) fn forget(&mut self) {
         self.owners.clear();
         self.permits.clear();
@@ -150,7 +150,7 @@ impl Ledger {
         self.age += 1;
     }
 
-    /// What an actor has begun has ended.
+    /// Notes the end of an actor's work.
     pub(super) fn came(&mut self, answer: Result<Held, Error>, handle: usize, age: u32) -> Actor {
         let held = match answer {
             Ok(Held::Nothing) => return Actor::Idle,
@@ -160,19 +160,19 @@ impl Ledger {
                 return Actor::Idle;
             }
         };
-        // The ensemble that has forgotten gives the token of an earlier grant once more, and to whoever comes first.
+        // A restored ensemble may give an old token again, to any contender.
         if age < self.age && held.claims().iter().any(|claim| !claim.is_held()) {
             return Actor::Idle;
         }
         for claim in held.claims().iter().take(1) {
             match claim.what {
                 Claimed::Permits(_) => assert!(self.permits.insert(claim.token), "a token was given twice"),
-                // A commit may come back after another was granted what its guard has lost.
+                // A commit may end after another contender was granted the lock that its guard has lost.
                 Claimed::Lock(mode) if claim.is_held() => self.rises(mode, claim.token, handle),
                 Claimed::Lock(_) => {}
             }
         }
-        // What it has read under the lock is what is written there.
+        // A value that was read under the lock is the newest one.
         if held.claims().iter().all(|claim| claim.is_held()) {
             match &held {
                 Held::ValueReader(guard) => self.is_newest(***guard),
@@ -203,11 +203,11 @@ impl Ledger {
         assert!(self.may_forge || read == self.value, "a holder has {read}, and the newest commit is {}", self.value);
     }
 
-    /// An actor drops what it does.
+    /// Notes that an actor drops its work.
     pub(super) fn gives_up(&mut self, actor: &Actor) {
         let Actor::Busy(work) = actor else { return };
         self.has_one_node &= work.wish() != Some(Claimed::Lock(Mode::Write));
-        // It may have used its node until now, and has not said which.
+        // It may have used its node until now, without saying which.
         self.is_calm &= !work.holds() && !work.is_woken();
     }
 
@@ -215,7 +215,7 @@ impl Ledger {
         self.has_one_node = false;
     }
 
-    /// Nothing is lost for no reason.
+    /// Checks that a loss has a cause.
     fn check_loss(&self, loss: Loss) {
         let may_be = match loss {
             Loss::Removed => self.may_remove || self.may_expire,
@@ -224,34 +224,34 @@ impl Ledger {
             Loss::Interfered => self.may_forge,
             _ => false,
         };
-        assert!(may_be, "lost, and nothing has happened: {loss}");
+        assert!(may_be, "lost without a cause: {loss}");
     }
 
-    /// Only what an acquisition may meet here may end it.
+    /// Checks that only an expected error ends an acquisition.
     fn ended(&self, error: &Error) {
         if let Error::Evicted(loss) | Error::Lost(loss) = error {
             self.check_loss(*loss);
         }
         let is_expected = match error {
-            // A handle that was never used before finds a number that others have changed.
+            // A handle that was never used finds a number that others have changed.
             Error::Permits { reason: PermitsError::TooFew { .. } | PermitsError::Other { .. }, .. }
             | Error::OutcomeUnknown { .. } => true,
             Error::ForeignContender { .. } => self.has_strangers,
-            // Several answers in a row were lost, so the size may be the reason.
+            // Several replies in a row were lost, so the size may be the cause.
             Error::Value { error: ValueError::TooLarge { limit: None, .. }, .. } => self.may_lose_often,
-            // A try waits for no answer for longer than a session timeout. A process that slept so long while it was cut off
-            // may notice that before it hears that its session is over.
+            // A try waits for a reply for at most a session timeout. A process that slept this long while it was cut
+            // off may notice that before it learns that its session is over.
             Error::Unreachable(_) => self.has_stalls || (self.may_cut && self.may_expire),
-            // The value is not what it was when the lock was granted.
+            // The value has changed since the grant.
             Error::TransactionRefused { .. } => self.has_forgotten,
-            // A handle that has seen the value finds none, after the ensemble came back as it was before.
+            // A handle that has seen the value finds none after a restore.
             Error::Value { error: ValueError::Vanished, .. } => self.has_forgotten,
             error => error.is_lost() || error.is_timeout() || error.is_would_block(),
         };
         assert!(is_expected, "an acquisition failed: {error}");
     }
 
-    /// A holder has read the record.
+    /// Checks what a holder has read in the record.
     pub(super) fn read(&self, actor: usize, record: &[u8]) {
         let seen: i64 = String::from_utf8_lossy(record).parse().expect("a token");
         let Some(found) = self.found.get(&actor) else { return };
@@ -272,7 +272,7 @@ impl Ledger {
 }
 
 impl World {
-    /// Checks everything.
+    /// Runs all checks.
     pub(super) async fn check(&mut self) {
         self.check_claims();
         self.check_nodes().await;
@@ -281,12 +281,12 @@ impl World {
         self.check_value().await;
     }
 
-    /// Never a writer beside another holder, and never more permits than there are, among those who say they hold.
+    /// Checks the claims: no writer holds together with another holder, and no more permits are held than exist.
     pub(super) fn check_claims(&mut self) {
         self.check_exclusion(self.ledger.may_forge);
     }
 
-    /// Whoever was let in falsely has found that out by now.
+    /// Checks that every false grant was found out by now.
     pub(super) fn check_nobody_is_false(&mut self) {
         self.check_exclusion(self.ledger.has_strangers);
     }
@@ -314,12 +314,12 @@ impl World {
             }
         }
         let excludes = writers == 0 || (writers == 1 && readers == 0);
-        assert!(excludes || may_be_false, "{writers} writers hold beside {readers} readers");
+        assert!(excludes || may_be_false, "{writers} writers and {readers} readers hold at once");
         let most = self.ledger.most;
         assert!(permits <= most, "{permits} of {most} permits are held");
     }
 
-    /// Nothing moves any more. Then nobody waits for what is free, and whoever has lost something was told.
+    /// Checks a world in which nothing moves: no contender waits for a free lock, and every loss was reported.
     pub(super) fn check_rest(&mut self) {
         if self.is_blind || self.handles.is_empty() {
             return;
@@ -328,7 +328,7 @@ impl World {
         if self.is_held_up() || self.are_unheard || self.lagging.contains(&true) || !self.ghosts.is_empty() {
             return;
         }
-        // After several lost answers in a row the next try waits a little. A stranger's rule may differ.
+        // After several lost replies in a row the next try waits. A contender of another library may have other rules.
         if self.lost_messages > PATIENT || self.ledger.has_strangers {
             return;
         }
@@ -339,7 +339,7 @@ impl World {
                 Actor::Holding(holds) => {
                     let claims = holds.claims();
                     let is_removed = |claim: &Claim| claim.state == HoldState::Lost { why: Loss::Removed };
-                    // The node of one that has lost its lease stands until its guard is dropped.
+                    // The node of a lost lease remains until its guard is dropped.
                     if claims.iter().any(|claim| !claim.is_held() && !is_removed(claim)) {
                         return;
                     }
@@ -362,22 +362,22 @@ impl World {
         };
         let (holders, waiters) = (modes(&held), modes(&waits));
         assert!(waiters.is_empty() || !holders.is_empty(), "{waiters:?} wait for a lock that nobody holds");
-        // A read may run under a WRITE node that is kept, and then readers with other nodes wait.
+        // A read may use a kept WRITE node, and readers with other nodes then wait.
         let keeps = self.handles.iter().any(|handle| handle.plan.keep.is_some()) && !self.ledger.has_one_node;
         let is_shared = !keeps && holders.iter().chain(&waiters).all(|mode| *mode == Mode::Read);
-        assert!(waiters.is_empty() || !is_shared, "readers wait beside readers, and no writer waits");
+        assert!(waiters.is_empty() || !is_shared, "readers wait for readers, and no writer waits");
         if is_sure_of_permits {
             self.check_permits_at_rest(&held, &waits);
         }
         self.note_queue();
     }
 
-    /// Whether there is one who cannot hear now.
+    /// Returns whether an actor cannot learn of an event now.
     pub(super) fn is_held_up(&self) -> bool {
         self.clients.iter().any(Wired::is_stalled) || self.cut.contains(&true) || self.hushed.contains(&true)
     }
 
-    /// Whoever waits now has its node in the queue. A use of a kept node may have none.
+    /// Notes that each waiter has a node in the queue. A use of a kept node may have none.
     fn note_queue(&mut self) {
         self.ledger.had_plain_reader = self.has_plain_reader();
         for (actor, work) in self.actors.iter_mut().enumerate() {
@@ -394,19 +394,19 @@ impl World {
         }
     }
 
-    /// Whether a reader stands in the queue whose node is not kept. A handle that keeps nodes does not keep each of them.
+    /// Returns whether the queue has a reader without a kept node. A handle with `keep` does not keep every node.
     fn has_plain_reader(&self) -> bool {
         let is_plain_reader =
             |name: &String| contender(name).is_some_and(|it| it.mode() == Mode::Read) && !name.contains("~keep-");
         self.children(LOCK).iter().any(is_plain_reader)
     }
 
-    /// Whoever stands in a queue, as far as that is known.
+    /// Returns the contenders in a queue, as far as they are known.
     pub(super) fn in_queue(&self) -> Vec<Waits> {
         self.actors.iter().filter_map(Actor::waits).collect()
     }
 
-    /// Something may have put contenders out of their queues, so nobody is known to stand in one.
+    /// Forgets the places in queues, because contenders may have been removed.
     pub(super) fn forget_queue(&mut self) {
         for actor in &mut self.actors {
             if let Actor::Busy(work) = actor {
@@ -415,7 +415,7 @@ impl World {
         }
     }
 
-    /// What an actor has begun has ended so.
+    /// Checks the result of an actor's work.
     pub(super) fn check_answer(&mut self, i: usize, work: &Work, answer: &Result<Held, Error>) {
         let has_value = self.handles[self.handle_of[i]].value.is_some();
         match answer {
@@ -427,16 +427,17 @@ impl World {
                 let claims = held.claims();
                 let Some(claim) = claims.first() else { return };
                 let may_be_lost = work.holds() || has_value || self.ledger.may_forge;
-                assert!(claim.is_held() || may_be_lost, "what was lost was granted");
-                // A contender that was woken and not polled yet may be about to ask for a node that is only kept.
+                assert!(claim.is_held() || may_be_lost, "a lost hold was granted");
+                // A contender that was woken and not polled yet may be about to ask for a kept node.
                 let keeps = self.handles[self.handle_of[i]].plan.keep.is_some();
                 let is_up_to_date = |it: &&Actor| !keeps || !matches!(it, Actor::Busy(work) if work.is_woken());
                 let in_queue: Vec<_> = self.actors.iter().filter(is_up_to_date).filter_map(Actor::waits).collect();
                 let overtaken = work.behind.iter().find(|before| {
                     in_queue.iter().any(|it| it.queued == before.queued) && before.wish.excludes(claim.what)
                 });
-                // A writer asks for what is kept before it once it has looked. Behind a reader of its own session that does not
-                // keep its node it looks only when that one leaves. The keeper hears the request only after that.
+                // A writer asks for the kept nodes before it once it has looked. If a reader of its own session without
+                // a kept node is ahead, it looks only after that reader has left. The owners of the kept nodes learn of
+                // the ask even later.
                 let reads = |actor: &Actor| matches!(actor, Actor::Holding(Held::Reader(_) | Held::ValueReader(_)));
                 let had_plain_reader = keeps && matches!(claim.what, Claimed::Lock(_)) && self.ledger.had_plain_reader;
                 let may_not_ask = had_plain_reader || (self.actors.iter().any(reads) && self.has_plain_reader());
@@ -447,7 +448,7 @@ impl World {
         }
     }
 
-    /// The head of the queue has its permits as soon as there are enough.
+    /// Checks that the head of the queue has its permits as soon as there are enough.
     fn check_permits_at_rest(&self, held: &[Claimed], waits: &[Claimed]) {
         let counts = |all: &[Claimed]| -> Vec<u32> {
             all.iter().filter_map(|it| if let Claimed::Permits(count) = it { Some(*count) } else { None }).collect()
@@ -472,12 +473,12 @@ impl World {
             }
             let Some((_, listener)) = listener else { continue };
             let has_heard = listener.has_heard();
-            assert!(claim.is_held() || has_heard, "a hold was lost, and whoever waits for news of it was not told");
+            assert!(claim.is_held() || has_heard, "a hold was lost, and its listener was not notified");
         }
     }
 
-    /// By the ensemble's nodes, whoever holds has no contender before it that excludes it. The nodes are found by their tokens:
-    /// a guard that was asked for its path counts as one whose writes may still be on their way.
+    /// Checks by the ensemble's nodes that no contender stands before a holder that it excludes. Finds the nodes by
+    /// their tokens, because a guard that was asked for its path counts as one with writes in progress.
     async fn check_nodes(&mut self) {
         if !self.ledger.is_settled || self.ledger.may_forge {
             return;
@@ -498,11 +499,11 @@ impl World {
                 continue;
             }
             let excludes = |it: &&Contender| it.sequence() < me.sequence() && it.mode().excludes(me.mode());
-            assert_eq!(contenders.iter().find(excludes), None, "{me} was granted, and that stands before it");
+            assert_eq!(contenders.iter().find(excludes), None, "{me} was granted behind this contender");
         }
     }
 
-    /// Before time passes. Nobody does anything, so each node is kept, and not for longer than it may be.
+    /// Notes the idle nodes before time passes. While no actor acts, each node is kept, but no longer than allowed.
     pub(super) async fn note_idle(&mut self) {
         let all_idle = self.actors.iter().all(|actor| matches!(actor, Actor::Idle));
         if !self.ledger.is_calm || !all_idle {
@@ -519,7 +520,7 @@ impl World {
         }
     }
 
-    /// Time has passed, and nothing else was done: what was idle is still kept, until its time comes.
+    /// Checks after time has passed without an action that idle nodes are kept until their time.
     pub(super) fn check_idle(&mut self) {
         let names = self.children(LOCK);
         for (name, until) in std::mem::take(&mut self.ledger.idle) {
@@ -528,7 +529,8 @@ impl World {
         }
     }
 
-    /// By the ensemble's nodes, there are never more permits, and whoever has just taken some was the first in the queue.
+    /// Checks by the ensemble's nodes that no more permits are taken than exist, and that the newest permit went to the
+    /// head of the queue.
     async fn check_permits(&mut self) {
         let (names, taken) = (self.children(QUEUE), self.children(PERMITS));
         let all: u32 = taken.iter().filter_map(|name| permits_of(name)).sum();
@@ -539,7 +541,7 @@ impl World {
         {
             self.ledger.number = number.parse().expect("a number of permits");
         }
-        // Who took some when there were more keeps them. Nobody takes more than there are then.
+        // A reduced number takes no permits away, but no contender takes more than it.
         let most = before.max(self.ledger.number);
         let now: HashSet<_> = taken.iter().cloned().collect();
         let is_new = !now.is_subset(&std::mem::replace(&mut self.ledger.taken, now.clone()));
@@ -556,7 +558,7 @@ impl World {
         self.ledger.queued = queued;
     }
 
-    /// What was written under the lock was written in the order of its tokens.
+    /// Checks that writes under the lock came in the order of their tokens.
     async fn check_record(&mut self) {
         let (record, _) = self.observer.data(RECORD).await.expect("never deleted");
         let written = String::from_utf8_lossy(&record).parse().expect("a token");
@@ -575,8 +577,8 @@ impl World {
         }
     }
 
-    /// The value has grown by one for each commit that is said to be done, and for some of those in doubt. What is read
-    /// under the lock stays the newest.
+    /// Checks that the value has grown by one for each commit that was reported as done, and for some of those in
+    /// doubt. A value that was read under the lock stays the newest.
     pub(super) async fn check_value(&mut self) {
         let value = match self.observer.data(VALUE_NODE).await {
             Ok((bytes, _)) => {
@@ -600,7 +602,7 @@ impl World {
         }
     }
 
-    /// All sessions are over.
+    /// Checks after the end of all sessions that all holds are lost.
     pub(super) fn check_all_lost(&self) {
         for actor in &self.actors {
             let Actor::Holding(held) = actor else { continue };
@@ -608,7 +610,7 @@ impl World {
         }
     }
 
-    /// The ensemble came back as it was: what is there now is what counts.
+    /// Resets the facts to the restored ensemble.
     pub(super) async fn begin_anew(&mut self) {
         if let Ok((bytes, _)) = self.observer.data(VALUE_NODE).await {
             let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -618,7 +620,8 @@ impl World {
         self.ledger.taken = self.children(PERMITS).into_iter().collect();
     }
 
-    /// In the end every copy is the newest value. Where the ensemble has forgotten that there is one, a copy has the last one.
+    /// Checks at the end that every copy has the newest value. If the restored ensemble has no value, a copy keeps its
+    /// last one.
     pub(super) fn check_copies(&self) {
         for handle in self.handles.iter().filter_map(|handle| handle.value.as_ref()) {
             let is_behind = matches!(handle.copy_state(), CopyState::Behind(_));
@@ -633,7 +636,7 @@ fn contender(name: &str) -> Option<Contender> {
     Dialect::of(name).and_then(|dialect| Contender::parse_as(name, dialect))
 }
 
-/// What identifies an acquisition, in the name of either of its nodes.
+/// Returns the contender's id, which is the same in the names of its READ and WRITE nodes.
 fn id(name: &str) -> &str {
     name.split_once('~').and_then(|(_, rest)| rest.split_once('-')).map_or("", |(id, _)| id)
 }

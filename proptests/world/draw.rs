@@ -1,16 +1,16 @@
 //! How a schedule is drawn at random.
 //!
-//! A fault shows when a few contenders meet on one path and something happens to one of them at the worst moment. So each
-//! schedule is a small family of its own: few actors, one subject, one or two kinds of trouble, and weights that are drawn
-//! once for the whole schedule. What is left out makes room for the rest (swarm testing: Groce and others, 2012). What belongs
-//! together comes as a phrase: an answer is lost right before the request whose answer it is.
+//! Most faults need only a few contenders on one path and an event at the worst moment. So each schedule has few
+//! actors, one subject, one or two kinds of trouble, and weights that are drawn once for the whole schedule. What one
+//! schedule omits leaves room for the rest (swarm testing: Groce and others, 2012). Steps that belong together are
+//! drawn together: for example, a lost reply right before its request.
 
 use crate::world::plan::{ACTORS, Action, After, CLIENTS, HANDLES, Handle, Part, Schedule, Speech, Step, WHILE};
 
-/// The most permits that there are at first.
+/// The largest number of permits at the beginning.
 const NUMBER: u32 = 3;
 
-/// Numbers by chance, all from one seed. Nothing depends on how good they are, and a schedule takes hundreds.
+/// Random numbers from one seed. Their quality does not matter, and a schedule needs hundreds.
 struct Dice(u64);
 
 impl Dice {
@@ -25,7 +25,7 @@ impl Dice {
         (self.roll() % end.max(1) as u64) as usize
     }
 
-    /// Whether something happens that does in so many of a hundred cases.
+    /// Returns `true` in `percent` of a hundred cases.
     fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
@@ -34,7 +34,7 @@ impl Dice {
         all[self.below(all.len())]
     }
 
-    /// One of these, each as often as its weight says.
+    /// Returns one of these, each as often as its weight says.
     fn weighed<T: Copy>(&mut self, all: &[(usize, T)]) -> T {
         let mut left = self.below(all.iter().map(|(weight, _)| weight).sum());
         for (weight, it) in all {
@@ -47,18 +47,18 @@ impl Dice {
     }
 }
 
-/// What a schedule is about.
+/// The subject of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
     Lock,
     Value,
     Permits,
     All,
-    /// Kept nodes, and time that passes while nobody uses them.
+    /// Kept nodes, and time that passes without a use.
     Idle,
 }
 
-/// What can go wrong, or at least come at a bad moment.
+/// A kind of fault, or of event at a bad moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     Stalling,
@@ -96,7 +96,7 @@ const TROUBLES: [Trouble; 15] = [
     Trouble::Twice,
 ];
 
-/// The schedule of a seed.
+/// Returns the schedule of a seed.
 pub(crate) fn draw(seed: u64) -> Schedule {
     let mut dice = Dice(seed);
     let subjects =
@@ -109,7 +109,7 @@ pub(crate) fn draw(seed: u64) -> Schedule {
     let forges = troubles.contains(&Trouble::Forging);
     let style = Style::draw(&mut dice, subject, crew, permits, troubles);
     let are_blind = dice.chance(25);
-    // Only at the end is it asked whether a false holder knows by now, so it must not have released by then.
+    // A false holder is checked only at the end, so it must not have released by then.
     let is_short = forges && dice.chance(50);
     let length = if is_short { 8 } else { dice.weighed(&[(3, 8), (4, 20), (3, 50), (1, 110)]) };
     let mut steps = Vec::new();
@@ -129,14 +129,14 @@ fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
     let while_ms = WHILE.as_millis() as u64;
     // Over before, with or after the next [`Action::Wait`], or never.
     let times = [while_ms / 2, while_ms, while_ms * 3 / 2, 2 * while_ms, u64::MAX, u64::MAX, u64::MAX];
-    // Of a hundred handles, so many keep, and so many use the value.
+    // The percentages of handles that keep their nodes and that use the value.
     let (keep, value) = (dice.weighed(&[(3, 0), (3, 100), (2, 50)]), dice.weighed(&[(2, 100), (1, 60)]));
     let (keep, times) = if subject == Subject::Idle { (100, &times[..4]) } else { (keep, &times[..]) };
     let handle = |i: usize| {
         let client = if spread { i % sessions } else { dice.below(sessions) };
         let dialect = other.filter(|(at, _)| *at == i).map_or(of_all, |(_, speech)| speech);
         let keep = dice.chance(keep).then(|| dice.one_of(times));
-        // In another library's dialect nobody asks, so nothing is kept.
+        // Other libraries never ask for kept nodes, so nothing is kept in their dialects.
         let keep = keep.filter(|_| dialect == Speech::Native);
         let has_value = match subject {
             Subject::Lock | Subject::Permits | Subject::Idle => false,
@@ -148,7 +148,7 @@ fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
     (0..HANDLES).map(handle).collect()
 }
 
-/// One handle each, one for all, a handle for every two, or by chance.
+/// A handle for each actor, one for all, one for every two, or at random.
 fn handle_of(dice: &mut Dice) -> Vec<usize> {
     let (width, offset) = (dice.weighed(&[(3, 1), (2, ACTORS), (2, 2), (2, 0)]), dice.below(HANDLES));
     let of = |actor: usize| match width {
@@ -158,7 +158,7 @@ fn handle_of(dice: &mut Dice) -> Vec<usize> {
     (0..ACTORS).map(of).collect()
 }
 
-/// One or two kinds of trouble, seldom none or all. What happens to requests that are on their way comes most often.
+/// One or two kinds of trouble, seldom none or all. Trouble with requests in progress is the most frequent.
 fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     if subject == Subject::Idle {
         return vec![Trouble::Waiting];
@@ -167,7 +167,7 @@ fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     let weight = |trouble| match trouble {
         Trouble::Stalling => 6,
         Trouble::Twice => 4,
-        // What a value is under a false hold is not known.
+        // The value under a false hold is not known.
         Trouble::Forging if matches!(subject, Subject::Value | Subject::All) => 0,
         Trouble::Forging => 3,
         Trouble::Losing | Trouble::Cutting | Trouble::Lagging | Trouble::Removing | Trouble::Sleeping => 3,
@@ -185,18 +185,18 @@ fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     chosen
 }
 
-/// How the steps of one schedule are drawn.
+/// The weights of one schedule's steps.
 struct Style {
     crew: usize,
     asking: Vec<(usize, Action)>,
     holding: Vec<(usize, Action)>,
     troubles: Vec<Trouble>,
-    /// How often each kind of step comes.
+    /// How often each kind of step occurs.
     kinds: [(usize, Kind); 3],
-    /// Of a hundred steps, after so many everything runs, and after so many others everyone is polled once.
+    /// The percentage of steps after which everything runs, and of steps after which every actor is polled once.
     settles: usize,
     polls: usize,
-    /// Where operators delete something.
+    /// The places where operators delete a node.
     parts: Vec<Part>,
 }
 
@@ -219,7 +219,7 @@ impl Style {
         if locks {
             asking.extend([(dice.one_of(&[1, 3, 8]), Read), (dice.one_of(&[1, 3, 8]), Write)]);
             let changes = [Downgrade, Share, Unshare, Look, Commit];
-            // A commit that is under way may end the keeping.
+            // A commit in progress may end the keeping.
             holding.extend(swarm(dice, if subject == Subject::Idle { &changes[..4] } else { &changes }));
             parts.push(Part::Lock);
             if is_brief {
@@ -262,7 +262,7 @@ impl Style {
         if dice.chance(50) { dice.weighed(&self.asking) } else { dice.weighed(&self.holding) }
     }
 
-    /// The next step, or the next steps that belong together.
+    /// Draws the next step, or the next steps that belong together.
     fn next(&self, dice: &mut Dice, steps: &mut Vec<Step>) {
         let (actor, after) = (self.actor(dice), self.after(dice));
         match dice.weighed(&self.kinds) {
@@ -340,7 +340,7 @@ impl Style {
         }
     }
 
-    /// Actors ask for something, and what is answered later finds them doing something else, while others act.
+    /// Actors begin work and are not polled while its replies arrive and others act.
     fn sleep(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let sleepers: Vec<_> = (actor..actor + 1 + dice.below(ACTORS - 1)).map(|i| i % ACTORS).collect();
@@ -363,8 +363,8 @@ impl Style {
         }
     }
 
-    /// A stranger writes to a node. Whoever takes that for a hand-off does not hear at once that it is none, or loses the
-    /// answer that says so.
+    /// A stranger writes to a node. A contender that takes this for a hand-off learns only later that it is none, or
+    /// the reply that says so is lost.
     fn forge(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let mut add = |actor, action, after| steps.push(Step(actor, action, after));
@@ -394,7 +394,7 @@ impl Style {
         add(actor, Flow, self.after(dice));
     }
 
-    /// Something goes wrong, and something else while the first is being mended.
+    /// Two faults, the second before the first is repaired.
     fn twice(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let (carried_out, part) = (dice.below(4), dice.one_of(&self.parts));
@@ -424,7 +424,7 @@ impl Style {
         }
     }
 
-    /// Requests of an actor are sent and held up while others act.
+    /// Requests of an actor are held up while others act.
     fn stall(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let mut add = |actor, action, after| steps.push(Step(actor, action, after));

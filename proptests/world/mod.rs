@@ -1,7 +1,7 @@
-//! P8 and P9: one world in which everything meets, polled by hand and in virtual time: a lock, the value that it guards, and
-//! a semaphore; contenders that know each other and some that do not; and every fault that the embedded ensemble knows.
+//! P8 and P9: one world that contains everything: a lock, the value that it guards, and a semaphore; contenders of one
+//! session and of several; and every fault of the embedded ensemble. It is polled by hand, in virtual time.
 //!
-//! After the schedule everything is mended, and all must come to rest.
+//! After the schedule all faults are repaired, and then every waiter must be granted.
 
 mod act;
 mod actor;
@@ -29,10 +29,10 @@ const LIMIT: &str = "/limit";
 const QUEUE: &str = "/limit/queue";
 const PERMITS: &str = "/limit/permits";
 
-/// A node elsewhere: it contains the token of the last writer that wrote it under the lock.
+/// A node that is written under the lock. It contains the token of the last writer.
 const RECORD: &str = "/record";
 
-/// How many times something may be tried again in the end.
+/// How often a removal may be retried at the end.
 const RETRIES: usize = 80;
 
 struct Handle {
@@ -50,25 +50,25 @@ pub(crate) struct World {
     cut: Vec<bool>,
     lagging: Vec<bool>,
     hushed: Vec<bool>,
-    /// A server may have lost a notification, or keep what the ensemble no longer has.
+    /// Whether a server may have lost a notification, or may show nodes that the ensemble no longer has.
     are_unheard: bool,
-    /// How many messages were to be lost. After several in a row the next try waits a little.
+    /// The number of lost messages. After several in a row the next try waits.
     lost_messages: usize,
     actors: Vec<Actor>,
-    /// Who is not polled now.
+    /// The actors that are not polled now.
     is_asleep: [bool; ACTORS],
-    /// Whoever waits for news of what an actor holds, and under which token.
+    /// The listener for changes of each actor's hold, with the hold's token.
     listeners: Vec<Option<(i64, Listener)>>,
-    /// Nothing runs in the background now.
+    /// Whether background tasks stand still.
     is_blind: bool,
-    /// How often an actor was seen to stand in a queue.
+    /// How many contenders were seen in a queue so far.
     queued: u64,
     commits: Commits,
-    /// A client that nothing happens to, and its session.
+    /// A client without faults, and its session.
     outsider: Memory,
     observer: Arc<dyn Session>,
     backup: Option<Backup>,
-    /// What the ensemble remembers of sessions that are over, until it gives them up.
+    /// The nodes of sessions that are over but remembered by the ensemble.
     ghosts: Vec<String>,
     ledger: Ledger,
 }
@@ -138,11 +138,11 @@ impl World {
         }
     }
 
-    /// Takes these steps before anything happens in the background: no contender watches its own node yet.
+    /// Takes these steps without background tasks, so that no contender watches its own node yet.
     fn steps_blindly(mut self, steps: Vec<Step>) -> World {
         let (done, mut world) = tokio::sync::oneshot::channel();
         let session = Arc::clone(&self.observer);
-        // While a background task runs, no other does.
+        // While a background task runs, no other one does.
         session.spawn(Box::pin(async move {
             self.is_blind = true;
             for step in steps {
@@ -154,7 +154,7 @@ impl World {
         world.try_recv().expect("no step waits")
     }
 
-    /// Whether this step, or later ones because of it, needs time to pass, or needs a contender to watch its own node.
+    /// Returns whether this step, or later ones because of it, needs time to pass or a contender to watch its own node.
     fn needs_others(&self, Step(actor, action, _): Step) -> bool {
         match action {
             Action::Wait | Action::Cut(_) | Action::Remove(_) | Action::Clear(_) | Action::Restore => true,
@@ -167,7 +167,7 @@ impl World {
         self.handles[self.handle_of[actor]].plan.client
     }
 
-    /// Runs everything until nothing moves any more, and checks what must hold after each step of it.
+    /// Runs everything until nothing moves, with all checks after each step.
     async fn settle(&mut self) {
         loop {
             let mut has_moved = false;
@@ -180,7 +180,7 @@ impl World {
             for i in 0..ACTORS {
                 has_moved |= self.poll(i).await;
             }
-            // As for a look: without a session the first value would be written on a thread of the library's.
+            // As for a look: without a session, the first value would be written on a thread of the library.
             for handle in self.handles.iter().filter(|handle| !self.cut[handle.plan.client]) {
                 has_moved |= handle.value.as_ref().is_some_and(Copied::goes_on);
             }
@@ -192,7 +192,7 @@ impl World {
         }
     }
 
-    /// Polls an actor if it is woken, and not asleep. Returns whether it was polled.
+    /// Polls an actor if its waker has fired and it does not sleep. Returns whether it was polled.
     async fn poll(&mut self, i: usize) -> bool {
         let Actor::Busy(work) = &mut self.actors[i] else { return false };
         if !work.is_ready() || self.is_asleep[i] {
@@ -220,7 +220,7 @@ impl World {
         self.actors.iter().all(|actor| matches!(actor, Actor::Idle))
     }
 
-    /// Mends everything; then every waiter must be granted as holders release.
+    /// Repairs all faults. Then every waiter must be granted as holders release.
     async fn come_to_rest(&mut self) {
         for client in &self.clients {
             client.flow();
@@ -229,11 +229,11 @@ impl World {
         }
         self.is_asleep = [false; ACTORS];
         self.lay_ghosts();
-        // Whoever has heard nothing looks for itself after ten minutes at most, drawn apart by a tenth.
+        // A waiter without an event looks by itself after at most ten minutes, with a jitter of a tenth.
         let (pause, looks) = if self.are_unheard { (61 * LONG, 2 * ACTORS) } else { (LONG, 0) };
         for _round in 0..=2 * ACTORS + self.lost_messages + looks {
             self.settle().await;
-            // After several lost answers in a row each further try waits a little.
+            // After several lost replies in a row each further try waits.
             for _ in 0..=self.lost_messages / PATIENT {
                 tokio::time::advance(pause).await;
                 self.settle().await;
@@ -254,11 +254,11 @@ impl World {
             self.settle().await;
         }
         self.check_copies();
-        // What is only kept goes with its handle.
+        // A kept node is removed with its handle.
         self.handles.clear();
         for retry in 0..RETRIES {
             self.settle().await;
-            // A removal whose answers were lost in a row still waits, although its node is gone.
+            // A removal with several lost replies still waits, although its node is gone.
             if self.left().is_empty() && self.watches() == 0 && retry >= self.lost_messages {
                 break;
             }
@@ -268,12 +268,12 @@ impl World {
         assert_eq!(self.watches(), 0, "a watch was left behind");
     }
 
-    /// How many watches there are. A watch on a node whose end is never told stays.
+    /// Returns the number of watches. A watch on a node whose deletion is never reported stays.
     fn watches(&self) -> usize {
         if self.are_unheard { 0 } else { self.clients[0].memory.watches() }
     }
 
-    /// The ensemble gives up the sessions that it remembers and that nobody has any more.
+    /// Expires the sessions that only the ensemble remembers.
     fn lay_ghosts(&mut self) {
         for ghost in std::mem::take(&mut self.ghosts) {
             self.clients[0].memory.faults().remove(ghost);
@@ -289,10 +289,10 @@ impl World {
     }
 }
 
-/// Runs a schedule. Panics if anything does not hold.
+/// Runs a schedule. Panics if a check fails.
 pub(crate) fn run(schedule: &Schedule) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    // Without a budget: tokio would otherwise answer "pending" after a while, to be fair to tasks that are not there.
+    // Without tokio's budget, which would return `Pending` after a while, to be fair to other tasks.
     runtime.expect("a runtime").block_on(tokio::task::unconstrained(async move {
         let mut world = World::new(schedule).await;
         let mut steps = schedule.steps.iter().copied().peekable();

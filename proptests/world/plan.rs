@@ -1,7 +1,6 @@
-//! What a schedule consists of, and how it is written down; draws none, and carries nothing out.
+//! The steps and handles of a schedule, and their form in a file.
 //!
-//! A schedule is written down as it is, and not as the seed that it was drawn from. So it stays the same schedule when the
-//! drawing changes.
+//! A file has the schedule itself and not its seed. So it stays the same schedule when the drawing changes.
 
 use std::time::Duration;
 
@@ -12,17 +11,17 @@ pub(crate) const CLIENTS: usize = 3;
 pub(crate) const HANDLES: usize = 6;
 pub(crate) const ACTORS: usize = 6;
 
-/// More than the session timeout: a client that was cut off for so long has lost what it held.
+/// More than the session timeout: a client that is cut off for this long loses its holds.
 pub(crate) const LONG: Duration = Duration::from_secs(11);
 
-/// What one [`Action::Wait`] lasts.
+/// The duration of one [`Action::Wait`].
 pub(crate) const WHILE: Duration = LONG.checked_div(4).expect("not divided by zero");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Action {
     Read,
     Write,
-    /// With a timeout that ends when the next [`Action::Wait`] does.
+    /// With a timeout that ends with the next [`Action::Wait`].
     ReadBriefly,
     WriteBriefly,
     TryRead,
@@ -33,34 +32,34 @@ pub(crate) enum Action {
     AcquireBriefly(u32),
     TryAcquire(u32),
     SetPermits(u32),
-    /// A write under what is held: it must be refused once that is lost.
+    /// Writes under the hold. The write must be refused after a loss.
     Commit,
-    /// A read under the lock, which must show what all earlier holders wrote.
+    /// Reads under the lock. The read must show the writes of all earlier holders.
     Look,
-    /// A look at the copy of the value that this process has.
+    /// Reads the process's copy of the value.
     Latest,
-    /// Drops the acquisition, the commit or what is held.
+    /// Drops the acquisition, the commit or the guard.
     Drop,
     Release,
     Downgrade,
     Share,
     /// Drops one of the guards that share a read.
     Unshare,
-    /// One poll of this actor, and no other.
+    /// Polls this actor once, and no other.
     Run,
-    /// From now on this actor is not polled, whatever comes.
+    /// Stops polling this actor.
     Sleep,
-    /// It is polled again.
+    /// Polls this actor again.
     Awake,
-    /// From now on requests of this actor's client are held up.
+    /// Holds up the requests of this actor's client.
     Stall,
-    /// One of them is carried out, and its answer is held up.
+    /// Carries out the oldest of them, and holds up its reply.
     CarryOut,
-    /// One of them is answered.
+    /// Delivers the oldest reply.
     Deliver,
-    /// None is held up any more.
+    /// Stops holding up requests.
     Flow,
-    /// The connection breaks. So many of the requests that are held up are carried out.
+    /// Breaks the connection. This many of the held-up requests are carried out.
     Cut(usize),
     Heal,
     Expire,
@@ -73,24 +72,24 @@ pub(crate) enum Action {
     Remove(Part),
     /// An operator deletes a whole directory.
     Clear(Part),
-    /// Opens this actor's handle anew. The old one ends with its last acquisition, and takes the node that it keeps along.
+    /// Opens this actor's handle again. The old handle and its kept node end with its last acquisition.
     Reopen,
-    /// Remembers all that the ensemble holds.
+    /// Saves a copy of the ensemble's data.
     BackUp,
-    /// The ensemble stands still for longer than a session timeout, and comes back as it was then.
+    /// Stops the ensemble for longer than a session timeout, and restores the saved copy.
     Restore,
-    /// The server of this actor's client forgets its watches.
+    /// The server of this actor's client loses its watches.
     Forget,
-    /// Whatever becomes of a node there, the server of this actor's client shows it as it is now.
+    /// The server of this actor's client shows a node there as it is now, whatever happens to it.
     Freeze(Part),
-    /// A stranger writes to a node there, as its holder does that hands off.
+    /// A stranger writes to a node there, as a holder does at a hand-off.
     Forge(Part),
-    /// The server of this actor's client does what it is asked to, and says nothing until [`Action::CatchUp`].
+    /// The server of this actor's client carries out requests without replies until [`Action::CatchUp`].
     Hush,
     Wait,
 }
 
-/// Where an operator deletes something.
+/// A place where an operator deletes a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Part {
     Lock,
@@ -102,25 +101,25 @@ pub(crate) enum Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum After {
     Nothing,
-    /// Each actor that is woken is polled once.
+    /// Each woken actor is polled once.
     Polls,
-    /// Everything, until nothing moves any more. Requests stay held up.
+    /// Everything runs until nothing moves. Requests stay held up.
     Settles,
 }
 
-/// Which actor does what, and what runs before the next step.
+/// An actor, its action, and what runs before the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Step(pub(crate) usize, pub(crate) Action, pub(crate) After);
 
 /// A handle of the lock, and one of the semaphore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Handle {
-    /// Handles of one client share a session, and their contenders know of each other.
+    /// Handles of one client share a session, so their contenders know each other.
     pub(crate) client: usize,
     pub(crate) dialect: Speech,
-    /// For how many milliseconds it keeps an idle node, if it keeps any.
+    /// How many milliseconds an idle node is kept, if nodes are kept.
     pub(crate) keep: Option<u64>,
-    /// It uses the lock through the value that the lock guards.
+    /// Whether it uses the lock through the guarded value.
     pub(crate) has_value: bool,
 }
 
@@ -145,14 +144,14 @@ impl Speech {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Schedule {
-    /// The fault that it has found, if it has found one.
+    /// The fault that the schedule has found, if any.
     pub(crate) finds: String,
-    /// How many permits there are at first.
+    /// The number of permits at the beginning.
     pub(crate) permits: u32,
     pub(crate) handles: Vec<Handle>,
-    /// Which handle each actor uses. Actors of one handle share the nodes that it keeps.
+    /// The handle of each actor. Actors with one handle share its kept nodes.
     pub(crate) handle_of: Vec<usize>,
-    /// Holders do not come to watch their own nodes for many steps, as on ZooKeeper at first.
+    /// Whether holders do not watch their own nodes for many steps, as at first on ZooKeeper.
     pub(crate) are_blind: bool,
     pub(crate) steps: Vec<Step>,
 }

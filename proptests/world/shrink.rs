@@ -1,9 +1,9 @@
-//! How a schedule that fails is made smaller, by trying.
+//! Makes a failing schedule smaller, by trying.
 
 use crate::world::plan::{ACTORS, After, HANDLES, Handle, Schedule, Speech, Step};
 
-/// The smallest schedule that is found to fail still, by leaving out steps and making the rest plainer, for as long as
-/// `goes_on` says so.
+/// Returns the smallest schedule that was found to fail, by leaving out steps and simplifying the rest, for as long as
+/// `goes_on` returns true.
 pub(crate) fn shrunk(
     mut schedule: Schedule,
     fails: impl Fn(&Schedule) -> bool,
@@ -26,10 +26,10 @@ pub(crate) fn shrunk(
     }
 }
 
-/// One way to make a schedule smaller or plainer.
+/// One way to make a schedule smaller or simpler.
 #[derive(Clone, Copy, Debug)]
 enum Candidate {
-    /// Leaves out so many steps, from this one on.
+    /// Leaves out this many steps, from this one on.
     Without(usize, usize),
     SettlesAfter(usize),
     Plain(usize),
@@ -42,7 +42,7 @@ enum Candidate {
 struct Candidates;
 
 impl Candidates {
-    /// The large cuts first, each from the end, so that what comes before keeps its place.
+    /// Returns the candidates, large cuts first, each from the end, so that earlier steps keep their places.
     fn of(schedule: &Schedule) -> Vec<Candidate> {
         let length = schedule.steps.len();
         let widths = std::iter::successors(Some(length / 2), |width| Some(width / 2)).take_while(|width| *width > 0);
