@@ -617,25 +617,25 @@ fn an_acquisition_dropped_at_any_poll_leaves_no_gauge() {
 }
 
 /// What a recorder may do to its caller.
-enum Rude {
+enum BadRecorder {
     /// Blocks until the test ends.
     Waits(Mutex<mpsc::Receiver<()>>),
     Panics,
     Locks(RwLock),
 }
 
-impl Rude {
+impl BadRecorder {
     fn does(&self) {
         match self {
-            Rude::Waits(until) => assert!(until.lock().expect("no panic").recv().is_err()),
+            BadRecorder::Waits(until) => assert!(until.lock().expect("no panic").recv().is_err()),
             // Panics without a message on the terminal.
-            Rude::Panics => std::panic::resume_unwind(Box::new("as recorders may")),
-            Rude::Locks(lock) => drop(lock.write().blocking()),
+            BadRecorder::Panics => std::panic::resume_unwind(Box::new("as recorders may")),
+            BadRecorder::Locks(lock) => drop(lock.write().blocking()),
         }
     }
 }
 
-impl Recorder for Rude {
+impl Recorder for BadRecorder {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -675,7 +675,7 @@ fn a_recorder_that_blocks_or_panics_breaks_nothing() {
         let (closed, gate) = mpsc::channel();
         let mut closed = Some(closed);
         let its_own = RwLock::new(&Memory::new(), "/its-own").expect("valid");
-        for rude in [Rude::Waits(Mutex::new(gate)), Rude::Panics, Rude::Locks(its_own)] {
+        for rude in [BadRecorder::Waits(Mutex::new(gate)), BadRecorder::Panics, BadRecorder::Locks(its_own)] {
             *CURRENT.write().expect("no panic") = Some(Arc::new(rude));
             use_all();
             drop(closed.take());
@@ -696,7 +696,7 @@ fn a_stuck_recorder_costs_no_lease_and_no_count() {
             let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
             let zk = connect_with(&server.address(), Duration::from_secs(10)).await;
             let (closed, gate) = mpsc::channel();
-            let rude = Arc::new(Rude::Waits(Mutex::new(gate)));
+            let rude = Arc::new(BadRecorder::Waits(Mutex::new(gate)));
             let recorder = CURRENT.write().expect("no panic").replace(rude);
             let guard = lock_at(&zk, "/locks/measured").write().await.expect("free");
             // Heartbeats are counted on the thread that sends them.

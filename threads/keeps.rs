@@ -9,7 +9,7 @@ use zk_rwlock::{Error, RwLock};
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short};
 use crate::witness::Witness;
-use crate::world::{Client, World, draw, spawn, tarries, warned};
+use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATH: &str = "/lock";
 
@@ -35,7 +35,7 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
             let (lock, witness) = (lock.clone(), Arc::clone(&witness));
             spawn(move || {
                 for _ in 0..3 {
-                    tarries(32);
+                    let_others_run(32);
                     // The session may end at any moment.
                     let _ = block_on(reads_or_writes(&lock, &witness));
                 }
@@ -43,7 +43,7 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
         });
         let users: Vec<_> = users.collect();
         for _ in 0..2 {
-            tarries(96);
+            let_others_run(96);
             client.memory.faults().expire();
             let is_held = match draw(2) {
                 0 => block_on(lock.read().into_future()).map(|guard| guard.is_held()),
@@ -63,7 +63,7 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
 fn cancelled_uses_leave_a_granted_node_to_the_asker() {
     explore(500, || {
         // No timer ends a node that the owner does not give up.
-        let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
+        let (world, witness) = (World::with_timers(false), Witness::of_lock());
         let (ours, theirs) = (world.client(), world.client());
         let (kept, plain) = (
             keeping(&ours),
@@ -78,10 +78,10 @@ fn cancelled_uses_leave_a_granted_node_to_the_asker() {
             })
         });
         let users: Vec<_> = users.collect();
-        tarries(128);
+        let_others_run(128);
         let (asking, seen) = (plain.clone(), Arc::clone(&witness));
         let asker = spawn(move || drop(seen.works(block_on(asking.write().into_future()).expect("a guard"))));
-        tarries(256);
+        let_others_run(256);
         drop(witness.works(first));
         users.into_iter().for_each(|user| user.join().expect("no panic"));
         asker.join().expect("no panic");
@@ -94,7 +94,7 @@ fn cancelled_uses_leave_a_granted_node_to_the_asker() {
 #[test]
 fn every_use_gets_the_error_of_its_failed_node() {
     explore(500, || {
-        let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
+        let (world, witness) = (World::with_timers(false), Witness::of_lock());
         let (ours, theirs) = (world.client(), world.client());
         let (kept, plain) = (
             keeping(&ours),
@@ -110,9 +110,9 @@ fn every_use_gets_the_error_of_its_failed_node() {
             })
         });
         let users: Vec<_> = users.collect();
-        tarries(256);
+        let_others_run(256);
         ours.memory.faults().expire();
-        tarries(64);
+        let_others_run(64);
         drop(witness.works(first));
         users.into_iter().for_each(|user| user.join().expect("no panic"));
         drop((kept, plain));
@@ -125,7 +125,7 @@ fn every_use_gets_the_error_of_its_failed_node() {
 fn a_kept_node_is_asked_for_while_its_use_downgrades() {
     explore(1_500, || {
         // No timer ends a node without an ask.
-        let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
+        let (world, witness) = (World::with_timers(false), Witness::of_lock());
         let client = world.client();
         let (kept, plain) = (
             keeping(&client),
@@ -134,10 +134,10 @@ fn a_kept_node_is_asked_for_while_its_use_downgrades() {
         let writer = block_on(kept.write().into_future()).expect("a guard");
         let (asking, seen) = (plain.clone(), Arc::clone(&witness));
         let asker = spawn(move || {
-            tarries(8);
+            let_others_run(8);
             drop(seen.works(block_on(asking.write().into_future()).expect("a guard")));
         });
-        tarries(128);
+        let_others_run(128);
         let reader = block_on(witness.works(writer).downgrade()).expect("held");
         drop(witness.works(reader));
         asker.join().expect("no panic");

@@ -11,7 +11,7 @@ use zk_rwlock::{Error, Leadership};
 use crate::explore::explore;
 use crate::locks::{cut_short, troubles};
 use crate::witness::{Says, Witness};
-use crate::world::{Client, World, draw, spawn, tarries};
+use crate::world::{Client, World, draw, let_others_run, spawn};
 
 const PATH: &str = "/leader";
 
@@ -46,22 +46,22 @@ async fn leads(candidate: &Leadership, witness: &Witness, times: usize) -> Resul
     Ok(())
 }
 
-fn candidates_lead(is_rough: bool) {
+fn candidates_lead(has_losses: bool) {
     let (world, witness) = (World::new(), Witness::of_lock());
     let clients = [world.client(), world.client()];
     let candidates = [0, 0, 1].map(|of| candidate(&clients[of]));
     let workers = candidates.clone().map(|candidate| {
         let witness = Arc::clone(&witness);
         spawn(move || {
-            tarries(32);
+            let_others_run(32);
             let answer = block_on(leads(&candidate, &witness, 2));
-            assert!(is_rough || answer.is_ok(), "{answer:?}");
+            assert!(has_losses || answer.is_ok(), "{answer:?}");
         })
     });
     let other = candidates[draw(3)].clone();
     let steps_down = spawn(move || {
         for _ in 0..2 {
-            tarries(128);
+            let_others_run(128);
             let term = other.term().map(|term| term.number());
             match draw(3) {
                 0 => block_on(other.stop()),
@@ -73,7 +73,7 @@ fn candidates_lead(is_rough: bool) {
             }
         }
     });
-    if is_rough {
+    if has_losses {
         troubles(&clients);
     }
     workers.into_iter().for_each(|worker| worker.join().expect("no panic"));
@@ -112,7 +112,7 @@ fn a_leader_that_has_resigned_has_no_node() {
             }
         };
         let nodes = client.memory.children(PATH);
-        tarries(32);
+        let_others_run(32);
         assert!(block_on(resigns.resign()));
         assert!(!term.is_leader());
         // It campaigns again already, with another node.

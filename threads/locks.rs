@@ -13,7 +13,7 @@ use zk_rwlock::{Error, Memory, RwLock};
 
 use crate::explore::{explore, replay_each};
 use crate::witness::Witness;
-use crate::world::{Client, World, draw, spawn, tarries, warned};
+use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATH: &str = "/lock";
 /// Timers fire when the schedule lets them, whatever their duration.
@@ -26,7 +26,7 @@ pub(crate) async fn cut_short<T>(polls: usize, future: impl IntoFuture<Output = 
         Poll::Ready(output) => Poll::Ready(Some(output)),
         Poll::Pending if left == 0 => {
             // The event that it waits for may arrive before the drop.
-            tarries(8);
+            let_others_run(8);
             Poll::Ready(None)
         }
         Poll::Pending => {
@@ -107,12 +107,12 @@ struct Plan {
     /// Whether every other handle keeps its node between uses.
     keeps: bool,
     /// Whether sessions and replies are lost, and servers lag.
-    is_rough: bool,
+    has_losses: bool,
 }
 
 impl Plan {
     fn runs(&self) {
-        let (world, witness) = (World::whose_timers_fire(self.is_rough || draw(2) == 0), Witness::of_lock());
+        let (world, witness) = (World::with_timers(self.has_losses || draw(2) == 0), Witness::of_lock());
         let clients = [world.client(), world.client()];
         // Several threads share a handle, so that uses of one node meet.
         let handles: Vec<RwLock> = (0..3)
@@ -123,19 +123,19 @@ impl Plan {
             })
             .collect();
         // Few kinds in one schedule, so that they meet often.
-        let (is_rough, kinds) = (self.is_rough, [draw(KINDS), draw(KINDS), draw(KINDS)]);
+        let (has_losses, kinds) = (self.has_losses, [draw(KINDS), draw(KINDS), draw(KINDS)]);
         let workers = (0..self.threads).map(|_| {
             let (lock, witness, uses) = (handles[draw(handles.len())].clone(), Arc::clone(&witness), self.uses);
             spawn(move || {
                 for _ in 0..uses {
                     let answer = block_on(one_use(kinds[draw(3)], &lock, &witness));
-                    assert!(is_rough || answer.is_ok(), "{answer:?}");
+                    assert!(has_losses || answer.is_ok(), "{answer:?}");
                 }
             })
         });
         let workers: Vec<_> = workers.collect();
         drop(handles);
-        if is_rough {
+        if has_losses {
             troubles(&clients);
         }
         workers.into_iter().for_each(|worker| worker.join().expect("no panic"));
@@ -145,36 +145,36 @@ impl Plan {
 
 #[test]
 fn threads_never_break_exclusion_or_hang() {
-    explore(1_000, || Plan { threads: 3, uses: 2, keeps: false, is_rough: false }.runs());
+    explore(1_000, || Plan { threads: 3, uses: 2, keeps: false, has_losses: false }.runs());
 }
 
 #[test]
 fn lost_sessions_and_replies_break_no_exclusion() {
-    explore(1_000, || Plan { threads: 3, uses: 2, keeps: false, is_rough: true }.runs());
+    explore(1_000, || Plan { threads: 3, uses: 2, keeps: false, has_losses: true }.runs());
 }
 
 #[test]
 fn kept_nodes_break_no_exclusion() {
-    explore(1_000, || Plan { threads: 3, uses: 2, keeps: true, is_rough: false }.runs());
+    explore(1_000, || Plan { threads: 3, uses: 2, keeps: true, has_losses: false }.runs());
 }
 
 #[test]
 fn lost_kept_nodes_break_no_exclusion() {
-    explore(1_000, || Plan { threads: 3, uses: 2, keeps: true, is_rough: true }.runs());
+    explore(1_000, || Plan { threads: 3, uses: 2, keeps: true, has_losses: true }.runs());
 }
 
 #[test]
 fn a_holder_is_notified_of_a_blocked_contender() {
     explore(1_000, || {
         // If a timer ended a kept node, the waiter would create a node of its own, which also notifies the holder.
-        let (world, witness) = (World::whose_timers_fire(draw(4) == 0), Witness::of_lock());
+        let (world, witness) = (World::with_timers(draw(4) == 0), Witness::of_lock());
         let client = world.client();
         let builder = RwLock::builder(&client, PATH).host("h").warn_after_waiting(warned());
         let lock = if draw(4) > 0 { builder.keep(LONG).build() } else { builder.build() }.expect("a lock");
         let (other, seen) = (lock.clone(), Arc::clone(&witness));
         let guard = block_on(lock.write().into_future()).expect("a guard");
         let waiter = spawn(move || {
-            tarries(40);
+            let_others_run(40);
             drop(seen.works(block_on(other.read().into_future()).expect("a guard")));
         });
         block_on(guard.contended()).expect("a contender");
@@ -187,5 +187,5 @@ fn a_holder_is_notified_of_a_blocked_contender() {
 
 #[test]
 fn nothing_but_the_schedule_decides_what_happens() {
-    replay_each(100, || Plan { threads: 3, uses: 2, keeps: true, is_rough: true }.runs());
+    replay_each(100, || Plan { threads: 3, uses: 2, keeps: true, has_losses: true }.runs());
 }

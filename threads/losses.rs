@@ -11,7 +11,7 @@ use zk_rwlock::{Error, HoldState, Mode, MultiLock, RwLock, Semaphore};
 
 use crate::explore::explore;
 use crate::locks::LONG;
-use crate::world::{Client, World, draw, spawn, tarries, warned};
+use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATH: &str = "/lock";
 
@@ -37,7 +37,7 @@ macro_rules! hears {
 #[test]
 fn a_holder_whose_node_is_removed_learns_of_the_loss() {
     explore(800, || {
-        let world = World::whose_timers_fire(false);
+        let world = World::with_timers(false);
         let client = world.client();
         let lock = RwLock::builder(&client, PATH).host("h").warn_after_waiting(warned());
         let (kept, lock) = (lock.clone().keep(LONG).build().expect("a lock"), lock.build().expect("a lock"));
@@ -64,7 +64,7 @@ fn a_holder_whose_node_is_removed_learns_of_the_loss() {
         while !is_granted.load(Ordering::SeqCst) {
             thread::yield_now();
         }
-        tarries(64);
+        let_others_run(64);
         let name = client.memory.children(directory).into_iter().next().expect("a node");
         client.memory.faults().remove(format!("{directory}/{name}"));
         holder.join().expect("no panic");
@@ -75,7 +75,7 @@ fn a_holder_whose_node_is_removed_learns_of_the_loss() {
 #[test]
 fn a_waiter_whose_node_is_removed_gets_an_error() {
     explore(800, || {
-        let world = World::whose_timers_fire(false);
+        let world = World::with_timers(false);
         let (ours, theirs) = (world.client(), world.client());
         let lock = |client: &Client| {
             RwLock::builder(client, PATH).host("h").warn_after_waiting(warned()).build().expect("a lock")
@@ -90,7 +90,7 @@ fn a_waiter_whose_node_is_removed_gets_an_error() {
                 None => thread::yield_now(),
             }
         };
-        tarries(128);
+        let_others_run(128);
         ours.memory.faults().remove(format!("{PATH}/{name}"));
         let told = waiter.join().expect("no panic");
         assert!(matches!(told, Err(Error::Evicted(_))), "{told:?}");

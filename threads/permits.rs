@@ -33,7 +33,7 @@ async fn one_use(kind: usize, pool: &Semaphore, witness: &Witness) -> Result<(),
     Ok(())
 }
 
-fn threads_take_permits(is_rough: bool) {
+fn threads_take_permits(has_losses: bool) {
     let (world, witness) = (World::new(), Witness::of_permits(2));
     let clients = [world.client(), world.client()];
     let pools = [0, 1].map(|of| {
@@ -51,13 +51,13 @@ fn threads_take_permits(is_rough: bool) {
             spawn(move || {
                 for _ in 0..2 {
                     let answer = block_on(one_use(kinds[draw(2)], &pool, &witness));
-                    assert!(is_rough || answer.is_ok(), "{answer:?}");
+                    assert!(has_losses || answer.is_ok(), "{answer:?}");
                 }
             })
         })
         .collect();
     drop(pools);
-    if is_rough {
+    if has_losses {
         troubles(&clients);
     }
     workers.into_iter().for_each(|worker| worker.join().expect("no panic"));

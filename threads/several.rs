@@ -8,7 +8,7 @@ use zk_rwlock::{Error, Mode, MultiGuard, MultiLock, RwLock};
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short, troubles};
 use crate::witness::{Says, Witness};
-use crate::world::{Client, World, draw, spawn, tarries, warned};
+use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATHS: [&str; 3] = ["/a", "/b", "/c"];
 
@@ -66,7 +66,7 @@ async fn one_use(client: &Client, lock: &(RwLock, usize), witnesses: &Witnesses)
     Ok(())
 }
 
-fn threads_take_several(is_rough: bool) {
+fn threads_take_several(has_losses: bool) {
     let (world, witnesses) = (World::new(), [(); 3].map(|()| Witness::of_lock()));
     let clients = [world.client(), world.client()];
     let workers = (0..3).map(|number| {
@@ -77,14 +77,14 @@ fn threads_take_several(is_rough: bool) {
                 RwLock::builder(&client, PATHS[at]).host("h").warn_after_waiting(warned()).build().expect("a lock");
             let lock = (lock, at);
             for _ in 0..2 {
-                tarries(32);
+                let_others_run(32);
                 let answer = block_on(one_use(&client, &lock, &witnesses));
-                assert!(is_rough || answer.is_ok(), "{answer:?}");
+                assert!(has_losses || answer.is_ok(), "{answer:?}");
             }
         })
     });
     let workers: Vec<_> = workers.collect();
-    if is_rough {
+    if has_losses {
         troubles(&clients);
     }
     workers.into_iter().for_each(|worker| worker.join().expect("no panic"));

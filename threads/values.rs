@@ -9,7 +9,7 @@ use zk_rwlock::{Error, Shared};
 
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short, troubles};
-use crate::world::{Client, World, draw, spawn, tarries, warned};
+use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 
 const PATH: &str = "/value";
 const LOCK: &str = "/value/lock";
@@ -112,21 +112,21 @@ fn follows(shared: &Shared<u64>) {
             0 => drop(block_on(cut_short(draw(3), shared.live())).map(|live| live.map(|live| sees(**live.get())))),
             _ => drop(block_on(cut_short(draw(3), changes.next())).flatten().map(|value| value.map(|it| sees(**it)))),
         }
-        tarries(32);
+        let_others_run(32);
     }
 }
 
-fn threads_share_a_value(is_rough: bool) {
+fn threads_share_a_value(has_losses: bool) {
     // A task that waits for the first value looks again after a pause, so timers must fire for it. All others are
     // woken.
-    let is_new = !is_rough && draw(2) == 0;
-    let (world, register) = (World::whose_timers_fire(is_rough || is_new), Arc::new(Register::default()));
+    let is_new = !has_losses && draw(2) == 0;
+    let (world, register) = (World::with_timers(has_losses || is_new), Arc::new(Register::default()));
     let clients = [world.client(), world.client()];
     let values = [0, 0, 1].map(|of| shared(&clients[of]));
     if !is_new {
         block_on(values[0].update(|_| {}).into_future()).expect("nothing fails yet");
     }
-    if is_rough {
+    if has_losses {
         // Work that is begun without a session continues on a thread of the library, which does not exist here.
         values.iter().for_each(|value| drop(value.changes()));
     }
@@ -134,18 +134,18 @@ fn threads_share_a_value(is_rough: bool) {
     let workers = (0..3).map(|number| {
         let (shared, register) = (values[draw(3)].clone(), Arc::clone(&register));
         spawn(move || {
-            tarries(32);
+            let_others_run(32);
             if number == 2 {
                 return follows(&shared);
             }
             for _ in 0..2 {
                 let answer = block_on(one_use(kinds[draw(3)], &shared, &register));
-                assert!(is_rough || answer.is_ok(), "{answer:?}");
+                assert!(has_losses || answer.is_ok(), "{answer:?}");
             }
         })
     });
     let workers: Vec<_> = workers.collect();
-    if is_rough {
+    if has_losses {
         troubles(&clients);
     }
     workers.into_iter().for_each(|worker| worker.join().expect("no panic"));
@@ -153,7 +153,7 @@ fn threads_share_a_value(is_rough: bool) {
     let written = loop {
         match block_on(values[2].read().into_future()) {
             Ok(value) => break *value,
-            Err(error) => assert!(is_rough, "{error}"),
+            Err(error) => assert!(has_losses, "{error}"),
         }
     };
     assert!(written >= register.newest(), "{written} is older than {}", register.newest());

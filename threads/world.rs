@@ -37,7 +37,7 @@ pub(crate) fn draw(of: usize) -> usize {
 
 /// Lets other threads run for fewer than `most` steps. Without this, two threads that begin together advance at about
 /// the same pace, and a late step of one never meets an early step of the other.
-pub(crate) fn tarries(most: usize) {
+pub(crate) fn let_others_run(most: usize) {
     for _ in 0..draw(most) {
         let _ = AtomicBool::new(false).load(Ordering::Relaxed);
     }
@@ -70,11 +70,11 @@ pub(crate) fn warned() -> Option<Duration> {
 impl World {
     /// Returns a world of one of four kinds, as the schedule draws it.
     pub(crate) fn new() -> World {
-        World::whose_timers_fire(true)
+        World::with_timers(true)
     }
 
     /// Returns a world as [`World::new`] does. Without timers, a lost wake-up is never hidden by a timer.
-    pub(crate) fn whose_timers_fire(fire: bool) -> World {
+    pub(crate) fn with_timers(fire: bool) -> World {
         let (is_late, is_concurrent) = (draw(2) == 0, draw(2) == 0);
         let (answers, timers, tasks) = (Courier::default(), Courier::default(), Tasks::default());
         let routes = Arc::new(Routes { is_late, answers, timers, is_concurrent, tasks });

@@ -228,7 +228,7 @@ impl World {
             client.memory.faults().catch_up();
         }
         self.is_asleep = [false; ACTORS];
-        self.lay_ghosts();
+        self.expire_ghosts();
         // A waiter without an event looks by itself after at most ten minutes, with a jitter of a tenth.
         let (pause, looks) = if self.are_unheard { (61 * LONG, 2 * ACTORS) } else { (LONG, 0) };
         for _round in 0..=2 * ACTORS + self.lost_messages + looks {
@@ -274,7 +274,7 @@ impl World {
     }
 
     /// Expires the sessions that only the ensemble remembers.
-    fn lay_ghosts(&mut self) {
+    fn expire_ghosts(&mut self) {
         for ghost in std::mem::take(&mut self.ghosts) {
             self.clients[0].memory.faults().remove(ghost);
         }
