@@ -27,7 +27,7 @@ fn built<T>(built: Result<T, Error>) -> Option<T> {
 
 /// Uses a lock in three ways: behind a holder that releases while the waiter is not polled, held for long, and behind a
 /// holder whose session ends.
-async fn is_used(lock: &RwLock, memory: &Memory) {
+async fn use_lock(lock: &RwLock, memory: &Memory) {
     let there = memory.connect();
     let other = RwLock::new(&there, lock.path()).expect("valid");
     let holder = other.write().await.expect("free");
@@ -59,7 +59,7 @@ async fn options_of_any_length_are_refused_or_obeyed() {
                 let lock = RwLock::builder(&memory, "/lock").warn_after_waiting(one);
                 let lock = idle.into_iter().fold(lock.warn_after_holding(other), |lock, idle| lock.keep(idle));
                 if let Some(lock) = built(lock.build()) {
-                    is_used(&lock, &memory).await;
+                    use_lock(&lock, &memory).await;
                 }
             }
         }
@@ -106,7 +106,7 @@ async fn options_of_any_length_are_refused_or_obeyed() {
 }
 
 /// Checks that a call that can only wait ended at its limit.
-fn is_as_limited<T>(limit: Duration, ended: Result<Result<T, Error>, tokio::time::error::Elapsed>) {
+fn assert_limited<T>(limit: Duration, ended: Result<Result<T, Error>, tokio::time::error::Elapsed>) {
     match ended {
         Err(_still_waits) => assert!(limit > LONG, "{limit:?}"),
         Ok(Err(Error::InvalidInput(_))) => assert_eq!(limit, Duration::ZERO),
@@ -122,10 +122,10 @@ async fn limits_of_any_length_are_refused_or_obeyed() {
     let _held = ours.write().await.expect("free");
     cut.faults().cut();
     for limit in LENGTHS {
-        is_as_limited(limit, timeout(LONG, lock(&memory.connect()).read().timeout(limit)).await);
-        is_as_limited(limit, timeout(LONG, lock(&cut).queue().timeout(limit)).await);
+        assert_limited(limit, timeout(LONG, lock(&memory.connect()).read().timeout(limit)).await);
+        assert_limited(limit, timeout(LONG, lock(&cut).queue().timeout(limit)).await);
         let both = several(&memory.connect(), [("/free", Mode::Write), ("/lock", Mode::Write)]).expect("valid");
-        is_as_limited(limit, timeout(LONG, both.lock().timeout(limit)).await);
+        assert_limited(limit, timeout(LONG, both.lock().timeout(limit)).await);
         drop(memory.connect().sleep(limit));
     }
 }

@@ -85,7 +85,7 @@ fn a_refused_use_may_read_the_queue_at_once() {
         let (mut first, second) = (writing(&kept), Inline::new(kept.write()));
         assert_pending!(first.poll());
         second.poll();
-        // Without a reply to its create, the first use cannot be told of an ask. Therefore it keeps nothing, and the second
+        // Without a reply to its create, the first use cannot hear of an ask. Therefore this use keeps nothing, and the second
         // use has to queue up itself.
         zk.faults().lose_next_reply();
         zk.faults().heal();

@@ -34,7 +34,7 @@ fn other(zk: &Memory) -> RwLock {
     RwLock::new(&zk.connect(), PATH).expect("valid")
 }
 
-fn is_too_long<T: std::fmt::Debug>(answer: Result<T, Error>) {
+fn assert_held_too_long<T: std::fmt::Debug>(answer: Result<T, Error>) {
     let error = answer.expect_err("the lock was held for too long");
     let error = if let Error::OneOfMany { error, .. } = error { *error } else { error };
     assert!(matches!(error, Error::Lost(Loss::HeldTooLong)), "{error}");
@@ -61,16 +61,16 @@ async fn a_holder_hears_of_its_limit_before_the_next_grant() {
     let (why, told, state) = told.await.expect("no panic");
     assert_eq!((why, state), (Loss::HeldTooLong, HoldState::Lost { why }));
     let (work, stopped) = dropped.await.expect("no panic");
-    is_too_long(work);
+    assert_held_too_long(work);
     assert!(
         LIMIT <= told && told <= LIMIT + TICK && LIMIT <= stopped && stopped <= LIMIT + TICK,
         "{told:?} {stopped:?}"
     );
     assert!(told + MARGIN - 2 * TICK <= granted && granted <= LIMIT + MARGIN + 2 * TICK, "{granted:?}");
     assert_eq!(guard.session_left(), Duration::ZERO);
-    is_too_long(guard.transaction().create("/late", "").commit().await);
-    is_too_long(guard.data("/late").await);
-    is_too_long(Arc::into_inner(guard).expect("alone").release().await);
+    assert_held_too_long(guard.transaction().create("/late", "").commit().await);
+    assert_held_too_long(guard.data("/late").await);
+    assert_held_too_long(Arc::into_inner(guard).expect("alone").release().await);
     assert!(next.is_held());
     sleep(10 * LIMIT).await;
     assert!(next.is_held(), "the next holder has no limit");
@@ -133,7 +133,7 @@ async fn permits_are_given_up_at_their_limit() {
     assert!(began.elapsed() >= LIMIT + MARGIN - TICK && !held.is_held());
     assert_eq!(held.lost().await, Loss::HeldTooLong);
     assert_eq!(zk.children("/lock/permits").len(), 1);
-    is_too_long(held.release().await);
+    assert_held_too_long(held.release().await);
     drop(next);
 }
 
@@ -143,7 +143,7 @@ async fn each_of_several_limits_counts_from_its_grant() {
     let second = RwLock::new(&zk, "/second").expect("valid");
     let both = MultiLock::new([(&lock(&zk), Mode::Write), (&second, Mode::Write)]).expect("valid");
     let held = both.lock().await.expect("free");
-    is_too_long(held.run(pending::<()>()).await);
+    assert_held_too_long(held.run(pending::<()>()).await);
     assert_eq!(held.lost().await, (PATH, Loss::HeldTooLong));
     drop(held);
     let in_the_way = second.write().await.expect("free");
@@ -208,13 +208,13 @@ async fn values_and_once_guards_have_the_limit_of_their_lock() {
     let mut held = value.write().await.expect("free");
     *held = 2;
     sleep(LIMIT).await;
-    is_too_long(held.commit().await);
+    assert_held_too_long(held.commit().await);
     drop(held);
     assert_eq!(*value.read().await.expect("free"), 1);
 
     let once = lock(&zk).write().once_in(LIMIT).await.expect("free").expect("due");
     sleep(LIMIT).await;
-    is_too_long(once.done().await);
+    assert_held_too_long(once.done().await);
 }
 
 #[test]

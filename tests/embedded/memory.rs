@@ -595,7 +595,7 @@ fn a_waiter_dropped_at_any_poll_leaves_nothing() {
             let mut behind = reading(&b);
             assert_pending!(behind.poll());
             drop(acquiring);
-            // The contender behind the one that left now waits for the contender ahead of it.
+            // The contender behind the departed one now waits for the departed one's predecessor.
             if behind.is_woken() {
                 assert_pending!(behind.poll());
             }

@@ -20,7 +20,7 @@ const PATH: &str = "/lock";
 const STOP: Duration = Duration::from_secs(60);
 
 /// Stops the process and lets it go on: only the clock advances, and no timer fires.
-fn is_stopped() {
+fn stop_process() {
     assert_pending!(task::spawn(tokio::time::advance(STOP)).poll());
 }
 
@@ -44,7 +44,7 @@ fn work(stopped: Stopped) -> (Work, Arc<AtomicUsize>) {
             return Poll::Pending;
         }
         if stopped == Stopped::InTheLastPoll {
-            is_stopped();
+            stop_process();
         }
         Poll::Ready("done")
     });
@@ -53,32 +53,29 @@ fn work(stopped: Stopped) -> (Work, Arc<AtomicUsize>) {
 
 /// Polls the work twice. Before the second poll, the library has noticed that the client is cut off. Then the process is
 /// stopped.
-fn until_it_is_stopped<F: Future>(zk: &Memory, runs: &mut Spawn<F>, stopped: Stopped) -> Poll<F::Output> {
+fn run_until_stopped<F: Future>(zk: &Memory, runs: &mut Spawn<F>, stopped: Stopped) -> Poll<F::Output> {
     assert!(runs.poll().is_pending());
     zk.faults().cut();
     assert!(runs.poll().is_pending());
     if stopped == Stopped::BetweenPolls {
-        is_stopped();
+        stop_process();
     }
     runs.poll()
 }
 
-fn is_lost<T: Debug>(answer: Result<T, Error>) {
+fn assert_lost<T: Debug>(answer: Result<T, Error>) {
     let lost = answer.expect_err("the lock was lost");
     let lost = if let Error::OneOfMany { error, .. } = lost { *error } else { lost };
     assert!(matches!(lost, Error::Lost(Loss::LeaseRanOut)), "{lost}");
 }
 
 /// Checks that the work under the hold of `take` is not polled again and gives no output.
-fn is_neither_polled_nor_done<H>(
-    take: impl Fn(&Memory) -> H,
-    run: impl AsyncFn(&H, Work) -> Result<&'static str, Error>,
-) {
+fn assert_work_ends<H>(take: impl Fn(&Memory) -> H, run: impl AsyncFn(&H, Work) -> Result<&'static str, Error>) {
     for stopped in [Stopped::BetweenPolls, Stopped::InTheLastPoll] {
         let zk = Memory::new();
         let (hold, (work, polls)) = (take(&zk), work(stopped));
         let mut runs = task::spawn(run(&hold, work));
-        is_lost(assert_ready!(until_it_is_stopped(&zk, &mut runs, stopped)));
+        assert_lost(assert_ready!(run_until_stopped(&zk, &mut runs, stopped)));
         let before = usize::from(stopped == Stopped::InTheLastPoll);
         assert_eq!(polls.load(Ordering::SeqCst), 2 + before, "{stopped:?}");
     }
@@ -90,9 +87,9 @@ fn lock(zk: &Memory) -> RwLock {
 
 #[tokio::test(start_paused = true)]
 async fn work_under_a_guard_ends_if_a_stop_costs_the_lock() {
-    is_neither_polled_nor_done(|zk| write(&lock(zk)), async |guard, work| guard.run(work).await);
+    assert_work_ends(|zk| write(&lock(zk)), async |guard, work| guard.run(work).await);
     let kept = |zk: &Memory| RwLock::builder(zk, PATH).keep(STOP).build().expect("valid");
-    is_neither_polled_nor_done(|zk| write(&kept(zk)), async |guard, work| guard.run(work).await);
+    assert_work_ends(|zk| write(&kept(zk)), async |guard, work| guard.run(work).await);
 }
 
 #[tokio::test(start_paused = true)]
@@ -102,13 +99,13 @@ async fn work_under_several_locks_ends_if_a_stop_costs_one() {
         let both = MultiLock::new([(&lock(zk), Mode::Write), (&other, Mode::Read)]).expect("valid");
         now(both.lock()).expect("free")
     };
-    is_neither_polled_nor_done(both, async |guard, work| guard.run(work).await);
+    assert_work_ends(both, async |guard, work| guard.run(work).await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn work_under_a_permit_ends_if_a_stop_costs_it() {
     let take = |zk: &Memory| now(Semaphore::new(zk, PATH, 1).expect("valid").acquire()).expect("free");
-    is_neither_polled_nor_done(take, async |permit, work| permit.run(work).await);
+    assert_work_ends(take, async |permit, work| permit.run(work).await);
 }
 
 #[tokio::test(start_paused = true)]
@@ -119,7 +116,7 @@ async fn the_work_of_a_term_ends_if_a_stop_costs_the_term() {
         let (work, polls) = work(stopped);
         let mut work = Some(work);
         let mut leads = task::spawn(leadership.lead(|_| work.take().expect("one term")));
-        assert_pending!(until_it_is_stopped(&zk, &mut leads, stopped), "the output of the work was returned");
+        assert_pending!(run_until_stopped(&zk, &mut leads, stopped), "the output of the work was returned");
         let before = usize::from(stopped == Stopped::InTheLastPoll);
         assert_eq!((polls.load(Ordering::SeqCst), leadership.is_leader()), (2 + before, false), "{stopped:?}");
     }
@@ -135,9 +132,9 @@ async fn a_lock_lost_in_a_stop_reads_and_reports_nothing() {
     assert_pending!(contended.poll());
     let _waits = task::spawn(async move { other.write().await }).poll();
     zk.faults().cut();
-    is_stopped();
-    is_lost(assert_ready!(read.poll()));
-    is_lost(assert_ready!(contended.poll()));
+    stop_process();
+    assert_lost(assert_ready!(read.poll()));
+    assert_lost(assert_ready!(contended.poll()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,7 +144,7 @@ async fn an_answered_commit_is_reported_despite_the_loss() {
     let mut commits = task::spawn(guard.transaction().create("/config", "v1").commit());
     assert_pending!(commits.poll());
     zk.faults().cut();
-    is_stopped();
+    stop_process();
     assert_ready!(commits.poll()).expect("the commit was done");
-    is_lost(guard.transaction().set("/config", "v2").commit().await);
+    assert_lost(guard.transaction().set("/config", "v2").commit().await);
 }

@@ -168,7 +168,7 @@ async fn a_queue_with_lost_listings_is_listed_66_times() {
     let lock = RwLock::builder(&zk, PATH).warn_after_waiting(None).build().expect("valid");
     let error = lock.write().await.expect_err("the queue is unknown");
     assert!(error.to_string().contains("lost"), "{error}");
-    // The first listing goes out with the create. One more and 64 repeats follow.
+    // The first listing goes out with the create. A second listing and 64 repeats follow.
     assert_eq!(tries.now(), 66);
 }
 

@@ -57,7 +57,7 @@ impl Stage {
     }
 
     /// Waits until the node at `path` is the only one.
-    async fn only_one_is_left(&self, path: &str) {
+    async fn wait_until_only(&self, path: &str) {
         eventually("one node is left", || async {
             let names = self.children().await;
             assert!(names.iter().any(|name| path.ends_with(name)), "{path} is gone: {names:?}");
@@ -67,7 +67,7 @@ impl Stage {
     }
 
     /// Waits until the client has noticed the lost connection.
-    async fn is_cut_off(&self) {
+    async fn wait_until_cut_off(&self) {
         let connected = || async { tokio::time::timeout(Duration::from_millis(1), self.session.connected()).await };
         eventually("the loss is noticed", || async { connected().await.is_err() }).await;
     }
@@ -84,7 +84,7 @@ async fn a_create_with_a_held_reply_makes_one_node() {
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
     assert!(answer.has_arrived() && stage.proxy.connections() == 1);
     assert_eq!(stage.proxy.count(Op::Create2), 1);
-    stage.only_one_is_left(&guard.path()).await;
+    stage.wait_until_only(&guard.path()).await;
     guard.release().await.unwrap();
     assert_eq!(stage.children().await, [""; 0]);
 }
@@ -103,7 +103,7 @@ async fn a_create_cut_at_any_byte_makes_one_node() {
                         let cut = stage.proxy.apply(Rule::on(Frames::requests(Op::Create2)).close(bytes, how));
                         let guard = soon("the grant", stage.lock.write()).await.unwrap();
                         assert!(cut.has_happened() && guard.is_held());
-                        stage.only_one_is_left(&guard.path()).await;
+                        stage.wait_until_only(&guard.path()).await;
                         let creates = stage.proxy.count(Op::Create2);
                         guard.release().await.unwrap();
                         assert_eq!(stage.children().await, [""; 0], "{how:?} after {bytes} bytes");
@@ -134,7 +134,7 @@ async fn each_lost_create_costs_at_most_one_more() {
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
     // Five creates never arrived. The reply to the sixth was lost, and its node was found.
     assert_eq!(stage.proxy.count(Op::Create2), 6);
-    stage.only_one_is_left(&guard.path()).await;
+    stage.wait_until_only(&guard.path()).await;
     guard.release().await.unwrap();
 }
 
@@ -157,7 +157,7 @@ async fn a_cut_between_drop_and_acquisition_leaves_one_node() {
         drop(guard);
         guard = soon("the lock", stage.lock.write()).await.unwrap();
         assert!(cut.has_happened() && guard.is_held() && guard.fencing_token() > token);
-        stage.only_one_is_left(&guard.path()).await;
+        stage.wait_until_only(&guard.path()).await;
         stage.proxy.forget_rules();
     }
     guard.release().await.unwrap();
@@ -173,7 +173,7 @@ async fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     eventually("the acquisition's create", || async { stage.proxy.count(Op::Create2) == 1 }).await;
     eventually("the acquisition's node", || async { stage.children().await.len() == 1 }).await;
     stage.proxy.cut();
-    stage.is_cut_off().await;
+    stage.wait_until_cut_off().await;
     let began = writer(&stage.lock);
     tokio::task::yield_now().await;
     sent.abort();
@@ -195,7 +195,7 @@ async fn a_thousand_timeouts_in_an_outage_send_nothing_later() {
     const TIMEOUT: Duration = Duration::from_millis(50);
     let stage = Stage::set("/faults/outage", CALM).await;
     stage.proxy.cut();
-    stage.is_cut_off().await;
+    stage.wait_until_cut_off().await;
     let mut slowest = Duration::ZERO;
     for _ in 0..WAVES {
         let crowd: Vec<_> = (0..CROWD)
@@ -224,7 +224,7 @@ async fn a_thousand_timeouts_in_an_outage_send_nothing_later() {
         "creates were sent for some of {} acquisitions that had given up",
         WAVES * CROWD
     );
-    stage.only_one_is_left(&guard.path()).await;
+    stage.wait_until_only(&guard.path()).await;
     guard.release().await.unwrap();
     assert_eq!(stage.children().await, [""; 0]);
 }
@@ -256,8 +256,8 @@ async fn a_waiter_whose_listing_is_lost_keeps_its_place() {
 #[support::judged]
 async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     let stage = Stage::set("/faults/adopted", SHORT).await;
-    // The server has created the node, but the client believes that its session has ended. It opens another session and must
-    // look for the node there.
+    // The server has created the node, but the client believes that its session has ended. The client opens another session
+    // and must look for the node there.
     let expired = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).claim_error(-112));
     let lost = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).nth(2).close(0, Close::Rst));
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
@@ -319,7 +319,7 @@ async fn a_waiter_whose_queue_was_recreated_is_evicted() {
     let error = refused(waiter).await;
     assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
     assert!(anew.is_held());
-    stage.only_one_is_left(&anew.path()).await;
+    stage.wait_until_only(&anew.path()).await;
     anew.release().await.unwrap();
 }
 
@@ -387,7 +387,7 @@ async fn a_release_at_the_sessions_end_deletes_no_other_node() {
     assert!(matches!(answer, Err(Error::Lost(Loss::SessionOver(Ending::Expired)))), "{answer:?}");
     let next = granted(next).await;
     assert!(next.is_held());
-    stage.only_one_is_left(&next.path()).await;
+    stage.wait_until_only(&next.path()).await;
     next.release().await.unwrap();
     soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
 }
@@ -418,7 +418,7 @@ async fn a_late_delete_spares_the_node_of_another() {
         request.release();
         let answer = soon("the release", release).await.unwrap();
         assert!(matches!(answer, Err(Error::Lost(Loss::Removed))), "{answer:?}");
-        stage.only_one_is_left(&anew.path()).await;
+        stage.wait_until_only(&anew.path()).await;
         assert!(anew.is_held());
         anew.release().await.unwrap();
     }

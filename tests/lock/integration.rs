@@ -1168,7 +1168,7 @@ const MISHAPS: [Mishap; 4] = [Mishap::RequestLost, Mishap::ReplyLost, Mishap::Re
 
 impl Mishap {
     /// Runs `deed` while this mishap hits the next frame of that kind, which must occur.
-    async fn befalls<F: Future>(self, proxy: &Proxy, op: Op, deed: F) -> F::Output {
+    async fn inject<F: Future>(self, proxy: &Proxy, op: Op, deed: F) -> F::Output {
         let fault = match self {
             Mishap::RequestLost => proxy.drop_request(op, 1),
             Mishap::ReplyLost => proxy.drop_reply(op, 1),
@@ -1205,7 +1205,7 @@ async fn a_lost_create_or_listing_leaves_one_node() {
         for mishap in MISHAPS {
             let directory = format!("/locks/lost-{op:?}-{mishap:?}");
             let (proxy, lock, operator) = fragile(shared_server(), &directory).await;
-            let guard = mishap.befalls(&proxy, op, lock.write().into_future()).await.unwrap();
+            let guard = mishap.inject(&proxy, op, lock.write().into_future()).await.unwrap();
             let node = guard.path();
             assert!(guard.is_held());
             eventually("only the guard's node is left", || async {
@@ -1227,7 +1227,7 @@ async fn a_dropped_lost_create_leaves_nothing() {
         let directory = format!("/locks/dropped-{mishap:?}");
         let (proxy, lock, operator) = fragile(shared_server(), &directory).await;
         mishap
-            .befalls(&proxy, Op::Create2, async {
+            .inject(&proxy, Op::Create2, async {
                 assert!(poll_at_most(4, lock.write()).await.is_none_or(|answer| answer.is_ok()));
                 // The removal goes on in the background. The reply to this listing shows that the connection is back.
                 eventually("the reconnect", || async { proxy.connections() >= 2 }).await;
@@ -1249,13 +1249,13 @@ async fn a_release_that_is_lost_leaves_no_node() {
                 let guard = lock.write().await.unwrap();
                 let waiter = writer(&lock_at(&operator, &directory));
                 line_becomes(&lock_at(&operator, &directory), "W+ W-").await;
-                mishap.befalls(&proxy, op, guard.release()).await.unwrap();
+                mishap.inject(&proxy, op, guard.release()).await.unwrap();
                 waiter
             } else {
                 let guard = lock.read().await.unwrap();
                 let waiter = writer(&lock_at(&operator, &directory));
                 line_becomes(&lock_at(&operator, &directory), "R+ W-").await;
-                mishap.befalls(&proxy, op, guard.release()).await.unwrap();
+                mishap.inject(&proxy, op, guard.release()).await.unwrap();
                 waiter
             };
             let next = granted(waiter).await;
@@ -1273,7 +1273,7 @@ async fn a_dropped_lost_delete_leaves_nothing() {
         let (proxy, lock, operator) = fragile(shared_server(), &directory).await;
         let guard = lock.write().await.unwrap();
         mishap
-            .befalls(&proxy, Op::Multi, async {
+            .inject(&proxy, Op::Multi, async {
                 drop(guard);
                 becomes_empty(&operator, &directory).await;
                 eventually("the reconnect", || async { proxy.connections() >= 2 }).await;
@@ -1289,7 +1289,7 @@ async fn a_downgrade_that_is_lost_is_done_once() {
         let directory = format!("/locks/undowngraded-{mishap:?}");
         let (proxy, lock, operator) = fragile(shared_server(), &directory).await;
         let guard = lock.write().await.unwrap();
-        let guard = mishap.befalls(&proxy, Op::Multi, guard.downgrade()).await.unwrap();
+        let guard = mishap.inject(&proxy, Op::Multi, guard.downgrade()).await.unwrap();
         assert!(guard.is_held());
         assert_eq!(line(&lock_at(&operator, &directory)).await, "R+");
         guard.release().await.unwrap();
@@ -1306,7 +1306,7 @@ async fn a_waiter_whose_watch_request_is_lost_is_granted() {
         let holder = here.write().await.unwrap();
         let mut waiter = None;
         mishap
-            .befalls(&proxy, Op::GetData, async {
+            .inject(&proxy, Op::GetData, async {
                 waiter = Some(writer(&lock));
                 eventually("the reconnect", || async { proxy.connections() >= 2 }).await;
             })

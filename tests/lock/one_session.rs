@@ -141,7 +141,7 @@ impl Tapped {
 
 /// Checks for a while that a holder and a waiter stay in the queue. The replies show that the time was enough to let the
 /// waiter in.
-async fn stays_as_it_is(observer: &RwLock) {
+async fn assert_queue_unchanged(observer: &RwLock) {
     for _ in 0..20 {
         line_becomes(observer, "W+ W-").await;
     }
@@ -174,7 +174,7 @@ async fn an_unanswered_transaction_keeps_the_next_out() {
     assert_pending!(task::spawn(held.transaction().set(&value, "2").commit()).poll());
     drop(held);
     on_its_way.arrives().await;
-    stays_as_it_is(&t.observer).await;
+    assert_queue_unchanged(&t.observer).await;
     assert!(!waiter.is_finished(), "the transaction before may still be carried out");
     on_its_way.release();
     let next = granted(waiter).await;
@@ -184,8 +184,8 @@ async fn an_unanswered_transaction_keeps_the_next_out() {
     next.release().await.unwrap();
 }
 
-/// Another session's check of the holder's node may still be under way at the release. It must not succeed beside the next
-/// holder.
+/// Another session's check of the holder's node may still be under way at the release. The check must not succeed
+/// beside the next holder.
 #[support::judged]
 async fn a_node_given_out_is_gone_before_the_next_grant() {
     let t = Tapped::new(shared_server()).await;
@@ -196,7 +196,7 @@ async fn a_node_given_out_is_gone_before_the_next_grant() {
     let release = t.proxy.hold_request(Op::Multi);
     drop(held);
     release.arrives().await;
-    stays_as_it_is(&t.observer).await;
+    assert_queue_unchanged(&t.observer).await;
     assert!(!waiter.is_finished());
     release.release();
     granted(waiter).await.release().await.unwrap();
@@ -235,7 +235,7 @@ async fn a_transaction_of_another_session_delays_a_grant() {
     let release = t.proxy.hold_request(Op::Multi);
     drop(guard);
     release.arrives().await;
-    stays_as_it_is(&t.observer).await;
+    assert_queue_unchanged(&t.observer).await;
     assert!(!waiter.is_finished());
     release.release();
     let next = granted(waiter).await;

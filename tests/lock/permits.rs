@@ -51,7 +51,7 @@ async fn all_watches(server: &Server, count: usize) {
 }
 
 /// The requests without the watch on the own node, which a holder sets 5 ms after the grant.
-fn but_for_the_own_watch(ops: Vec<Op>) -> Vec<Op> {
+fn without_own_watch(ops: Vec<Op>) -> Vec<Op> {
     let mut rest = ops;
     if rest.last() == Some(&Op::RemoveWatches) {
         rest.pop();
@@ -91,7 +91,7 @@ async fn a_free_permit_costs_two_round_trips() {
     all.sort_by_key(|(_, whole)| whole.len());
     let (held, whole) = all.swap_remove(0);
     assert_eq!(held, [Op::Create2, Op::GetChildren2, Op::GetChildren, Op::GetData, Op::Multi, Op::GetData]);
-    assert_eq!(but_for_the_own_watch(whole)[6..], [Op::Delete]);
+    assert_eq!(without_own_watch(whole)[6..], [Op::Delete]);
 }
 
 #[support::judged]
@@ -181,10 +181,10 @@ async fn a_returned_permit_wakes_one_of_forty() {
     all_watches(&server, held.len() + 2 * waiting.len() + 1).await;
     assert_eq!(told(&waiting).await[..2], [1, 0]);
     assert_eq!(told(&waiting).await.iter().sum::<u64>(), 1);
-    let looks = but_for_the_settling(&waiting[0].0);
+    let looks = without_settle(&waiting[0].0);
     // The list of permits with a watch, the predecessor's permit, the number of permits, and that number again with a watch.
     assert_eq!(looks, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData]);
-    assert!(waiting.iter().skip(1).all(|(tapped, _)| but_for_the_settling(tapped).is_empty()));
+    assert!(waiting.iter().skip(1).all(|(tapped, _)| without_settle(tapped).is_empty()));
     assert!(waiting.iter().all(|(_, task)| !task.is_finished()));
     assert!(from.proxy.count(Op::GetChildren) == 0 && held.iter().all(|permit| permit.is_held()));
 }
@@ -210,7 +210,7 @@ async fn a_head_with_a_departed_predecessor_lists_once() {
 }
 
 /// The requests, without those of `settle`.
-fn but_for_the_settling(tapped: &Tapped) -> Vec<Op> {
+fn without_settle(tapped: &Tapped) -> Vec<Op> {
     tapped.proxy.requests().into_iter().filter(|(_, path)| path != "Check /").map(|(op, _)| op).collect()
 }
 

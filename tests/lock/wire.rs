@@ -45,7 +45,7 @@ pub(super) fn ops(proxy: &Proxy) -> Vec<Op> {
 }
 
 /// As [`ops`], without the watch on the own node, which a holder sets 5 ms after the grant.
-fn ops_but_for_the_own_watch(proxy: &Proxy) -> Vec<Op> {
+fn ops_without_own_watch(proxy: &Proxy) -> Vec<Op> {
     ops(proxy).into_iter().filter(|op| !matches!(op, Op::GetData | Op::RemoveWatches)).collect()
 }
 
@@ -155,7 +155,7 @@ async fn the_listing_is_sent_before_the_create_is_answered() {
     assert!(!release.is_finished());
     answer.release();
     soon("the release", release).await.unwrap().unwrap();
-    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren2, Op::Multi]);
+    assert_eq!(ops_without_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren2, Op::Multi]);
 }
 
 #[support::judged]
@@ -173,7 +173,7 @@ async fn the_next_create_follows_the_delete_of_a_dropped_guard() {
     let next = writer(&lock);
     eventually("the create", || async { tapped.proxy.count(Op::Create2) == 1 }).await;
     soon("the answer to the release", answer.arrives()).await;
-    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy)[..2], [Op::Multi, Op::Create2]);
+    assert_eq!(ops_without_own_watch(&tapped.proxy)[..2], [Op::Multi, Op::Create2]);
     assert!(!next.is_finished());
     answer.release();
     drop(granted(next).await);

@@ -42,7 +42,7 @@ async fn cut_off(path: &str, session_timeout: Duration) -> (Vec<Proxy>, JoinSet<
 
 /// Checks that the reconnects are spread out. Random pauses of working clients bring three quarters of them together less
 /// than once in ten thousand runs.
-fn are_spread_out(mut comebacks: Vec<Duration>) {
+fn assert_spread_out(mut comebacks: Vec<Duration>) {
     comebacks.sort();
     let many = CLIENTS * 3 / 4;
     let is_crowd = |window: &[Duration]| window[many - 1] - window[0] <= TOGETHER;
@@ -57,7 +57,7 @@ async fn clients_pause_before_they_replace_ended_sessions() {
     within(2 * SOON, "all comebacks", coming.join_all()).await;
     // The first handshake finds that the old session has ended, and the last one opens a new session.
     let handshakes = proxies.iter().map(|proxy| proxy.arrivals(Op::Handshake));
-    are_spread_out(handshakes.map(|all| *all.last().expect("the client has reconnected") - all[0]).collect());
+    assert_spread_out(handshakes.map(|all| *all.last().expect("the client has reconnected") - all[0]).collect());
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -68,5 +68,5 @@ async fn clients_pause_between_retries_in_an_outage() {
     proxies.iter().for_each(Proxy::heal);
     within(2 * SOON, "all comebacks", coming.join_all()).await;
     let handshakes = proxies.iter().map(|proxy| proxy.arrivals(Op::Handshake));
-    are_spread_out(handshakes.map(|all| *all.last().expect("the client has reconnected") - healed).collect());
+    assert_spread_out(handshakes.map(|all| *all.last().expect("the client has reconnected") - healed).collect());
 }

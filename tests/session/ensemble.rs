@@ -69,8 +69,8 @@ async fn a_create_that_the_next_server_lacks_is_found() {
     becomes_empty(&operator, path).await;
 }
 
-/// Fault 6. A frozen leader is deposed, and goes on with a session's requests in its queue. It answers the `sync` among them
-/// by itself, with the state of the moment when it froze.
+/// Fault 6. A frozen leader is deposed, and goes on with a session's requests in its queue. The old leader answers the `sync`
+/// among them by itself, with the state of the moment when it froze.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_deposed_leader_serves_no_synced_read() {
     let ensemble = shared_ensemble().await;
@@ -362,7 +362,7 @@ struct Crowd {
 
 impl Crowd {
     /// Every fourth client writes, and the others read.
-    async fn gather(addresses: &str, size: usize, timeout: Duration, path: &'static str) -> Self {
+    async fn start(addresses: &str, size: usize, timeout: Duration, path: &'static str) -> Self {
         let (history, store) = (Arc::new(History::start()), Arc::new(Store::default()));
         let (stop, mut grants, mut tasks) = (Arc::<AtomicBool>::default(), Vec::new(), JoinSet::new());
         for number in 0..size {
@@ -400,7 +400,7 @@ impl Crowd {
     }
 
     /// Stops every client and returns their errors.
-    async fn disperse(mut self) -> Vec<Error> {
+    async fn finish(mut self) -> Vec<Error> {
         self.stop.store(true, Ordering::Relaxed);
         let mut errors = Vec::new();
         while let Some(ended) = within(3 * SOON, "everybody's last turn", self.tasks.join_next()).await {
@@ -448,7 +448,7 @@ async fn steady_holders(ensemble: &Ensemble, timeout: Duration) -> Vec<(ZooKeepe
 async fn a_rolling_restart_costs_nobody_a_lock() {
     const TIMEOUT: Duration = Duration::from_secs(10);
     let ensemble = Arc::new(blocking(Ensemble::start).await);
-    let crowd = Crowd::gather(&ensemble.addresses(), 20, TIMEOUT, "/ensemble/crowd").await;
+    let crowd = Crowd::start(&ensemble.addresses(), 20, TIMEOUT, "/ensemble/crowd").await;
     let steady = steady_holders(&ensemble, TIMEOUT).await;
     let mut progress = crowd.everyone_progresses();
     let servers = Arc::clone(&ensemble);
@@ -471,7 +471,7 @@ async fn a_rolling_restart_costs_nobody_a_lock() {
     for (_, guard) in steady {
         guard.release().await.expect("held");
     }
-    let errors = crowd.disperse().await;
+    let errors = crowd.finish().await;
     assert!(errors.is_empty(), "their sessions survived, so they need not know: {errors:?}");
     let operator = connect(&ensemble.addresses()).await;
     becomes_empty(&operator, "/ensemble/crowd").await;

@@ -20,7 +20,7 @@ fn open(zk: &ZooKeeper) -> RwLock {
     RwLock::new(zk, PATH).expect("valid")
 }
 
-fn is_refused<T>(answer: Result<T, Error>) {
+fn assert_refused<T>(answer: Result<T, Error>) {
     match answer {
         Err(error @ (Error::Closed(Ending::Forked) | Error::Lost(Loss::SessionOver(Ending::Forked)))) => {
             assert!(error.to_string().contains("forked"), "{error}");
@@ -46,21 +46,21 @@ fn the_child_process_of_other_tests() {
         assert!(matches!(guard.run(async {}).blocking(), Err(Error::Lost(loss)) if loss == forked));
         let began = Instant::now();
         let lock = open(&zk);
-        is_refused(lock.read().blocking());
-        is_refused(lock.write().timeout(CALM).blocking());
-        is_refused(lock.try_write().blocking());
-        is_refused(lock.queue().blocking());
-        is_refused(Semaphore::new(&zk, "/forks/permits", 1).expect("valid").acquire().blocking());
-        is_refused(Shared::<u32>::new(&zk, "/forks/value").expect("valid").read().blocking());
-        is_refused(Leadership::new(&zk, "/forks/leader").expect("valid").lead(|_| async {}).blocking());
-        is_refused(guard.transaction().create("/forks/never", "").commit().blocking());
-        is_refused(guard.data("/forks").blocking());
+        assert_refused(lock.read().blocking());
+        assert_refused(lock.write().timeout(CALM).blocking());
+        assert_refused(lock.try_write().blocking());
+        assert_refused(lock.queue().blocking());
+        assert_refused(Semaphore::new(&zk, "/forks/permits", 1).expect("valid").acquire().blocking());
+        assert_refused(Shared::<u32>::new(&zk, "/forks/value").expect("valid").read().blocking());
+        assert_refused(Leadership::new(&zk, "/forks/leader").expect("valid").lead(|_| async {}).blocking());
+        assert_refused(guard.transaction().create("/forks/never", "").commit().blocking());
+        assert_refused(guard.data("/forks").blocking());
         assert!(matches!(zk.state(), ConnectionState::Closed), "{}", zk.state());
         drop((guard, kept));
         zk.close().blocking();
         drop((lock, zk));
         assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
-        is_refused(builder.connect(server).blocking());
+        assert_refused(builder.connect(server).blocking());
         fs::write(ended, "").expect("writable");
         std::process::exit(0);
     }

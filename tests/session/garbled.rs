@@ -41,7 +41,7 @@ const TRACED: &str = "/garbled/Shape/";
 /// The word of a child before the number of updates.
 const WELL: &str = "well";
 
-/// The prefix of a child's lines, which tells them from those of the test harness.
+/// The prefix of a child's lines among the output of the test harness.
 const SAYS: &str = "child says ";
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(2);

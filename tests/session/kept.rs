@@ -32,7 +32,7 @@ fn keeping(zk: &ZooKeeper, path: &str) -> RwLock {
 }
 
 /// Whether the lock serves a use at once from the node with this token.
-fn is_let_in(lock: &RwLock, writes: bool, token: i64) -> bool {
+fn joins_at_once(lock: &RwLock, writes: bool, token: i64) -> bool {
     let mut context = Context::from_waker(Waker::noop());
     if writes {
         let granted = pin!(lock.write().into_future()).poll(&mut context);
@@ -58,7 +58,7 @@ impl User {
             while !stopped.load(Ordering::Relaxed) {
                 // Read before the try, so the node served the use at this moment or later.
                 let asked = Instant::now();
-                if is_let_in(&lock, writes, token) {
+                if joins_at_once(&lock, writes, token) {
                     safe!(!was_refused, "a node that was given up lets a use in");
                     (uses, last_let_in) = (uses + 1, asked);
                 } else {
@@ -197,7 +197,7 @@ async fn a_keeper_on_a_lagging_server_is_asked_later() {
 // ---------------------------------------------------------------------------------------------------------------
 // A process that stands still
 
-/// Nanoseconds on the one clock of all processes of this machine.
+/// Nanoseconds of the monotonic clock, which all processes of this machine share.
 fn clock() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
@@ -216,7 +216,7 @@ fn the_child_process_of_other_tests() {
     let mut last_let_in = clock();
     loop {
         let asked = clock();
-        if !is_let_in(&lock, true, token) {
+        if !joins_at_once(&lock, true, token) {
             say(&format!("{last_let_in} {asked}"));
             return;
         }

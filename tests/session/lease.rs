@@ -1,6 +1,6 @@
 //! A holder learns of the loss of its lock before another contender is granted, whatever the network does.
 //!
-//! Each round cuts a holder off in one of several ways while another contender waits. It compares, on one clock, the last
+//! Each round cuts a holder off in one of several ways while another contender waits. The round compares, on one clock, the last
 //! moment at which the guard said "held" with the moment of the other's grant. `LEASE_ROUNDS` sets the number of rounds of
 //! each kind; `make soak` sets it high.
 

@@ -15,7 +15,7 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 const SERVER: &str = "ZK_RWLOCK_LIAR";
 
-/// The prefix of a child's lines, which tells them from those of the test harness.
+/// The prefix of a child's lines among the output of the test harness.
 const SAYS: &str = "child says ";
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(1);

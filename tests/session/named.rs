@@ -14,7 +14,7 @@ use support::wire::{Frames, Op, Proxy};
 use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::Session;
 
-use crate::no_delay::is_set_on_connections_to;
+use crate::no_delay::no_delay_flags;
 
 fn named(session: &Arc<dyn Session>) -> String {
     session.server().expect("the backend knows its servers")
@@ -50,7 +50,7 @@ async fn a_connection_broken_before_its_reply_names_no_server() {
     proxy.disconnect();
     soon("another connection", unanswered.arrives()).await;
     let address = proxy.address().parse().expect("an address");
-    eventually("the sockets were examined", || async { is_set_on_connections_to(address) == [true] }).await;
+    eventually("the sockets were examined", || async { no_delay_flags(address) == [true] }).await;
     proxy.cut();
     eventually("none is named", || async { named(&session) == format!("one of {}", proxy.address()) }).await;
     assert!(session.lease().over().is_none(), "the session ended before its time");
@@ -83,10 +83,7 @@ async fn a_port_at_two_addresses_names_no_server() {
     eventually("a single server is named", || async { named(&first) == addresses[0] }).await;
     let second = connect(&addresses[1]).await;
     let second = session(&second).await;
-    eventually("the sockets were examined", || async {
-        is_set_on_connections_to(addresses[1].parse().unwrap()) == [true]
-    })
-    .await;
+    eventually("the sockets were examined", || async { no_delay_flags(addresses[1].parse().unwrap()) == [true] }).await;
     for _ in 0..50 {
         assert_eq!(named(&second), format!("one of {}", addresses[1]));
         tokio::time::sleep(Duration::from_millis(2)).await;

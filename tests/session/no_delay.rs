@@ -19,7 +19,7 @@ const PIDFD_GETFD: i64 = 438;
 
 /// Refuses the system calls that duplicate the sockets of a process, as Docker's default profile does. The filter covers all
 /// threads of this process, because another test may have started the library's thread.
-fn as_in_a_container() {
+fn refuse_calls_as_in_a_container() {
     let refused = [PIDFD_OPEN, PIDFD_GETFD].map(|call| (call, Vec::new())).into();
     let architecture = std::env::consts::ARCH.try_into().expect("an architecture of the crate");
     let refuse = SeccompAction::Errno(Errno::EPERM as u32);
@@ -29,7 +29,7 @@ fn as_in_a_container() {
 }
 
 /// Whether `TCP_NODELAY` is set, for each connection of this process to the server.
-pub(crate) fn is_set_on_connections_to(server: SocketAddr) -> Vec<bool> {
+pub(crate) fn no_delay_flags(server: SocketAddr) -> Vec<bool> {
     let open = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted");
     let numbers = open.filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok());
     let leads_there =
@@ -37,8 +37,8 @@ pub(crate) fn is_set_on_connections_to(server: SocketAddr) -> Vec<bool> {
     numbers.filter(leads_there).filter_map(|number| getsockopt(number, TcpNoDelay).ok()).collect()
 }
 
-async fn until_it_is_set_on_the_one_connection_to(server: SocketAddr) {
-    eventually("TCP_NODELAY is set", || async { is_set_on_connections_to(server) == [true] }).await;
+async fn wait_for_no_delay(server: SocketAddr) {
+    eventually("TCP_NODELAY is set", || async { no_delay_flags(server) == [true] }).await;
 }
 
 #[support::judged]
@@ -46,7 +46,7 @@ async fn requests_are_prompt_where_sockets_cannot_be_cloned() {
     let server = Server::start();
     let address = server.address().parse().expect("an address");
     let this = pidfd_open(getpid(), PidfdFlags::empty());
-    as_in_a_container();
+    refuse_calls_as_in_a_container();
     let refused = pidfd_open(getpid(), PidfdFlags::empty());
     assert_eq!(refused.err(), Some(rustix::io::Errno::PERM));
     if let Ok(this) = &this {
@@ -54,9 +54,9 @@ async fn requests_are_prompt_where_sockets_cannot_be_cloned() {
         assert_eq!(refused.err(), Some(rustix::io::Errno::PERM));
     }
     let zk = ZooKeeper::connect(server.address()).await.expect("the server is there");
-    until_it_is_set_on_the_one_connection_to(address).await;
+    wait_for_no_delay(address).await;
     server.restart();
     let lock = RwLock::new(&zk, "/locks/no-delay").expect("valid");
     lock.write().await.expect("free").release().await.expect("held");
-    until_it_is_set_on_the_one_connection_to(address).await;
+    wait_for_no_delay(address).await;
 }

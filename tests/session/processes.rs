@@ -18,7 +18,7 @@ const SHORT: Duration = Duration::from_secs(2);
 /// An allowance for a busy machine.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// Nanoseconds on the one clock of all processes of this machine.
+/// Nanoseconds of the monotonic clock, which all processes of this machine share.
 fn clock() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()

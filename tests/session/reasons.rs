@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(3);
 const FULL: [&str; 2] = ["closes every connection at once", "maxClientCnxns allows (60 by default)"];
 
 /// The error of a `connect` with this timeout, which must fail.
-async fn told_within(limit: Duration, servers: &str) -> String {
+async fn connect_error(limit: Duration, servers: &str) -> String {
     let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(limit);
     let error = within(SOON + limit, "the refusal", builder.connect(servers)).await.expect_err("there is no session");
     assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
@@ -29,9 +29,9 @@ async fn told_within(limit: Duration, servers: &str) -> String {
 }
 
 /// Checks that `connect` names the reason, with a timeout long enough to learn it.
-async fn tells(servers: &str, is_it: impl Fn(&str) -> bool) {
+async fn assert_reason(servers: &str, is_it: impl Fn(&str) -> bool) {
     with_time_enough(LIMIT, async |limit| {
-        let why = told_within(limit, servers).await;
+        let why = connect_error(limit, servers).await;
         if is_it(&why) { Ok(()) } else { Err(why) }
     })
     .await;
@@ -70,12 +70,12 @@ impl Drop for Stranger {
 async fn a_port_without_a_server_gives_the_systems_reason() {
     let port = Port::reserve();
     let address = port.address().to_string();
-    tells(&address, |why| why == format!("{address}: Connection refused (os error 111)")).await;
+    assert_reason(&address, |why| why == format!("{address}: Connection refused (os error 111)")).await;
 }
 
 #[support::judged]
 async fn an_unknown_host_is_reported_as_unknown() {
-    tells("nowhere.invalid:2181", |why| why.starts_with("nowhere.invalid:2181: the host is not known: ")).await;
+    assert_reason("nowhere.invalid:2181", |why| why.starts_with("nowhere.invalid:2181: the host is not known: ")).await;
 }
 
 #[support::judged]
@@ -84,7 +84,7 @@ async fn each_server_of_a_list_has_its_own_reason() {
     let (one, other) = (one.address().to_string(), &silent.address);
     let refused = format!("{one}: Connection refused (os error 111)");
     let expected = format!("{refused}; {other}: takes connections, and answers nothing");
-    tells(&format!("{one},{other}"), |why| why == expected).await;
+    assert_reason(&format!("{one},{other}"), |why| why == expected).await;
 }
 
 #[support::judged]
@@ -92,7 +92,7 @@ async fn a_frozen_server_accepts_and_answers_nothing() {
     let server = Server::start();
     server.pause();
     let expected = format!("{}: takes connections, and answers nothing", server.address());
-    tells(&server.address(), |why| why == expected).await;
+    assert_reason(&server.address(), |why| why == expected).await;
     server.resume();
 }
 
@@ -105,7 +105,7 @@ async fn an_http_server_is_recognized_by_its_reply() {
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").await;
     });
     let expected = format!("{}: speaks HTTP, and is no ZooKeeper: \"HTTP/1.1 400 Bad Request\"", web.address);
-    tells(&web.address, |why| why == expected).await;
+    assert_reason(&web.address, |why| why == expected).await;
 }
 
 #[support::judged]
@@ -115,7 +115,7 @@ async fn a_peer_that_speaks_first_is_named_by_its_banner() {
         pending().await
     });
     let expected = format!("{}: is no ZooKeeper: it says \"SSH-2.0-OpenSSH_9.6\"", ssh.address);
-    tells(&ssh.address, |why| why == expected).await;
+    assert_reason(&ssh.address, |why| why == expected).await;
 }
 
 /// With both connection factories of a server.
@@ -126,7 +126,7 @@ async fn a_full_server_is_reported_with_its_limiting_option() {
         let server = Server::start_with(lines, &[]);
         let zk = soon("the only place", ZooKeeper::connect(server.address())).await.expect("a place is free");
         let is_full = |why: &str| FULL.iter().all(|words| why.contains(words));
-        tells(&server.address(), |why| why.starts_with(&server.address()) && is_full(why)).await;
+        assert_reason(&server.address(), |why| why.starts_with(&server.address()) && is_full(why)).await;
         soon("closed", zk.close()).await;
         let next = soon("the place", connect(&server.address())).await;
         assert!(next.state().is_connected());
@@ -139,7 +139,7 @@ async fn a_plain_client_learns_that_a_port_is_for_tls() {
         // The alert `unexpected_message` of TLS 1.2, as OpenSSL sends it.
         let _ = stream.write_all(&[0x15, 3, 3, 0, 2, 2, 10]).await;
     });
-    tells(&tls.address, |why| why.ends_with("its port is one for TLS, which this client does not speak")).await;
+    assert_reason(&tls.address, |why| why.ends_with("its port is one for TLS, which this client does not speak")).await;
 }
 
 #[support::judged]
@@ -150,7 +150,7 @@ async fn a_server_without_a_majority_is_reported() {
     ensemble.server(2).kill();
     eventually("the loss is noticed", || async { !left.four_letter("srvr").contains("Mode") }).await;
     let expected = "is not currently serving requests: it may not reach the majority";
-    tells(&left.address(), |why| why.contains(expected)).await;
+    assert_reason(&left.address(), |why| why.contains(expected)).await;
 }
 
 #[support::judged]
@@ -162,7 +162,7 @@ async fn a_read_only_server_is_reported_as_read_only() {
     ensemble.server(2).kill();
     eventually("the server is read-only", || async { left.four_letter("srvr").contains("Mode: read-only") }).await;
     let expected = "is read-only: it does not reach the majority of its ensemble";
-    tells(&left.address(), |why| why.ends_with(expected)).await;
+    assert_reason(&left.address(), |why| why.ends_with(expected)).await;
 }
 
 /// The text of an error, without the times, if it says since when the client is cut off. Otherwise the whole error.

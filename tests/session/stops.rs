@@ -24,7 +24,7 @@ const SHORT: Duration = Duration::from_secs(1);
 
 const ROUNDS: usize = 10;
 
-/// Nanoseconds on the one clock of all processes of this machine.
+/// Nanoseconds of the monotonic clock, which all processes of this machine share.
 fn clock() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
@@ -116,7 +116,7 @@ fn the_child_process_of_other_tests() {
 
 /// Stops the child of this role during its work, again and again. `next` is granted when the ensemble has ended the child's
 /// session.
-async fn is_stopped_at_work<G>(role: &str, path: &str, next: impl AsyncFn() -> G) {
+async fn stop_during_work<G>(role: &str, path: &str, next: impl AsyncFn() -> G) {
     let parent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = parent.local_addr().expect("bound");
     let mut child = Process::start(module_path!(), &format!("{role} {} {path} {address}", shared_server().address()));
@@ -141,28 +141,28 @@ async fn is_stopped_at_work<G>(role: &str, path: &str, next: impl AsyncFn() -> G
 async fn a_stopped_process_ends_its_work_under_a_guard() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/stops/guard");
-    is_stopped_at_work("guard", "/stops/guard", async || lock.write().await.expect("free in time")).await;
+    stop_during_work("guard", "/stops/guard", async || lock.write().await.expect("free in time")).await;
 }
 
 #[support::judged]
 async fn a_stopped_process_ends_its_work_under_several_locks() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/stops/several");
-    is_stopped_at_work("several", "/stops/several", async || lock.write().await.expect("free in time")).await;
+    stop_during_work("several", "/stops/several", async || lock.write().await.expect("free in time")).await;
 }
 
 #[support::judged]
 async fn a_stopped_process_ends_its_work_under_a_permit() {
     let zk = connect(&shared_server().address()).await;
     let semaphore = Semaphore::new(&zk, "/stops/permit", 1).expect("valid");
-    is_stopped_at_work("permit", "/stops/permit", async || semaphore.acquire().await.expect("free in time")).await;
+    stop_during_work("permit", "/stops/permit", async || semaphore.acquire().await.expect("free in time")).await;
 }
 
 #[support::judged]
 async fn a_stopped_process_ends_the_work_of_its_term() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/stops/term");
-    is_stopped_at_work("term", "/stops/term", async || lock.write().await.expect("free in time")).await;
+    stop_during_work("term", "/stops/term", async || lock.write().await.expect("free in time")).await;
 }
 
 #[support::judged]

@@ -28,7 +28,7 @@ use zk_rwlock::{Error, Leadership, Loss, RwLock, WriteGuard, ZooKeeper};
 /// The session timeout of the children.
 const SHORT: Duration = Duration::from_secs(4);
 
-/// Nanoseconds on the one clock of all processes of this machine.
+/// Nanoseconds of the monotonic clock, which all processes of this machine share.
 fn clock() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
@@ -60,9 +60,9 @@ impl Habit {
 }
 
 /// A subscriber that misbehaves once it has seen an acquisition that takes long.
-struct Bad(Habit);
+struct BadSubscriber(Habit);
 
-impl Bad {
+impl BadSubscriber {
     fn is_told(&self, event: &Event<'_>) -> bool {
         let mut told = Message(String::new());
         event.record(&mut told);
@@ -82,14 +82,14 @@ impl tracing::field::Visit for Message {
 
 /// Whether the subscriber blocks when `tracing` asks, once for each call site of the client crate, on the first thread that
 /// reaches it.
-static BLOCKS_WHO_ASKS: AtomicBool = AtomicBool::new(false);
+static BLOCKS_CALL_SITES: AtomicBool = AtomicBool::new(false);
 
 /// Whether the subscriber blocks each thread of the library that logs.
 static BLOCKS_OUR_THREADS: AtomicBool = AtomicBool::new(false);
 
-impl Subscriber for Bad {
+impl Subscriber for BadSubscriber {
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
-        if BLOCKS_WHO_ASKS.load(Ordering::SeqCst) {
+        if BLOCKS_CALL_SITES.load(Ordering::SeqCst) {
             for_ever();
         }
         Interest::sometimes()
@@ -142,7 +142,7 @@ fn the_child_process_of_other_tests() {
     let fault = habit.clone();
     let habit = if habit == "blocks" { Habit::Blocks } else { Habit::Panics };
     if what == "subscriber" || what == "asked" {
-        tracing::subscriber::set_global_default(Bad(habit)).expect("the first");
+        tracing::subscriber::set_global_default(BadSubscriber(habit)).expect("the first");
     }
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -158,10 +158,10 @@ fn the_child_process_of_other_tests() {
         }
         match what.as_str() {
             "subscriber" => wait_for_long(&other, &path),
-            "late" => set_late(&other, &path, Bad(habit)).await,
+            "late" => set_subscriber_late(&other, &path, BadSubscriber(habit)).await,
             "waker" => be_woken(&other, &path, habit).await,
             "connects" => return connect_anew(&other, &path, &server).await,
-            "asked" => BLOCKS_WHO_ASKS.store(true, Ordering::SeqCst),
+            "asked" => BLOCKS_CALL_SITES.store(true, Ordering::SeqCst),
             other => panic!("there is no role {other}"),
         }
         say("held");
@@ -176,7 +176,7 @@ fn the_child_process_of_other_tests() {
 }
 
 /// Sets the subscriber while there is a session, and causes an event at once.
-async fn set_late(zk: &ZooKeeper, path: &str, subscriber: Bad) {
+async fn set_subscriber_late(zk: &ZooKeeper, path: &str, subscriber: BadSubscriber) {
     let leadership = Leadership::new(zk, format!("{path}-led")).unwrap();
     let mut leads = Box::pin(leadership.lead(|_| pending::<()>()));
     tokio::select! {
@@ -341,7 +341,7 @@ async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) -> Proces
 }
 
 /// Checks that the thread of the sessions is blocked in this child.
-async fn is_not_connected(mut child: Process) {
+async fn assert_disconnected(mut child: Process) {
     let said = tokio::task::spawn_blocking(move || child.said().next()).await.expect("no panic");
     assert_eq!(said.as_deref(), Some("not connected"));
 }
@@ -361,17 +361,17 @@ async fn round(what: &str, habit: &str, sessions: usize) {
     ends(child, next).await;
 }
 
-async fn is_asked(sessions: usize) {
+async fn assert_blocked_call_site(sessions: usize) {
     let (path, proxy, child) = begin("asked", "blocks", sessions).await;
     let next = contend(lock_at(&connect(&shared_server().address()).await, &path));
     proxy.black_hole();
-    is_not_connected(ends(child, next).await).await;
+    assert_disconnected(ends(child, next).await).await;
 }
 
 async fn standstill(sessions: usize) {
     let (path, _proxy, child) = begin("waker", "blocks", sessions).await;
     let child = ends(child, contend(lock_at(&connect(&shared_server().address()).await, &path))).await;
-    is_not_connected(child).await;
+    assert_disconnected(child).await;
 }
 
 /// Checks that a child goes on after this panic.
@@ -425,5 +425,5 @@ async fn a_late_subscriber_that_blocks_costs_no_lease() {
 /// The thread of the sessions blocks at a call site that has not logged before, for example at a disconnect.
 #[tokio::test]
 async fn a_subscriber_that_blocks_in_enabled_hides_no_loss() {
-    tokio::join!(is_asked(1), is_asked(2));
+    tokio::join!(assert_blocked_call_site(1), assert_blocked_call_site(2));
 }

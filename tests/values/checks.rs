@@ -85,7 +85,7 @@ pub(crate) fn value_error(error: &Error) -> &ValueError {
 }
 
 /// Checks that reads and writes fail as expected, and that the node is unchanged.
-async fn is_refused<T: Send + Sync + 'static>(
+async fn assert_refused<T: Send + Sync + 'static>(
     client: &impl Coordinator,
     path: &str,
     shared: &Shared<T>,
@@ -138,14 +138,14 @@ pub(crate) async fn an_uncommitted_change_is_discarded(h: &impl Harness) {
 pub(crate) async fn a_missing_value_is_an_error(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = open(&zk, &path);
-    is_refused(&zk, &path, &shared, |error| *error == ValueError::Unset).await;
+    assert_refused(&zk, &path, &shared, |error| *error == ValueError::Unset).await;
     assert_eq!(bytes(&zk, &path).await, None);
     assert!(shared.lock().try_write().await.is_ok(), "the lock was given back");
 
     let guard = shared.write().replacing(config(1)).await.unwrap();
     assert_eq!(guard.written(), None);
     drop(guard);
-    is_refused(&zk, &path, &shared, |error| *error == ValueError::Unset).await;
+    assert_refused(&zk, &path, &shared, |error| *error == ValueError::Unset).await;
     write(&shared, config(1)).await;
     assert_eq!(*shared.read().await.unwrap(), config(1));
 }
@@ -153,7 +153,7 @@ pub(crate) async fn a_missing_value_is_an_error(h: &impl Harness) {
 pub(crate) async fn an_empty_node_counts_as_never_written(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     put(&zk, &path, b"").await;
-    is_refused(&zk, &path, &open(&zk, &path), |error| *error == ValueError::Unset).await;
+    assert_refused(&zk, &path, &open(&zk, &path), |error| *error == ValueError::Unset).await;
     assert_eq!(*counter(&zk, &path).read().await.unwrap(), 0);
     put(&zk, &path, b"").await;
     let shared = counter(&zk, &path);
@@ -293,7 +293,7 @@ pub(crate) async fn foreign_bytes_are_an_error_until_they_are_replaced(h: &impl 
         &long,
     ] {
         put(&zk, &path, foreign).await;
-        is_refused(&zk, &path, &shared, |error| matches!(error, ValueError::Foreign { .. })).await;
+        assert_refused(&zk, &path, &shared, |error| matches!(error, ValueError::Foreign { .. })).await;
         let mut guard = shared.write().replacing(config(1)).await.unwrap();
         assert_eq!(bytes(&zk, &path).await.as_deref(), Some(foreign));
         guard.commit().await.unwrap();
@@ -310,7 +310,7 @@ pub(crate) async fn a_value_of_another_type_is_an_error_and_stays(h: &impl Harne
         ValueError::WrongType { problem, written: by } => problem.contains("expected u64") && **by == written,
         _ => false,
     };
-    is_refused(&zk, &path, &other, expected).await;
+    assert_refused(&zk, &path, &other, expected).await;
     assert_eq!(*open(&zk, &path).read().await.unwrap(), config(1));
 }
 
@@ -319,7 +319,7 @@ pub(crate) async fn a_value_of_another_format_is_an_error_and_stays(h: &impl Har
     write(&open(&zk, &path), config(1)).await;
     let raw: Shared<Vec<u8>> = Shared::with_format(&zk, &path, Raw).build().unwrap();
     let expected = |error: &ValueError| matches!(error, ValueError::OtherFormat { found, expected, .. } if found == "json" && expected == "raw");
-    is_refused(&zk, &path, &raw, expected).await;
+    assert_refused(&zk, &path, &raw, expected).await;
 }
 
 pub(crate) async fn a_value_of_a_newer_schema_is_an_error_and_stays(h: &impl Harness) {
@@ -331,7 +331,7 @@ pub(crate) async fn a_value_of_a_newer_schema_is_an_error_and_stays(h: &impl Har
         let older: Shared<u64> =
             Shared::builder(&zk, &path).schema(known).migrate(|_, _| Ok(0)).initial(|| 0).build().unwrap();
         let expected = |error: &ValueError| matches!(error, ValueError::NewerSchema { known: by, written: it } if *by == known && **it == written);
-        is_refused(&zk, &path, &older, expected).await;
+        assert_refused(&zk, &path, &older, expected).await;
     }
     assert_eq!(*newer.read().await.unwrap(), 1);
 }
@@ -341,12 +341,12 @@ pub(crate) async fn a_value_of_an_older_schema_is_migrated(h: &impl Harness) {
     let old: Shared<u64> = Shared::new(&zk, &path).unwrap();
     write(&old, 5).await;
     let without: Shared<Config> = Shared::builder(&zk, &path).schema(2).build().unwrap();
-    is_refused(&zk, &path, &without, |error| matches!(error, ValueError::OlderSchema { known: 2, .. })).await;
+    assert_refused(&zk, &path, &without, |error| matches!(error, ValueError::OlderSchema { known: 2, .. })).await;
     let failing: Shared<Config> =
         Shared::builder(&zk, &path).schema(2).migrate(|_, _| Err("it is too old".into())).build().unwrap();
     let expected =
         |error: &ValueError| matches!(error, ValueError::OlderSchema { problem, .. } if problem == "it is too old");
-    is_refused(&zk, &path, &failing, expected).await;
+    assert_refused(&zk, &path, &failing, expected).await;
 
     let migrate = |schema: u32, bytes: &[u8]| -> Result<Config, FormatError> {
         assert_eq!(schema, 1);
@@ -363,7 +363,7 @@ pub(crate) async fn a_value_of_an_older_schema_is_migrated(h: &impl Harness) {
     assert_eq!(guard.commit().await.unwrap().schema, 2);
     drop(guard);
     assert_eq!(*new.read().await.unwrap(), config(5));
-    is_refused(&zk, &path, &old, |error| matches!(error, ValueError::NewerSchema { known: 1, .. })).await;
+    assert_refused(&zk, &path, &old, |error| matches!(error, ValueError::NewerSchema { known: 1, .. })).await;
 }
 
 /// A list within a list, to any depth.
@@ -626,13 +626,15 @@ pub(crate) async fn bytes_strings_and_custom_formats_are_stored_as_given(h: &imp
         assert_eq!(*raw.read().await.unwrap(), value);
     }
     let text: Shared<String> = Shared::with_format(&zk, at("bytes"), Raw).build().unwrap();
-    is_refused(&zk, &at("bytes"), &text, |error| matches!(error, ValueError::WrongType { .. })).await;
+    assert_refused(&zk, &at("bytes"), &text, |error| matches!(error, ValueError::WrongType { .. })).await;
     write(&text, "\u{1f511}\n\n".to_owned()).await;
     assert_eq!(*text.read().await.unwrap(), "\u{1f511}\n\n");
     let named = Shared::with_format(&zk, at("named"), Named("json-2.0".to_owned())).initial(|| 9).build().unwrap();
     assert_eq!(*named.read().await.unwrap(), 9);
-    is_refused(&zk, &at("named"), &counter(&zk, &at("named")), |error| matches!(error, ValueError::OtherFormat { .. }))
-        .await;
+    assert_refused(&zk, &at("named"), &counter(&zk, &at("named")), |error| {
+        matches!(error, ValueError::OtherFormat { .. })
+    })
+    .await;
 }
 
 /// Returns the next change, which must be a value.

@@ -33,7 +33,7 @@ fn bare<C: Coordinator + Clone>(client: &C, path: &str) -> Shared<u64> {
 }
 
 /// Runs a future in a place where only synchronous code may run.
-fn meanwhile<T>(work: impl Future<Output = T>) -> T {
+fn block_on_here<T>(work: impl Future<Output = T>) -> T {
     block_in_place(|| Handle::current().block_on(work))
 }
 
@@ -168,7 +168,7 @@ pub(crate) async fn an_update_is_repeated_after_a_write_without_lock(h: &impl Ha
     let (called, operator, node) = (Arc::clone(&calls), two.clone(), path.clone());
     let updated = shared.update(move |value| {
         if called.fetch_add(1, Ordering::Relaxed) < 2 {
-            meanwhile(put(&operator, &node, &as_it_is));
+            block_on_here(put(&operator, &node, &as_it_is));
         }
         *value += 1;
         *value
@@ -180,7 +180,7 @@ pub(crate) async fn an_update_is_repeated_after_a_write_without_lock(h: &impl Ha
     let stranger = bytes(&two, &path).await.expect("a value");
     let updated = shared.update(move |_| {
         called.fetch_add(1, Ordering::Relaxed);
-        meanwhile(put(&operator, &node, &stranger));
+        block_on_here(put(&operator, &node, &stranger));
     });
     let error = soon("the refusal", updated).await.unwrap_err();
     assert!(matches!(error, Error::TransactionRefused { .. }), "{error}");
@@ -219,7 +219,7 @@ pub(crate) async fn an_update_with_a_removed_node_is_an_error(h: &impl Harness) 
             let token = lock.queue().await.unwrap().members[0].token.expect("readable");
             lock.evict(token).await.unwrap().expect("the node existed");
         };
-        meanwhile(evict);
+        block_on_here(evict);
         *value += 1;
     });
     let error = soon("the refusal", update).await.unwrap_err();
@@ -299,7 +299,7 @@ pub(crate) async fn waits_and_updates_end_in_time(h: &impl Harness) {
 const POLLS: usize = 60;
 
 /// Checks that a dropped call has left no contender and no watch, and that the lock is free.
-fn is_left_alone(zk: &Memory, path: &str, what: &str) {
+fn assert_nothing_left(zk: &Memory, path: &str, what: &str) {
     assert_eq!((zk.children(format!("{path}/lock")), zk.watches()), (Vec::new(), 0), "{what}");
 }
 
@@ -317,7 +317,7 @@ fn an_update_dropped_at_any_poll_is_done_once_or_not() {
             let is_done = matches!(answer, Some(std::task::Poll::Ready(Ok(_))));
             done[usize::from(keeps)] |= is_done;
             drop((answer, update, shared));
-            is_left_alone(&zk, path, &format!("at poll {polls}, keeps: {keeps}"));
+            assert_nothing_left(&zk, path, &format!("at poll {polls}, keeps: {keeps}"));
             let value = *counter(&zk.connect(), path).read().blocking().unwrap();
             assert!(value == 1 || (value == 0 && !is_done), "{value} at poll {polls}");
         }
@@ -372,7 +372,7 @@ fn the_last_handle_ends_the_initial_write() {
     drop(shared);
     assert_eq!(zk.children("/cut/lock").len(), 1);
     drop(held);
-    is_left_alone(&zk, "/cut", "in the end");
+    assert_nothing_left(&zk, "/cut", "in the end");
 }
 
 /// A program may wait for other futures first, and write in between.
@@ -413,7 +413,7 @@ struct Curious {
 impl Curious {
     fn looks(&self) {
         self.threads.lock().unwrap().insert(thread::current().id());
-        // The copy is taken out meanwhile, because reading it may call the format again.
+        // The copy is taken out block_on_here, because reading it may call the format again.
         let copy = self.copy.lock().unwrap().take();
         if let Some(copy) = copy {
             drop((copy.latest(), copy.copy_state()));
