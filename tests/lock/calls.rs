@@ -163,7 +163,7 @@ async fn a_timeout_of_zero_is_refused_and_nothing_is_sent() {
 }
 
 #[support::judged]
-async fn a_connection_below_a_path_is_given_up_in_time() {
+async fn a_connection_with_a_chroot_is_given_up_in_time() {
     let proxy = Proxy::start(shared_server().address());
     proxy.answer_only_pings();
     let below = format!("{}/calls", proxy.address());
@@ -173,7 +173,7 @@ async fn a_connection_below_a_path_is_given_up_in_time() {
 
 /// Fault 114.
 #[support::judged]
-async fn a_connection_below_a_path_outlives_a_break() {
+async fn a_connection_with_a_chroot_outlives_a_break() {
     let faults = [Frames::requests(Op::Exists), Frames::requests(Op::Create2), Frames::replies(Op::Create2)];
     for (round, frames) in faults.into_iter().enumerate() {
         let proxy = Proxy::start(shared_server().address());

@@ -257,8 +257,8 @@ async fn nobody_holds_beside_another_on_flapping_links() {
 // ---------------------------------------------------------------------------------------------------------------
 // A server that comes back with nothing
 
-/// The emptied server counts from the beginning, and its next number may follow that of our last grant. This is no proof
-/// that no contender came between.
+/// The emptied server counts from the beginning, and its next number may follow that of our last grant. Consecutive
+/// numbers do not prove that no contender came between.
 #[support::judged]
 async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
     const PATH: &str = "/outages/anew";
