@@ -1,18 +1,18 @@
-//! What to do about servers that do not agree about a node: a decision on what each of them shows.
+//! Decides what an operator should do when the servers of an ensemble disagree about a node.
 //!
-//! Data is deleted only on servers that a majority of the ensemble contradicts, the leader among it: what a quorum has
-//! committed stays on that majority. Where anything is not known, nothing is advised.
+//! The advice deletes data only on servers that contradict both the leader and a majority of the ensemble, because what
+//! a quorum has committed stays on that majority. If anything is unknown, the advice is to do nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which part a server has in its ensemble, by its own words.
+/// The role of a server in its ensemble, as its answer to `srvr` states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Leader,
     Follower,
-    /// It has no vote.
+    /// Has no vote.
     Observer,
-    /// It says something else, or nothing.
+    /// The server states no role, or one that is none of these.
     Unknown,
 }
 
@@ -27,21 +27,22 @@ impl Role {
     }
 }
 
-/// What one server shows of a node all the while. `None` if that has changed.
+/// The state of a node on one server. `None` if the state changed between two looks.
 pub(crate) type Shown<V> = Option<V>;
 
-/// Servers, by their place in the list of all.
+/// The advice to the operator. It names servers by their index in the list of all servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Advice {
-    /// To delete the data of these, one after the other.
+    /// Delete the data of these servers, one after the other.
     Renew(BTreeSet<usize>),
-    /// To restart this one, which leads, and contradicts a majority.
+    /// Restart this server: it leads, and contradicts a majority.
     Restart(usize),
-    /// Nothing, for this reason.
+    /// Do nothing, for this reason.
     Nothing(&'static str),
 }
 
-/// What to do about one node of which the servers show this. `is_whole`: these are all servers of their ensemble.
+/// Returns the advice about one node, given its state on each server. `is_whole` says whether these are all servers of
+/// the ensemble.
 pub(crate) fn advice<V: Ord>(servers: &[(Role, Shown<V>)], is_whole: bool) -> Advice {
     if !is_whole {
         return Advice::Nothing("not all servers of the ensemble were looked at");
@@ -66,8 +67,8 @@ pub(crate) fn advice<V: Ord>(servers: &[(Role, Shown<V>)], is_whole: bool) -> Ad
     }
 }
 
-/// The advice for several nodes, followed together: it must not renew as many as a majority either, and renews no server
-/// before the leader agrees with the majority about all.
+/// Adjusts the advice about several nodes so that an operator can follow all of it. Together it must leave a majority
+/// of the servers untouched, and it deletes no data before the leader agrees with the majority about every node.
 pub(crate) fn together(all: &mut [Advice], voters: usize) {
     let renewed: BTreeSet<usize> = all.iter().filter_map(|one| renewed(one)).flatten().copied().collect();
     let is_restarted = all.iter().any(|one| matches!(one, Advice::Restart(_)));
@@ -88,7 +89,7 @@ fn renewed(advice: &Advice) -> Option<&BTreeSet<usize>> {
 }
 
 impl Advice {
-    /// In words, with the names of the servers.
+    /// Returns the advice as text, with the names of the servers.
     pub(crate) fn words(&self, named: impl Fn(usize) -> String) -> String {
         match self {
             Advice::Renew(servers) => match servers.iter().copied().map(&named).collect::<Vec<_>>().as_slice() {
@@ -117,7 +118,8 @@ mod tests {
 
     const ROLES: [Role; 4] = [Leader, Follower, Observer, Unknown];
 
-    /// All that up to five servers can show of a node that is lacking, or there in one of two versions.
+    /// Calls `check` with every combination of roles and states of up to five servers. The node is missing, or present
+    /// in one of two versions, or changed between two looks.
     fn every_case(mut check: impl FnMut(&[(Role, Shown<u8>)])) {
         let each: Vec<(Role, Shown<u8>)> =
             ROLES.into_iter().flat_map(|role| [None, Some(0), Some(1), Some(2)].map(|shown| (role, shown))).collect();
@@ -141,7 +143,7 @@ mod tests {
                     let keep = kept.iter().filter(|server| servers[**server].0 != Observer).count();
                     assert!(2 * keep > voters, "{servers:?}: {renewed:?}");
                     let shown: BTreeSet<_> = kept.iter().map(|server| servers[*server].1).collect();
-                    assert_eq!(shown.len(), 1, "{servers:?}: those that stay agree");
+                    assert_eq!(shown.len(), 1, "{servers:?}: the servers that keep their data must agree");
                     assert!(kept.iter().any(|server| servers[*server].0 == Leader), "{servers:?}");
                     assert!(renewed.iter().all(|server| !shown.contains(&servers[*server].1)), "{servers:?}");
                 }
@@ -153,7 +155,7 @@ mod tests {
                 }
                 Advice::Nothing(_) => {}
             }
-            assert!(matches!(advice(servers, false), Advice::Nothing(_)), "{servers:?}: not all were looked at");
+            assert!(matches!(advice(servers, false), Advice::Nothing(_)), "{servers:?}: advice without all servers");
         });
         assert!(renewals > 1_000 && restarts > 1_000, "{renewals}, {restarts}");
     }

@@ -1,4 +1,4 @@
-//! `ask`: asks the processes that only keep a lock to give it up.
+//! The subcommand `ask`: asks processes that keep an idle lock to give the lock up.
 
 use crate::arguments::{Ask, Connection};
 use crate::connect::{self, connect_to};

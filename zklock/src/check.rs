@@ -1,4 +1,5 @@
-//! `check`: finds nodes that do not belong into a lock's directory, or will make trouble; changes nothing.
+//! The subcommand `check`: finds nodes that do not belong into a lock's directory or will cause trouble. It changes
+//! nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +18,10 @@ use crate::output::{self, tame};
 use crate::servers::Places;
 use crate::{diverged, place, servers};
 
-/// How many nodes are read at once.
+/// How many reads of nodes are in flight at once.
 const READS_IN_FLIGHT: usize = 256;
 
-/// Something odd: its kind for programs, its node if it concerns one, and words for people.
+/// An oddity: its kind for programs, its node if it concerns one, and a text for people.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Odd {
     pub(crate) kind: &'static str,
@@ -28,7 +29,7 @@ pub(crate) struct Odd {
     pub(crate) what: String,
 }
 
-/// A node of the directory. Its `Stat` is `None` if we may not read it.
+/// A node of the directory. Its `Stat` is `None` if this client may not read the node.
 type ShownNode = (String, Option<Stat>);
 
 pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, Exit> {
@@ -88,13 +89,13 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     Ok(if odd.is_empty() { 0 } else { exit::NEGATIVE })
 }
 
-/// What there is to look at.
+/// The nodes of the lock or semaphore that is checked.
 struct Nodes {
-    /// In the directory of the lock, or of the semaphore's queue.
+    /// The nodes in the directory of the lock, or of the semaphore's queue.
     directory: Vec<ShownNode>,
-    /// If it is a semaphore: its number of permits, if that is one, and the nodes of those who have some.
+    /// For a semaphore: its number of permits, if that is valid, and the nodes of the permits that are held.
     semaphore: Option<(Option<u32>, Vec<ShownNode>)>,
-    /// If it is a semaphore: those who hold or wait for a lock at its path.
+    /// For a semaphore: the nodes of contenders for a lock at the same path.
     beside: Vec<ShownNode>,
 }
 
@@ -108,14 +109,15 @@ impl Nodes {
         odd
     }
 
-    /// The nodes that go with a session.
+    /// Returns the ephemeral nodes.
     fn ephemeral(&self) -> BTreeMap<String, Stat> {
         let permits = self.semaphore.iter().flat_map(|(_, permits)| permits);
         let nodes = self.directory.iter().chain(permits).filter_map(|(name, stat)| Some((name.clone(), (*stat)?)));
         nodes.filter(|(_, stat)| stat.ephemeral_owner != 0).collect()
     }
 
-    /// What every server is to look at: the node itself, the record, and what it guards if that is a `Shared` value, too.
+    /// Returns the places that every server is asked for: the directories of the queue and of the permits, the node
+    /// itself, its record, and the value if the lock guards a `Shared` value.
     fn places(&self, path: &str) -> Places {
         let directories = match self.semaphore {
             None => vec![path.to_owned()],
@@ -125,7 +127,7 @@ impl Nodes {
         Places { directories, nodes: [path.to_owned(), format!("{path}.done")].into_iter().chain(value).collect() }
     }
 
-    /// Where the node of this name lies.
+    /// Returns the full path of the node with this name.
     fn path_of(&self, path: &str, name: &str) -> String {
         match &self.semaphore {
             None => format!("{path}/{name}"),
@@ -135,8 +137,8 @@ impl Nodes {
     }
 }
 
-/// Nodes with wider rights than this client would give them: directories, and what has data, as a record or the number of a
-/// semaphore's permits. An ACL that may not be read tells nothing.
+/// Finds nodes with wider rights than this client would give them: directories, and nodes with data, such as a record
+/// or the number of a semaphore's permits. An ACL that this client may not read is passed over.
 async fn wider_acls(zk: &ZooKeeper, places: Places) -> Result<Vec<Odd>, Exit> {
     let mut odd = Vec::new();
     let with_data = places.nodes.into_iter().filter(|node| !places.directories.contains(node)).collect::<Vec<_>>();
@@ -154,7 +156,8 @@ async fn wider_acls(zk: &ZooKeeper, places: Places) -> Result<Vec<Odd>, Exit> {
     Ok(odd)
 }
 
-/// What is odd about a node that the servers show, and whose session is over. Only what the leader has can be removed.
+/// Returns the oddity of a node that the servers show although its session is over. Only a node that the leader has can
+/// be removed.
 async fn ghost(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Option<Odd> {
     let (owner, token) = (stat.ephemeral_owner, stat.czxid);
     let session_slot = zk.session_slot(0).await.ok()?;
@@ -173,7 +176,7 @@ async fn ghost(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Option<Od
     Some(Odd { kind: "ghost", node, what: format!("its session {owner:#x} is over, and {cure}") })
 }
 
-/// What is odd about the record of when a command was last done.
+/// Returns the oddity of the record of the last run under `--once-in`, if any.
 async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Odd>, Exit> {
     let record = format!("{path}.done");
     let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, &record))?;
@@ -189,7 +192,7 @@ async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Odd>, Exit> {
     Ok(Some(Odd { kind, node: Some(record), what: what.to_owned() }))
 }
 
-/// The nodes of the lock or of the semaphore at this path, whichever it is.
+/// Reads the nodes of the lock or semaphore at this path.
 async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
     let semaphore = Semaphore::builder(zk, path).build()?;
     let coordinator: Arc<dyn Coordinator> = Arc::new(zk.clone());
@@ -206,14 +209,15 @@ async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
     Ok(Nodes { directory: nodes(zk, &format!("{path}/queue")).await?, semaphore: Some((number, permits)), beside })
 }
 
-/// A program whose client does not look whether the path is a semaphore's.
+/// Returns the oddity of a contender for a lock at a semaphore's path. An older client made its node: such a client
+/// does not check whether the path is a semaphore's.
 fn beside(name: &str) -> Odd {
     let what = "holds or waits for a lock at the path of a semaphore, and neither keeps the other out: one of the two needs \
                 another path";
     Odd { kind: "beside", node: Some(name.to_owned()), what: what.to_owned() }
 }
 
-/// What is odd about those who have permits, and about their number.
+/// Returns the oddities of the nodes of permits, and of the number of permits.
 fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[ShownNode]) -> Vec<Odd> {
     let (mut odd, mut taken) = (Vec::new(), 0);
     for (name, stat) in nodes {
@@ -256,7 +260,7 @@ fn fault(failure: Failure, path: &str) -> Exit {
     }
 }
 
-/// Every node in the directory. The library's queue leaves out nodes that are no contenders.
+/// Reads every node in the directory, also the nodes that are no contenders, which the library's queue leaves out.
 async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, path))?;
     let session = session_slot.session();
@@ -281,7 +285,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     Ok(nodes)
 }
 
-/// What is odd about these nodes, in the order of the nodes. What is odd about the counter comes last.
+/// Returns the oddities of these nodes in the order of the nodes, and last the oddity of the sequence counter.
 fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Odd> {
     let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| Contender::parse_as(name, dialect)).collect();
     let mut sharers = BTreeMap::<i64, Vec<&Contender>>::new();
@@ -320,7 +324,7 @@ fn foreign(name: &str, dialect: Dialect) -> (&'static str, String) {
 }
 
 fn odd_contender(contender: &Contender, stat: Option<&Stat>, is_tied: bool) -> Vec<(&'static str, String)> {
-    // In other dialects no client relies on the version.
+    // Only clients of the native dialect rely on the version.
     let is_written = contender.dialect() == Dialect::Native && stat.is_some_and(|stat| stat.version > 0);
     let is_persistent = stat.is_some_and(|stat| stat.ephemeral_owner == 0);
     let found = [

@@ -20,7 +20,7 @@ use crate::output;
 use crate::terminal::{Terminal, our_group};
 use crate::tie;
 
-/// What happened to the command's own process.
+/// A change in the state of the command's own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChildEvent {
     Stopped(Signal),
@@ -32,21 +32,22 @@ pub(crate) enum ChildEvent {
 pub(crate) struct Reaped {
     /// Its exit code, as a shell reports it.
     pub(crate) code: u8,
-    /// The signal that ended it, if it was typed (Ctrl-C) while the command had the terminal. No other process has
-    /// received it.
+    /// The signal that ended the command, if a key (Ctrl-C, Ctrl-\) sent the signal while the command had the terminal.
+    /// No other process has received this signal.
     typed: Option<Signal>,
-    /// A Ctrl-C that came to us, and that we passed on, has ended it.
+    /// Whether the command was ended by a Ctrl-C that zklock received and passed on.
     is_interrupted: bool,
-    /// Its group, if a signal that we passed on has ended the command, and so is meant for all of that.
+    /// The command's group, if a signal that zklock passed on has ended the command. The rest of the group is to end,
+    /// too.
     pub(crate) cut_short: Option<Pid>,
 }
 
 impl Reaped {
-    /// Passes a typed signal on to the script or `make` that started us, as if the terminal had been its own. After
-    /// Ctrl-C we do not return, but end by the signal, as the command did.
+    /// Passes a typed signal on to the script or `make` that started zklock, as if the signal had come from their own
+    /// terminal. After Ctrl-C this function does not return: zklock ends by the signal, as the command did.
     pub(crate) fn pass_on(self) {
         if let Some(signal) = self.typed {
-            // Not by the group's number: in a container that may be 1, and the system takes -1 for every process.
+            // Not by the group's number: in a container the number may be 1, and -1 would mean every process.
             let _ = kill_current_process_group(signal);
         }
         if self.is_interrupted || self.typed == Some(Signal::INT) {
@@ -55,8 +56,9 @@ impl Reaped {
     }
 }
 
-/// Ends by Ctrl-C: after a mere exit code the loop of a shell around us goes on. Returns after other signals, and in the first
-/// process of a container, which cannot end by a signal of its own: there the code has to do.
+/// Ends zklock by SIGINT, because after a mere exit code the loop of a shell around zklock goes on. Returns for every
+/// other signal. Also returns in the first process of a container, which cannot end by a signal of its own: there the
+/// exit code has to do.
 pub(crate) fn end_by(signal: Signal) {
     if signal == Signal::INT && !getpid().is_init() {
         output::finish();
@@ -64,17 +66,18 @@ pub(crate) fn end_by(signal: Signal) {
     }
 }
 
-/// Whether nobody in this container could continue us: we are its first process, or in the group of that.
+/// Whether no process in this container could continue a stopped zklock: zklock is the container's first process, or is
+/// in that process's group.
 fn is_left_alone() -> bool {
     let is_init_in_our_group = |parent: Pid| parent.is_init() && getpgid(Some(parent)).ok() == our_group();
     getpid().is_init() || getppid().is_some_and(is_init_in_our_group)
 }
 
-/// The number of the command's process, from its start until it is reaped; otherwise 0.
+/// The id of the command's process from its start until it is reaped, otherwise 0.
 static COMMAND: AtomicI32 = AtomicI32::new(0);
 
-/// Reaps the processes that others have left to us and that have ended, if we are the first process of a container. Call it
-/// on the thread that starts the command.
+/// Reaps orphans that have ended, if zklock is the first process of a container. Must be called on the thread that
+/// starts the command.
 pub(crate) fn reap_orphans() {
     let ended_child = |process: fs::DirEntry| {
         let stat = Stat::of(&process)?;
@@ -83,12 +86,12 @@ pub(crate) fn reap_orphans() {
     };
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     for orphan in processes.filter_map(ended_child).filter_map(Pid::from_raw) {
-        // An error means that it is no child of ours: those are the processes of another namespace.
+        // An error means that the process is no child of zklock: it belongs to another namespace.
         let _ = waitid(WaitId::Pid(orphan), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 }
 
-/// What the system tells of a process.
+/// The state of a process, from `/proc/PID/stat`.
 struct Stat {
     has_ended: bool,
     parent: i32,
@@ -98,7 +101,7 @@ struct Stat {
 impl Stat {
     fn of(process: &fs::DirEntry) -> Option<Stat> {
         let stat = fs::read_to_string(process.path().join("stat")).ok()?;
-        // The name of its program, which may have any character, stands in parentheses.
+        // The program's name stands in parentheses and may contain any character.
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let has_ended = matches!(fields.next()?, "Z" | "X");
         let mut number = || fields.next()?.parse().ok();
@@ -106,23 +109,23 @@ impl Stat {
     }
 }
 
-/// A command that runs. Only [`Child::reap`] reaps it. Its process id stays its own until then, so no signal can hit
-/// another process.
+/// A running command. Only [`Child::reap`] reaps its process, so the process id stays valid until then and no signal
+/// can hit another process.
 #[derive(Debug)]
 pub(crate) struct Child {
     process: Process,
     group: Pid,
     events: UnboundedReceiver<ChildEvent>,
     terminal: Option<Terminal>,
-    /// Whether it had the terminal when it was stopped together with us.
+    /// Whether the command had the terminal when it was stopped together with zklock.
     was_foreground: bool,
-    /// The signals that were passed on to it.
+    /// The signals that zklock has passed on to the command.
     passed_on: HashSet<i32>,
 }
 
 impl Child {
-    /// Starts the command, in a process group of its own, with these variables added to ours and those left out. It is
-    /// killed if this thread ends: call it on the main one.
+    /// Starts the command in a process group of its own. Its environment is that of zklock, plus `environment`, minus
+    /// `without`. The command is killed when the calling thread ends, so call this on the main thread.
     pub(crate) fn spawn(words: &[OsString], environment: &[(&str, String)], without: &[&str]) -> Result<Child, Exit> {
         let (program, arguments) = words.split_first().ok_or_else(|| Exit::usage("no command"))?;
         let terminal = Terminal::open();
@@ -135,7 +138,7 @@ impl Child {
             command.env_remove(name);
         }
         command.envs(environment.iter().map(|(name, value)| (name, value)));
-        // Before there is a process that may have to be ended again.
+        // The thread starts first, because a failure to start it later would leave a running command.
         let (started, starts) = std::sync::mpsc::channel();
         let (sender, events) = mpsc::unbounded_channel();
         let listens = thread::Builder::new().spawn(move || {
@@ -152,8 +155,8 @@ impl Child {
         COMMAND.store(group.as_raw_nonzero().get(), Ordering::Relaxed);
         let _ = started.send(group);
         if let Some(terminal) = terminal.as_ref().filter(|_| lends) {
-            // A command that has asked already was stopped, which is reported as an event. Continuing it here would
-            // undo a Ctrl-Z that was typed just now.
+            // A command that has already asked for the terminal was stopped, and the stop is reported as an event.
+            // Continuing the command here would undo a Ctrl-Z that was typed just now.
             terminal.lend(group);
         }
         Ok(Child { process, group, events, terminal, was_foreground: false, passed_on: HashSet::new() })
@@ -163,20 +166,21 @@ impl Child {
         self.events.recv().await.unwrap_or(ChildEvent::Ended)
     }
 
-    /// Signals the whole process group. Returns whether we may.
+    /// Signals the whole process group. Returns whether zklock has the right to.
     pub(crate) fn signal(&self, signal: Signal) -> bool {
-        // An error means that the group is empty, or that we may not signal it; or that the command has not begun its session.
+        // An error means that the group is empty, that zklock has no right to signal it, or that the command has not
+        // begun its session yet.
         let signalled = kill_process_group(self.group, signal).or_else(|_| kill_process(self.group, signal));
         signalled != Err(Errno::PERM)
     }
 
-    /// Passes on a signal that came to us.
+    /// Passes on a signal that zklock received.
     pub(crate) fn pass_on(&mut self, signal: Signal) {
         self.passed_on.insert(signal.as_raw());
         self.signal(signal);
     }
 
-    /// Continues the command, if it was stopped. If it had the terminal before, it gets the terminal again.
+    /// Continues a stopped command, and lends it the terminal again if it had the terminal before.
     pub(crate) fn resume(&mut self) {
         let lends = std::mem::take(&mut self.was_foreground);
         if lends && self.terminal.as_ref().is_some_and(Terminal::is_ours) {
@@ -186,14 +190,14 @@ impl Child {
         }
     }
 
-    /// The command was stopped. If the terminal is the reason, we act as a shell's job does: the command gets the
-    /// terminal, or we stop too, so that the shell sees it, until `fg` or `bg`.
+    /// Handles a stop of the command. If the terminal is the reason, zklock acts as a shell does for its job: it lends
+    /// the command the terminal, or stops too, so that the shell notices, until `fg` or `bg`.
     pub(crate) fn was_stopped(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
         let lent = terminal.is_lent_to(self.group);
         let asks = matches!(by, Signal::TTIN | Signal::TTOU);
         if asks && lent {
-            // It asked before it had been lent the terminal.
+            // The command asked before the terminal was lent to it.
             self.signal(Signal::CONT);
         } else if asks && terminal.is_ours() {
             self.lend_terminal();
@@ -202,13 +206,14 @@ impl Child {
         } else if lent {
             terminal.take_back(self.group);
             self.was_foreground = true;
-            // The command alone was stopped. The processes that started us, such as a script or another zklock, have to
-            // stop with it.
+            // Only the command was stopped. The processes that started zklock, such as a script or another zklock, have
+            // to stop with it.
             let _ = kill_current_process_group(Signal::STOP);
         } else if asks || by == Signal::TSTP {
             let _ = kill_process(getpid(), Signal::STOP);
         }
-        // Otherwise somebody wants the command to stand still. We do not stop, because the lock would be lost.
+        // Otherwise the stop was sent to the command on purpose. zklock keeps running, because a stopped zklock would
+        // lose the lock.
     }
 
     /// Takes the terminal back and reaps the process, which must have ended.
@@ -232,13 +237,13 @@ impl Child {
             (None, Err(_)) => u8::MAX,
         };
         let ended_by_ours = signal.filter(|signal| self.passed_on.contains(signal));
-        // A command that heeds TERM has no signal as its end.
+        // A command that handles TERM exits with a code, not by the signal.
         let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
         let is_interrupted = ended_by_ours == Some(Signal::INT.as_raw());
         Reaped { code, typed, is_interrupted, cut_short: is_cut_short.then_some(self.group) }
     }
 
-    /// Lends the command the terminal, and continues it.
+    /// Lends the command the terminal and continues it.
     fn lend_terminal(&self) {
         if let Some(terminal) = &self.terminal {
             terminal.lend(self.group);
@@ -247,13 +252,13 @@ impl Child {
     }
 }
 
-/// Kills what is left of a group.
+/// Kills all remaining processes of a group.
 pub(crate) fn kill_rest(group: Pid) {
-    // An error means that nothing is left, or that it belongs to another user.
+    // An error means that no process is left, or that the processes belong to another user.
     let _ = kill_process_group(group, Signal::KILL);
 }
 
-/// Whether a process of the group has not ended. One that has, and that nobody has reaped, does not count.
+/// Whether a process of the group still runs. A zombie does not count.
 pub(crate) fn lives(group: Pid) -> bool {
     let is_of_group = |process: fs::DirEntry| {
         Stat::of(&process).is_some_and(|stat| stat.group == group.as_raw_nonzero().get() && !stat.has_ended)
@@ -262,7 +267,7 @@ pub(crate) fn lives(group: Pid) -> bool {
         && fs::read_dir("/proc").is_ok_and(|mut processes| processes.any(|process| process.is_ok_and(is_of_group)))
 }
 
-/// Blocks until something has happened to the process. A process that has ended is left to be reaped.
+/// Blocks until the process has stopped or ended. An ended process is not reaped here.
 fn next_event(process: Pid) -> Option<ChildEvent> {
     loop {
         match waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT) {

@@ -1,14 +1,15 @@
-//! `complete`, which the shells' completions call: reads a command line up to the cursor, and prints what can stand
-//! there. Whatever goes wrong, it says nothing: somebody is typing.
+//! The hidden subcommand `complete`, which the completion scripts of the shells call. It reads a command line up to the
+//! cursor and prints the possible next words. It prints no error, because a user is typing.
 //!
-//! The words come by standard input, each ended by a zero byte, and not as arguments: a password among them would show
-//! in the list of processes. bash gives one more: what it replaces at the end of the last. The first line of the answer is `words`, `file` or `command N`, where N counts the words
-//! before the command. After `words` there is a line for each word, and behind a tab what it means. For bash the words are
-//! quoted, and only what it has to put there; zsh and fish quote by themselves.
+//! The words come by standard input, each ended by a zero byte. They are no arguments, because a password among them
+//! would show in the list of processes. bash sends one more word: the part at the end of the last word that bash is
+//! going to replace. The first line of the answer is `words`, `file` or `command N`, where N is the number of words
+//! before the command. After `words` comes a line for each candidate: the word, a tab, and its description. For bash a
+//! candidate is quoted, and has only the text that bash has to insert; zsh and fish quote by themselves.
 //!
-//! `clap_complete` has an engine of its own. It does not do here: its completer of a value sees only the word at the cursor,
-//! and not the servers and the login that stand elsewhere on the line; its scripts give the words as arguments; and it is
-//! behind a feature that is called unstable.
+//! The engine of `clap_complete` does not do. Its completer of a value sees only the word at the cursor, and not the
+//! servers and the login elsewhere on the line. Its scripts pass the words as arguments. And it is behind a feature
+//! that is called unstable.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -29,24 +30,24 @@ use crate::exit::Exit;
 use crate::output::{self, tame};
 use crate::quotes::{self, TypedWord};
 
-/// How long somebody who presses a key waits at most, where the ensemble is away.
+/// How long a user waits at most for an answer while the ensemble is unreachable.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Of so many paths it is looked up whether they go on.
+/// For how many paths at most zklock looks up whether they have children to offer.
 const LOOKED_INTO: usize = 100;
 
-/// What a node's children are that make a semaphore of it.
+/// The names of the children that make a node a semaphore.
 const OF_A_SEMAPHORE: [&str; 2] = ["queue", "permits"];
 
-/// What the record ends with that is beside a lock under which a job is done once in a while.
+/// The suffix of a record, which lies beside the lock of a `--once-in` job.
 const RECORD: &str = ".done";
 
-/// What the name of a node ends with that says that another one was there.
+/// The suffix of a twin: a second node which shows that the first one existed.
 const TWIN: &str = ".twin";
 
 pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     let mut line = Vec::new();
-    // A line that is no text is completed by nothing.
+    // There is no completion for a line that is not UTF-8.
     let read = io::stdin().lock().read_to_end(&mut line).is_ok();
     let Some(line) = String::from_utf8(line).ok().filter(|_| read) else { return Ok(0) };
     let Line { words, typed } = Line::read(shell, &line);
@@ -70,22 +71,22 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// A line up to the cursor, as a shell gives it.
+/// A command line up to the cursor, as a shell sends it.
 struct Line {
-    /// Without the quotes that the shell has left.
+    /// The words without their quotes.
     words: Vec<String>,
-    /// The last word, in bash.
+    /// In bash: the last word as it was typed.
     typed: Option<TypedWord>,
 }
 
 impl Line {
-    /// Each word ends with a zero byte, which the last may lack.
+    /// Reads words that each end with a zero byte, which the last may lack.
     fn read(shell: Shell, line: &str) -> Line {
         let mut typed: Vec<&str> = line.strip_suffix('\0').unwrap_or(line).split('\0').collect();
         let replaced = if shell == Shell::Bash && typed.len() > 1 { typed.pop() } else { None };
         let last = typed.len() - 1;
         let word = |(at, word): (usize, &&str)| match shell {
-            // bash gives all words as they were typed, and fish the one at the cursor.
+            // bash sends all words as they were typed, and fish only the word at the cursor.
             Shell::Bash => quotes::unquoted(word),
             Shell::Fish if at == last => quotes::unquoted_in_fish(word),
             _ => (*word).to_owned(),
@@ -103,12 +104,12 @@ fn told(words: &[Completion], typed: Option<&TypedWord>) -> String {
     words.iter().filter_map(line).fold("words\n".to_owned(), |text, line| text + &line)
 }
 
-/// The paths of the ensemble that begin like this one. Those that go on end with a slash.
+/// Returns the paths in the ensemble that begin with `current`. A path with children to offer ends with a slash.
 async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
     let Some((directory, _)) = (if current.is_empty() { "/" } else { current }).rsplit_once('/') else {
         return Vec::new();
     };
-    // What no lock can be below is not asked for.
+    // No lock can be below an invalid path.
     if !directory.is_empty() && RwLock::new(&Memory::new(), directory).is_err() {
         return Vec::new();
     }
@@ -125,28 +126,28 @@ async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
     paths.into_iter().map(|word| Completion { word, meaning: String::new() }).collect()
 }
 
-/// The locks and directories of locks right below this one, which is empty for the root.
+/// Returns the locks and directories of locks directly below this directory. An empty string is the root.
 async fn below(session: &Arc<dyn Session>, directory: &str) -> BTreeSet<String> {
     let root = if directory.is_empty() { "/" } else { directory };
     let children = session.children(root).await.unwrap_or_default();
     names(&children).map(|name| format!("{directory}/{name}")).filter(|path| path != "/zookeeper").collect()
 }
 
-/// Those of a node's children that are locks or directories of locks, by their names.
+/// Returns the names of those children that are locks or directories of locks.
 fn names(children: &[String]) -> impl Iterator<Item = &str> {
     let is_semaphore = OF_A_SEMAPHORE.iter().all(|name| children.iter().any(|child| child == name));
     let is_part = move |name: &&str| is_semaphore && OF_A_SEMAPHORE.contains(name);
     let is_contender =
         |name: &&str| Contender::parse_as(name, Dialect::Native).is_some() || Dialect::Native.foreign(name).is_some();
-    // A name that could make a terminal show something else than what stands there is nothing to choose from.
+    // A name with control characters is not offered, because a terminal could show something else in its place.
     let names = children.iter().map(String::as_str).filter(|name| tame(name) == *name);
-    // The second node of what is kept, and no lock.
+    // A twin of a record or of a value is no lock.
     let is_twin = |name: &&str| {
         let of = name.strip_suffix(TWIN);
         of.is_some_and(|of| of.ends_with(RECORD) || children.iter().any(|child| child == of))
     };
     let names = names.filter(move |name| !is_part(name) && !is_contender(name) && !is_twin(name));
-    // A lock whose directory is gone while nobody holds it is known by its record.
+    // The directory of a lock may be gone while no contender is there. Then the record shows that there is a lock.
     names.map(|name| name.strip_suffix(RECORD).filter(|lock| !lock.is_empty()).unwrap_or(name))
 }
 

@@ -1,7 +1,7 @@
-//! Completions for shells, and manual pages.
+//! The completion scripts for shells, and the manual pages.
 //!
-//! The scripts for bash, zsh and fish know how their shell asks and takes answers. What is to be answered, they ask
-//! `zklock complete`. Other shells have completions that are made from the definition of the arguments, without paths.
+//! The scripts for bash, zsh and fish ask `zklock complete` for candidates and pass them to the shell. For other
+//! shells, clap generates a script from the definition of the arguments, without paths.
 
 use std::io;
 
@@ -25,10 +25,10 @@ pub(crate) fn completions(shell: Shell) -> Result<u8, Exit> {
     print(&text)
 }
 
-/// The page of zklock itself, or of one subcommand.
+/// Prints the manual page of zklock itself, or of one subcommand.
 pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
     let mut command = Arguments::command();
-    // Makes the subcommands know their whole names.
+    // This gives the subcommands their full names, such as "zklock ls".
     command.build();
     let command = match task {
         None => command,
@@ -42,7 +42,8 @@ pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
     print(&text)
 }
 
-/// As `Man::render`, except for the text after the help: it has columns, which roff would fill like prose.
+/// Renders a page as `Man::render` does, except for the text after the help: it has columns, which roff would fill as
+/// prose.
 fn page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
     let epilogue = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     let tasks = command.has_subcommands();

@@ -1,4 +1,4 @@
-//! From options to a connection.
+//! Connects to the ensemble that the options and variables name.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use crate::credentials::{Either, credentials, source};
 use crate::exit::Exit;
 use crate::settings::{self, Given, Setting};
 
-/// The servers, if nothing else is set.
+/// The connect string if neither `--zk` nor `ZK_HOSTS` is set.
 const DEFAULT_HOSTS: &str = "127.0.0.1:2181";
 
-/// No server ticks as seldom, in seconds.
+/// A tick time in seconds that no server has. A larger number is taken for milliseconds.
 const LONGEST_TICK: f64 = 100.0;
 
-/// Connects to look at `path`, and waits for a session. Refuses at once a path that no lock can have.
+/// Connects, waits for a session, and refuses a path that no lock can have before anything is sent.
 pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<ZooKeeper, Exit> {
-    // The root is no lock, but locks may be below it.
+    // The root is no lock, but `ls --tree /` lists the locks below it.
     if path != "/" {
         RwLock::new(&Memory::new(), path)?;
     }
     connect(connection).await
 }
 
-/// Connects, and waits for a session.
+/// Connects and waits for a session.
 pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> {
     connect_within(connection.connect_timeout.unwrap_or(connection.session_timeout), connection).await
 }
 
-/// Connects, and tries to reach a server for so long at most.
+/// Connects. Gives up if no server is reached within `limit`.
 pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> Result<ZooKeeper, Exit> {
     let connected = options(limit, connection)?.connect(hosts(connection)?).await;
     connected.map_err(|error| told(error, connection))
 }
 
-/// The connect string.
+/// Returns the connect string.
 pub(crate) fn hosts(connection: &Connection) -> Result<String, Exit> {
     let hosts = settings::HOSTS.given(connection.zk.as_ref());
     hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), Given::text).map(str::to_owned)
@@ -63,7 +63,8 @@ pub(crate) fn options(limit: Duration, connection: &Connection) -> Result<ZooKee
     Ok(builder)
 }
 
-/// The servers' tickTime. Their configuration has a number of milliseconds, and a number alone is one of seconds here.
+/// Parses the servers' tickTime. A bare number is seconds here, but milliseconds in the servers' configuration, so a
+/// large one is refused.
 fn tick_time(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(number) if number >= LONGEST_TICK => Err(format!(
@@ -73,27 +74,27 @@ fn tick_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A quarter of the session timeout is left for the command to stop in when the lock is lost. `docs/zklock.md` promises
-/// that a break of 0.4 of the session timeout costs no lock. With more than a quarter, that would take several
-/// heartbeats a second.
+/// Sets the stop margin to a quarter of the session timeout, so that the command has this time to stop after a loss.
+/// `docs/zklock.md` promises that a disconnection of 0.4 of the session timeout costs no lock. A larger margin would
+/// need several heartbeats a second for that.
 fn with_time_to_stop(session_timeout: Duration) -> ZooKeeperBuilder {
     let builder = ZooKeeper::builder().session_timeout(session_timeout);
     if session_timeout.is_zero() { builder } else { builder.stop_margin(session_timeout / 4) }
 }
 
-/// User and password of the digest scheme, or the file with them.
+/// Returns user and password of the digest scheme, or the file with them.
 fn digest(connection: &Connection) -> Either {
     let file = settings::AUTH_FILE.given(connection.auth_file.as_ref());
     (settings::AUTH.given(connection.auth.as_ref()), file)
 }
 
-/// User and password for SASL, or the file with them.
+/// Returns user and password for SASL, or the file with them.
 fn sasl(connection: &Connection) -> Either {
     let file = settings::SASL_FILE.given(connection.sasl_file.as_ref());
     (settings::SASL.given(connection.sasl.as_ref()), file)
 }
 
-/// By which name that was given which the library refuses as invalid, if it is one of the settings.
+/// Returns the name of the setting that the library refuses as invalid: the option or the variable that gave it.
 fn invalid(problem: &str, connection: &Connection) -> Option<String> {
     let name = |given: Option<Given>| given.map(|given| given.name().to_owned());
     match problem {
@@ -107,7 +108,8 @@ fn invalid(problem: &str, connection: &Connection) -> Option<String> {
     }
 }
 
-/// An error in words of the command line, where it is about what was set there.
+/// Turns an error into the exit of zklock. If the error is about a setting, the message names the option or variable
+/// that gave it.
 pub(crate) fn told(error: Error, connection: &Connection) -> Exit {
     let exit = Exit::from(error.clone());
     let set = source(&sasl(connection)).or_else(|| source(&digest(connection)));
@@ -131,12 +133,12 @@ pub(crate) fn told(error: Error, connection: &Connection) -> Exit {
     Exit::new(exit.code(), words)
 }
 
-/// The lock at `path`, to read its queue.
+/// Returns the lock at `path`, for reading its queue.
 pub(crate) fn lock(zk: &ZooKeeper, path: &str, connection: &Connection) -> Result<RwLock, Error> {
     RwLock::builder(zk, path).dialect(connection.dialect).build()
 }
 
-/// The answer, unless the server gives none within a session timeout.
+/// Awaits the reply for one session timeout at most.
 pub(crate) async fn answered<T>(session: &Arc<dyn Session>, reply: Reply<T>) -> Result<T, Failure> {
     let limit = session.timeout();
     tokio::time::timeout(limit, reply).await.unwrap_or_else(|_| {
@@ -169,7 +171,7 @@ fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {
     }
 }
 
-/// What is wrong, where the setting is named already.
+/// Returns the problem without a prefix, for a message that already names the setting.
 fn problem(error: Error) -> String {
     match error {
         Error::InvalidInput(problem) => problem,

@@ -1,4 +1,4 @@
-//! Users and passwords: from an option, a variable or a file, and kept from the command.
+//! Users and passwords: read from an option, a variable or a file, and hidden from the command.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,20 +7,20 @@ use std::path::Path;
 use crate::exit::Exit;
 use crate::settings::Given;
 
-/// What the command does not get without --keep-credentials.
+/// The variables that the command does not get without `--keep-credentials`.
 pub(crate) const VARIABLES: [&str; 6] =
     ["ZK_AUTH", "ZK_AUTH_FILE", "ZK_SASL", "ZK_SASL_FILE", "ZK_TLS_CERT", "ZK_TLS_KEY"];
 
-/// No user and password are longer.
+/// A limit for user and password together, in bytes.
 const MOST: u64 = 1 << 16;
 
 /// User and password, or a file with them.
 pub(crate) type Either = (Option<Given>, Option<Given>);
 
-/// User and password, as they were given, or as the only line of a file. No message shows what was read.
+/// Returns user and password, as given or from the only line of a file. No message shows them.
 ///
 /// # Errors
-/// Both are given, the file cannot be read or has not one line, or there is no colon.
+/// Text and file are both given, the file cannot be read or is not exactly one line, or the text has no colon.
 pub(crate) fn credentials(either: Either) -> Result<Option<(String, String)>, Exit> {
     let Some(source) = source(&either) else { return Ok(None) };
     let text = match either {
@@ -42,7 +42,7 @@ pub(crate) fn credentials(either: Either) -> Result<Option<(String, String)>, Ex
     }
 }
 
-/// Where user and password were given, in words of the command line: an option, a variable or a file.
+/// Returns the option, variable or file that gave user and password.
 pub(crate) fn source(either: &Either) -> Option<String> {
     match either {
         (None, None) => None,
@@ -57,7 +57,7 @@ fn read(file: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// The only line of a file, without its end.
+/// Returns the only line of a file, without its newline.
 fn one_line(text: &str) -> Result<&str, &'static str> {
     let line = text.strip_suffix('\n').unwrap_or(text);
     let line = line.strip_suffix('\r').unwrap_or(line);

@@ -1,14 +1,14 @@
-//! Where in a command line the cursor stands, and what can stand there.
+//! Finds out where in a command line the cursor is, and which words can stand there.
 
 use std::ffi::OsString;
 
 use clap::{Arg, Command, ValueHint};
 use zk_rwlock::Dialect;
 
-/// All of them.
+/// All dialects.
 const DIALECTS: [Dialect; 4] = [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo];
 
-/// A word that can stand at the cursor, and what it means.
+/// A candidate for the word at the cursor, and its description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) word: String,
@@ -16,29 +16,29 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    /// As the value in one word with its option.
+    /// Puts the option before its value, as in `--dialect=kazoo`.
     fn after(self, option: &str) -> Completion {
         Completion { word: format!("{option}={}", self.word), ..self }
     }
 }
 
-/// What can stand at the cursor.
+/// The kind of word that can stand at the cursor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WantedWord {
     Nothing,
     Words(Vec<Completion>),
-    /// One of these words, or a path of the ensemble that these options lead to.
+    /// One of these words, or a path in the ensemble that these connection options reach.
     Path {
         words: Vec<Completion>,
         options: Vec<OsString>,
     },
     /// A file of this machine.
     File,
-    /// A command begins at this word, the first being 0, and completes its own words.
+    /// A command that begins at this word and completes its own arguments. The first word is 0.
     Command(usize),
 }
 
-/// What can stand at the end of the last of these words. The first one is the program itself; `program` is built.
+/// Returns what can stand at the end of the last word. The first word is the program itself. `program` must be built.
 pub(crate) fn wanted(program: &Command, words: &[String]) -> WantedWord {
     let Some((current, before)) = words.split_last() else { return WantedWord::Nothing };
     let (mut task, mut options) = (None, Vec::new());
@@ -50,7 +50,7 @@ pub(crate) fn wanted(program: &Command, words: &[String]) -> WantedWord {
         if is_escaped || !is_option(word) {
             match command.find_subcommand(word).filter(|_| task.is_none() && !is_escaped) {
                 Some(found) => task = Some(found),
-                // What follows a lock's path is not ours.
+                // The words after the lock's path belong to the command.
                 None if task.is_none() => return after_path(words, at, has_line),
                 None => places += 1,
             }
@@ -58,7 +58,7 @@ pub(crate) fn wanted(program: &Command, words: &[String]) -> WantedWord {
             is_escaped = true;
         } else if let Some((option, awaits)) = option(command, word) {
             has_line |= option.get_id() == "shell";
-            // The path may follow `-j`, or another option.
+            // A path or another option may follow `-j` directly.
             let has_none = option.get_id() == "permits" && before.get(at).unwrap_or(current).starts_with(['/', '-']);
             let awaits = awaits && !has_none;
             let value = if awaits { before.get(at) } else { None };
@@ -97,7 +97,7 @@ pub(crate) fn wanted(program: &Command, words: &[String]) -> WantedWord {
     }
 }
 
-/// What can stand in the words after the lock's path, which begin at `at`.
+/// Returns what can stand in the words after the lock's path, which begin at `at`.
 fn after_path(words: &[String], at: usize, has_line: bool) -> WantedWord {
     let first = words.get(at).filter(|_| at + 1 < words.len());
     match first.map(String::as_str) {
@@ -112,7 +112,7 @@ fn is_option(word: &str) -> bool {
     word.len() > 1 && word.starts_with('-')
 }
 
-/// The option that a word like `-w`, `-nw`, `--wait` or `--wait=5` ends with, and whether the next word is its value.
+/// Returns the last option in a word like `-w`, `-nw`, `--wait` or `--wait=5`, and whether the next word is its value.
 fn option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
     let takes = |option: &Arg| option.get_action().takes_values();
     if let Some(long) = word.strip_prefix("--") {
@@ -132,7 +132,7 @@ fn option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
             option.get_short() == Some(letter) || others.contains(&letter)
         };
         let option = command.get_arguments().find(has_letter)?;
-        // The rest of the word is its value.
+        // The rest of the word is the option's value.
         if takes(option) {
             return Some((option, letters.as_str().is_empty()));
         }
@@ -167,7 +167,7 @@ fn options_of(command: &Command, current: &str) -> Vec<Completion> {
     candidates
 }
 
-/// The subcommands that people type.
+/// Returns the subcommands that are not hidden.
 fn tasks(program: &Command, current: &str) -> Vec<Completion> {
     let shown = program.get_subcommands().filter(|task| !task.is_hide_set() && task.get_name().starts_with(current));
     let about = |task: &Command| task.get_about().map(|about| first_sentence(&about.to_string())).unwrap_or_default();
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(words_in("zklock ls --j"), ["--json"]);
         assert!(words_in("zklock -").contains(&"-w".to_owned()));
         assert_eq!(words_in("zklock -j --tick"), ["--tick-time"]);
-        assert!(!words_in("zklock --").contains(&"--close".to_owned()), "it changes nothing");
+        assert!(!words_in("zklock --").contains(&"--close".to_owned()), "--close has no effect");
         assert_eq!(words_in("zklock --dialect cur"), ["curator", "curator-mutex"]);
         assert_eq!(words_in("zklock --dialect=k"), ["--dialect=kazoo"]);
         assert_eq!(words_in("zklock completions b"), ["bash"]);

@@ -1,4 +1,4 @@
-//! Processes that wait for each other across locks, in a circle.
+//! Finds circles of processes that wait for each other across locks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -22,12 +22,12 @@ pub(crate) struct Edge {
     holder: Process,
 }
 
-/// The shortest circle through each process that is in one, each circle once.
+/// Returns the shortest circle through each process that is in one. Each circle is returned once.
 ///
-/// It is not certain that the processes are stuck: the task that waits may be another than the task that holds. Waits
-/// within one process are left out, because the tasks of one process wait for each other all day.
+/// The processes in a circle may not be stuck: within a process, the waiting task may be another than the holding task.
+/// Waits within one process are left out, because tasks of one process often wait for each other.
 pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
-    // Of several holders of permits, one that leaves may be enough.
+    // A waiter for one of several permits needs only one of the holders to leave, so it closes no circle.
     let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
     let locks: Vec<Lock<'_>> = queues.map(Lock::of).collect();
     let mut waits: BTreeMap<&Process, Vec<&Lock<'_>>> = BTreeMap::new();
@@ -35,9 +35,9 @@ pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
         lock.waiters.iter().for_each(|who| waits.entry(who).or_default().push(lock));
     }
     let holders: BTreeSet<&Process> = locks.iter().flat_map(|lock| &lock.holders).collect();
-    // Who holds nothing is waited for by nobody.
+    // No process waits for a process that holds nothing.
     let starts = waits.keys().filter(|who| holders.contains(*who));
-    // The circle is reported by its first member.
+    // Only the search that starts at the circle's first member returns the circle.
     let is_first = |cycle: &Vec<Edge>, start: &Process| cycle.iter().all(|wait| wait.who >= *start);
     starts.filter_map(|start| shortest(&waits, start).filter(|cycle| is_first(cycle, start))).collect()
 }
@@ -48,7 +48,8 @@ pub(crate) fn json_of(cycles: &[Vec<Edge>]) -> Value {
     cycles.iter().map(|cycle| Value::from(cycle.iter().map(wait).collect::<Vec<_>>())).collect()
 }
 
-/// Each of its waiters waits until all of its holders have left, whether they are right before it or further ahead.
+/// A lock with its waiting and holding processes. Every waiter waits until all holders have left, also the holders that
+/// are not its direct predecessor.
 struct Lock<'a> {
     path: &'a str,
     waiters: BTreeSet<Process>,
@@ -70,7 +71,8 @@ fn process(member: &Member) -> Option<Process> {
     member.pid.map(|pid| Process { host: member.host.clone(), pid })
 }
 
-/// Looks at the holders of each lock once, however many wait for it.
+/// Finds the shortest circle through `start` by a breadth-first search. It visits the holders of each lock once,
+/// however many processes wait for the lock.
 fn shortest(waits: &BTreeMap<&Process, Vec<&Lock<'_>>>, start: &Process) -> Option<Vec<Edge>> {
     let edge = |who: &Process, lock: &Lock<'_>, holder: &Process| Edge {
         who: who.clone(),
@@ -124,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// Polls it once.
+    /// Polls the future once and asserts that it is pending.
     async fn waits(future: std::pin::Pin<&mut impl Future>) {
         let mut future = future;
         assert!(poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await);

@@ -1,4 +1,4 @@
-//! Nodes about which the servers of an ensemble do not agree, and what to do about that.
+//! Finds nodes about which the servers of an ensemble disagree, and adds the advice about each.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,16 +11,17 @@ use crate::check::Odd;
 use crate::connect;
 use crate::servers::{ServerReport, patience, without_root};
 
-/// Where servers from 3.5 on show which servers there are.
+/// The node in which ZooKeeper 3.5 and later lists the servers of the ensemble.
 const CONFIG: &str = "/zookeeper/config";
 
-/// A node that servers show differently.
+/// A node that two servers show in different states.
 struct Disagreement<'s> {
     node: &'s str,
     what: String,
 }
 
-/// What each server of the list shows of the node all the while: its version, or nothing.
+/// Returns the role of each server, and the state of the node on it in all three looks: its version, or missing. The
+/// state is `None` if the looks differ.
 fn shown(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>)> {
     let steady = |server: &ServerReport| match &server.looks[..] {
         [first, rest @ ..] if rest.len() == 2 && rest.iter().all(|look| look.get(node) == first.get(node)) => {
@@ -31,8 +32,9 @@ fn shown(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>
     servers.iter().map(|server| (Role::of(server.mode.as_deref()), steady(server))).collect()
 }
 
-/// The nodes that one server shows before and after another does not, or has them in another version. A node that has left
-/// never comes again, and a version neither, so one of the two is wrong.
+/// Returns the nodes that one server shows in its first and third look, but that another server lacks, or has in
+/// another version, in its second look. A deleted node never returns under its name, and neither does an old version,
+/// so one of the two servers is wrong.
 fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     let looked: Vec<&ServerReport> = servers.iter().filter(|server| server.looks.len() == 3).collect();
     let named = |servers: &[&&ServerReport]| servers.iter().map(|it| it.called()).collect::<Vec<_>>().join(", ");
@@ -53,14 +55,14 @@ fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     };
     let told = nodes.iter().filter_map(|node| Some(Disagreement { node: node.as_str(), what: tell(node)? }));
     let (paths, names): (Vec<_>, Vec<_>) = told.partition(|it| it.node.starts_with('/'));
-    // A directory that is lacking is told by what is in it.
+    // A missing directory is already reported by the nodes in it.
     let is_new = |it: &Disagreement<'_>| names.iter().all(|name| name.what != it.what);
     let mut told: Vec<_> = paths.into_iter().filter(is_new).collect();
     told.extend(names);
     told
 }
 
-/// What is odd about nodes that only some servers show, each with what to do.
+/// Returns the oddities of nodes on which the servers disagree, each with its advice.
 pub(crate) fn diverged(servers: &[ServerReport], members: &Members) -> Vec<Odd> {
     told(servers, &disagreements(servers), is_whole(servers, members))
 }
@@ -76,16 +78,16 @@ fn told(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: bool) ->
     odd.collect()
 }
 
-/// The numbers of the servers of an ensemble.
+/// The ids of the servers of an ensemble.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Members {
     Known(BTreeSet<u8>),
-    /// The servers keep no list: there are none but those of the connect string.
+    /// The servers keep no list. The ensemble has only the servers of the connect string.
     Unlisted,
     Unknown,
 }
 
-/// Asks the first server that shows anything.
+/// Reads the list of servers from the first server that answered all looks.
 pub(crate) async fn members(servers: &[ServerReport], connection: &Connection) -> Members {
     let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return Members::Unknown };
     let asked = async {
@@ -101,7 +103,7 @@ pub(crate) async fn members(servers: &[ServerReport], connection: &Connection) -
     }
 }
 
-/// The servers in lines like `server.1=zk1:2888:3888:participant;0.0.0.0:2181`.
+/// Parses the ids in lines like `server.1=zk1:2888:3888:participant;0.0.0.0:2181`.
 fn listed(config: &str) -> Members {
     let lines = config.lines().filter_map(|line| line.trim().strip_prefix("server."));
     let numbers: Option<BTreeSet<u8>> = lines.map(|line| line.split('=').next()?.parse().ok()).collect();
@@ -112,7 +114,8 @@ fn listed(config: &str) -> Members {
     }
 }
 
-/// The number of the server that gave a session is its highest byte: two names in the connect string may lead to one server.
+/// Returns the server's id, which is the highest byte of a session that it gave. Two names in the connect string with
+/// the same id are one server.
 fn number(server: &ServerReport) -> Option<u8> {
     server.session.map(|session| session.to_be_bytes()[0])
 }
@@ -128,11 +131,11 @@ fn is_whole(servers: &[ServerReport], members: &Members) -> bool {
     }
 }
 
-/// How many servers were looked at, and of how many.
+/// How many servers were looked at, and how many the ensemble has.
 pub(crate) struct Seen {
     named: usize,
     pub(crate) looked_at: usize,
-    /// `None` if that is not known.
+    /// The number of servers in the ensemble. `None` if it is unknown.
     pub(crate) of: Option<usize>,
 }
 
@@ -150,7 +153,7 @@ impl Seen {
         Seen { named: servers.len(), looked_at, of }
     }
 
-    /// That other servers may show more.
+    /// Returns the oddity that some servers were not looked at.
     pub(crate) fn others(&self) -> Option<Odd> {
         let (looked_at, of) = (self.looked_at, self.of.filter(|of| *of > self.looked_at)?);
         let advice = if self.named < of { ": name all of the ensemble in --zk" } else { "" };

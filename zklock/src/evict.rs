@@ -1,6 +1,7 @@
-//! `break`: removes the one contender that a person has named by its token.
+//! The subcommand `break`: removes the contender with the given token.
 //!
-//! The library checks the token again at the moment of the removal. So it does not matter how long the person thought.
+//! The library checks the token again at the moment of the removal, so the time that the user takes to confirm does not
+//! matter.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -34,7 +35,7 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
     }
 }
 
-/// Reports that no contender has that token, and which contenders there are.
+/// Reports that no contender has the token, and lists the contenders that there are.
 async fn stale(zk: &ZooKeeper, place: &Place, which: &Break) -> Result<u8, Exit> {
     let queue = place.queue().await?;
     place::tell_if_missing(zk, &which.path).await;

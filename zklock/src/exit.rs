@@ -4,30 +4,31 @@ use zk_rwlock::error::Ending;
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::{Error, Loss};
 
-/// Something odd was found, or no contender had the token.
+/// The negative answer: the lock was not granted (`-n`, `-w`), `check` found an oddity, or `break` or `forget` found
+/// nothing to remove.
 pub(crate) const NEGATIVE: u8 = 1;
 /// `EX_USAGE` of sysexits.h: the call was wrong.
 pub(crate) const USAGE: u8 = 64;
-/// `EX_DATAERR`: what is in ZooKeeper is in the way, or the servers refuse; people have to look at it.
+/// `EX_DATAERR`: the data in ZooKeeper prevents the operation, or the servers refuse it. An operator has to look.
 pub(crate) const IN_THE_WAY: u8 = 65;
-/// `EX_UNAVAILABLE`: no server.
+/// `EX_UNAVAILABLE`: no server can be reached.
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// `EX_OSERR`: this machine gives no thread, or no signals.
+/// `EX_OSERR`: this machine gives no thread or no signals.
 pub(crate) const SYSTEM: u8 = 71;
-/// `EX_IOERR`: the answer could not be written.
+/// `EX_IOERR`: the output could not be written.
 pub(crate) const NOT_WRITTEN: u8 = 74;
-/// `EX_TEMPFAIL`: the lock was lost; trying again may help.
+/// `EX_TEMPFAIL`: the lock was lost. Another try may succeed.
 pub(crate) const LOST: u8 = 75;
-/// The place in the queue was lost, so nothing was run; trying again may help. sysexits.h has no code for it that fits.
+/// The place in the queue was lost, so nothing was run. Another try may succeed. sysexits.h has no code for this.
 pub(crate) const PLACE_LOST: u8 = 76;
-/// `EX_NOPERM`: not allowed by ZooKeeper, or not known to it.
+/// `EX_NOPERM`: ZooKeeper denies the permission, or refuses the credentials.
 pub(crate) const NO_PERMISSION: u8 = 77;
-/// As in shells and env(1): the command cannot be executed.
+/// The command cannot be executed. The code is that of shells and env(1).
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
-/// As in shells and env(1): there is no such command.
+/// There is no such command. The code is that of shells and env(1).
 pub(crate) const NO_SUCH_COMMAND: u8 = 127;
 
-/// An end without a result: a message for people, and a code for scripts.
+/// A failure: a message for people and a code for scripts.
 #[derive(Debug)]
 pub(crate) struct Exit {
     code: u8,
@@ -86,7 +87,8 @@ impl From<Error> for Exit {
     }
 }
 
-/// The code for a lock or a place that was lost. Where the servers refuse our credentials now, trying again is of no use.
+/// Returns the exit code for a lost lock or a lost place in the queue. If the servers now refuse the credentials,
+/// another try is of no use.
 pub(crate) fn of_loss(why: Loss, usually: u8) -> u8 {
     match why {
         Loss::SessionOver(Ending::AuthFailed) => NO_PERMISSION,
@@ -94,7 +96,7 @@ pub(crate) fn of_loss(why: Loss, usually: u8) -> u8 {
     }
 }
 
-/// The exit code that a shell gives to a process that a signal ended.
+/// Returns the exit code that a shell gives to a process that a signal ended.
 pub(crate) fn by_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

@@ -1,4 +1,4 @@
-//! `forget`: removes the record of when a command was last done.
+//! The subcommand `forget`: removes the record of the last run under `--once-in`.
 
 use crate::arguments::{Connection, Forget};
 use crate::connect::{self, connect_to};

@@ -1,4 +1,4 @@
-//! What zklock holds while the command runs, of whatever kind.
+//! The guard that zklock holds while the command runs.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use zk_rwlock::{Error, Loss, ReadGuard, WriteGuard};
 pub(crate) enum Grip {
     Read(ReadGuard),
     Write(WriteGuard),
-    /// With --once-in, and the command is due.
+    /// The guard of `--once-in`, if the job is due.
     Once(OnceGuard),
     Permit(Permit),
 }
@@ -29,7 +29,7 @@ macro_rules! either {
 }
 
 impl Grip {
-    /// What the command is told of it.
+    /// Returns the mode for the command's variable `ZKLOCK_MODE`.
     pub(crate) fn mode(&self) -> &'static str {
         match self {
             Grip::Read(_) => "READ",

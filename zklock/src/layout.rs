@@ -1,29 +1,31 @@
 //! Fits a table into the columns of a terminal: which columns go, and which cells are shortened.
 //!
-//! Off a terminal nothing goes and nothing is shortened. On one that is too narrow, in this order, until it fits:
-//! SESSION goes; cells are put briefly, where there is a brief form; hosts are shortened in the middle and labels at
-//! their ends, the longer of the two first; PID goes; then what can be done without more easily than TOKEN.
+//! Off a terminal no column is dropped and no cell is shortened. On a terminal that is too narrow, these steps are
+//! taken in this order until the table fits: SESSION is dropped; cells take their brief form, if they have one; hosts
+//! are shortened in the middle and labels at their end, the longer of the two columns first; PID is dropped; then the
+//! other columns are dropped in the order of [`MAY_GO`]. TOKEN stays.
 
 use crate::output::{shorten, shorten_in_the_middle, width};
 
-/// The columns that may go, in their order, each with the least that a column is shortened to before it goes.
+/// The columns that may be dropped, in this order, each with the width down to which columns are shortened before it is
+/// dropped.
 const MAY_GO: [(&str, usize); 8] =
     [("PID", 12), ("BEHIND", 8), ("QUEUED", 8), ("LABEL", 8), ("MODE", 8), ("HOST", 8), ("STATE", 1), ("PLACE", 1)];
 
 /// Spaces between two columns.
 const BETWEEN: usize = 2;
 
-/// How cells lose what does not fit.
+/// How the cells of a column are shortened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// Not at all: half a number is another number.
     Never,
-    /// Names that are alike at the beginning often differ at the end.
+    /// In the middle, because names with the same beginning often differ at the end.
     Middle,
     End,
 }
 
-/// A column: its heading and a cell for each row.
+/// A column: its heading, and a cell for each row.
 #[derive(Clone, Debug)]
 pub(crate) struct Column {
     heading: &'static str,
@@ -37,12 +39,12 @@ impl Column {
         Column { heading, cells, brief: None, cut: Cut::Never }
     }
 
-    /// Its cells may be shortened.
+    /// Allows the cells to be shortened in this way.
     pub(crate) fn cut(self, cut: Cut) -> Column {
         Column { cut, ..self }
     }
 
-    /// What the cells are put as where there is too little room.
+    /// Sets a brief form of the cells for narrow terminals.
     pub(crate) fn briefly(self, brief: Vec<String>) -> Column {
         Column { brief: Some(brief), ..self }
     }
@@ -51,7 +53,7 @@ impl Column {
         self.cells.iter().map(|cell| width(cell)).max().unwrap_or(0).max(width(self.heading))
     }
 
-    /// The width down to which its cells may be shortened, if it is no less than `least`.
+    /// Returns the width down to which the cells may be shortened, which is not below `least`.
     fn narrowest(&self, least: usize) -> usize {
         match self.cut {
             Cut::Never => self.width(),
@@ -67,7 +69,7 @@ impl Column {
     }
 }
 
-/// The table as lines, the headings first. With a width, no line is longer.
+/// Returns the table as lines, the headings first. With `most`, no line is wider.
 pub(crate) fn lines(mut columns: Vec<Column>, most: Option<usize>) -> Vec<String> {
     if let Some(most) = most {
         columns = fit(columns, most);
@@ -82,7 +84,7 @@ pub(crate) fn lines(mut columns: Vec<Column>, most: Option<usize>) -> Vec<String
             let padded =
                 cells.iter().zip(&widths).map(|(cell, widest)| format!("{cell}{:1$}", "", widest - width(cell)));
             let line = padded.collect::<Vec<_>>().join(&" ".repeat(BETWEEN)).trim_end().to_owned();
-            // Even the last column may be wider than the terminal.
+            // Even a single column may be wider than the terminal.
             most.map_or(line.clone(), |most| shorten(&line, most))
         })
         .collect()
@@ -124,9 +126,9 @@ fn total(columns: &[Column], width: impl Fn(&Column) -> usize) -> usize {
     columns.iter().map(width).sum::<usize>() + BETWEEN * columns.len().saturating_sub(1)
 }
 
-/// Hosts without the domain that all of those share which have one. What differs between them stays.
+/// Returns the hosts without the domain that they share. Hosts without a domain stay as they are.
 pub(crate) fn without_shared_domain(hosts: &[String]) -> Vec<String> {
-    // The parts of an address are no domain.
+    // An IP address has dots, but no domain.
     let has_domain = |host: &&String| host.contains('.') && !host.ends_with(|last: char| last.is_ascii_digit());
     let mut named = hosts.iter().filter(has_domain);
     let domain = |host: &'_ str| host.find('.').map_or(String::new(), |dot| host[dot..].to_owned());
@@ -169,7 +171,7 @@ mod tests {
         lines[0].split_whitespace().collect()
     }
 
-    /// From few and short to many and long, with characters that take two columns, and some that take none.
+    /// Returns tables of few short cells up to many long ones, with characters that take two columns or none.
     fn tables() -> Vec<Vec<[&'static str; 10]>> {
         let plain = ["1", "holds", "WRITE", "web-17", "4711", "backup", "3s", "0x100000a", "-", "4294967301"];
         let long = [

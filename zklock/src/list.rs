@@ -1,4 +1,4 @@
-//! `ls`: the queue of a lock at this moment, or the queues of all locks below a path.
+//! The subcommand `ls`: prints the queue of a lock, or the queues of all locks below a path.
 
 use std::io;
 
@@ -45,8 +45,8 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// Whether the directory of a free lock has other nodes. A person who took a directory of locks for a lock must not
-/// read that it is free, and go away.
+/// Whether the directory of a free lock has other nodes. The path may be a directory of locks that the user took for a
+/// lock, and the answer "free" would mislead.
 async fn has_other_nodes(zk: &ZooKeeper, queue: &Queue) -> bool {
     let Ok(session_slot) = zk.session_slot(0).await else { return false };
     let session = session_slot.session();

@@ -1,5 +1,5 @@
-//! `watch`: the queue as it changes. A terminal shows it in one place, while we are in its foreground; elsewhere each
-//! change is a table or a line of JSON.
+//! The subcommand `watch`: shows the queue as it changes. In the foreground of a terminal the screen is redrawn in
+//! place. Elsewhere each change is printed as a table or a line of JSON.
 
 use std::future::Future;
 use std::io;
@@ -18,16 +18,16 @@ use crate::output::{self, shorten, shorten_in_the_middle, width};
 use crate::place::Place;
 use crate::{table, terminal};
 
-/// How often the screen is drawn again without news, because it shows how long ago things happened.
+/// How often the screen is redrawn without a change of the queue, because it shows how long ago things happened.
 const TICK: Duration = Duration::from_secs(1);
 
-/// After so long without an answer, the screen says so.
+/// The time without an answer after which the screen reports it.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// The last second that is written with a year of four digits, in seconds since 1970.
+/// The last second of the year 9999, in seconds since 1970. Later times do not fit the format.
 const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
-/// Shows the queue until interrupted.
+/// Shows the queue until a signal ends zklock.
 pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&watch.path, connection).await?;
     let place = Place::whatever(&zk, &watch.path, connection.dialect)?;
@@ -38,15 +38,16 @@ pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result
     }
 }
 
-/// What is on the screen.
+/// The state of the screen.
 struct Screen {
     path: String,
     queue: Option<Queue>,
-    /// Since when there is no answer to what was asked.
+    /// When the request was sent that has no answer yet.
     unanswered: Option<Instant>,
     resized: Signal,
     continued: Signal,
-    /// Whether the terminal controls our session, so that it tells who has the foreground.
+    /// Whether the terminal is the controlling terminal of this session, so that it tells which group is in the
+    /// foreground.
     is_ours: bool,
 }
 
@@ -56,7 +57,7 @@ async fn on_a_screen(place: &Place, interval: Duration) -> Result<u8, Exit> {
         queue: None,
         unanswered: None,
         resized: listen(SignalKind::window_change())?,
-        // After `fg` the screen is drawn at once.
+        // `fg` sends SIGCONT, and the screen is redrawn at once.
         continued: listen(SignalKind::from_raw(RawSignal::CONT.as_raw()))?,
         is_ours: terminal::is_background(io::stdout()).is_some(),
     };
@@ -78,7 +79,7 @@ fn listen(to: SignalKind) -> Result<Signal, Exit> {
 }
 
 impl Screen {
-    /// Keeps the screen up to date until the future is ready. `None` if there is no screen any more.
+    /// Redraws the screen until the future is ready. Returns `None` if the screen is gone.
     async fn drawn_during<F: Future>(&mut self, what: F) -> Result<Option<F::Output>, Exit> {
         let mut what = pin!(what);
         loop {
@@ -95,11 +96,12 @@ impl Screen {
         }
     }
 
-    /// `false` if there is no screen any more. In the background the screen is another program's, and stays as it is.
+    /// Draws the screen. Returns `false` if the screen is gone. In the background the terminal shows another program,
+    /// so nothing is drawn.
     fn draw(&self) -> Result<bool, Exit> {
         match terminal::is_background(io::stdout()) {
             Some(true) => return Ok(true),
-            // The shell has ended, and the terminal may be anybody's.
+            // The shell has ended, and another user may have the terminal now.
             None if self.is_ours => return Ok(false),
             Some(false) | None => {}
         }
@@ -114,11 +116,11 @@ impl Screen {
         let heading = shorten_in_the_middle(&self.path, columns.saturating_sub(width(&tells)).max(1)) + &tells;
         let mut lines = vec![shorten(&heading, columns), String::new()];
         if let Some(queue) = &self.queue {
-            // The last row stays empty: a cursor that comes to it would move the other rows up.
+            // The last row stays empty, because a cursor in it would scroll the screen.
             let left = rows.saturating_sub(lines.len() + 1);
             lines.extend(table::table_within(queue, columns, left, output::is_colourful()));
         }
-        // Moves to the top left corner, and wipes the rest of each line, and the rows below.
+        // Moves the cursor to the top left corner, and clears the rest of each line and the rows below.
         output::print(&format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n")))
     }
 }
@@ -151,7 +153,7 @@ async fn in_lines(place: &Place, watch: &WatchOrder) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// `None` if there is no queue now, but may be one later: the connection comes back, or a fresh session is opened.
+/// Returns `None` if the queue could not be read for now: the connection may come back, or a new session may be opened.
 fn answer(looked: Result<Queue, Error>) -> Result<Option<Queue>, Exit> {
     match looked {
         Ok(queue) => Ok(Some(queue)),
@@ -160,7 +162,7 @@ fn answer(looked: Result<Queue, Error>) -> Result<Option<Queue>, Exit> {
     }
 }
 
-/// The part of a queue whose change is worth another line. How long the queue has lasted is not part of it.
+/// Returns the part of a queue whose change is printed. Times that pass are not part of it.
 fn gist(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>, Option<u32>) {
     let members = queue.members.iter().map(|member| (member.node.clone(), member.state == MemberState::Holds));
     (members.collect(), queue.done.as_ref().map(|done| done.at), queue.permits)

@@ -10,20 +10,20 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::output::{tame, to_people};
 
-/// Shows it from now on.
+/// Turns the log on.
 pub(crate) fn show() {
-    // Nobody else in this process has set another.
+    // This process sets no other subscriber.
     let _ = tracing::subscriber::set_global_default(Log { started: Instant::now() });
 }
 
-/// Prints each event on a line. Spans are passed over: their fields are in the events, too.
+/// A subscriber that prints each event on a line. It ignores spans, because their fields are also in the events.
 struct Log {
     started: Instant,
 }
 
 impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // The client tells of each request below that.
+        // At DEBUG the ZooKeeper client logs every request.
         let most = if metadata.target().starts_with("zk_rwlock") { Level::DEBUG } else { Level::INFO };
         metadata.is_event() && *metadata.level() <= most
     }
@@ -47,7 +47,7 @@ impl Subscriber for Log {
         let origin = target.split("::").next().unwrap_or(target);
         let at = self.started.elapsed().as_secs_f32();
         let line = tame(&format!("{at:.3}s {level} {origin}: {}{}", words.message, words.fields));
-        // Also on the threads that keep the session.
+        // Events also come from the threads that keep the session alive.
         to_people(format!("zklock: {line}\n"));
     }
 
@@ -82,7 +82,10 @@ mod tests {
             assert!(tracing::event_enabled!(target: "zk_rwlock::lock", Level::DEBUG));
             assert!(!tracing::event_enabled!(target: "zk_rwlock::lock", Level::TRACE));
             assert!(tracing::event_enabled!(target: "zookeeper_client", Level::INFO));
-            assert!(!tracing::event_enabled!(target: "zookeeper_client", Level::DEBUG), "it tells of each request");
+            assert!(
+                !tracing::event_enabled!(target: "zookeeper_client", Level::DEBUG),
+                "the client logs each request at DEBUG"
+            );
             assert!(!tracing::span_enabled!(target: "zk_rwlock::lock", Level::INFO), "its fields are in the events");
         });
     }

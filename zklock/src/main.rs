@@ -1,6 +1,6 @@
 //! `zklock`: flock(1) for many machines. `zklock --help` says what it does.
 //!
-//! Each file has one concern. All of them use the library only through its public interface.
+//! The command uses the library only through its public interface.
 
 mod advice;
 mod arguments;
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         Ok(Ok(arguments)) => run_in_runtime(arguments),
         Ok(Err(error)) => {
             let printed = output::written(output::print_error(&error));
-            // Otherwise the arguments asked for help or the version.
+            // If the error does not belong on standard error, it is the text of --help or --version.
             if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
         }
     };
@@ -65,12 +65,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// How many files a runtime and a connection open, or nearly so.
+/// About how many files a runtime and a connection open.
 const FILES: usize = 16;
 
 fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {
     let cannot_start = |error: io::Error| Exit::new(exit::SYSTEM, format!("cannot start: {error}"));
-    // Where there are too few, the runtime would panic.
+    // With fewer file descriptors the runtime would panic.
     let spare: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
     drop(spare.map_err(cannot_start)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot_start)?;

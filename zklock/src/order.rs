@@ -1,4 +1,4 @@
-//! Which lock, and which command under it: what the words of the command line say; does nothing.
+//! Reads the path of the lock and the command from the words of the command line.
 
 use std::ffi::OsString;
 
@@ -8,10 +8,10 @@ use crate::arguments::{Arguments, Run};
 use crate::exit::Exit;
 use crate::output::shorten;
 
-/// The longest label that is made from a command line.
+/// The maximal length of a label that is made from a command line.
 const LABEL_MADE: usize = 60;
 
-/// The order that the words of the command line give.
+/// What to run, and under which lock.
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) path: String,
@@ -19,7 +19,7 @@ pub(crate) struct Order {
     pub(crate) label: String,
 }
 
-/// The subcommand that this word is most like. Clap measures likeness so, too.
+/// Returns the subcommand that is most similar to this word, by the measure that clap uses.
 fn meant(word: &str) -> Option<String> {
     let program = Arguments::command();
     let names = program.get_subcommands().filter(|task| !task.is_hide_set()).map(|task| task.get_name());
@@ -41,7 +41,7 @@ impl Order {
         let mut shell = run.shell.clone();
         match command.first().and_then(|word| word.to_str()) {
             Some("--") => drop(command.remove(0)),
-            // flock(1) takes these words here, too.
+            // flock(1) accepts these words here, too.
             Some("-c" | "--command") if shell.is_none() && command.len() == 2 => {
                 shell = command.pop();
                 command.clear();
@@ -75,10 +75,10 @@ impl Order {
     }
 }
 
-/// The beginning of a command line, made fit to be a label.
+/// Makes a label from the beginning of a command line.
 fn label(words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-    // Limited in characters, too: some take no column, but the library counts them all.
+    // The number of characters is limited, too: some take no column, but the library counts them all.
     let line = words.join(" ").chars().take(LABEL_MADE + 1).collect::<String>();
     let fit: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     shorten(&fit, LABEL_MADE)

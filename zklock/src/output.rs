@@ -1,4 +1,4 @@
-//! Words for people on standard error, results on standard output.
+//! Prints messages for people on standard error, and results on standard output.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};
@@ -15,13 +15,13 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use crate::exit::{self, Exit};
 use crate::terminal;
 
-/// How many texts may wait for the reader of standard error.
+/// How many texts are queued for the reader of standard error at most.
 const UNREAD_MAX: usize = 1000;
 
-/// How long zklock waits for the reader of what it says. No signal would end it meanwhile.
+/// How long zklock waits for a reader of its messages. During this wait no signal would end zklock.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Whether this is a terminal that can do more than print one line after the other.
+/// Whether the stream is a terminal with cursor control.
 pub(crate) fn is_screen(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
 }
@@ -32,41 +32,42 @@ pub(crate) fn is_colourful() -> bool {
     is_screen(&io::stdout()) && !unwanted
 }
 
-/// Prints words for people, and waits a moment for that. A failure is ignored: zklock goes on without a reader.
+/// Prints a message and waits up to [`FAREWELL`] until it is written. A failure is ignored: zklock goes on without a
+/// reader.
 pub(crate) fn say(words: &str) {
     say_in_passing(FAREWELL, words);
 }
 
-/// As [`say()`], and waits no longer than `limit`: the words wait for a reader who does not read, and zklock does not.
+/// Prints a message as [`say()`] does, but waits no longer than `limit`. If nobody reads standard error, the message
+/// stays queued and zklock goes on.
 pub(crate) fn say_in_passing(limit: Duration, words: &str) {
-    // So they come before what is done next, if somebody reads them.
+    // The wait keeps the message ahead of later output.
     wait_for(limit, format!("zklock: {words}\n"));
 }
 
-/// What the printer prints, and a sender that it drops then.
+/// A text to print, and a sender that the printer drops after printing.
 type Text = (String, Option<Sender<Infallible>>);
 
-/// The thread that prints, once there are words. `None` if the system had none to spare.
+/// The channel to the thread that prints. The first message starts the thread. `None` if the system gave no thread.
 static PRINTER: OnceLock<Option<SyncSender<Text>>> = OnceLock::new();
 
-/// Writes to standard error, by a thread of its own: once what was written before is read, and not at all if that is very
-/// much.
+/// Queues a text for the thread that writes to standard error. The text is dropped if the queue is full.
 pub(crate) fn to_people(text: String) {
     enqueue((text, None));
 }
 
-/// Waits until what was written to standard error is read, for a moment at most.
+/// Waits up to [`FAREWELL`] until all queued texts are written.
 pub(crate) fn finish() {
     if PRINTER.get().is_some() {
         wait_for(FAREWELL, String::new());
     }
 }
 
-/// As [`to_people`], and waits for that.
+/// Queues a text as [`to_people`] does, and waits up to `limit` until it is written.
 pub(crate) fn wait_for(limit: Duration, text: String) {
     let (tells, printed) = mpsc::channel();
     enqueue((text, Some(tells)));
-    // Nothing is ever sent. This returns when the sender is gone.
+    // Nothing is ever sent. This call returns when the sender is dropped.
     let _ = printed.recv_timeout(limit);
 }
 
@@ -87,8 +88,8 @@ fn printer() -> Option<SyncSender<Text>> {
     thread::Builder::new().spawn(print).is_ok().then_some(sender)
 }
 
-/// Prints a result in one piece: after a stop (Ctrl-Z) all of it is on the screen, or nothing. `false` if nobody
-/// reads it any more, as after `| head`.
+/// Prints a result in one piece, so that after a stop (Ctrl-Z) the screen shows either all of it or nothing. Returns
+/// `false` if there is no reader any more, as after `| head`.
 pub(crate) fn print(text: &str) -> Result<bool, Exit> {
     let out = io::stdout().lock();
     let mut left = text.as_bytes();
@@ -102,7 +103,7 @@ pub(crate) fn print(text: &str) -> Result<bool, Exit> {
     Ok(true)
 }
 
-/// The outcome of writing to standard output, as for [`print()`].
+/// Turns the outcome of a write to standard output into the result of [`print()`].
 pub(crate) fn written(outcome: io::Result<()>) -> Result<bool, Exit> {
     match outcome {
         Ok(()) => Ok(true),
@@ -111,7 +112,7 @@ pub(crate) fn written(outcome: io::Result<()>) -> Result<bool, Exit> {
     }
 }
 
-/// Whether the output still has a reader. Without printing there is no other way to notice that `| head` has ended.
+/// Whether standard output still has a reader. A poll is the only way to notice the end of `| head` without printing.
 pub(crate) fn is_read() -> bool {
     let out = io::stdout();
     let mut polled = [PollFd::new(&out, PollFlags::empty())];
@@ -119,8 +120,8 @@ pub(crate) fn is_read() -> bool {
     poll(&mut polled, Some(&at_once)).is_err() || !polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
-/// Makes foreign text safe for a terminal. Control characters, and characters that turn the direction of the text or end
-/// a line, are shown and not obeyed.
+/// Makes foreign text safe for a terminal: escapes control characters, and characters that change the direction of text
+/// or end a line.
 pub(crate) fn tame(text: &str) -> String {
     let mut tamed = String::with_capacity(text.len());
     for character in text.chars() {
@@ -132,13 +133,13 @@ pub(crate) fn tame(text: &str) -> String {
     tamed
 }
 
-/// What somebody typed may be of any length, but words about it must stay readable. A path that a lock may have stays whole.
+/// The longest line in a message that is shown whole, in characters. Every valid path of a lock fits.
 const LONGEST_LINE: usize = 4000;
 
 /// How many columns of a longer line are shown.
 const SHORT_LINE: usize = 300;
 
-/// Words about what was typed, or what others have written: tame, and no line is longer than somebody can read.
+/// Makes a message with foreign text readable: escapes control characters, and shortens overlong lines.
 pub(crate) fn readable(words: &str) -> String {
     let line = |line: &str| {
         let is_long = line.chars().nth(LONGEST_LINE).is_some();
@@ -147,7 +148,7 @@ pub(crate) fn readable(words: &str) -> String {
     words.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Prints help, or what is wrong with the arguments, in colours where those are wanted.
+/// Prints help or an error about the arguments, in colours if wanted.
 pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
     let words = error.to_string();
     if words.lines().any(|line| line.chars().nth(LONGEST_LINE).is_some()) {
@@ -156,7 +157,7 @@ pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
     error.print()
 }
 
-/// Foreign text in JSON, which a terminal may get as it is: what that would obey is escaped, as JSON allows within strings.
+/// Makes JSON safe for a terminal: escapes control characters as JSON allows within strings.
 pub(crate) fn tame_json(json: &str) -> String {
     let mut tamed = String::with_capacity(json.len());
     for character in json.chars() {
@@ -168,26 +169,26 @@ pub(crate) fn tame_json(json: &str) -> String {
     tamed
 }
 
-/// Whether a terminal obeys the character instead of showing it.
+/// Whether the character controls a terminal instead of being shown.
 pub(crate) fn is_obeyed(character: char) -> bool {
     let turns =
         matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     character.is_control() || turns || matches!(character, '\u{2028}' | '\u{2029}')
 }
 
-/// How many columns of a terminal the text takes.
+/// Returns how many columns of a terminal the text takes.
 pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// So many characters may share a column: some take none, and a text of them would have no end.
+/// How many characters may share a column. Some characters take no column, so a text of few columns could be endless.
 const STACKED: usize = 4;
 
 fn fits(text: &str, most: usize) -> bool {
     text.chars().nth(STACKED.saturating_mul(most)).is_none() && width(text) <= most
 }
 
-/// The beginning of the text that fits into so many columns, with a mark at its end if there was more.
+/// Returns the beginning of the text in at most `most` columns, with a mark at its end if it was cut.
 pub(crate) fn shorten(text: &str, most: usize) -> String {
     if fits(text, most) {
         return text.to_owned();
@@ -195,37 +196,37 @@ pub(crate) fn shorten(text: &str, most: usize) -> String {
     format!("{}{MORE}", beginning(text, most.saturating_sub(1)))
 }
 
-/// The beginning and the end of the text, with a mark between them, in so many columns.
+/// Returns the beginning and the end of the text in at most `most` columns, with a mark between them if it was cut.
 pub(crate) fn shorten_in_the_middle(text: &str, most: usize) -> String {
     if fits(text, most) {
         return text.to_owned();
     }
     let left = most.saturating_sub(1);
     let begins = beginning(text, left - left / 2);
-    // What takes no column belongs to the character before it.
+    // A character without width belongs to the character before it.
     let ends = end(&text[begins.len()..], left - width(begins)).trim_start_matches(|c: char| c.width() == Some(0));
     format!("{begins}{MORE}{ends}")
 }
 
-/// What stands for the part that is left out.
+/// The mark for the part that is left out.
 const MORE: char = '…';
 
-/// As much of the beginning as fits into so many columns. Some characters are wider together than alone.
+/// Returns as much of the beginning as fits into `most` columns. Some characters are wider together than alone.
 fn beginning(text: &str, most: usize) -> &str {
     let ends = text.char_indices().take(STACKED.saturating_mul(most)).map(|(at, character)| at + character.len_utf8());
     let fitting = ends.take_while(|&at| width(&text[..at]) <= most).last();
     &text[..fitting.unwrap_or(0)]
 }
 
-/// As much of the end as fits into so many columns.
+/// Returns as much of the end as fits into `most` columns.
 fn end(text: &str, most: usize) -> &str {
     let starts = text.char_indices().rev().take(STACKED.saturating_mul(most)).map(|(at, _)| at);
     let fitting = starts.take_while(|&at| width(&text[at..]) <= most).last();
     &text[fitting.unwrap_or(text.len())..]
 }
 
-/// The line in lines of so many columns, broken between words. A word that is longer stays whole: it may be a path that
-/// somebody copies. What is broken off is indented by two more columns.
+/// Breaks a line between words into lines of `most` columns. A longer word stays whole, because it may be a path that a
+/// user copies. Continuation lines are indented by two more columns.
 pub(crate) fn wrapped(line: &str, most: Option<usize>) -> String {
     let Some(most) = most.filter(|most| width(line) > *most) else { return line.to_owned() };
     let words = line.trim_start_matches(' ');
@@ -245,7 +246,7 @@ pub(crate) fn wrapped(line: &str, most: Option<usize>) -> String {
     text
 }
 
-/// How many columns there are for tables; `None` off a terminal, where they are as wide as they are.
+/// Returns how many columns a table may take. `None` off a terminal, where there is no limit.
 pub(crate) fn columns(of: &(impl IsTerminal + AsFd)) -> Option<usize> {
     of.is_terminal().then(|| terminal::size(of).0)
 }

@@ -1,4 +1,4 @@
-//! `permits`: sets how many permits there are, for all.
+//! The subcommand `permits`: sets a semaphore's number of permits.
 
 use zk_rwlock::Semaphore;
 
@@ -8,7 +8,7 @@ use crate::exit::{self, Exit};
 
 pub(crate) async fn set(which: &SetPermits, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
-    // A number would make a semaphore of it, beside those who hold the lock.
+    // Setting the number would make a semaphore of a path whose lock is in use.
     if !connect::lock(&zk, &which.path, connection)?.queue().await?.members.is_empty() {
         return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and it is used", which.path)));
     }

@@ -1,4 +1,4 @@
-//! What is at a path: a lock, or a semaphore.
+//! Finds out whether a path is a lock or a semaphore.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use zk_rwlock::{Dialect, Error, Queue, RwLock, Semaphore};
 
 use crate::{connect, output};
 
-/// What a path is used as.
+/// The lock or semaphore at a path.
 #[derive(Debug)]
 pub(crate) enum Place {
     Lock(RwLock),
     Semaphore(Semaphore),
-    /// What it is, its data say at the moment of a look.
+    /// A lock or a semaphore. The data in the ensemble decide, at each request.
     Either(RwLock, Semaphore, Arc<dyn Coordinator>),
 }
 
 impl Place {
-    /// Whatever is there, to look at it. Semaphores are only of the native dialect.
+    /// Opens the lock or semaphore at the path, for looking at it. Semaphores exist only in the native dialect.
     pub(crate) fn whatever<C: Coordinator + Clone>(zk: &C, path: &str, dialect: Dialect) -> Result<Place, Error> {
         let lock = RwLock::builder(zk, path).dialect(dialect).build()?;
         Ok(match dialect {
@@ -42,7 +42,8 @@ impl Place {
         }
     }
 
-    /// The one with this token: at a semaphore's path also one that an older client has made for a lock.
+    /// Finds the contender with this token. At a semaphore's path it may be a contender for a lock, from an older
+    /// client.
     pub(crate) async fn find(&self, token: i64) -> Result<Option<Member>, Error> {
         let among = |queue: Queue| queue.members.into_iter().find(|member| member.token == Some(token));
         match self {
@@ -55,7 +56,7 @@ impl Place {
         }
     }
 
-    /// Removes the one that [`Place::find`] finds.
+    /// Removes the contender that [`Place::find`] finds.
     pub(crate) async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
         match self {
             Place::Semaphore(semaphore) => semaphore.evict(token).await,
@@ -68,9 +69,10 @@ impl Place {
     }
 }
 
-/// Whether a semaphore is there. Without a number its permits tell: doubtful data are a semaphore's if there is a directory
-/// of permits, and empty data if one is taken. The directory of the queue is reaped, and tells nothing. Data that we may not
-/// read are a lock's.
+/// Whether the path is a semaphore. A valid number of permits decides. If the data is invalid, a directory of permits
+/// makes the path a semaphore. If the data is empty, a permit that is held does. The directory of the queue decides
+/// nothing, because the servers remove it when it is empty. A path whose data this client may not read counts as a
+/// lock.
 pub(crate) async fn is_one(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> Result<bool, Error> {
     let is_doubtful = match semaphore.permits().await {
         Ok(Some(_)) => return Ok(true),
@@ -88,7 +90,7 @@ pub(crate) async fn is_one(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> 
     })
 }
 
-/// Says so where there is no such path: a person who mistyped it must not read that it is free, and go away.
+/// Reports that the path does not exist. The user may have mistyped the path, and the answer "free" would mislead.
 pub(crate) async fn tell_if_missing<C: Coordinator>(zk: &C, path: &str) {
     let Ok(session_slot) = zk.session_slot(0).await else { return };
     let session = session_slot.session();

@@ -1,6 +1,6 @@
-//! How bash and fish quote words: what a word that is being typed means, and how bash has to read the rest of it.
+//! Reads quoted words as bash and fish do, and quotes the rest of a word for bash.
 
-/// The quotes that a word has open at its end.
+/// The quotes that are open at the end of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Quote {
     None,
@@ -10,32 +10,32 @@ enum Quote {
     Ansi,
 }
 
-/// A word of bash's line up to the cursor, at which some of its end is replaced by what is chosen.
+/// A word of a bash command line up to the cursor. bash replaces some of its end by the chosen candidate.
 #[derive(Debug)]
 pub(crate) struct TypedWord {
-    /// What stands before the part that is replaced, without its quotes.
+    /// The text before the replaced part, without its quotes.
     before: String,
     quote: Quote,
 }
 
 impl TypedWord {
-    /// `replaced` is what bash says that it replaces, which is a part of the word's end.
+    /// Reads a word. `replaced` is the part at its end that bash is going to replace.
     pub(crate) fn new(word: &str, replaced: &str) -> TypedWord {
         let (_, quote, quoted_from) = read(word);
         let kept = word.strip_suffix(replaced).map_or(0, str::len);
-        // Nothing that stands before the quotes is replaced.
+        // bash replaces nothing before the open quotes.
         let kept = if quote == Quote::None { kept } else { kept.max(quoted_from) };
         TypedWord { before: read(&word[..kept]).0, quote }
     }
 
-    /// What bash has to put there so that the word becomes this one and is nothing but a word: no name is a command, and
-    /// none ends the quotes that it stands in. `None` if the word goes on in another way.
+    /// Returns the text that bash has to insert to turn the typed word into `word`. The text is escaped, so that no
+    /// name acts as a command or ends the quotes around it. `None` if the typed word does not begin `word`.
     pub(crate) fn completed(&self, word: &str) -> Option<String> {
         let rest = word.strip_prefix(&self.before)?;
         let mut escaped = String::with_capacity(rest.len());
         for character in rest.chars() {
             match (self.quote, character) {
-                // `!` stands for an earlier line, also between these quotes, and no backslash takes that away there.
+                // In double quotes `!` recalls an earlier line, and no backslash prevents that there.
                 (Quote::Double, '!') => escaped.push_str("\"\\!\""),
                 (Quote::Double, '\\' | '"' | '$' | '`') => escaped.extend(['\\', character]),
                 (Quote::Single, '\'') => escaped.push_str("'\\''"),
@@ -44,7 +44,7 @@ impl TypedWord {
                 _ => escaped.push(character),
             }
         }
-        // bash takes such an end for that of the quotes, and does not close them.
+        // bash takes such an end for the closing quote, and does not close the quotes itself.
         let end = match self.quote {
             Quote::Single => escaped.ends_with('\'').then_some('\''),
             Quote::Double => escaped.ends_with('"').then_some('"'),
@@ -55,17 +55,18 @@ impl TypedWord {
     }
 }
 
-/// Whether bash takes it for itself outside of quotes, also where a word goes on after `:` or `=`.
+/// Whether the character needs no backslash outside of quotes, also in a word that bash breaks at `:` or `=`.
 fn is_plain(character: char) -> bool {
     character.is_alphanumeric() || "/._-+,:=@%".contains(character)
 }
 
-/// A word of bash's line without its quotes. What only a shell can find out, such as a variable, stays as it is.
+/// Returns a word of a bash command line without its quotes. Variables and other expansions stay as they are.
 pub(crate) fn unquoted(word: &str) -> String {
     read(word).0
 }
 
-/// The word without its quotes, those that are open at its end, and where in the word what they quote begins.
+/// Returns the word without its quotes, the quotes that are open at its end, and the index at which their content
+/// begins.
 fn read(word: &str) -> (String, Quote, usize) {
     let (mut text, mut quote, mut quoted_from) = (String::new(), Quote::None, 0);
     let mut rest = word;
@@ -96,7 +97,8 @@ fn read(word: &str) -> (String, Quote, usize) {
     (text, quote, quoted_from)
 }
 
-/// What follows a backslash in `$'..'` stands for, and how long it is: itself, or two hexadecimal digits as we write them.
+/// Returns the character that an escape in `$'..'` stands for, and the length of the escape without its backslash. An
+/// escape is a character for itself, or two hexadecimal digits as this program writes them.
 fn escape(after: &str) -> (Option<char>, usize) {
     let code = after.strip_prefix('x').and_then(|digits| digits.get(..2));
     match code.and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(u8::is_ascii) {
@@ -105,7 +107,8 @@ fn escape(after: &str) -> (Option<char>, usize) {
     }
 }
 
-/// A word of fish's line without its quotes: between single ones, too, a backslash escapes the quote and itself.
+/// Returns a word of a fish command line without its quotes. In fish's single quotes, too, a backslash escapes the
+/// quote and itself.
 pub(crate) fn unquoted_in_fish(word: &str) -> String {
     let (mut text, mut quote) = (String::new(), None);
     let mut characters = word.chars().peekable();
@@ -166,7 +169,7 @@ mod tests {
             ("$'/c/", "/c/", r#"/c/$(x) \x27"`\x5c\x21é"#),
             ("/c/\"$(", "$(", r#"\$(x) '\"\`\\"\!"é"#),
             ("\"/c/\"", "\"/c/\"", r#"/c/\$\(x\)\ \'\"\`\\\!é"#),
-            // Some that complete for others say that bash replaces the quotes, too.
+            // Some completion frameworks report the open quote as part of the replaced text.
             ("'/c/", "'/c/", r#"/c/$(x) '\''"`\!é"#),
             ("nothing/c/", "another", r#"/c/\$\(x\)\ \'\"\`\\\!é"#),
         ] {
@@ -174,7 +177,7 @@ mod tests {
         }
         assert_eq!(TypedWord::new("--zk=a", "a").completed("--zk=ab").as_deref(), Some("ab"));
         assert_eq!(TypedWord::new("/a", "").completed("/b"), None);
-        // Its quotes are closed, though bash does not do it.
+        // The inserted text closes the quotes, because bash does not.
         assert_eq!(TypedWord::new("'/", "/").completed("/it'").as_deref(), Some(r"/it'\'''"));
         assert_eq!(TypedWord::new("\"/", "/").completed("/it\"").as_deref(), Some(r#"/it\"""#));
         assert_eq!(TypedWord::new("\"/", "/").completed("/it!").as_deref(), Some(r#"/it"\!"""#));

@@ -1,4 +1,4 @@
-//! Runs a command under the lock: acquires, watches over both, and releases.
+//! Runs a command under the lock: acquires the lock, watches command and lock, and releases the lock.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -22,30 +22,30 @@ use crate::place::Place;
 use crate::signals::Signals;
 use crate::{credentials, waiting};
 
-/// How long -n tries to reach a server, if nothing else was said.
+/// How long `-n` tries to reach a server without `--connect-timeout`.
 const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
 
-/// With a short -w, too, a server has so long to answer.
+/// How long zklock tries to reach a server at least, also with a shorter `-w`.
 const CONNECT_LEAST: Duration = Duration::from_secs(1);
 
-/// How often to check whether a command that was asked to end must be killed now.
+/// How often to check whether a command that got TERM must be killed now.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How long servers that are not reached have to say why, once a lock or a place is lost by that.
+/// How long to wait for the reason why no server is reached, after a loss.
 const REASON: Duration = Duration::from_millis(500);
 
 const KILLED: &str = "the command was killed";
 
-/// How often a zklock that waits looks whether it stood still.
+/// The interval at which a waiting zklock looks at the clock, to notice that it was stopped.
 const BEAT: Duration = Duration::from_millis(500);
 
-/// Behind a loss that came of that.
+/// Appended to the message of a loss that such a stop caused.
 const STOOD_STILL: &str = " (zklock stood still meanwhile, or this machine did)";
 
-/// How long we wait for the servers to confirm that we leave.
+/// How long to wait until the servers confirm the end of the session.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The same, where none of them is reached.
+/// The same, if no server is connected.
 const FAREWELL_UNREACHED: Duration = Duration::from_millis(300);
 
 pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
@@ -56,7 +56,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     if run.permits.is_some() && connection.dialect != Dialect::Native {
         return Err(Exit::usage("--permits knows no --dialect: other programs do not see these nodes"));
     }
-    // A wrong path or option is reported before anything is sent.
+    // The embedded backend reports a wrong path or option before anything is sent.
     open(&Memory::new(), run, &order, connection.dialect)?;
     let mut signals = Signals::listen()?;
     let zk = tokio::select! {
@@ -69,7 +69,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let guard = tokio::select! {
         biased;
         signal = signals.next() => {
-            // The acquisition was dropped above. The end of the session removes its node from the queue.
+            // The acquisition was dropped above. The end of the session removes its node.
             leave(&zk, &mut signals).await;
             return Ok(ended_by(signal));
         }
@@ -95,13 +95,13 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     Ok(reaped.code)
 }
 
-/// The exit code after a signal that ends us. After Ctrl-C we end by it.
+/// Returns the exit code after a signal that ends zklock. After Ctrl-C this function does not return.
 fn ended_by(signal: Signal) -> u8 {
     end_by(signal);
     exit::by_signal(signal.as_raw())
 }
 
-/// How long to try to reach a server: for no longer than the user would wait for the lock.
+/// Returns how long to try to reach a server: no longer than the user would wait for the lock.
 fn patience(run: &Run, connection: &Connection) -> Duration {
     let wanted = connection.connect_timeout.unwrap_or(connection.session_timeout);
     match run.wait {
@@ -135,7 +135,7 @@ fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Diale
     Ok(Place::Lock(builder.build()?))
 }
 
-/// `None` if there is nothing to run under the lock, because it was done already.
+/// Acquires the lock. Returns `None` if the job was already done, with `--once-in`.
 async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<Grip>, Error> {
     let started = Instant::now();
     if run.does_not_wait() {
@@ -166,7 +166,7 @@ async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<Gr
     Ok(guard)
 }
 
-/// What the command waits for, in words.
+/// Returns the text for what the command waits for.
 fn what(run: &Run) -> &'static str {
     match (run.permits, run.shared) {
         (Some(_), _) => "for a permit of",
@@ -205,7 +205,7 @@ async fn wait_for(
     })
 }
 
-/// The acquisition, which tells of its progress, and takes no longer than the limit if there is one.
+/// Adds the callback for progress, and the limit of `--wait` if there is one.
 fn bounded<G: zk_rwlock::Guard>(
     acquire: Acquire<G>,
     run: &Run,
@@ -215,7 +215,7 @@ fn bounded<G: zk_rwlock::Guard>(
     run.wait.into_iter().fold(acquire, Acquire::timeout)
 }
 
-/// Says that the command is not run, because it was done already, and by whom.
+/// Reports that the command is not run, because it was already done, and by whom.
 async fn skipped(place: &Place, run: &Run) {
     if run.quiet {
         return;
@@ -244,17 +244,17 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
         Error::Lost(why) => exit::of_loss(*why, exit::PLACE_LOST),
         _ => exit.code(),
     };
-    // As in flock(1), for cron: the exit code says enough.
+    // As in flock(1): with `-q` the exit code is the only answer, so that cron sends no mail.
     let is_silent = run.quiet && matches!(error, Error::Timeout { .. } | Error::WouldBlock { .. });
     Exit::new(code, if is_silent { String::new() } else { message })
 }
 
-/// Whether that may come of a process that stood still, and of servers that were not reached.
+/// Whether a stop of this process, or unreachable servers, can be the cause of this loss.
 fn is_over(why: Loss) -> bool {
     matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
 }
 
-/// For how long zklock does not run while it waits: it is stopped, or the machine is.
+/// Measures for how long zklock, or the machine, stood still while zklock waited.
 struct Beats {
     last: Cell<Instant>,
     longest: Cell<Duration>,
@@ -265,7 +265,7 @@ impl Beats {
         Beats { last: Cell::new(Instant::now()), longest: Cell::default() }
     }
 
-    /// Does the work, and looks at the clock meanwhile.
+    /// Awaits the work, and looks at the clock at every interval meanwhile.
     async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         let beats = async {
             loop {
@@ -281,18 +281,19 @@ impl Beats {
         }
     }
 
-    /// The longest time so far.
+    /// Returns the longest time so far.
     fn stood_still(&self) -> Duration {
         self.longest.get().max(self.last.get().elapsed().saturating_sub(BEAT))
     }
 }
 
-/// Behind the loss: since when and why no server is reached, if it was lost by that and the servers tell soon.
+/// Returns the part of the loss's message that says since when and why no server is reached. It is empty if that is not
+/// the cause, or if the reason is not known soon.
 async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
     if why == Loss::LeaseRanOut && !zk.state().is_connected() {
         let started = Instant::now();
         while started.elapsed() < REASON {
-            // That has the servers asked.
+            // Reading the state makes the client look for a reason.
             if let state @ ConnectionState::Connecting { why: Some(_), .. } = zk.state() {
                 return format!(" ({state})");
             }
@@ -320,7 +321,7 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
     let mut suspect = false;
     loop {
         tokio::select! {
-            // The loss of a lock comes before everything else.
+            // A loss of the lock is handled before everything else.
             biased;
             state = changes.next() => match state {
                 Some(HoldState::Suspect { until }) => {
@@ -345,7 +346,7 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
             event = child.next_event() => match event {
                 ChildEvent::Stopped(by) => child.was_stopped(by),
                 ChildEvent::Ended => {
-                    // If the lock was lost in that very moment, it was lost while the command ran.
+                    // A loss at the moment of the command's end counts as a loss while the command ran.
                     let mut held = guard.is_held();
                     let reaped = child.reap();
                     if let Some(group) = reaped.cut_short.filter(|_| held) {
@@ -361,7 +362,7 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                 }
             },
             signal = signals.next() => match signal {
-                // If we were stopped for too long, the command must not go on. The loss is reported next.
+                // After too long a stop the command must not go on. The loss is reported next.
                 Signal::CONT if !guard.is_held() => {}
                 Signal::CONT => child.resume(),
                 signal => child.pass_on(signal),
@@ -370,10 +371,10 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
     }
 }
 
-/// With --once-in: records that the command has succeeded.
+/// With `--once-in`, records that the command has succeeded.
 ///
 /// # Errors
-/// That is not recorded, or not known to be. Then the command is run again.
+/// The success is not recorded, or may not be. Then the next host runs the command again.
 async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<(), Exit> {
     let Grip::Once(once) = guard else { return Ok(()) };
     if reaped.code != 0 {
@@ -381,7 +382,7 @@ async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) 
     }
     let recorded = tokio::select! {
         biased;
-        // Also after a loss: the answer may still come, and the command does not run any more.
+        // The answer is awaited even after a loss: it may still come, and the command does not run any more.
         recorded = once.done() => recorded,
         why = async {
             let why = guard.lost().await;
@@ -416,10 +417,11 @@ async fn lost(why: Loss, code: u8, told: Told<'_>, how: &str) -> Result<Reaped, 
     Err(Exit::new(exit::of_loss(why, code), problem))
 }
 
-/// When zklock was told of the loss.
+/// Whether zklock noticed a loss in time.
 enum Told<'a> {
     InTime(&'a ZooKeeper),
-    /// After all the time was over that the servers keep a session: it was zklock that stood still, and not the servers.
+    /// After the whole time for which the servers keep a session. So zklock stood still, and the servers are not the
+    /// cause.
     Late,
 }
 
@@ -432,26 +434,27 @@ impl Told<'_> {
     }
 }
 
-/// How long the holder waits for its own words to be printed: not at all where KILL is due.
+/// Returns how long to wait until a message is printed. The time is zero if KILL is due.
 fn passing(guard: &Grip) -> Duration {
     (guard.session_left() / 8).min(Duration::from_millis(200))
 }
 
-/// How long the command may take to end after TERM, if the session has so much left; and what is left for KILL.
+/// Returns the grace between TERM and KILL, which the rest of the session limits, and the reserve that is left for
+/// KILL.
 fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
     let reserve = left / 6;
     (wanted.min(left - reserve), reserve)
 }
 
-/// Ends the command: TERM, the grace, KILL. Returns how it ended.
+/// Ends the command: TERM, the grace, KILL. Returns how the command ended.
 ///
-/// ZooKeeper keeps every other contender out for one session timeout after it last heard of us. The lease ran out when
-/// a quarter of the session timeout was left. KILL is sent when a sixth of that quarter is left. If another contender
-/// may have the lock by now, there is no grace. If somebody removed the node on purpose, the command has the usual
-/// grace.
+/// ZooKeeper keeps every other contender out for one session timeout after it last heard of this session. The lease ran
+/// out when a quarter of the session timeout was left. KILL is sent when a sixth of that quarter is left. If another
+/// contender may already have the lock, there is no grace. If the node was removed on purpose, the command has its
+/// usual grace.
 async fn stop(guard: &Grip, run: &Run, mut child: Child) -> &'static str {
     let how = end(guard, run, &mut child).await;
-    // One that had ended before, as while we were stopped, was not killed.
+    // A command that had already ended, for example while zklock was stopped, was not killed.
     match child.reap().code == exit::by_signal(Signal::KILL.as_raw()) {
         false if how == KILLED => "the command has ended",
         _ => how,
@@ -463,14 +466,15 @@ async fn end(guard: &Grip, run: &Run, child: &mut Child) -> &'static str {
     let started = Instant::now();
     if !grace.is_zero() {
         child.signal(Signal::TERM);
-        // A command that is stopped could not react to TERM.
+        // A stopped command could not react to TERM.
         child.signal(Signal::CONT);
-        // In short steps, because timers stand still while the machine is suspended, and the session does not.
+        // The wait has short steps, because timers stand still while the machine is suspended, and the session does
+        // not.
         while started.elapsed() < grace && guard.session_left() > reserve {
             tokio::select! {
                 biased;
                 event = child.next_event() => if event == ChildEvent::Ended {
-                    // Processes that the command has left behind must not go on either.
+                    // The command's remaining processes must not go on either.
                     child.signal(Signal::KILL);
                     return "the command has ended on TERM";
                 },
@@ -487,8 +491,8 @@ async fn end(guard: &Grip, run: &Run, child: &mut Child) -> &'static str {
     "the command could not be ended, and has ended by itself"
 }
 
-/// Waits for what else a signal ends that has ended the command, and kills what does not heed it: after the grace, or at
-/// once if the lock is lost or another signal comes.
+/// Waits until the rest of the command's group has ended on the signal that ended the command. Kills the rest after the
+/// grace, or at once if the lock is lost or another signal comes.
 async fn end_rest(group: Pid, guard: &Grip, run: &Run, signals: &mut Signals) {
     let ended = async || {
         let mut pause = TICK;
@@ -508,9 +512,10 @@ async fn end_rest(group: Pid, guard: &Grip, run: &Run, signals: &mut Signals) {
     let _ = tokio::time::timeout(FAREWELL, ended()).await;
 }
 
-/// Releases the lock and ends the session, in one round trip: the release goes first, so the next contender knows it for
-/// one, and the session would take the node along. Waits for that, but no longer than the lock could block other
-/// contenders. Where no server is reached, says for how long it may.
+/// Releases the lock and ends the session in one round trip. The release goes first, so that the next contender
+/// recognizes it as a hand-off. Without the release, the end of the session would remove the node. The wait for the
+/// answers is no longer than the lock could block other contenders. If no server answers, a message says for how long
+/// the lock may stay taken.
 async fn give_back(guard: Grip, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) {
     let limit = match (is_reached(zk), guard.is_held()) {
         (true, true) => connection.session_timeout,
@@ -518,20 +523,20 @@ async fn give_back(guard: Grip, zk: &ZooKeeper, connection: &Connection, signals
         (false, _) => FAREWELL_UNREACHED,
     };
     let left = guard.is_held().then(|| guard.session_left());
-    // The release is polled first, and is sent then. Once the session is over its answer says nothing new.
+    // The first poll of the release sends it. After the end of the session its answer says nothing new.
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };
     tokio::select! {
         done = tokio::time::timeout(limit, both) => if let (Err(_), Some(left)) = (done, left) {
             let left = humantime::format_duration(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
             say(&format!("no server confirms that the lock is given back: it is free when the session is over, in {left} at most"));
         },
-        // The user is in a hurry. The node goes with the session.
+        // The user does not want to wait. The end of the session removes the node.
         _ = signals.next_ending() => {}
     }
 }
 
-/// Ends the session, which removes all our nodes at once. On a network that is gone the session ends by its timeout,
-/// and zklock does not wait for that.
+/// Ends the session, which removes all its nodes at once. If no server is reached, the session ends by its timeout, and
+/// zklock does not wait for that.
 async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
     let limit = if is_reached(zk) { FAREWELL } else { FAREWELL_UNREACHED };
     tokio::select! {
@@ -587,6 +592,6 @@ mod tests {
         assert_eq!(grace(5 * second, 3 * second), (second * 5 / 2, second / 2));
         assert_eq!(grace(2 * second, 3 * second).0, 2 * second);
         assert_eq!(grace(5 * second, Duration::ZERO), (Duration::ZERO, Duration::ZERO));
-        assert_eq!(grace(5 * second, Duration::MAX).0, 5 * second, "somebody removed the node");
+        assert_eq!(grace(5 * second, Duration::MAX).0, 5 * second, "no limit after a removal on purpose");
     }
 }

@@ -1,4 +1,5 @@
-//! What each server of the connect string shows by itself: its version, the nodes, and the sessions that it knows.
+//! Asks each server of the connect string separately for its version, the nodes that it shows, and the sessions that it
+//! knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,14 +16,15 @@ use crate::connect::{self, told};
 use crate::exit::Exit;
 use crate::output::tame;
 
-/// A server that has not answered by then is named, and left out, unless there is a --connect-timeout.
+/// How long to wait for a server without `--connect-timeout`. A server without an answer is reported and left out.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long the node of a session that has just ended may stay.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// Releases of ZooKeeper that can lose or keep nodes in an ensemble: from the first of them to before the second, and the
-/// issue of ZooKeeper's. What every release can do is in `docs/versions.md`.
+/// Releases of ZooKeeper that can lose nodes, or keep deleted nodes, in an ensemble: the first affected release, the
+/// first fixed release, and the number of ZooKeeper's issue. `docs/versions.md` says what can happen with every
+/// release.
 const LOSSES: [([u32; 3], [u32; 3], u32); 4] = [
     ([0, 0, 0], [3, 9, 0], 4541),
     ([0, 0, 0], [3, 8, 5], 4785),
@@ -30,7 +32,8 @@ const LOSSES: [([u32; 3], [u32; 3], u32); 4] = [
     ([3, 9, 3], [3, 9, 4], 4925),
 ];
 
-/// Releases of ZooKeeper with vulnerabilities that concern a lock, in the same form, with the number of the CVE.
+/// Releases of ZooKeeper with vulnerabilities that concern a lock: the first affected release, the first fixed release,
+/// and the CVE.
 const VULNERABILITIES: [([u32; 3], [u32; 3], &str); 10] = [
     ([0, 0, 0], [3, 8, 6], "CVE-2026-24281"),
     ([3, 9, 0], [3, 9, 5], "CVE-2026-24281"),
@@ -44,35 +47,35 @@ const VULNERABILITIES: [([u32; 3], [u32; 3], &str); 10] = [
     ([3, 9, 0], [3, 9, 7], "CVE-2026-100235"),
 ];
 
-/// The nodes that a server shows. Of a node that stays, its version.
+/// The nodes that a server shows at one moment. A persistent node has its version, every other node 0.
 pub(crate) type Look = BTreeMap<String, i32>;
 
-/// What one server says.
+/// What zklock has learned from one server.
 #[derive(Debug, Default)]
 pub(crate) struct ServerReport {
     pub(crate) name: String,
     pub(crate) version: Option<String>,
     pub(crate) mode: Option<String>,
-    /// The session that it gave.
+    /// The session that the server gave.
     pub(crate) session: Option<i64>,
-    /// One look after the other.
+    /// The looks, in the order of time.
     pub(crate) looks: Vec<Look>,
-    /// The sessions that it knows, if it may be asked for them.
+    /// The sessions that the server knows, if it answers `dump`.
     pub(crate) sessions: Option<BTreeSet<i64>>,
-    /// Why it shows nothing.
+    /// Why the server shows nothing.
     pub(crate) problem: Option<String>,
 }
 
-/// What every server looks at.
+/// The paths that every server is asked for.
 pub(crate) struct Places {
-    /// Their children are listed.
+    /// Directories whose children are listed.
     pub(crate) directories: Vec<String>,
-    /// Nodes that stay, and need not be there.
+    /// Persistent nodes, which may be missing.
     pub(crate) nodes: Vec<String>,
 }
 
-/// Has every server look three times. Each look is of a server that has caught up with the leader, and begins when all
-/// have ended the one before. `nodes` were read before.
+/// Makes three looks at every server. Each look begins when all servers have ended the look before, and after the
+/// server has caught up with the leader. `nodes` were read before.
 pub(crate) async fn look(
     nodes: &BTreeMap<String, Stat>,
     places: &Places,
@@ -91,7 +94,7 @@ pub(crate) async fn look(
             }
         }
         if round == 0 {
-            // Behind the look: so it knows the sessions of all nodes that were read.
+            // The dump comes after the look, so that it has the sessions of all nodes that were read.
             let dumps = join_all(names.iter().map(|name| word(name, "dump", connection))).await;
             for (server, dump) in servers.iter_mut().zip(dumps) {
                 server.sessions = dump.ok().as_deref().and_then(sessions);
@@ -103,7 +106,7 @@ pub(crate) async fn look(
     servers.iter_mut().filter(|server| server.problem.is_some()).for_each(|server| server.looks.clear());
     let modes = join_all(names.iter().map(|name| word(name, "srvr", connection))).await;
     for (server, said) in servers.iter_mut().zip(modes) {
-        // One that leads now, and did not, has its part in the ensemble no more than one that does not say.
+        // The role of a server is unknown if it has changed during the looks.
         if server.mode != line(&said.unwrap_or_default(), MODE) {
             server.mode = None;
         }
@@ -111,14 +114,14 @@ pub(crate) async fn look(
     Ok(servers)
 }
 
-/// How a line of an answer to `srvr` begins.
+/// The beginning of the line with the role in the answer to `srvr`.
 const MODE: &str = "Mode: ";
 
 pub(crate) fn patience(connection: &Connection) -> Duration {
     connection.connect_timeout.unwrap_or(PATIENCE)
 }
 
-/// The server without the path at the end of the connect string.
+/// Returns the server without the path at the end of the connect string.
 pub(crate) fn without_root(name: &str) -> &str {
     let host = name.find("://").map_or(0, |at| at + "://".len());
     name[host..].find('/').map_or(name, |at| &name[..host + at])
@@ -137,7 +140,7 @@ async fn ask(name: &str, connection: &Connection) -> (ServerReport, Option<ZooKe
     };
     let (connected, said) = tokio::join!(connected, word(name, "srvr", connection));
     let said = said.unwrap_or_default();
-    // Such as 3.8.0-5a02a05eddb5, built on 2022-02-25.
+    // The answer has a version like "3.8.0-5a02a05eddb5, built on 2022-02-25".
     let version =
         line(&said, "Zookeeper version: ").map(|rest| rest.split(['-', ',']).next().unwrap_or_default().to_owned());
     let mut server = ServerReport {
@@ -158,7 +161,7 @@ async fn ask(name: &str, connection: &Connection) -> (ServerReport, Option<ZooKe
     }
 }
 
-/// The rest of the line that begins so, in an answer to a four-letter word.
+/// Returns the rest of the line that begins with `begins`, in an answer to a four-letter word.
 fn line(said: &str, begins: &str) -> Option<String> {
     said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| tame(rest.trim()))
 }
@@ -195,7 +198,7 @@ async fn shown(session: &Arc<dyn Session>, places: &Places) -> Result<Look, Fail
     Ok(look)
 }
 
-/// The sessions in an answer to `dump`; `None` if it is something else.
+/// Returns the sessions in an answer to `dump`. `None` if the answer has another form.
 fn sessions(dump: &str) -> Option<BTreeSet<i64>> {
     let (sessions, _) = dump.strip_prefix("SessionTracker dump:")?.split_once("ephemeral nodes dump:")?;
     let id = |line: &str| {
@@ -206,7 +209,8 @@ fn sessions(dump: &str) -> Option<BTreeSet<i64>> {
     Some(sessions.lines().filter_map(id).collect())
 }
 
-/// The nodes that every server shows, and whose session no server knows that may be asked.
+/// Returns the ghosts: nodes that every server shows, although none of the servers that answered `dump` knows their
+/// session.
 pub(crate) fn ghosts<'n>(servers: &[ServerReport], nodes: &'n BTreeMap<String, Stat>) -> Vec<(&'n String, &'n Stat)> {
     let known: Vec<&BTreeSet<i64>> = servers.iter().filter_map(|server| server.sessions.as_ref()).collect();
     let mut looks = servers.iter().filter_map(|server| server.looks.last()).peekable();
@@ -220,36 +224,36 @@ pub(crate) fn ghosts<'n>(servers: &[ServerReport], nodes: &'n BTreeMap<String, S
 }
 
 impl ServerReport {
-    /// The server, and whether it leads.
+    /// Returns the server's name and role.
     pub(crate) fn called(&self) -> String {
         self.mode.as_ref().map_or_else(|| self.name.clone(), |mode| format!("{} ({mode})", self.name))
     }
 
-    /// The issues of ZooKeeper's by which its release can lose or keep nodes. They need an ensemble.
+    /// Returns the issues by which this release can lose or keep nodes. They occur only in an ensemble.
     fn losses(&self) -> Vec<u32> {
         let is_alone = self.mode.as_deref() == Some("standalone");
         if is_alone { Vec::new() } else { self.known_of(&LOSSES) }
     }
 
-    /// The vulnerabilities of its release.
+    /// Returns the vulnerabilities of this release.
     fn vulnerabilities(&self) -> Vec<&'static str> {
         self.known_of(&VULNERABILITIES)
     }
 
-    /// What is known of its release.
+    /// Returns the entries of a list that affect this release.
     fn known_of<T: Copy>(&self, known: &[([u32; 3], [u32; 3], T)]) -> Vec<T> {
         let Some(version) = self.version.as_deref().and_then(release) else { return Vec::new() };
         let is_one = |(from, to, _): &&([u32; 3], [u32; 3], T)| *from <= version && version < *to;
         known.iter().filter(is_one).map(|(.., it)| *it).collect()
     }
 
-    /// That nobody knows what it shows.
+    /// Returns the oddity that this server could not be looked at, if so.
     pub(crate) fn away(&self) -> Option<Odd> {
         let what = format!("{} was not looked at: {}", self.name, self.problem.as_ref()?);
         Some(Odd { kind: "away", node: None, what })
     }
 
-    /// What people should know of its version.
+    /// Returns the note about known faults of this release, if there are any.
     pub(crate) fn note(&self) -> Option<String> {
         let losses = self.losses().iter().map(|issue| format!("ZOOKEEPER-{issue}")).collect::<Vec<_>>();
         let vulnerabilities = self.vulnerabilities();
@@ -328,10 +332,10 @@ mod tests {
             let servers = [server("zk1", [&["a", "b"]; 3], one), server("zk2", [&[], &[], seen], other)];
             ghosts(&servers, &nodes).into_iter().map(|(node, _)| node.clone()).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(ghosts(None, None, &["a", "b"]), "", "no server may be asked");
+        assert_eq!(ghosts(None, None, &["a", "b"]), "", "no server answers dump");
         assert_eq!(ghosts(Some(&[7]), None, &["a", "b"]), "b");
         assert_eq!(ghosts(Some(&[7]), Some(&[8]), &["a", "b"]), "");
-        assert_eq!(ghosts(Some(&[]), Some(&[]), &["a"]), "a", "a ghost of one server is that server's fault");
+        assert_eq!(ghosts(Some(&[]), Some(&[]), &["a"]), "a", "a node that only one server shows is no ghost");
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Settings that an option gives, or else a variable of the environment: their names, and which of the two it was.
+//! The settings that an option or else an environment variable gives, with the name of the one that gave it.
 //!
-//! Each message about a setting begins with the name by which it was given. So the variables are read here and not while
-//! the arguments are parsed, which knows only the options.
+//! Each message about a setting begins with the option or variable that gave it. clap knows only the options, so the
+//! variables are read here.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::exit::Exit;
 
-/// A setting by its two names.
+/// The two names of a setting.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting {
     pub(crate) option: &'static str,
@@ -30,7 +30,7 @@ pub(crate) const TLS_CA: Setting = setting("--tls-ca", "ZK_TLS_CA");
 pub(crate) const TLS_CERT: Setting = setting("--tls-cert", "ZK_TLS_CERT");
 pub(crate) const TLS_KEY: Setting = setting("--tls-key", "ZK_TLS_KEY");
 
-/// What was given, and by which name.
+/// The value of a setting, and the option or variable that gave it.
 #[derive(Clone)]
 pub(crate) struct Given {
     text: OsString,
@@ -38,8 +38,8 @@ pub(crate) struct Given {
 }
 
 impl Setting {
-    /// What the option gives, or else the variable. What is empty counts as not given, so that a variable can be
-    /// switched off.
+    /// Returns the value of the option, or else of the variable. An empty value counts as not given, so that a variable
+    /// can be switched off.
     pub(crate) fn given(self, option: Option<&OsString>) -> Option<Given> {
         self.of(option.cloned(), std::env::var_os(self.variable))
     }
@@ -55,27 +55,27 @@ impl Setting {
 }
 
 impl Given {
-    /// The option or the variable.
+    /// Returns the option or variable that gave the value.
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The text. No message shows it, because it may be a password.
+    /// Returns the value as text. No message shows it, because it may be a password.
     pub(crate) fn text(&self) -> Result<&str, Exit> {
         self.text.to_str().ok_or_else(|| self.wrong("it is no text in UTF-8"))
     }
 
-    /// The text as the name of a file.
+    /// Returns the value as the name of a file.
     pub(crate) fn file(&self) -> &Path {
         Path::new::<OsStr>(&self.text)
     }
 
-    /// The refusal of what was given.
+    /// Returns the error that refuses this value.
     pub(crate) fn wrong(&self, problem: impl Display) -> Exit {
         Exit::usage(format!("{}: {problem}", self.name))
     }
 
-    /// The refusal of what was found in the file.
+    /// Returns the error that refuses the content of the file.
     pub(crate) fn wrong_file(&self, problem: impl Display) -> Exit {
         self.wrong(format!("{}: {problem}", self.file().display()))
     }

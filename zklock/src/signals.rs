@@ -1,4 +1,4 @@
-//! The signals that zklock gets, as a stream. That a child of ours has ended is told to nobody.
+//! Delivers the signals that zklock receives as a stream. SIGCHLD is not part of it.
 
 use std::fs;
 #[cfg(target_os = "linux")]
@@ -15,12 +15,12 @@ use crate::exit::{self, Exit};
 #[cfg(target_os = "linux")]
 use crate::tie;
 
-/// Signals that concern only a command that runs. All others that can be caught end zklock while it waits, after it has
-/// left the queue, and are passed on to a command that runs.
+/// Signals that concern only a running command. All other signals that can be caught end a waiting zklock, after it has
+/// left the queue, and are passed on to a running command.
 const OTHERS: [Signal; 6] = [Signal::WINCH, Signal::URG, Signal::TSTP, Signal::TTIN, Signal::TTOU, Signal::CONT];
 
-/// Signals that end a process by default, without those of [`FAULTS`] and the real-time ones. PIPE is ignored: our own
-/// writing may cause it.
+/// Signals that end a process by default, except [`FAULTS`] and the real-time signals. PIPE is missing, because
+/// zklock's own output may cause it.
 const ENDING: &[Signal] = &[
     Signal::HUP,
     Signal::INT,
@@ -41,8 +41,9 @@ const ENDING: &[Signal] = &[
     Signal::STKFLT,
 ];
 
-/// Signals by which a program ends that does wrong. Those that another process sends are taken from a queue, and by no
-/// handler: to return from a handler would repeat a fault of our own, which still ends us.
+/// Signals that the kernel sends to a faulty program. If another process sends one of them, a thread takes it from the
+/// queue of blocked signals. A handler would not do: after a real fault of zklock it would return to the faulty
+/// instruction. A real fault still ends zklock.
 #[cfg(target_os = "linux")]
 const FAULTS: [NamedSignal; 7] = [
     NamedSignal::SIGILL,
@@ -61,7 +62,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// From now on, signals that would end us come through this stream instead.
+    /// Begins to deliver the signals that would end zklock.
     pub(crate) fn listen() -> Result<Signals, Exit> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let signals = Signals { sender, receiver };
@@ -78,9 +79,9 @@ impl Signals {
         Ok(signals)
     }
 
-    /// From now on, signals that are passed on to a command come through this stream, too.
+    /// Begins to deliver the signals that only a command gets, too.
     pub(crate) fn listen_to_all(&self) -> Result<(), Exit> {
-        // The process that started us may have ignored SIGCHLD. Then we would get no exit code of a child.
+        // The parent of zklock may have ignored SIGCHLD. Then the exit codes of children would be lost.
         let _stays_registered = stream(SignalKind::child())?;
         self.add(OTHERS)
     }
@@ -88,12 +89,12 @@ impl Signals {
     pub(crate) async fn next(&mut self) -> Signal {
         match self.receiver.recv().await {
             Some(signal) => signal,
-            // Never happens: we have a sender ourselves.
+            // Never happens, because `self` has a sender.
             None => std::future::pending().await,
         }
     }
 
-    /// The next one that would end us. The others concern only a command, and none runs.
+    /// Waits for the next signal that would end zklock. Signals for a command are passed over, because no command runs.
     pub(crate) async fn next_ending(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
@@ -113,11 +114,12 @@ impl Signals {
         Ok(())
     }
 
-    /// Takes the signals of [`FAULTS`] from this thread, and from those that it starts from now on, for the queue.
+    /// Blocks the signals of [`FAULTS`] for this thread and the threads that it starts later, and takes them from the
+    /// queue.
     #[cfg(target_os = "linux")]
     fn add_faults(&self) -> Result<(), Exit> {
         if !tie::has_stage() {
-            // A command that we start by ourselves would never get them.
+            // Without the stage a command would inherit the blocked signals, and never get them.
             return Ok(());
         }
         let ignored = ignored();
@@ -131,7 +133,7 @@ impl Signals {
                 }
             }
         };
-        // Without a thread they do what they did.
+        // Without a thread the signals keep their default action.
         if thread::Builder::new().spawn(take).is_err() {
             restore();
         }
@@ -144,14 +146,14 @@ impl Signals {
     }
 }
 
-/// Undoes what the zklock that started this process has changed for its own threads.
+/// Unblocks the signals that the parent zklock has blocked for its own threads.
 #[cfg(target_os = "linux")]
 pub(crate) fn restore() {
-    // It cannot fail for signals that there are.
+    // This cannot fail, because all these signals exist.
     let _ = FAULTS.into_iter().collect::<SigSet>().thread_unblock();
 }
 
-/// Those that have no name but a number.
+/// Returns the real-time signals, which have only numbers.
 fn real_time() -> impl Iterator<Item = Signal> {
     #[cfg(target_os = "linux")]
     return (0..).map_while(<Signal as rustix_libc_wrappers::process::SignalExt>::rt);
@@ -167,8 +169,8 @@ fn cannot_listen(error: &dyn std::fmt::Display) -> Exit {
     Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}"))
 }
 
-/// The set of ignored signals, as far as the system reports it. A signal that nohup(1), or a shell without job control,
-/// had us ignore stays ignored, by the command too.
+/// Returns the set of ignored signals, if the system reports it. A signal that nohup(1), or a shell without job
+/// control, set to be ignored stays ignored, also by the command.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

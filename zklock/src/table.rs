@@ -1,4 +1,4 @@
-//! Queues as tables and as JSON; sends nothing.
+//! Renders queues as tables and as JSON.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -11,10 +11,10 @@ use crate::cycles;
 use crate::layout::{self, Column, Cut};
 use crate::output::{shorten, tame, wrapped};
 
-/// A label may be 256 bytes long, but a table must stay readable.
+/// How many columns of a label are shown. A label may be 256 bytes long.
 const LABEL_SHOWN: usize = 40;
 
-/// A line of a table, and the colour that it may have.
+/// A line of a table, and its colour as an SGR code.
 struct TableLine {
     text: String,
     colour: &'static str,
@@ -29,7 +29,7 @@ impl TableLine {
     }
 }
 
-/// The queue as a table, or one word if it is empty. With a width, no line is longer, but for a path that is.
+/// Returns the queue as a table, or "free" if it is empty. With `columns`, no line is wider, except for a long path.
 pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> String {
     let first = match (free(queue), queue.members.is_empty()) {
         (Some(free), _) => Some(format!("{}: {free}", queue.path)),
@@ -42,7 +42,7 @@ pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> S
     first.chain(members).chain(last).map(|line| line + "\n").collect()
 }
 
-/// The same, cut to so many columns and rows. The last row says how many members were left out.
+/// Returns the table in at most so many columns and rows. The last row says how many members were left out.
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
     let plain = |text: String| TableLine { text: shorten(&text, columns), colour: "" };
     let first = match (free(queue), queue.members.is_empty()) {
@@ -61,7 +61,7 @@ pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful
     table.into_iter().map(|line| line.painted(colourful)).collect()
 }
 
-/// How many permits are free, if it is a semaphore.
+/// Returns how many permits of a semaphore are free.
 fn free(queue: &Queue) -> Option<String> {
     let (all, free) = (queue.permits?, queue.free()?);
     if all == 0 {
@@ -70,7 +70,7 @@ fn free(queue: &Queue) -> Option<String> {
     Some(format!("{free} of {all} permit{} free", if all == 1 { "" } else { "s" }))
 }
 
-/// What it holds or waits for.
+/// Returns the mode, or the number of permits, that the member holds or waits for.
 pub(crate) fn mode(member: &Member) -> String {
     match member.permits {
         Some(1) => "PERMIT".to_owned(),
@@ -79,12 +79,12 @@ pub(crate) fn mode(member: &Member) -> String {
     }
 }
 
-/// When a command was last done, if that is recorded.
+/// Returns the record of the last run under `--once-in`, if there is one.
 fn last_done(queue: &Queue) -> Option<String> {
     queue.done.as_ref().map(|done| format!("last {}", tame(&done.to_string())))
 }
 
-/// A line for the headings and one for each member; none if there is no member.
+/// Returns a line for the headings and one for each member. Without members there is no line.
 fn lines(queue: &Queue, most: Option<usize>) -> Vec<TableLine> {
     if queue.members.is_empty() {
         return Vec::new();
@@ -94,11 +94,11 @@ fn lines(queue: &Queue, most: Option<usize>) -> Vec<TableLine> {
     lines.zip(colours).map(|(text, colour)| TableLine { text, colour }).collect()
 }
 
-/// Every queue of a survey, each under its path.
+/// Returns the tables of all queues of a survey, each under its path.
 pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colourful: bool) -> String {
     let line = |text: String| wrapped(&text, columns) + "\n";
     let heading = |queue: &Queue| match queue.dialect {
-        // Its table begins with its path.
+        // This table begins with the path itself.
         _ if queue.permits.is_some() || queue.members.is_empty() => String::new(),
         Dialect::Native => line(format!("{}:", queue.path)),
         other => line(format!("{} ({other}):", queue.path)),
@@ -116,7 +116,7 @@ pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colo
     parts.join("\n")
 }
 
-/// The queue as `ls --json` prints it. `zklock ls --help` says what it means, and that does not change.
+/// Returns the queue as `ls --json` prints it. `zklock ls --help` documents the fields, which must not change.
 pub(crate) fn json(queue: &Queue) -> Value {
     let members = queue.members.iter().zip(places_ahead(queue)).zip(1..).map(|((member, ahead), place)| {
         json!({
@@ -145,29 +145,30 @@ pub(crate) fn json(queue: &Queue) -> Value {
     json!({ "path": queue.path, "dialect": dialect, "done": done, "permits": permits, "members": members })
 }
 
-/// As [`json()`], for a survey.
+/// Returns a survey as `ls --tree --json` prints it.
 pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
     let locks: Vec<Value> = survey.queues.iter().map(json).collect();
     let cycles = cycles::json_of(&cycles::cycles(&survey.queues));
     json!({ "prefix": prefix, "locks": locks, "unreadable": survey.unreadable, "cycles": cycles })
 }
 
-/// How long ago it queued up, or was granted its permits: `queued 3days 4h ago`. Since when a lock is held is not known.
+/// Returns how long ago the member queued up, or was granted its permits, as in `queued 3days 4h ago`. The time of a
+/// lock's grant is not known.
 pub(crate) fn entered(member: &Member) -> Option<String> {
     let is_permit = member.permits.is_some() && member.state == MemberState::Holds;
     let how = if is_permit { "granted" } else { "queued" };
-    // The clocks of two machines differ. A moment in the future counts as now.
+    // The clocks of two machines differ. A time in the future counts as now.
     let age = SystemTime::now().duration_since(member.since?).unwrap_or(Duration::ZERO);
     Some(format!("{how} {} ago", rounded(age)))
 }
 
-/// A time in its two greatest units, and no less than seconds.
+/// Returns a time in its two greatest units, down to seconds.
 pub(crate) fn rounded(time: Duration) -> String {
     let whole = humantime::format_duration(Duration::from_secs(time.as_secs())).to_string();
     whole.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
-/// The members of a queue, a row each.
+/// Returns the columns of the table, with a row for each member.
 fn columns(queue: &Queue) -> Vec<Column> {
     let unknown = || "-".to_owned();
     let column =
@@ -198,7 +199,7 @@ fn host(member: &Member) -> String {
     if member.host.is_empty() { "-".to_owned() } else { tame(&member.host) }
 }
 
-/// Whom a member waits for: by place and host.
+/// Returns the place and host of the predecessor, for the column BEHIND.
 fn behind_whom(queue: &Queue, member: &Member, ahead: Option<usize>) -> String {
     match (ahead, &member.state) {
         (Some(ahead), _) => format!("{ahead} {}", host(&queue.members[ahead - 1])),
@@ -208,7 +209,7 @@ fn behind_whom(queue: &Queue, member: &Member, ahead: Option<usize>) -> String {
     }
 }
 
-/// The same in few columns: the host stands at that place.
+/// Returns the place of the predecessor alone, for narrow terminals.
 fn behind_which(queue: &Queue, member: &Member, ahead: Option<usize>) -> String {
     match (ahead, &member.state) {
         (Some(ahead), _) => ahead.to_string(),
@@ -222,7 +223,7 @@ fn waits_for_permits(queue: &Queue, member: &Member) -> bool {
     queue.permits.is_some() && matches!(&member.state, MemberState::Waits { behind } if behind == "permits")
 }
 
-/// The place of each member's predecessor, unless the predecessor has left since the queue was listed.
+/// Returns the place of each member's predecessor. `None` if the predecessor has left since the queue was listed.
 fn places_ahead(queue: &Queue) -> Vec<Option<usize>> {
     let places: HashMap<&str, usize> = queue.members.iter().map(|member| &member.node[..]).zip(1..).collect();
     let ahead = |member: &Member| match &member.state {
@@ -239,7 +240,7 @@ fn session(id: i64) -> String {
     }
 }
 
-/// Whether it holds the lock, or is idle and gives the lock up when asked.
+/// Whether the member holds a lock that its process may keep between uses.
 fn is_kept(member: &Member) -> bool {
     member.keeps && member.state == MemberState::Holds
 }
@@ -269,7 +270,7 @@ mod tests {
 
     use super::*;
 
-    /// A queue of one that holds and two that wait.
+    /// Returns a queue of one holder and two waiters.
     fn three() -> Queue {
         let zk = Memory::new();
         let lock = RwLock::builder(&zk, "/l").host("web").build().expect("a valid path");
@@ -280,7 +281,7 @@ mod tests {
             next
         });
         let mut queue = block_on(lock.queue().into_future()).expect("the ensemble answers");
-        // For how long changes from one look to the next.
+        // The ages differ from one look to the next.
         queue.members.iter_mut().for_each(|member| member.since = None);
         queue
     }

@@ -1,8 +1,8 @@
-//! Ties the command's life to ours: if we are killed (-9), the system kills the command.
+//! Ties the life of the command to that of zklock: if zklock is killed (-9), the system kills the command.
 //!
-//! Linux kills a process with its parent if the process itself has asked for that. So the command is started by way of a
-//! stage: our own program, which asks, makes sure that the parent still lives, and then becomes the command. The process
-//! keeps its number, its group, its terminal and its files.
+//! Linux kills a process with its parent if the process itself has asked for this. So zklock starts its own program as
+//! a stage, which asks, makes sure that the parent still lives, and then becomes the command by exec. The process keeps
+//! its id, its group, its terminal and its files.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -13,11 +13,11 @@ use crate::exit::{self, Exit};
 #[cfg(target_os = "linux")]
 use crate::{signals, terminal::our_group};
 
-/// The first argument of the stage. No lock's path is like it, since those begin with a slash.
+/// The first argument of the stage. It cannot be the path of a lock, which begins with a slash.
 #[cfg(target_os = "linux")]
 const STAGE: &str = "tied-to";
 
-/// Our program by a name by which it is found also when its file was replaced.
+/// A name of this program that stays valid when its file is replaced.
 #[cfg(target_os = "linux")]
 const OURSELVES: &str = "/proc/self/exe";
 
@@ -27,8 +27,8 @@ pub(crate) fn has_stage() -> bool {
     std::fs::exists(OURSELVES).is_ok_and(|exists| exists)
 }
 
-/// Starts this program with these arguments, tied to us where that can be had. The system counts the calling thread as
-/// the parent: that has to live as long as we do.
+/// Returns the command that starts the program, tied to zklock where the system can do that. The system counts the
+/// calling thread as the parent, so this thread has to live as long as zklock.
 pub(crate) fn command(program: &OsStr, arguments: &[OsString]) -> Command {
     #[cfg(target_os = "linux")]
     if has_stage() {
@@ -41,7 +41,8 @@ pub(crate) fn command(program: &OsStr, arguments: &[OsString]) -> Command {
     command
 }
 
-/// Becomes the command, if this process was started as the stage. Returns only an error, or `None` if it is no stage.
+/// Becomes the command, if this process was started as the stage. Returns an error, or `None` if this process is not
+/// the stage.
 #[cfg(target_os = "linux")]
 pub(crate) fn stage() -> Option<Exit> {
     use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setsid};
@@ -55,12 +56,12 @@ pub(crate) fn stage() -> Option<Exit> {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return Some(Exit::new(exit::SYSTEM, format!("cannot tie the command to zklock: {error}")));
     }
-    // It may have died before we asked. A parent in another namespace of processes has no number here.
+    // The parent may have died before the request. A parent in another namespace of processes has no id here.
     if getppid().is_some_and(|now| now != parent) {
         return Some(Exit::new(exit::by_signal(Signal::KILL.as_raw()), ""));
     }
-    // In a group from outside of our namespace of processes, which cannot be signalled, there is no terminal to lend either.
-    // A command in a session of its own reads from the terminal without that.
+    // A group from outside of this namespace of processes cannot be signalled, and cannot be lent the terminal. In a
+    // session of its own, the command reads from the terminal without that.
     if our_group().is_none()
         && let Err(error) = setsid()
     {
@@ -79,7 +80,7 @@ pub(crate) fn stage() -> Option<Exit> {
 pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
     let code = match error.kind() {
         io::ErrorKind::NotFound => exit::NO_SUCH_COMMAND,
-        // No process, or no memory for it.
+        // The system has no process or no memory left.
         io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => exit::SYSTEM,
         _ => exit::NOT_EXECUTABLE,
     };

@@ -1,5 +1,5 @@
-//! What people see while zklock waits: one live line on a terminal whose foreground is ours; elsewhere nothing for a
-//! second, and then a plain line when something changes.
+//! Shows the wait to the user. In the foreground of a terminal there is one live line. Elsewhere nothing is printed for
+//! a second, and after that a line for each change.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use crate::output::{self, shorten, shorten_in_the_middle, tame, width};
 use crate::place::Place;
 use crate::{layout, table, terminal};
 
-/// How much is said of those in the way.
+/// How much detail the line has about the contenders in the way.
 #[derive(Clone, Copy, Debug)]
 struct Detail {
-    /// At most so many are named.
+    /// The maximal number of holders that are named.
     holders: usize,
-    /// Hosts and labels take no more columns than that.
+    /// The maximal number of columns of a host or label.
     longest: usize,
     has_what: bool,
     has_path: bool,
@@ -37,8 +37,9 @@ const WHOLE: Detail = Detail {
 const LITTLE: Detail = Detail { holders: 1, longest: 11, has_path: false, has_pid: false, ..WHOLE };
 const LEAST: Detail = Detail { has_mode: false, has_what: false, ..LITTLE };
 
-/// From all to what has room in 80 columns: who it is, what for, and when it queued up. A waiter knows the path, and
-/// `zklock ls` has the rest. When it queued up stands at the end, so that all the others are shortened before it is cut off.
+/// The levels of detail, from everything to what fits 80 columns: host, label, and when the holder queued up. A user
+/// knows the path, and `zklock ls` has the rest. The time stands at the end of the line, so everything else is
+/// shortened before it is cut off.
 const BRIEFER: [Detail; 9] = [
     WHOLE,
     Detail { longest: 20, ..WHOLE },
@@ -51,17 +52,18 @@ const BRIEFER: [Detail; 9] = [
     Detail { longest: 8, has_label: false, ..LEAST },
 ];
 
-/// What a terminal adds to the line when Ctrl-C or Ctrl-Z is typed: `^C`.
+/// The columns that a terminal adds when Ctrl-C or Ctrl-Z is typed: `^C`.
 const TYPED: usize = 2;
 
-/// How long we wait until the live line is taken back. A terminal that is stopped (Ctrl-S) takes nothing.
+/// How long to wait until the live line is removed. A stopped terminal (Ctrl-S) prints nothing.
 const TAKEN_BACK: Duration = Duration::from_millis(200);
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Shows the contenders in the way, for as long as this future is polled. `places` gives our place in the queue when
-/// that, or the contenders in the way, have changed. Dropping the future removes the live line. What is over within a
-/// second is not worth a mail from cron, nor a word on the terminal that another program has.
+/// Shows the contenders in the way for as long as this future is polled. `places` has this contender's place in the
+/// queue, and changes when the place or the contenders in the way change. Dropping the future removes the live line. A
+/// wait of less than a second prints nothing off a terminal, because it is not worth a mail from cron, nor text over
+/// another program.
 pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiver<usize>) {
     let mut line = StatusLine::default();
     let started = Instant::now();
@@ -77,8 +79,7 @@ pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiv
                 let seen = WaitLog { place, holders: holders.unwrap_or_default() };
                 last = Some(seen);
             }
-            // How long ago that was changes all the time, and showing that takes no request. The foreground
-            // may be ours now, or no longer.
+            // The ages on the line change every second, without a request. And the foreground may have changed.
             () = tokio::time::sleep(SECOND) => {}
         }
         let Some(seen) = &last else { continue };
@@ -95,10 +96,10 @@ fn is_live() -> bool {
     output::is_screen(&io::stderr()) && terminal::is_foreground(io::stderr())
 }
 
-/// Our place in the queue.
+/// The state of the wait that a line shows.
 #[derive(Clone, Debug)]
 struct WaitLog {
-    /// Counted from 1.
+    /// The place in the queue, counted from 1.
     place: usize,
     holders: Vec<Member>,
 }
@@ -107,7 +108,7 @@ impl WaitLog {
     fn words(&self, path: &str, what: &str, waited: Option<Duration>, detail: Detail) -> String {
         let waited = waited.map_or_else(String::new, |waited| format!(" {}", table::rounded(waited)));
         let path = if detail.has_path { format!(" {path}") } else { String::new() };
-        // Such as "for a permit of", which ends there.
+        // "for a permit of" loses its "of" if the path does not follow.
         let what = match detail {
             Detail { has_what: false, .. } => String::new(),
             Detail { has_path: false, .. } => format!(" {}", what.trim_end_matches(" of")),
@@ -128,7 +129,7 @@ impl WaitLog {
         words
     }
 
-    /// The part of it whose change is worth another line.
+    /// Returns the part of the state whose change is printed.
     fn gist(&self) -> (usize, Vec<&str>) {
         (self.place, self.holders.iter().map(|holder| &holder.node[..]).collect())
     }
@@ -150,7 +151,7 @@ fn name(member: &Member, detail: Detail) -> String {
     words.join(" ")
 }
 
-/// The host, without its domain where that is too long.
+/// Returns the host, without its domain if the whole is too long.
 fn host(member: &Member, longest: usize) -> String {
     let host = tame(&member.host);
     match width(&host) > longest {
@@ -168,7 +169,7 @@ struct StatusLine {
 }
 
 impl StatusLine {
-    /// Draws the words with as much detail as the terminal has room for.
+    /// Draws the line with as much detail as the terminal has room for.
     fn draw(&mut self, words: impl Fn(Detail) -> String) {
         let (columns, _) = terminal::size(io::stderr());
         let room = columns.saturating_sub(1 + TYPED);
@@ -182,9 +183,9 @@ impl StatusLine {
 
 impl Drop for StatusLine {
     fn drop(&mut self) {
-        // In the background, that line has gone up and another is there, such as a prompt.
+        // In the background the line has scrolled up, and another text is in its place, such as a prompt.
         if self.is_drawn && is_live() {
-            // Before the command writes behind it.
+            // The line must be gone before the command writes.
             output::wait_for(TAKEN_BACK, "\r\x1b[K".to_owned());
         }
     }
@@ -196,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// So many that hold, on a host with a long name.
+    /// Returns the state of a wait behind so many holders, on a host with a long name.
     fn behind(holders: usize) -> WaitLog {
         let zk = Memory::new();
         let lock = RwLock::builder(&zk, "/l").host("web.example").label("migrate").build().expect("a valid path");
@@ -215,7 +216,7 @@ mod tests {
         assert_eq!(told(1, "for a permit of", WHOLE), whole);
         assert_eq!(behind(1).words("/l", "to read", None, WHOLE).split(':').next(), Some("waiting to read /l"));
         let little = "waiting 9s for a permit: place 2, held by READ web.example \"migrate\"";
-        assert_eq!(told(1, "for a permit of", LITTLE), little, "what ends with the path does not end with `of`");
+        assert_eq!(told(1, "for a permit of", LITTLE), little, "without the path there is no `of`");
         assert_eq!(told(1, "to write", LEAST), "waiting 9s: place 2, held by web.example \"migrate\"");
         assert_eq!(
             told(1, "to write", *BRIEFER.last().expect("nine")),
