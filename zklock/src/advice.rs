@@ -49,16 +49,16 @@ pub(crate) fn advice<V: Ord>(servers: &[(Role, Shown<V>)], is_whole: bool) -> Ad
     }
     let mut sides = BTreeMap::<&V, BTreeSet<usize>>::new();
     for (server, (_, shown)) in servers.iter().enumerate() {
-        let Some(shown) = shown else { return Advice::Nothing("what a server shows has changed meanwhile") };
+        let Some(shown) = shown else { return Advice::Nothing("the node changed while the servers were asked") };
         sides.entry(shown).or_default().insert(server);
     }
     let votes = |of: &BTreeSet<usize>| of.iter().filter(|server| servers[**server].0 != Role::Observer).count();
     let everybody = (0..servers.len()).collect();
     let are_majority = |of: &BTreeSet<usize>| 2 * votes(of) > votes(&everybody);
     let leaders: Vec<usize> = everybody.iter().copied().filter(|server| servers[*server].0 == Role::Leader).collect();
-    let [leader] = leaders[..] else { return Advice::Nothing("no single server says that it leads") };
+    let [leader] = leaders[..] else { return Advice::Nothing("not exactly one server reports that it leads") };
     if servers.iter().any(|(role, _)| *role == Role::Unknown) {
-        return Advice::Nothing("a server does not say whether it leads or follows");
+        return Advice::Nothing("a server does not report its role");
     }
     match sides.into_values().find(are_majority) {
         Some(side) if side.contains(&leader) => Advice::Renew(&everybody - &side),
@@ -74,9 +74,9 @@ pub(crate) fn together(all: &mut [Advice], voters: usize) {
     let is_restarted = all.iter().any(|one| matches!(one, Advice::Restart(_)));
     for one in all.iter_mut().filter(|one| matches!(one, Advice::Renew(_))) {
         if is_restarted {
-            *one = Advice::Nothing("first the leader is to be restarted, for another node");
+            *one = Advice::Nothing("the leader must be restarted first, because of another node");
         } else if 2 * renewed.len() >= voters {
-            *one = Advice::Nothing("about one node or another, half of the servers contradict the rest");
+            *one = Advice::Nothing("half of the servers or more differ from the rest about some node");
         }
     }
 }
@@ -105,7 +105,7 @@ impl Advice {
                  server leads",
                 named(*leader)
             ),
-            Advice::Nothing(why) => format!("{why}, so delete no data of any"),
+            Advice::Nothing(why) => format!("{why}, so delete no data on any server"),
         }
     }
 }
@@ -174,11 +174,11 @@ mod tests {
             ),
             (
                 [(Leader, shows), (Follower, shows), (Follower, None)],
-                Advice::Nothing("what a server shows has changed meanwhile"),
+                Advice::Nothing("the node changed while the servers were asked"),
             ),
             (
                 [(Leader, shows), (Leader, shows), (Follower, lacks)],
-                Advice::Nothing("no single server says that it leads"),
+                Advice::Nothing("not exactly one server reports that it leads"),
             ),
         ] {
             assert_eq!(advice(&servers, true), told, "{servers:?}");
@@ -206,6 +206,6 @@ mod tests {
         assert_eq!(Advice::Renew([1].into()).words(named), "zk1 alone differs: stop it, delete its data, and start it");
         assert!(Advice::Renew([1, 2].into()).words(named).starts_with("zk1, zk2 differ from the majority: one after"));
         assert!(Advice::Restart(2).words(named).contains("delete no data, restart the leader zk2"));
-        assert_eq!(Advice::Nothing("x").words(named), "x, so delete no data of any");
+        assert_eq!(Advice::Nothing("x").words(named), "x, so delete no data on any server");
     }
 }

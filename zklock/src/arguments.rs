@@ -1,4 +1,4 @@
-//! The arguments of zklock, and the help texts that explain them; does nothing.
+//! The definition of zklock's arguments, and its help texts.
 
 use std::ffi::OsString;
 use std::num::NonZeroU32;
@@ -16,154 +16,157 @@ const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
        zklock [OPTIONS] PATH -c 'SHELL COMMAND'
        zklock [OPTIONS] ls|watch|ask|forget|permits|break|check ...";
 
-/// What an option takes that is read from a file.
+/// The hint for options whose value is a file.
 const FILE: ValueHint = ValueHint::FilePath;
 
-/// The lines of the help texts fit into a manual page on a terminal of 80 columns.
+/// The text after the help. Its lines fit into a manual page on a terminal of 80 columns.
 const AFTER_HELP: &str = "\
 Examples:
-  run it alone, in the whole fleet
+  run a command alone, in the whole fleet
       zklock /locks/backup -- backup.sh
   ... or not at all, if it runs elsewhere
       zklock -n /locks/cron/report report --daily
   wait up to ten minutes, or exit with 9
       zklock -w 600 -E 9 /db/orders/migrate -- migrate
-  together with other readers, while no writer is there
+  together with other readers, while there is no writer
       zklock -s /db/orders/migrate -- app
   at most so many at once, in the whole fleet
       zklock -j /limits/geocoder -- import
-  for cron on every host: once an hour, by whichever comes first
+  for cron on every host: once an hour, on the first host that comes
       zklock --once-in 50m /cron/report -- report
   a line for the shell
       zklock /locks/x -c 'make && make install'
-  who holds it, who waits, behind whom, and when each queued up
+  show who holds the lock, who waits behind whom, and since when
       zklock ls /locks/backup
   the same for all locks below a path
       zklock ls --tree /locks
-  have it given up where it is only kept, and in use by nobody
+  have processes that only keep the lock give it up
       zklock ask /locks/backup
-  how many: five, from now on
+  set the number of permits to five
       zklock permits /limits/geocoder 5
-  have it run again at the next start, however long ago it was done
+  run a job at the next start, however long ago it was done
       zklock forget /cron/report
-  remove the one with this token, and nobody else
+  remove the holder or waiter with this token, and no other
       zklock break /locks/backup 4294967301
 
 Exit codes:
-  of the command; 128 + N if signal N ended it, or zklock while it
-  waited. After a Ctrl-C zklock ends by that signal itself, so that a
-  shell's loop around it ends: $? is 130
-    0   with --once-in, also if the command was not run, because it was
-        done already (--skipped-exit-code sets another)
-    1   -n or -w did not get the lock (-E sets another);
-        break: no holder or waiter has that token;
+  zklock exits with the code of the command, or with 128 + N if signal N
+  ended the command, or ended zklock while it waited. After Ctrl-C zklock
+  ends by that signal itself, so that a shell's loop around it ends: $?
+  is 130. Other codes:
+    0   with --once-in also if the command was not run, because it was
+        already done (--skipped-exit-code sets another code)
+    1   -n or -w did not get the lock (-E sets another code);
+        break: no holder or waiter has the token;
         forget: there is no record;
         check: something is odd
    64   wrong usage
-   65   what is in ZooKeeper is in the way (contenders of another
-        program, numbers that are used up), or the servers refuse, for a
-        reason that they tell
+   65   data in ZooKeeper prevents the operation (contenders of another
+        program, used-up sequence numbers), or the servers refuse it; the
+        message says why
    69   no server can be reached; the message says why
    71   this system gives no thread or no signals
-   74   what was found could not be written to standard output
-   75   the lock was lost while the command ran, whatever the command
-        itself returned (--lost-exit-code sets another); with --once-in
-        also if it was lost before the success was recorded
+   74   the result could not be written to standard output
+   75   the lock was lost while the command ran, whatever code it
+        returned (--lost-exit-code sets another code); with --once-in
+        also if the lock was lost before the success was recorded
    76   the place in the queue, or the lock, was lost; nothing was run
-   77   ZooKeeper denies the permission, or does not accept the
-        credentials, also if it refuses them only later, while zklock
-        waits or the command runs; with --once-in also if the command has
-        succeeded, and that may not be recorded
+   77   ZooKeeper denies the permission, or refuses the credentials, also
+        later, while zklock waits or the command runs; with --once-in
+        also if the command's success may not be recorded
   126   the command cannot be executed
   127   there is no such command
 
 Environment:
   ZK_HOSTS      the servers, as for --zk
-  ZK_AUTH       user:password, as for --auth, but seen by fewer people
-  ZK_SASL       the same, as for --sasl
+  ZK_AUTH       user:password, as for --auth, but less visible to others
+  ZK_SASL       user:password, as for --sasl
   ZK_AUTH_FILE, ZK_SASL_FILE
-                a file with one line of it, as for --auth-file and
-                --sasl-file
+                a file with one line, user:password, as for --auth-file
+                and --sasl-file
   ZK_TLS_CA, ZK_TLS_CERT, ZK_TLS_KEY
                 files, as for --tls-ca, --tls-cert and --tls-key
   ZK_TICK_TIME  the servers' tickTime, as for --tick-time
-                (an option counts before its variable, and what is empty
+                (an option overrides its variable, and an empty value
                 counts as not given)
   NO_COLOR      no colours
 
   The command gets ZKLOCK_PATH, ZKLOCK_MODE (READ, WRITE or PERMIT) and
-  ZKLOCK_TOKEN: a number that is higher than that of every earlier holder
-  that excluded this one. Have the systems that the command writes to
-  refuse lower numbers. With -j several hold at once, each with a number
-  of its own. Of the variables above it does not get ZK_AUTH,
-  ZK_SASL, their files, ZK_TLS_CERT and ZK_TLS_KEY, unless there is
-  --keep-credentials: a zklock within the command needs it.
+  ZKLOCK_TOKEN, the fencing token: a number that is higher than that of
+  every earlier holder that excluded this one. Have the systems that the
+  command writes to refuse lower numbers. With -j several commands hold
+  permits at once, each with a number of its own. The command does not
+  get ZK_AUTH, ZK_SASL, their files, ZK_TLS_CERT and ZK_TLS_KEY, unless
+  --keep-credentials is given: a zklock within the command needs them.
 
 Signals:
-  Each signal that ends a process, real-time ones too, ends zklock while
-  it waits; after that, the command's process group gets it, as it gets
-  CONT, TSTP, TTIN, TTOU, URG and WINCH. If that ends the command, the
-  lock is given back when the whole group has ended: what does not heed
-  the signal gets KILL after --grace, or at the next signal. Nobody can
-  catch KILL and STOP. What was ignored when zklock started (by nohup;
-  INT and QUIT by a script's &) stays ignored by zklock and by the
-  command, as with flock(1) and env(1); PIPE does not.
+  While zklock waits, every signal that ends a process ends zklock,
+  real-time signals too. While the command runs, zklock passes these
+  signals on to the command's process group, and also CONT, TSTP, TTIN,
+  TTOU, URG and WINCH. If such a signal ends the command, the lock is
+  given back when the whole group has ended: processes that ignore the
+  signal get KILL after --grace, or at the next signal. KILL and STOP
+  cannot be caught. A signal that was ignored when zklock started (by
+  nohup; INT and QUIT by a script's &) stays ignored by zklock and by the
+  command, as with flock(1) and env(1), except PIPE.
 
 Once in a while:
   With --once-in 50m the command is run only if it has not succeeded
-  within the last 50 minutes, by ZooKeeper's clock; no host's clock
-  counts. All hosts may start it at the same time: one runs it, the
-  others wait, and exit with 0 when it was done. If it fails or dies, the
-  next of them runs it. Its success (exit code 0) is recorded in a node
-  beside the lock, PATH.done, which `zklock ls` shows.
+  within the last 50 minutes, by ZooKeeper's clock. The clocks of the
+  hosts do not matter. All hosts may start it at the same time: one runs
+  it, and the others wait, and exit with 0 when it is done. If the
+  command or its host fails, the next waiting host runs it. Its success
+  (exit code 0) is recorded in a node beside the lock, PATH.done, which
+  `zklock ls` shows.
 
 At most so many:
   With -j the command is run under one of the permits of PATH, which all
   hosts share: GNU parallel's `sem`, for many machines. First come, first
-  served. How many there are is said once: zklock permits PATH 3. It is
-  kept in the data of PATH, and counts for all, also while they run.
-  Nobody who holds is stopped. Leave the number out of -j: with -j 3,
-  zklock says so itself where nobody has, and where there is another
-  number it exits with 64 and says both.
-  A path is either a lock or has permits: the second to come is refused
-  with 65. ls, watch, break and check see which it is. The options and
-  exit codes are the same for both.
+  served. Set the number of permits once: zklock permits PATH 3. It is
+  kept in the data of PATH and counts for all hosts. A change takes
+  effect at once, but stops no command that holds a permit. Do not repeat
+  the number in -j: -j 3 sets the number if none is set, and exits with
+  64 if another number is set.
+  A path is either a lock or a semaphore with permits: zklock exits with
+  65 if the path is in use as the other kind. ls, watch, break and check
+  find out which it is. The options and exit codes are the same for both.
 
 When the lock is lost:
-  The command's process group gets TERM. What is left of it gets KILL
-  when the command itself has ended, or after --grace; zklock exits with
-  75. The grace is cut short so that KILL comes before
-  ZooKeeper lets anybody else in: TERM when a quarter of the session
-  timeout is left until then. A network that is gone for 0.4 of the
-  session timeout does not cost the lock, if --tick-time is given and is
-  at most a fifth of it; -v says what a break may last otherwise.
+  The command's process group gets TERM. The processes that are left of
+  it get KILL when the command itself has ended, or after --grace, and
+  zklock exits with 75. The grace is cut short so that KILL comes before
+  ZooKeeper can grant the lock to another contender: TERM is sent when a
+  quarter of the session timeout is left until then. A disconnection of
+  0.4 of the session timeout does not cost the lock, if --tick-time is
+  given and is at most a fifth of the session timeout; otherwise -v says
+  how long a disconnection may last.
   After `zklock break` the next contender may start at once, while the
   command still has its grace.
-  With --max-hold 1h a command that hangs loses the lock: after an hour
+  With --max-hold 1h a command that hangs loses the lock after an hour:
   it gets TERM, and then KILL, as above, before the next one starts.
 
 What zklock cannot do for you:
-  - Killed with -9 it takes the process of the command along (Linux), and
-    the lock is free one session timeout later. What that process has
-    started itself runs on, and so does a command with rights of its own
-    (sudo, setuid).
-  - Stopped (SIGSTOP, Ctrl-Z) for longer than three quarters of the
-    session timeout it loses the lock. By SIGSTOP it leaves the command
-    running until it wakes, beside the next holder. Ctrl-Z stops the
-    command too, and it is killed rather than continued if the lock is
-    gone. While zklock waits, Ctrl-Z costs the place in the queue after
-    the session timeout, and it ends with 76 when it goes on; it holds up
-    nobody meanwhile. `bg` instead: it waits in the background.
-  - What a command that ends by itself leaves in the background runs on
+  - If zklock is killed with -9, Linux kills the process of the command
+    too, and the lock is free one session timeout later. Processes that
+    the command has started run on, and so does a command with rights of
+    its own (sudo, setuid).
+  - If zklock is stopped (SIGSTOP, Ctrl-Z) for longer than three quarters
+    of the session timeout, it loses the lock. After SIGSTOP the command
+    runs on beside the next holder until zklock continues. Ctrl-Z stops
+    the command too; when zklock continues without the lock, it kills the
+    command. If Ctrl-Z stops a waiting zklock past the session timeout,
+    zklock loses its place in the queue, delays nobody, and exits with 76
+    when it continues. With `bg` it waits in the background instead.
+  - If the command ends by itself, its background processes run on
     without the lock.
   - Processes that leave the command's process group (setsid) get none of
     these signals.";
 
 /// Run a command while holding a read/write lock in ZooKeeper: flock(1) for many machines.
 ///
-/// The lock is a directory of ZooKeeper, PATH. Without -s the command runs alone under the lock. With -s it may run
-/// together with other commands under -s. First come, first served. The lock is given back when the command ends, and
-/// if this machine dies, one session timeout later.
+/// The lock is a directory in ZooKeeper, PATH. Without -s the command runs alone under the lock. With -s it may run
+/// together with other commands under -s. First come, first served. The lock is given back when the command ends. If
+/// this machine dies, the lock is free one session timeout later.
 #[derive(Debug, Parser)]
 #[command(name = "zklock", version, override_usage = USAGE, after_long_help = AFTER_HELP, max_term_width = 110)]
 #[command(after_help = "Examples, exit codes and environment: zklock --help", disable_help_subcommand = true)]
@@ -179,14 +182,14 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Reads the words of the command line. The path may follow `-j`, and is no number then.
+    /// Parses the command line. A path may follow `-j`, and is not read as its number.
     pub(crate) fn read(mut words: Vec<OsString>) -> Result<Arguments, clap::Error> {
         let lacks_number = |pair: &[OsString]| {
             let is_j = || Arguments::try_parse_from([&words[0], &pair[0]]).is_ok_and(|it| it.run.takes_any_number());
             pair[1].as_encoded_bytes().starts_with(b"/") && is_j()
         };
         if let Some(at) = words.windows(2).position(lacks_number) {
-            // Behind the lock's path the words are those of the command.
+            // The words after the lock's path belong to the command.
             let before = Arguments::try_parse_from(&words[..at]);
             if before.is_ok_and(|before| before.task.is_none() && before.run.words.is_empty()) {
                 words.insert(at + 1, OsString::new());
@@ -196,23 +199,23 @@ impl Arguments {
     }
 }
 
-/// Options of flock(1) that zklock cannot have.
+/// Options of flock(1) that zklock does not have.
 const OF_FLOCK: [&str; 5] = ["-F", "--no-fork", "-u", "--unlock", "--fcntl"];
 
-/// An unknown option is no value: behind `--` it would be taken for the lock.
+/// Removes clap's tip to pass an unknown option behind `--`: zklock would read the option as the lock's path.
 fn without_misleading_tip(mut error: clap::Error) -> clap::Error {
     if error.kind() == ErrorKind::UnknownArgument {
         error.remove(ContextKind::Suggested);
         let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
         if OF_FLOCK.contains(&&*argument) {
-            let tip = "flock(1) has it, and zklock has not: a session needs a process that stays beside the command";
+            let tip = "flock(1) has this option, but zklock has not: the session needs a process that runs as long as the command";
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
         }
     }
     error
 }
 
-/// Running a command.
+/// The arguments for running a command.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// Share the lock with other commands under -s (a read lock).
@@ -223,8 +226,8 @@ pub(crate) struct Run {
     #[arg(short = 'x', short_alias = 'e', long)]
     exclusive: bool,
 
-    /// Run it together with others, at most so many at once in the whole fleet (a semaphore): as many as `zklock permits`
-    /// has set. N says how many where nobody has; better leave it out.
+    /// Run it under a permit of a semaphore: in the whole fleet at most as many commands run at once as `zklock permits`
+    /// has set. N sets the number if none is set; better leave it out.
     #[arg(short = 'j', long, value_name = "N", num_args = 0..=1, default_missing_value = "", value_parser = permits, conflicts_with_all = ["shared", "exclusive", "once_in"])]
     pub(crate) permits: Option<Permits>,
 
@@ -232,7 +235,7 @@ pub(crate) struct Run {
     #[arg(short = 'n', long, visible_alias = "nb")]
     pub(crate) nonblock: bool,
 
-    /// Wait at most so long from being connected on, in seconds (or like 1m30s); then exit with 1 (or -E). 0 is -n.
+    /// Wait at most so long once connected, in seconds (or like 1m30s), then exit with 1 (or -E). 0 means -n.
     #[arg(short = 'w', long, visible_alias = "timeout", value_name = "SECS", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
 
@@ -245,11 +248,11 @@ pub(crate) struct Run {
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "shared")]
     pub(crate) once_in: Option<Duration>,
 
-    /// The exit code when --once-in does not run the command, because it was done already.
+    /// The exit code when --once-in does not run the command, because it was already done.
     #[arg(long, value_name = "CODE", value_parser = exit_code, default_value_t = 0, hide_default_value = true, requires = "once_in")]
     pub(crate) skipped_exit_code: u8,
 
-    /// Changes nothing; flock(1) has it. The command never inherits anything that could keep the lock.
+    /// Accepted for flock(1)'s sake, without effect: the command never inherits a file that could keep the lock.
     #[arg(short = 'o', long, hide = true)]
     close: bool,
 
@@ -257,13 +260,13 @@ pub(crate) struct Run {
     #[arg(short = 'c', long = "command", value_name = "CMD")]
     pub(crate) shell: Option<OsString>,
 
-    /// When the lock is lost: how long the command may take to end after TERM, before KILL. Cut short so that it ends
-    /// before another contender can be let in.
+    /// How long the command may take to end after TERM when the lock is lost, before KILL. Cut short so that the
+    /// command ends before the lock can be granted to another contender.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) grace: Duration,
 
-    /// Hold for so long at most, in seconds (or like 1h): then the lock is lost, the command is ended as after any loss,
-    /// and the next contender is let in [default: for as long as the command runs].
+    /// Hold the lock for so long at most, in seconds (or like 1h). Then the lock is lost, and the command is ended as
+    /// after any loss [default: for as long as the command runs].
     #[arg(long, value_name = "TIME", value_parser = positive)]
     pub(crate) max_hold: Option<Duration>,
 
@@ -275,7 +278,7 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) keep_credentials: bool,
 
-    /// The label that other users of the lock see [default: the beginning of the command line, so have no secrets
+    /// The label that other users of the lock see [default: the beginning of the command line, so put no secrets
     /// there].
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
@@ -284,7 +287,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
 
-    /// Say nothing while waiting (off a terminal and in the background that begins after a second), nor when -n or -w does not get the lock, nor when --once-in does not run the command.
+    /// Print nothing while waiting, nor when -n or -w does not get the lock, nor when --once-in does not run the
+    /// command.
     #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 
@@ -294,52 +298,53 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Whether there is a `-j` without a number.
+    /// Whether `-j` is given without a number.
     fn takes_any_number(&self) -> bool {
         matches!(self.permits, Some(Permits(None)))
     }
 
-    /// Whether a lock that is taken is not waited for.
+    /// Whether zklock exits at once if the lock is taken.
     pub(crate) fn does_not_wait(&self) -> bool {
         self.nonblock || self.wait == Some(Duration::ZERO)
     }
 }
 
-/// Reaching ZooKeeper.
+/// The arguments for connecting to ZooKeeper.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Connection {
-    /// The servers: host:port,host:port, with a path at the end to keep everything below [env: ZK_HOSTS] [default:
+    /// The servers: host:port,host:port. A path at the end becomes the root of all paths [env: ZK_HOSTS] [default:
     /// 127.0.0.1:2181].
     #[arg(long, global = true, value_name = "HOSTS")]
     pub(crate) zk: Option<OsString>,
 
     /// The naming scheme of the lock's nodes: native, or that of other programs that use the lock: curator
-    /// (InterProcessReadWriteLock), curator-mutex (InterProcessMutex) or kazoo. ls --tree finds it by itself.
+    /// (InterProcessReadWriteLock), curator-mutex (InterProcessMutex) or kazoo. ls --tree detects it.
     #[arg(long, global = true, value_name = "NAME", default_value_t = Dialect::Native, hide_default_value = true)]
     pub(crate) dialect: Dialect,
 
-    /// How long ZooKeeper keeps the lock of a zklock that it does not hear from. The servers bound it.
+    /// How long ZooKeeper keeps the lock of a zklock that it does not hear from. The servers may limit this time.
     #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = positive)]
     pub(crate) session_timeout: Duration,
 
-    /// How long to try to reach a server [default: the session timeout; with -n 3s at most]. With -w no longer than that,
-    /// but at least 1s. Then exit with 69, and say why each server gives no session.
+    /// How long to try to reach a server [default: the session timeout; with -n 3s at most]. -w shortens this time,
+    /// down to 1s. Then exit with 69, and say why each server gives no session.
     #[arg(long, global = true, value_name = "TIME", value_parser = positive)]
     pub(crate) connect_timeout: Option<Duration>,
 
     /// The tickTime of the servers' configuration [env: ZK_TICK_TIME] [default: the smaller of 3s and half the session
-    /// timeout]. With a small one given, the lock survives a longer break of the network. It must not be less than the
+    /// timeout]. If a small tick time is given, the lock survives a longer disconnection. It must not be less than the
     /// servers' own.
     #[arg(long, global = true, value_name = "TIME")]
     pub(crate) tick_time: Option<OsString>,
 
-    /// Authenticate with ZooKeeper's digest scheme [env: ZK_AUTH]. Only the same user may then touch the nodes that are
-    /// made. Other users of this machine see the option in the list of processes: better --auth-file or ZK_AUTH.
+    /// Authenticate with ZooKeeper's digest scheme [env: ZK_AUTH]. Only the same user has rights on the nodes that are
+    /// then created. Other users of this machine see this option in the list of processes: better use --auth-file or
+    /// ZK_AUTH.
     #[arg(long, global = true, value_name = "USER:PASSWORD")]
     pub(crate) auth: Option<OsString>,
 
-    /// The same, from a file of one line: a credential of systemd, a secret of Kubernetes [env: ZK_AUTH_FILE].
+    /// The same from a file of one line, such as a credential of systemd or a secret of Kubernetes [env: ZK_AUTH_FILE].
     #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
     pub(crate) auth_file: Option<OsString>,
 
@@ -348,7 +353,7 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "USER:PASSWORD")]
     pub(crate) sasl: Option<OsString>,
 
-    /// The same, from a file of one line [env: ZK_SASL_FILE].
+    /// The same from a file of one line [env: ZK_SASL_FILE].
     #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
     pub(crate) sasl_file: Option<OsString>,
 
@@ -356,7 +361,7 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
     pub(crate) tls_ca: Option<OsString>,
 
-    /// Our certificate for servers that ask for one (PEM) [env: ZK_TLS_CERT].
+    /// The certificate of this client, for servers that ask for one (PEM) [env: ZK_TLS_CERT].
     #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
     pub(crate) tls_cert: Option<OsString>,
 
@@ -364,57 +369,56 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
     pub(crate) tls_key: Option<OsString>,
 
-    /// Report when the lock is granted, and its token; and show the log of the connection, on standard error.
+    /// Report on standard error when the lock is granted, and its token, and show the log of the connection.
     #[arg(short = 'v', long, global = true)]
     pub(crate) verbose: bool,
 }
 
-/// What else there is to do than to run a command.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
     /// Show who holds a lock and who waits for it, or who has the permits of a semaphore.
     ///
-    /// A holder whose STATE is `keeps` uses the lock, or is idle and gives it up as soon as it is asked: by a contender that
-    /// waits, or by `zklock ask`. From outside the two look the same.
+    /// A holder whose STATE is `keeps` may keep the lock between uses. An idle one gives the lock up as soon as it is
+    /// asked, by a waiting contender or by `zklock ask`. Others cannot see whether it is idle.
     ///
-    /// On a terminal the table has no more columns than that: SESSION goes first, then long hosts and labels are shortened,
-    /// then PID goes. TOKEN is always there. With `| cat`, and in --json, nothing is left out.
+    /// In a narrow terminal the column SESSION is dropped first, then long hosts and labels are shortened, then PID is
+    /// dropped. TOKEN is always shown. With `| cat` and in --json nothing is left out.
     Ls(Ls),
-    /// The same, live, until interrupted. `zklock ls --help` says what the states mean.
+    /// Show the same live, until interrupted. `zklock ls --help` explains the states.
     ///
-    /// In the background (`zklock watch PATH &`) nothing is drawn, and after `fg` again.
+    /// In the background (`zklock watch PATH &`) nothing is drawn. `fg` continues the display.
     Watch(WatchOrder),
     /// Ask the processes that only keep a lock to give it up.
     ///
-    /// A process may keep a lock between uses. Each one that does gives it up: at once, or when the uses that run have
-    /// ended. Nothing is taken away from a holder that uses the lock. A contender that waits asks by itself, and -n does
-    /// not. Does not wait until the lock is free.
+    /// A process may keep a lock between uses. Such a process gives the lock up at once, or when its present uses have
+    /// ended. A holder that uses the lock loses nothing. A waiting contender asks by itself, but -n does not. This
+    /// command does not wait until the lock is free.
     Ask(Ask),
-    /// Forget when a command was last done under --once-in, so that it is run at its next start.
+    /// Remove the record of the last run under --once-in, so that the command is run at its next start.
     Forget(Forget),
-    /// Set how many may run at once under `zklock -j`, for all who do.
+    /// Set how many commands may run at once under `zklock -j`, for all hosts.
     Permits(SetPermits),
     /// Remove one holder or waiter, by its token.
     Break(Break),
-    /// Look for what is odd in a lock's directory, and for servers that show it otherwise; exit with 1 if there is
-    /// something.
+    /// Look for oddities in a lock's directory, and for servers that disagree about it. Exit with 1 if there are any.
     Check(Check),
-    /// What the completions ask: the words come by standard input.
+    /// Answer a completion script. The words come by standard input.
     #[command(hide = true)]
     Complete {
-        /// Which shell.
+        /// The shell.
         shell: Shell,
     },
     /// Print completions for a shell: source <(zklock completions bash).
     ///
-    /// In bash, zsh and fish they know the paths of the ensemble, and complete what follows the lock as a command.
+    /// In bash, zsh and fish they offer the paths of the ensemble, and complete the words after the lock as a command.
     Completions {
-        /// Which shell.
+        /// The shell.
         shell: Shell,
     },
     /// Print the manual page (roff), of zklock or of one of its subcommands.
     Man {
-        /// Which subcommand.
+        /// The subcommand.
         task: Option<String>,
     },
 }
@@ -423,38 +427,38 @@ const JSON_HELP: &str = "\
 With --json, one object:
   path      the lock
   dialect   the naming scheme of its nodes, as for --dialect
-  permits   {\"all\", \"free\"}, if it is a semaphore (zklock -j), or null;
-            both are 0 if its number is no number
-  done      when a command was last done under --once-in, or null:
-    at        by ZooKeeper's clock, RFC 3339 in UTC
+  permits   {\"all\", \"free\"} of a semaphore (zklock -j), otherwise null;
+            both are 0 if the number of permits is invalid
+  done      the last run under --once-in, or null:
+    at        when it was done by ZooKeeper's clock, RFC 3339 in UTC
     host, pid, label, token
               of the zklock that recorded it; all but host may be null
   members   in the order of arrival, each:
     place     1, 2, 3...
     state     \"holds\", \"waits\", or \"stuck\" (will never hold: see
               `zklock check`)
-    keeps     whether its process may keep the lock between uses. If it
-              holds, it may be idle: see `zklock ask`
-    mode      \"READ\" or \"WRITE\"; of a semaphore \"PERMIT\"
+    keeps     whether its process may keep the lock between uses. Such a
+              holder may be idle: see `zklock ask`
+    mode      \"READ\" or \"WRITE\"; for a semaphore \"PERMIT\"
     permits   how many permits it holds or waits for, or null
     host, pid, label
-              as it says itself; pid and label may be null, and host
-              empty in another dialect than native
+              as the member states them; pid and label may be null, and
+              host may be empty in another dialect than native
     since     when it queued up, or was granted permits, RFC 3339 in
-              UTC. Since when a lock is held does not show
+              UTC. The time when a lock was granted is not known
     session   the ensemble's number for its session, like \"0x100000a\"
     behind    the place of its predecessor, or null
     node      the name of its node
     token     for `zklock break`; the holder's fencing token
-              since, session and token are null if its node could not be
-              read: it has just left, or its ACL forbids it
+              since, session and token are null if the node could not be
+              read, because it has just left or its ACL forbids reading
 
 With --json and --tree, one object:
   prefix      the path below which locks were looked for
-  locks       objects as above; without members where a command was once
-              done, and nobody holds or waits
+  locks       objects as above; members is empty if a job was once done
+              there, and nobody holds or waits
   unreadable  paths that may not be listed
-  cycles      of processes that wait for each other, each a list of
+  cycles      circles of processes that wait for each other, each a list of
               {\"waits\": {\"host\", \"pid\"}, \"path\",
               \"holds\": {\"host\", \"pid\"}}
 
@@ -464,15 +468,15 @@ Fields may be added, and none will be changed.";
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock ls [OPTIONS] PATH", after_long_help = JSON_HELP)]
 pub(crate) struct Ls {
-    /// The lock; with --tree, where to look for locks.
+    /// The lock, or with --tree the path at and below which to look for locks.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
-    /// Show every lock at and below PATH that has a holder or a waiter, or under which a command was once done.
+    /// Show every lock at and below PATH that has a holder, a waiter, or a record of a run under --once-in.
     #[arg(long)]
     pub(crate) tree: bool,
 
-    /// Print JSON: `zklock ls --help` says which.
+    /// Print JSON, as `zklock ls --help` documents it.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -489,7 +493,7 @@ pub(crate) struct WatchOrder {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = positive)]
     pub(crate) interval: Duration,
 
-    /// Print a line of JSON, as `zklock ls --json`, whenever the queue changes.
+    /// Print a line of JSON, as `zklock ls --json` does, whenever the queue changes.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -498,7 +502,7 @@ pub(crate) struct WatchOrder {
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock ask [OPTIONS] PATH")]
 pub(crate) struct Ask {
-    /// The lock. Its directory must be readable and writable to us.
+    /// The lock. The client needs the rights READ and WRITE on its directory.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 }
@@ -516,11 +520,11 @@ pub(crate) struct Forget {
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock permits [OPTIONS] PATH N")]
 pub(crate) struct SetPermits {
-    /// What `zklock -j` uses. It is made if it is missing.
+    /// The semaphore that `zklock -j` uses. It is created if it is missing.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
-    /// How many permits there are from now on. Nobody who holds one is stopped.
+    /// The new number of permits. No command that holds a permit is stopped.
     #[arg(value_name = "N", value_parser = number)]
     pub(crate) number: NonZeroU32,
 }
@@ -533,11 +537,11 @@ pub(crate) struct Break {
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
-    /// The token of the holder or waiter to remove: see `zklock ls`. No two ever have the same.
+    /// The token of the holder or waiter to remove: see `zklock ls`. No token is ever used twice.
     #[arg(value_name = "TOKEN", value_parser = token)]
     pub(crate) token: i64,
 
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(short = 'y', long)]
     pub(crate) yes: bool,
 }
@@ -555,36 +559,35 @@ With --json, one object:
             away. The last five have null as their node.
   servers   each server of --zk: {\"server\", \"version\", \"mode\",
             \"losses\", \"vulnerabilities\", \"problem\"}: the issues of
-            ZooKeeper's by which its release can lose or keep nodes, its
+            ZooKeeper by which its release can lose or keep nodes, its
             CVEs that concern a lock, and why it was not looked at
   looked_at, of  how many servers of the ensemble were looked at, and
             how many it has; null if the servers may not tell
 
-Every server of --zk is asked: diverged are nodes that one shows and
-another does not, also after it has caught up with the leader. To
-delete data is advised only of fewer servers than a majority, which
-the majority and the leader contradict, and only if all servers of
-the ensemble were looked at. With
-4lw.commands.whitelist=srvr,dump the servers also tell which sessions
-live: a ghost is a node whose session is over. A server that was not
-looked at within --connect-timeout (or 10 s) is odd, too: away, also
-one that --zk does not name. Of a name with several addresses one is
-asked.
+Every server of --zk is asked. A node is diverged if one server shows it
+and another server, which has caught up with the leader, does not. To
+delete a server's data is advised only if a majority and the leader
+contradict that server, and only if all servers of the ensemble were
+looked at. With 4lw.commands.whitelist=srvr,dump the servers also tell
+which sessions live. A node is a ghost if its session is over. A server
+is away if it was not looked at within --connect-timeout (or 10 s), or
+if --zk does not name it. If a name has several addresses, one of them
+is asked.
 
-The counter shows only in the nodes that are there. The counter of an
-empty directory does not show."
+The sequence counter is known only from the nodes in the directory. The
+counter of an empty directory is unknown."
 )]
 pub(crate) struct Check {
     /// The lock.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
-    /// Print JSON: `zklock check --help` says which.
+    /// Print JSON, as `zklock check --help` documents it.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// A number of seconds, as in flock(1), or a time with units.
+/// Parses a number of seconds, as in flock(1), or a time with units.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let numbers = || text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let time = match text.parse::<f64>() {
@@ -596,12 +599,12 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| "expected a number of seconds, or a time like 1m30s".to_owned())
 }
 
-/// As [`duration`], but not zero.
+/// Parses a time as [`duration`] does, and refuses zero.
 fn positive(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|time| if time.is_zero() { Err("it must be more than zero".to_owned()) } else { Ok(time) })
 }
 
-/// How many permits `-j` says that there are; `None` if as many as the ensemble has.
+/// The number of permits that `-j` states. `None` if the number in the ensemble counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permits(pub(crate) Option<NonZeroU32>);
 

@@ -142,7 +142,7 @@ impl Nodes {
 async fn wider_acls(zk: &ZooKeeper, places: Places) -> Result<Vec<Odd>, Exit> {
     let mut odd = Vec::new();
     let with_data = places.nodes.into_iter().filter(|node| !places.directories.contains(node)).collect::<Vec<_>>();
-    for (nodes, can) in [(places.directories, "take the lock"), (with_data, "change what is in it")] {
+    for (nodes, can) in [(places.directories, "take the lock"), (with_data, "change its data")] {
         for node in nodes {
             let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, &node))?;
             let session = session_slot.session();
@@ -164,16 +164,16 @@ async fn ghost(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Option<Od
     let session = session_slot.session();
     let checks = [Operation::Check { path: path.to_owned(), version: None }];
     let cure = match connect::answered(session, session.transact(&checks)).await {
-        Ok(_) => format!("it stays: remove it with zklock break {lock} {token}"),
+        Ok(_) => format!("but the node is still there: remove it with zklock break {lock} {token}"),
         Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => {
-            "the leader does not have it, but each server that was looked at shows it: check again with all servers of the \
-             ensemble in --zk"
+            "and the leader does not have the node, but each server that was looked at shows it: check again with all \
+             servers of the ensemble in --zk"
                 .to_owned()
         }
-        Err(failure) => format!("it stays; whether the leader has it is not known: {failure}"),
+        Err(failure) => format!("but the node is still there; whether the leader has it is not known: {failure}"),
     };
     let node = path.rsplit('/').next().map(str::to_owned);
-    Some(Odd { kind: "ghost", node, what: format!("its session {owner:#x} is over, and {cure}") })
+    Some(Odd { kind: "ghost", node, what: format!("its session {owner:#x} is over, {cure}") })
 }
 
 /// Returns the oddity of the record of the last run under `--once-in`, if any.
@@ -183,9 +183,11 @@ async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Odd>, Exit> {
     let session = session_slot.session();
     let (kind, what) = match connect::answered(session, session.data(&record)).await {
         Ok((data, stat)) if !data.is_empty() && done_of(&data, stat.mtime).is_none() => {
-            ("record", "no record of when a command was done: every --once-in fails until somebody removes it")
+            ("record", "its data is no valid record, and every --once-in fails until the node is removed")
         }
-        Err(Failure::NoAuth(_)) => ("unreadable", "may not be read: --once-in fails for all who may not"),
+        Err(Failure::NoAuth(_)) => {
+            ("unreadable", "this client may not read it, and --once-in fails for every client without READ")
+        }
         Ok(_) | Err(Failure::NoNode) => return Ok(None),
         Err(failure) => return Err(fault(failure, &record)),
     };
@@ -212,8 +214,8 @@ async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
 /// Returns the oddity of a contender for a lock at a semaphore's path. An older client made its node: such a client
 /// does not check whether the path is a semaphore's.
 fn beside(name: &str) -> Odd {
-    let what = "holds or waits for a lock at the path of a semaphore, and neither keeps the other out: one of the two needs \
-                another path";
+    let what = "holds or waits for a lock at the path of a semaphore, and neither excludes the other: give one of them another \
+                path";
     Odd { kind: "beside", node: Some(name.to_owned()), what: what.to_owned() }
 }
 
@@ -224,12 +226,12 @@ fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[ShownNode]) -> 
         let mut add = |kind, what: &str| odd.push(Odd { kind, node: Some(name.clone()), what: what.to_owned() });
         match permits_of(name) {
             Some(count) => taken += u64::from(count),
-            None => add("foreign", "no permit: none is granted beside it"),
+            None => add("foreign", "not a valid permit: no permit is granted until the node is removed"),
         }
         match stat {
-            None => add("unreadable", "may not be read: its owner is not known"),
+            None => add("unreadable", "this client may not read it, so its owner is unknown"),
             Some(stat) if stat.ephemeral_owner == 0 => {
-                add("persistent", "not ephemeral: its permits are taken until somebody removes it");
+                add("persistent", "not ephemeral: its permits stay taken until the node is removed");
             }
             Some(_) => {}
         }
@@ -238,10 +240,12 @@ fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[ShownNode]) -> 
     match number {
         None => about(
             "number",
-            format!("the data of the node are no number, so none is granted: set it with zklock permits {path} N"),
+            format!(
+                "the node's data is no number, and no permit is granted: set the number with zklock permits {path} N"
+            ),
         ),
         Some(all) if taken > u64::from(all) => {
-            about("overdrawn", format!("{taken} are taken of {all}: none is granted before enough are given back"));
+            about("overdrawn", format!("{taken} of {all} are taken: no permit is granted until enough are given back"));
         }
         Some(_) => {}
     }
@@ -315,10 +319,12 @@ fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Odd> {
 fn foreign(name: &str, dialect: Dialect) -> (&'static str, String) {
     let what = match dialect.foreign(name) {
         Some(own) if own == dialect => {
-            "named like a holder or waiter, but not quite: nothing is granted beside it".to_owned()
+            "its name is almost that of a holder or waiter: nothing is granted until the node is removed".to_owned()
         }
-        Some(other) => format!("of another program, as with --dialect {other}: nothing is granted beside it"),
-        None => "no holder or waiter: it is passed over".to_owned(),
+        Some(other) => {
+            format!("a node of another program (--dialect {other}): nothing is granted while the node exists")
+        }
+        None => "neither a holder nor a waiter: it is ignored".to_owned(),
     };
     ("foreign", what)
 }
@@ -328,19 +334,23 @@ fn odd_contender(contender: &Contender, stat: Option<&Stat>, is_tied: bool) -> V
     let is_written = contender.dialect() == Dialect::Native && stat.is_some_and(|stat| stat.version > 0);
     let is_persistent = stat.is_some_and(|stat| stat.ephemeral_owner == 0);
     let found = [
-        (stat.is_none(), "unreadable", "may not be read: its owner is not known"),
-        (is_persistent, "persistent", "not ephemeral: it stays, and is in the way, until somebody removes it"),
+        (stat.is_none(), "unreadable", "this client may not read it, so its owner is unknown"),
+        (is_persistent, "persistent", "not ephemeral: it blocks the lock until the node is removed"),
         (
             is_written,
             "written",
-            "written to after it was made: the client that did can grant the lock to two contenders",
+            "written to after its creation: the client that wrote to it can grant the lock to two contenders",
         ),
         (
             contender.sequence() < 0,
             "negative",
-            "its number is negative, because the counter has wrapped: it will never hold",
+            "its sequence number is negative, because the counter has overflowed: it will never hold the lock",
         ),
-        (is_tied, "tie", "its number is shared: no holder or waiter with this number will ever hold"),
+        (
+            is_tied,
+            "tie",
+            "another node has the same sequence number: no contender with this number will ever hold the lock",
+        ),
     ];
     found.into_iter().filter(|(is_so, ..)| *is_so).map(|(_, kind, what)| (kind, what.to_owned())).collect()
 }
@@ -349,12 +359,12 @@ fn odd_counter(highest: i64, dialect: Dialect) -> Option<Odd> {
     let at = format!("at {highest} of 2147483647");
     let (kind, what) = match highest {
         REFUSED_FROM.. => {
-            ("used-up", format!("{at}: no contender may enter until the directory is deleted and made anew"))
+            ("used-up", format!("{at}: no contender can queue up until the directory is deleted and created again"))
         }
         RESTART_FROM.. if dialect == Dialect::Kazoo => {
             ("old", format!("{at}: kazoo needs the directory, so stop its programs before you delete it"))
         }
-        RESTART_FROM.. => ("old", format!("{at}: it starts anew when everybody has left")),
+        RESTART_FROM.. => ("old", format!("{at}: it restarts when all contenders have left")),
         _ => return None,
     };
     Some(Odd { kind, node: None, what })
@@ -405,11 +415,11 @@ mod tests {
         let said = |name: &str, dialect| oddities(&[node(name, 7, 0)], dialect).remove(0).what;
         for dialect in Dialect::ALL {
             let doubtful = said("a__WRIT__-x-0000000005", dialect);
-            assert!(doubtful.ends_with("nothing is granted beside it"), "{dialect}: {doubtful}");
+            assert!(doubtful.contains(": nothing is granted "), "{dialect}: {doubtful}");
             assert_eq!(doubtful.contains("--dialect curator"), dialect != Dialect::Curator, "{dialect}: {doubtful}");
-            assert!(said("config-0000000005", dialect).ends_with("passed over"));
+            assert!(said("config-0000000005", dialect).ends_with("it is ignored"));
         }
-        assert!(said("a__WRIT__1073741824", Dialect::Curator).ends_with("when everybody has left"));
+        assert!(said("a__WRIT__1073741824", Dialect::Curator).ends_with("when all contenders have left"));
         assert!(said("a__lock__1073741824", Dialect::Kazoo).contains("stop its programs"));
         let reentrant = [node("a__READ__0000000001", 7, 1), node("a__WRIT__0000000001", 7, 1)];
         assert_eq!(oddities(&reentrant, Dialect::Curator), []);

@@ -68,7 +68,7 @@ pub(crate) fn options(limit: Duration, connection: &Connection) -> Result<ZooKee
 fn tick_time(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(number) if number >= LONGEST_TICK => Err(format!(
-            "{text} s is no tick: the servers' configuration has milliseconds, so it may be {text}ms that is meant"
+            "{text} s is too long for a tick; if the number is from the servers' configuration, write {text}ms"
         )),
         _ => duration(text),
     }
@@ -126,7 +126,7 @@ pub(crate) fn told(error: Error, connection: &Connection) -> Exit {
             "the servers refuse a client without credentials: set ZK_SASL or ZK_AUTH".to_owned()
         }
         (Error::Lost(why) | Error::Evicted(why), Some(set)) if why == Loss::SessionOver(Ending::AuthFailed) => {
-            format!("{}; they are those in {set}", exit.message())
+            format!("{}: check the credentials in {set}", exit.message())
         }
         _ => return exit,
     };

@@ -26,7 +26,11 @@ pub(crate) fn credentials(either: Either) -> Result<Option<(String, String)>, Ex
     let text = match either {
         (None, None) => return Ok(None),
         (Some(given), Some(file)) => {
-            return Err(Exit::usage(format!("{} and {}: one of them, not both", given.name(), file.name())));
+            return Err(Exit::usage(format!(
+                "{} and {} are both given: give one of them, not both",
+                given.name(),
+                file.name()
+            )));
         }
         (Some(given), None) => given.text()?.to_owned(),
         (None, Some(file)) => {

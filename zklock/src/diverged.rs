@@ -156,7 +156,7 @@ impl Seen {
     /// Returns the oddity that some servers were not looked at.
     pub(crate) fn others(&self) -> Option<Odd> {
         let (looked_at, of) = (self.looked_at, self.of.filter(|of| *of > self.looked_at)?);
-        let advice = if self.named < of { ": name all of the ensemble in --zk" } else { "" };
+        let advice = if self.named < of { ": name all servers of the ensemble in --zk" } else { "" };
         Some(Odd { kind: "away", node: None, what: format!("{looked_at} of {of} were looked at{advice}") })
     }
 }
@@ -165,7 +165,7 @@ impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.of {
             Some(of) => write!(f, "on {} of {of} servers", self.looked_at),
-            None => write!(f, "on {} of --zk, and whether the ensemble has others is not known", self.looked_at),
+            None => write!(f, "on {} servers of --zk; whether the ensemble has others is not known", self.looked_at),
         }
     }
 }
@@ -230,12 +230,12 @@ mod tests {
         assert!(leads[0].contains("restart the leader zk1") && !leads[0].contains("delete its data"), "{leads:?}");
         let some = told(&ensemble([shows, shows, lacks]), false);
         assert!(
-            some[0].ends_with("not all servers of the ensemble were looked at, so delete no data of any"),
+            some[0].ends_with("not all servers of the ensemble were looked at, so delete no data on any server"),
             "{some:?}"
         );
         let two: [[&[&str]; 3]; 3] = [[&["a", "b"]; 3], [&["a"]; 3], [&["b"]; 3]];
         let two = told(&ensemble(two), true);
-        assert!(two.len() == 2 && two.iter().all(|what| what.ends_with("delete no data of any")), "{two:?}");
+        assert!(two.len() == 2 && two.iter().all(|what| what.ends_with("delete no data on any server")), "{two:?}");
     }
 
     #[test]
@@ -270,7 +270,7 @@ mod tests {
             (seen.to_string(), seen.others().map(|odd| odd.what).unwrap_or_default())
         };
         let away = || ServerReport { looks: Vec::new(), session: None, ..of(0) };
-        let all = "name all of the ensemble in --zk";
+        let all = "name all servers of the ensemble in --zk";
         for (servers, members, on, others) in [
             (vec![of(1), of(2), of(3)], known(&[1, 2, 3]), "on 3 of 3 servers", String::new()),
             (vec![of(2)], known(&[1, 2, 3]), "on 1 of 3 servers", format!("1 of 3 were looked at: {all}")),

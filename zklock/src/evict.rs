@@ -20,7 +20,7 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
     if !which.yes {
         let Some(member) = place.find(which.token).await? else { return stale(&zk, &place, which).await };
         if !io::stdin().is_terminal() {
-            return Err(Exit::usage("break asks first, and there is no terminal to ask on: give --yes"));
+            return Err(Exit::usage("break asks for confirmation, but standard input is no terminal: give --yes"));
         }
         if !agrees(&format!("{}: remove {}?", which.path, tame(&member.to_string()))) {
             return Err(Exit::new(exit::NEGATIVE, "nothing was removed"));
@@ -40,8 +40,10 @@ async fn stale(zk: &ZooKeeper, place: &Place, which: &Break) -> Result<u8, Exit>
     let queue = place.queue().await?;
     place::tell_if_missing(zk, &which.path).await;
     let now = table::table(&queue, output::columns(&io::stderr()), false);
-    let problem =
-        format!("{}: no holder or waiter has token {}; nothing was removed. There now:", which.path, which.token);
+    let problem = format!(
+        "{}: no holder or waiter has token {}; nothing was removed. The contenders now:",
+        which.path, which.token
+    );
     Err(Exit::new(exit::NEGATIVE, format!("{problem}\n{}", now.trim_end())))
 }
 

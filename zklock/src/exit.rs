@@ -76,10 +76,12 @@ impl From<Error> for Exit {
                     format!("{error}: set ZK_AUTH or ZK_SASL")
                 }
                 Error::Permits { path, reason: PermitsError::Other { .. } } => {
-                    format!("{error}: zklock permits {path} N changes it for all, and -j alone takes what is there")
+                    format!(
+                        "{error}: zklock permits {path} N changes the number for all, and -j without a number uses the present one"
+                    )
                 }
                 Error::Permits { path, reason: PermitsError::Unset | PermitsError::Vanished { .. } } => {
-                    format!("{error}: zklock permits {path} N says so")
+                    format!("{error}: set it with zklock permits {path} N")
                 }
                 error => error.to_string(),
             },

@@ -30,7 +30,7 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
         if queue.members.is_empty() && queue.permits.is_none() {
             if has_other_nodes(&zk, &queue).await {
                 output::say(&format!(
-                    "{0}: there are nodes here; if they are locks, see zklock ls --tree {0}",
+                    "{0}: the path has other nodes below it; if they are locks, see zklock ls --tree {0}",
                     ls.path
                 ));
             }

@@ -109,7 +109,7 @@ impl Screen {
         let silent = self.unanswered.map_or(Duration::ZERO, |since| since.elapsed());
         let tells = if silent > SILENCE {
             let silent = humantime::format_duration(Duration::from_secs(silent.as_secs()));
-            format!("  no answer for {silent}; before that:")
+            format!("  no answer for {silent}; the last answer:")
         } else {
             format!("  {}", humantime::format_rfc3339_seconds(SystemTime::now().min(UNIX_EPOCH + LAST_WRITTEN)))
         };

@@ -30,11 +30,16 @@ fn meant(word: &str) -> Option<String> {
 impl Order {
     pub(crate) fn read(run: &Run) -> Result<Order, Exit> {
         let mut words = run.words.iter().cloned();
-        let path = words.next().ok_or_else(|| Exit::usage("which lock, and what to run? See zklock --help"))?;
-        let path = path.into_string().map_err(|path| Exit::usage(format!("{path:?} is no path in ZooKeeper")))?;
+        let path = words
+            .next()
+            .ok_or_else(|| Exit::usage("the path of a lock and a command are missing: see zklock --help"))?;
+        let path = path
+            .into_string()
+            .map_err(|path| Exit::usage(format!("{path:?} is no path in ZooKeeper: it is not valid UTF-8")))?;
         if !path.starts_with('/') {
             let meant = meant(&path).map(|task| format!("; did you mean {task}?")).unwrap_or_default();
-            let problem = format!("{path:?} is neither a lock, which starts with a slash, nor a subcommand{meant}");
+            let problem =
+                format!("{path:?} is neither the path of a lock, which begins with a slash, nor a subcommand{meant}");
             return Err(Exit::usage(problem));
         }
         let mut command: Vec<OsString> = words.collect();
@@ -63,8 +68,8 @@ impl Order {
             None => label(&command),
         });
         let command = match (shell, command.is_empty()) {
-            (Some(_), false) => return Err(Exit::usage("-c or a command, and not both")),
-            (None, true) => return Err(Exit::usage("there is no command to run under the lock")),
+            (Some(_), false) => return Err(Exit::usage("give -c or a command, not both")),
+            (None, true) => return Err(Exit::usage("the command to run under the lock is missing")),
             (None, false) => command,
             (Some(line), true) => {
                 let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());

@@ -10,7 +10,7 @@ pub(crate) async fn set(which: &SetPermits, connection: &Connection) -> Result<u
     let zk = connect_to(&which.path, connection).await?;
     // Setting the number would make a semaphore of a path whose lock is in use.
     if !connect::lock(&zk, &which.path, connection)?.queue().await?.members.is_empty() {
-        return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and it is used", which.path)));
+        return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and the lock is in use", which.path)));
     }
     Semaphore::builder(&zk, &which.path).build()?.set_permits(which.number.get()).await?;
     Ok(0)

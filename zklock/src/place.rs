@@ -99,5 +99,5 @@ pub(crate) async fn tell_if_missing<C: Coordinator>(zk: &C, path: &str) {
             return;
         }
     }
-    output::say(&format!("{path}: there is no such path: it is mistyped, or nobody has used it for some time"));
+    output::say(&format!("{path}: there is no such path: it is mistyped, or has not been used for some time"));
 }

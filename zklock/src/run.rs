@@ -54,7 +54,9 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         return Err(Exit::usage("--once-in needs a time that is not zero"));
     }
     if run.permits.is_some() && connection.dialect != Dialect::Native {
-        return Err(Exit::usage("--permits knows no --dialect: other programs do not see these nodes"));
+        return Err(Exit::usage(
+            "--permits cannot be used with --dialect: other programs do not see the nodes of a semaphore",
+        ));
     }
     // The embedded backend reports a wrong path or option before anything is sent.
     open(&Memory::new(), run, &order, connection.dialect)?;
@@ -390,14 +392,15 @@ async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) 
             why
         } => Err(Error::OutcomeUnknown { operation: "record", reason: why.to_string() }),
         signal = signals.next_ending() => {
-            let unknown = "a signal came before it was known whether that is recorded in";
-            let problem = format!("the command has succeeded, and {unknown} {}; unless it is, the command is run again", once.record());
+            let unknown = "a signal came before ZooKeeper confirmed the record in";
+            let problem = format!("the command has succeeded, but {unknown} {}: without the record the command is run again", once.record());
             return Err(Exit::new(exit::by_signal(signal.as_raw()), problem));
         }
     };
     let Err(error) = recorded else { return Ok(()) };
     let is_known = !matches!(error, Error::OutcomeUnknown { .. });
-    let what = if is_known { "that is not recorded in" } else { "it is not known whether that is recorded in" };
+    let what =
+        if is_known { "its success is not recorded in" } else { "it is not known whether its success is recorded in" };
     let exit = Exit::from(error.clone());
     let code = match error {
         Error::Lost(why) => exit::of_loss(why, run.lost_exit_code),
@@ -405,7 +408,7 @@ async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) 
         _ => run.lost_exit_code,
     };
     let problem = format!("the command has succeeded, but {what} {}", once.record());
-    Err(Exit::new(code, format!("{problem}: {}; unless it is, the command is run again", exit.message())))
+    Err(Exit::new(code, format!("{problem}: {}; without the record the command is run again", exit.message())))
 }
 
 async fn lost(why: Loss, code: u8, told: Told<'_>, how: &str) -> Result<Reaped, Exit> {
@@ -528,7 +531,7 @@ async fn give_back(guard: Grip, zk: &ZooKeeper, connection: &Connection, signals
     tokio::select! {
         done = tokio::time::timeout(limit, both) => if let (Err(_), Some(left)) = (done, left) {
             let left = humantime::format_duration(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
-            say(&format!("no server confirms that the lock is given back: it is free when the session is over, in {left} at most"));
+            say(&format!("no server has confirmed the release: the lock is free when the session ends, in {left} at most"));
         },
         // The user does not want to wait. The end of the session removes the node.
         _ = signals.next_ending() => {}

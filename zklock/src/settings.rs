@@ -62,7 +62,7 @@ impl Given {
 
     /// Returns the value as text. No message shows it, because it may be a password.
     pub(crate) fn text(&self) -> Result<&str, Exit> {
-        self.text.to_str().ok_or_else(|| self.wrong("it is no text in UTF-8"))
+        self.text.to_str().ok_or_else(|| self.wrong("the value is not valid UTF-8"))
     }
 
     /// Returns the value as the name of a file.

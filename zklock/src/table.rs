@@ -65,7 +65,7 @@ pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful
 fn free(queue: &Queue) -> Option<String> {
     let (all, free) = (queue.permits?, queue.free()?);
     if all == 0 {
-        return Some("the number of permits is no number".to_owned());
+        return Some("the number of permits is invalid".to_owned());
     }
     Some(format!("{free} of {all} permit{} free", if all == 1 { "" } else { "s" }))
 }
@@ -106,11 +106,11 @@ pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colo
     let part = |queue: &Queue| heading(queue) + &table(queue, columns, colourful);
     let mut parts: Vec<String> = survey.queues.iter().map(part).collect();
     if parts.is_empty() {
-        parts.push(line(format!("{prefix}: no lock here has a holder or a waiter")));
+        parts.push(line(format!("{prefix}: no lock at or below this path has a holder or a waiter")));
     }
     parts.extend(survey.unreadable.iter().map(|path| line(format!("{path}: may not be listed"))));
     for cycle in cycles::cycles(&survey.queues) {
-        let told = line("in a circle, and stuck if each waits with what it holds:".to_owned());
+        let told = line("waiting for each other in a circle, and stuck if each keeps what it holds:".to_owned());
         parts.push(told + &cycle.iter().map(|wait| line(format!("  {wait}"))).collect::<String>());
     }
     parts.join("\n")

@@ -51,7 +51,7 @@ pub(crate) fn stage() -> Option<Exit> {
     words.next().filter(|word| word == STAGE)?;
     let parent = words.next().and_then(|pid| Pid::from_raw(pid.to_str()?.parse().ok()?));
     let Some((parent, program)) = parent.zip(words.next()) else {
-        return Some(Exit::usage(format!("{STAGE} is for zklock itself")));
+        return Some(Exit::usage(format!("{STAGE} is only for zklock itself")));
     };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return Some(Exit::new(exit::SYSTEM, format!("cannot tie the command to zklock: {error}")));

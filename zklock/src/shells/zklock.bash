@@ -1,9 +1,9 @@
-# Completion of zklock(1) for bash. Options, subcommands and paths of the ensemble come from `zklock complete`; the command
-# behind the lock is completed as it would be alone.
+# Completion of zklock(1) for bash. Options, subcommands and paths come from `zklock complete`. The words after the
+# lock's path are completed as a command of their own.
 
 _zklock() {
-    # bash has broken the words at ':' and '=', too. They are put together again, up to the cursor: the words of zklock, at
-    # which word of bash each begins, and where in the line.
+    # bash also breaks words at ':' and '='. This loop joins them again up to the cursor: `words` are the words of
+    # zklock, `starts` the index of bash's word at which each begins, and `places` its position in the line.
     local rest=${COMP_LINE:0:COMP_POINT} word at
     local -a words=() starts=() places=()
     for ((at = 0; at <= COMP_CWORD; at++)); do
@@ -12,7 +12,7 @@ _zklock() {
             words+=('') starts+=("$at") places+=("$((COMP_POINT - ${#word}))")
         fi
         rest=$word
-        # The last one may go on behind the cursor.
+        # The last word may continue behind the cursor.
         if ((at < COMP_CWORD)); then
             word=${COMP_WORDS[at]}
         fi
@@ -20,8 +20,8 @@ _zklock() {
         rest=${rest#"$word"}
     done
 
-    # The words go by standard input: as arguments, a password among them would show in the list of processes. The last is
-    # what bash replaces at the end of the word. The candidates come quoted, for the quotes that are open there.
+    # The words go by standard input, because a password among them would show in the list of processes. The last word
+    # sent is the text that bash replaces. Candidates come quoted for the quotes that are open there.
     local line
     local -a answer=()
     mapfile -t answer < <(printf '%s\0' "${words[@]}" "$2" | command zklock complete bash 2>/dev/null)
@@ -40,7 +40,7 @@ _zklock() {
     esac
 }
 
-# Completes the command that is this word of zklock, the first being 0.
+# Completes the command that begins at word $1 of zklock. The first word is 0.
 _zklock_command() {
     local offset=${starts[$1]} place=${places[$1]}
     if declare -F _command_offset >/dev/null; then

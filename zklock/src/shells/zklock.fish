@@ -1,10 +1,10 @@
-# Completion of zklock(1) for fish. Options, subcommands and paths of the ensemble come from `zklock complete`; the command
-# behind the lock is completed as it would be alone.
+# Completion of zklock(1) for fish. Options, subcommands and paths come from `zklock complete`. The words after the
+# lock's path are completed as a command of their own.
 
 function __zklock_complete
     set -l words (commandline --current-process --tokenize --cut-at-cursor)
     set -l current (commandline --current-token --cut-at-cursor)
-    # The words go by standard input: as arguments, a password among them would show in the list of processes.
+    # The words go by standard input, because a password among them would show in the list of processes.
     set -l answer (printf '%s\0' $words "$current" | command zklock complete fish 2>/dev/null)
     switch "$answer[1]"
         case words
@@ -16,7 +16,7 @@ function __zklock_complete
                 echo "$option$file"
             end
         case 'command *'
-            # What is before the command, and the command itself up to the cursor.
+            # The words of the command up to the cursor, without the words before the command.
             set -l first (math 1 + (string replace 'command ' '' -- $answer[1]))
             set -l line
             if test $first -le (count $words)

@@ -1,11 +1,11 @@
 #compdef zklock
-# Completion of zklock(1) for zsh. Options, subcommands and paths of the ensemble come from `zklock complete`; the command
-# behind the lock is completed as it would be alone.
+# Completion of zklock(1) for zsh. Options, subcommands and paths come from `zklock complete`. The words after the
+# lock's path are completed as a command of their own.
 
 _zklock() {
     local line
     local -a answer meant ends goes_on expl
-    # The words go by standard input: as arguments, a password among them would show in the list of processes.
+    # The words go by standard input, because a password among them would show in the list of processes.
     answer=("${(@f)$(printf '%s\0' "${(@Q)words[1,CURRENT-1]}" "${(Q)PREFIX}" | command zklock complete zsh 2>/dev/null)}")
     case $answer[1] in
     words)
@@ -19,7 +19,7 @@ _zklock() {
             fi
         done
         (( $#meant )) && _describe -t words 'zklock' meant
-        # Names are taken as they are: for _describe a backslash would mean something.
+        # compadd takes names as they are. _describe would interpret a backslash.
         (( $#ends )) && _wanted paths expl 'path in the ensemble' compadd -a ends
         (( $#goes_on )) && _wanted paths expl 'path in the ensemble' compadd -S '' -a goes_on
         ;;

@@ -154,7 +154,7 @@ async fn data_is_deleted_only_on_a_follower_differing_alone() {
     // A second name of one server stands for no other server.
     for asked in [&[followers[0], leader][..], &[followers[0], leader, leader], &[followers[0], followers[0], leader]] {
         let (cure, _) = told(&followers[..1], asked).await;
-        assert!(cure.ends_with("so delete no data of any"), "{asked:?}: {cure}");
+        assert!(cure.ends_with("so delete no data on any server"), "{asked:?}: {cure}");
     }
     for lacking in [&[leader][..], &followers] {
         let (cure, names) = told(lacking, &[0, 1, 2]).await;
@@ -176,7 +176,7 @@ async fn following_the_advice_about_a_ghost_removes_it() {
         altered(listener, shared_server().address(), alters)
     };
     let odd = check(&server(true).await, path).await;
-    assert!(odd.code == Some(1) && odd.stdout.contains("the leader does not have it"), "{odd:#?}");
+    assert!(odd.code == Some(1) && odd.stdout.contains("the leader does not have the node"), "{odd:#?}");
     assert!(!odd.stdout.contains("zklock break"), "{odd:#?}");
 
     let server = server(false).await;

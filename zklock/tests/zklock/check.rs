@@ -32,7 +32,7 @@ async fn foreign_data_in_the_record_is_odd() {
     assert_eq!(run(&["--once-in", "1h", path, "true"]).await.code, Some(65));
     let odd = run(&["check", path]).await;
     assert_eq!(odd.code, Some(1), "{odd:#?}");
-    assert!(odd.stdout.contains(&format!("{path}: {record}: no record of when")), "{odd:#?}");
+    assert!(odd.stdout.contains(&format!("{path}: {record}: its data is no valid record")), "{odd:#?}");
     assert_eq!(json(&shared_server().address(), path).await["odd"][0]["kind"], "record");
 }
 
@@ -54,11 +54,11 @@ async fn a_semaphore_with_an_invalid_number_is_not_free() {
     }
     assert_eq!(json(&shared_server().address(), path).await["odd"][0]["kind"], "number");
     let tree = run(&["ls", "--tree", path]).await.stdout;
-    assert!(tree.starts_with(&format!("{path}: the number of permits is no number\n")), "{tree}");
+    assert!(tree.starts_with(&format!("{path}: the number of permits is invalid\n")), "{tree}");
     assert_eq!(tree.lines().count(), 3, "and its holder: {tree}");
 
     let cure = run(&["check", path]).await.stdout;
-    assert!(cure.contains(&format!("set it with zklock permits {path} N")), "{cure}");
+    assert!(cure.contains(&format!("set the number with zklock permits {path} N")), "{cure}");
     assert_eq!(run(&["permits", path, "3"]).await.code, Some(0));
     let mended = run(&["ls", path]).await.stdout;
     assert!(mended.starts_with(&format!("{path}: 2 of 3 permits free\n")), "{mended}");
@@ -107,7 +107,7 @@ async fn each_server_is_asked_and_an_absent_one_is_named() {
     assert_eq!((clean.code, clean.stdout), (Some(0), all), "{}", clean.stderr);
     // A follower says in words of its own which sessions there are.
     let one = check(&ensemble.server(follower).address(), path).await;
-    let others = format!("{path}: the servers: 1 of 3 were looked at: name all of the ensemble in --zk\n");
+    let others = format!("{path}: the servers: 1 of 3 were looked at: name all servers of the ensemble in --zk\n");
     assert_eq!((one.code, one.stdout), (Some(1), others), "{}", one.stderr);
     let said = json(&ensemble.addresses(), path).await;
     let servers = said["servers"].as_array().unwrap();
@@ -209,7 +209,7 @@ async fn a_ghost_is_reported_with_the_break_command() {
     let odd = check(&forgetful(server, id).await, path).await;
     assert_eq!(odd.code, Some(1), "{odd:#?}");
     let told = format!(
-        ": its session {id:#x} is over, and it stays: remove it with zklock break {path} {}",
+        ": its session {id:#x} is over, but the node is still there: remove it with zklock break {path} {}",
         held.fencing_token()
     );
     assert!(odd.stdout.contains(&told), "{odd:#?}");

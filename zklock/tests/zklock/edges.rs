@@ -58,7 +58,7 @@ async fn a_wider_acl_than_this_clients_is_odd() {
         command.env("ZK_AUTH", "ours:secret");
         let odd = ended(command).await;
         let told = format!("{path}: {node}: world:anyone may READ, WRITE, CREATE, DELETE, ADMIN: wider than");
-        let told = odd.stdout.lines().any(|line| line.starts_with(&told) && line.ends_with("can change what is in it"));
+        let told = odd.stdout.lines().any(|line| line.starts_with(&told) && line.ends_with("can change its data"));
         assert!(odd.code == Some(1) && told, "{odd:#?}");
     }
 }

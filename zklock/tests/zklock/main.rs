@@ -749,7 +749,7 @@ async fn an_unreachable_release_says_when_the_lock_is_free() {
     holder.child.stdin.take().unwrap().write_all(b"end\n").await.unwrap();
     let ended = Instant::now();
     let said = soon("the last words", told.next_line()).await.unwrap().unwrap();
-    assert!(said.contains("it is free when the session is over, in "), "{said}");
+    assert!(said.contains("the lock is free when the session ends, in "), "{said}");
     assert_eq!(holder.ends().await.code, Some(8));
     assert!(ended.elapsed() < Duration::from_secs(2), "{:?}", ended.elapsed());
 }
@@ -1005,7 +1005,7 @@ async fn ls_tree_reports_circles_of_waiting_processes() {
     let table = run(&["ls", "--tree", "/zklock-circle"]).await;
     let pid = std::process::id();
     let told = format!(
-        "in a circle, and stuck if each waits with what it holds:\n  \
+        "waiting for each other in a circle, and stuck if each keeps what it holds:\n  \
          ants pid {pid} waits for /zklock-circle/b, which bees pid {pid} holds\n  \
          bees pid {pid} waits for /zklock-circle/a, which ants pid {pid} holds\n"
     );

@@ -147,7 +147,7 @@ async fn a_success_that_may_not_be_recorded_exits_with_77() {
     for name in ["web-1", "web-2"] {
         let run = ended(host(name, path, "echo ran")).await;
         let problem =
-            "the command has succeeded, but that is not recorded in /zklock/once/denied.done: permission denied";
+            "the command has succeeded, but its success is not recorded in /zklock/once/denied.done: permission denied";
         assert_eq!((run.code, &run.stdout[..]), (Some(77), "ran\n"), "{run:#?}");
         assert!(run.stderr.contains(problem) && run.stderr.contains("the command is run again"), "{run:#?}");
     }
@@ -194,7 +194,7 @@ async fn an_unconfirmed_record_of_a_success_exits_with_75() {
         drop(first.child.stdin.take());
         let first = first.ends().await;
         assert_eq!(first.code, Some(75), "{first:#?}");
-        assert!(first.stderr.contains("unless it is, the command is run again"), "{first:#?}");
+        assert!(first.stderr.contains("without the record the command is run again"), "{first:#?}");
         assert_eq!(recorded(&zk, lock.path()).await.is_some(), arrives, "{name}");
         let next = ended(host("web-2", lock.path(), "echo done")).await;
         assert_eq!((next.code, next.stdout.is_empty()), (Some(0), arrives), "{next:#?}");

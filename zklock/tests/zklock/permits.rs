@@ -226,14 +226,14 @@ async fn j_without_a_number_uses_the_number_that_is_set() {
     let path = "/zklock/permits/set";
     let unset = run(&["-j", path, "true"]).await;
     assert_eq!(unset.code, Some(65), "{unset:#?}");
-    assert!(unset.stderr.contains(&format!("zklock permits {path} N says so")), "{unset:#?}");
+    assert!(unset.stderr.contains(&format!("set it with zklock permits {path} N")), "{unset:#?}");
     let set = run(&["permits", path, "2"]).await;
     assert_eq!((set.code, &set.stdout[..], &set.stderr[..]), (Some(0), "", ""));
     assert_eq!(run(&["-j", path, "-c", "exit 7"]).await.code, Some(7));
     assert_eq!(run(&["-n", "-j", "--", path, "ls", "/"]).await.code, Some(0));
     let other = run(&["-j", "3", path, "true"]).await;
     assert!(
-        other.code == Some(64) && other.stderr.contains(&format!("zklock permits {path} N changes it")),
+        other.code == Some(64) && other.stderr.contains(&format!("zklock permits {path} N changes the number")),
         "{other:#?}"
     );
     assert_eq!(run(&["permits", path, "3"]).await.code, Some(0));
@@ -290,7 +290,7 @@ async fn check_reports_each_oddity_of_a_semaphore() {
     let kinds: Vec<_> = json["odd"].as_array().unwrap().iter().map(|odd| odd["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["persistent", "foreign", "persistent", "overdrawn"]);
     let words = run(&["check", path]).await.stdout;
-    assert!(words.contains("/zklock/permits/odd: the permits: 2 are taken of 1"), "{words}");
+    assert!(words.contains("/zklock/permits/odd: the permits: 2 of 1 are taken"), "{words}");
     session.delete(&format!("{path}/permits/x")).await.unwrap();
     session.delete(&format!("{path}/queue/h-WRITE-0000000009")).await.unwrap();
     let doubtful = refused(wants).await.to_string();

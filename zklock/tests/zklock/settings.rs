@@ -61,7 +61,7 @@ async fn a_variable_that_is_not_utf_8_is_not_shown() {
         let mut command = zklock(&["/zklock/settings", "true"]);
         command.env(variable, std::ffi::OsStr::from_bytes(b"hunter2:\xff"));
         let run = ended(command).await;
-        let expected = format!("zklock: {variable}: it is no text in UTF-8\n");
+        let expected = format!("zklock: {variable}: the value is not valid UTF-8\n");
         assert_eq!((run.code, run.stderr), (Some(64), expected));
     }
 }
