@@ -682,7 +682,7 @@ mod tests {
             assert!(error.contains(&format!("'{}'", words[1])) && error.contains(expected), "{error}");
         }
         let line = ["zklock", "break", "/l", "it"].map(OsString::from);
-        let error = Arguments::read(line.to_vec()).expect_err("no token").to_string();
+        let error = Arguments::read(line.to_vec()).expect_err("not a token").to_string();
         assert!(error.contains("expected a token, a whole number that zklock ls shows"), "{error}");
     }
 

@@ -319,7 +319,7 @@ fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Odd> {
 fn foreign(name: &str, dialect: Dialect) -> (&'static str, String) {
     let what = match dialect.foreign(name) {
         Some(own) if own == dialect => {
-            "its name is almost that of a holder or waiter: nothing is granted until the node is removed".to_owned()
+            "its name is almost that of a holder or waiter: nothing is granted while the node exists".to_owned()
         }
         Some(other) => {
             format!("a node of another program (--dialect {other}): nothing is granted while the node exists")
@@ -415,7 +415,7 @@ mod tests {
         let said = |name: &str, dialect| oddities(&[node(name, 7, 0)], dialect).remove(0).what;
         for dialect in Dialect::ALL {
             let doubtful = said("a__WRIT__-x-0000000005", dialect);
-            assert!(doubtful.contains(": nothing is granted "), "{dialect}: {doubtful}");
+            assert!(doubtful.ends_with("nothing is granted while the node exists"), "{dialect}: {doubtful}");
             assert_eq!(doubtful.contains("--dialect curator"), dialect != Dialect::Curator, "{dialect}: {doubtful}");
             assert!(said("config-0000000005", dialect).ends_with("it is ignored"));
         }

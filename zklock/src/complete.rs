@@ -170,13 +170,17 @@ mod tests {
         let words = |shell, line| Line::read(shell, line).words;
         let line = "zklock\0'-w'\0'/a b'\0";
         let in_bash = format!("{line}/a b'\0");
-        assert_eq!(words(Shell::Bash, &in_bash), ["zklock", "-w", "/a b"], "bash gives all words as they were typed");
-        assert_eq!(words(Shell::Fish, line), ["zklock", "'-w'", "/a b"], "fish only the last");
+        assert_eq!(words(Shell::Bash, &in_bash), ["zklock", "-w", "/a b"], "bash sends all words as they were typed");
+        assert_eq!(
+            words(Shell::Fish, line),
+            ["zklock", "'-w'", "/a b"],
+            "fish sends only the last word as it was typed"
+        );
         assert_eq!(words(Shell::Zsh, line), ["zklock", "'-w'", "'/a b'"]);
         assert_eq!(words(Shell::Zsh, "zklock\0"), ["zklock"]);
-        assert_eq!(words(Shell::Fish, "zklock\0'/a"), ["zklock", "/a"], "the last may lack its zero byte");
+        assert_eq!(words(Shell::Fish, "zklock\0'/a"), ["zklock", "/a"], "the last word may lack its zero byte");
         assert_eq!(words(Shell::Fish, ""), [""]);
-        assert_eq!(words(Shell::Zsh, "zklock\0\0"), ["zklock", ""], "nothing is typed of the second word yet");
+        assert_eq!(words(Shell::Zsh, "zklock\0\0"), ["zklock", ""], "the second word is still empty");
     }
 
     #[test]

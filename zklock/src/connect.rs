@@ -200,6 +200,6 @@ mod tests {
     fn the_stop_margin_is_a_quarter_of_the_session_timeout() {
         let shown = |timeout| format!("{:?}", with_time_to_stop(timeout));
         assert!(shown(Duration::from_secs(6)).contains("stop_margin: Some(1.5s)"));
-        assert!(shown(Duration::ZERO).contains("stop_margin: None"), "the library says what is wrong");
+        assert!(shown(Duration::ZERO).contains("stop_margin: None"), "the library refuses a session timeout of zero");
     }
 }

@@ -191,9 +191,13 @@ mod tests {
             disagreements(&servers).into_iter().map(|it| it.what).collect::<Vec<_>>()
         };
         assert_eq!(odd([&["a"], &["a"], &["a"]], [&["a"], &["a"], &["a"]]), [""; 0]);
-        assert_eq!(odd([&["a"], &["a"], &["a"]], [&["a"], &["a"], &[]]), [""; 0], "it has left");
-        assert_eq!(odd([&["a"], &["a"], &[]], [&[], &[], &[]]), [""; 0], "it may have come and gone in between");
-        assert_eq!(odd([&[], &["a"], &["a"]], [&[], &[], &["a"]]), [""; 0], "it has come");
+        assert_eq!(odd([&["a"], &["a"], &["a"]], [&["a"], &["a"], &[]]), [""; 0], "the node was deleted");
+        assert_eq!(
+            odd([&["a"], &["a"], &[]], [&[], &[], &[]]),
+            [""; 0],
+            "the node may have been created and deleted in between"
+        );
+        assert_eq!(odd([&[], &["a"], &["a"]], [&[], &[], &["a"]]), [""; 0], "the node was created");
         let told = odd([&["a", "b"], &["a", "b"], &["a", "b"]], [&["b"], &["b"], &["b"]]);
         assert_eq!(told, ["zk1 (leader) shows it, and zk2 (follower) does not"]);
     }
@@ -210,7 +214,7 @@ mod tests {
             disagreements(&servers).into_iter().map(|it| it.what).collect::<Vec<_>>()
         };
         assert_eq!(odd([3, 3, 3], [3, 3, 3]), [""; 0]);
-        assert_eq!(odd([3, 4, 4], [3, 3, 4]), [""; 0], "it was written in between");
+        assert_eq!(odd([3, 4, 4], [3, 3, 4]), [""; 0], "the node was written in between");
         assert_eq!(odd([3, 3, 3], [2, 2, 2]), ["zk1 shows version 3 of it, and zk2 does not"]);
     }
 

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     fn read(words: &[&str]) -> Arguments {
-        Arguments::try_parse_from(["zklock"].iter().chain(words)).expect("these are arguments")
+        Arguments::try_parse_from(["zklock"].iter().chain(words)).expect("valid arguments")
     }
 
     fn order(words: &[&str]) -> Order {
@@ -124,11 +124,11 @@ mod tests {
             (&["/l", "-c", "make", "all"], "-c: it takes one word, so quote the line"),
             (&["/l", "--command"], "-c: the line for the shell is missing"),
         ] {
-            let refused = Order::read(&read(words).run).expect_err("no order");
+            let refused = Order::read(&read(words).run).expect_err("Order::read must refuse this");
             assert!(refused.message().starts_with(problem), "{words:?}: {}", refused.message());
         }
         for words in [&["/l", "-x"][..], &["-c", "make", "/l", "-c", "test"]] {
-            let refused = Order::read(&read(words).run).expect_err("no order");
+            let refused = Order::read(&read(words).run).expect_err("Order::read must refuse this");
             assert!(
                 refused.message().contains("options go before the lock's path"),
                 "{words:?}: {}",

@@ -299,7 +299,7 @@ mod tests {
             let tamed = tame_json(&json);
             assert!(!tamed.chars().any(|c| is_obeyed(c) && c != '\n'), "{tamed:?}");
             assert!(tamed.contains("\\u009b31m\\u202eb\\u007f\\u2028日本"), "{tamed}");
-            assert_eq!(serde_json::from_str::<serde_json::Value>(&tamed).expect("it is JSON"), foreign);
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&tamed).expect("valid JSON"), foreign);
         }
     }
 
@@ -317,7 +317,11 @@ mod tests {
     fn control_characters_are_shown_escaped() {
         assert_eq!(tame("plain 日本 é"), "plain 日本 é");
         assert_eq!(tame("\x1b[2J"), "\\u{1b}[2J");
-        assert_eq!(tame("a\u{202e}b\u{2066}c"), "a\\u{202e}b\\u{2066}c", "it turns the direction of the text");
+        assert_eq!(
+            tame("a\u{202e}b\u{2066}c"),
+            "a\\u{202e}b\\u{2066}c",
+            "the characters change the direction of the text"
+        );
         assert_eq!(tame("a\u{200f}b\u{2028}c\u{9b}d"), "a\\u{200f}b\\u{2028}c\\u{9b}d");
         assert_eq!(tame("a\nb"), "a\\nb");
     }

@@ -560,7 +560,7 @@ mod tests {
     use crate::arguments::Arguments;
 
     fn read(words: &[&str]) -> Arguments {
-        Arguments::try_parse_from(["zklock"].iter().chain(words)).expect("these are arguments")
+        Arguments::try_parse_from(["zklock"].iter().chain(words)).expect("valid arguments")
     }
 
     #[test]

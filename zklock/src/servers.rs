@@ -345,7 +345,7 @@ mod tests {
                     Sessions with Ephemerals (1):\n0x7:\n\t/l/a\n";
         assert_eq!(sessions(dump), Some(BTreeSet::from([-1, 0x100_000a])));
         assert_eq!(sessions("dump is not executed because it is not in the whitelist.\n"), None);
-        assert_eq!(sessions("SessionTracker dump:\n0x7\n"), None, "cut short");
+        assert_eq!(sessions("SessionTracker dump:\n0x7\n"), None, "the dump is cut short");
     }
 
     #[test]

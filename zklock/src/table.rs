@@ -274,7 +274,7 @@ mod tests {
     fn three() -> Queue {
         let zk = Memory::new();
         let lock = RwLock::builder(&zk, "/l").host("web").build().expect("a valid path");
-        let _held = lock.write().blocking().expect("free");
+        let _held = lock.write().blocking().expect("the lock is free");
         let _waits = [lock.write(), lock.write()].map(|next| {
             let mut next = tokio_test::task::spawn(next.into_future());
             assert!(next.poll().is_pending());

@@ -201,7 +201,7 @@ mod tests {
     fn behind(holders: usize) -> WaitLog {
         let zk = Memory::new();
         let lock = RwLock::builder(&zk, "/l").host("web.example").label("migrate").build().expect("a valid path");
-        let _held: Vec<_> = (0..holders).map(|_| lock.read().blocking().expect("shared")).collect();
+        let _held: Vec<_> = (0..holders).map(|_| lock.read().blocking().expect("readers share the lock")).collect();
         let mut members = lock.queue().blocking().expect("the ensemble answers").members;
         for member in &mut members {
             (member.pid, member.since) = (Some(4711), None);
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(told(1, "for a permit of", LITTLE), little, "without the path there is no `of`");
         assert_eq!(told(1, "to write", LEAST), "waiting 9s: place 2, held by web.example \"migrate\"");
         assert_eq!(
-            told(1, "to write", *BRIEFER.last().expect("nine")),
+            told(1, "to write", *BRIEFER.last().expect("there are levels")),
             "waiting 9s: place 2, held by web…",
             "the domain goes first"
         );

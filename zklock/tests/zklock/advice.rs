@@ -1,4 +1,5 @@
-//! What `zklock check` advises where servers do not agree, or keep a node whose session is over: followed, it destroys nothing.
+//! Tests of the advice that `zklock check` gives about diverged servers and ghosts. Following the advice destroys no
+//! data that a majority has.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,18 +15,19 @@ use zk_rwlock::RwLock;
 use crate::check::check;
 use crate::{ended, server_lock, zklock_on};
 
-/// What a proxy alters in a server's answers.
+/// The changes that a proxy makes to a server's answers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Altered {
-    /// This session is missing in the answers to `dump`.
+    /// A session to leave out of the answers to `dump`.
     pub(crate) session: Option<i64>,
-    /// The names that begin so are missing in each listing.
+    /// The prefix of names to leave out of each listing.
     pub(crate) names: Option<&'static str>,
-    /// To each transaction it answers that the first node that it checks is not there, as a leader that lacks it would.
+    /// Whether the proxy answers to each transaction that the first checked node does not exist, as a leader without
+    /// the node would.
     pub(crate) refuses: bool,
 }
 
-/// Carries every connection to the server, and alters its answers. Returns where it listens.
+/// Starts a proxy that forwards every connection to the server and alters its answers. Returns the proxy's address.
 pub(crate) fn altered(listener: TcpListener, server: String, altered: Altered) -> String {
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
@@ -36,7 +38,7 @@ pub(crate) fn altered(listener: TcpListener, server: String, altered: Altered) -
                 client.read_exact(&mut word).await.unwrap();
                 upstream.write_all(&word).await.unwrap();
                 match altered.session {
-                    // Words of letters are no lengths of frames.
+                    // A first byte of zero begins the length of a frame, and no four-letter word.
                     _ if word[0] == 0 => drop(alter(client, upstream, u32::from_be_bytes(word), altered).await),
                     Some(session) if &word == b"dump" => forget(client, upstream, session).await,
                     _ => drop(copy_bidirectional(&mut client, &mut upstream).await),
@@ -47,7 +49,7 @@ pub(crate) fn altered(listener: TcpListener, server: String, altered: Altered) -
     address
 }
 
-/// Passes an answer to `dump` on without this session.
+/// Forwards an answer to `dump` without this session.
 async fn forget(mut client: TcpStream, mut upstream: TcpStream, session: i64) {
     let mut answer = String::new();
     upstream.read_to_string(&mut answer).await.unwrap();
@@ -75,7 +77,7 @@ fn framed(frame: &[u8]) -> Vec<u8> {
     [&(frame.len() as u32).to_be_bytes(), frame].concat()
 }
 
-/// Carries one connection whose first frame has this length, and alters the answers to listings and transactions.
+/// Forwards one connection, whose first frame has this length, and alters the answers to listings and transactions.
 async fn alter(client: TcpStream, server: TcpStream, first: u32, altered: Altered) -> io::Result<()> {
     let asked = Arc::new(Mutex::new(HashMap::new()));
     let ((mut client, mut to_client), (mut server, mut to_server)) = (client.into_split(), server.into_split());
@@ -108,7 +110,7 @@ async fn alter(client: TcpStream, server: TcpStream, first: u32, altered: Altere
     }
 }
 
-/// An answer to a listing, without the names that begin so.
+/// Returns an answer to a listing without the names that begin with `hidden`.
 fn without(answer: &[u8], hidden: &str) -> Vec<u8> {
     let (mut names, mut at) = (Vec::new(), 20);
     for _ in 0..number(answer, 16) {
@@ -121,7 +123,8 @@ fn without(answer: &[u8], hidden: &str) -> Vec<u8> {
     [&answer[..16], &(names.len() as i32).to_be_bytes(), &names.concat(), &answer[at..]].concat()
 }
 
-/// Where a proxy listens in front of a server of the ensemble, whose listings lack the ghost if it is to.
+/// Starts a proxy in front of a server of the ensemble and returns its address. If `lacks` is set, its listings lack
+/// the ghost.
 async fn in_front_of(ensemble: &Ensemble, number: usize, lacks: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let alters = Altered { names: lacks.then_some("ghost~"), ..Altered::default() };
@@ -135,7 +138,8 @@ async fn data_is_deleted_only_on_a_follower_differing_alone() {
     let zk = connect(&ensemble.addresses()).await;
     let held = RwLock::builder(&zk, path).host("ghost").build().unwrap().write().await.unwrap();
     let (leader, followers) = (ensemble.leader(), ensemble.followers());
-    // What it says of the holder's node, which the servers of these numbers lack, if it asks those.
+    // Returns what `check` says of the holder's node when it asks the servers `asked`, of which `lacking` hide the
+    // node.
     let told = async |lacking: &[usize], asked: &[usize]| {
         let mut names = Vec::new();
         for number in 0..3 {
@@ -151,7 +155,7 @@ async fn data_is_deleted_only_on_a_follower_differing_alone() {
     let (cure, names) = told(&followers[..1], &[0, 1, 2]).await;
     let alone = format!(": {} alone differs: stop it, delete its data, and start it", names[followers[0]]);
     assert!(cure.ends_with(&alone), "{cure}");
-    // A second name of one server stands for no other server.
+    // A second name of the same server does not count as another server.
     for asked in [&[followers[0], leader][..], &[followers[0], leader, leader], &[followers[0], followers[0], leader]] {
         let (cure, _) = told(&followers[..1], asked).await;
         assert!(cure.ends_with("so delete no data on any server"), "{asked:?}: {cure}");

@@ -1,4 +1,4 @@
-//! What `zklock check` says of the servers behind the connect string, and of what lies beside a lock.
+//! Tests of `zklock check`: the servers of the connect string, and the nodes beside a lock.
 
 use serde_json::Value;
 use support::ensemble::Ensemble;
@@ -44,7 +44,7 @@ async fn a_semaphore_with_an_invalid_number_is_not_free() {
     let garbage = Operation::Set { path: path.to_owned(), data: b"permits=two".to_vec(), version: None };
     let session = session(&zk).await;
     session.transact(&[garbage]).await.unwrap();
-    // So does the server, a minute after its last waiter.
+    // The server, too, removes an empty queue, a minute after its last waiter.
     let reaped = session.delete(&format!("{path}/queue")).await;
     assert!(matches!(reaped, Ok(()) | Err(Failure::NoNode)), "{reaped:?}");
     for arguments in [&["ls", path][..], &["watch", path], &["break", "-y", path, "1"]] {
@@ -55,7 +55,7 @@ async fn a_semaphore_with_an_invalid_number_is_not_free() {
     assert_eq!(json(&shared_server().address(), path).await["odd"][0]["kind"], "number");
     let tree = run(&["ls", "--tree", path]).await.stdout;
     assert!(tree.starts_with(&format!("{path}: the number of permits is invalid\n")), "{tree}");
-    assert_eq!(tree.lines().count(), 3, "and its holder: {tree}");
+    assert_eq!(tree.lines().count(), 3, "the tree must list the holder, too: {tree}");
 
     let cure = run(&["check", path]).await.stdout;
     assert!(cure.contains(&format!("set the number with zklock permits {path} N")), "{cure}");
@@ -74,7 +74,7 @@ async fn a_semaphore_with_an_invalid_number_is_not_free() {
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_with_different_nodes_are_named() {
     let path = "/zklock/check/differs";
-    // Two ensembles of one server stand for an ensemble whose servers have diverged.
+    // Two standalone servers simulate an ensemble whose servers have diverged.
     let servers = [Server::start(), Server::start()];
     let mut clients = Vec::new();
     for server in &servers {
@@ -105,7 +105,7 @@ async fn each_server_is_asked_and_an_absent_one_is_named() {
     let clean = check(&ensemble.addresses(), path).await;
     let all = format!("{path}: nothing odd, on 3 of 3 servers\n");
     assert_eq!((clean.code, clean.stdout), (Some(0), all), "{}", clean.stderr);
-    // A follower says in words of its own which sessions there are.
+    // A follower answers `dump` in another format than a leader.
     let one = check(&ensemble.server(follower).address(), path).await;
     let others = format!("{path}: the servers: 1 of 3 were looked at: name all servers of the ensemble in --zk\n");
     assert_eq!((one.code, one.stdout), (Some(1), others), "{}", one.stderr);
@@ -120,7 +120,7 @@ async fn each_server_is_asked_and_an_absent_one_is_named() {
     let away = check(&ensemble.addresses(), path).await;
     let named = format!("{path}: the servers: {} was not looked at: ", ensemble.server(follower).address());
     assert!(away.code == Some(1) && away.stdout.starts_with(&named), "{away:#?}");
-    let (_, others) = away.stdout.split_once('\n').expect("a line");
+    let (_, others) = away.stdout.split_once('\n').expect("check prints two lines");
     assert_eq!(others, format!("{path}: the servers: 2 of 3 were looked at\n"));
     let said = json(&ensemble.addresses(), path).await;
     assert_eq!(
@@ -135,7 +135,7 @@ async fn each_server_is_asked_and_an_absent_one_is_named() {
 async fn servers_are_asked_below_the_chroot() {
     let (path, server) = ("/zklock/check/below", shared_server().address());
     let below = format!("{server}/zklock/root");
-    // A lock of the same path lies beside that root.
+    // A lock of the same path exists outside of the chroot.
     let (_whole, outside) = server_lock(path).await;
     let zk = connect(&below).await;
     let held = (outside.write().await.unwrap(), lock_at(&zk, path).write().await.unwrap());
@@ -152,7 +152,8 @@ async fn servers_are_asked_below_the_chroot() {
         (&server.clone().into(), &"standalone".into())
     );
 
-    // Its nodes are compared with the sessions that the server knows, and with the other servers' nodes below the root.
+    // `check` compares the nodes below the chroot with the sessions that the server knows, and with the nodes of the
+    // other servers.
     let ghost = check(&format!("{}/zklock/root", forgetful(server.clone(), session(&zk).await.id()).await), path).await;
     let cure = format!("remove it with zklock break {path} {}", held.1.fencing_token());
     assert!(ghost.code == Some(1) && ghost.stdout.contains(&cure), "{ghost:#?}");
@@ -163,7 +164,7 @@ async fn servers_are_asked_below_the_chroot() {
     assert_eq!(odd.stdout.lines().filter(|line| line.contains(&told)).count(), 1, "{odd:#?}");
 }
 
-/// Where the loopback interface has no address of IPv6, there is nothing to check.
+/// Passes without a check if the loopback interface has no IPv6 address.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_asked_at_an_ipv6_address() {
     let (path, server) = ("/zklock/check/ipv6", shared_server().address());
@@ -188,12 +189,12 @@ async fn a_server_is_asked_at_an_ipv6_address() {
     assert!(ghost.code == Some(1) && ghost.stdout.contains(&cure), "{ghost:#?}");
 }
 
-/// Carries every connection to the server, but hides one session from its answers to `dump`.
+/// Starts a proxy that hides one session from the server's answers to `dump`.
 async fn forgetful(server: String, session: i64) -> String {
     forwarded(TcpListener::bind("127.0.0.1:0").await.unwrap(), server, Some(session))
 }
 
-/// As [`forgetful`], if there is a session to hide. Returns where it listens.
+/// Starts a proxy on this listener, which hides the session if one is given. Returns the proxy's address.
 fn forwarded(listener: TcpListener, server: String, session: Option<i64>) -> String {
     altered(listener, server, Altered { session, ..Altered::default() })
 }

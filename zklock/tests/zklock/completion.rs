@@ -1,19 +1,21 @@
-//! Completion, as the shells ask for it and as people see it: of paths, of options, and of the command behind the lock.
+//! Tests of completion, by `zklock complete` alone and in real shells: of paths, of options, and of the command behind
+//! the lock.
 
 use super::*;
 
-/// The shells in which completion knows the paths.
+/// The shells in which zklock completes paths.
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
-/// The answer of an ensemble that has nothing or is away.
+/// The answer if the ensemble has no such path or is unreachable.
 const NOTHING: &str = "words\n";
 
-/// What `zklock complete` answers to these words, the last of which is being typed.
+/// Returns the answer of `zklock complete` to these words, the last of which is being typed.
 async fn answer(server: &str, words: &[&str]) -> String {
     answer_to("fish", server, words).await
 }
 
-/// The same, where there is something to answer: a busy machine may need more than the second that a person waits.
+/// Returns the answer, for a line that has candidates. Tries again if a busy machine needs more than the second that
+/// `complete` waits.
 async fn answer_to(shell: &str, server: &str, words: &[&str]) -> String {
     for _ in 0..10 {
         let answer = answer_once(shell, server, words).await;
@@ -28,7 +30,7 @@ async fn answer_once(shell: &str, server: &str, words: &[&str]) -> String {
     let mut command = zklock_on(server, &["complete", shell]);
     command.stdin(Stdio::piped());
     let mut child = command.spawn().expect("it can be run");
-    // bash also says what it replaces: here the whole last word.
+    // bash also sends the text that it replaces: here the whole last word.
     let replaced = words.last().filter(|_| shell == "bash");
     let line: String = ["zklock"].iter().chain(words).chain(replaced).map(|word| format!("{word}\0")).collect();
     child.stdin.take().unwrap().write_all(line.as_bytes()).await.unwrap();
@@ -38,8 +40,8 @@ async fn answer_once(shell: &str, server: &str, words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Locks to complete: one that is held and waited for, one beside it, one that was done once, a semaphore, and one that is
-/// there alone; and what keeps them.
+/// Makes locks to complete, and returns what keeps them: a lock that is held, one in a deeper directory, a record of a
+/// job, a semaphore, and a lock of Curator.
 async fn locks(prefix: &str) -> Vec<Box<dyn std::any::Any>> {
     let (zk, held) = server_lock(&format!("{prefix}/held")).await;
     let deep = lock_at(&zk, &format!("{prefix}/deep/one lock"));
@@ -62,7 +64,7 @@ async fn offered_paths_are_locks_and_their_directories() {
     let _there = locks(prefix).await;
     let server = shared_server().address();
     let all = "words\n/paths-completed/deep/\n/paths-completed/done\n/paths-completed/held\n/paths-completed/hers\n/paths-completed/limit\n";
-    // Also those shells are answered that are not on this machine.
+    // The answers do not need the shells on this machine.
     for shell in SHELLS {
         assert_eq!(answer_to(shell, &server, &["/paths-completed/"]).await, all);
         assert_eq!(answer_to(shell, &server, &["/l", "--", "tool", ""]).await, "command 3\n");
@@ -111,13 +113,13 @@ async fn an_absent_or_refusing_ensemble_offers_no_paths() {
     for words in [&["--zk", "::::", "/l"][..], &["--auth", "hunter2", "/l"], &["--tick-time", "x", "/l"]] {
         silence(&server, words).await;
     }
-    // Nor does a server hold it up that takes connections and answers nothing.
+    // A server that accepts connections and answers nothing must not delay the answer either.
     let proxy = Proxy::start(shared_server().address());
     proxy.black_hole();
     silence(&proxy.address(), &["ls", "/l"]).await;
 }
 
-/// The script for a shell, in a directory with `zklock` and a command `tool` whose completion says what it was asked.
+/// Returns a directory with the shell's script, `zklock`, and a command `tool` whose completion prints its arguments.
 fn prepared(shell: &str) -> tempfile::TempDir {
     let commands = commands(&["tool"]);
     let script = std::process::Command::new(binary()).args(["completions", shell]).output().unwrap();
@@ -126,7 +128,8 @@ fn prepared(shell: &str) -> tempfile::TempDir {
     commands
 }
 
-/// Whether there is such a shell. If not, that is said past the harness, which would keep it to itself.
+/// Whether the shell is installed. If not, a message goes directly to standard error, because the test harness hides
+/// the output of passed tests.
 fn has(shell: &str) -> bool {
     let found = std::process::Command::new(shell).args(["-c", "exit 0"]).status().is_ok_and(|status| status.success());
     if !found {
@@ -136,8 +139,8 @@ fn has(shell: &str) -> bool {
     found
 }
 
-/// What bash completes at the end of a line: a driver does what readline does where no quotes are open, and prints each
-/// candidate in a line.
+/// Returns what bash completes at the end of a line. A driver does what readline does without open quotes, and prints
+/// each candidate on a line.
 async fn in_bash(commands: &tempfile::TempDir, before: &str, words: &[&str]) -> String {
     let script = r#"
         compopt() { echo "compopt $*"; }
@@ -166,7 +169,7 @@ async fn bash_completes_paths_options_files_and_commands() {
     let prefix = "/completed-bash";
     let _there = locks(prefix).await;
     let commands = prepared("bash");
-    // The words as bash breaks them.
+    // The words as bash breaks them, at ':' and '=' too.
     let server = shared_server().address();
     let (host, port) = server.split_once(':').unwrap();
     let line = format!("zklock --zk={server} ls {prefix}/d");
@@ -174,7 +177,7 @@ async fn bash_completes_paths_options_files_and_commands() {
     assert_eq!(in_bash(&commands, &line, &words).await, format!("{prefix}/deep/\n{prefix}/done\n"));
     let one = in_bash(&commands, &format!("zklock {prefix}/de"), &["zklock", &format!("{prefix}/de")]).await;
     assert_eq!(one, format!("compopt -o nospace\n{prefix}/deep/\n"));
-    // A blank is typed as a shell reads it, also behind the cursor.
+    // A blank in a name is escaped, also behind the cursor.
     let line = format!("zklock {prefix}/deep/one\\ l");
     let blank = in_bash(&commands, &line, &["zklock", &format!("{prefix}/deep/one\\ lo")]).await;
     assert_eq!(blank, format!("{prefix}/deep/one\\ lock\n"));
@@ -195,17 +198,18 @@ async fn bash_completes_paths_options_files_and_commands() {
 async fn no_typed_word_is_an_argument_of_a_process() {
     for shell in SHELLS.into_iter().filter(|shell| has(shell)) {
         let commands = prepared(shell);
-        // A stand-in that tells how it was called.
+        // A stand-in for zklock that records its arguments and its input.
         let told = commands.path().join("told");
         fs::remove_file(commands.path().join("zklock")).unwrap();
         let stand_in = format!("#!/bin/sh\n{{ printf '[%s]' \"$@\"; tr '\\0' ' '; }} >{}\n", told.display());
         fs::write(commands.path().join("zklock"), stand_in).unwrap();
         fs::set_permissions(commands.path().join("zklock"), fs::Permissions::from_mode(0o755)).unwrap();
         let text = || fs::read_to_string(&told).unwrap_or_default();
-        // bash also says what it replaces.
+        // bash also sends the text that it replaces.
         let replaced = if shell == "bash" { "/l " } else { "" };
         let whole = format!("[complete][{shell}]zklock --auth me:hunter2 /l {replaced}");
-        // A process that another test starts at this moment may have the stand-in open, and then it is not run.
+        // A process that another test has just forked may still have the stand-in open for writing. Then the stand-in
+        // cannot be run.
         for _ in 0..20 {
             let mut zsh = None;
             match shell {
@@ -230,7 +234,7 @@ async fn no_typed_word_is_an_argument_of_a_process() {
     }
 }
 
-/// What fish completes at the end of a line.
+/// Returns what fish completes at the end of a line.
 async fn in_fish(commands: &tempfile::TempDir, line: &str) -> String {
     let script = "source $argv[1]; complete --command tool --no-files --arguments 'asked (count (commandline -opc))'
         complete --do-complete $argv[2]";
@@ -267,8 +271,8 @@ async fn fish_completes_paths_options_files_and_commands() {
     assert!(name.lines().any(|line| line.starts_with("tool")), "{name}");
 }
 
-/// A shell on a terminal, where Tab completes and Ctrl-T writes the line into a file. What it would run as `zklock`, it writes
-/// into another.
+/// A shell on a terminal, in which Tab completes and Ctrl-T writes the line into a file. Instead of running `zklock`,
+/// it writes the arguments into another file.
 struct OnKeys {
     terminal: OnTerminal,
     lines: PathBuf,
@@ -321,12 +325,12 @@ impl OnKeys {
         let mut terminal = OnTerminal::start_with(&shared_server().address(), &environment, shell, options);
         terminal.press(&set_up);
         terminal.shows("ready");
-        // From now on the keys are the shell's, and not the terminal's.
+        // After the prompt the shell reads the keys, and the terminal no longer edits lines.
         terminal.shows("> ");
         OnKeys { terminal, lines: commands.path().join("lines"), ran: commands.path().join("ran"), count: 0 }
     }
 
-    /// The line once Tab was pressed at its end, and where it ends.
+    /// Types a line and Tab, and returns the completed line with a bar at its end.
     async fn completed(&mut self, line: &str) -> String {
         self.terminal.press(&format!("{line}\t\x14"));
         self.count += 1;
@@ -335,7 +339,7 @@ impl OnKeys {
         lines().lines().last().unwrap().to_owned()
     }
 
-    /// The words that `zklock` is given, each with a bar behind it, once Tab was pressed at the end of a line, and Enter.
+    /// Types a line, Tab and Enter, and returns the arguments of `zklock`, each with a bar behind it.
     async fn ran(&mut self, line: &str) -> String {
         let _ = fs::remove_file(&self.ran);
         self.terminal.press(&format!("{line}\t\n"));
@@ -358,7 +362,7 @@ async fn zsh_completes_paths_options_files_and_commands() {
     for (typed, completed) in [
         (format!("zklock ls {prefix}/he"), format!("zklock ls {prefix}/he|")),
         (format!("zklock ls {prefix}/hel"), format!("zklock ls {prefix}/held |")),
-        // It goes on behind a slash, and no blank is put there.
+        // After a slash no blank is inserted, because the path may continue.
         (format!("zklock {prefix}/de"), format!("zklock {prefix}/deep/|")),
         (format!("zklock '{prefix}/deep/one l"), format!("zklock '{prefix}/deep/one lock' |")),
         (format!("zklock --zk={server} {prefix}/do"), format!("zklock --zk={server} {prefix}/done |")),
@@ -380,7 +384,7 @@ async fn zsh_completes_paths_options_files_and_commands() {
     }
 }
 
-/// Names that a shell would obey if they were not quoted, alone or once they end the quotes that they stand in.
+/// Names that a shell would execute or expand if they were not quoted, or if they could end the quotes around them.
 const MALICIOUS: [&str; 16] = [
     "$(touch PWNED)",
     "`touch PWNED`",
@@ -414,7 +418,7 @@ async fn no_shell_executes_a_completed_name() {
         let quotes: &[&str] = if shell == "fish" { &["", "'", "\""] } else { &["", "'", "\"", "$'", "/\"", "/'"] };
         for (at, name) in MALICIOUS.iter().enumerate() {
             for quote in quotes {
-                // In zsh a word that only goes on in quotes is not completed.
+                // zsh does not complete a word whose quotes begin in its middle.
                 let typed = match quote.strip_prefix('/') {
                     Some(_) if shell == "zsh" => continue,
                     Some(quote) => format!("{prefix}/{quote}{at}/"),

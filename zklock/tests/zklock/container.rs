@@ -1,9 +1,9 @@
-//! `zklock` as the first process of a container: in a namespace of processes, on a terminal and off it.
+//! Tests of `zklock` as the first process of a container, in a PID namespace of its own.
 
 use super::*;
 
-/// What makes a namespace of processes here: `unshare` as root, in a namespace of users, or by sudo. `None` where nothing may, as in most
-/// containers.
+/// Returns the command that can make a PID namespace here: `unshare` as root, in a user namespace, or by sudo. `None`
+/// if none of them may, as in most containers.
 fn unshare() -> Option<&'static [&'static str]> {
     const WAYS: [&[&str]; 3] = [
         &["unshare"],
@@ -23,8 +23,8 @@ fn unshare() -> Option<&'static [&'static str]> {
     found
 }
 
-/// A command as the first process of a namespace, with the terminal as `docker run -it` gives it (`setsid -c`), or as a plain
-/// `unshare` leaves it.
+/// Returns the command line that runs a command as the first process of a PID namespace. With `begins_session` it has
+/// the terminal as `docker run -it` gives it (`setsid -c`), otherwise as a plain `unshare` leaves it.
 fn first_process<'a>(unshare: &[&'a str], begins_session: bool, command: &[&'a str]) -> Vec<&'a str> {
     let session = if begins_session { &["setsid", "-c"][..] } else { &[] };
     [unshare, &["--pid", "--fork", "--mount-proc", "--kill-child"], session, command].concat()
@@ -35,7 +35,7 @@ fn on_terminal(unshare: &[&str], begins_session: bool, command: &[&str]) -> OnTe
     if !begins_session {
         return OnTerminal::start_program(words[0], &words[1..]);
     }
-    // Only root may take a terminal from the session that has it: so no session has it before.
+    // Only root may take a terminal from a session, so no session has this terminal before.
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     let mut command = Command::new(words[0]);
     prepare(&mut command, &shared_server().address());
@@ -46,7 +46,7 @@ fn on_terminal(unshare: &[&str], begins_session: bool, command: &[&str]) -> OnTe
 #[support::judged]
 async fn pid_1_passes_exit_codes_and_signals_on() {
     let Some(unshare) = unshare() else { return };
-    // RTMIN+3, by which a system in a container is stopped, is one of the signals that zklock passes on.
+    // 37 is RTMIN+3, which stops systemd in a container. zklock passes it on.
     let real_time = ("kill -37 1; sleep 100", 165);
     for (script, code) in [("exit 6", 6), ("kill -TERM $$", 143), ("test $PPID = 1", 0), real_time] {
         let words = first_process(unshare, false, &[binary(), "/zklock/first/codes", "-c", script]);
@@ -61,7 +61,7 @@ async fn pid_1_passes_exit_codes_and_signals_on() {
     }
 }
 
-/// Half of them are ended by a signal that has no name.
+/// Half of the orphans are ended by a real-time signal.
 #[support::judged]
 async fn pid_1_reaps_orphans_of_its_command() {
     let Some(unshare) = unshare() else { return };
@@ -97,7 +97,7 @@ async fn ctrl_c_ends_the_command_and_pid_1_with_130() {
     }
 }
 
-/// The number of the group of a container's first process is 1, and a signal to "group -1" would reach every process.
+/// The group of a container's first process has the number 1, and a signal to group -1 would reach every process.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_c_spares_the_other_processes_of_a_container() {
     let Some(unshare) = unshare() else { return };
@@ -110,7 +110,7 @@ async fn ctrl_c_spares_the_other_processes_of_a_container() {
     terminal.rest().await;
 }
 
-/// There is no shell that could continue them.
+/// No shell could continue the stopped processes.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_z_is_undone_where_no_shell_can_continue() {
     let Some(unshare) = unshare() else { return };

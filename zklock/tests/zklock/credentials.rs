@@ -1,8 +1,8 @@
-//! Whom zklock is for ZooKeeper: from a variable or a file, and kept from the command that it runs.
+//! Tests of the credentials for ZooKeeper: from a variable or a file, and hidden from the command.
 
 use super::*;
 
-/// A file with this text.
+/// Writes a file with this text and returns its path.
 fn file(files: &tempfile::TempDir, name: &str, text: &str) -> String {
     let file = files.path().join(name);
     fs::write(&file, text).unwrap();
@@ -15,7 +15,7 @@ async fn the_command_gets_no_credentials_by_default() {
     let mine = file(&files, "mine", "owner:hunter2\n");
     let environment = |options: &[&str]| {
         let mut command = zklock(&[options, &["/zklock/kept-from/command", "env"]].concat());
-        // `make test` sets it for the tests themselves.
+        // `make test` sets this variable for the tests themselves.
         command.env_remove("ZK_RWLOCK_SERVERS");
         command.env("ZK_AUTH", "owner:hunter2").env("ZK_SASL", "");
         command.env("ZK_SASL_FILE", "").env("ZK_TLS_KEY", "").env("ZK_TLS_CERT", "").env("ZK_TICK_TIME", "2s");

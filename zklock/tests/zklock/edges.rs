@@ -1,4 +1,4 @@
-//! What lies at the edge of a machine: a clock that is set to any year, and a process that may open few files.
+//! Tests at the limits of a machine: a clock in a far year, few file descriptors, and foreign ACLs.
 
 use support::clock::Clock;
 
@@ -32,7 +32,7 @@ async fn too_few_open_files_are_reported() {
         let run = ended(command).await;
         let says = run.stderr.to_lowercase();
         assert!(run.code == Some(0) || says.contains("files"), "{files}: {run:#?}");
-        assert_ne!(run.code, Some(101), "{files}: it does not panic itself: {run:#?}");
+        assert_ne!(run.code, Some(101), "{files}: zklock must not panic: {run:#?}");
         let words = run.stderr.lines().rfind(|line| line.starts_with("zklock: ")).unwrap_or_default();
         assert!(!words.contains("task "), "{files}: {words}");
     }
@@ -49,7 +49,8 @@ async fn a_wider_acl_than_this_clients_is_odd() {
     let told =
         format!("{path}: {path}: world:anyone may READ, WRITE, CREATE, DELETE, ADMIN: wider than this client's ACL");
     assert!(odd.code == Some(1) && odd.stdout.starts_with(&told), "{odd:#?}");
-    // Who may write a semaphore's node changes the number of permits, and who may write a record what was done.
+    // A client that may write a semaphore's node can change the number of permits. A client that may write a record can
+    // change when the job was done.
     let (semaphore, job) = ("/zklock/edges/wider-number", "/zklock/edges/wider-job");
     assert_eq!(run(&["permits", semaphore, "2"]).await.code, Some(0));
     assert_eq!(run(&["--once-in", "1h", job, "true"]).await.code, Some(0));

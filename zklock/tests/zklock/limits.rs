@@ -1,4 +1,4 @@
-//! `zklock --max-hold`: a command that hangs loses the lock before the next one starts.
+//! Tests of `zklock --max-hold`: a command that hangs loses the lock before the next one starts.
 
 use support::scene::*;
 use support::server::shared_server;
@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const LIMIT: Duration = Duration::from_secs(1);
 
 fn now() -> u128 {
-    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos()
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is after 1970").as_nanos()
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -33,7 +33,7 @@ async fn a_hanging_command_is_killed_before_the_next_starts() {
         run.stderr.contains("held for longer than its limit allows") && run.stderr.contains("was killed"),
         "{run:#?}"
     );
-    assert!(u128::from(last_stamp(&stamps)) < granted_at, "it worked beside the next one");
+    assert!(u128::from(last_stamp(&stamps)) < granted_at, "the command still ran when the next contender was granted");
     next.release().await.unwrap();
 }
 

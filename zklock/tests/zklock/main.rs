@@ -1,6 +1,7 @@
-//! The command `zklock`, as shells and people use it: the binary itself, on a real server.
+//! Tests of the command `zklock`: the binary itself, on a real server.
 //!
-//! Children are lines for `sh`. They say when they are ready, so that nothing here waits for a time.
+//! The commands under the lock are scripts for `sh`. They print a line when they are ready, so no test sleeps for a
+//! fixed time.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -31,7 +32,7 @@ use zk_rwlock::coordinator::{Failure, Kind};
 use zk_rwlock::security::{Acl, Permissions};
 use zk_rwlock::{Dialect, Loss, RwLock, ZooKeeper};
 
-/// The session timeout of commands that a test cuts off.
+/// The session timeout of commands that a test disconnects.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// Signals that end a waiting `zklock`, and that it passes on to its command.
@@ -56,14 +57,14 @@ mod trips;
 mod waiting;
 
 // ---------------------------------------------------------------------------------------------------------------
-// Running it
+// Starting and awaiting zklock
 
 fn binary() -> &'static str {
     static PATH: LazyLock<String> = LazyLock::new(|| program("zklock").display().to_string());
     &PATH
 }
 
-/// `zklock` with these arguments, on the server that all tests share.
+/// Returns `zklock` with these arguments, on the server that all tests share.
 fn zklock<S: AsRef<str>>(arguments: &[S]) -> Command {
     zklock_on(&shared_server().address(), arguments)
 }
@@ -94,21 +95,22 @@ fn prepare(command: &mut Command, server: &str) {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
 }
 
-/// Children inherit the signals that this process ignores (under nohup(1), or behind a script's `&`), but not those
-/// that it handles. So it handles them, and does nothing.
+/// Registers handlers without effect for the signals that this process ignores, because children inherit ignored
+/// signals, but not handled ones. Signals are ignored under nohup(1) or behind a script's `&`.
 fn unignore_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let status = fs::read_to_string("/proc/self/status").expect("this is Linux");
-        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("it is a line of the status");
-        let ignored = u64::from_str_radix(ignored.trim(), 16).expect("it is a set of bits");
+        let status = fs::read_to_string("/proc/self/status").expect("/proc exists on Linux");
+        let ignored =
+            status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("the status has a line SigIgn");
+        let ignored = u64::from_str_radix(ignored.trim(), 16).expect("SigIgn is a hexadecimal number");
         for signal in PASSED_ON.iter().filter(|signal| ignored & (1 << (signal.as_raw() - 1)) != 0) {
-            signal_hook::flag::register(signal.as_raw(), Arc::default()).expect("it may be handled");
+            signal_hook::flag::register(signal.as_raw(), Arc::default()).expect("the signal can be handled");
         }
     });
 }
 
-/// How a run ended.
+/// The exit code and output of a run.
 #[derive(Debug)]
 struct Run {
     code: Option<i32>,
@@ -121,18 +123,18 @@ async fn run<S: AsRef<str>>(arguments: &[S]) -> Run {
 }
 
 async fn ended(mut command: Command) -> Run {
-    let child = command.spawn().expect("it can be run");
-    let output = soon("the end", child.wait_with_output()).await.expect("it ran");
-    let text = |bytes| String::from_utf8(bytes).expect("it prints text");
+    let child = command.spawn().expect("the program starts");
+    let output = soon("the end of the program", child.wait_with_output()).await.expect("the program ends");
+    let text = |bytes| String::from_utf8(bytes).expect("the output is UTF-8");
     Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// As [`ended()`], for runs that have a long limit of their own.
+/// Awaits the end of a run, as [`ended()`] does, for runs with a long limit of their own.
 async fn ended_within_minutes(command: Command) -> Run {
     Running::start(command).ends_within(Duration::from_secs(120)).await
 }
 
-/// A `zklock` that runs.
+/// A running `zklock`.
 struct Running {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -140,45 +142,45 @@ struct Running {
 
 impl Running {
     fn start(mut command: Command) -> Running {
-        let mut child = command.spawn().expect("it can be run");
+        let mut child = command.spawn().expect("the program starts");
         let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         Running { child, lines }
     }
 
-    /// The next line that its command prints.
+    /// Returns the next line on standard output.
     async fn says(&mut self) -> String {
-        soon("a line", self.lines.next_line()).await.expect("readable").expect("it says something before it ends")
+        soon("a line of output", self.lines.next_line()).await.expect("readable").expect("the command prints a line")
     }
 
-    /// Returns when its command has said that it is ready.
+    /// Waits until the command prints `ready`.
     async fn ready(mut self) -> Running {
         assert_eq!(self.says().await, "ready");
         self
     }
 
     fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id().expect("it runs") as i32).expect("a pid")
+        Pid::from_raw(self.child.id().expect("zklock runs") as i32).expect("a pid")
     }
 
     fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).expect("it runs");
+        kill_process(self.pid(), signal).expect("zklock runs");
     }
 
-    /// The exit code of the run, and the rest of its output.
+    /// Waits for the end, and returns the exit code and the rest of the output.
     async fn ends(self) -> Run {
         self.ends_within(SOON).await
     }
 
     async fn ends_within(mut self, limit: Duration) -> Run {
-        let status = within(limit, "the end", self.child.wait()).await.expect("it ran");
+        let status = within(limit, "the end of the program", self.child.wait()).await.expect("the program ends");
         let (mut stdout, mut stderr) = (String::new(), String::new());
-        while let Ok(Some(line)) = soon("the rest", self.lines.next_line()).await {
+        while let Ok(Some(line)) = soon("the end of standard output", self.lines.next_line()).await {
             stdout.push_str(&line);
             stdout.push('\n');
         }
         let told = self.child.stderr.take();
         if let Some(mut told) = told {
-            soon("its standard error", told.read_to_string(&mut stderr)).await.expect("it prints text");
+            soon("the end of standard error", told.read_to_string(&mut stderr)).await.expect("the output is UTF-8");
         }
         Run { code: status.code(), stdout, stderr }
     }
@@ -190,7 +192,7 @@ async fn server_lock(path: &str) -> (ZooKeeper, RwLock) {
     (zk, lock)
 }
 
-/// A directory for what the children write; it goes with the test.
+/// Returns a directory for the files of the children. It is deleted with the test.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir().expect("the directory for temporary files is writable")
 }
@@ -204,7 +206,7 @@ async fn each_way_to_end_has_its_exit_code() {
     let held = taken.write().label("in the way").await.unwrap();
     let (free, taken) = ("/zklock/codes/free", "/zklock/codes/taken");
     let trials: &[(&[&str], i32)] = &[
-        // Of the command
+        // Codes of the command
         (&[free, "true"], 0),
         (&[free, "--", "true"], 0),
         (&[free, "sh", "-c", "exit 42"], 42),
@@ -218,19 +220,19 @@ async fn each_way_to_end_has_its_exit_code() {
         (&["-o", "-x", free, "true"], 0),
         (&["-n", "-w", "5", free, "true"], 0),
         (&[free, "ls", "/"], 0),
-        // 128 + the signal that ended it
+        // 128 + the signal that ended the command
         (&[free, "-c", "kill -HUP $$"], 129),
         (&[free, "-c", "kill -INT $$"], 130),
         (&[free, "-c", "kill -KILL $$"], 137),
         (&[free, "-c", "kill -TERM $$"], 143),
-        // In vain
+        // The lock is taken
         (&["-n", taken, "true"], 1),
         (&["--nonblock", "-s", taken, "true"], 1),
         (&["--nb", "-E", "75", taken, "true"], 75),
         (&["-w", "0.2", taken, "true"], 1),
         (&["-w", "0", taken, "true"], 1),
         (&["--timeout", "200ms", "--conflict-exit-code", "0", taken, "true"], 0),
-        // Usage
+        // Wrong usage
         (&[], 64),
         (&[free], 64),
         (&[free, "--"], 64),
@@ -260,7 +262,7 @@ async fn each_way_to_end_has_its_exit_code() {
         (&["break", free], 64),
         (&["break", free, "token"], 64),
         (&["man", "nothing"], 64),
-        // No such command, or none that may be run
+        // No such command, or a command that cannot be executed
         (&[free, "/nowhere/at/all"], 127),
         (&[free, "/etc/passwd"], 126),
         (&[free, "/etc"], 126),
@@ -268,7 +270,7 @@ async fn each_way_to_end_has_its_exit_code() {
         (&["--zk", "127.0.0.1:1", "--session-timeout", "0.3", free, "true"], 69),
         (&["--zk", "127.0.0.1:1", "--session-timeout", "300ms", "ls", free], 69),
         (&["ls", free, "--zk", "127.0.0.1:1", "--session-timeout", "300ms"], 69),
-        // Only asked
+        // Help and version
         (&["--help"], 0),
         (&["-V"], 0),
         (&["ls", "--help"], 0),
@@ -278,7 +280,7 @@ async fn each_way_to_end_has_its_exit_code() {
         assert_eq!(run.code, Some(*code), "{arguments:?}: {run:#?}");
         let in_vain = arguments.contains(&taken) && *code != 64;
         let told = run.stderr.contains("held by WRITE") && run.stderr.contains("in the way");
-        // On a busy machine 200 ms may be over before it is known who holds.
+        // On a busy machine 200 ms may pass before the holder is known.
         let is_hurried = arguments.contains(&"0.2") || arguments.contains(&"200ms");
         assert!(in_vain == told || is_hurried, "{run:#?}");
         assert_eq!([64, 69, 126, 127].contains(code) || in_vain, !run.stderr.is_empty(), "{arguments:?}: {run:#?}");
@@ -298,7 +300,7 @@ async fn a_result_that_cannot_be_written_exits_with_74() {
         assert_eq!(run.code, Some(74), "{run:#?}");
         assert!(run.stderr.contains("cannot write to standard output"), "{run:#?}");
     }
-    // A command that runs under the lock has standard output to itself.
+    // zklock itself writes nothing to standard output while it runs a command.
     let mut command = zklock(&[path, "-c", "exit 3"]);
     command.stdout(OpenOptions::new().write(true).open("/dev/full").unwrap());
     assert_eq!(ended(command).await.code, Some(3));
@@ -340,7 +342,7 @@ async fn a_sasl_user_is_authenticated() {
     let address = server.address();
     let on = |arguments: &[&str]| zklock_on(&address, arguments);
     assert_eq!(ended(on(&["--sasl", "alice:of: alice", path, "true"])).await.code, Some(0));
-    assert_eq!(ended(on(&["ls", path])).await.code, Some(77), "it is alice's alone");
+    assert_eq!(ended(on(&["ls", path])).await.code, Some(77), "only alice has rights on the lock");
     let mut alice = on(&["ls", path]);
     alice.env("ZK_SASL", "alice:of: alice");
     assert_eq!(ended(alice).await.code, Some(0));
@@ -353,7 +355,7 @@ async fn tls_files_authenticate_server_and_client() {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
     let port = Port::reserve();
-    // The server trusts every client that has the server's own certificate, and so do we.
+    // Server and client use the same self-signed certificate, and trust it.
     let _server = Server::start_with_files(
         &[("both.pem", &format!("{key}{certificate}")), ("certificate.pem", &certificate)],
         &[
@@ -380,7 +382,7 @@ async fn tls_files_authenticate_server_and_client() {
     let command = ["/zklock/tls", "--", "sh", "-c", "exit 6"];
     let known = ended(zklock_on(&address, &[&trust[..], &identity, &command].concat())).await;
     assert_eq!(known.code, Some(6), "{known:#?}");
-    // Refusals come again and again, until there was no session for so long.
+    // A refused client tries again until the session timeout is over.
     let short = ["--session-timeout", "1"];
     let stranger = ended(zklock_on(&address, &[&short[..], &trust, &command].concat())).await;
     let plain = ended(zklock_on(&address, &[&short[..], &command].concat())).await;
@@ -388,7 +390,7 @@ async fn tls_files_authenticate_server_and_client() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// The command
+// Running the command
 
 #[support::judged]
 async fn the_command_gets_lock_variables_and_standard_input() {
@@ -415,7 +417,8 @@ async fn the_command_gets_lock_variables_and_standard_input() {
     assert!(tokens[0] < tokens[1], "{tokens:?}");
 }
 
-/// Ctrl-C ends zklock by itself, and then there is no code; a shell says 130.
+/// Returns the exit code after a signal. After SIGINT there is none, because zklock ends by that signal; a shell
+/// reports 130.
 fn ended_by(signal: Signal) -> Option<i32> {
     (signal != Signal::INT).then_some(128 + signal.as_raw())
 }
@@ -424,7 +427,7 @@ fn ended_by(signal: Signal) -> Option<i32> {
 async fn signals_reach_the_whole_group_of_the_command() {
     let path = "/zklock/signals";
     for signal in PASSED_ON.into_iter().chain([Signal::WINCH, Signal::CONT]) {
-        // The shell acts on a trap only when its `sleep` has gone: it is in the group, too, or ends by itself.
+        // The shell runs a trap only when its `sleep` has ended. `sleep` is in the group, too, or ends by itself.
         let number = signal.as_raw();
         let script = format!("trap 'echo got {number}; exit 33' {number}; echo ready; while :; do sleep 0.05; done");
         let running = Running::start(zklock(&[path, "-c", &script])).ready().await;
@@ -433,8 +436,8 @@ async fn signals_reach_the_whole_group_of_the_command() {
         assert_eq!((run.code, run.stdout), (Some(33), format!("got {number}\n")), "{}", run.stderr);
     }
     for signal in PASSED_ON {
-        // A command that says it is ready is about to become `sleep` itself: a child that dash has forked, and that has
-        // not become its program yet, does not heed Ctrl-C.
+        // The inner shell prints `ready` and becomes `sleep` by exec. A child that dash has forked, and that has not
+        // called exec yet, does not react to Ctrl-C.
         let script = "sh -c 'echo ready; exec sleep 100'; sleep 100";
         let running = Running::start(zklock(&[path, "-c", script])).ready().await;
         running.signal(signal);
@@ -442,7 +445,7 @@ async fn signals_reach_the_whole_group_of_the_command() {
     }
 }
 
-/// `zklock` as nohup(1), or a script's `&`, starts it: these signals are ignored.
+/// Returns `zklock` started with these signals ignored, as under nohup(1) or behind a script's `&`.
 fn ignoring(arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     prepare(&mut command, &shared_server().address());
@@ -469,7 +472,7 @@ async fn an_ignored_signal_stays_ignored() {
     assert_eq!(running.ends().await.code, Some(9));
 
     let run = ended(ignoring(&[path, "-c", "kill -PIPE $$; exit 9"])).await;
-    assert_eq!(run.code, Some(128 + Signal::PIPE.as_raw()), "the help names this one as the exception");
+    assert_eq!(run.code, Some(128 + Signal::PIPE.as_raw()), "PIPE is the exception that the help names");
 }
 
 #[support::judged]
@@ -493,7 +496,7 @@ async fn the_exit_code_survives_an_ignored_sigchld() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Waiting
+// Waiting for the lock
 
 #[support::judged]
 async fn readers_run_together_and_a_writer_after_them() {
@@ -527,7 +530,7 @@ async fn a_signalled_waiter_leaves_the_queue_at_once() {
         waiting.signal(signal);
         let run = waiting.ends().await;
         assert_eq!((run.code, &run.stdout[..]), (ended_by(signal), ""));
-        // Its node is gone when it has ended, long before its session would time out.
+        // The node is gone at the end of zklock, long before the session would expire.
         assert_eq!(line(&lock).await, "W+");
     }
     held.release().await.unwrap();
@@ -545,7 +548,7 @@ async fn giving_up_does_not_wait_for_a_cut_network() {
     line_becomes(&lock, "W+ W- W-").await;
     proxy.black_hole();
     interrupted.signal(Signal::INT);
-    // The session would last three times as long as anything here may take.
+    // The session would last three times as long as the longest wait of this test.
     assert_eq!((interrupted.ends().await.code, impatient.ends().await.code), (ended_by(Signal::INT), Some(1)));
     held.release().await.unwrap();
 }
@@ -559,7 +562,7 @@ async fn a_wait_off_a_terminal_prints_a_line_per_change() {
     line_becomes(&lock, "W+ W-").await;
     let mut waiting = Running::start(zklock(&[path, "echo", "ran"]));
     let mut told = BufReader::new(waiting.child.stderr.take().unwrap()).lines();
-    let mut line = async || soon("a line", told.next_line()).await.unwrap().expect("it reports something");
+    let mut line = async || soon("a line of output", told.next_line()).await.unwrap().expect("zklock prints a message");
     let said = line().await;
     assert!(said.contains("waiting to write /zklock/lines: place 3, held by WRITE"), "{said}");
     assert!(said.contains(&format!("pid {} \"first\" queued ", std::process::id())), "{said}");
@@ -574,18 +577,18 @@ async fn a_wait_off_a_terminal_prints_a_line_per_change() {
 // ---------------------------------------------------------------------------------------------------------------
 // Losing the lock
 
-/// A line for `sh` that writes the time into a file, again and again, and so does a process that it leaves in the
-/// background. Nothing but KILL ends them.
+/// Returns a script that writes the time into a file again and again. So does a process that it leaves in the
+/// background. Only KILL ends them.
 fn immortal(file: &Path) -> String {
     let stamp = format!("while :; do date +%s%N >> {}; done", file.display());
     format!("trap '' TERM HUP INT; ({stamp}) & echo ready; {stamp}")
 }
 
-/// The last time that was written whole.
+/// Returns the latest time in the file that was written completely.
 fn last_stamp(file: &Path) -> u64 {
     let text = fs::read_to_string(file).unwrap();
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    whole.lines().map(|line| line.parse::<u64>().expect("a number of nanoseconds")).max().expect("it ran")
+    whole.lines().map(|line| line.parse::<u64>().expect("a number of nanoseconds")).max().expect("the program ends")
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -627,7 +630,7 @@ async fn unread_messages_do_not_delay_killing_the_command() {
         let holder = Running::start(holder).ready().await;
         let next = Running::start(zklock(&[path, "-c", &format!("date +%s%N > {}", start.display())]));
         line_becomes(&lock, "W+ W-").await;
-        let size = fcntl_getpipe_size(&full).expect("a pipe has one");
+        let size = fcntl_getpipe_size(&full).expect("the size of a pipe");
         let filler = thread::spawn(move || full.write_all(&vec![b'.'; 2 * size]));
         eventually("the pipe is full", || async { ioctl_fionread(&unread).expect("a pipe") > size as u64 - 4096 })
             .await;
@@ -638,7 +641,7 @@ async fn unread_messages_do_not_delay_killing_the_command() {
         assert!(last < first, "{more:?}: the old command ran {} ns into the next one", last - first);
         drop(unread);
         assert_eq!(holder.ends().await.code, Some(75));
-        assert!(filler.join().expect("no panic").is_err(), "it was read");
+        assert!(filler.join().expect("the thread does not panic").is_err(), "somebody read the pipe");
     }
 }
 
@@ -647,7 +650,7 @@ async fn zklock_exits_even_if_its_message_is_unread() {
     let (_zk, lock) = server_lock("/zklock/unread-end").await;
     let held = lock.write().await.expect("free");
     let (unread, mut full) = std::io::pipe().expect("a pipe");
-    full.write_all(&vec![b'.'; fcntl_getpipe_size(&full).expect("a pipe has one")]).expect("there is room");
+    full.write_all(&vec![b'.'; fcntl_getpipe_size(&full).expect("the size of a pipe")]).expect("there is room");
     let mut command = zklock(&["-n", lock.path(), "true"]);
     command.stderr(full);
     assert_eq!(Running::start(command).ends().await.code, Some(1));
@@ -670,7 +673,7 @@ async fn a_lost_lock_sends_term_and_overrides_the_exit_code() {
     }
 }
 
-/// The session goes on, so there is no other limit.
+/// The session lives on, so only the grace limits the command.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_ignores_term_is_killed_after_the_grace() {
     let path = "/zklock/deaf";
@@ -717,7 +720,8 @@ async fn a_server_that_answers_only_pings_delays_no_command() {
     }
 }
 
-/// A holder that has said that its connection is lost, with what it says next. Its command ends with 8 after a line.
+/// Starts a holder behind a proxy, cuts the connection, and waits until the holder reports it. Returns the holder and
+/// its further messages. Its command ends with 8 after a line of input.
 async fn cut_off(path: &str) -> (Proxy, Running, Lines<BufReader<ChildStderr>>) {
     let proxy = Proxy::start(shared_server().address());
     let options = ["--session-timeout", "60s", path, "-c", "echo ready; read line; exit 8"];
@@ -725,7 +729,7 @@ async fn cut_off(path: &str) -> (Proxy, Running, Lines<BufReader<ChildStderr>>) 
     command.stdin(Stdio::piped());
     let mut holder = Running::start(command).ready().await;
     let mut told = BufReader::new(holder.child.stderr.take().unwrap()).lines();
-    // A loss of the connection that is over too soon is not reported, so this one lasts until it is.
+    // A short disconnection is not reported, so this one lasts until it is.
     proxy.cut();
     let said = soon("the loss of the connection", told.next_line()).await.unwrap().unwrap();
     assert!(said.contains("the connection is lost"), "{said}");
@@ -736,25 +740,25 @@ async fn cut_off(path: &str) -> (Proxy, Running, Lines<BufReader<ChildStderr>>) 
 async fn a_short_disconnection_loses_nothing() {
     let (proxy, mut holder, mut told) = cut_off("/zklock/blip").await;
     proxy.heal();
-    let said = soon("its return", told.next_line()).await.unwrap().unwrap();
+    let said = soon("the message that the connection is back", told.next_line()).await.unwrap().unwrap();
     assert!(said.contains("the connection is back"), "{said}");
     holder.child.stdin.take().unwrap().write_all(b"end\n").await.unwrap();
     assert_eq!(holder.ends().await.code, Some(8));
 }
 
-/// The session would last three times as long as anything here may take.
+/// The session would last three times as long as the longest wait of this test.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unreachable_release_says_when_the_lock_is_free() {
     let (_proxy, mut holder, mut told) = cut_off("/zklock/unreached").await;
     holder.child.stdin.take().unwrap().write_all(b"end\n").await.unwrap();
     let ended = Instant::now();
-    let said = soon("the last words", told.next_line()).await.unwrap().unwrap();
+    let said = soon("the last message", told.next_line()).await.unwrap().unwrap();
     assert!(said.contains("the lock is free when the session ends, in "), "{said}");
     assert_eq!(holder.ends().await.code, Some(8));
     assert!(ended.elapsed() < Duration::from_secs(2), "{:?}", ended.elapsed());
 }
 
-/// The servers were well.
+/// The servers worked all the time.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_waiter_reports_that_it_stood_still() {
     let path = "/zklock/stopped-waiter";
@@ -786,15 +790,15 @@ async fn zklock_stopped_past_its_lease_kills_its_command() {
     let run = holder.ends().await;
     assert_eq!(run.code, Some(75), "{run:#?}");
     assert!(run.stderr.contains("was killed") && run.stderr.contains("stood still"), "{run:#?}");
-    assert!(!run.stderr.contains("cut off"), "the servers were well: {run:#?}");
-    // No process of the group is left to write.
+    assert!(!run.stderr.contains("cut off"), "the servers worked: {run:#?}");
+    // No process of the group writes any more.
     let ended = last_stamp(&stamps);
     let length = fs::metadata(&stamps).unwrap().len();
     next.release().await.unwrap();
     assert_eq!((last_stamp(&stamps), fs::metadata(&stamps).unwrap().len()), (ended, length));
 }
 
-/// The command of a zklock that is stopped ends by itself, and then zklock goes on.
+/// Lets a command end by itself while zklock is stopped, and then continues zklock.
 async fn ends_while_zklock_is_stopped(path: &str) {
     let (_zk, lock) = server_lock(path).await;
     let home = tempfile::tempdir().unwrap();
@@ -809,7 +813,7 @@ async fn ends_while_zklock_is_stopped(path: &str) {
     let next = granted(next).await;
     holder.child.stdin.take().unwrap().write_all(b"end\n").await.unwrap();
     let stat = format!("/proc/{}/stat", std::fs::read_to_string(pid).unwrap().trim());
-    eventually("it has not ended", || async { std::fs::read_to_string(&stat).unwrap().contains(") Z ") }).await;
+    eventually("the command is a zombie", || async { std::fs::read_to_string(&stat).unwrap().contains(") Z ") }).await;
     holder.signal(Signal::CONT);
     let run = holder.ends().await;
     assert_eq!(run.code, Some(75), "{run:#?}");
@@ -819,7 +823,7 @@ async fn ends_while_zklock_is_stopped(path: &str) {
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_ended_during_a_long_stop_counts_as_lost() {
-    // Which zklock hears of first, the loss or the end, is a matter of chance.
+    // zklock may notice the loss or the command's end first, at random.
     for round in 0..4 {
         let paths: [_; 3] = std::array::from_fn(|at| format!("/zklock/ended-meanwhile/{round}-{at}"));
         let [one, two, three] = paths.each_ref().map(|path| ends_while_zklock_is_stopped(path));
@@ -828,7 +832,7 @@ async fn a_command_that_ended_during_a_long_stop_counts_as_lost() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Seeing and mending
+// Looking at locks and repairing them
 
 #[support::judged]
 async fn ls_shows_the_queue_as_a_table_and_as_json() {
@@ -849,7 +853,7 @@ async fn ls_shows_the_queue_as_a_table_and_as_json() {
     assert_eq!((&rows[1][..3], rows[1][5]), (&["1", "holds", "READ"][..], "report\u{e9}"));
     assert_eq!(rows[1].last(), Some(&&holder.fencing_token().to_string()[..]));
     assert_eq!(&rows[2][..4], &["2", "waits", "WRITE", "web-2"]);
-    assert!(!table.stdout.contains('\x1b'), "colours off a terminal");
+    assert!(!table.stdout.contains('\x1b'), "colours must not appear off a terminal");
 
     let json = run(&["ls", "--json", path]).await;
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
@@ -937,7 +941,7 @@ async fn a_table_aligns_wide_characters() {
         (before.len(), after.chars().take_while(|c| *c == ' ').count())
     };
     let lines: Vec<&str> = table.stdout.lines().collect();
-    // Six columns and two between, for a label of six and for one of five.
+    // The column has six columns and two blanks. The second label takes five.
     assert_eq!(after_label(lines[1], "日本語").1, 2, "{}", table.stdout);
     assert_eq!(after_label(lines[2], "plain"), (after_label(lines[1], "日本語").0, 3), "{}", table.stdout);
 }
@@ -969,7 +973,7 @@ async fn ls_tree_prints_a_path_that_only_has_a_record_once() {
     assert!(tree.stdout.starts_with(&format!("{path}: free\nlast done ")), "{tree:#?}");
 }
 
-/// In the library's words, in those of the command line, and in clap's.
+/// The errors come from the library, from zklock and from clap.
 #[support::judged]
 async fn error_messages_shorten_long_arguments() {
     let long = "a".repeat(100_000);
@@ -992,8 +996,7 @@ async fn ls_tree_reports_circles_of_waiting_processes() {
         (of("ants", "a").write().await, of("bees", "b").write().await, of("crows", "c").write().await);
     let behind = writer(&of("ants", "b"));
     line_becomes(&of("ants", "b"), "W+ W-").await;
-    // A contender that only waits for others is in no circle, nor are contenders of one process that wait for each
-    // other.
+    // A process that only waits is in no circle, and tasks of one process that wait for each other form none.
     let (beside, own) = (writer(&of("crows", "b")), writer(&of("crows", "c")));
     line_becomes(&of("ants", "b"), "W+ W- W-").await;
     line_becomes(&of("ants", "c"), "W+ W-").await;
@@ -1032,7 +1035,7 @@ async fn watch_prints_each_change_of_the_queue() {
     held.release().await.unwrap();
     assert_eq!(members(watch.says().await), 0);
     watch.signal(Signal::INT);
-    assert_eq!(watch.ends().await.code, None, "it is ended by the signal itself");
+    assert_eq!(watch.ends().await.code, None, "watch ends by the signal itself");
 }
 
 #[support::judged]
@@ -1055,7 +1058,7 @@ async fn break_removes_by_token_and_refuses_a_stale_token() {
     line_becomes(&lock, "W+ W-").await;
     let token = lock.queue().await.unwrap().members[0].token.unwrap().to_string();
 
-    // The command asks, and no user is there to answer.
+    // `break` asks for confirmation, but standard input is no terminal.
     let unasked = run(&["break", path, &token]).await;
     assert_eq!((unasked.code, line(&lock).await), (Some(64), "W+ W-".to_owned()), "{unasked:#?}");
     let broken = run(&["break", "--yes", path, &token]).await;
@@ -1065,14 +1068,14 @@ async fn break_removes_by_token_and_refuses_a_stale_token() {
     let run_of_holder = holder.ends().await;
     assert_eq!((run_of_holder.code, &run_of_holder.stdout[..]), (Some(75), "told\n"), "{run_of_holder:#?}");
 
-    // The token of a former holder evicts no contender, and the answer lists the present ones.
+    // The token of a former holder removes no contender, and the message lists the present contenders.
     for arguments in [&["break", "--yes", path, &token][..], &["break", path, &token]] {
         let stale = run(arguments).await;
         assert_eq!(stale.code, Some(1), "{stale:#?}");
         assert!(stale.stderr.contains("nothing was removed"), "{stale:#?}");
         assert!(stale.stderr.contains(&next.fencing_token().to_string()), "{stale:#?}");
     }
-    // So does that of another lock.
+    // The token of another lock's holder removes no contender either.
     let (_zk, other) = server_lock("/zklock/unbroken").await;
     let other = other.write().await.unwrap();
     let elsewhere = run(&["break", "--yes", path, &other.fencing_token().to_string()]).await;
@@ -1081,7 +1084,7 @@ async fn break_removes_by_token_and_refuses_a_stale_token() {
     next.release().await.unwrap();
 }
 
-/// A lock of another client, which keeps it between uses.
+/// Returns a lock of another client that keeps its node between uses.
 async fn keeping(path: &str) -> (ZooKeeper, RwLock) {
     let zk = connect(&shared_server().address()).await;
     let lock = RwLock::builder(&zk, path).host("keeper").keep(10 * SOON).build().unwrap();
@@ -1098,7 +1101,7 @@ async fn ask_frees_an_idle_kept_lock() {
     assert!(taken.stderr.contains("would block: kept by READ keeper pid "), "{taken:#?}");
     let asked = run(&["ask", path]).await;
     assert_eq!((asked.code, &asked.stdout[..], &asked.stderr[..]), (Some(0), "", ""));
-    eventually("it is free", || async { run(&["-n", path, "true"]).await.code == Some(0) }).await;
+    eventually("the lock is free", || async { run(&["-n", path, "true"]).await.code == Some(0) }).await;
 }
 
 #[support::judged]
@@ -1120,7 +1123,7 @@ async fn ls_and_a_waiter_distinguish_kept_from_held() {
     let (kept, held) = (kept.read().await.unwrap(), plain.read().label("here").await.unwrap());
     let mut waiting = Running::start(zklock(&[path, "echo", "ran"]));
     let mut told = BufReader::new(waiting.child.stderr.take().unwrap()).lines();
-    let said = soon("a line", told.next_line()).await.unwrap().unwrap();
+    let said = soon("a line of output", told.next_line()).await.unwrap().unwrap();
     assert!(said.contains("place 3, held by READ ") && said.contains(" \"here\" queued "), "{said}");
     assert!(said.contains(", kept by READ keeper pid "), "{said}");
 
@@ -1213,7 +1216,7 @@ async fn check_reports_each_oddity_of_a_lock() {
     assert!(held.is_held());
 }
 
-/// A directory is a semaphore only with both parts of one.
+/// A directory is a semaphore only if it has both a queue and permits.
 #[support::judged]
 async fn half_a_semaphore_is_checked_as_a_lock() {
     let (zk, lock) = server_lock("/zklock/half").await;
@@ -1294,13 +1297,13 @@ async fn a_nearly_used_up_sequence_is_odd() {
 async fn completions_and_manual_pages_know_the_subcommands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let run = run(&["completions", shell]).await;
-        // The first three ask for the words when they need them.
+        // The first three scripts call `zklock complete` when they need candidates.
         let asks = run.stdout.contains(&format!("zklock complete {shell}"));
         assert!(run.code == Some(0) && (asks || run.stdout.contains("watch")), "{shell}");
     }
     let page = run(&["man"]).await;
     assert!(page.stdout.contains(".TH zklock") && page.stdout.contains("ZKLOCK_TOKEN"), "{page:#?}");
-    // What has columns is left as it is.
+    // Text in columns is not filled.
     assert!(page.stdout.contains(".SH \"EXIT CODES\"\n.nf\n"), "{page:#?}");
     let page = run(&["man", "ls"]).await;
     assert!(page.stdout.contains("\\-\\-tree") && page.stdout.contains(".nf\n  path "), "{page:#?}");
@@ -1309,7 +1312,7 @@ async fn completions_and_manual_pages_know_the_subcommands() {
 // ---------------------------------------------------------------------------------------------------------------
 // On a terminal
 
-/// A program on a terminal of its own, whose keys we press and whose screen we read.
+/// A program on a pseudo-terminal. The test presses its keys and reads its screen.
 struct OnTerminal {
     keys: File,
     screen: Receiver<String>,
@@ -1337,7 +1340,7 @@ impl OnTerminal {
         OnTerminal::start_on(terminal, server, environment, program, arguments)
     }
 
-    /// Makes the terminal the controlling one of a session of its own, as a login does.
+    /// Starts a program in a new session whose controlling terminal this is, as a login does.
     fn start_on(
         terminal: OwnedFd,
         server: &str,
@@ -1351,7 +1354,7 @@ impl OnTerminal {
         OnTerminal::start_command(terminal, command)
     }
 
-    /// Gives the terminal to a command that makes it the controlling one of some session, or does not.
+    /// Starts a command with the terminal as its standard streams.
     fn start_command(terminal: OwnedFd, mut command: Command) -> OnTerminal {
         grantpt(&terminal).unwrap();
         unlockpt(&terminal).unwrap();
@@ -1364,7 +1367,7 @@ impl OnTerminal {
         let (sender, screen) = mpsc::channel();
         thread::spawn(move || {
             let mut piece = [0; 4096];
-            // An error is the end: no process has the terminal open any more.
+            // An error means that no process has the terminal open any more.
             while let Ok(length @ 1..) = output.read(&mut piece) {
                 if sender.send(String::from_utf8_lossy(&piece[..length]).into_owned()).is_err() {
                     return;
@@ -1378,13 +1381,13 @@ impl OnTerminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Returns when this has appeared, and forgets everything up to it.
+    /// Waits until this text has appeared, and drops everything up to its end.
     #[track_caller]
     fn shows(&mut self, text: &str) {
         self.before(text);
     }
 
-    /// The same, and what has appeared before it.
+    /// Does the same, and returns the text before it.
     #[track_caller]
     fn before(&mut self, text: &str) -> String {
         let deadline = Instant::now() + SOON;
@@ -1401,7 +1404,7 @@ impl OnTerminal {
         }
     }
 
-    /// Adds to `seen` what has appeared by now.
+    /// Adds the output that has appeared by now to `seen`.
     fn take(&mut self) {
         self.seen.extend(self.screen.try_iter());
     }
@@ -1410,7 +1413,7 @@ impl OnTerminal {
         tcsetwinsize(&self.keys, Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
     }
 
-    /// Everything that it prints until it ends, and its code.
+    /// Returns all output until the end of the program, and its exit code.
     async fn rest(&mut self) -> (String, Option<i32>) {
         let code = self.ends().await;
         let mut rest = std::mem::take(&mut self.seen);
@@ -1419,15 +1422,15 @@ impl OnTerminal {
     }
 
     fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id().expect("it runs") as i32).expect("a pid")
+        Pid::from_raw(self.child.id().expect("zklock runs") as i32).expect("a pid")
     }
 
     async fn ends(&mut self) -> Option<i32> {
-        soon("the end", self.child.wait()).await.unwrap().code()
+        soon("the end of the program", self.child.wait()).await.unwrap().code()
     }
 }
 
-/// The state of a process, as the system gives it: `T` if it is stopped.
+/// Returns the state of a process from `/proc`: `T` if it is stopped.
 fn state(pid: Pid) -> char {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
     stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
@@ -1446,8 +1449,8 @@ async fn a_command_on_a_terminal_reads_what_is_typed() {
 
 #[support::judged]
 async fn ctrl_c_reaches_a_command_on_a_terminal_once() {
-    // It has the terminal once it has read from it. While it sleeps a trap is never overlooked, as it may be by a `read`
-    // that is about to begin.
+    // The command has the terminal once it has read a line. A trap during `sleep` is never missed, as it may be shortly
+    // before a `read`.
     let script = "read line; told=; trap 'told=1; echo caught' INT; echo ready; until [ $told ]; do sleep 0.05; done
         while ! read line; do :; done; echo got $line; exit 5";
     let mut terminal = OnTerminal::start(&["/zklock/tty/int", "--", "bash", "-c", script]);
@@ -1463,7 +1466,7 @@ async fn ctrl_c_reaches_a_command_on_a_terminal_once() {
     let mut terminal = OnTerminal::start(&["/zklock/tty/int", "--", "sh", "-c", "echo ready; exec sleep 100"]);
     terminal.shows("ready");
     terminal.press("\x03");
-    // By the signal itself: a shell says 130, and knows that its loop is to end.
+    // zklock ends by the signal itself, so that a shell reports 130 and ends its loop.
     assert_eq!(terminal.ends().await, None);
 }
 
@@ -1484,7 +1487,7 @@ async fn ctrl_c_also_ends_the_script_that_runs_zklock() {
     assert_eq!(terminal.ends().await, None);
     assert!(!terminal.seen.contains("code"), "{:?}", terminal.seen);
 
-    // Also while it waits, and if the command has not the terminal.
+    // The same holds while zklock waits, and if the command does not have the terminal.
     let (_zk, lock) = server_lock("/zklock/tty/taken").await;
     let held = lock.write().await.unwrap();
     let script = "for i in 1 2; do \"$0\" /zklock/tty/taken true; echo code $?; done";
@@ -1502,7 +1505,7 @@ async fn ctrl_c_also_ends_the_script_that_runs_zklock() {
     assert_eq!(terminal.ends().await, None);
     assert!(!terminal.seen.contains("code"), "{:?}", terminal.seen);
 
-    // If the parent catches the signal, the end of the command is reported as an exit code.
+    // If the parent handles the signal, zklock's end is reported as an exit code.
     let script = "trap : INT; \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo code $?";
     let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary()]);
     terminal.shows("ready");
@@ -1511,7 +1514,7 @@ async fn ctrl_c_also_ends_the_script_that_runs_zklock() {
     assert_eq!(terminal.ends().await, Some(0));
 }
 
-/// After a stop: what is typed is echoed, and read by the command, which ends at the end of its input.
+/// Continues a stopped zklock. The typed text is echoed and read by the command, which ends at the end of its input.
 async fn goes_on(mut terminal: OnTerminal) {
     kill_process(terminal.pid(), Signal::CONT).unwrap();
     terminal.press("typed after\n");
@@ -1528,7 +1531,7 @@ async fn nested_zklocks_stop_and_continue_together() {
         OnTerminal::start(&["/zklock/tty/outer", "--", zklock, "/zklock/tty/inner", "-c", "echo ready; exec cat"]);
     terminal.shows("ready");
     terminal.press("\x1a");
-    eventually("the outer one is stopped", || async { state(terminal.pid()) == 'T' }).await;
+    eventually("the outer zklock is stopped", || async { state(terminal.pid()) == 'T' }).await;
     goes_on(terminal).await;
 }
 
@@ -1542,7 +1545,10 @@ async fn ctrl_z_stops_command_and_zklock_until_continued() {
         Pid::from_raw(children.unwrap().trim().parse().unwrap()).unwrap()
     };
     terminal.press("\x1a");
-    eventually("both are stopped", || async { state(command) == 'T' && state(terminal.pid()) == 'T' }).await;
+    eventually("zklock and its command are stopped", || async {
+        state(command) == 'T' && state(terminal.pid()) == 'T'
+    })
+    .await;
     goes_on(terminal).await;
 }
 
@@ -1552,12 +1558,12 @@ async fn a_stopped_command_does_not_go_on_without_the_lock() {
     let (_zk, lock) = server_lock(path).await;
     let files = scratch();
     let stamps = files.path().join("stamps");
-    // Built-ins alone: a shell whose child is stopped between vfork and exec is itself not stopped.
+    // The script uses only built-ins: a shell is not stopped itself while its child is stopped between vfork and exec.
     let script = format!("echo ready; while :; do echo >> {}; done", stamps.display());
     let mut terminal = OnTerminal::start(&["--session-timeout", "1s", path, "-c", &script]);
     terminal.shows("ready");
     terminal.press("\x1a");
-    // The next contender is granted only because the session is no longer kept alive.
+    // The next contender is granted only because the session has expired.
     let next = soon("the grant", lock.write()).await.unwrap();
     let written = fs::metadata(&stamps).map_or(0, |file| file.len());
     kill_process(terminal.pid(), Signal::CONT).unwrap();
@@ -1577,7 +1583,7 @@ async fn a_live_line_names_the_holder_on_a_terminal() {
         terminal.shows("place 2, held by WRITE ");
     }
     held.release().await.unwrap();
-    // It is taken away again.
+    // The live line is removed.
     terminal.shows("\r\x1b[Kgranted\r\n");
     assert_eq!(terminal.ends().await, Some(0));
     assert!(!terminal.seen.contains('\n'));
@@ -1619,7 +1625,7 @@ async fn colours_need_a_terminal_and_no_no_color() {
             assert!(!rest.contains("\x1b[3") && !rest.contains("\x1b[1m"), "{task} {environment:?}: {rest:?}");
         }
     }
-    // It is not there in vain: what is empty does not count (<https://no-color.org>).
+    // An empty NO_COLOR does not count (<https://no-color.org>).
     let mut terminal = OnTerminal::start_with(&shared_server().address(), &[("NO_COLOR", "")], binary(), &["ls", path]);
     terminal.shows("\x1b[32m1      holds");
 }
@@ -1633,14 +1639,15 @@ async fn watch_fits_its_screen() {
         held.push(lock.read().label("a label that is so long that not much of it is shown").await.unwrap());
     }
     let mut terminal = OnTerminal::start(&["watch", "--interval", "1h", path]);
-    // The terminal has no size set, so 80 columns and 24 rows are safe to assume: all nine are there.
+    // Without a size, 80 columns and 24 rows are assumed, and all nine rows fit.
     terminal.shows("\x1b[H/zklock/tty/watched ");
     terminal.shows("9      holds");
     terminal.shows("\x1b[J");
     for (columns, rows) in [(60, 8), (40, 6), (20, 12)] {
         terminal.seen.clear();
         terminal.resize(columns, rows);
-        // At once, although it looks again only in an hour. The heading, an empty line, and what is left but one row.
+        // The screen is redrawn at once, although the next request is due in an hour. One row is the heading, one is
+        // empty, and the last row stays free.
         let shown = rows - 3 - 1 - 1;
         if u32::from(shown) < 9 {
             terminal.shows(&format!("{shown}      holds"));
@@ -1650,7 +1657,7 @@ async fn watch_fits_its_screen() {
         }
     }
     terminal.press("\x03");
-    assert_eq!(terminal.ends().await, None, "it is ended by the signal itself");
+    assert_eq!(terminal.ends().await, None, "watch ends by the signal itself");
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -1668,7 +1675,7 @@ async fn watch_reports_an_outage_and_recovers() {
     assert_eq!(lines.says().await, "/zklock/tty/silent: free");
     proxy.cut();
     terminal.shows("no answer for ");
-    let said = soon("a word", told.next_line()).await.unwrap().unwrap();
+    let said = soon("a message", told.next_line()).await.unwrap().unwrap();
     assert!(said.contains("no answer for 3s"), "{said}");
     let _held = lock.write().await.unwrap();
     proxy.heal();
@@ -1701,9 +1708,9 @@ async fn terminal_settings_of_other_programs_are_kept() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// What the pages show users to type
+// The commands in the documentation
 
-/// A directory of commands: ours, and one for each of these names, which prints its arguments.
+/// Returns a directory with `zklock`, and with a script for each of these names, which prints its arguments.
 fn commands(stand_ins: &[&str]) -> tempfile::TempDir {
     let directory = scratch();
     std::os::unix::fs::symlink(binary(), directory.path().join("zklock")).unwrap();
@@ -1715,7 +1722,7 @@ fn commands(stand_ins: &[&str]) -> tempfile::TempDir {
     directory
 }
 
-/// A line for `sh` that finds our command by its name.
+/// Returns a line for `sh` that finds `zklock` in this directory.
 fn typed(line: &str, commands: &tempfile::TempDir) -> Command {
     let mut command = Command::new("sh");
     prepare(&mut command, &shared_server().address());
@@ -1740,10 +1747,10 @@ async fn the_commands_in_the_docs_work_as_printed() {
     let (_zk, lock) = server_lock("/locks/orders/migrate").await;
     let held = lock.write().label("migrate v42").await.unwrap();
 
-    // The second job waits, and says for whom.
+    // The second job waits and names the holder.
     let mut job = Running::start(typed(next("zklock -w 600 "), &commands));
     let mut told = BufReader::new(job.child.stderr.take().unwrap()).lines();
-    let said = soon("a word", told.next_line()).await.unwrap().unwrap();
+    let said = soon("a message", told.next_line()).await.unwrap().unwrap();
     assert!(said.contains("held by WRITE") && said.contains("\"migrate v42\""), "{said}");
     let token = held.fencing_token();
     held.release().await.unwrap();
@@ -1772,10 +1779,10 @@ async fn the_commands_in_the_docs_work_as_printed() {
     assert_eq!((check.code, &check.stdout[..]), (Some(0), "/locks/orders/migrate: nothing odd, on 1 of 1 servers\n"));
 
     assert_eq!(ended(typed(next("zklock ask "), &commands)).await.code, Some(0));
-    assert!(held.is_held(), "it keeps nothing");
+    assert!(held.is_held(), "ask must not end a lock that is not kept");
 
-    // No contender here has that number, so nothing is deleted. For the holder's number, the command asks on a
-    // terminal.
+    // No contender here has the printed token, so nothing is removed. With the holder's token `break` asks for
+    // confirmation on a terminal.
     let line = next("zklock break ");
     let stale = ended(typed(line, &commands)).await;
     assert!(stale.code == Some(1) && stale.stderr.contains("nothing was removed") && held.is_held(), "{stale:#?}");
@@ -1788,10 +1795,10 @@ async fn the_commands_in_the_docs_work_as_printed() {
     terminal.press("y\n");
     assert_eq!(terminal.ends().await, Some(0));
     soon("the loss", held.lost()).await;
-    assert_eq!(next(""), "", "a line that is not tried here");
+    assert_eq!(next(""), "", "the docs have a command that this test does not run");
 }
 
-/// Each row is typed on both sides: with a file and util-linux's `flock`, and with a lock of ours.
+/// Runs each row of the page on both sides: util-linux's `flock` with a file, and `zklock` with a lock.
 #[support::judged]
 async fn flock_and_zklock_have_equal_codes_and_output() {
     let commands = commands(&[]);
@@ -1814,7 +1821,7 @@ async fn flock_and_zklock_have_equal_codes_and_output() {
             (run.code, run.stdout)
         };
         assert_eq!(outcome(&theirs).await, outcome(&ours).await, "{theirs} | {ours}");
-        // In place of flock's "30", which would take too long.
+        // A wait of 30 s would take too long here.
         let (theirs, ours) = (theirs.replace("-w 30", "-w 0.1"), ours.replace("-w 30", "-w 0.1"));
         if [" -n ", " -w "].iter().any(|option| theirs.contains(option)) {
             let held = lock.write().await.unwrap();
@@ -1828,7 +1835,10 @@ async fn flock_and_zklock_have_equal_codes_and_output() {
     }
     assert_eq!(compared, 8 + 3);
     let script = commands.path().join("alone");
-    let itself = rows.iter().find(|row| row[0].ends_with("a script that locks itself")).expect("it has a row");
+    let itself = rows
+        .iter()
+        .find(|row| row[0].ends_with("a script that locks itself"))
+        .expect("the page has a row for such a script");
     let line = itself[1].split('`').nth(1).unwrap();
     let line = line.replace("\\|", "|").replace(" PATH", " /zklock/flock");
     fs::write(&script, format!("#!/bin/sh\n{line}\necho \"$1 under $ZKLOCK_PATH\"; exit 7\n")).unwrap();
@@ -1849,7 +1859,7 @@ async fn option_c_runs_the_users_shell_or_sh() {
     }
 }
 
-/// Nothing listens at the address, so a command that tried to connect would try for ten seconds and end with 69.
+/// No server listens at the address, so a command that connected would exit with 69 after ten seconds.
 #[support::judged]
 async fn an_invalid_path_is_refused_before_connecting() {
     let nowhere = "127.0.0.1:1";

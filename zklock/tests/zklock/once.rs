@@ -1,4 +1,4 @@
-//! `zklock --once-in`, as cron on several hosts uses it: real processes on a real server.
+//! Tests of `zklock --once-in`, as cron on several hosts runs it, on a real server.
 
 use std::fs;
 use std::path::Path;
@@ -19,12 +19,12 @@ use zk_rwlock::security::{Acl, Permissions};
 
 use crate::{Run, Running, SHORT, commands, ended, run, scratch, server_lock, typed, zklock, zklock_on};
 
-/// A host that starts the job.
+/// Returns `zklock` as a host of this name starts the job.
 fn host(name: &str, path: &str, job: &str) -> Command {
     zklock(&["--once-in", "50m", "--host", name, "--label", "report", path, "-c", job])
 }
 
-/// How often the job was begun, and how often it ended well, as it says itself.
+/// Returns the lines that the runs of the job have written.
 fn lines(file: &Path) -> Vec<String> {
     fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
 }
@@ -51,7 +51,7 @@ async fn exactly_one_of_several_hosts_runs_the_job() {
     let (_zk, lock) = server_lock("/zklock/once/together").await;
     let directory = scratch();
     let done = directory.path().join("done");
-    // They queue up behind another holder, so all of them have started before the first of them runs.
+    // All hosts queue up behind another holder, so all have started before the first of them runs the job.
     let held = lock.write().await.unwrap();
     let job = format!("echo done >>{}", done.display());
     let hosts: Vec<_> = (0..5).map(|n| tokio::spawn(ended(host(&format!("web-{n}"), lock.path(), &job)))).collect();
@@ -59,7 +59,7 @@ async fn exactly_one_of_several_hosts_runs_the_job() {
     held.release().await.unwrap();
     let mut skipped = 0;
     for host in hosts {
-        let run = soon("the end", host).await.unwrap();
+        let run = soon("the end of the run", host).await.unwrap();
         assert_eq!(run.code, Some(0), "{run:#?}");
         skipped += usize::from(run.stderr.contains("not run, because it was done"));
     }
@@ -73,7 +73,7 @@ async fn a_done_job_is_skipped_as_the_options_say() {
     let path = lock.path();
     let first = ended(host("web-1", path, "echo ran")).await;
     assert_eq!((first.code, &first.stdout[..], &first.stderr[..]), (Some(0), "ran\n", ""));
-    let record = recorded(&zk, path).await.expect("recorded");
+    let record = recorded(&zk, path).await.expect("the job is recorded");
     assert!(
         record.starts_with("zk-rwlock done 1\nhost=web-1\npid=") && record.ends_with("\nlabel=report\n"),
         "{record}"
@@ -116,9 +116,9 @@ async fn a_waiting_host_runs_the_job_after_a_killed_run() {
     line_becomes(&lock, "W+ W-").await;
     first.signal(Signal::KILL);
     kill_process_group(group, Signal::KILL).expect("it runs");
-    let second = soon("the end", waits).await.unwrap();
+    let second = soon("the end of the run", waits).await.unwrap();
     assert_eq!((second.code, &second.stdout[..]), (Some(0), "done\n"), "{second:#?}");
-    assert!(recorded(&zk, lock.path()).await.expect("recorded").contains("\nhost=web-2\n"));
+    assert!(recorded(&zk, lock.path()).await.expect("the job is recorded").contains("\nhost=web-2\n"));
 }
 
 #[support::judged]
@@ -164,7 +164,7 @@ async fn harmless_signals_do_not_end_the_wait_for_the_record() {
     let mut first = Running::start(command).ready().await;
     proxy.black_hole_to_client();
     drop(first.child.stdin.take());
-    eventually("it is recorded", || async { recorded(&zk, lock.path()).await.is_some() }).await;
+    eventually("the success is recorded", || async { recorded(&zk, lock.path()).await.is_some() }).await;
     for signal in [Signal::WINCH, Signal::TSTP, Signal::CONT] {
         first.signal(signal);
         let ended = tokio::time::timeout(Duration::from_millis(200), first.child.wait()).await;
@@ -179,7 +179,7 @@ async fn an_unconfirmed_record_of_a_success_exits_with_75() {
     for (name, arrives) in [("request", false), ("answer", true), ("all-but-pings", false)] {
         let proxy = Proxy::start(shared_server().address());
         let (zk, lock) = server_lock(&format!("/zklock/once/unconfirmed-{name}")).await;
-        // Long enough that the command's end is seen before the loss.
+        // The session lasts long enough for zklock to see the command's end before the loss.
         let timeout = (2 * SHORT).as_secs().to_string();
         let job = "echo ready; read line; true";
         let arguments = ["--session-timeout", &timeout, "--once-in", "50m", lock.path(), "-c", job];
@@ -265,7 +265,7 @@ async fn ls_shows_the_last_run_and_forget_makes_it_due() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Clocks
+// Different clocks
 
 #[support::judged]
 async fn hosts_with_different_clocks_agree_on_the_last_run() {
@@ -278,7 +278,7 @@ async fn hosts_with_different_clocks_agree_on_the_last_run() {
     };
     let once = |period| ["--once-in", period, "--host", "web-1", "--label", "report", path, "-c", "date +%s"];
 
-    // The clocks differ: what each process says of itself in its node is the time of its own clock.
+    // The clocks do differ: each process writes the time of its own clock into its node.
     let mut noted = Vec::new();
     let [late, right, early] = [-3_600, 0, 3_600].map(Clock::ahead_by);
     for ahead in [&early, &late] {
@@ -287,13 +287,13 @@ async fn hosts_with_different_clocks_agree_on_the_last_run() {
         let holds = Running::start(command).ready().await;
         let node = format!("{path}/{}", lock.queue().await.unwrap().members[0].node);
         let text = String::from_utf8(session(&zk).await.data(&node).await.unwrap().0).unwrap();
-        let since = text.lines().find_map(|line| line.strip_prefix("since=")).expect("it says since when");
+        let since = text.lines().find_map(|line| line.strip_prefix("since=")).expect("the node has a line since=");
         noted.push(humantime::parse_rfc3339(since).unwrap());
         holds.signal(Signal::TERM);
         holds.ends().await;
         line_becomes(&lock, "").await;
     }
-    let differ = noted[0].duration_since(noted[1]).expect("the first is ahead");
+    let differ = noted[0].duration_since(noted[1]).expect("the first clock is ahead");
     assert!(differ > Duration::from_secs(7_000) && differ < Duration::from_secs(7_200), "{differ:?}");
 
     for (first, second) in [(&early, &right), (&right, &early), (&late, &early), (&early, &late)] {
@@ -321,23 +321,23 @@ async fn the_ensembles_clock_decides_even_when_it_is_set() {
     assert!(ran(start().await));
     assert!(!ran(start().await));
     let zk = connect(&address).await;
-    let at = lock_at(&zk, path).queue().await.unwrap().done.expect("recorded").at;
-    let ahead = at.duration_since(SystemTime::now()).expect("a day ahead");
+    let at = lock_at(&zk, path).queue().await.unwrap().done.expect("the job is recorded").at;
+    let ahead = at.duration_since(SystemTime::now()).expect("the server's clock is a day ahead");
     assert!(ahead > Duration::from_secs(23 * 3_600), "{ahead:?}");
 
     clock.set(24 * hour + 40 * 60);
-    assert!(!ran(start().await), "40 minutes later");
+    assert!(!ran(start().await), "40 minutes later the job is not due");
     clock.set(25 * hour);
-    assert!(ran(start().await), "an hour later");
+    assert!(ran(start().await), "an hour later the job is due");
     clock.set(25 * hour - 40 * 60);
-    assert!(!ran(start().await), "set back a little");
+    assert!(!ran(start().await), "a clock set back a little makes no job due");
     clock.set(0);
-    assert!(ran(start().await), "set back far");
+    assert!(ran(start().await), "a clock set back far makes the job due");
     assert!(!ran(start().await));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// The guide's chapter on cron
+// The commands in the guide's chapter on cron
 
 #[support::judged]
 async fn the_crontab_of_the_guide_runs_the_job_once() {
@@ -348,8 +348,8 @@ async fn the_crontab_of_the_guide_runs_the_job_once() {
         .filter(|line| !line.starts_with('#'))
         .partition(|line| line.contains('=') && !line.contains(" -- "));
     assert_eq!((settings.len(), jobs.len()), (1, 1), "{table}");
-    assert!(settings[0].starts_with("ZK_HOSTS="), "the test has a server of its own");
-    // Five fields, and the command. cron gives it to `sh -c`.
+    assert!(settings[0].starts_with("ZK_HOSTS="), "the table must set ZK_HOSTS, which the test replaces");
+    // A row has five fields and the command. cron passes the command to `sh -c`.
     let command = jobs[0].splitn(6, ' ').last().expect("a command");
     assert!(command.starts_with("zklock "), "{command}");
     let path = command.split(' ').find(|word| word.starts_with('/')).expect("the lock's path");
@@ -357,12 +357,12 @@ async fn the_crontab_of_the_guide_runs_the_job_once() {
     let hosts: Vec<_> = (0..3).map(|_| tokio::spawn(ended(typed(command, &commands)))).collect();
     let (mut printed, mut told) = (String::new(), String::new());
     for host in hosts {
-        let run = soon("the end", host).await.unwrap();
+        let run = soon("the end of the run", host).await.unwrap();
         assert_eq!(run.code, Some(0), "{run:#?}");
         printed.push_str(&run.stdout);
         told.push_str(&run.stderr);
     }
-    assert_eq!((&printed[..], &told[..]), ("report [--hourly]\n", ""), "cron mails what it prints, once");
+    assert_eq!((&printed[..], &told[..]), ("report [--hourly]\n", ""), "cron must mail the output of one run");
     let ls = run(&["ls", path]).await;
     assert!(ls.stdout.contains("last done at "), "{ls:#?}");
 }

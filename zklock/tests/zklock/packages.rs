@@ -1,4 +1,4 @@
-//! The package for Debian, and what finds the archives of a release.
+//! Tests of the Debian package, and of the address where `cargo binstall` finds an archive.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// `dpkg` on a system of its own below this directory, whose C library is not in its list of packages.
+/// Returns `dpkg` for a system of its own in this directory. Its list of packages has no C library.
 fn dpkg(system: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("dpkg");
     command.arg(format!("--root={}", system.display())).args([
@@ -18,7 +18,7 @@ fn dpkg(system: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// The files of that system, but for dpkg's own.
+/// Returns the files of the system below `usr`.
 fn files(system: &Path) -> Vec<String> {
     let list = std::process::Command::new("find").arg(system.join("usr")).args(["-type", "f"]).output().unwrap();
     let prefix = format!("{}/", system.display());

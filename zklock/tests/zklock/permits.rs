@@ -1,4 +1,4 @@
-//! `zklock --permits`, and what `ls`, `watch`, `break` and `check` say of a semaphore: real processes on a real server.
+//! Tests of `zklock --permits`, and of `ls`, `watch`, `break` and `check` for a semaphore, on a real server.
 
 use std::fs;
 use std::future::IntoFuture;
@@ -25,7 +25,7 @@ async fn semaphore(path: &str, permits: u32) -> (ZooKeeper, Semaphore) {
     (zk, semaphore)
 }
 
-/// How many hold permits, and how many wait.
+/// Returns how many contenders hold permits, and how many wait.
 async fn counts(semaphore: &Semaphore) -> (usize, usize) {
     match semaphore.queue().await {
         Ok(queue) => (queue.holders().count(), queue.waiters().count()),
@@ -48,12 +48,12 @@ async fn each_end_under_a_permit_has_its_exit_code() {
         (&["--permits", "2", free, "--", "sh", "-c", "exit 42"], 42),
         (&["-j2", free, "-c", "kill -TERM $$"], 143),
         (&["-n", "-j", "2", free, "true"], 0),
-        // In vain
+        // The permits are taken
         (&["-n", "-j", "2", taken, "true"], 1),
         (&["-j", "2", "-n", "-E", "75", taken, "true"], 75),
         (&["-j", "2", "-w", "0.2", taken, "true"], 1),
         (&["-q", "-j", "2", "-w", "0", taken, "true"], 1),
-        // Usage
+        // Wrong usage
         (&["-j", "0", free, "true"], 64),
         (&["-j", "-1", free, "true"], 64),
         (&["-j", "many", free, "true"], 64),
@@ -99,7 +99,7 @@ async fn no_more_commands_run_than_there_are_permits() {
     let files = scratch();
     let running = files.path().join("running");
     fs::create_dir(&running).unwrap();
-    // Each is a file while it runs, and says how many there are.
+    // Each command makes a file while it runs, and prints how many files there are.
     let dir = running.display();
     let job = format!("touch {dir}/$$; ls {dir} | wc -l; sleep 0.1; rm {dir}/$$");
     let all: Vec<_> =
@@ -110,7 +110,7 @@ async fn no_more_commands_run_than_there_are_permits() {
         assert_eq!(run.code, Some(0), "{run:#?}");
         most = most.max(run.stdout.trim().parse::<u32>().unwrap());
     }
-    assert!((1..=3).contains(&most), "{most} at once");
+    assert!((1..=3).contains(&most), "{most} commands ran at once");
     becomes(&semaphore, 0, 0).await;
 }
 
@@ -121,7 +121,7 @@ async fn a_permit_waiter_reports_and_leaves_on_a_signal() {
     for signal in [Signal::TERM, Signal::INT] {
         let mut waits = Running::start(zklock(&["-j", "1", semaphore.path(), "true"]));
         let mut told = BufReader::new(waits.child.stderr.take().unwrap()).lines();
-        let said = soon("a word", told.next_line()).await.unwrap().unwrap();
+        let said = soon("a message", told.next_line()).await.unwrap().unwrap();
         let words = format!("waiting for a permit of {}: place 1, held by PERMIT here pid ", semaphore.path());
         assert!(said.contains(&words) && said.contains("\"slow\""), "{said}");
         waits.signal(signal);
@@ -158,7 +158,7 @@ async fn a_cut_off_command_is_dead_before_its_permit_is_free() {
 async fn ls_shows_a_semaphore_as_a_table_and_as_json() {
     let (_zk, semaphore) = semaphore("/zklock/permits/shown", 3).await;
     let free = run(&["ls", semaphore.path()]).await;
-    assert_eq!(free.stdout, "/zklock/permits/shown: free\n", "not used yet: {free:#?}");
+    assert_eq!(free.stdout, "/zklock/permits/shown: free\n", "the semaphore was never used: {free:#?}");
     let two = semaphore.acquire_many(2).label("import").await.unwrap();
     let wants = tokio::spawn(semaphore.acquire_many(2).into_future());
     becomes(&semaphore, 1, 1).await;
@@ -171,7 +171,10 @@ async fn ls_shows_a_semaphore_as_a_table_and_as_json() {
     let words = |line: usize| lines[line].split_whitespace().collect::<Vec<_>>();
     assert_eq!(words(1)[..4], ["PLACE", "STATE", "MODE", "HOST"]);
     assert_eq!(words(2)[..5], ["1", "holds", "2", "PERMITS", "here"]);
-    assert!(lines[2].contains("  granted ") && !lines[3].contains("  granted "), "since when each waits: {table}");
+    assert!(
+        lines[2].contains("  granted ") && !lines[3].contains("  granted "),
+        "only a holder has the time of its grant: {table}"
+    );
     assert!(words(2).contains(&"import") && lines[2].ends_with(&two.fencing_token().to_string()));
     assert_eq!(words(3)[..5], ["2", "waits", "2", "PERMITS", "here"]);
     assert!(lines[3].contains("  the holders  ") && lines[4].contains("  2 here  "), "{table}");
@@ -185,12 +188,12 @@ async fn ls_shows_a_semaphore_as_a_table_and_as_json() {
     assert_eq!(json["members"][0]["token"].as_i64(), Some(two.fencing_token()));
 
     let tree = run(&["ls", "--tree", "/zklock/permits/shown"]).await.stdout;
-    // All but for how long each has been there, which goes on.
+    // Returns the words without the ages, which change.
     let shown = |text: &str| -> Vec<String> {
         let words = text.split_whitespace().filter(|word| humantime::parse_duration(word).is_err());
         words.map(str::to_owned).collect()
     };
-    assert_eq!(shown(&tree), shown(&table), "one queue, and not those of its two directories");
+    assert_eq!(shown(&tree), shown(&table), "the tree must show one queue, and not one for each directory");
     drop(two);
     drop(granted(wants).await);
     assert_eq!(last.ends().await.code, Some(0));
@@ -294,7 +297,11 @@ async fn check_reports_each_oddity_of_a_semaphore() {
     session.delete(&format!("{path}/permits/x")).await.unwrap();
     session.delete(&format!("{path}/queue/h-WRITE-0000000009")).await.unwrap();
     let doubtful = refused(wants).await.to_string();
-    assert_eq!(doubtful, format!("{path} cannot be counted: \"x\" is no permit"), "nothing was granted beside it");
+    assert_eq!(
+        doubtful,
+        format!("{path} cannot be counted: \"x\" is no permit"),
+        "no permit may be granted beside a foreign node"
+    );
     assert!(held.is_held());
 }
 
@@ -314,7 +321,7 @@ async fn a_path_is_either_a_lock_or_a_semaphore() {
     assert_eq!(run(&["-s", path, "true"]).await.code, Some(0));
     guard.release().await.unwrap();
 
-    // As older clients have made it.
+    // A client of an older version makes such a node.
     let zk = connect(&shared_server().address()).await;
     let older = "/zklock/one/permits/h~1-WRITE-0000000007";
     session(&zk).await.create(older, b"", Kind::Ephemeral).await.unwrap();

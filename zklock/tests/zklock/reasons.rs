@@ -1,10 +1,10 @@
-//! Why `zklock` has no session, how soon it says so, and in which words.
+//! Tests of the messages that say why `zklock` has no session.
 
 use std::collections::BTreeSet;
 
 use super::*;
 
-/// What a run says that gets no session, after the part that every such run says.
+/// Returns the reason in the message of a run without a session, after the part that all these messages have.
 fn reason(run: &Run) -> &str {
     assert_eq!(run.code, Some(69), "{run:#?}");
     let said = run.stderr.trim_end();
@@ -12,13 +12,13 @@ fn reason(run: &Run) -> &str {
     said.strip_prefix("zklock: ZooKeeper cannot be reached: no session with ").unwrap_or_else(|| panic!("{said}"))
 }
 
-/// A limit in seconds, as an argument.
+/// Returns a limit in seconds, as an argument.
 fn seconds(limit: Duration) -> String {
     limit.as_secs_f64().to_string()
 }
 
-/// Within how long a dead port is told is the limit that the message names: what the library was given. The clock says
-/// nothing here, since a busy machine may be late.
+/// The message names the limit that the library was given. The test does not measure the time, because a busy machine
+/// may be late.
 #[support::judged]
 async fn a_refused_connection_is_reported_within_the_limit() {
     let port = Port::reserve();
@@ -35,12 +35,12 @@ async fn a_refused_connection_is_reported_within_the_limit() {
         (&["--once-in", "1h", "-w", "1.2", "/l", "true"], "1s 200ms"),
     ] {
         let begin = format!("{address} within {waited}: {address}: ");
-        // The shortest of them leaves the system 150 ms, which a busy machine may sleep over.
+        // The shortest limit leaves 150 ms for the connection, during which a busy machine may not run zklock at all.
         eventually_says(|| zklock_on(&address, arguments), &begin, "Connection refused (os error 111)").await;
     }
 }
 
-/// Each run says how it begins, and one of them the rest.
+/// Asserts that the reason of each run begins with `begin`, and that in one of ten runs it continues with `rest`.
 async fn eventually_says(command: impl Fn() -> Command, begin: &str, rest: &str) {
     let mut told = Vec::new();
     for _ in 0..10 {
@@ -90,7 +90,7 @@ async fn a_cut_off_waiter_reports_since_when_and_why() {
     .await;
 }
 
-/// What is said by one who waits for so long at a server that is gone, and the server's address.
+/// Runs a waiter whose server is killed, and returns its messages and the server's address.
 async fn cut_off_while_it_waits(limit: Duration, options: &[&str]) -> (Run, String) {
     let server = Server::start();
     let zk = connect(&server.address()).await;
@@ -99,7 +99,7 @@ async fn cut_off_while_it_waits(limit: Duration, options: &[&str]) -> (Run, Stri
     let limit = seconds(limit);
     let arguments = [options, &["-w", &limit, "/reasons", "true"]].concat();
     let mut waiting = Running::start(zklock_on(&server.address(), &arguments));
-    // On a busy machine its time may be over before it is seen.
+    // On a busy machine the limit may be over before the waiter is in the queue.
     while line(&lock).await != "W+ W-" && waiting.child.try_wait().unwrap().is_none() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -133,7 +133,7 @@ async fn sasl_that_servers_do_not_offer_is_reported() {
     assert_eq!((run.code, &run.stderr[..]), (Some(77), &*format!("zklock: --sasl {words}\n")));
 }
 
-/// The JAAS file of a server whose only user has this password.
+/// Returns the JAAS file of a server whose only user has this password.
 fn jaas(password: &str) -> String {
     let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
     format!("Server {{ {module} required user_alice=\"{password}\"; }};\n")
@@ -160,7 +160,7 @@ async fn credentials_refused_later_exit_with_77() {
     let wrong = ended(on("guess", &["/l", "true"])).await;
     assert_eq!((wrong.code, &wrong.stderr[..]), (Some(77), "zklock: the servers refuse the credentials in ZK_SASL\n"));
 
-    // No lease runs out while the server restarts.
+    // The lease is long enough for the server to restart.
     let holder = ["--session-timeout", "60", "/l", "-c", "echo ready; exec sleep 60"];
     let holds = Running::start(on("first", &holder)).ready().await;
     let waits = Running::start(on("first", &["--session-timeout", "60", "/l", "true"]));
@@ -186,7 +186,7 @@ async fn losses_in_an_outage_report_since_when_and_why() {
     server.kill();
     let (holds, waits) = tokio::join!(holds.ends(), waits.ends());
     assert_eq!((holds.code, waits.code), (Some(75), Some(76)), "{holds:#?} {waits:#?}");
-    // The loss is told before the command hears of it, within the time that zklock has to wait for that.
+    // zklock reports the loss before the command gets TERM, in the short time that it waits for its reader.
     let before = holds.stderr.split_once("\nends\n").map(|(before, _)| before).unwrap_or_default();
     assert!(before.contains("zklock: the lock is lost: ") && before.contains("; the command is ended"), "{holds:#?}");
     let why = format!(": {}: Connection refused (os error 111))", server.address());
@@ -246,7 +246,7 @@ async fn help_and_docs_name_each_exit_code() {
     assert_eq!(named.into_iter().collect::<BTreeSet<_>>(), defined);
 }
 
-/// Stands before the C library: the name `moves.test` has the address that a file holds at the moment.
+/// A library in C that is loaded before the C library: the name `moves.test` resolves to the address in a file.
 const RESOLVER: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -275,7 +275,7 @@ async fn a_server_name_with_a_new_address_is_followed() {
     fs::write(at("resolver.c"), RESOLVER).unwrap();
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-o", &at("resolver.so"), &at("resolver.c")]);
-    assert!(compiler.status().await.expect("Rust links with it").success());
+    assert!(compiler.status().await.expect("cc is installed, because Rust links with it").success());
     fs::write(at("address"), "127.0.0.1").unwrap();
 
     let proxy = Proxy::start(shared_server().address());
@@ -288,10 +288,10 @@ async fn a_server_name_with_a_new_address_is_followed() {
     let there = tokio::net::TcpListener::bind(format!("127.0.0.2:{port}")).await.unwrap();
     fs::write(at("address"), "127.0.0.2").unwrap();
     proxy.cut();
-    let (mut client, _) = soon("it comes to the other address", there.accept()).await.unwrap();
+    let (mut client, _) = soon("a connection to the new address", there.accept()).await.unwrap();
     let mut server = tokio::net::TcpStream::connect(shared_server().address()).await.unwrap();
     let passed_on = tokio::spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut server).await });
-    // The lock is still held, and can be given back.
+    // The lock is still held and can be released.
     drop(holder.child.stdin.take());
     let run = holder.ends().await;
     assert_eq!(run.code, Some(8), "{run:#?}");
@@ -299,7 +299,7 @@ async fn a_server_name_with_a_new_address_is_followed() {
     drop(passed_on.await);
 }
 
-/// As under a limit of processes: for a stack as large no thread is started.
+/// No thread can be started with so large a stack. The same happens under a limit of processes.
 #[support::judged]
 async fn a_thread_that_cannot_start_exits_with_71() {
     let mut command = zklock(&["/zklock/no-thread", "true"]);

@@ -1,4 +1,4 @@
-//! What fits on a screen: `ls` and `watch` on terminals of any width, and `watch` in the background.
+//! Tests of `ls` and `watch` on terminals of different widths, and of `watch` in the background.
 
 use std::future::IntoFuture;
 
@@ -8,7 +8,7 @@ use zk_rwlock::Semaphore;
 use super::*;
 use support::wire::Op;
 
-/// Hosts as clusters and clouds name them.
+/// Names of hosts as in clusters and clouds.
 const HOSTS: [&str; 5] = [
     "orders-api-7d9f8b6c5d-x2k4j",
     "orders-api-7d9f8b6c5d-q8w7e",
@@ -17,7 +17,7 @@ const HOSTS: [&str; 5] = [
     "web-17",
 ];
 
-/// What a terminal shows in so many columns until the program ends, without colours, in lines.
+/// Returns the lines that a terminal with so many columns shows until the program ends, without colours.
 async fn shown(columns: u16, arguments: &[&str]) -> Vec<String> {
     let mut terminal = OnTerminal::start_sized((columns, 50), binary(), arguments);
     let (text, code) = terminal.rest().await;
@@ -25,7 +25,7 @@ async fn shown(columns: u16, arguments: &[&str]) -> Vec<String> {
     lines_of(&text)
 }
 
-/// Lines without escape sequences.
+/// Returns the lines without escape sequences.
 fn lines_of(text: &str) -> Vec<String> {
     let mut plain = String::new();
     let mut pieces = text.split('\x1b');
@@ -46,7 +46,8 @@ fn assert_fits(lines: &[String], columns: u16, tokens: &[i64]) {
     }
 }
 
-/// Readers and waiting writers of every host, with long labels and wide ones; the last one's node is kept.
+/// Makes readers and waiting writers on every host, with long and wide labels, and one kept node. Returns the tokens,
+/// and the guards and tasks to keep.
 async fn crowd(path: &str) -> (Vec<i64>, Vec<Box<dyn std::any::Any>>) {
     let label = "a label that is longer than a table has room for, 日本語のラベルも長い";
     let (zk, lock) = server_lock(path).await;
@@ -61,7 +62,8 @@ async fn crowd(path: &str) -> (Vec<i64>, Vec<Box<dyn std::any::Any>>) {
         let lock = RwLock::builder(&zk, path).host(host).build().unwrap();
         let waits = tokio::spawn(lock.write().label(label).into_future());
         stay.push(Box::new(waits));
-        eventually("it waits", || async { line(&lock).await.matches("W-").count() == many + 1 }).await;
+        eventually("the waiter is in the queue", || async { line(&lock).await.matches("W-").count() == many + 1 })
+            .await;
     }
     let tokens = lock.queue().await.unwrap().members.iter().map(|member| member.token.unwrap()).collect();
     (tokens, stay)
@@ -77,13 +79,13 @@ async fn ls_fits_its_terminal_and_shows_every_token() {
         assert_fits(&lines, columns, &tokens);
         assert!(!lines[0].contains("SESSION") && lines.iter().any(|line| line.contains("keeps")), "{lines:#?}");
         assert!(columns == 80 || lines[0].contains("PID") == (columns == 132), "{lines:#?}");
-        // What tells one host from the other stays.
+        // The parts of the names that differ are shown.
         for differs in ["x2k4j ", "q8w7e ", "30-40… ", "30-41… "] {
             let twice = lines.iter().filter(|line| line.contains(differs)).count() == 2;
             assert!(columns == 60 || twice, "{lines:#?}");
         }
     }
-    // Off a terminal nothing is missing.
+    // Off a terminal the table is complete.
     let whole = run(&["ls", path]).await.stdout;
     assert!(HOSTS.iter().all(|host| whole.contains(&format!("  {host} "))), "{whole}");
     assert!(whole.lines().next().unwrap().contains("  SESSION  "), "{whole}");
@@ -105,7 +107,7 @@ async fn trees_permits_and_dialects_fit_the_terminal() {
         let semaphore = semaphore.clone();
         async move { semaphore.acquire_many(9).await.map(drop) }
     });
-    eventually("it waits", || async { semaphore.queue().await.unwrap().members.len() == 2 }).await;
+    eventually("the waiter is in the queue", || async { semaphore.queue().await.unwrap().members.len() == 2 }).await;
     let tokens = [curator.fencing_token(), permit.fencing_token()];
     for columns in [60, 80, 132] {
         let lines = shown(columns, &["ls", "--tree", prefix]).await;
@@ -125,7 +127,7 @@ async fn watch_fits_its_terminal_and_follows_its_size() {
     let mut terminal = OnTerminal::start_sized((80, 50), binary(), &["watch", "--interval", "1h", path]);
     for columns in [80, 60, 132] {
         terminal.resize(columns, 50);
-        // A screen that was drawn before the change may come first.
+        // A screen that was drawn before the resize may come first.
         let lines = loop {
             terminal.shows("\x1b[H");
             let lines = lines_of(&terminal.before("\x1b[J"));
@@ -140,10 +142,10 @@ async fn watch_fits_its_terminal_and_follows_its_size() {
     assert_eq!(terminal.ends().await, None);
 }
 
-/// Returns when so many more looks at the queue have begun.
+/// Waits until `watch` has read the queue so many more times.
 async fn looks(proxy: &Proxy, more: u64) {
     let before = proxy.count(Op::GetChildren);
-    eventually("it looks", || async { proxy.count(Op::GetChildren) >= before + more }).await;
+    eventually("watch reads the queue", || async { proxy.count(Op::GetChildren) >= before + more }).await;
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -182,7 +184,7 @@ async fn watch_draws_only_in_the_foreground() {
 async fn a_watch_in_the_background_ends_with_its_terminal() {
     let path = "/zklock-screen/gone";
     let proxy = Proxy::start(shared_server().address());
-    // It ignores that the terminal is gone, as after nohup(1).
+    // `watch` ignores the hang-up, as after nohup(1).
     let script = format!("set -m; trap '' HUP; \"$0\" watch --interval 20ms {path} & echo \"started $!.\"; read line");
     let mut terminal = OnTerminal::start_with(&proxy.address(), &[], "bash", &["-c", &script, binary()]);
     terminal.shows("started ");
@@ -193,7 +195,7 @@ async fn a_watch_in_the_background_ends_with_its_terminal() {
     drop(terminal);
     let stat = format!("/proc/{pid}/stat");
     let ended = || fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
-    eventually("it has ended", || async { ended() }).await;
+    eventually("watch has ended", || async { ended() }).await;
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -201,7 +203,7 @@ async fn watch_reports_no_outage_between_two_requests() {
     let path = "/zklock-screen/slow";
     let mut terminal = OnTerminal::start(&["watch", "--interval", "1h", path]);
     terminal.shows("free");
-    // A screen is drawn each second, and after the fifth nobody has answered for longer than is borne.
+    // The screen is drawn each second. After five seconds without a request no outage may be reported.
     for _ in 0..5 {
         terminal.shows("\x1b[H");
         let heading = terminal.before("\n");
@@ -223,9 +225,9 @@ async fn the_waiting_line_fits_80_columns_with_its_holder() {
         let mut terminal = OnTerminal::start_sized((columns, 24), binary(), &[path, "true"]);
         terminal.shows("\r\x1b[Kzklock: waiting ");
         let line = format!("zklock: waiting {}", terminal.before("\r\x1b[K"));
-        // Ctrl-C shows as two characters behind it, and they begin no line of their own.
+        // The terminal shows Ctrl-C as two characters behind the line, which must not begin a new line.
         assert!(line.width() + "^C".width() < columns.into() && line.contains(&words), "{line:?}");
-        assert!(line.ends_with("s ago"), "how long ago is cut off: {line:?}");
+        assert!(line.ends_with("s ago"), "the age is cut off: {line:?}");
         for words in [": place 2, held by ", "order", " \"nightly", "\" queued "] {
             assert!(line.contains(words), "{words}: {line:?}");
         }

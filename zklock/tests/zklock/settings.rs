@@ -1,8 +1,8 @@
-//! What is wrong with a setting is told by the name by which it was given: the option, or the variable.
+//! Tests of wrong settings: the message begins with the option or variable that gave the value.
 
 use super::*;
 
-/// Wrong values: the option and the variable of a setting, the value, and the problem that is told.
+/// Wrong values: the option and the variable of a setting, the value, and the problem in the message.
 const WRONG: [(&str, &str, &str, &str); 14] = [
     ("--tick-time", "ZK_TICK_TIME", "soon", "expected a number of seconds, or a time like 1m30s"),
     ("--tick-time", "ZK_TICK_TIME", "-1", "expected a number of seconds, or a time like 1m30s"),
@@ -20,7 +20,8 @@ const WRONG: [(&str, &str, &str, &str); 14] = [
     ("--tls-key", "ZK_TLS_KEY", "/nowhere", "it needs --tls-cert (or ZK_TLS_CERT), too"),
 ];
 
-/// Runs on a dead port, so whoever tries to connect ends with 69.
+/// Runs zklock with a wrong setting. No server listens at the port, so a zklock that tried to connect would exit with
+/// 69.
 async fn refusal(mut command: Command, option: &str, value: &str, by_option: bool) -> Run {
     if by_option {
         command.arg(format!("{option}={value}"));
@@ -41,7 +42,7 @@ async fn a_wrong_setting_is_named_as_it_was_given() {
     for (option, variable, value, problem) in WRONG {
         for by_option in [true, false] {
             let mut command = zklock_on("127.0.0.1:1", &[] as &[&str]);
-            // The option counts, whatever the variable says.
+            // The option overrides the variable.
             command.env(variable, if by_option { "" } else { value });
             let (name, other) = if by_option { (option, variable) } else { (variable, option) };
             let run = refusal(command, option, value, by_option).await;
@@ -84,7 +85,7 @@ async fn an_empty_variable_is_unset_and_help_reads_none() {
     }
 }
 
-/// Whoever reads the options learns the variables, too.
+/// The help of each option names its variable.
 #[support::judged]
 async fn the_help_names_the_variable_of_each_setting() {
     let help = run(&["--help"]).await.stdout;
@@ -94,7 +95,7 @@ async fn the_help_names_the_variable_of_each_setting() {
     }
 }
 
-/// These have no variable. A session of a millisecond would blame a server that is well.
+/// These options have no variable. With a session of a millisecond, zklock would otherwise blame a working server.
 #[support::judged]
 async fn a_timeout_too_short_to_connect_is_refused() {
     for (option, value, problem) in [
@@ -112,12 +113,13 @@ async fn a_time_of_any_length_is_refused_or_obeyed() {
     for time in ["0", "1ns", "500years", "18446744073709551615s", "18446744073709551615s 1000ms", "1e20"] {
         for option in ["-w", "--once-in", "--grace", "--session-timeout", "--connect-timeout", "--tick-time"] {
             let run = ended(zklock(&[option, time, &format!("/zklock/times/{option}/{time}"), "true"])).await;
-            // Done, not granted in time, refused, or not reached in time.
+            // The command ran, the lock was not granted in time, the time was refused, or no server was reached in
+            // time.
             assert!(
                 matches!(run.code, Some(0 | 1 | 64 | 69)) && !run.stderr.contains("panicked"),
                 "{option}: {run:#?}"
             );
-            // It may be enough: timers count in milliseconds.
+            // 1 ns may be enough, because timers count in milliseconds.
             if matches!((option, time), ("-w" | "--connect-timeout", "1ns")) {
                 continue;
             }
@@ -128,5 +130,5 @@ async fn a_time_of_any_length_is_refused_or_obeyed() {
     }
 }
 
-/// Which short times let a command run on a free lock. 1 ns may be enough to wait for it.
+/// The short times with which a command runs on a free lock. 1 ns may be enough to wait for the lock.
 const RUNS: [(&str, &str); 4] = [("-w", "0"), ("--grace", "0"), ("--grace", "1ns"), ("--once-in", "1ns")];

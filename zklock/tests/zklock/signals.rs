@@ -1,14 +1,14 @@
-//! Every signal that can be caught, by its number: to a `zklock` that waits, and to one whose command has left a process in
-//! the background.
+//! Tests with every signal that can be caught: sent to a `zklock` that waits, and to a `zklock` whose command has left
+//! a process in the background.
 
 use futures_util::future::join_all;
 
 use super::*;
 
-/// Those that Linux lets nobody catch.
+/// Signals that no process can catch.
 const UNCAUGHT: [i32; 2] = [Signal::KILL.as_raw(), Signal::STOP.as_raw()];
 
-/// Those that end no process by default, and PIPE, which `zklock` causes itself where nobody reads.
+/// Signals that end no process by default, and PIPE, which `zklock` causes itself if nobody reads its output.
 const HARMLESS: [i32; 8] = [
     Signal::CHILD.as_raw(),
     Signal::CONT.as_raw(),
@@ -20,10 +20,10 @@ const HARMLESS: [i32; 8] = [
     Signal::PIPE.as_raw(),
 ];
 
-/// Numbers that the C library keeps for itself.
+/// Signals that the C library reserves.
 const OF_THE_LIBRARY: [i32; 2] = [32, 33];
 
-/// So many run at a time.
+/// How many runs are tested at a time.
 const AT_ONCE: usize = 8;
 
 fn ending() -> Vec<i32> {
@@ -31,7 +31,7 @@ fn ending() -> Vec<i32> {
     (1..=64).filter(|signal| !others.contains(signal)).collect()
 }
 
-/// By its number: real-time signals have no name.
+/// Sends a signal by its number, because real-time signals have no names.
 async fn send(signal: i32, to: Pid) {
     let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {}", to.as_raw_nonzero())]).status();
     assert!(soon("the signal", sent).await.expect("sh can be run").success(), "{signal}");
@@ -41,8 +41,8 @@ fn code(signal: i32) -> Option<i32> {
     (signal != Signal::INT.as_raw()).then_some(128 + signal)
 }
 
-/// The command leaves this one in the background, which says its number, and is ended by a signal to `zklock`. Returns whether
-/// the one that it has left lived when the next was granted the lock.
+/// Runs a command that leaves the process `left` in the background, and ends it by a signal to `zklock`. Returns
+/// whether that process still lived when the next contender was granted the lock.
 async fn outlives(zk: &ZooKeeper, path: &str, signal: i32, left: &str) -> bool {
     let lock = lock_at(zk, path);
     let mut running = Running::start(zklock(&["--grace", "500ms", path, "-c", &format!("{left} & wait")]));
@@ -64,7 +64,7 @@ async fn each_ending_signal_ends_the_whole_group_first() {
     for signals in ending().chunks(AT_ONCE) {
         let runs = signals.iter().map(async |signal| {
             let path = format!("/zklock/each-signal/{signal}");
-            // A shell has what it starts in the background ignore two of them.
+            // A shell starts background processes with INT and QUIT ignored.
             let left = "env --default-signal=INT,QUIT sh -c 'echo $$; exec sleep 100'";
             assert!(!outlives(&zk, &path, *signal, left).await, "signal {signal}");
         });
@@ -119,5 +119,5 @@ async fn harmless_signals_and_faults_reach_the_command() {
     let mut alone = Command::new("grep");
     prepare(&mut alone, "");
     alone.args(["-E", "^Sig(Blk|Ign)", "/proc/self/status"]);
-    assert_eq!(masks.stdout, ended(alone).await.stdout, "the command has the masks that zklock was started with");
+    assert_eq!(masks.stdout, ended(alone).await.stdout, "the command must have the signal masks of zklock's parent");
 }

@@ -1,8 +1,8 @@
-//! A command does not outlive a zklock that was killed.
+//! Tests that a command does not outlive a killed zklock.
 
 use super::*;
 
-/// Whether there is such a process that has not ended.
+/// Whether the process exists and has not ended.
 pub(super) fn lives(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
@@ -26,7 +26,7 @@ async fn a_killed_zklock_takes_its_command_along() {
 #[support::judged]
 async fn no_command_survives_a_zklock_killed_at_its_start() {
     let files = scratch();
-    // The command is its own witness: it says its number, and then never ends.
+    // Each command writes its process id into a file and then never ends.
     let script = format!(
         "echo $$ >> {}/pids; while :; do read line <> {}/never; done",
         files.path().display(),
@@ -37,9 +37,9 @@ async fn no_command_survives_a_zklock_killed_at_its_start() {
         let path = format!("/zklock/tied-early-{round}");
         let running = Running::start(zklock(&[&path, "-c", &script]));
         let pid = running.pid().as_raw_nonzero();
-        // At each moment around the start: before its first child, with it, and some spins later.
+        // The kill comes at different moments of the start: before the first child, with it, and some spins later.
         let children = format!("/proc/{pid}/task/{pid}/children");
-        let _ = soon("a child", async {
+        let _ = soon("the first child", async {
             while fs::read_to_string(&children).is_ok_and(|children| children.is_empty()) {
                 tokio::task::yield_now().await;
             }
@@ -59,7 +59,7 @@ async fn no_command_survives_a_zklock_killed_at_its_start() {
 #[support::judged]
 async fn a_command_without_its_zklock_is_not_started() {
     let mut stage = Command::new(binary());
-    // The first process is nobody's idea of a zklock.
+    // Process 1 is not the parent of this stage.
     stage.args(["tied-to", "1", "echo", "ran"]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let run = ended(stage).await;
     assert_eq!((run.code, &run.stdout[..], &run.stderr[..]), (Some(137), "", ""));

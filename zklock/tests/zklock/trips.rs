@@ -1,4 +1,4 @@
-//! What a run costs on the wire, counted in round trips.
+//! Counts the round trips of a run.
 
 use super::*;
 use support::wire::Op;
@@ -6,10 +6,11 @@ use support::wire::Op;
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn an_uncontended_run_takes_five_round_trips() {
     let path = "/zklock/trips";
-    assert_eq!(run(&[path, "true"]).await.code, Some(0), "the directory is there now");
+    assert_eq!(run(&[path, "true"]).await.code, Some(0), "the first run must create the directory");
     for (option, node) in [("-x", "WRITE"), ("-s", "READ")] {
         let proxy = Proxy::start(shared_server().address());
-        // No answer to the first of two that go out together comes before the second is there.
+        // Create and listing go out together, and so do delete and close. The answer to the first is held back until
+        // the second has arrived, so neither waits for the other.
         let leaving = if node == "WRITE" { Op::Multi } else { Op::Delete };
         let (created, left) = (proxy.hold_reply(Op::Create2), proxy.hold_reply(leaving));
         let running = Running::start(zklock_on(&proxy.address(), &[option, path, "true"]));
@@ -21,10 +22,10 @@ async fn an_uncontended_run_takes_five_round_trips() {
         left.release();
         let run = running.ends().await;
         assert_eq!((run.code, &run.stderr[..]), (Some(0), ""));
-        // To connect is one, the handshake the second, the client's ping behind it the third, to queue up the fourth, to
-        // leave the fifth.
+        // The round trips are: the TCP connection, the handshake, the client's ping, the create, and the delete.
         assert_eq!((proxy.connections(), proxy.count(Op::Ping)), (1, 1), "{option} {:?}", proxy.requests());
-        // On a busy machine the command takes long enough for the holder to watch its node meanwhile: nobody waits for that.
+        // On a busy machine the command takes so long that the holder begins to watch its node meanwhile. Nothing waits
+        // for this request.
         let waited_for = |op: &Op| *op != Op::GetData;
         let sent: Vec<Op> = proxy.requests().into_iter().map(|(op, _)| op).filter(waited_for).collect();
         assert_eq!(sent, [Op::Create2, Op::GetChildren2, leaving, Op::CloseSession], "{node}");

@@ -1,4 +1,4 @@
-//! What is said while zklock waits, and where it is not.
+//! Tests of what zklock prints while it waits, and where.
 
 use super::*;
 
@@ -7,7 +7,7 @@ async fn a_short_wait_off_a_terminal_prints_nothing() {
     let path = "/zklock/short-wait";
     let (_zk, lock) = server_lock(path).await;
     let mut short = 0;
-    // On a busy machine a wait may take longer, and be told.
+    // On a busy machine a wait may take longer than a second, and be reported.
     for _ in 0..20 {
         let held = lock.write().await.unwrap();
         let started = Instant::now();
@@ -27,7 +27,7 @@ async fn a_short_wait_off_a_terminal_prints_nothing() {
     panic!("{short} of 20 waits were shorter than a second");
 }
 
-/// A shell with jobs, as people have it, which starts `zklock` in the background.
+/// Returns a shell with job control that starts `zklock` in the background.
 fn in_background(path: &str, then: &str) -> OnTerminal {
     let script = format!("set -m; \"$0\" {path} -c 'echo granted' & echo started; {then}");
     OnTerminal::start_program("bash", &["-c", &script, binary()])
@@ -63,7 +63,7 @@ async fn a_wait_in_the_foreground_has_a_live_line() {
     assert_eq!(terminal.ends().await, Some(0));
 }
 
-/// A shell with jobs whose `zklock` is stopped by Ctrl-Z as soon as it waits. A key brings it back.
+/// Returns a shell with job control whose `zklock` was stopped by Ctrl-Z as soon as it waited. Enter continues it.
 async fn stopped_while_it_waits(lock: &RwLock, path: &str) -> OnTerminal {
     let script = format!("set -m; \"$0\" {path} -c 'echo granted'; echo stopped; read line; fg %1; echo \"code $?\"");
     let mut terminal = OnTerminal::start_program("bash", &["-c", &script, binary()]);
