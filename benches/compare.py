@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""One run of what docs/performance.md compares: ours, the other libraries' locks and bare nodes, in turns. `make performance`.
+"""Measures what docs/performance.md compares: zk-rwlock, other libraries' locks and bare nodes, in turns. `make performance`.
 
-Everything happens in network namespaces of its own, which end with this program: nothing outside can reach the servers.
-In one are the servers, and what is measured on loopback. From there a link leads to the other, where the clients are that
-are far: TUN devices, for the kernels' own TCP. (A proxy on loopback acknowledges each segment at once, and so hides what
-Nagle's algorithm and late acknowledgements cost.)
+Everything runs in network namespaces of its own, which end with this program, so no other program can reach the servers.
+The first namespace has the servers and the clients on loopback. A link of TUN devices leads to the second, which has the
+far clients. The link uses the kernel's own TCP. (A proxy on loopback would acknowledge each segment at once, and so hide
+the cost of Nagle's algorithm and delayed acknowledgements.)
 
-A driver gets SERVERS KIND CONTENDERS ACQUISITIONS SESSIONS WARM-UP ONE-IN HOLD. It says "ready", measures from the next
-line of its input until it has done its work, says how many nanoseconds that took, how many of the processor, and how many
-errors it saw, and waits for another line before it goes on to the next measurement, or to the end. A writer is one
-acquisition in ONE-IN, or none if that is 0; HOLD is in milliseconds.
+A driver gets the arguments SERVERS KIND CONTENDERS ACQUISITIONS SESSIONS WARM-UP ONE-IN HOLD. It prints "ready" and waits
+for a line of input. Then it does its work, and prints the elapsed nanoseconds, the nanoseconds of processor time, and the
+number of errors. It waits for another line of input before the next measurement, or before its end. One acquisition in
+ONE-IN writes, or none if ONE-IN is 0. HOLD is in milliseconds.
 """
 
 import argparse
@@ -35,7 +35,7 @@ JARS = f"{INTEROP}/jars/*"
 HOME = ROOT / "target/performance/servers"
 NAMESPACES = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"] + ["--map-root-user"] * (os.getuid() != 0)
 
-# Milliseconds each way on the link.
+# The delay of the link in milliseconds, each way.
 DELAY = 10
 NEAR, FAR = "10.77.0.2", "10.77.0.1"
 STANDALONE, ENSEMBLE = [2181], [2191, 2192, 2193]
@@ -45,8 +45,8 @@ PLACES = {
     "ensemble": (ENSEMBLE, "127.0.0.1"),
 }
 
-# A name, its kind, the contenders, one writer in so many, milliseconds of hold, acquisitions on the link, on loopback and
-# on the ensemble (0 leaves it out), and who takes part. Of what is kept, there are a thousand times as many.
+# A case: name, kind, contenders, ONE-IN, HOLD, acquisitions on the link, on loopback and on the ensemble (0 leaves the
+# place out), and the peers. A peer that keeps its nodes on one session gets a thousand times as many acquisitions.
 ALL = "raw zookeeper-client curator kazoo ours-apart"
 CASES = [
     ("write", "contend", 1, 1, 0, 50, 3000, 500, ALL),
@@ -72,7 +72,7 @@ CASES = [
     ("kept-mix-8", "contend", 8, 20, 1, 0, 2000, 0, "ours-apart ours-kept-apart ours ours-kept local"),
 ]
 WARM_UP = {"link": 10, "loopback": 500, "ensemble": 100}
-# What Java and Python need for each would decide the case, so they share so many sessions at most.
+# The cost of a session in Java and Python would decide the case, so their contenders share at most so many sessions.
 SESSIONS_OF_OTHERS = 20
 
 
@@ -107,7 +107,7 @@ def versions():
 
 
 def commit():
-    """Of the library; empty outside its repository."""
+    """Returns the commit of the library. Empty outside of its repository."""
     said = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
     return said.stdout.strip()
 
@@ -122,7 +122,7 @@ def ip(*arguments):
 
 
 def carry(source, target):
-    """Whatever comes goes on so much later."""
+    """Forwards each packet after the delay of the link."""
     packets = queue.SimpleQueue()
 
     def take():
@@ -137,14 +137,14 @@ def carry(source, target):
             try:
                 os.write(target, packet)
             except OSError:
-                pass  # as a full queue on a real link: TCP sends it again
+                pass  # the queue is full, as on a real link: TCP sends the packet again
 
     for work in take, give:
         threading.Thread(target=work, daemon=True).start()
 
 
 def link():
-    """The link. Returns what has to stand before the command of a client that is far."""
+    """Makes the link. Returns the prefix for the command of a far client."""
     set_interface, tun, bare = 0x400454CA, 0x0001, 0x1000
     far = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
     inside = ["nsenter", f"--net=/proc/{far.pid}/ns/net"]
@@ -164,7 +164,7 @@ def link():
 
 
 def start_servers(ports):
-    """A server, or an ensemble: as in production, with every transaction on the disk before it counts."""
+    """Starts a server or an ensemble. As in production, every transaction is synced to the disk before it counts."""
     for number, port in enumerate(ports, 1):
         home = HOME / str(port)
         home.mkdir(parents=True)
@@ -199,7 +199,7 @@ COUNTERS = "packets_received", "bytes_received_count", "response_bytes"
 
 
 class Meter:
-    """What the servers count, without what the asking itself adds."""
+    """Reads the servers' counters, without what reading them adds."""
 
     def __init__(self, ports):
         self.ports = ports
@@ -210,7 +210,7 @@ class Meter:
         return counts, int(answers[0]["zk_ephemerals_count"])
 
     def wait(self, nodes, idle):
-        """Until so many nodes are there, and next to nothing reaches the servers any more."""
+        """Waits until so many nodes exist and the servers get almost no requests."""
         quiet, began = 0, time.monotonic()
         while quiet < 2:
             (before, *_), had = self.read()
@@ -219,7 +219,7 @@ class Meter:
             is_quiet = after - before <= 3 * len(self.ports) + idle // 10 and had == has >= nodes
             quiet = quiet + 1 if is_quiet else 0
             waited = time.monotonic() - began
-            # The heartbeats of a thousand sessions leave few gaps on a machine that is busy.
+            # On a busy machine the heartbeats of a thousand sessions leave few quiet moments.
             if waited > 20 and had == has >= nodes:
                 return
             if waited > 90:
@@ -227,7 +227,7 @@ class Meter:
 
     def start(self):
         once, _ = self.read()
-        # A server counts the asking itself a moment after it has answered.
+        # A server counts this request itself a moment after its answer.
         time.sleep(0.02)
         self.before, _ = self.read()
         self.asking = [two - one for one, two in zip(once, self.before)]
@@ -238,7 +238,7 @@ class Meter:
 
 
 def measure(argv, meter, nodes, idle):
-    """How long it took, what it took of the processor, errors, and what the servers counted: of all measurements together."""
+    """Returns elapsed time, processor time, errors and the servers' counts, summed over all measurements of a driver."""
     base = meter.read()[1]
     totals, times = [0] * (3 + len(COUNTERS)), 0
     driver = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
@@ -260,7 +260,7 @@ def measure(argv, meter, nodes, idle):
 
 
 def measure_case(name, kind, n, one_in, hold, ops, peers, place, arguments, far, first=0):
-    """Everybody who takes part, one after the other, from the first. Yields what is to stand in the line of each."""
+    """Measures a case with all its peers in turn, beginning with peer number `first`. Yields a line of results for each."""
     ports, host = PLACES[place]
     if kind in ("contend", "permits"):
         ops = n * max(1, int(ops * arguments.share) // n)
@@ -302,7 +302,7 @@ def run(arguments):
         "server": re.search(r"version: ([0-9.]*)", ask(STANDALONE[0], "srvr"))[1],
     }
     for place in ("loopback", "ensemble"):
-        # Java's servers become faster for some ten thousand requests.
+        # A server in Java becomes faster during its first ten thousand requests or so.
         for _unused in measure_case("warm-up", "contend", 64, 1, 0, 12800, "raw", place, arguments, far):
             pass
     with open(arguments.out, "w") as out:
@@ -323,7 +323,7 @@ def main():
     parser = argparse.ArgumentParser(description="Runs what docs/performance.md compares, in turns.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", default=str(ROOT / "target/performance/results.jsonl"))
-    parser.add_argument("--share", type=float, default=1.0, help="how many acquisitions, of the usual number")
+    parser.add_argument("--share", type=float, default=1.0, help="the share of the usual number of acquisitions")
     parser.add_argument("--cases", nargs="*", default=[], choices=names, metavar="CASE", help=" ".join(names))
     parser.add_argument("--peers", nargs="*", default=[], metavar="PEER")
     parser.add_argument("--places", nargs="*", default=list(PLACES), choices=PLACES)
@@ -339,7 +339,7 @@ def main():
     if missing:
         sys.exit(f"compare: missing: {', '.join(missing)} (of util-linux, iproute2 and a Java)")
     if subprocess.run([*NAMESPACES, "test", "-w", "/dev/net/tun"]).returncode:
-        sys.exit("compare: needs /dev/net/tun, and network and process namespaces of its own: be root, or let users make them")
+        sys.exit("compare: needs /dev/net/tun, and network and process namespaces of its own: run as root, or let users make namespaces")
     os.execvp("unshare", [*NAMESPACES, sys.executable, *sys.argv, "--inside"])
 
 

@@ -1,6 +1,6 @@
-//! How long a decision takes, and how long the lock takes on the embedded backend, where it waits for no server.
+//! Benchmarks of a decision in the queue, and of the lock on the embedded backend, without a server.
 //!
-//! Needs no server, and asserts nothing about time.
+//! The benchmarks only report times: they assert no limits.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use zk_rwlock::coordinator::{Turn, turn};
 use zk_rwlock::queue::Contender;
 use zk_rwlock::{Memory, RwLock};
 
-/// Names as they are in a directory of `length` contenders, in the order in which a server lists them: none.
+/// Returns the names in a directory of `length` contenders, in no order, as a server lists them.
 fn names(length: usize) -> Vec<String> {
     // A step that shares no factor with any power of ten visits every number once.
     let shuffled = (0..length).map(|i| i * 7919 % length);
@@ -19,7 +19,7 @@ fn names(length: usize) -> Vec<String> {
     shuffled.map(|number| format!("web-{}~k3v9x2ma-{}-{number:010}", number % 7, mode(number))).collect()
 }
 
-/// A listing is gone through once, so this should grow with its length and no faster.
+/// The time should grow linearly with the listing, which is read once.
 fn turns(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("turn");
     for length in [10, 100, 1_000, 10_000] {
@@ -47,7 +47,7 @@ fn parsing(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A free lock, acquired and given back.
+/// Acquires and releases a free lock.
 fn uncontended(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("embedded");
     let lock = RwLock::new(&Memory::new(), "/bench/free").expect("a valid path");
@@ -63,7 +63,7 @@ fn uncontended(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// From a writer's release until the next one has its guard, with so many in the queue: should not grow with it.
+/// Measures from a writer's release until the next writer has its guard. The time should not grow with the queue.
 fn hand_off(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("hand_off");
     for length in [2, 10, 100, 1_000] {
@@ -75,7 +75,8 @@ fn hand_off(criterion: &mut Criterion) {
                 let mut left = hand_offs;
                 while left > 0 {
                     let mut held = pollster::block_on(lock.write().into_future()).expect("free");
-                    // Only the first half of each queue is measured, so that it is never much shorter than it says.
+                    // Only the first half of each queue is measured, so the queue never has less than half of its
+                    // nominal length.
                     let mut waiters: Vec<_> = (1..length).map(|_| task::spawn(lock.write().into_future())).collect();
                     for waiter in &mut waiters {
                         assert_pending!(waiter.poll());
@@ -89,7 +90,7 @@ fn hand_off(criterion: &mut Criterion) {
                         held = assert_ready_ok!(next.poll());
                     }
                     elapsed += began.elapsed();
-                    // The last first, so that no contender is granted the lock only to give it back.
+                    // Waiters are dropped from the last on, so that none is granted the lock only to release it.
                     waiters.rev().for_each(drop);
                 }
                 elapsed

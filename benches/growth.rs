@@ -1,9 +1,9 @@
-//! What everything costs as it grows, from one to a hundred thousand: locks in a process, holds, kept nodes, waiters,
-//! readers that are let in, members that `queue()` reads, processes.
+//! Measures costs as numbers grow, from one to a hundred thousand: locks in a process, holds, kept nodes, waiters,
+//! readers that are granted together, members that `queue()` reads, processes.
 //!
-//! Most of it on the embedded ensemble, so what is measured is the library (and, in its reads, the embedded ensemble);
-//! `zklock ls` and processes on a real server ([`real`]). Times are of the processor, not of the clock: other programs do not
-//! count. Each case is a process of its own, because memory that was freed may be used again. `make growth` runs it.
+//! Most cases run on the embedded ensemble, so they measure the library and, for reads, the embedded ensemble. `zklock
+//! ls` and processes run on a real server ([`real`]). Times are processor times, which other programs do not distort.
+//! Each case is a process of its own, because freed memory may be reused. `make growth` runs this program.
 
 use std::fs::OpenOptions;
 use std::future::IntoFuture;
@@ -33,25 +33,25 @@ const PATH: &str = "/growth/lock";
 
 #[derive(Parser)]
 struct Arguments {
-    /// Measure all cases; without it nothing is done
+    /// Measure all cases; without this option nothing is done
     #[arg(long)]
     all: bool,
-    /// Add a line for each to this file
+    /// Append a line for each case to this file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Be one case, of this size
+    /// Measure this case at this size
     #[arg(long, num_args = 2, hide = true)]
     case: Option<Vec<String>>,
     /// Be one of the processes that queue up at this server
     #[arg(long, hide = true)]
     process: Option<String>,
-    /// Cargo says so to every benchmark
+    /// Accepted because Cargo passes it to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What is measured: a name, from how many to how many, how many in all if these are fewer (one alone takes no time that could
-/// be measured), and how.
+/// A case: its name, its least and greatest size, the least number of items to measure in all (a single item is too
+/// fast to measure), and the function that measures it.
 type Case = (&'static str, [usize; 2], usize, fn(usize) -> Measured);
 
 const CASES: [Case; 11] = [
@@ -68,16 +68,16 @@ const CASES: [Case; 11] = [
     ("processes, simulated", [1_000, 100_000], 1, simulated),
 ];
 
-/// Of all together.
+/// The figures of a case, for all its items together.
 struct Measured {
     processor: Duration,
-    /// Of memory, or to and from the server; `None` where neither is measured.
+    /// Bytes of memory, or bytes to and from the server. `None` if neither is measured.
     bytes: Option<u64>,
-    /// By the clock, where somebody waits for it.
+    /// The elapsed time, where a user would wait for it.
     clock: Option<Duration>,
 }
 
-/// The time that this process has had a processor.
+/// Returns the processor time of this process.
 fn processor() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -87,12 +87,12 @@ fn resident() -> u64 {
     meter::memory("VmRSS").expect("this system says how much memory a process has")
 }
 
-/// What `build` builds stays until it is measured.
+/// Measures the processor time and memory of the items that `build` makes.
 fn built<T>(build: impl FnOnce() -> T) -> Measured {
     let (bytes, before) = (resident(), processor());
     let all = build();
     let (processor, bytes) = (processor() - before, Some(resident().saturating_sub(bytes)));
-    // So that what is built next does not find its memory free.
+    // The items are leaked, so that the next case does not reuse their memory.
     std::mem::forget(all);
     Measured { processor, bytes, clock: None }
 }
@@ -136,7 +136,7 @@ fn waiters(n: usize) -> Measured {
     })
 }
 
-/// A queue of writers is let in one after the other.
+/// Grants the lock to a queue of writers, one after the other.
 fn hand_offs(n: usize) -> Measured {
     let lock = lock(&Memory::new(), PATH);
     let mut held = Some(write(&lock));
@@ -149,7 +149,7 @@ fn hand_offs(n: usize) -> Measured {
                 if let std::task::Poll::Ready(guard) = next.poll() {
                     break guard.expect("granted");
                 }
-                assert!(next.is_woken(), "nothing wakes the next in the queue");
+                assert!(next.is_woken(), "the next waiter was not woken");
             });
         }
     })
@@ -165,7 +165,7 @@ fn readers(n: usize) -> Measured {
         now(held.release()).expect("held until now");
         for it in &mut waiting {
             while it.poll().map(|guard| guards.push(guard.expect("granted"))).is_pending() {
-                assert!(it.is_woken(), "nothing wakes a reader");
+                assert!(it.is_woken(), "a reader was not woken");
             }
         }
     })
@@ -188,11 +188,11 @@ fn permits(n: usize) -> Measured {
     })
 }
 
-/// A fleet that loses its server for a moment, ten processes to a lock.
+/// Simulates a fleet that loses its server for a moment, with ten processes to a lock.
 fn simulated(n: usize) -> Measured {
     let habits = Habits { session_timeout: Duration::from_secs(40), pauses: true };
     let (contenders, per_lock, is_mixed, seed) = (1, 10, false, 1);
-    // As in scale.rs.
+    // The same capacity as in scale.rs.
     let capacity = Capacity { writes: 30_000, reads: 120_000, names: 2_700_000 };
     let world = World { processes: n, contenders, per_lock, is_mixed, capacity, habits, seed };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
@@ -204,7 +204,7 @@ fn be(case: &[String]) -> Result<()> {
     let [name, n] = case else { return Err("a case and its size".into()) };
     let n: usize = n.parse()?;
     let (.., in_all, measure) = CASES.into_iter().find(|(known, ..)| known == name).ok_or("no such case")?;
-    // Without a runtime the embedded ensemble starts a thread for the timers of each acquisition.
+    // Without a runtime the embedded ensemble would start a thread for the timers of each acquisition.
     let runtime = Box::leak(Box::new(tokio::runtime::Builder::new_current_thread().enable_time().build()?));
     let _entered = runtime.enter();
     let rounds: Vec<Measured> = (0..in_all.div_ceil(n)).map(|_| measure(n)).collect();

@@ -1,7 +1,8 @@
-//! A hundred thousand clients that come back all at once, in virtual time: after a mass expiry, a change of the leader, a
-//! rolling restart.
+//! Simulates a hundred thousand clients that reconnect at once, in virtual time: after a mass expiry, a change of the
+//! leader, or a rolling restart.
 //!
-//! The library runs as it is, on the embedded ensemble; what an ensemble carries is a model. `make scale` runs it.
+//! The library runs unchanged on the embedded ensemble. The capacity of an ensemble is a model. `make scale` runs this
+//! program.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -18,29 +19,30 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// As one server carried on loopback when it was kept busy, and a network of a gigabit for names of 46 bytes.
+/// The capacity of one busy server on loopback, and of a network of one gigabit for names of 46 bytes, a second.
 const CAPACITY: Capacity = Capacity { writes: 30_000, reads: 120_000, names: 2_700_000 };
 
 #[derive(Parser)]
 struct Arguments {
-    /// Simulate fleets of so many contenders, without it nothing is done
+    /// Simulate fleets of so many contenders; without this option nothing is done
     #[arg(long)]
     contenders: Option<usize>,
-    /// Only what has this in its name
+    /// Simulate only the cases with this text in their name
     #[arg(long, default_value = "")]
     only: String,
-    /// From what all draws follow
+    /// The seed of all random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Add a line for each to this file
+    /// Append a line for each case to this file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Cargo says so to every benchmark
+    /// Accepted because Cargo passes it to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What befalls them, and whether clients pause before they come back. Without a lost session no client pauses.
+/// The cases: the name, the event, and whether clients pause before they reconnect. Clients pause only after a lost
+/// session.
 const STORMS: [(&str, Storm, bool); 4] = [
     ("mass expiry, at once", Storm::Expiry(SECOND.saturating_mul(60)), false),
     ("mass expiry", Storm::Expiry(SECOND.saturating_mul(60)), true),
@@ -59,7 +61,7 @@ fn all(arguments: &Arguments, contenders: usize) -> Result<()> {
             continue;
         }
         let habits = Habits { session_timeout: 40 * SECOND, pauses };
-        // A process each, ten to a lock.
+        // Each contender is a process. Ten contenders share a lock.
         let world = World {
             processes: contenders,
             contenders: 1,

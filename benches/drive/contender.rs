@@ -1,4 +1,4 @@
-//! One contender's lock, of whichever library, and how much is held in this process.
+//! The lock of one contender, of any library, and a count of what the contenders hold.
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -12,17 +12,17 @@ use zookeeper_client::{Acls, Client, CreateMode, LockPrefix};
 
 use crate::Result;
 
-/// What a writer holds alone. A reader holds one of it, and a permit a quarter.
+/// The weight of a writer. A reader weighs 1, and a permit a quarter. More than this weight held at once is an error.
 const ALL: u64 = 1_000_000;
 
-/// Whose lock it is.
+/// The library whose lock is measured.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Peer {
-    /// None: a node is made and deleted, and watches the node before it where a queue is measured.
+    /// No lock: a contender creates and deletes a node. Where a queue is measured, it watches the node before its own.
     Raw,
     ZookeeperClient,
     Ours,
-    /// Ours, with `keep`.
+    /// zk-rwlock with `keep`.
     Kept,
     /// `tokio::sync::RwLock`, in one process.
     Local,
@@ -40,9 +40,9 @@ pub(crate) enum Lock {
 #[derive(Clone)]
 pub(crate) struct Contender {
     pub(crate) lock: Lock,
-    /// The gate's node, once there is one: bare nodes behind it wait.
+    /// The node of the gate, once it exists. Contenders without a lock wait for it.
     pub(crate) gate: Arc<OnceLock<String>>,
-    /// How much is held, and how often that was too much.
+    /// The weight that is held, and how often it was too much.
     pub(crate) held: Arc<(AtomicU64, AtomicU64)>,
 }
 
@@ -64,7 +64,7 @@ impl Contender {
                 let prefix = LockPrefix::new_curator(directory, "__WRIT__")?;
                 let lock = client.lock(prefix, b"", Acls::anyone_all()).await?;
                 let node = lock.lock_path().to_owned();
-                // Dropped, it would delete the node unseen.
+                // A drop would delete the node without an answer to wait for.
                 mem::forget(lock);
                 Held::Node(client.clone(), node)
             }
@@ -82,7 +82,7 @@ impl Contender {
         Ok(held)
     }
 
-    /// A node as long as the lock's own, and behind a gate the wait for the one before it, or for the gate.
+    /// Creates a node whose name is as long as the lock's. With a gate, waits for the node before it, or for the gate.
     async fn node(&self, client: &Client, directory: &str, write: bool) -> Result<Held> {
         let prefix = format!("{directory}/localhost~00000000-WRITE-");
         let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
@@ -111,14 +111,14 @@ impl Contender {
         Ok(())
     }
 
-    /// How often more was held than may be.
+    /// Returns how often too much was held.
     pub(crate) fn errors(&self) -> u64 {
         self.held.1.load(SeqCst)
     }
 
     fn weight(&self, held: &Held) -> u64 {
         match (held, &self.lock) {
-            // Bare nodes exclude nobody.
+            // Nodes without a lock exclude nobody.
             (Held::Node(..), Lock::Raw(..)) => 0,
             (Held::Node(..) | Held::Write(_) | Held::LocalWrite(_), _) => ALL,
             (Held::Read(_) | Held::LocalRead(_), _) => 1,

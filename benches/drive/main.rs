@@ -1,7 +1,7 @@
-//! Puts one library's lock through one workload, as `benches/compare.py` orders: see there.
+//! Puts one library's lock through one workload. `benches/compare.py` starts this program and documents its orders.
 //!
-//! All contenders are in this one process, and share so many sessions. Ours on one session know of each other, as the tasks
-//! of one service do; with a session for each, none knows of another, as in processes of their own.
+//! All contenders are in this process and share the given number of sessions. Contenders of zk-rwlock on one session
+//! know of each other, as the tasks of one service do. With a session each, they do not, as in separate processes.
 
 mod contender;
 
@@ -30,41 +30,41 @@ struct Arguments {
     servers: String,
     #[arg(value_enum)]
     kind: Kind,
-    /// How many contenders.
+    /// The number of contenders.
     n: usize,
-    /// How many acquisitions, by all of them.
+    /// The number of acquisitions by all contenders together.
     ops: usize,
-    /// How many sessions they share. The gate has one more.
+    /// The number of sessions that the contenders share. The gate has one more session.
     sessions: usize,
-    /// How many acquisitions before anything is measured.
+    /// The number of acquisitions before the measurement.
     warm: usize,
-    /// One of so many acquisitions writes, or none.
+    /// One of so many acquisitions writes. 0 means none.
     one_in: u64,
-    /// For so many milliseconds.
+    /// How many milliseconds each contender holds the lock.
     hold: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Kind {
     Contend,
-    /// The same, for the four permits of a semaphore.
+    /// As `Contend`, for the four permits of a semaphore.
     Permits,
-    /// All wait behind a gate, to write.
+    /// All contenders wait behind a gate, to write.
     Drain,
-    /// All wait behind a gate, to read.
+    /// All contenders wait behind a gate, to read.
     Readers,
-    /// All have read, and a writer comes.
+    /// All contenders keep a read node, and a writer asks for the lock.
     Keepers,
 }
 
 impl Arguments {
-    /// The same ones for every library.
+    /// Whether this acquisition writes. The answer is the same for every library.
     fn writes(&self, turn: usize) -> bool {
         self.one_in != 0 && ((turn as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32).is_multiple_of(self.one_in)
     }
 }
 
-/// The lock of one session, and what ends the session.
+/// Opens a session and its lock. Returns the client of zk-rwlock, too, for ending the session.
 async fn open(args: &Arguments, directory: &Arc<str>, local: &Lock) -> Result<(Lock, Option<ZooKeeper>)> {
     Ok(match args.peer {
         Peer::Local => (local.clone(), None),
@@ -77,7 +77,7 @@ async fn open(args: &Arguments, directory: &Arc<str>, local: &Lock) -> Result<(L
         }
         Peer::Raw | Peer::ZookeeperClient => {
             let client = Client::connector().with_session_timeout(SESSION_TIMEOUT).connect(&args.servers).await?;
-            // Not a container: a server that looks for empty ones could remove it during the warm-up.
+            // The directory is no container node, because a server could remove an empty one during the warm-up.
             client.mkdir(directory, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await?;
             let kind = if args.peer == Peer::Raw { Lock::Raw } else { Lock::ZookeeperClient };
             (kind(client, Arc::clone(directory)), None)
@@ -85,7 +85,7 @@ async fn open(args: &Arguments, directory: &Arc<str>, local: &Lock) -> Result<(L
     })
 }
 
-/// One that is left to expire would disturb a later run.
+/// Ends all sessions and waits for their end, because a session that expires later would disturb the next run.
 async fn close(locks: Vec<Lock>, ours: Vec<ZooKeeper>) {
     join_all(ours.iter().map(ZooKeeper::close)).await;
     let state = |lock: &Lock| match lock {
@@ -99,20 +99,20 @@ async fn close(locks: Vec<Lock>, ours: Vec<ZooKeeper>) {
     }
 }
 
-/// Says a word, and waits for the next order.
+/// Prints a line, and waits for the next order.
 fn say(words: &str) -> Result<()> {
     println!("{words}");
     stdin().lock().read_line(&mut String::new())?;
     Ok(())
 }
 
-/// The time of the processor that this process has used so far.
+/// Returns the processor time that this process has used so far.
 fn processor() -> Duration {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(used.tv_sec.unsigned_abs(), u32::try_from(used.tv_nsec).unwrap_or_default())
 }
 
-/// What is measured, from one order to the next.
+/// Measures the work between two orders, and prints the figures.
 async fn measure<T>(of: &Contender, work: impl Future<Output = Result<T>>) -> Result<T> {
     say("ready")?;
     let (before, began) = (processor(), Instant::now());
@@ -159,7 +159,7 @@ async fn queue(args: &Arguments, gate: &Contender, contenders: Vec<Contender>) -
     if let contender::Held::Node(_, node) = &shut {
         gate.gate.get_or_init(|| node.clone());
     }
-    // Readers hold until all of them do: their leaving is not measured.
+    // Readers hold the lock until all of them hold it. Their release is not measured.
     let (granted, leave) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let mut tasks = JoinSet::new();
     for me in contenders {
@@ -191,7 +191,7 @@ async fn keepers(args: &Arguments, writer: &Contender, contenders: Vec<Contender
         let mut tasks = JoinSet::new();
         for me in contenders.clone() {
             tasks.spawn(async move {
-                // A node is kept on once it was used again.
+                // A node is kept once it was used a second time.
                 for _ in 0..2 {
                     let held = me.acquire(false).await?;
                     me.release(held).await?;

@@ -1,4 +1,5 @@
-//! `zklock ls` of one long queue, and processes that queue up and are let in one after the other: on a real server.
+//! Measures `zklock ls` of a long queue, and processes that queue up and are granted the lock in turn, on a real
+//! server.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,17 +14,18 @@ use zookeeper_client::{Acls, Client, CreateMode};
 use super::meter::Meter;
 use super::{Measured, PATH, Result};
 
-/// How many nodes are made at once.
+/// How many creates are in flight at once.
 const CREATES_IN_FLIGHT: usize = 1_000;
 
-/// A thousand processes take a while to start.
+/// The session timeout. A thousand processes take a while to start.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(40);
 
 fn start() -> Server {
     Server::start_with(&["tickTime=2000", "maxClientCnxns=0"], &["-XX:TieredStopAtLevel=4", "-Xmx1g"])
 }
 
-/// What the processes that `work` has waited for took of the processor, and what the server took and gave.
+/// Runs `work` and measures the processor time of the child processes that it awaits, and the bytes to and from the
+/// server.
 fn measured(server: &Server, work: impl FnOnce() -> Result<()>) -> Result<Measured> {
     let processor = || -> Result<Duration> {
         let used = getrusage(UsageWho::RUSAGE_CHILDREN)?;
@@ -45,7 +47,7 @@ pub(super) fn list(members: usize) -> Measured {
         let mut ls = Command::new(program("zklock"));
         let output = ls.args(["ls", PATH, "--zk", &server.address()]).stderr(Stdio::inherit()).output()?;
         let lines = output.stdout.iter().filter(|byte| **byte == b'\n').count();
-        // The headings are one.
+        // The headings take one line.
         if output.status.success() && lines == members + 1 { Ok(()) } else { Err(format!("{lines} lines").into()) }
     };
     let measured = measured(&server, listing).expect("all are listed");
@@ -53,7 +55,7 @@ pub(super) fn list(members: usize) -> Measured {
     measured
 }
 
-/// Writers and readers, as the library would have made their nodes.
+/// Creates nodes of writers and readers, as the library would.
 async fn fill(server: &str, members: usize) -> Result<Client> {
     let client = Client::connector().with_session_timeout(SESSION_TIMEOUT).connect(server).await?;
     client.mkdir(PATH, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await?;
@@ -72,7 +74,7 @@ async fn fill(server: &str, members: usize) -> Result<Client> {
     Ok(client)
 }
 
-/// Each queues up to write behind this one, and all are let in.
+/// Starts processes that queue up to write behind this one, and waits until all were granted the lock.
 pub(super) fn processes(n: usize) -> Measured {
     let server = start();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -104,7 +106,7 @@ async fn open(server: &str) -> Result<(ZooKeeper, RwLock)> {
     Ok((zk, lock))
 }
 
-/// One of the processes.
+/// Runs one of the processes.
 #[tokio::main]
 pub(super) async fn process(server: &str) -> Result<()> {
     let (zk, lock) = open(server).await?;

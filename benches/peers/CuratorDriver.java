@@ -13,7 +13,7 @@ import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
 import org.apache.curator.framework.recipes.locks.InterProcessSemaphoreV2;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 
-/** Curator's locks and semaphore, unmodified, put through the workloads of {@code benches/compare.py}, which says how. */
+/** Puts Curator's unmodified locks and semaphore through the workloads of {@code benches/compare.py}, which documents them. */
 public class CuratorDriver {
     interface Lock {
         AutoCloseable acquire() throws Exception;
@@ -27,7 +27,7 @@ public class CuratorDriver {
     static final OperatingSystemMXBean SYSTEM = (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
     static final List<CuratorFramework> SESSIONS = new ArrayList<>();
     static final String PATH = "/performance/curator-" + ProcessHandle.current().pid() + "-" + System.nanoTime();
-    /** What a writer holds alone. A reader holds one of it, and a permit a quarter. */
+    /** The weight of a writer. A reader weighs 1, and a permit a quarter. More than this weight held at once is an error. */
     static final int ALL = 1_000_000;
     static final AtomicInteger HELD = new AtomicInteger();
     static final AtomicInteger ERRORS = new AtomicInteger();
@@ -77,7 +77,7 @@ public class CuratorDriver {
         }
     }
 
-    /** What is measured, from one order to the next. */
+    /** Measures the work between two orders, and prints the figures. */
     static void measure(Work work) throws Exception {
         System.out.println("ready");
         ORDERS.readLine();

@@ -1,4 +1,4 @@
-"""kazoo's locks and semaphore, put through the workloads of benches/compare.py, which says how."""
+"""Puts kazoo's locks and semaphore through the workloads of benches/compare.py, which documents them."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import time
 
 from kazoo.client import KazooClient
 
-# What a writer holds alone. A reader holds one of it, and a permit a quarter.
+# The weight of a writer. A reader weighs 1, and a permit a quarter. More than this weight held at once is an error.
 ALL = 1_000_000
 held, errors, counting = 0, 0, threading.Lock()
 
@@ -40,7 +40,7 @@ def join(threads):
 
 
 def measure(work):
-    """What is measured, from one order to the next."""
+    """Measures the work between two orders, and prints the figures."""
     print("ready", flush=True)
     sys.stdin.readline()
     processor, begun = time.process_time_ns(), time.perf_counter_ns()
