@@ -1,13 +1,14 @@
 //! Workers share the partitions of a batch: each partition has a lock, and the worker that gets it does the work.
+//! Without `--zookeeper` it needs no server.
 //!
 //! ```text
 //! cargo run --example batch_worker
 //! cargo run --example batch_worker -- --zookeeper 127.0.0.1:2181 --partitions 20 --workers 4
 //! ```
 //!
-//! Give several processes the same `--batch` and they share its partitions. Ctrl-C or SIGTERM stops a process
-//! cleanly: what it was working on is free for the others at once, not only after a session timeout.
-//! On the embedded ensemble worker 1 loses its session in the middle of its first partition, and others go on with it.
+//! Give several processes the same `--batch` and they share its partitions. Ctrl-C or SIGTERM stops a process cleanly:
+//! its partitions are free for the others at once, and not only after a session timeout. On the embedded ensemble
+//! worker 1 loses its session in the middle of its first partition, and another worker takes the partition over.
 
 mod common;
 
@@ -29,16 +30,16 @@ use zk_rwlock::{Memory, RwLock, WriteGuard};
 struct Arguments {
     #[command(flatten)]
     backend: common::Backend,
-    /// Into how many parts the batch is divided
+    /// The number of partitions of the batch
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     partitions: u32,
-    /// How many workers this process runs, each with a session of its own
+    /// The number of workers in this process, each with a session of its own
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
     workers: u32,
     /// How long the work on a partition takes
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 200)]
     work: u64,
-    /// Which batch it is [default: a new one]
+    /// The name of the batch [default: a new one]
     #[arg(long, value_name = "NAME")]
     batch: Option<String>,
 }
@@ -71,7 +72,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
 
     let mut workers = JoinSet::new();
     for number in 1..=arguments.workers {
-        // One worker's client is kept here too, so that its session can be expired.
+        // This clone of one worker's client lets its session be expired.
         let victim = arguments.backend.embedded().filter(|_| number == 1);
         let zk = match &victim {
             Some(memory) => Arc::new(memory.clone()),
@@ -87,7 +88,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
 struct Batch {
     name: String,
     work: Duration,
-    /// The workers that have processed each partition: one each, if all is right.
+    /// The workers that have processed each partition: exactly one each, if the lock works.
     done: Mutex<BTreeMap<u32, Vec<String>>>,
     stop: watch::Sender<bool>,
 }
@@ -96,12 +97,12 @@ struct Worker {
     name: String,
     zk: Client,
     batch: Arc<Batch>,
-    /// The client whose session is to be expired.
+    /// The client of the worker whose session expires in the demonstration.
     victim: Option<Memory>,
 }
 
 impl Worker {
-    /// Goes round the partitions, from the `first` on, until all are done or it is asked to stop.
+    /// Goes round the partitions, beginning after `first`, until all are done or the worker is asked to stop.
     async fn run(mut self, first: u32) -> common::Result<()> {
         loop {
             let open = self.batch.open(first);
@@ -116,12 +117,12 @@ impl Worker {
                 };
                 match acquired {
                     Ok(guard) => self.work(partition, guard).await?,
-                    // Another worker has it. Finding that out wrote nothing to the ensemble.
+                    // Another worker has the lock. This attempt wrote nothing to the ensemble.
                     Err(error) if error.is_would_block() => {}
                     Err(error) => return Err(error.into()),
                 }
             }
-            // Other workers have what is left, and may yet lose it.
+            // Other workers process the remaining partitions, and may still lose their locks.
             sleep(Duration::from_millis(20)).await;
         }
         self.zk.close().await;
@@ -143,7 +144,8 @@ impl Worker {
                 return Ok(guard.release().await?);
             }
         };
-        // Only a worker that still holds the lock marks it as done: the ensemble checks that, in one transaction.
+        // Only a worker that still holds the lock can mark the partition as done: the transaction checks the lock's
+        // node.
         let mark = guard.transaction().set_version(node(partition), batch.name.as_str(), mark.version);
         let marked = match worked {
             Ok(()) => mark.commit().await,
@@ -164,7 +166,7 @@ impl Worker {
     }
 }
 
-/// The work itself, which can be dropped at each `await`. Halfway, the `victim`'s session expires.
+/// Does the work, which can be dropped at each `await`. Halfway, the `victim`'s session expires.
 async fn process(work: Duration, victim: Option<Memory>) {
     sleep(work / 2).await;
     if let Some(victim) = victim {
@@ -175,7 +177,7 @@ async fn process(work: Duration, victim: Option<Memory>) {
 }
 
 impl Batch {
-    /// The partitions that are not done, from the `first` on and round.
+    /// Returns the partitions that are not done, in a circle beginning after `first`.
     fn open(&self, first: u32) -> Vec<u32> {
         let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         let mut open: Vec<u32> = done.iter().filter(|(_, by)| by.is_empty()).map(|(partition, _)| *partition).collect();
@@ -223,7 +225,8 @@ impl Batch {
     }
 }
 
-/// The node that says in which batch a partition was processed last. Its lock is kept below it.
+/// Returns the node of a partition. Its data is the last batch in which the partition was processed, and its lock lies
+/// below it.
 fn node(partition: u32) -> String {
     format!("/zk-rwlock-examples/batch_worker/partition-{partition}")
 }

@@ -1,4 +1,5 @@
-//! Many tasks of one process that read under one lock which it keeps, and how soon a writer elsewhere gets it.
+//! Many tasks of one process read under a lock that the process keeps. The example measures the reads, and how soon a
+//! writer elsewhere gets the lock. Without `--zookeeper` it needs no server.
 //!
 //! ```text
 //! cargo run --release --example kept_reads
@@ -6,8 +7,9 @@
 //! cargo run --release --example kept_reads -- --without-keeping    # to see what keeping is for
 //! ```
 //!
-//! Each read is acquired, held while other tasks run, and dropped. The process keeps its node of the lock between the
-//! reads, until the writer asks for it. Then the reads that run end, the writer gets in, and later reads queue behind it.
+//! Each task acquires the read lock, holds it while other tasks run, and drops the guard. The process keeps its node
+//! between the reads until the writer asks for the lock. Then the running reads end, the writer is granted the lock,
+//! and later reads queue behind the writer.
 
 mod common;
 
@@ -25,24 +27,24 @@ use zk_rwlock::RwLock;
 
 const LOCK: &str = "/zk-rwlock-examples/kept_reads/lock";
 
-/// Many tasks of one process that read under one lock which it keeps, and how soon a writer elsewhere gets it
+/// Read with many tasks under a lock that the process keeps, and measure how soon a writer elsewhere gets it
 #[derive(Clone, clap::Parser)]
 struct Arguments {
     #[command(flatten)]
     backend: common::Backend,
-    /// How many tasks read
+    /// The number of tasks that read
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     tasks: u32,
-    /// How long a node is kept that no task uses
+    /// How long an unused node is kept
     #[arg(long, default_value = "1m", value_parser = humantime::parse_duration)]
     idle: Duration,
     /// How long to read without a writer, and then again with one
     #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
     duration: Duration,
-    /// Let each read have a node of its own
+    /// Do not keep the node: each read makes a node of its own
     #[arg(long)]
     without_keeping: bool,
-    /// Print one line of JSON, and nothing of the writer
+    /// Print one line of JSON, without the part with a writer
     #[arg(long)]
     json: bool,
 }
@@ -88,12 +90,12 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     Ok(())
 }
 
-/// What was read.
+/// The reads of one or more tasks.
 #[derive(Default)]
 struct Reads {
     number: u64,
     took: Duration,
-    /// From the grant to the drop, as far as the tasks can tell.
+    /// The longest time from the grant to the drop, as a task measures it.
     longest: Duration,
     nodes: HashSet<i64>,
 }
@@ -161,7 +163,7 @@ async fn read(lock: RwLock, end: Instant) -> common::Result<Reads> {
     Ok(reads)
 }
 
-/// Writes again and again: how often, and the longest wait.
+/// Writes again and again. Returns the number of writes and the longest wait.
 async fn write(lock: RwLock, stop: Arc<AtomicBool>) -> common::Result<(u32, Duration)> {
     let (mut writes, mut longest) = (0, Duration::ZERO);
     while !stop.load(Ordering::Relaxed) {

@@ -1,12 +1,13 @@
-//! Leadership: one candidate leads, the others stand by, and everybody can see who leads.
+//! Leadership: one candidate leads, the others stand by, and an observer sees who leads. Without `--zookeeper` it needs
+//! no server.
 //!
 //! ```text
 //! cargo run --example leader
 //! cargo run --example leader -- --zookeeper 127.0.0.1:2181 --candidates 5
 //! ```
 //!
-//! Each candidate leads once, does its work a few times, and steps down. Run it in two terminals on one server, and kill the
-//! process that leads: the next leader takes over when the session has expired.
+//! Each candidate leads once, does its work a few times, and steps down. Run it in two terminals on one server, and
+//! kill the process of the leader: the next candidate leads when the killed session has expired.
 
 mod common;
 
@@ -27,13 +28,13 @@ const PATH: &str = "/zk-rwlock-examples/leader";
 struct Arguments {
     #[command(flatten)]
     backend: common::Backend,
-    /// How many candidates this process runs, each with a session of its own
+    /// The number of candidates in this process, each with a session of its own
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
     candidates: u32,
     /// How often a leader does its work before it steps down
     #[arg(long, default_value_t = 3)]
     beats: u32,
-    /// How long it waits between
+    /// How long a leader waits between two times
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 100)]
     interval: u64,
 }
@@ -56,8 +57,8 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     observing.await?
 }
 
-/// All that a candidate needs. Its work is dropped at the next `await` once it does not lead any more, and then it stands
-/// again. When the work has ended by itself, it steps down.
+/// Runs a candidate. If it loses the leadership, its work is dropped at the next `await`, and it stands again. When the
+/// work ends by itself, the candidate steps down.
 async fn stand(zk: Client, name: String, beats: u32, interval: Duration) -> common::Result<()> {
     let leadership = Leadership::builder(&zk, PATH).data(&name).build()?;
     leadership.lead(|term| work(&name, term, beats, interval)).await?;
@@ -68,13 +69,13 @@ async fn stand(zk: Client, name: String, beats: u32, interval: Duration) -> comm
 
 async fn work(name: &str, term: Term, beats: u32, interval: Duration) {
     for beat in 1..=beats {
-        // What it writes to other systems takes the number along: they can refuse a leader of the past.
+        // A leader sends this number along with its writes to other systems, so that they can refuse a former leader.
         println!("{name} leads in term {}: {beat} of {beats}", term.number());
         sleep(interval).await;
     }
 }
 
-/// Prints who leads whenever that changes. It is no candidate, and disturbs none.
+/// Prints each change of the leader. An observer is no candidate and delays none.
 async fn observe(zk: Client) -> common::Result<()> {
     let mut changes = Leadership::new(&zk, PATH)?.changes();
     while let Some(leader) = changes.next().await {

@@ -1,4 +1,5 @@
-//! Readers share the lock, a writer has it alone, and everyone can see who is in the way.
+//! Readers share the lock, a writer has it alone, and everyone can see who is in the way. Without `--zookeeper` it
+//! needs no server.
 //!
 //! ```text
 //! cargo run --example quickstart
@@ -26,7 +27,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(Arguments { backend }: Arguments) -> common::Result<()> {
-    // Each of these connects for itself, so they could as well run on three machines.
+    // Each client has a session of its own, as on three machines.
     let web_1 = open(&backend, "web-1").await?;
     let web_2 = open(&backend, "web-2").await?;
     let admin = open(&backend, "admin").await?;
@@ -65,7 +66,7 @@ async fn run(Arguments { backend }: Arguments) -> common::Result<()> {
     let writer = writer.await??;
     println!("{}", admin.queue().await?);
 
-    // A database that remembers the highest token it has seen can refuse a writer that lost the lock unawares.
+    // A database that remembers the highest token can refuse a writer that lost the lock without noticing.
     println!("\n6. Each writer has a higher fencing token than all before it: this one {}.", writer.fencing_token());
     writer.run(tokio::time::sleep(Duration::from_millis(100))).await?; // the work; dropped if the lock is lost
     writer.release().await?;

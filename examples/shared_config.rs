@@ -1,4 +1,5 @@
-//! A configuration that several processes read and change at once: a typed value behind the lock.
+//! A typed configuration behind the lock, which several processes read and change. Without `--zookeeper` it needs no
+//! server.
 //!
 //! ```text
 //! cargo run --example shared_config
@@ -6,9 +7,10 @@
 //! cargo run --example shared_config -- --without-lock      # to see what the lock is for
 //! ```
 //!
-//! Readers take the read lock, so that nothing changes while they work with what they have read. A process that changes
-//! the configuration takes the write lock, changes the value like any other, and commits it, which succeeds only while
-//! it still holds the lock. Without the lock two processes read the same value, and the change of one of them is lost.
+//! Readers take the read lock, so that the value does not change while they use it. A process that changes the
+//! configuration takes the write lock, changes the value in memory, and commits it. The commit succeeds only while the
+//! process still holds the lock. Without the lock, two processes can read the same value, and one of their changes is
+//! lost.
 
 mod common;
 
@@ -25,30 +27,30 @@ use zk_rwlock::format::{Format, Json, Raw};
 
 const PATH: &str = "/zk-rwlock-examples/shared_config";
 
-/// What is written without the lock: bytes that belong to nobody.
+/// The path of the value that is changed without the lock.
 const UNLOCKED: &str = "/zk-rwlock-examples/shared_config/unlocked";
 
-/// How often a process reads the configuration before it changes it.
+/// How often a process reads the configuration before each change.
 const READS: u32 = 5;
 
-/// How long to wait for the lock before something must be wrong.
+/// How long to wait for the lock. A longer wait is an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A configuration that several processes read and change at once
+/// Read and change a configuration in several processes
 #[derive(Clone, clap::Parser)]
 struct Arguments {
     #[command(flatten)]
     backend: common::Backend,
-    /// How many processes use the configuration; on the embedded ensemble, tasks
+    /// The number of processes; on the embedded ensemble, tasks
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     processes: u32,
-    /// How often each of them changes it
+    /// How often each process changes the configuration
     #[arg(long, default_value_t = 3)]
     changes: u32,
     /// Read and write without the lock
     #[arg(long)]
     without_lock: bool,
-    /// Be one of the processes: this program starts them itself
+    /// Be one of the processes, which this program starts
     #[arg(long, hide = true)]
     number: Option<u32>,
 }
@@ -65,7 +67,7 @@ impl Config {
         Config { version, endpoint: format!("https://db-{version}.example"), password: format!("secret-{version}") }
     }
 
-    /// Its version; an error if its parts do not match.
+    /// Returns the version, or an error if the parts do not match.
     fn check(&self) -> common::Result<u64> {
         if *self == Config::of(self.version) { Ok(self.version) } else { Err(format!("saw {self:?}").into()) }
     }
@@ -118,7 +120,7 @@ async fn version(zk: &Client, config: &Shared<Config>, arguments: &Arguments) ->
     }
 }
 
-/// Reads the configuration over and over, and changes it now and then.
+/// Runs a process: reads the configuration several times before each change.
 async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
     let name = format!("process {number}");
     let zk = arguments.backend.connect().await?;
@@ -136,7 +138,7 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
             let guard = config.read().timeout(PATIENCE).await?;
             guard.check()?;
             guard.release().await?; // an error if the lock was lost while we read
-            // What a request handler would look at, without the lock: a copy that a watch keeps fresh.
+            // A request handler would read this copy without the lock. A watch keeps the copy up to date.
             copy.as_ref().map_or(Ok(0), |copy| copy.get().check())?;
         }
         publish(&config, &name).await?;
@@ -148,20 +150,20 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
     Ok(())
 }
 
-/// Changes the configuration, and reads what was published before another process can change it again.
+/// Changes the configuration, and reads the new value before another process can change it again.
 async fn publish(config: &Shared<Config>, name: &str) -> common::Result<()> {
     let mut guard = config.write().timeout(PATIENCE).await?;
     *guard = Config::of(guard.version + 1);
     guard.commit().await?; // refused if the lock is not held any more
 
-    // From writer to reader, in place: other readers may come in now, and no writer comes between.
+    // The downgrade lets other readers in, but no writer in between.
     let guard = guard.downgrade().await?;
     println!("{name}: published version {} under fencing token {}", guard.check()?, guard.written().token);
     guard.release().await?;
     Ok(())
 }
 
-/// The same without the lock: no process is kept from reading what we are about to replace.
+/// Changes the configuration without the lock. Other processes may read the old value at the same time.
 async fn publish_unlocked(zk: &Client) -> common::Result<()> {
     let version = read_unlocked(zk).await?.check()?;
     sleep(Duration::from_millis(5)).await; // time enough for a change to come between
@@ -177,7 +179,7 @@ async fn read_unlocked(zk: &Client) -> common::Result<Config> {
     if is_first { Ok(Config::of(0)) } else { Json.decode(&bytes).map_err(|error| error.to_string().into()) }
 }
 
-/// The node has to be made once, which is done under a lock all the same; what is there already is nobody's.
+/// Creates the node for the value without a lock, and clears its data. This one step uses a lock.
 async fn make_unlocked(zk: &Client) -> common::Result<()> {
     let node: Shared<Vec<u8>> = Shared::with_format(zk, UNLOCKED, Raw).build()?;
     let mut guard = node.write().replacing(Vec::new()).await?;

@@ -1,38 +1,38 @@
-//! Lines in panels with logarithmic axes, drawn as SVG.
+//! Draws line charts in panels with logarithmic axes as SVG.
 
 use std::fmt::Write as _;
 
 const MARGIN: f64 = 80.0;
 const TOP: f64 = 66.0;
 const LEGEND_ROW: f64 = 20.0;
-/// Names at the ends of lines stand at least so far apart.
+/// The least distance between two names at the ends of lines.
 const NAME_ROW: f64 = 18.0;
 
 #[derive(Debug)]
 pub(crate) struct Chart {
     pub(crate) title: String,
-    /// What grows from left to right.
+    /// The title of the horizontal axis.
     pub(crate) across: String,
-    /// The marks up are round figures; those across are the values there are, spaced by their logarithm.
+    /// The panels. The vertical axis is marked at round figures, and the horizontal axis at the values of the points.
     pub(crate) panels: Vec<Panel>,
     pub(crate) panel_width: f64,
     pub(crate) panel_height: f64,
-    /// What each line of a panel is, in the same order in all panels.
+    /// The style of each line, in the same order in all panels.
     pub(crate) styles: Vec<Style>,
     pub(crate) names: Names,
 }
 
-/// Where the names of the lines stand.
+/// Where the names of the lines are drawn.
 #[allow(dead_code, reason = "each program that draws has its own choice")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Names {
-    /// At the end of each line, with the last figure, in so much room to the right of a panel.
+    /// At the end of each line, with its last figure, in a column of this width to the right of a panel.
     AtEnds(f64),
     /// Below all panels, in columns of this width.
     Below(f64),
 }
 
-/// One figure: a line for each style.
+/// A panel, with a line for each style.
 #[derive(Debug)]
 pub(crate) struct Panel {
     pub(crate) title: String,
@@ -43,7 +43,7 @@ pub(crate) struct Panel {
 pub(crate) struct Point {
     pub(crate) x: f64,
     pub(crate) y: f64,
-    /// The least and the most of what `y` is the median of.
+    /// The least and the greatest of the values whose median is `y`.
     pub(crate) range: Option<(f64, f64)>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Point {
 pub(crate) struct Style {
     pub(crate) name: String,
     pub(crate) colour: &'static str,
-    /// Where two lines run together, the upper one must let the other be seen.
+    /// The pattern of dashes. Dashes keep a line visible below another one.
     pub(crate) dashes: &'static str,
 }
 
@@ -65,17 +65,17 @@ impl Axis {
     fn over(values: impl Iterator<Item = f64> + Clone) -> Axis {
         let logs = values.map(log);
         let (least, most) = (logs.clone().fold(f64::INFINITY, f64::min), logs.fold(f64::NEG_INFINITY, f64::max));
-        // A line along the edge would be hard to see.
+        // The margin keeps lines off the edge of the panel.
         let margin = ((most - least) * 0.04).max(0.02);
         Axis { from: least - margin, to: most + margin }
     }
 
-    /// How far along the axis a value is, from 0 to 1.
+    /// Returns the position of a value along the axis, from 0 to 1.
     fn share(&self, value: f64) -> f64 {
         (log(value) - self.from) / (self.to - self.from)
     }
 
-    /// Powers of ten, and where those are few also twice and five times as much.
+    /// Returns the marks: powers of ten, and on a short axis also two and five times each power.
     fn marks(&self) -> impl Iterator<Item = f64> {
         let steps: &[f64] = if self.to - self.from > 2.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
         let powers = self.from.floor() as i32..=self.to.ceil() as i32;
@@ -88,7 +88,7 @@ fn log(value: f64) -> f64 {
     value.max(1e-3).log10()
 }
 
-/// A figure as people write it.
+/// Formats a figure with few digits.
 fn figure(value: f64) -> String {
     let decimals = match value {
         ..0.1 => 3,
@@ -101,7 +101,7 @@ fn figure(value: f64) -> String {
     thousands(digits)
 }
 
-/// Digits in groups of three.
+/// Puts commas between groups of three digits.
 pub(crate) fn thousands(digits: &str) -> String {
     let (whole, rest) = digits.split_once('.').map_or((digits, None), |(whole, rest)| (whole, Some(rest)));
     let mut grouped = String::new();
@@ -195,7 +195,7 @@ impl Chart {
         }
     }
 
-    /// Each name as close to the end of its line as the others let it, and a thin line from there.
+    /// Draws each name as close to the end of its line as the other names allow, and connects the two.
     fn name_ends(&self, drawn: &mut String, panel: &Panel, right: f64, x: &dyn Fn(f64) -> f64, y: &dyn Fn(f64) -> f64) {
         let last = |(style, line)| -> Option<(&Style, &Point)> { Some((style, <[Point]>::last(line)?)) };
         let lines = self.styles.iter().zip(panel.lines.iter().map(Vec::as_slice));
@@ -218,7 +218,7 @@ impl Chart {
     }
 }
 
-/// The rows, which rise, moved down until each is far enough from the one above, and then up again from the bottom.
+/// Moves sorted rows apart: first down, until each is far enough from the one above, and then up again from the bottom.
 fn apart(mut rows: Vec<f64>, bottom: f64) -> Vec<f64> {
     for index in 1..rows.len() {
         rows[index] = rows[index].max(rows[index - 1] + NAME_ROW);

@@ -1,4 +1,4 @@
-//! What servers count while something is measured, as their `mntr` says, and what memory this process has.
+//! Reads the servers' counters (`mntr`) during a measurement, and the memory of this process.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use super::Result;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The sums of what the servers count, over `HOST:PORT[,HOST:PORT...]`, under names without their `zk_`.
+/// The servers' counters, summed over `HOST:PORT[,HOST:PORT...]`. Names lack their prefix `zk_`.
 #[derive(Clone, Debug)]
 struct Counters(Vec<(String, i64)>);
 
@@ -38,7 +38,7 @@ impl Counters {
     }
 }
 
-/// What the servers counted between two moments, without what the asking itself adds.
+/// Measures the rise of the servers' counters between two moments, without what reading the counters adds.
 #[derive(Debug)]
 pub(crate) struct Meter {
     servers: String,
@@ -49,7 +49,7 @@ pub(crate) struct Meter {
 impl Meter {
     pub(crate) fn start(servers: &str) -> Result<Meter> {
         let once = Counters::read(servers)?;
-        // A server counts the asking itself a moment after it has answered.
+        // A server counts this request itself a moment after its answer.
         std::thread::sleep(Duration::from_millis(20));
         let twice = Counters::read(servers)?;
         Ok(Meter { servers: servers.to_owned(), once, twice })
@@ -70,15 +70,15 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    /// By how much a counter has risen.
+    /// Returns how much a counter has risen.
     pub(crate) fn of(&self, name: &str) -> Result<i64> {
         let (once, twice, after) = (self.once.get(name)?, self.twice.get(name)?, self.after.get(name)?);
         Ok(after - twice - (twice - once))
     }
 }
 
-/// Waits until next to nothing reaches the servers any more: twice in a row, no more in 200 ms than the asking itself
-/// and what `sessions` idle sessions send.
+/// Waits until the servers are almost idle: in 200 ms, twice in a row, they receive no more than the reading of the
+/// counters and the pings of `sessions` idle sessions.
 pub(crate) async fn quiet(servers: &str, sessions: usize) -> Result<()> {
     let idle = i64::try_from(3 * servers.split(',').count() + sessions / 10)?;
     let mut quiet = 0;
@@ -94,8 +94,8 @@ pub(crate) async fn quiet(servers: &str, sessions: usize) -> Result<()> {
     Ok(())
 }
 
-/// A line of what the system says of this process, in bytes: `VmRSS` is the memory that it has, `VmHWM` the most that
-/// it ever had. `None` on a system that does not say.
+/// Returns a line of `/proc/self/status`, in bytes: `VmRSS` is the memory of this process, `VmHWM` its maximum so far.
+/// `None` on a system without this file.
 #[allow(dead_code, reason = "not every program that measures asks for it")]
 pub(crate) fn memory(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -103,10 +103,10 @@ pub(crate) fn memory(name: &str) -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// How many connections each server takes from one address; `None` if it sets no limit.
+/// Returns how many connections each server accepts from one address. `None` if there is no limit.
 #[allow(dead_code, reason = "not every program that measures opens many")]
 pub(crate) fn connections_allowed(servers: &str) -> Result<Option<usize>> {
-    /// What a server takes that does not say.
+    /// ZooKeeper's default.
     const USUAL: usize = 60;
     let mut least = None;
     for server in servers.split(',') {

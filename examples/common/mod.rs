@@ -1,4 +1,4 @@
-//! What the examples share: how they read where the lock is kept, how they start further processes, and how they end.
+//! Code that the examples share: the options for the backend, the start of further processes, and the exit code.
 
 #![allow(dead_code, reason = "no example uses all of it")]
 
@@ -18,19 +18,20 @@ use zk_rwlock::{Error, Memory, ZooKeeper};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// What a command line that is wrong ends with (`EX_USAGE` of `sysexits.h`).
+/// The exit code for a wrong command line (`EX_USAGE` of `sysexits.h`).
 const USAGE: i32 = 64;
 
-/// One process's client of either backend. With a fixed backend it would be a [`Memory`] or a [`ZooKeeper`].
+/// The client of one process, of either backend. A program with a fixed backend would use a [`Memory`] or a
+/// [`ZooKeeper`].
 pub(crate) type Client = Arc<dyn Coordinator>;
 
-/// Where the lock is kept.
+/// The options that choose the backend.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Backend {
-    /// Keep the lock on this ZooKeeper server, and not in an ensemble embedded in this process
+    /// Keep the lock on this ZooKeeper server instead of an ensemble embedded in this process
     #[arg(long, global = true, value_name = "HOST:PORT", value_parser = servers)]
     pub(crate) zookeeper: Option<String>,
-    /// After how long without a sign of life the servers give up a session of this process
+    /// The session timeout: how long the servers keep a session of this process without hearing from it
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=60))]
     pub(crate) session_timeout: u64,
     #[arg(skip = Memory::new())]
@@ -38,7 +39,7 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// Another client, with a session of its own, as another process would have.
+    /// Opens another client with a session of its own, as another process would.
     pub(crate) async fn connect(&self) -> std::result::Result<Client, Error> {
         match &self.zookeeper {
             None => Ok(Arc::new(self.memory.connect())),
@@ -51,13 +52,13 @@ impl Backend {
         }
     }
 
-    /// A client of the embedded ensemble, which can be made to lose its session; `None` on a server.
+    /// Returns a client of the embedded ensemble, whose session a test can expire. `None` on a server.
     pub(crate) fn embedded(&self) -> Option<Memory> {
         self.zookeeper.is_none().then(|| self.memory.connect())
     }
 }
 
-/// Reads `HOST:PORT[,HOST:PORT...][/PATH]`.
+/// Parses `HOST:PORT[,HOST:PORT...][/PATH]`.
 pub(crate) fn servers(text: &str) -> std::result::Result<String, String> {
     let (servers, _path) = text.split_once('/').unwrap_or((text, ""));
     for server in servers.split(',') {
@@ -69,7 +70,7 @@ pub(crate) fn servers(text: &str) -> std::result::Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// The command line; ends the process with 64 when it is wrong.
+/// Parses the command line. Ends the process with code 64 if it is wrong.
 pub(crate) fn arguments<A: Parser>() -> A {
     A::try_parse().unwrap_or_else(|error| {
         if !error.use_stderr() {
@@ -85,7 +86,7 @@ pub(crate) fn arguments<A: Parser>() -> A {
     })
 }
 
-/// Runs this program once more for each list of arguments, all at once; fails if one of them does.
+/// Runs this program once for each list of arguments, all at the same time. Fails if one of them fails.
 pub(crate) async fn processes(commands: impl IntoIterator<Item = Vec<OsString>>) -> Result<()> {
     let program = std::env::current_exe()?;
     let mut children = JoinSet::new();
@@ -99,7 +100,7 @@ pub(crate) async fn processes(commands: impl IntoIterator<Item = Vec<OsString>>)
     all(children).await
 }
 
-/// Waits for all tasks; the first that fails ends the others.
+/// Waits for all tasks. The first error ends the others.
 pub(crate) async fn all(mut tasks: JoinSet<Result<()>>) -> Result<()> {
     while let Some(task) = tasks.join_next().await {
         task??;
@@ -107,7 +108,7 @@ pub(crate) async fn all(mut tasks: JoinSet<Result<()>>) -> Result<()> {
     Ok(())
 }
 
-/// Says in one line what went wrong, if something did.
+/// Prints an error in one line, and returns the exit code.
 pub(crate) fn exit(result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

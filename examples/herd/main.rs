@@ -1,11 +1,13 @@
-//! The same queue emptied in the three ways of the literature, and what each release costs the server.
+//! Empties the same queue with the three ways to lock that the literature knows, and measures what each release costs
+//! the server. It needs a server that answers `mntr`.
 //!
 //! ```text
 //! cargo run --release --example herd -- --zookeeper 127.0.0.1:2181 --n 200 --plot herd.svg
 //! ```
 //!
-//! Contenders queue up behind a gate, which opens. Each holder keeps the lock until all others are waiting
-//! again, and then releases it. What a release costs is what the server counted (`mntr`), divided by the releases.
+//! Contenders queue up behind a gate, which then opens. Each holder keeps the lock until all others are waiting again,
+//! and then releases it. The cost of a release is the rise of the server's counters (`mntr`), divided by the number of
+//! releases.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -22,29 +24,29 @@ use tokio::time::{Instant, sleep};
 use ways::{Scene, Way};
 use zk_rwlock::ZooKeeper;
 
-/// The same queue emptied in the three ways of the literature, and what each release costs the server
+/// Empty the same queue with three ways to lock, and measure what each release costs the server
 #[derive(clap::Parser)]
 struct Arguments {
-    /// The server (or servers, separated by commas), which has to answer mntr
+    /// The server (or servers, separated by commas), which must answer mntr
     #[arg(long, value_name = "HOST:PORT", value_parser = common::servers)]
     zookeeper: String,
-    /// How many contenders queue up
+    /// The number of contenders in the queue
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
-    /// How many releases are measured, while the queue grows shorter [default: as many as contenders]
+    /// The number of measured releases, while the queue grows shorter [default: the number of contenders]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     releases: Option<u32>,
-    /// How many sessions the contenders share [default: one each, as separate processes would have, or 50 where the
-    /// server takes fewer connections from one address]
+    /// The number of sessions that the contenders share [default: one each, as separate processes would have, or 50 if
+    /// the server accepts fewer connections from one address]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     sessions: Option<u32>,
     /// How long each contender holds the lock, at least
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 0)]
     hold: u64,
-    /// Run an eighth, a quarter and a half of the contenders too, and draw the figures into this SVG file
+    /// Measure an eighth, a quarter and a half of the contenders too, and draw the results into this SVG file
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Print one line of JSON for each way, and no table
+    /// Print one line of JSON for each way instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -61,7 +63,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     };
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
     let directory = format!("{}/zk-rwlock-examples/herd/{since_epoch}", root.trim_end_matches('/'));
-    // Says in one line if no server is there.
+    // This connection reports an absent server in one line.
     ZooKeeper::builder().connect_timeout(Duration::from_secs(3)).connect(servers).await?.close().await;
     let allowed = meter::connections_allowed(servers)?;
 
@@ -74,7 +76,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     }
     let mut all = Vec::new();
     for n in sizes {
-        // The gate has one more, and others may be connected from here, too.
+        // The gate has one more session, and other programs may be connected from this address, too.
         let room = allowed.is_none_or(|allowed| n + 10 <= allowed);
         let sessions = arguments.sessions.map_or(if room { n } else { n.min(50) }, |sessions| n.min(sessions as usize));
         let releases = arguments.releases.map_or(n, |releases| n.min(releases as usize));
@@ -107,30 +109,30 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     Ok(())
 }
 
-/// What a release cost, on average over the releases, of which the first left `n` to wait.
+/// The average cost of a release. At the first release `n` contenders wait.
 #[derive(Debug)]
 struct Cost {
     way: Way,
     n: usize,
     sessions: usize,
     releases: usize,
-    /// Watches that the server fired; one for each session, however many contenders of that session watched the node.
+    /// The watches that the server fired. Contenders of one session that watch the same node share a watch.
     notifications: f64,
-    /// All that the server received: reads, writes, the removal of watches, pings.
+    /// All requests that the server received: reads, writes, the removal of watches, pings.
     requests: f64,
     reads: f64,
     writes: f64,
     bytes_in: f64,
-    /// Of the answers; the server does not count those of notifications.
+    /// The bytes of the answers. The server does not count the bytes of notifications.
     bytes_out: f64,
-    /// From the release until the next contender knew that it holds the lock; the median.
+    /// The median time from the release until the next contender knew that it holds the lock.
     granted: Duration,
-    /// From the release until, besides, all others were waiting again; the median.
+    /// The median time from the release until all other contenders were waiting again, too.
     settled: Duration,
 }
 
-/// Empties the queue one release at a time, each when all that the one before woke are waiting again: so what is
-/// counted does not depend on how fast this machine is.
+/// Empties the queue one release at a time. Each release follows when all woken contenders wait again, so the counts do
+/// not depend on the speed of this machine.
 async fn measure(way: Way, scene: &Scene, releases: usize, hold: Duration) -> common::Result<Cost> {
     let mut line = ways::queue_up(way, scene).await?;
     meter::quiet(&scene.servers, scene.sessions).await?;
@@ -175,7 +177,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 fn heading(scene: &Scene, releases: usize) -> String {
     let Scene { n, sessions, .. } = scene;
-    // The first release leaves n waiting, the next one n - 1.
+    // At the first release n contenders wait, at the next one n - 1.
     let waiting = (2 * n - releases + 1) as f64 / 2.0;
     format!(
         "{n} contenders on {sessions} sessions, {releases} releases; {waiting:.1} waited at a release, on average. \

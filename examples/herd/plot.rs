@@ -1,4 +1,4 @@
-//! What releases cost, drawn against the length of the queue.
+//! Draws the cost of a release against the length of the queue.
 
 use crate::Cost;
 use crate::common::chart::{Chart, Names, Panel, Point, Style};
@@ -21,7 +21,7 @@ fn style(way: Way) -> Style {
     Style { name: way.title().to_owned(), colour, dashes }
 }
 
-/// One panel for each figure, one line in it for each way.
+/// Returns a chart with a panel for each figure and a line for each way.
 pub(crate) fn svg(costs: &[Cost]) -> String {
     let line = |way: Way, figure: Figure| {
         let of_way = costs.iter().filter(|cost| cost.way == way);

@@ -1,7 +1,7 @@
 //! The three ways to wait for a lock.
 //!
-//! The first two are written for this comparison, as well as they can be: requests that do not need
-//! each other's answers are sent together, no contender sleeps or polls, and one that needs no more events says so.
+//! The first two ways are written for this comparison, as efficiently as possible: independent requests are sent
+//! together, no contender sleeps or polls, and a contender that needs no more events removes its watch.
 
 use std::time::Duration;
 
@@ -18,12 +18,12 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// The lock is one ephemeral node: all try to create it, and a contender that finds it there waits for its
-    /// deletion.
+    /// The lock is one ephemeral node. All contenders try to create it. If the node exists, they wait for its deletion.
     OneNode,
-    /// A queue of sequential nodes, and everyone watches the directory: any change wakes all, who list it again.
+    /// A queue of sequential nodes. Every contender watches the directory, so any change wakes all of them, and they
+    /// list the directory again.
     Children,
-    /// This crate's.
+    /// The lock of this crate.
     Ours,
 }
 
@@ -47,7 +47,7 @@ impl Way {
     }
 }
 
-/// Where a queue is, and of how many contenders on how many sessions.
+/// The place and size of a queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Scene {
     pub(crate) servers: String,
@@ -66,14 +66,14 @@ pub(crate) struct Line {
     clients: Vec<ZooKeeper>,
 }
 
-/// The lock as it is held, which says how to release it.
+/// A held lock, with what its release needs.
 enum Holder {
     Node(Client, String),
     Guard(WriteGuard),
 }
 
 impl Line {
-    /// Returns when the next contender was granted the lock, by its own clock.
+    /// Releases the lock. Returns the time at which the next contender was granted it, by the contender's clock.
     pub(crate) async fn release_and_wait_for_the_next(&mut self) -> Result<Instant> {
         self.waiting.nobody();
         match self.holder.take().ok_or("nobody holds the lock")? {
@@ -89,10 +89,10 @@ impl Line {
         }
     }
 
-    /// Waits until so many contenders have seen that they have to wait, and have armed their watches.
+    /// Waits until so many contenders have found that they must wait, and have set their watches.
     pub(crate) async fn all_wait(&mut self, contenders: usize) -> Result<()> {
         if self.way == Way::Ours {
-            // A contender that was not granted the lock had no event, and waits as before.
+            // A contender that was not granted the lock got no event, and still waits.
             return Ok(());
         }
         tokio::select! {
@@ -101,7 +101,7 @@ impl Line {
         }
     }
 
-    /// Ends all sessions, and with them what is left of the queue.
+    /// Ends all sessions, and so removes the rest of the queue.
     pub(crate) async fn disperse(mut self) {
         self.contenders.shutdown().await;
         drop(self.holder);
@@ -111,7 +111,8 @@ impl Line {
     }
 }
 
-/// The error of the first contender that fails; those that were granted the lock have ended well.
+/// Returns the error of the first contender that fails. A contender that was granted the lock has ended without an
+/// error.
 async fn failure<T>(contenders: &mut JoinSet<Result<()>>) -> Result<T> {
     while let Some(ended) = contenders.join_next().await {
         match ended {
@@ -123,7 +124,7 @@ async fn failure<T>(contenders: &mut JoinSet<Result<()>>) -> Result<T> {
     std::future::pending().await
 }
 
-/// How many contenders of a naive way have armed their watch since the last release.
+/// The number of contenders of the first two ways that have set their watch since the last release.
 #[derive(Clone, Debug)]
 struct Waiting(watch::Sender<usize>);
 
@@ -141,7 +142,7 @@ impl Waiting {
     }
 }
 
-/// Has `n` contenders wait behind a holder on a session of its own.
+/// Makes `n` contenders wait behind a holder on a session of its own.
 pub(crate) async fn queue_up(way: Way, scene: &Scene) -> Result<Line> {
     let Scene { servers, directory, n, sessions } = scene;
     let directory = format!("{directory}/{}-{n}", way.name());
@@ -173,7 +174,7 @@ pub(crate) async fn queue_up(way: Way, scene: &Scene) -> Result<Line> {
         while session_slot.session().children(&directory).await?.len() <= *n {
             sleep(Duration::from_millis(20)).await;
         }
-        // What each does once it has a node was sent behind the node; all that remains is to let it arrive.
+        // Each contender has already sent its other requests behind the create. They only have to arrive.
         return Ok(line);
     }
 
@@ -191,7 +192,7 @@ pub(crate) async fn queue_up(way: Way, scene: &Scene) -> Result<Line> {
         gate.create(&node, b"", &CreateMode::Ephemeral.with_acls(Acls::anyone_all())).await?;
     }
     line.holder = Some(Holder::Node(gate, node.clone()));
-    // All are in the queue before the first one lists it: how it came about is not what is compared.
+    // All contenders are in the queue before the first one lists it, because the comparison does not cover queueing up.
     let mut nodes = vec![node; *n];
     if way == Way::Children {
         let mut entering = JoinSet::new();
@@ -221,17 +222,17 @@ pub(crate) async fn queue_up(way: Way, scene: &Scene) -> Result<Line> {
     Ok(line)
 }
 
-/// One node that all retry for.
+/// Acquires the lock by creating one node, and tries again at each deletion.
 async fn create_when_gone(client: &Client, node: &str, waiting: &Waiting) -> Result<Instant> {
     let ephemeral = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
     loop {
-        // Sent together, so that a loser waits again after one round trip.
+        // Both requests are sent together, so that a contender without success waits again after one round trip.
         let created = client.create(node, b"", &ephemeral);
         let watched = client.get_and_watch_data(node);
         let created = created.await.map(|_| Instant::now());
         let watched = watched.await;
         match created {
-            // It needs no event of its own deletion: dropping the watcher removes the watch.
+            // The holder needs no event of its own deletion. Dropping the watcher removes the watch.
             Ok(at) => return Ok(at),
             Err(Error::NodeExists) => {}
             Err(error) => return Err(error.into()),
@@ -254,13 +255,13 @@ async fn enter(client: &Client, directory: &str) -> std::result::Result<String, 
     Ok(format!("{prefix}{sequence}"))
 }
 
-/// A shared lock with a watch on the directory's children.
+/// Acquires the lock by listing the directory, and lists it again at each change of its children.
 async fn list_until_first(client: &Client, directory: &str, node: &str, waiting: &Waiting) -> Result<Instant> {
     let mine = node.rsplit('/').next().unwrap_or(node);
     loop {
         let (children, watcher) = client.list_and_watch_children(directory).await?;
-        // Names differ in nothing but their number, which has ten digits. The watcher of the first one is dropped, and
-        // with it the watch: a holder needs no events of those that come and go.
+        // Names differ only in their number, which has ten digits. Dropping the watcher removes the watch, because a
+        // holder needs no events.
         if children.iter().all(|child| child.as_str() >= mine) {
             return Ok(Instant::now());
         }

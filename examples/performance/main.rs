@@ -1,11 +1,11 @@
-//! Makes the tables and plots of `docs/performance.md` from the raw results that are committed beside them.
+//! Makes the tables and plots of `docs/performance.md` from raw results. It uses no lock and needs no server.
 //!
 //! ```text
 //! cargo run --release --example performance -- docs/performance docs/performance.md README.md
 //! ```
 //!
-//! Reads `results.jsonl`, `growth.jsonl` and `storms.jsonl` in the directory, writes the plots beside them, and makes anew
-//! what stands in the pages between its markers. Without a page it writes all tables into `tables.md`.
+//! Reads `results.jsonl`, `growth.jsonl` and `storms.jsonl` in the directory, writes the plots there, and replaces the
+//! text between the markers of the pages. Without a page it writes all tables into `tables.md`.
 
 #[path = "../common/chart.rs"]
 mod chart;
@@ -21,9 +21,9 @@ use report::results::{Outcome, Results};
 /// Makes the tables and plots of docs/performance.md from raw results
 #[derive(Parser)]
 struct Arguments {
-    /// Where the results are, and the plots are to be
+    /// The directory of the results, and of the plots
     directory: PathBuf,
-    /// The pages whose tables and figures are made anew [default: all tables are written into DIRECTORY/tables.md]
+    /// The pages whose tables and figures are replaced [default: all tables are written into DIRECTORY/tables.md]
     pages: Vec<PathBuf>,
 }
 
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 }
 
 fn run(Arguments { directory, pages }: &Arguments) -> Outcome<()> {
-    // Not every run measures everything.
+    // A missing file counts as empty, because not every run measures everything.
     let lines = |file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
     let results = Results::read(&lines("results.jsonl"), &lines("growth.jsonl"), &lines("storms.jsonl"))?;
     for (file, svg) in report::plots::svgs(&results) {

@@ -1,5 +1,5 @@
-//! A web service with a lock in its state, on axum: what its probes say while ZooKeeper is away, and how it gives back
-//! what it holds when it is stopped.
+//! A web service on axum with a lock in its state. It shows probes that report an unreachable ZooKeeper, and a clean
+//! stop that gives back every lock at once. It needs a server.
 //!
 //! ```text
 //! ZK_HOSTS=127.0.0.1:2181 LISTEN=127.0.0.1:8080 cargo run -p example-axum
@@ -11,8 +11,8 @@
 //! curl -X POST 127.0.0.1:8080/report                          # one instance at a time; 409 says which has the lock
 //! ```
 //!
-//! `examples/kubernetes/deployment.yaml` runs a service with these probes. To have it for yourself, take this folder and,
-//! in `Cargo.toml`, the version of zk-rwlock in place of its path.
+//! `examples/kubernetes/deployment.yaml` runs a service with these probes. To start a service of your own, copy this
+//! folder and replace the path of zk-rwlock in `Cargo.toml` by its version.
 
 mod service;
 
@@ -44,11 +44,12 @@ async fn main() -> Result<()> {
     let server = axum::serve(listener, service::router(offer.subscribe()));
     tokio::select! {
         served = server.with_graceful_shutdown(asked_to_stop()).into_future() => served?,
-        () = asked_to_stop_before(drain) => eprintln!("requests run for {drain:?} after the end: they lose their locks"),
+        () = asked_to_stop_before(drain) => eprintln!("requests still run {drain:?} after the signal: they lose their locks"),
         failed = connect(&servers, report_takes, &offer) => match failed? {},
     }
 
-    // Ends the session. What is held, kept or waited for is free now, and not one session timeout later.
+    // The end of the session frees every lock that is held, kept or waited for at once, and not one session timeout
+    // later.
     let service = offer.borrow().clone();
     if let Ok(service) = service {
         service.zk.close().await;
@@ -61,8 +62,9 @@ fn variable(name: &str, default: &str) -> String {
     env::var(name).unwrap_or_else(|_| default.to_owned())
 }
 
-/// Connects and offers the service, however long that takes: a process that starts while ZooKeeper is away is alive, and not
-/// ready. Returns only if it is of no use to try again: credentials that are refused, servers that are no address.
+/// Connects and offers the service, however long that takes. A process that starts while ZooKeeper is unreachable is
+/// alive, but not ready. Returns only errors that another try cannot solve, such as refused credentials or a wrong
+/// address.
 async fn connect(
     servers: &str,
     report_takes: Duration,
@@ -82,7 +84,7 @@ async fn connect(
     }
 }
 
-/// Returns at Ctrl-C or SIGTERM, to each of those who wait for it.
+/// Waits for Ctrl-C or SIGTERM. Several callers may wait at once.
 async fn asked_to_stop() {
     let Ok(mut terminate) = signal(SignalKind::terminate()) else { return pending().await };
     tokio::select! {

@@ -1,4 +1,4 @@
-//! What the service answers: its routes, its probes, and which status an error of the lock becomes.
+//! The routes and probes of the service, and the HTTP status for each error of the lock.
 
 use std::time::Duration;
 
@@ -12,20 +12,21 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use zk_rwlock::{Error, RwLock, Shared, ZooKeeper};
 
-/// How long a request waits for a lock. A probe must answer within its own time limit, so it waits for less.
+/// How long a request waits for a lock. A probe waits less, because it must answer within its own time limit.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE_OF_A_PROBE: Duration = Duration::from_secs(1);
 
-/// The read lock of the configuration is kept between requests for so long, or until another process wants to write.
+/// How long the read lock of the configuration is kept between requests. It is given up earlier if another process
+/// wants to write.
 const KEEP: Duration = Duration::from_secs(60);
 
-/// What all instances read and one of them changes now and then.
+/// The configuration. All instances read it, and one of them changes it now and then.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Config {
     greeting: String,
 }
 
-/// What requests need. All of it is made once: a clone is another handle.
+/// The state that requests need. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     pub(crate) zk: ZooKeeper,
@@ -43,7 +44,7 @@ impl Service {
     }
 }
 
-/// The service, as soon as there is a session with ZooKeeper; until then the reason why there is none.
+/// The service, or the reason why there is no session with ZooKeeper yet.
 pub(crate) type Offered = watch::Receiver<Result<Service, Failure>>;
 
 pub(crate) fn router(offered: Offered) -> Router {
@@ -56,25 +57,26 @@ pub(crate) fn router(offered: Offered) -> Router {
         .with_state(offered)
 }
 
-/// Whether to restart this process: no, if it can say so. When ZooKeeper is away the client comes back by itself, and a
-/// restart would lose all locks for certain.
+/// The liveness probe. It fails only if the process cannot answer. While ZooKeeper is unreachable the client reconnects
+/// by itself, and a restart would lose all locks.
 async fn live() -> &'static str {
     "live\n"
 }
 
-/// Whether to send requests here: yes, if one could be served now.
+/// The readiness probe. It succeeds if a request could be served now.
 async fn ready(State(offered): State<Offered>) -> Result<&'static str, Failure> {
     let service = offered.borrow().clone()?;
     let state = service.zk.state();
     if !state.is_connected() {
         return Err(Failure::unavailable(&state.to_string())); // connecting for 7s: zk1:2181: Connection refused
     }
-    // The connection alone says nothing of the lease. While the kept lock is good, this sends nothing.
+    // A connection does not prove a valid lease, so the probe takes the read lock. While the kept lock is valid, this
+    // sends no request.
     drop(service.config.read().timeout(PATIENCE_OF_A_PROBE).await?);
     Ok("ready\n")
 }
 
-/// No process changes the configuration between the read and the answer.
+/// Reads the configuration. No process can change it before the answer is complete.
 async fn greet(State(offered): State<Offered>) -> Result<String, Failure> {
     let service = offered.borrow().clone()?;
     let config = service.config.read().timeout(PATIENCE).await?;
@@ -88,7 +90,8 @@ async fn change_greeting(State(offered): State<Offered>, greeting: String) -> Re
     Ok(())
 }
 
-/// Done by one instance at a time. If the client goes away, axum drops this future, and the guard gives the lock back.
+/// Makes a report, in one instance at a time. If the client disconnects, axum drops this future, and the guard releases
+/// the lock.
 async fn report(State(offered): State<Offered>) -> Result<String, Failure> {
     let service = offered.borrow().clone()?;
     let guard = service.report.try_write().timeout(PATIENCE).await?;
@@ -97,13 +100,13 @@ async fn report(State(offered): State<Offered>) -> Result<String, Failure> {
     Ok(report)
 }
 
-/// Whatever takes a while, in your service. Send the token along with each write to another system.
+/// Stands for the slow work of a service. Send the token along with each write to another system.
 async fn write_report(token: i64, takes: Duration) -> String {
     sleep(takes).await;
     format!("report {token}\n")
 }
 
-/// A status, and what to say.
+/// A status and its message.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure(StatusCode, String);
 

@@ -1,4 +1,4 @@
-//! What the lock counts and measures, as Prometheus reads it.
+//! Prints the metrics of the lock in the format of Prometheus. Without `--zookeeper` it needs no server.
 //!
 //! ```text
 //! cargo run -p example-metrics
@@ -17,7 +17,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use tokio::time::timeout;
 use zk_rwlock::RwLock;
 
-/// What the lock counts and measures, as Prometheus reads it
+/// Print the metrics of the lock in the format of Prometheus
 #[derive(clap::Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -30,7 +30,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(Arguments { backend }: Arguments) -> common::Result<()> {
-    // Whatever serves HTTP in your program answers `/metrics` with what the handle renders.
+    // In a real program, the HTTP server answers `/metrics` with the text that this handle renders.
     let builder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &[0.001, 0.01, 0.1, 1.0, 10.0, 100.0])?
         .set_buckets_for_metric(Matcher::Suffix("_length".to_owned()), &[0.0, 1.0, 10.0, 100.0, 1000.0])?;
@@ -49,7 +49,7 @@ async fn run(Arguments { backend }: Arguments) -> common::Result<()> {
         lock.read().await?.release().await?;
     }
 
-    // Prometheus reads while one holds and one waits.
+    // The metrics are read while one contender holds the lock and one waits.
     let held = lock.write().await?;
     let mut waits = pin!(beside.read().into_future());
     assert!(timeout(Duration::from_millis(50), &mut waits).await.is_err());

@@ -1,4 +1,4 @@
-//! A connection to PostgreSQL or SQLite, and what each does its own way.
+//! Connects to PostgreSQL or SQLite, and hides their differences.
 
 use std::error::Error;
 use std::future::Future;
@@ -10,19 +10,20 @@ use sqlx::{Any, AnyConnection, Connection, Transaction};
 
 use crate::common::Result;
 
-/// Whether what failed had waited in vain for a lock of the database.
+/// Whether the operation failed because it waited too long for a lock of the database.
 pub(crate) fn is_locked(error: &(dyn Error + 'static)) -> bool {
-    // SQLSTATE `lock_not_available`, and SQLITE_BUSY. That of a migration's statement is the source of another error.
+    // The codes are SQLSTATE `lock_not_available` and SQLITE_BUSY. The error of a migration wraps the error of its
+    // statement.
     let code = error.downcast_ref().and_then(sqlx::Error::as_database_error).and_then(|error| error.code());
     code.is_some_and(|code| ["55P03", "5"].contains(&code.as_ref())) || error.source().is_some_and(is_locked)
 }
 
-/// A network that is cut says nothing, and a connection would wait for hours.
+/// The error for a database that does not answer. On a cut network a connection would otherwise wait for hours.
 #[derive(Debug, thiserror::Error)]
 #[error("the database has not answered within {0:?}")]
 pub(crate) struct Silent(Duration);
 
-/// The answer to what the database is done with at once, or never.
+/// Awaits an operation that a working database answers quickly. Fails after `patience`.
 pub(crate) async fn in_time<T, E>(
     patience: Duration,
     asked: impl Future<Output = std::result::Result<T, E>>,
@@ -33,14 +34,14 @@ where
     tokio::time::timeout(patience, asked).await.map_err(|_| Silent(patience))?.map_err(Into::into)
 }
 
-/// Reads `postgres://USER@HOST/NAME`, or the name of a file.
+/// Parses `postgres://USER@HOST/NAME`, or the name of a file.
 pub(crate) fn place(text: &str) -> std::result::Result<String, String> {
-    // A variable that is not set would migrate a file that is gone when the deploy is over.
+    // An empty text, as from an unset variable, would be a temporary file.
     let is_place = !text.is_empty() && (Database::from(text).is_postgres() || !text.contains("://"));
     is_place.then(|| text.to_owned()).ok_or_else(|| "it is neither postgres://... nor the name of a file".to_owned())
 }
 
-/// Where the database is.
+/// The address of the database.
 #[derive(Clone, Debug)]
 pub(crate) enum Database {
     Postgres(String),
@@ -48,7 +49,7 @@ pub(crate) enum Database {
 }
 
 impl From<&str> for Database {
-    /// Reads `postgres://USER@HOST/NAME`, or else the name of a file.
+    /// Parses `postgres://USER@HOST/NAME`, or else the name of a file.
     fn from(place: &str) -> Database {
         match place {
             _ if place.starts_with("postgres://") || place.starts_with("postgresql://") => {
@@ -70,13 +71,13 @@ impl Database {
         matches!(self, Database::Postgres(_))
     }
 
-    /// The text that says to another process where it is.
+    /// Returns the address as text, for another process.
     pub(crate) fn place(&self) -> &str {
         let (Database::Postgres(place) | Database::Sqlite(place)) = self;
         place
     }
 
-    /// Opens a connection, within that time, that waits so long for each lock of the database.
+    /// Opens a connection. `patience` limits the connecting, and later each wait for a lock of the database.
     pub(crate) async fn connect(&self, patience: Duration) -> Result<AnyConnection> {
         sqlx::any::install_default_drivers();
         let milliseconds = patience.as_millis();
@@ -100,13 +101,14 @@ impl Database {
         connection
             .begin_with(match self {
                 Database::Postgres(_) => "BEGIN",
-                // SQLite locks the file for its one writer now, and not at the first change, which could be too late.
+                // SQLite locks the file for its only writer at once. By default it would do so at the first change,
+                // which could be too late.
                 Database::Sqlite(_) => "BEGIN IMMEDIATE",
             })
             .await
     }
 
-    /// Whether it was migrated behind a fence.
+    /// Whether the database has a fence and a history of migrations.
     pub(crate) async fn is_fenced(&self, connection: &mut AnyConnection) -> sqlx::Result<bool> {
         let tables = match self {
             Database::Postgres(_) => {
@@ -119,7 +121,7 @@ impl Database {
         Ok(sqlx::query_scalar::<_, i64>(tables).fetch_one(connection).await? == 2)
     }
 
-    /// The versions that were applied to it, as far as they can be relied on. Changes nothing.
+    /// Returns the versions that were applied, or none if there is no fence. Changes nothing.
     pub(crate) async fn applied(
         &self,
         connection: &mut AnyConnection,

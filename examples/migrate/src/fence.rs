@@ -1,7 +1,8 @@
-//! The row of the database that remembers the highest fencing token, and what goes with it.
+//! The fence: the row of the database that stores the highest fencing token.
 //!
-//! Every migration is one transaction that first shows its holder's token to that row. Showing it locks the row until
-//! the commit, so at any time one holder has a migration open, and one that comes late finds a higher token there.
+//! Every migration is one transaction that first writes its holder's token into the row. The write locks the row until
+//! the commit, so only one holder at a time has a migration open. A late holder finds a higher token in the row, and is
+//! refused.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -15,14 +16,15 @@ use crate::database::{Database, in_time};
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS lock_fence (name TEXT PRIMARY KEY, token BIGINT NOT NULL)";
 const ROW: &str = "INSERT INTO lock_fence VALUES ('schema', 0) ON CONFLICT DO NOTHING";
-/// `<=`, so that one holder can do several migrations.
+/// The condition is `<=`, so that one holder can run several migrations.
 const SHOW: &str = "UPDATE lock_fence SET token = $1 WHERE name = 'schema' AND token <= $1";
 const RAISE: &str = "UPDATE lock_fence SET token = $1 WHERE name = 'schema' AND token < $1";
 
-/// How a connection is called in `pg_stat_activity`, so that later holders know whose it is.
+/// Sets the connection's name in `pg_stat_activity`, so that later holders can recognize the connection.
 const SIGN: &str = "SELECT set_config('application_name', 'lock_fence ' || $1::text, false)";
-/// Ends the connections of earlier holders. The process that runs it has the lock, so they have lost it, knowingly or
-/// not. A function in a WHERE may be called for rows that the other conditions exclude: so these are chosen first.
+/// Ends the connections of earlier holders. The process that runs this statement has the lock, so the earlier holders
+/// have lost it. PostgreSQL may call a function in WHERE even for rows that other conditions exclude, so the subquery
+/// selects the rows first.
 const END_EARLIER: &str = "WITH earlier AS MATERIALIZED (
         SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()
             AND substring(application_name FROM '^lock_fence (\\d+)$')::bigint < $1
@@ -45,12 +47,12 @@ pub(crate) struct TooLate {
 pub(crate) struct Fence<'a> {
     pub(crate) database: &'a Database,
     pub(crate) token: i64,
-    /// How long the database may be silent.
+    /// How long the database may take for an answer.
     pub(crate) patience: Duration,
 }
 
 impl Fence<'_> {
-    /// The number of the connection in PostgreSQL.
+    /// Returns the process id of the connection in PostgreSQL.
     pub(crate) async fn pid(&self, connection: &mut AnyConnection) -> sqlx::Result<i32> {
         match self.database {
             Database::Postgres(_) => sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(connection).await,
@@ -58,8 +60,8 @@ impl Fence<'_> {
         }
     }
 
-    /// Signs the connection as one that migrates, and makes the row if it is missing: for itself, so that each migration
-    /// can rely on it.
+    /// Names the connection, and creates the row if it is missing. Both are done outside of the migrations'
+    /// transactions, so that each migration can rely on them.
     pub(crate) async fn prepare(&self, connection: &mut AnyConnection) -> sqlx::Result<()> {
         if let Database::Postgres(_) = self.database {
             sqlx::query(SIGN).bind(self.token).execute(&mut *connection).await?;
@@ -69,7 +71,7 @@ impl Fence<'_> {
         Ok(())
     }
 
-    /// Begins a transaction that no later holder's can overlap, and that none has come before.
+    /// Begins a transaction that cannot overlap with another holder's. Fails if a later holder was here before.
     pub(crate) async fn begin<'c>(&self, connection: &'c mut AnyConnection) -> Result<Transaction<'c, Any>> {
         let mut transaction = self.database.begin(connection).await?;
         match sqlx::query(SHOW).bind(self.token).execute(&mut *transaction).await?.rows_affected() {
@@ -78,10 +80,10 @@ impl Fence<'_> {
         }
     }
 
-    /// Keeps out all earlier holders: what they have not committed by now, they never will.
+    /// Excludes all earlier holders: they can commit nothing after this call.
     ///
-    /// For holders of the read lock. Theirs is not the highest token when many hold together, but a process that may
-    /// migrate after them came after them, and has a higher one.
+    /// Holders of the read lock call this. Several of them hold together, so the row may already have a higher token
+    /// than this one. A process that may migrate later has a higher token than all of them.
     pub(crate) async fn raise(&self, name: &str, connection: &mut AnyConnection) -> Result<()> {
         if self.database.is_fenced(connection).await? {
             let pid = self.pid(connection).await?;
@@ -93,12 +95,13 @@ impl Fence<'_> {
         Ok(())
     }
 
-    /// As long as it is polled, ends the transactions that earlier holders have left open in PostgreSQL, which could
-    /// still commit and are in our way, and says which others keep the connection with this number waiting. Fails if
-    /// the database does not answer: a statement may take hours, so its silence alone does not show that.
+    /// While polled, ends the transactions that earlier holders have left open in PostgreSQL, because they block this
+    /// holder and could still commit. Prints the other connections that block the connection with this process id.
+    /// Fails if the database does not answer. A second connection is asked, because a long statement alone is no sign
+    /// of a failure.
     ///
-    /// SQLite has no such means. There an earlier holder's transaction ends with its process at the latest, and since it
-    /// locks the whole file, no process can begin, let alone commit, beside it.
+    /// SQLite cannot end another transaction. An earlier holder's transaction ends with its process at the latest.
+    /// Until then it locks the whole file, so no other process can begin or commit a transaction.
     pub(crate) async fn clear_the_way(&self, name: &str, pid: i32) -> Result<Infallible> {
         let Database::Postgres(_) = self.database else { return pending().await };
         let mut connection = self.database.connect(self.patience).await?;

@@ -1,4 +1,4 @@
-//! An instance of the service: it holds the read lock for as long as it relies on the schema.
+//! An instance of the service, which holds the read lock for as long as it relies on the schema.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,8 @@ use crate::common::{Client, Result};
 use crate::database::in_time;
 use crate::{Site, asked_to_stop, migration};
 
-/// Serves for so long, or until it is asked to stop; on the schema that this build is made for, or not at all.
+/// Serves for this duration, or until it is asked to stop. Refuses to serve on another version of the schema than that
+/// of this build.
 pub(crate) async fn serve(site: &Site, name: &str, migrates: bool, duration: Option<Duration>) -> Result<()> {
     let zk = site.backend.connect().await?;
     tokio::select! {
@@ -19,7 +20,7 @@ pub(crate) async fn serve(site: &Site, name: &str, migrates: bool, duration: Opt
         () = asked_to_stop() => {}
         served = be_let_in_and_serve(site, &zk, name, migrates, duration) => served?,
     }
-    // Gives back at once what is held, or waited for.
+    // Ends the session, which frees the lock or the place in the queue at once.
     zk.close().await;
     println!("{name} stops");
     Ok(())
@@ -36,21 +37,21 @@ async fn be_let_in_and_serve(
     let alone = if migrates { migration::alone(site, name, &lock).await? } else { None };
     let guard = if let Some(writer) = alone {
         migration::run(site, name, &writer).await?;
-        // In place: no process changes the schema between the migration and our first request.
+        // The downgrade lets no other process change the schema between the migration and the first request.
         writer.downgrade().await?
     } else {
         let waits = format!("{name} waits:");
-        // A migration that waits for its turn is before us in the queue: we are let in when it is done.
+        // A waiting migration is ahead in the queue, so the read lock is granted when the migration is done.
         let acquire = lock.read().timeout(site.timeout).label(format!("{name}: serve on v{}", site.schema.version()));
         acquire.on_wait(move |progress| println!("{waits} {}", progress.blockers)).await?
     };
     let mut connection = site.database.connect(site.timeout).await?;
     let serve = async {
-        // The last holder that migrated may have been cut off, with its commit still on the way.
+        // An earlier holder may have been cut off while its commit was on the way.
         site.fence(guard.fencing_token()).raise(name, &mut connection).await?;
         requests(site, name, &mut connection, duration).await
     };
-    // Dropped when the lock is lost: a migration may begin then.
+    // `run` drops the work when the lock is lost, because a migration may begin then.
     guard.run(serve).await?
 }
 
@@ -65,7 +66,8 @@ async fn requests(site: &Site, name: &str, database: &mut AnyConnection, duratio
     Ok(())
 }
 
-/// Stands for what a service does. The first look would be enough: while we hold the lock no process migrates.
+/// Stands for the work of a service. It checks the version each time, although no process can migrate while the read
+/// lock is held.
 async fn request(site: &Site, database: &mut AnyConnection) -> Result<()> {
     Ok(site.schema.fits(&in_time(site.timeout, site.database.applied(database)).await?)?)
 }

@@ -1,4 +1,5 @@
-//! A schema that is migrated while no instance uses it, by one process at a time, and never by one that lost the lock.
+//! Migrates a schema while no instance uses it, by one process at a time, and never by a process that lost the lock.
+//! Without `--zookeeper` it needs no server.
 //!
 //! ```text
 //! cargo run -p example-migrate                      # several instances start together on a SQLite file, one migrates it
@@ -9,14 +10,14 @@
 //! cargo run -p example-migrate -- $AT up            # the deploy job: waits until all have stopped, migrates
 //! ```
 //!
-//! No lock service can keep a statement that was sent in time from arriving late. So the database remembers the highest
-//! fencing token it has seen, and each migration begins, in its own transaction, by showing one that is not lower.
+//! No lock service can prevent that a statement arrives late. So the database stores the highest fencing token it has
+//! seen, and refuses a migration with a lower one. Each migration writes its token first, in its own transaction.
 //!
-//! The migrations are run with `sqlx`, and not with `refinery`: its trait `Migrate` applies one migration on a connection
-//! that we have begun a transaction on, so that our check, the statements and the line in the history are committed
-//! together. `refinery` begins and commits by itself; only its hidden traits would let us between. Both are well kept and
-//! of licences that suit all. What newer ones there are need Rust 1.92 or later. For a server that is not on loopback, add
-//! the feature `tls-rustls`.
+//! The migrations run with `sqlx`, because its trait `Migrate` applies a migration inside a transaction that this
+//! program has begun. So the check of the token, the statements and the entry in the history are committed together.
+//! `refinery` begins and commits by itself; only its hidden traits would allow a check in between. Both are maintained
+//! and have permissive licences. Newer crates need Rust 1.92 or later. For a server that is not on loopback, add the
+//! feature `tls-rustls`.
 
 #[path = "../../common/mod.rs"]
 mod common;
@@ -40,23 +41,23 @@ use tokio::task::JoinSet;
 use zk_rwlock::RwLock;
 use zk_rwlock::coordinator::Coordinator;
 
-/// Several instances of a service start together: one migrates the database, the others wait for it
+/// Start several instances of a service together: one migrates the database, the others wait for it
 ///
-/// That is what happens without a command. With one, this is a single process of a deployment.
+/// This happens without a command. With a command, this process is one process of a deployment.
 #[derive(clap::Parser)]
 #[command(after_help = "Exit codes:
   0   done
-  1   failed, or asked to stop; what was open is rolled back
+  1   failed, or asked to stop; an open migration is rolled back
   64  wrong usage
   65  the database is not at the version that this build is made for, or has another history
-  69  the lock, or one of the database, was not to be had in time: the output says who is in the way; or the database
+  69  the lock, or a lock of the database, was not granted in time: the output says who is in the way; or the database
       did not answer
-  75  the lock was lost, or the database has seen a later holder: another process goes on; start again to be sure")]
+  75  the lock was lost, or the database has seen a later holder: another process migrates; start again to be sure")]
 struct Arguments {
     #[command(flatten)]
     backend: common::Backend,
-    /// The database: postgres://USER@HOST:PORT/NAME (and PGPASSWORD), or a SQLite file, made if it is missing [default: a
-    /// temporary file]
+    /// The database: postgres://USER@HOST:PORT/NAME (and PGPASSWORD), or a SQLite file, which is created if it is
+    /// missing [default: a temporary file]
     #[arg(long, global = true, value_name = "DATABASE", value_parser = database::place)]
     database: Option<String>,
     /// Read the versions of the schema from files such as DIR/0001_customers.sql [default: those built in]
@@ -65,13 +66,13 @@ struct Arguments {
     /// The lock of this schema
     #[arg(long, global = true, value_name = "PATH", default_value = "/zk-rwlock-examples/migrate")]
     lock: String,
-    /// How long to wait for the lock, then for each lock of the database, and for any sign of life of that
+    /// How long to wait for the lock, for each lock of the database, and for an answer of the database
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
-    /// How many instances start; on the embedded ensemble, tasks
+    /// The number of instances; on the embedded ensemble, tasks
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
     instances: u32,
-    /// Show also how the database refuses a holder that lost the lock and does not know it yet
+    /// Also show how the database refuses a holder that has lost the lock without noticing
     #[arg(long, conflicts_with = "database")]
     show_fence: bool,
     #[command(subcommand)]
@@ -80,23 +81,23 @@ struct Arguments {
 
 #[derive(Clone, clap::Subcommand)]
 enum Role {
-    /// Be the deploy job: wait until no instance uses the schema, bring it to this build's version, and end
+    /// Be the deploy job: wait until no instance uses the schema, migrate it to the version of this build, and end
     Up,
-    /// Be an instance: serve on the version that this build is made for, or refuse to
+    /// Be an instance: serve on the version of this build, or refuse to serve
     Serve {
-        /// If the schema is older, migrate it first
+        /// Migrate an older schema first
         #[arg(long)]
         migrate: bool,
-        /// The name that others see when they wait for this instance [default: one with its pid]
+        /// The name that other processes see when they wait for this instance [default: one with its pid]
         #[arg(long)]
         name: Option<String>,
-        /// For how long to serve [default: until Ctrl-C or SIGTERM]
+        /// How long to serve [default: until Ctrl-C or SIGTERM]
         #[arg(long = "for", value_name = "MILLISECONDS")]
         duration: Option<u64>,
     },
 }
 
-/// What the processes of a deployment have in common.
+/// The settings that all processes of a deployment share.
 #[derive(Clone)]
 struct Site {
     backend: common::Backend,
@@ -144,7 +145,7 @@ fn code(error: &(dyn std::error::Error + 'static)) -> u8 {
 
 async fn run(arguments: Arguments) -> common::Result<()> {
     if arguments.role.is_some() && arguments.database.is_some() && arguments.backend.zookeeper.is_none() {
-        // The embedded ensemble is this process's alone, and would keep out no other process.
+        // The embedded ensemble exists only in this process, and could not exclude another process.
         return Err(WrongUsage("a process of a deployment needs --zookeeper, where the others keep the lock").into());
     }
     arguments.backend.connect().await?.close().await; // so that an absent server is reported at once
@@ -185,15 +186,15 @@ async fn up(site: &Site) -> common::Result<()> {
     };
     let done = tokio::select! {
         biased;
-        () = asked_to_stop() => Err("asked to stop before all was done; what was open is rolled back".into()),
+        () = asked_to_stop() => Err("asked to stop before all migrations were done; an open migration is rolled back".into()),
         done = work => done,
     };
-    // Gives back at once what was held, or waited for.
+    // Ends the session, which frees the lock or the place in the queue at once.
     zk.close().await;
     done
 }
 
-/// Returns at Ctrl-C or SIGTERM.
+/// Waits for Ctrl-C or SIGTERM.
 async fn asked_to_stop() {
     let Ok(mut terminate) = signal(SignalKind::terminate()) else { return pending().await };
     tokio::select! {
@@ -231,7 +232,7 @@ async fn all_instances(site: &Site, instances: u32, migrations: Option<PathBuf>)
     Ok(())
 }
 
-/// One holder's session ends before its migration reaches the database, where it comes after another holder's.
+/// Shows a late holder: its session ends before its migration reaches the database, and another holder migrates first.
 async fn late_holder(site: &Site, instances: u32) -> common::Result<()> {
     let zk = site.backend.connect().await?;
     let guard = RwLock::new(&zk, &site.lock)?.write().timeout(site.timeout).await?;
@@ -242,7 +243,7 @@ async fn late_holder(site: &Site, instances: u32) -> common::Result<()> {
 
     all_instances(site, instances, None).await?;
 
-    // Without the guard's `run`, as if it had not noticed.
+    // `apply` runs outside of the guard's `run`, as if the holder had not noticed the loss.
     match migration::apply(site, "the late holder", token, || true).await {
         Err(refusal) if refusal.is::<TooLate>() => {
             println!("the late migration arrives, and is refused: {refusal}");

@@ -1,4 +1,4 @@
-//! Brings the database to this build's version, under the write lock.
+//! Migrates the database to the version of this build, under the write lock.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,12 @@ use crate::database::in_time;
 use crate::fence::Fence;
 use crate::schema::version;
 
-/// How often a process that waits to migrate looks whether another one has migrated.
+/// How often a waiting process checks whether another process has migrated.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
-/// Waits until no instance uses the schema, and says for which it waits. `None` if there is nothing to do, or nothing
-/// any more: a faster process may serve by now, and hold the read lock for weeks.
+/// Acquires the write lock, and so waits until no instance uses the schema. Prints the instances in the way. Returns
+/// `None` as soon as there is nothing to do: another process may migrate first, serve, and hold the read lock for
+/// weeks.
 pub(crate) async fn alone(site: &Site, name: &str, lock: &RwLock) -> Result<Option<WriteGuard>> {
     let mut connection = site.database.connect(site.timeout).await?;
     let waits = format!("{name} waits:");
@@ -42,17 +43,17 @@ pub(crate) async fn alone(site: &Site, name: &str, lock: &RwLock) -> Result<Opti
     Ok(None)
 }
 
-/// Applies what is missing. Stops when the lock is lost: a migration that is open then is rolled back.
+/// Applies the missing migrations. If the lock is lost, it stops, and an open migration is rolled back.
 pub(crate) async fn run(site: &Site, name: &str, guard: &WriteGuard) -> Result<()> {
     let work = apply(site, name, guard.fencing_token(), || guard.is_held());
     match guard.run(work).await? {
-        // The database may have noticed before we did, because the next holder was there.
+        // The database may refuse the token before this process notices the loss, because the next holder was there.
         Err(_) if !guard.is_held() => Err(Error::Lost(guard.lost().await).into()),
         done => done,
     }
 }
 
-/// Applies what is missing as the holder with this token, which need not be true: the database judges that.
+/// Applies the missing migrations with this token. The token may be outdated: the database checks it.
 pub(crate) async fn apply(site: &Site, name: &str, token: i64, is_held: impl Fn() -> bool) -> Result<()> {
     let mut connection = site.database.connect(site.timeout).await?;
     let fence = site.fence(token);
@@ -75,7 +76,7 @@ async fn apply_each(
     loop {
         let mut transaction = fence.begin(&mut connection).await?;
         transaction.ensure_migrations_table().await?;
-        // Read behind the fence: whatever earlier holders could commit, they have.
+        // The history is read behind the fence, so no earlier holder can change it any more.
         let applied = transaction.list_applied_migrations().await?;
         if from.is_none() {
             println!("{name} migrates, with fencing token {}", fence.token);
@@ -88,9 +89,11 @@ async fn apply_each(
         };
         println!("{name} applies version {}, {}", next.version, next.description);
         let began = Instant::now();
-        // In our transaction that of sqlx is a savepoint: statements, history and token are committed together.
+        // The transaction of sqlx becomes a savepoint in this one. Statements, history and token are committed
+        // together.
         transaction.apply(next).await?;
-        // Right also in the first moment after a stop. Not needed for safety, which is the fence's, but civil.
+        // This check is not needed for safety, because the fence is. It ends the migration early, also right after this
+        // process was stopped and continued.
         if !is_held() {
             return Err("the lock was lost before the commit".into());
         }

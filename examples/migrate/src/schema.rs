@@ -1,4 +1,4 @@
-//! The versions of a schema, and where a database stands among them.
+//! The versions of a schema, and their comparison with the versions in a database.
 
 use std::fs;
 use std::path::Path;
@@ -7,18 +7,18 @@ use sqlx::migrate::{AppliedMigration, Migration, MigrationType, Migrator};
 
 use crate::common::Result;
 
-/// What the program carries with it: version, description, statements.
+/// The built-in migrations: version, description, statements.
 const BUILT_IN: [(i64, &str, &str); 3] = [
     (1, "customers", include_str!("../migrations/0001_customers.sql")),
     (2, "full name", include_str!("../migrations/0002_full_name.sql")),
     (3, "fill full name", include_str!("../migrations/0003_fill_full_name.sql")),
 ];
 
-/// The schema that a build of the program is made for.
+/// The schema of this build.
 #[derive(Clone, Debug)]
 pub(crate) struct Schema(Vec<Migration>);
 
-/// Why a database and a build do not fit together.
+/// The reasons why a database does not match this build.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Mismatch {
     #[error("the database is at version {found}, and this build needs version {needed}: migrate it first")]
@@ -42,11 +42,11 @@ impl Schema {
         Schema(BUILT_IN.map(migration).into())
     }
 
-    /// Reads files such as `0001_customers.sql`: all there are, and there must be some.
+    /// Reads all files such as `0001_customers.sql`. There must be at least one.
     pub(crate) async fn read(directory: &Path) -> Result<Schema> {
         let all = Migrator::new(directory).await?;
         for file in fs::read_dir(directory)? {
-            // `sqlx` passes these over without a word.
+            // `sqlx` ignores such files silently.
             let name = file?.file_name().to_string_lossy().into_owned();
             if name.ends_with(".sql") && !name.contains('_') {
                 return Err(format!("{}: {name} has no name such as 0001_customers.sql", directory.display()).into());
@@ -66,7 +66,8 @@ impl Schema {
         self.0.last().map_or(0, |last| last.version)
     }
 
-    /// What is still to be applied. All that was applied must be what this build would have applied, in its order.
+    /// Returns the migrations that are not applied yet. The applied ones must be the first of this build's, in the same
+    /// order.
     pub(crate) fn pending(&self, applied: &[AppliedMigration]) -> std::result::Result<&[Migration], Mismatch> {
         if let Some(Migration { version, .. }) = self.0.iter().find(|migration| migration.no_tx) {
             return Err(Mismatch::Unfenced { version: *version });
@@ -82,7 +83,7 @@ impl Schema {
         }
     }
 
-    /// Whether this build can serve on what was applied.
+    /// Checks that the applied versions are exactly those of this build.
     pub(crate) fn fits(&self, applied: &[AppliedMigration]) -> std::result::Result<(), Mismatch> {
         match self.pending(applied)? {
             [] => Ok(()),

@@ -1,4 +1,4 @@
-//! What is computed of a measurement, and how figures and drivers are written.
+//! Computes figures from measurements, and formats figures and the names of drivers.
 
 use super::results::{Line, Outcome, Results, in_order_of_appearance};
 use crate::chart::thousands;
@@ -6,17 +6,17 @@ use crate::chart::thousands;
 /// A round trip on the link, in seconds: `DELAY` of `benches/compare.py`, there and back.
 const ROUND_TRIP: f64 = 0.020;
 
-/// Of what is measured at one place.
+/// A figure that is computed from the measurements at one place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figure {
     pub(crate) place: &'static str,
     pub(crate) unit: &'static str,
     pub(crate) of: fn(&Line) -> Option<f64>,
-    /// How it is written.
+    /// Formats the figure.
     digits: fn(f64) -> String,
 }
 
-/// How long one takes, in seconds. Readers come all at once.
+/// Returns the seconds for one acquisition, or for all readers together.
 pub(crate) fn seconds(line: &Line) -> Option<f64> {
     let seconds = line.number("seconds")?;
     Some(if line.text("kind") == "readers" { seconds } else { seconds / line.number("ops")? })
@@ -30,7 +30,7 @@ pub(crate) fn bytes(line: &Line) -> Option<f64> {
     Some(line.number("bytes_in")? + line.number("bytes_out")?)
 }
 
-/// Each by its name, in tables and in sentences.
+/// Returns the figure of this name, as tables and sentences use it.
 pub(crate) fn figure(name: &str) -> Option<Figure> {
     let figure = |place, unit, of, digits| Some(Figure { place, unit, of, digits });
     match name {
@@ -39,7 +39,8 @@ pub(crate) fn figure(name: &str) -> Option<Figure> {
         }
         "processor" => figure("loopback", "µs of the client's processor", |line| line.number("processor_us"), number),
         "second" => figure("loopback", "a second", rate, number),
-        // Of millions of pairs that send nothing, the asking itself may be counted once too often.
+        // A peer that sends nothing may have a count below zero, because reading the counters may be subtracted once
+        // too often.
         "requests" => figure("loopback", "requests", |line| Some(line.number("requests")?.max(0.0)), number),
         "bytes" => figure("loopback", "bytes, both ways", |line| Some(bytes(line)?.max(0.0)), number),
         "ensemble-processor" => {
@@ -60,7 +61,7 @@ impl Figure {
         (self.digits)(value)
     }
 
-    /// By how many percent of the median the rounds of a cell are apart, in nine of ten cells.
+    /// Returns the spread: in nine of ten cells, the rounds differ by at most so many percent of their median.
     pub(crate) fn spread(&self, results: &Results) -> Outcome<f64> {
         let here: Vec<&Line> = results.compared.iter().filter(|line| line.text("place") == self.place).collect();
         let mut spreads = Vec::new();
@@ -75,7 +76,7 @@ impl Figure {
     }
 }
 
-/// The drivers in the order in which they are shown, with how they are called and drawn.
+/// The drivers in the order of the tables: id, title, colour, dashes.
 const PEERS: [(&str, &str, &str, &str); 9] = [
     ("raw", "raw: no lock", "#7f8c8d", "2 4"),
     ("zookeeper-client", "zookeeper-client", "#1e8449", ""),
@@ -88,7 +89,7 @@ const PEERS: [(&str, &str, &str, &str); 9] = [
     ("local", "tokio's RwLock, in one process", "#7d3c98", "8 6"),
 ];
 
-/// The drivers of the chosen lines, in the order of [`PEERS`].
+/// Returns the drivers of the chosen lines, in the order of [`PEERS`].
 pub(crate) fn peers(results: &Results, chosen: impl Fn(&Line) -> bool) -> Vec<&'static str> {
     let is_there = |peer: &str| results.compared.iter().any(|line| chosen(line) && line.text("peer") == peer);
     PEERS.iter().map(|known| known.0).filter(|peer| is_there(peer)).collect()
@@ -98,12 +99,12 @@ pub(crate) fn title(peer: &str) -> &str {
     PEERS.iter().find(|known| known.0 == peer).map_or(peer, |known| known.1)
 }
 
-/// Colour and dashes.
+/// Returns the colour and the dashes of a driver.
 pub(crate) fn look(peer: &str) -> (&'static str, &'static str) {
     PEERS.iter().find(|known| known.0 == peer).map_or(("#884ea0", ""), |known| (known.2, known.3))
 }
 
-/// Three digits or more, and groups of them.
+/// Formats a number with at least three digits, in groups of three.
 pub(crate) fn number(value: f64) -> String {
     let decimals = match value.abs() {
         ..10.0 => 2,

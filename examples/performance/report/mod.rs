@@ -1,4 +1,4 @@
-//! From raw results to tables, plots and figures: a function of text, the same every time.
+//! Turns raw results into tables, plots and figures. The same results always give the same text.
 
 pub(crate) mod figures;
 pub(crate) mod plots;
@@ -11,7 +11,7 @@ use results::{Outcome, Results};
 const START: &str = "<!-- ";
 const END: &str = "<!-- end -->";
 
-/// The page with everything between `<!-- table: NAME -->` or `<!-- value: NAME -->` and `<!-- end -->` made anew.
+/// Returns the page with the text between `<!-- table: NAME -->` or `<!-- value: NAME -->` and `<!-- end -->` replaced.
 pub(crate) fn fill(page: &str, results: &Results) -> Outcome<String> {
     let mut filled = String::new();
     let mut rest = page;
@@ -29,7 +29,7 @@ pub(crate) fn fill(page: &str, results: &Results) -> Outcome<String> {
     Ok(filled + rest)
 }
 
-/// The names of the tables on the page.
+/// Returns the names of the tables on the page.
 #[allow(dead_code, reason = "only the test of the page asks for it")]
 pub(crate) fn tables_on(page: &str) -> Vec<&str> {
     let mut names = Vec::new();
@@ -43,7 +43,7 @@ pub(crate) fn tables_on(page: &str) -> Vec<&str> {
     names
 }
 
-/// Every table that the results have lines for.
+/// Returns every table for which there are results.
 #[allow(dead_code, reason = "the test of the page asks for none but its own")]
 pub(crate) fn every_table(results: &Results) -> String {
     let made = tables::NAMES.iter().filter_map(|name| Some((name, tables::table(results, name).ok()?)));

@@ -1,4 +1,4 @@
-//! The plots of the page: each one figure against one size, a line for each driver, with the range of its rounds.
+//! The plots of the page: one figure against one size, with a line for each driver and the range of its rounds.
 
 use super::figures::{bytes, look, peers, seconds, title};
 use super::results::{Line, Results};
@@ -8,7 +8,7 @@ struct Plot {
     file: &'static str,
     title: &'static str,
     across: &'static str,
-    /// What its cases are called, before the size.
+    /// The prefix of the cases' names, before the size.
     cases: &'static str,
     of: fn(&Line) -> Option<f64>,
 }
@@ -22,12 +22,12 @@ const PLOTS: [Plot; 3] = [
         of: |line| Some(1.0 / seconds(line)?) },
 ];
 
-/// The files and what is in them.
+/// Returns the names and contents of the files.
 pub(crate) fn svgs(results: &Results) -> Vec<(&'static str, String)> {
     PLOTS.iter().filter_map(|plot| Some((plot.file, svg(results, plot)?))).collect()
 }
 
-/// `None` where there is nothing to draw.
+/// Returns a plot, or `None` without results for it.
 fn svg(results: &Results, plot: &Plot) -> Option<String> {
     let is_of_plot = |line: &Line| line.text("place") == "loopback" && line.text("case").starts_with(plot.cases);
     let mut sizes: Vec<(u64, &str)> = Vec::new();

@@ -1,10 +1,10 @@
-//! The raw results: files with a line of JSON for each measurement, each file of one run.
+//! Reads raw results: files with a line of JSON for each measurement, each file from one run.
 
 use serde_json::Value;
 
 pub(crate) type Outcome<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// What was compared, what grew, and what came back all at once.
+/// The results of the comparison, of the growth, and of the storms.
 #[derive(Debug)]
 pub(crate) struct Results {
     pub(crate) compared: Vec<Line>,
@@ -15,7 +15,7 @@ pub(crate) struct Results {
 #[derive(Debug)]
 pub(crate) struct Line(Value);
 
-/// The median of several rounds, and between what it lies.
+/// The median of several rounds, and their least and greatest value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Median {
     pub(crate) value: f64,
@@ -23,7 +23,8 @@ pub(crate) struct Median {
     pub(crate) most: f64,
 }
 
-/// The lines of a file. Figures of different runs, of different days or machines, are not comparable: they are refused.
+/// Parses the lines of a file. Refuses lines of different runs, because figures of different days or machines are not
+/// comparable.
 pub(crate) fn of_one_run(text: &str) -> Outcome<Vec<Line>> {
     let lines: Vec<Line> = text.lines().map(|line| Ok(Line(serde_json::from_str(line)?))).collect::<Outcome<_>>()?;
     let run = lines.first().map_or("", |line| line.text("run"));
@@ -34,14 +35,14 @@ pub(crate) fn of_one_run(text: &str) -> Outcome<Vec<Line>> {
 }
 
 impl Results {
-    /// Of `results.jsonl`, `growth.jsonl` and `storms.jsonl`, which is what they are in.
+    /// Parses the texts of `results.jsonl`, `growth.jsonl` and `storms.jsonl`.
     pub(crate) fn read(compared: &str, growth: &str, storms: &str) -> Outcome<Results> {
         let read = |file: &str, text: &str| of_one_run(text).map_err(|error| format!("{file}: {error}"));
         let (compared, growth) = (read("results.jsonl", compared)?, read("growth.jsonl", growth)?);
         Ok(Results { compared, growth, storms: read("storms.jsonl", storms)? })
     }
 
-    /// The median of what `figure` makes of the rounds of one driver in one case; `None` if there are none.
+    /// Returns the median of `figure` over the rounds of one driver in one case. `None` if there are no rounds.
     pub(crate) fn median(
         &self,
         [place, case, peer]: [&str; 3],
@@ -61,7 +62,7 @@ impl Results {
 }
 
 impl Line {
-    /// Empty if there is no such text.
+    /// Returns the text of this field. Empty if there is none.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.0[name].as_str().unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What fits on an ensemble: arithmetic on the library's limits and on what was measured. And the figures in sentences.
+//! Computes how much fits on an ensemble, from the library's limits and the measurements, and the figures in sentences.
 
 use super::figures::{figure, number, whole};
 use super::results::{Outcome, Results};
@@ -6,21 +6,21 @@ use super::results::{Outcome, Results};
 /// `WATCHED_BYTES_MAX` of `src/zookeeper/session.rs`.
 const WATCHED_BYTES_MAX: f64 = 96.0 * 1024.0;
 
-/// What ZooKeeper's `jute.maxbuffer` is unless set.
+/// The default of ZooKeeper's `jute.maxbuffer`.
 const LISTING_BYTES_MAX: f64 = 1_048_575.0;
 
-/// How long the random id is that follows a host.
+/// The length of the random id in a node's name.
 pub(crate) const ID_BYTES: usize = 8;
 
 const LONGEST_HOST: usize = 64;
 
-/// A create and a delete, or a create and the transaction that hands the lock on.
+/// The writes for an acquisition and its release: a create and a delete, or a create and a transaction.
 const WRITES_A_PAIR: f64 = 2.0;
 
-/// What is left to plan with, so that elections, slow disks and other users have room.
+/// The share of the capacity to plan with. The rest is for elections, slow disks and other users.
 const PLANNED_SHARE: f64 = 0.5;
 
-/// The writes a second that the ensemble committed when it was kept busy.
+/// Returns the writes per second that the busy ensemble committed.
 fn committed(results: &Results) -> Outcome<f64> {
     let pairs = figure("ensemble").and_then(|figure| figure.median(results, "contend-64", "raw"));
     Ok(pairs.ok_or("raw has no contend-64 on the ensemble")? * WRITES_A_PAIR)
@@ -30,19 +30,20 @@ fn planned(results: &Results) -> Outcome<f64> {
     Ok((committed(results)? * PLANNED_SHARE / 100.0).round() * 100.0)
 }
 
-/// The watched bytes that one waiter reserves: for its path, `DIRECTORY/HOST~ID`, a mark and a number, and for the longest that may be
-/// before it, `DIRECTORY/HOST~ID~keep`, a mark and a number.
+/// Returns the watched bytes that one waiter reserves: for its own path, `DIRECTORY/HOST~ID` with mode and number, and
+/// for the longest path of a predecessor, `DIRECTORY/HOST~ID~keep` with mode and number.
 pub(crate) fn watched_bytes(directory: usize, host: usize) -> usize {
     let path = |host: usize| directory + host + "~".len() + ID_BYTES + "/READ-lock-0000000000".len();
     path(host) + path(LONGEST_HOST) + "~keep".len()
 }
 
-/// The bytes of one name in a listing, with its length before it.
+/// Returns the bytes of one name in a listing, including its length field.
 fn listed_bytes(host: usize) -> f64 {
     (4 + host + "~".len() + ID_BYTES + "-WRITE-0000000000".len()) as f64
 }
 
-/// Figures inside sentences: `FIGURE CASE DRIVER`, for how many times another's it is also `/ DRIVER`, and some of the run.
+/// Returns a figure for a sentence: `FIGURE CASE DRIVER`, the ratio `FIGURE CASE DRIVER / DRIVER`, or a fact about the
+/// run.
 pub(crate) fn value(results: &Results, name: &str) -> Outcome<String> {
     let first = results.compared.first().ok_or("nothing was compared")?;
     let of = |peer: &str| results.compared.iter().find(|line| line.text("peer") == peer);

@@ -1,15 +1,15 @@
-//! The tables of the page, each by its name.
+//! The tables of the page.
 
 use std::fmt::Write as _;
 
 use super::figures::{Figure, figure, number, peers, title, whole};
 use super::results::{Line, Outcome, Results, in_order_of_appearance};
 
-/// All that can be made of results alone.
+/// The names of the tables, except the one of the front page.
 pub(crate) const NAMES: [&str; 10] =
     ["trips", "processor", "second", "requests", "bytes", "ensemble", "ensemble-processor", "kept", "growth", "storms"];
 
-/// What the front page has of the round trips.
+/// The rows of the front page: title and case.
 const FRONT: [(&str, &str); 5] = [
     ("write and release", "write"),
     ("hand-off, 50 queued", "drain-50"),
@@ -18,12 +18,12 @@ const FRONT: [(&str, &str); 5] = [
     ("a writer, 100 keepers", "keepers-100"),
 ];
 
-/// Whether a table shows a measurement.
+/// Whether the table shows this measurement.
 pub(crate) fn shows(name: &str, line: &Line) -> bool {
     let is_kept = line.text("case").starts_with("kept-");
     match name {
         "kept" => is_kept,
-        // Whole queues are in plots.
+        // Queues that are emptied are shown in plots instead.
         "second" if ["drain", "readers"].contains(&line.text("kind")) => false,
         name => !is_kept && figure(name).is_some_and(|figure| line.text("place") == figure.place),
     }
@@ -44,7 +44,7 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
     }
 }
 
-/// A line for each case, and a column for each driver.
+/// Returns a table with a row for each case and a column for each driver.
 fn side_by_side(results: &Results, name: &str, figure: Figure) -> String {
     let there = peers(results, |line| shows(name, line));
     let heads: String = there.iter().map(|peer| format!(" {} |", title(peer))).collect();
@@ -54,7 +54,7 @@ fn side_by_side(results: &Results, name: &str, figure: Figure) -> String {
         let cell = |peer: &&str| {
             let median = figure.median(results, case, peer);
             let digits = median.map_or_else(String::new, |value| figure.written(value));
-            // What a reader looks for.
+            // The column of zk-rwlock is bold.
             if *peer == "ours-apart" && median.is_some() { format!(" **{digits}** |") } else { format!(" {digits} |") }
         };
         let _ = writeln!(table, "| {case} |{}", there.iter().map(cell).collect::<String>());
@@ -75,7 +75,7 @@ fn front(results: &Results, trips: Figure) -> String {
     table
 }
 
-/// With which power of `x` does `y` grow: the slope of its logarithm over that of `x`, by least squares.
+/// Returns the exponent with which `y` grows in `x`: the slope of log y over log x, by least squares.
 pub(crate) fn exponent(points: &[(f64, f64)]) -> f64 {
     let logarithms = points.iter().map(|(x, y)| (x.ln(), y.ln()));
     let mean = |of: fn((f64, f64)) -> f64| logarithms.clone().map(of).sum::<f64>() / points.len() as f64;
@@ -83,7 +83,7 @@ pub(crate) fn exponent(points: &[(f64, f64)]) -> f64 {
     (xy - x * y) / (xx - x * x)
 }
 
-/// What each of so many costs, in a line for each case and a column for each number.
+/// Returns a table of the cost per item, with rows for each case and a column for each number.
 fn growth(results: &Results) -> String {
     let lines = &results.growth;
     let mut sizes: Vec<u64> = lines.iter().filter_map(|line| Some(line.number("n")? as u64)).collect();
@@ -109,7 +109,7 @@ fn growth(results: &Results) -> String {
     table
 }
 
-/// What an ensemble is asked when a whole fleet comes back.
+/// Returns a table of the load on an ensemble when a whole fleet reconnects.
 fn storms(results: &Results) -> String {
     let mut table =
         "| what befalls the fleet | requests a second before | in the busiest second | longest wait | all are back after | locks lost elsewhere |\n\
