@@ -34,7 +34,7 @@ const UNLOCKED: &str = "/zk-rwlock-examples/shared_config/unlocked";
 const READS: u32 = 5;
 
 /// How long to wait for the lock. A longer wait is an error.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Read and change a configuration in several processes
 #[derive(Clone, clap::Parser)]
@@ -116,7 +116,7 @@ async fn version(zk: &Client, config: &Shared<Config>, arguments: &Arguments) ->
     if arguments.without_lock {
         read_unlocked(zk).await?.check()
     } else {
-        config.read().timeout(PATIENCE).await?.check()
+        config.read().timeout(LOCK_TIMEOUT).await?.check()
     }
 }
 
@@ -127,7 +127,7 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
     let config = open(&zk, &name)?;
     let copy = match arguments.without_lock {
         true => None,
-        false => Some(config.live().timeout(PATIENCE).await?),
+        false => Some(config.live().timeout(LOCK_TIMEOUT).await?),
     };
     for _ in 0..arguments.changes {
         if arguments.without_lock {
@@ -135,7 +135,7 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
             continue;
         }
         for _ in 0..READS {
-            let guard = config.read().timeout(PATIENCE).await?;
+            let guard = config.read().timeout(LOCK_TIMEOUT).await?;
             guard.check()?;
             guard.release().await?; // an error if the lock was lost while we read
             // A request handler would read this copy without the lock. A watch keeps the copy up to date.
@@ -152,7 +152,7 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
 
 /// Changes the configuration, and reads the new value before another process can change it again.
 async fn publish(config: &Shared<Config>, name: &str) -> common::Result<()> {
-    let mut guard = config.write().timeout(PATIENCE).await?;
+    let mut guard = config.write().timeout(LOCK_TIMEOUT).await?;
     *guard = Config::of(guard.version + 1);
     guard.commit().await?; // refused if the lock is not held any more
 

@@ -47,7 +47,7 @@ pub(crate) struct Contender {
 }
 
 #[allow(clippy::large_enum_variant, reason = "an allocation would be measured as part of the lock")]
-pub(crate) enum Held {
+pub(crate) enum Guard {
     Node(Client, String),
     Read(ReadGuard),
     Write(WriteGuard),
@@ -57,7 +57,7 @@ pub(crate) enum Held {
 }
 
 impl Contender {
-    pub(crate) async fn acquire(&self, write: bool) -> Result<Held> {
+    pub(crate) async fn acquire(&self, write: bool) -> Result<Guard> {
         let held = match (&self.lock, write) {
             (Lock::Raw(client, directory), _) => self.node(client, directory, write).await?,
             (Lock::ZookeeperClient(client, directory), true) => {
@@ -66,14 +66,14 @@ impl Contender {
                 let node = lock.lock_path().to_owned();
                 // A drop would delete the node without an answer to wait for.
                 mem::forget(lock);
-                Held::Node(client.clone(), node)
+                Guard::Node(client.clone(), node)
             }
             (Lock::ZookeeperClient(..), false) => return Err("zookeeper-client has no lock for readers".into()),
-            (Lock::Ours(lock), true) => Held::Write(lock.write().await?),
-            (Lock::Ours(lock), false) => Held::Read(lock.read().await?),
-            (Lock::Permits(semaphore), _) => Held::Permit(semaphore.acquire().await?),
-            (Lock::Local(lock), true) => Held::LocalWrite(Arc::clone(lock).write_owned().await),
-            (Lock::Local(lock), false) => Held::LocalRead(Arc::clone(lock).read_owned().await),
+            (Lock::Ours(lock), true) => Guard::Write(lock.write().await?),
+            (Lock::Ours(lock), false) => Guard::Read(lock.read().await?),
+            (Lock::Permits(semaphore), _) => Guard::Permit(semaphore.acquire().await?),
+            (Lock::Local(lock), true) => Guard::LocalWrite(Arc::clone(lock).write_owned().await),
+            (Lock::Local(lock), false) => Guard::LocalRead(Arc::clone(lock).read_owned().await),
         };
         let weight = self.weight(&held);
         if self.held.0.fetch_add(weight, SeqCst) + weight > ALL {
@@ -83,7 +83,7 @@ impl Contender {
     }
 
     /// Creates a node whose name is as long as the lock's. With a gate, waits for the node before it, or for the gate.
-    async fn node(&self, client: &Client, directory: &str, write: bool) -> Result<Held> {
+    async fn node(&self, client: &Client, directory: &str, write: bool) -> Result<Guard> {
         let prefix = format!("{directory}/localhost~00000000-WRITE-");
         let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
         let (_, sequence) = client.create(&prefix, b"", &options).await?;
@@ -95,18 +95,18 @@ impl Contender {
                 watcher.changed().await;
             }
         }
-        Ok(Held::Node(client.clone(), node))
+        Ok(Guard::Node(client.clone(), node))
     }
 
-    pub(crate) async fn release(&self, held: Held) -> Result<()> {
+    pub(crate) async fn release(&self, held: Guard) -> Result<()> {
         self.held.0.fetch_sub(self.weight(&held), SeqCst);
         match held {
-            Held::Node(client, node) => client.delete(&node, None).await?,
-            Held::Read(guard) => guard.release().await?,
-            Held::Write(guard) => guard.release().await?,
-            Held::Permit(permit) => permit.release().await?,
-            Held::LocalRead(guard) => drop(guard),
-            Held::LocalWrite(guard) => drop(guard),
+            Guard::Node(client, node) => client.delete(&node, None).await?,
+            Guard::Read(guard) => guard.release().await?,
+            Guard::Write(guard) => guard.release().await?,
+            Guard::Permit(permit) => permit.release().await?,
+            Guard::LocalRead(guard) => drop(guard),
+            Guard::LocalWrite(guard) => drop(guard),
         }
         Ok(())
     }
@@ -116,13 +116,13 @@ impl Contender {
         self.held.1.load(SeqCst)
     }
 
-    fn weight(&self, held: &Held) -> u64 {
+    fn weight(&self, held: &Guard) -> u64 {
         match (held, &self.lock) {
             // Nodes without a lock exclude nobody.
-            (Held::Node(..), Lock::Raw(..)) => 0,
-            (Held::Node(..) | Held::Write(_) | Held::LocalWrite(_), _) => ALL,
-            (Held::Read(_) | Held::LocalRead(_), _) => 1,
-            (Held::Permit(_), _) => ALL / 4,
+            (Guard::Node(..), Lock::Raw(..)) => 0,
+            (Guard::Node(..) | Guard::Write(_) | Guard::LocalWrite(_), _) => ALL,
+            (Guard::Read(_) | Guard::LocalRead(_), _) => 1,
+            (Guard::Permit(_), _) => ALL / 4,
         }
     }
 }

@@ -156,7 +156,7 @@ async fn contend(args: &Arguments, first: &Contender, contenders: Vec<Contender>
 async fn queue(args: &Arguments, gate: &Contender, contenders: Vec<Contender>) -> Result<()> {
     let drain = args.kind == Kind::Drain;
     let shut = gate.acquire(true).await?;
-    if let contender::Held::Node(_, node) = &shut {
+    if let contender::Guard::Node(_, node) = &shut {
         gate.gate.get_or_init(|| node.clone());
     }
     // Readers hold the lock until all of them hold it. Their release is not measured.

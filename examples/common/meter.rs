@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Result;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The servers' counters, summed over `HOST:PORT[,HOST:PORT...]`. Names lack their prefix `zk_`.
 #[derive(Clone, Debug)]
@@ -120,7 +120,7 @@ pub(crate) fn connections_allowed(servers: &str) -> Result<Option<usize>> {
 
 fn four_letter(server: &str, word: &str) -> Result<String> {
     let mut connection = TcpStream::connect(server)?;
-    connection.set_read_timeout(Some(PATIENCE))?;
+    connection.set_read_timeout(Some(READ_TIMEOUT))?;
     connection.write_all(word.as_bytes())?;
     let mut answer = String::new();
     connection.read_to_string(&mut answer)?;

@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_lone_follower_is_renewed_a_lone_leader_restarted() {
         let [shows, lacks] = [Some(1), Some(0)];
-        for (servers, told) in [
+        for (servers, expected) in [
             ([(Leader, shows), (Follower, shows), (Follower, lacks)], Advice::Renew([2].into())),
             ([(Leader, lacks), (Follower, lacks), (Follower, shows)], Advice::Renew([2].into())),
             ([(Follower, shows), (Follower, shows), (Leader, lacks)], Advice::Restart(2)),
@@ -181,21 +181,21 @@ mod tests {
                 Advice::Nothing("not exactly one server reports that it leads"),
             ),
         ] {
-            assert_eq!(advice(&servers, true), told, "{servers:?}");
+            assert_eq!(advice(&servers, true), expected, "{servers:?}");
         }
     }
 
     #[test]
     fn combined_advice_keeps_a_majority_and_restarts_first() {
         let renew = |servers: &[usize]| Advice::Renew(servers.iter().copied().collect());
-        let told = |mut all: Vec<Advice>, voters| {
+        let combined = |mut all: Vec<Advice>, voters| {
             together(&mut all, voters);
             all
         };
-        assert_eq!(told(vec![renew(&[1]), renew(&[1])], 3), [renew(&[1]), renew(&[1])]);
-        assert_eq!(told(vec![renew(&[1]), renew(&[2])], 5), [renew(&[1]), renew(&[2])]);
-        assert!(told(vec![renew(&[1]), renew(&[2])], 3).iter().all(|one| matches!(one, Advice::Nothing(_))));
-        let mixed = told(vec![Advice::Restart(0), renew(&[2])], 3);
+        assert_eq!(combined(vec![renew(&[1]), renew(&[1])], 3), [renew(&[1]), renew(&[1])]);
+        assert_eq!(combined(vec![renew(&[1]), renew(&[2])], 5), [renew(&[1]), renew(&[2])]);
+        assert!(combined(vec![renew(&[1]), renew(&[2])], 3).iter().all(|one| matches!(one, Advice::Nothing(_))));
+        let mixed = combined(vec![Advice::Restart(0), renew(&[2])], 3);
         assert_eq!(mixed[0], Advice::Restart(0));
         assert!(matches!(mixed[1], Advice::Nothing(_)), "{mixed:?}");
     }

@@ -14,7 +14,7 @@ use crate::arguments::{Check, Connection};
 use crate::connect::{self, connect_to};
 use crate::diverged::Seen;
 use crate::exit::{self, Exit};
-use crate::output::{self, tame};
+use crate::output::{self, escape_controls};
 use crate::servers::Places;
 use crate::{diverged, place, servers};
 
@@ -53,7 +53,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     let seen = Seen::of(&servers, &members);
     odd.extend(seen.others());
     if odd.is_empty() {
-        place::tell_if_missing(&zk, &check.path).await;
+        place::report_if_missing(&zk, &check.path).await;
     }
     for note in servers.iter().filter(|_| !check.json).filter_map(servers::ServerReport::note) {
         output::say(&note);
@@ -61,7 +61,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     let text = if check.json {
         let odd = odd.iter().map(|odd| json!({ "kind": odd.kind, "node": odd.node, "what": odd.what }));
         let servers: Vec<_> = servers.iter().map(servers::ServerReport::json).collect();
-        output::tame_json(&format!(
+        output::escape_json(&format!(
             "{:#}\n",
             json!({
                 "path": check.path,
@@ -80,7 +80,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
                 "away" => "the servers",
                 _ => "the counter",
             };
-            let node = odd.node.as_deref().map(tame).unwrap_or_else(|| about.to_owned());
+            let node = odd.node.as_deref().map(escape_controls).unwrap_or_else(|| about.to_owned());
             format!("{}: {node}: {}\n", check.path, odd.what)
         };
         odd.iter().map(line).collect()
@@ -198,7 +198,7 @@ async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Odd>, Exit> {
 async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
     let semaphore = Semaphore::builder(zk, path).build()?;
     let coordinator: Arc<dyn Coordinator> = Arc::new(zk.clone());
-    if !place::is_one(&semaphore, &coordinator).await? {
+    if !place::is_semaphore(&semaphore, &coordinator).await? {
         return Ok(Nodes { directory: nodes(zk, path).await?, semaphore: None, beside: Vec::new() });
     }
     let number = match semaphore.permits().await {

@@ -25,13 +25,13 @@ use zk_rwlock::{Dialect, Memory, RwLock};
 
 use crate::arguments::{Arguments, Connection};
 use crate::connect::connect_within;
-use crate::cursor::{self, Completion, WantedWord};
+use crate::cursor::{self, Completion, ExpectedWord};
 use crate::exit::Exit;
-use crate::output::{self, tame};
+use crate::output::{self, escape_controls};
 use crate::quotes::{self, TypedWord};
 
 /// How long a user waits at most for an answer while the ensemble is unreachable.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIME_LIMIT: Duration = Duration::from_secs(1);
 
 /// For how many paths at most zklock looks up whether they have children to offer.
 const LOOKED_INTO: usize = 100;
@@ -53,19 +53,19 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     let Line { words, typed } = Line::read(shell, &line);
     let mut program = Arguments::command();
     program.build();
-    let answer = match (cursor::wanted(&program, &words), words.last()) {
-        (WantedWord::Words(words), _) => told(&words, typed.as_ref()),
-        (WantedWord::Path { mut words, options }, Some(current)) => {
+    let answer = match (cursor::expected(&program, &words), words.last()) {
+        (ExpectedWord::Words(words), _) => answer_text(&words, typed.as_ref()),
+        (ExpectedWord::Path { mut words, options }, Some(current)) => {
             let line = [OsString::from("zklock")].into_iter().chain(options).chain(["ls".into(), "/".into()]);
             if let Ok(arguments) = Arguments::try_parse_from(line) {
-                let paths = tokio::time::timeout(PATIENCE, paths(current, &arguments.connection)).await;
+                let paths = tokio::time::timeout(TIME_LIMIT, paths(current, &arguments.connection)).await;
                 words.extend(paths.unwrap_or_default());
             }
-            told(&words, typed.as_ref())
+            answer_text(&words, typed.as_ref())
         }
-        (WantedWord::File, _) => "file\n".to_owned(),
-        (WantedWord::Command(at), _) => format!("command {at}\n"),
-        (WantedWord::Nothing | WantedWord::Path { .. }, _) => return Ok(0),
+        (ExpectedWord::File, _) => "file\n".to_owned(),
+        (ExpectedWord::Command(at), _) => format!("command {at}\n"),
+        (ExpectedWord::Nothing | ExpectedWord::Path { .. }, _) => return Ok(0),
     };
     output::print(&answer)?;
     Ok(0)
@@ -96,7 +96,7 @@ impl Line {
     }
 }
 
-fn told(words: &[Completion], typed: Option<&TypedWord>) -> String {
+fn answer_text(words: &[Completion], typed: Option<&TypedWord>) -> String {
     let line = |Completion { word, meaning }: &Completion| {
         let word = typed.map_or_else(|| Some(word.clone()), |typed| typed.completed(word))?;
         Some(if meaning.is_empty() { format!("{word}\n") } else { format!("{word}\t{meaning}\n") })
@@ -113,7 +113,7 @@ async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
     if !directory.is_empty() && RwLock::new(&Memory::new(), directory).is_err() {
         return Vec::new();
     }
-    let Ok(zk) = connect_within(PATIENCE, connection).await else { return Vec::new() };
+    let Ok(zk) = connect_within(TIME_LIMIT, connection).await else { return Vec::new() };
     let mut paths = Vec::new();
     if let Ok(slot) = zk.session_slot(0).await {
         let below = below(slot.session(), directory).await;
@@ -140,7 +140,7 @@ fn names(children: &[String]) -> impl Iterator<Item = &str> {
     let is_contender =
         |name: &&str| Contender::parse_as(name, Dialect::Native).is_some() || Dialect::Native.foreign(name).is_some();
     // A name with control characters is not offered, because a terminal could show something else in its place.
-    let names = children.iter().map(String::as_str).filter(|name| tame(name) == *name);
+    let names = children.iter().map(String::as_str).filter(|name| escape_controls(name) == *name);
     // A twin of a record or of a value is no lock.
     let is_twin = |name: &&str| {
         let of = name.strip_suffix(TWIN);

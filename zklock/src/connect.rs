@@ -37,7 +37,7 @@ pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> 
 /// Connects. Gives up if no server is reached within `limit`.
 pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> Result<ZooKeeper, Exit> {
     let connected = options(limit, connection)?.connect(hosts(connection)?).await;
-    connected.map_err(|error| told(error, connection))
+    connected.map_err(|error| exit_for(error, connection))
 }
 
 /// Returns the connect string.
@@ -110,7 +110,7 @@ fn invalid(problem: &str, connection: &Connection) -> Option<String> {
 
 /// Turns an error into the exit of zklock. If the error is about a setting, the message names the option or variable
 /// that gave it.
-pub(crate) fn told(error: Error, connection: &Connection) -> Exit {
+pub(crate) fn exit_for(error: Error, connection: &Connection) -> Exit {
     let exit = Exit::from(error.clone());
     let set = source(&sasl(connection)).or_else(|| source(&digest(connection)));
     let words = match (error, set) {

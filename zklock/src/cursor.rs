@@ -24,7 +24,7 @@ impl Completion {
 
 /// The kind of word that can stand at the cursor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum WantedWord {
+pub(crate) enum ExpectedWord {
     Nothing,
     Words(Vec<Completion>),
     /// One of these words, or a path in the ensemble that these connection options reach.
@@ -39,8 +39,8 @@ pub(crate) enum WantedWord {
 }
 
 /// Returns what can stand at the end of the last word. The first word is the program itself. `program` must be built.
-pub(crate) fn wanted(program: &Command, words: &[String]) -> WantedWord {
-    let Some((current, before)) = words.split_last() else { return WantedWord::Nothing };
+pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
+    let Some((current, before)) = words.split_last() else { return ExpectedWord::Nothing };
     let (mut task, mut options) = (None, Vec::new());
     let (mut places, mut is_escaped, mut has_line) = (0, false, false);
     let mut at = 1;
@@ -75,36 +75,36 @@ pub(crate) fn wanted(program: &Command, words: &[String]) -> WantedWord {
     if !is_escaped && current.starts_with('-') {
         return match current.split_once('=') {
             Some((name, value)) => match option(command, name).map(|(option, _)| value_of(option, value)) {
-                Some(WantedWord::Words(words)) => {
-                    WantedWord::Words(words.into_iter().map(|word| word.after(name)).collect())
+                Some(ExpectedWord::Words(words)) => {
+                    ExpectedWord::Words(words.into_iter().map(|word| word.after(name)).collect())
                 }
-                other => other.unwrap_or(WantedWord::Nothing),
+                other => other.unwrap_or(ExpectedWord::Nothing),
             },
-            None => WantedWord::Words(options_of(command, current)),
+            None => ExpectedWord::Words(options_of(command, current)),
         };
     }
     match task {
         None => {
             let words = if is_escaped { Vec::new() } else { tasks(program, current) };
-            WantedWord::Path { words, options }
+            ExpectedWord::Path { words, options }
         }
         Some(task) => match task.get_positionals().nth(places) {
-            Some(place) if place.get_id() == "path" => WantedWord::Path { words: Vec::new(), options },
-            Some(place) if place.get_id() == "task" => WantedWord::Words(tasks(program, current)),
+            Some(place) if place.get_id() == "path" => ExpectedWord::Path { words: Vec::new(), options },
+            Some(place) if place.get_id() == "task" => ExpectedWord::Words(tasks(program, current)),
             Some(place) => value_of(place, current),
-            None => WantedWord::Nothing,
+            None => ExpectedWord::Nothing,
         },
     }
 }
 
 /// Returns what can stand in the words after the lock's path, which begin at `at`.
-fn after_path(words: &[String], at: usize, has_line: bool) -> WantedWord {
+fn after_path(words: &[String], at: usize, has_line: bool) -> ExpectedWord {
     let first = words.get(at).filter(|_| at + 1 < words.len());
     match first.map(String::as_str) {
-        _ if has_line => WantedWord::Nothing,
-        Some("--") => WantedWord::Command(at + 1),
-        Some("-c" | "--command") => WantedWord::Nothing,
-        _ => WantedWord::Command(at),
+        _ if has_line => ExpectedWord::Nothing,
+        Some("--") => ExpectedWord::Command(at + 1),
+        Some("-c" | "--command") => ExpectedWord::Nothing,
+        _ => ExpectedWord::Command(at),
     }
 }
 
@@ -141,16 +141,16 @@ fn option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
     last
 }
 
-fn value_of(of: &Arg, current: &str) -> WantedWord {
+fn value_of(of: &Arg, current: &str) -> ExpectedWord {
     let named = |word: String| Completion { word, meaning: String::new() };
     let words: Vec<String> = match of.get_id().as_str() {
         "dialect" => DIALECTS.iter().map(Dialect::to_string).collect(),
-        _ if of.get_value_hint() == ValueHint::FilePath => return WantedWord::File,
+        _ if of.get_value_hint() == ValueHint::FilePath => return ExpectedWord::File,
         _ => of.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect(),
     };
     match words.is_empty() {
-        true => WantedWord::Nothing,
-        false => WantedWord::Words(words.into_iter().filter(|word| word.starts_with(current)).map(named).collect()),
+        true => ExpectedWord::Nothing,
+        false => ExpectedWord::Words(words.into_iter().filter(|word| word.starts_with(current)).map(named).collect()),
     }
 }
 
@@ -187,15 +187,15 @@ mod tests {
     use super::*;
     use crate::arguments::Arguments;
 
-    fn wanted_in(line: &str) -> WantedWord {
+    fn expected_in(line: &str) -> ExpectedWord {
         let mut program = Arguments::command();
         program.build();
-        wanted(&program, &line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+        expected(&program, &line.split(' ').map(str::to_owned).collect::<Vec<_>>())
     }
 
     fn words_in(line: &str) -> Vec<String> {
-        match wanted_in(line) {
-            WantedWord::Words(words) | WantedWord::Path { words, .. } => {
+        match expected_in(line) {
+            ExpectedWord::Words(words) | ExpectedWord::Path { words, .. } => {
                 words.into_iter().map(|word| word.word).collect()
             }
             other => panic!("{line:?}: {other:?}"),
@@ -203,8 +203,8 @@ mod tests {
     }
 
     fn options_in(line: &str) -> Vec<OsString> {
-        match wanted_in(line) {
-            WantedWord::Path { options, .. } => options,
+        match expected_in(line) {
+            ExpectedWord::Path { options, .. } => options,
             other => panic!("{line:?}: {other:?}"),
         }
     }
@@ -222,8 +222,8 @@ mod tests {
             assert_eq!(words_in(line), Vec::<String>::new(), "{line}");
         }
         for task in ["ls", "watch", "ask", "forget", "break", "check", "permits"] {
-            assert!(matches!(wanted_in(&format!("zklock {task} ")), WantedWord::Path { .. }), "{task}");
-            assert_eq!(wanted_in(&format!("zklock {task} /l ")), WantedWord::Nothing, "{task}");
+            assert!(matches!(expected_in(&format!("zklock {task} ")), ExpectedWord::Path { .. }), "{task}");
+            assert_eq!(expected_in(&format!("zklock {task} /l ")), ExpectedWord::Nothing, "{task}");
         }
     }
 
@@ -245,12 +245,12 @@ mod tests {
             ("zklock /l --", 2),
             ("zklock /l -c", 2),
         ] {
-            assert_eq!(wanted_in(line), WantedWord::Command(at), "{line}");
+            assert_eq!(expected_in(line), ExpectedWord::Command(at), "{line}");
         }
         for line in
             ["zklock /l -c ", "zklock -c make /l ", "zklock /l --command ma", "zklock -c ", "zklock --command=ma"]
         {
-            assert_eq!(wanted_in(line), WantedWord::Nothing, "{line}");
+            assert_eq!(expected_in(line), ExpectedWord::Nothing, "{line}");
         }
     }
 
@@ -266,10 +266,10 @@ mod tests {
         assert_eq!(words_in("zklock completions b"), ["bash"]);
         assert_eq!(words_in("zklock man wa"), ["watch"]);
         for line in ["zklock --auth-file ", "zklock ls --tls-ca /e", "zklock --tls-key=", "zklock -n --sasl-file x"] {
-            assert_eq!(wanted_in(line), WantedWord::File, "{line}");
+            assert_eq!(expected_in(line), ExpectedWord::File, "{line}");
         }
         for line in ["zklock -w ", "zklock -nw ", "zklock --auth ", "zklock --bogus=", "zklock break /l 4"] {
-            assert_eq!(wanted_in(line), WantedWord::Nothing, "{line}");
+            assert_eq!(expected_in(line), ExpectedWord::Nothing, "{line}");
         }
     }
 

@@ -9,7 +9,7 @@ use crate::advice::{Advice, Role, advice, together};
 use crate::arguments::Connection;
 use crate::check::Odd;
 use crate::connect;
-use crate::servers::{ServerReport, patience, without_root};
+use crate::servers::{ServerReport, connect_limit, without_root};
 
 /// The node in which ZooKeeper 3.5 and later lists the servers of the ensemble.
 const CONFIG: &str = "/zookeeper/config";
@@ -37,9 +37,9 @@ fn shown(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>
 /// so one of the two servers is wrong.
 fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     let looked: Vec<&ServerReport> = servers.iter().filter(|server| server.looks.len() == 3).collect();
-    let named = |servers: &[&&ServerReport]| servers.iter().map(|it| it.called()).collect::<Vec<_>>().join(", ");
+    let named = |servers: &[&&ServerReport]| servers.iter().map(|it| it.name_and_role()).collect::<Vec<_>>().join(", ");
     let nodes: BTreeSet<&String> = looked.iter().flat_map(|server| server.looks[0].keys()).collect();
-    let tell = |node: &&'_ String| {
+    let difference = |node: &&'_ String| {
         let versions: BTreeSet<i32> = looked.iter().filter_map(|server| server.looks[0].get(*node).copied()).collect();
         versions.into_iter().rev().find_map(|version| {
             let shows = |server: &&&ServerReport, look: usize| server.looks[look].get(*node) == Some(&version);
@@ -53,21 +53,21 @@ fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
             (!there.is_empty() && !missing.is_empty()).then_some(what)
         })
     };
-    let told = nodes.iter().filter_map(|node| Some(Disagreement { node: node.as_str(), what: tell(node)? }));
-    let (paths, names): (Vec<_>, Vec<_>) = told.partition(|it| it.node.starts_with('/'));
+    let all = nodes.iter().filter_map(|node| Some(Disagreement { node: node.as_str(), what: difference(node)? }));
+    let (paths, names): (Vec<_>, Vec<_>) = all.partition(|it| it.node.starts_with('/'));
     // A missing directory is already reported by the nodes in it.
     let is_new = |it: &Disagreement<'_>| names.iter().all(|name| name.what != it.what);
-    let mut told: Vec<_> = paths.into_iter().filter(is_new).collect();
-    told.extend(names);
-    told
+    let mut reported: Vec<_> = paths.into_iter().filter(is_new).collect();
+    reported.extend(names);
+    reported
 }
 
 /// Returns the oddities of nodes on which the servers disagree, each with its advice.
 pub(crate) fn diverged(servers: &[ServerReport], members: &Members) -> Vec<Odd> {
-    told(servers, &disagreements(servers), is_whole(servers, members))
+    with_advice(servers, &disagreements(servers), is_whole(servers, members))
 }
 
-fn told(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: bool) -> Vec<Odd> {
+fn with_advice(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: bool) -> Vec<Odd> {
     let mut advised: Vec<Advice> = found.iter().map(|it| advice(&shown(servers, it.node), is_whole)).collect();
     let voters = servers.iter().filter(|server| Role::of(server.mode.as_deref()) != Role::Observer).count();
     together(&mut advised, voters);
@@ -91,7 +91,7 @@ pub(crate) enum Members {
 pub(crate) async fn members(servers: &[ServerReport], connection: &Connection) -> Members {
     let Some(server) = servers.iter().find(|server| server.looks.len() == 3) else { return Members::Unknown };
     let asked = async {
-        let options = connect::options(patience(connection), connection).ok()?;
+        let options = connect::options(connect_limit(connection), connection).ok()?;
         let client = options.connect(without_root(&server.name)).await.ok()?;
         let session_slot = client.session_slot(0).await.ok()?;
         Some(connect::answered(session_slot.session(), session_slot.session().data(CONFIG)).await)
@@ -198,8 +198,8 @@ mod tests {
             "the node may have been created and deleted in between"
         );
         assert_eq!(odd([&[], &["a"], &["a"]], [&[], &[], &["a"]]), [""; 0], "the node was created");
-        let told = odd([&["a", "b"], &["a", "b"], &["a", "b"]], [&["b"], &["b"], &["b"]]);
-        assert_eq!(told, ["zk1 (leader) shows it, and zk2 (follower) does not"]);
+        let reported = odd([&["a", "b"], &["a", "b"], &["a", "b"]], [&["b"], &["b"], &["b"]]);
+        assert_eq!(reported, ["zk1 (leader) shows it, and zk2 (follower) does not"]);
     }
 
     #[test]
@@ -221,24 +221,24 @@ mod tests {
     #[test]
     fn advice_needs_all_servers_of_the_ensemble() {
         let (shows, lacks): ([&[&str]; 3], [&[&str]; 3]) = ([&["a"]; 3], [&[]; 3]);
-        let told = |servers: &[ServerReport], is_whole| {
-            told(servers, &disagreements(servers), is_whole).into_iter().map(|odd| odd.what).collect::<Vec<_>>()
+        let advised = |servers: &[ServerReport], is_whole| {
+            with_advice(servers, &disagreements(servers), is_whole).into_iter().map(|odd| odd.what).collect::<Vec<_>>()
         };
         let ensemble = |looks: [[&[&str]; 3]; 3]| {
             let [one, two, three] = looks;
             [server("zk1", "leader", one), server("zk2", "follower", two), server("zk3", "follower", three)]
         };
-        let alone = told(&ensemble([shows, shows, lacks]), true);
+        let alone = advised(&ensemble([shows, shows, lacks]), true);
         assert!(alone[0].ends_with("does not: zk3 alone differs: stop it, delete its data, and start it"), "{alone:?}");
-        let leads = told(&ensemble([lacks, shows, shows]), true);
+        let leads = advised(&ensemble([lacks, shows, shows]), true);
         assert!(leads[0].contains("restart the leader zk1") && !leads[0].contains("delete its data"), "{leads:?}");
-        let some = told(&ensemble([shows, shows, lacks]), false);
+        let some = advised(&ensemble([shows, shows, lacks]), false);
         assert!(
             some[0].ends_with("not all servers of the ensemble were looked at, so delete no data on any server"),
             "{some:?}"
         );
         let two: [[&[&str]; 3]; 3] = [[&["a", "b"]; 3], [&["a"]; 3], [&["b"]; 3]];
-        let two = told(&ensemble(two), true);
+        let two = advised(&ensemble(two), true);
         assert!(two.len() == 2 && two.iter().all(|what| what.ends_with("delete no data on any server")), "{two:?}");
     }
 

@@ -10,7 +10,7 @@ use zk_rwlock::ZooKeeper;
 use crate::arguments::{Break, Connection};
 use crate::connect::connect_to;
 use crate::exit::{self, Exit};
-use crate::output::{self, tame};
+use crate::output::{self, escape_controls};
 use crate::place::{self, Place};
 use crate::table;
 
@@ -22,13 +22,13 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
         if !io::stdin().is_terminal() {
             return Err(Exit::usage("break asks for confirmation, but standard input is no terminal: give --yes"));
         }
-        if !agrees(&format!("{}: remove {}?", which.path, tame(&member.to_string()))) {
+        if !agrees(&format!("{}: remove {}?", which.path, escape_controls(&member.to_string()))) {
             return Err(Exit::new(exit::NEGATIVE, "nothing was removed"));
         }
     }
     match place.evict(which.token).await? {
         Some(member) => {
-            output::print(&format!("removed {}\n", tame(&member.to_string())))?;
+            output::print(&format!("removed {}\n", escape_controls(&member.to_string())))?;
             Ok(0)
         }
         None => stale(&zk, &place, which).await,
@@ -38,7 +38,7 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
 /// Reports that no contender has the token, and lists the contenders that there are.
 async fn stale(zk: &ZooKeeper, place: &Place, which: &Break) -> Result<u8, Exit> {
     let queue = place.queue().await?;
-    place::tell_if_missing(zk, &which.path).await;
+    place::report_if_missing(zk, &which.path).await;
     let now = table::table(&queue, output::columns(&io::stderr()), false);
     let problem = format!(
         "{}: no holder or waiter has token {}; nothing was removed. The contenders now:",

@@ -3,13 +3,13 @@
 use crate::arguments::{Connection, Forget};
 use crate::connect::{self, connect_to};
 use crate::exit::{self, Exit};
-use crate::output::{self, tame};
+use crate::output::{self, escape_controls};
 
 pub(crate) async fn forget(which: &Forget, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
     match connect::lock(&zk, &which.path, connection)?.forget().await? {
         Some(done) => {
-            output::print(&format!("forgot that it was {}\n", tame(&done.to_string())))?;
+            output::print(&format!("forgot that it was {}\n", escape_controls(&done.to_string())))?;
             Ok(0)
         }
         None => Err(Exit::new(exit::NEGATIVE, format!("{}: there is no record that it was done", which.path))),

@@ -9,7 +9,7 @@ use zk_rwlock::{Error, Loss, ReadGuard, WriteGuard};
 
 /// A guard of any kind.
 #[derive(Debug)]
-pub(crate) enum Grip {
+pub(crate) enum AnyGuard {
     Read(ReadGuard),
     Write(WriteGuard),
     /// The guard of `--once-in`, if the job is due.
@@ -20,21 +20,21 @@ pub(crate) enum Grip {
 macro_rules! either {
     ($guard:expr, $held:ident => $answer:expr) => {
         match $guard {
-            Grip::Read($held) => $answer,
-            Grip::Write($held) => $answer,
-            Grip::Once($held) => $answer,
-            Grip::Permit($held) => $answer,
+            AnyGuard::Read($held) => $answer,
+            AnyGuard::Write($held) => $answer,
+            AnyGuard::Once($held) => $answer,
+            AnyGuard::Permit($held) => $answer,
         }
     };
 }
 
-impl Grip {
+impl AnyGuard {
     /// Returns the mode for the command's variable `ZKLOCK_MODE`.
     pub(crate) fn mode(&self) -> &'static str {
         match self {
-            Grip::Read(_) => "READ",
-            Grip::Write(_) | Grip::Once(_) => "WRITE",
-            Grip::Permit(_) => "PERMIT",
+            AnyGuard::Read(_) => "READ",
+            AnyGuard::Write(_) | AnyGuard::Once(_) => "WRITE",
+            AnyGuard::Permit(_) => "PERMIT",
         }
     }
 

@@ -9,7 +9,7 @@ use zk_rwlock::{Queue, Survey, ZooKeeper};
 use crate::arguments::{Connection, Ls};
 use crate::connect::{self, connect_to};
 use crate::exit::Exit;
-use crate::output::tame_json;
+use crate::output::escape_json;
 use crate::place::Place;
 use crate::{output, place, table};
 
@@ -19,10 +19,10 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     let text = if ls.tree {
         let survey = Survey::below(&zk, &ls.path).await?;
         if survey.queues.is_empty() && survey.unreadable.is_empty() {
-            place::tell_if_missing(&zk, &ls.path).await;
+            place::report_if_missing(&zk, &ls.path).await;
         }
         match ls.json {
-            true => tame_json(&format!("{:#}\n", table::json_of_survey(&survey, &ls.path))),
+            true => escape_json(&format!("{:#}\n", table::json_of_survey(&survey, &ls.path))),
             false => table::tables(&survey, &ls.path, columns, colourful),
         }
     } else {
@@ -34,10 +34,10 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
                     ls.path
                 ));
             }
-            place::tell_if_missing(&zk, &ls.path).await;
+            place::report_if_missing(&zk, &ls.path).await;
         }
         match ls.json {
-            true => tame_json(&format!("{:#}\n", table::json(&queue))),
+            true => escape_json(&format!("{:#}\n", table::json(&queue))),
             false => table::table(&queue, columns, colourful),
         }
     };

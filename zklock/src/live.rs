@@ -46,7 +46,7 @@ struct Screen {
     unanswered: Option<Instant>,
     resized: Signal,
     continued: Signal,
-    /// Whether the terminal is the controlling terminal of this session, so that it tells which group is in the
+    /// Whether the terminal is the controlling terminal of this session, so that it status which group is in the
     /// foreground.
     is_ours: bool,
 }
@@ -107,13 +107,13 @@ impl Screen {
         }
         let (columns, rows) = terminal::size(io::stdout());
         let silent = self.unanswered.map_or(Duration::ZERO, |since| since.elapsed());
-        let tells = if silent > SILENCE {
+        let status = if silent > SILENCE {
             let silent = humantime::format_duration(Duration::from_secs(silent.as_secs()));
             format!("  no answer for {silent}; the last answer:")
         } else {
             format!("  {}", humantime::format_rfc3339_seconds(SystemTime::now().min(UNIX_EPOCH + LAST_WRITTEN)))
         };
-        let heading = shorten_in_the_middle(&self.path, columns.saturating_sub(width(&tells)).max(1)) + &tells;
+        let heading = shorten_in_the_middle(&self.path, columns.saturating_sub(width(&status)).max(1)) + &status;
         let mut lines = vec![shorten(&heading, columns), String::new()];
         if let Some(queue) = &self.queue {
             // The last row stays empty, because a cursor in it would scroll the screen.
@@ -141,7 +141,7 @@ async fn in_lines(place: &Place, watch: &WatchOrder) -> Result<u8, Exit> {
             if last.as_ref() != Some(&gist) {
                 last = Some(gist);
                 let text = if watch.json {
-                    output::tame_json(&table::json(&queue).to_string())
+                    output::escape_json(&table::json(&queue).to_string())
                 } else {
                     table::table(&queue, output::columns(&io::stdout()), false)
                 };

@@ -8,7 +8,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::output::{tame, to_people};
+use crate::output::{escape_controls, to_people};
 
 /// Turns the log on.
 pub(crate) fn show() {
@@ -46,7 +46,7 @@ impl Subscriber for Log {
         let (level, target) = (event.metadata().level(), event.metadata().target());
         let origin = target.split("::").next().unwrap_or(target);
         let at = self.started.elapsed().as_secs_f32();
-        let line = tame(&format!("{at:.3}s {level} {origin}: {}{}", words.message, words.fields));
+        let line = escape_controls(&format!("{at:.3}s {level} {origin}: {}{}", words.message, words.fields));
         // Events also come from the threads that keep the session alive.
         to_people(format!("zklock: {line}\n"));
     }

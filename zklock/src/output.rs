@@ -35,12 +35,12 @@ pub(crate) fn is_colourful() -> bool {
 /// Prints a message and waits up to [`FAREWELL`] until it is written. A failure is ignored: zklock goes on without a
 /// reader.
 pub(crate) fn say(words: &str) {
-    say_in_passing(FAREWELL, words);
+    say_within(FAREWELL, words);
 }
 
 /// Prints a message as [`say()`] does, but waits no longer than `limit`. If nobody reads standard error, the message
 /// stays queued and zklock goes on.
-pub(crate) fn say_in_passing(limit: Duration, words: &str) {
+pub(crate) fn say_within(limit: Duration, words: &str) {
     // The wait keeps the message ahead of later output.
     wait_for(limit, format!("zklock: {words}\n"));
 }
@@ -65,8 +65,8 @@ pub(crate) fn finish() {
 
 /// Queues a text as [`to_people`] does, and waits up to `limit` until it is written.
 pub(crate) fn wait_for(limit: Duration, text: String) {
-    let (tells, printed) = mpsc::channel();
-    enqueue((text, Some(tells)));
+    let (sender, printed) = mpsc::channel();
+    enqueue((text, Some(sender)));
     // Nothing is ever sent. This call returns when the sender is dropped.
     let _ = printed.recv_timeout(limit);
 }
@@ -82,7 +82,7 @@ fn printer() -> Option<SyncSender<Text>> {
     let (sender, texts) = mpsc::sync_channel::<Text>(UNREAD_MAX);
     let print = move || {
         terminal::undisturbed(|| {
-            texts.into_iter().for_each(|(text, _tells)| drop(io::stderr().write_all(text.as_bytes())))
+            texts.into_iter().for_each(|(text, _sender)| drop(io::stderr().write_all(text.as_bytes())))
         });
     };
     thread::Builder::new().spawn(print).is_ok().then_some(sender)
@@ -122,15 +122,15 @@ pub(crate) fn is_read() -> bool {
 
 /// Makes foreign text safe for a terminal: escapes control characters, and characters that change the direction of text
 /// or end a line.
-pub(crate) fn tame(text: &str) -> String {
-    let mut tamed = String::with_capacity(text.len());
+pub(crate) fn escape_controls(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
-        match is_obeyed(character) {
-            true => tamed.extend(character.escape_default()),
-            false => tamed.push(character),
+        match is_control(character) {
+            true => escaped.extend(character.escape_default()),
+            false => escaped.push(character),
         }
     }
-    tamed
+    escaped
 }
 
 /// The longest line in a message that is shown whole, in characters. Every valid path of a lock fits.
@@ -143,7 +143,7 @@ const SHORT_LINE: usize = 300;
 pub(crate) fn readable(words: &str) -> String {
     let line = |line: &str| {
         let is_long = line.chars().nth(LONGEST_LINE).is_some();
-        tame(&if is_long { shorten_in_the_middle(line, SHORT_LINE) } else { line.to_owned() })
+        escape_controls(&if is_long { shorten_in_the_middle(line, SHORT_LINE) } else { line.to_owned() })
     };
     words.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
@@ -158,19 +158,19 @@ pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
 }
 
 /// Makes JSON safe for a terminal: escapes control characters as JSON allows within strings.
-pub(crate) fn tame_json(json: &str) -> String {
-    let mut tamed = String::with_capacity(json.len());
+pub(crate) fn escape_json(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
     for character in json.chars() {
-        match is_obeyed(character) && !character.is_ascii_whitespace() {
-            true => tamed.push_str(&format!("\\u{:04x}", u32::from(character))),
-            false => tamed.push(character),
+        match is_control(character) && !character.is_ascii_whitespace() {
+            true => escaped.push_str(&format!("\\u{:04x}", u32::from(character))),
+            false => escaped.push(character),
         }
     }
-    tamed
+    escaped
 }
 
 /// Whether the character controls a terminal instead of being shown.
-pub(crate) fn is_obeyed(character: char) -> bool {
+pub(crate) fn is_control(character: char) -> bool {
     let turns =
         matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     character.is_control() || turns || matches!(character, '\u{2028}' | '\u{2029}')
@@ -296,10 +296,10 @@ mod tests {
     fn escaped_json_parses_to_the_same_value() {
         let foreign = serde_json::json!({ "label": "a\u{9b}31m\u{202e}b\u{7f}\u{2028}日本\n\"" });
         for json in [foreign.to_string(), format!("{foreign:#}")] {
-            let tamed = tame_json(&json);
-            assert!(!tamed.chars().any(|c| is_obeyed(c) && c != '\n'), "{tamed:?}");
-            assert!(tamed.contains("\\u009b31m\\u202eb\\u007f\\u2028日本"), "{tamed}");
-            assert_eq!(serde_json::from_str::<serde_json::Value>(&tamed).expect("valid JSON"), foreign);
+            let escaped = escape_json(&json);
+            assert!(!escaped.chars().any(|c| is_control(c) && c != '\n'), "{escaped:?}");
+            assert!(escaped.contains("\\u009b31m\\u202eb\\u007f\\u2028日本"), "{escaped}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&escaped).expect("valid JSON"), foreign);
         }
     }
 
@@ -315,15 +315,15 @@ mod tests {
 
     #[test]
     fn control_characters_are_shown_escaped() {
-        assert_eq!(tame("plain 日本 é"), "plain 日本 é");
-        assert_eq!(tame("\x1b[2J"), "\\u{1b}[2J");
+        assert_eq!(escape_controls("plain 日本 é"), "plain 日本 é");
+        assert_eq!(escape_controls("\x1b[2J"), "\\u{1b}[2J");
         assert_eq!(
-            tame("a\u{202e}b\u{2066}c"),
+            escape_controls("a\u{202e}b\u{2066}c"),
             "a\\u{202e}b\\u{2066}c",
             "the characters change the direction of the text"
         );
-        assert_eq!(tame("a\u{200f}b\u{2028}c\u{9b}d"), "a\\u{200f}b\\u{2028}c\\u{9b}d");
-        assert_eq!(tame("a\nb"), "a\\nb");
+        assert_eq!(escape_controls("a\u{200f}b\u{2028}c\u{9b}d"), "a\\u{200f}b\\u{2028}c\\u{9b}d");
+        assert_eq!(escape_controls("a\nb"), "a\\nb");
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl Place {
     pub(crate) async fn queue(&self) -> Result<Queue, Error> {
         match self {
             Place::Semaphore(semaphore) => semaphore.queue().await,
-            Place::Either(_, semaphore, zk) if is_one(semaphore, zk).await? => semaphore.queue().await,
+            Place::Either(_, semaphore, zk) if is_semaphore(semaphore, zk).await? => semaphore.queue().await,
             Place::Lock(lock) | Place::Either(lock, ..) => lock.queue().await,
         }
     }
@@ -47,11 +47,12 @@ impl Place {
     pub(crate) async fn find(&self, token: i64) -> Result<Option<Member>, Error> {
         let among = |queue: Queue| queue.members.into_iter().find(|member| member.token == Some(token));
         match self {
-            Place::Either(lock, semaphore, zk) if is_one(semaphore, zk).await? => match among(semaphore.queue().await?)
-            {
-                None => Ok(among(lock.queue().await?)),
-                found => Ok(found),
-            },
+            Place::Either(lock, semaphore, zk) if is_semaphore(semaphore, zk).await? => {
+                match among(semaphore.queue().await?) {
+                    None => Ok(among(lock.queue().await?)),
+                    found => Ok(found),
+                }
+            }
             _ => Ok(among(self.queue().await?)),
         }
     }
@@ -60,10 +61,12 @@ impl Place {
     pub(crate) async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
         match self {
             Place::Semaphore(semaphore) => semaphore.evict(token).await,
-            Place::Either(lock, semaphore, zk) if is_one(semaphore, zk).await? => match semaphore.evict(token).await? {
-                None => lock.evict(token).await,
-                removed => Ok(removed),
-            },
+            Place::Either(lock, semaphore, zk) if is_semaphore(semaphore, zk).await? => {
+                match semaphore.evict(token).await? {
+                    None => lock.evict(token).await,
+                    removed => Ok(removed),
+                }
+            }
             Place::Lock(lock) | Place::Either(lock, ..) => lock.evict(token).await,
         }
     }
@@ -73,7 +76,7 @@ impl Place {
 /// makes the path a semaphore. If the data is empty, a permit that is held does. The directory of the queue decides
 /// nothing, because the servers remove it when it is empty. A path whose data this client may not read counts as a
 /// lock.
-pub(crate) async fn is_one(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> Result<bool, Error> {
+pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> Result<bool, Error> {
     let is_doubtful = match semaphore.permits().await {
         Ok(Some(_)) => return Ok(true),
         Ok(None) => false,
@@ -91,7 +94,7 @@ pub(crate) async fn is_one(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> 
 }
 
 /// Reports that the path does not exist. The user may have mistyped the path, and the answer "free" would mislead.
-pub(crate) async fn tell_if_missing<C: Coordinator>(zk: &C, path: &str) {
+pub(crate) async fn report_if_missing<C: Coordinator>(zk: &C, path: &str) {
     let Ok(session_slot) = zk.session_slot(0).await else { return };
     let session = session_slot.session();
     for node in [path.to_owned(), format!("{path}.done")] {

@@ -13,11 +13,11 @@ use zk_rwlock::{Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memor
 
 use crate::arguments::{Connection, Run};
 use crate::child::{self, Child, ChildEvent, Reaped, end_by};
-use crate::connect::{connect_within, told};
+use crate::connect::{connect_within, exit_for};
 use crate::exit::{self, Exit};
-use crate::guard::Grip;
+use crate::guard::AnyGuard;
 use crate::order::Order;
-use crate::output::{say, say_in_passing, tame};
+use crate::output::{escape_controls, say, say_within};
 use crate::place::Place;
 use crate::signals::Signals;
 use crate::{credentials, waiting};
@@ -64,10 +64,10 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let zk = tokio::select! {
         biased;
         signal = signals.next() => return Ok(ended_by(signal)),
-        zk = connect_within(patience(run, connection), connection) => zk?,
+        zk = connect_within(connect_limit(run, connection), connection) => zk?,
     };
     let place = open(&zk, run, &order, connection.dialect)?;
-    let beats = Beats::begin();
+    let stall = StallDetector::begin();
     let guard = tokio::select! {
         biased;
         signal = signals.next() => {
@@ -75,7 +75,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             leave(&zk, &mut signals).await;
             return Ok(ended_by(signal));
         }
-        guard = beats.during(acquire(&place, run, connection.verbose)) => guard,
+        guard = stall.during(acquire(&place, run, connection.verbose)) => guard,
     };
     let guard = match guard {
         Ok(Some(guard)) => guard,
@@ -85,7 +85,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             return Ok(run.skipped_exit_code);
         }
         Err(error) => {
-            let refusal = refused(error, run, connection, &zk, beats.stood_still()).await;
+            let refusal = refused(error, run, connection, &zk, stall.stood_still()).await;
             leave(&zk, &mut signals).await;
             return Err(refusal);
         }
@@ -104,7 +104,7 @@ fn ended_by(signal: Signal) -> u8 {
 }
 
 /// Returns how long to try to reach a server: no longer than the user would wait for the lock.
-fn patience(run: &Run, connection: &Connection) -> Duration {
+fn connect_limit(run: &Run, connection: &Connection) -> Duration {
     let wanted = connection.connect_timeout.unwrap_or(connection.session_timeout);
     match run.wait {
         Some(wait) if !run.does_not_wait() => wanted.min(wait.max(CONNECT_LEAST)),
@@ -138,14 +138,14 @@ fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Diale
 }
 
 /// Acquires the lock. Returns `None` if the job was already done, with `--once-in`.
-async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<Grip>, Error> {
+async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<AnyGuard>, Error> {
     let started = Instant::now();
     if run.does_not_wait() {
         return try_to_acquire(place, run).await;
     }
-    let (tell, places) = watch::channel(0);
-    let tell = move |progress: &Progress| {
-        tell.send_replace(progress.place);
+    let (sender, places) = watch::channel(0);
+    let on_progress = move |progress: &Progress| {
+        sender.send_replace(progress.place);
     };
     let shown = async {
         if !run.quiet {
@@ -155,7 +155,7 @@ async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<Gr
     };
     let guard = tokio::select! {
         biased;
-        guard = wait_for(place, run, tell) => guard?,
+        guard = wait_for(place, run, on_progress) => guard?,
         never = shown => match never {},
     };
     if let Some(guard) = guard.as_ref().filter(|_| is_verbose) {
@@ -163,7 +163,7 @@ async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<Gr
             u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         ));
         let words = format!("granted {} after {waited}, token {}", place.path(), guard.token());
-        say_in_passing(passing(guard), &words);
+        say_within(message_wait(guard), &words);
     }
     Ok(guard)
 }
@@ -177,33 +177,33 @@ fn what(run: &Run) -> &'static str {
     }
 }
 
-async fn try_to_acquire(place: &Place, run: &Run) -> Result<Option<Grip>, Error> {
+async fn try_to_acquire(place: &Place, run: &Run) -> Result<Option<AnyGuard>, Error> {
     let lock = match place {
-        Place::Semaphore(semaphore) => return Ok(Some(Grip::Permit(semaphore.try_acquire().await?))),
+        Place::Semaphore(semaphore) => return Ok(Some(AnyGuard::Permit(semaphore.try_acquire().await?))),
         Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => lock.try_once_in(period).await?.map(Grip::Once),
-        None if run.shared => Some(Grip::Read(lock.try_read().await?)),
-        None => Some(Grip::Write(lock.try_write().await?)),
+        Some(period) => lock.try_once_in(period).await?.map(AnyGuard::Once),
+        None if run.shared => Some(AnyGuard::Read(lock.try_read().await?)),
+        None => Some(AnyGuard::Write(lock.try_write().await?)),
     })
 }
 
 async fn wait_for(
     place: &Place,
     run: &Run,
-    tell: impl FnMut(&Progress) + Send + 'static,
-) -> Result<Option<Grip>, Error> {
+    on_progress: impl FnMut(&Progress) + Send + 'static,
+) -> Result<Option<AnyGuard>, Error> {
     let lock = match place {
         Place::Semaphore(semaphore) => {
-            return Ok(Some(Grip::Permit(bounded(semaphore.acquire(), run, tell).await?)));
+            return Ok(Some(AnyGuard::Permit(bounded(semaphore.acquire(), run, on_progress).await?)));
         }
         Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => bounded(lock.write(), run, tell).once_in(period).await?.map(Grip::Once),
-        None if run.shared => Some(Grip::Read(bounded(lock.read(), run, tell).await?)),
-        None => Some(Grip::Write(bounded(lock.write(), run, tell).await?)),
+        Some(period) => bounded(lock.write(), run, on_progress).once_in(period).await?.map(AnyGuard::Once),
+        None if run.shared => Some(AnyGuard::Read(bounded(lock.read(), run, on_progress).await?)),
+        None => Some(AnyGuard::Write(bounded(lock.write(), run, on_progress).await?)),
     })
 }
 
@@ -211,9 +211,9 @@ async fn wait_for(
 fn bounded<G: zk_rwlock::Guard>(
     acquire: Acquire<G>,
     run: &Run,
-    tell: impl FnMut(&Progress) + Send + 'static,
+    on_progress: impl FnMut(&Progress) + Send + 'static,
 ) -> Acquire<G> {
-    let acquire = acquire.on_wait(tell);
+    let acquire = acquire.on_wait(on_progress);
     run.wait.into_iter().fold(acquire, Acquire::timeout)
 }
 
@@ -229,11 +229,11 @@ async fn skipped(place: &Place, run: &Run) {
         .and_then(|queue| queue.done)
         .map_or_else(|| "done".to_owned(), |done| done.to_string());
     let period = humantime::format_duration(run.once_in.unwrap_or_default());
-    say(&format!("{}: not run, because it was {}, less than {period} ago", place.path(), tame(&last)));
+    say(&format!("{}: not run, because it was {}, less than {period} ago", place.path(), escape_controls(&last)));
 }
 
 async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeeper, stood_still: Duration) -> Exit {
-    let exit = told(error.clone(), connection);
+    let exit = exit_for(error.clone(), connection);
     let message = match &error {
         Error::Lost(why) | Error::Evicted(why) if is_over(*why) && stood_still > connection.session_timeout / 4 => {
             format!("{}{STOOD_STILL}", exit.message())
@@ -257,19 +257,19 @@ fn is_over(why: Loss) -> bool {
 }
 
 /// Measures for how long zklock, or the machine, stood still while zklock waited.
-struct Beats {
+struct StallDetector {
     last: Cell<Instant>,
     longest: Cell<Duration>,
 }
 
-impl Beats {
-    fn begin() -> Beats {
-        Beats { last: Cell::new(Instant::now()), longest: Cell::default() }
+impl StallDetector {
+    fn begin() -> StallDetector {
+        StallDetector { last: Cell::new(Instant::now()), longest: Cell::default() }
     }
 
     /// Awaits the work, and looks at the clock at every interval meanwhile.
     async fn during<T>(&self, work: impl Future<Output = T>) -> T {
-        let beats = async {
+        let stall = async {
             loop {
                 tokio::time::sleep(BEAT).await;
                 self.longest.set(self.stood_still());
@@ -279,7 +279,7 @@ impl Beats {
         tokio::select! {
             biased;
             done = work => done,
-            never = beats => never,
+            never = stall => never,
         }
     }
 
@@ -306,7 +306,13 @@ async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
 }
 
 /// Runs the command until it ends or the lock is lost.
-async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &mut Signals) -> Result<Reaped, Exit> {
+async fn hold(
+    guard: &AnyGuard,
+    run: &Run,
+    order: &Order,
+    zk: &ZooKeeper,
+    signals: &mut Signals,
+) -> Result<Reaped, Exit> {
     signals.listen_to_all()?;
     let environment = [
         ("ZKLOCK_PATH", order.path.clone()),
@@ -315,7 +321,7 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
     ];
     if !guard.is_held() {
         let why = guard.lost().await;
-        return lost(why, exit::PLACE_LOST, Told::of(guard, why, zk), "nothing was run").await;
+        return lost(why, exit::PLACE_LOST, Noticed::of(guard, why, zk), "nothing was run").await;
     }
     let without = if run.keep_credentials { &[][..] } else { &credentials::VARIABLES };
     let mut child = Child::spawn(&order.command, &environment, without)?;
@@ -330,17 +336,17 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                     suspect = true;
                     let left = until.saturating_duration_since(Instant::now()).as_secs_f32();
                     let words = format!("the connection is lost; unless it comes back, the lock is lost in {left:.1} s");
-                    say_in_passing(passing(guard), &words);
+                    say_within(message_wait(guard), &words);
                 }
                 Some(HoldState::Held) if suspect => {
                     suspect = false;
-                    say_in_passing(passing(guard), "the connection is back, and the lock is still held");
+                    say_within(message_wait(guard), "the connection is back, and the lock is still held");
                 }
                 Some(HoldState::Lost { why }) => {
-                    say_in_passing(passing(guard), &format!("the lock is lost: {why}; the command is ended"));
-                    let told = Told::of(guard, why, zk);
+                    say_within(message_wait(guard), &format!("the lock is lost: {why}; the command is ended"));
+                    let noticed = Noticed::of(guard, why, zk);
                     let how = stop(guard, run, child).await;
-                    return lost(why, run.lost_exit_code, told, how).await;
+                    return lost(why, run.lost_exit_code, noticed, how).await;
                 }
                 Some(_) => {}
                 None => std::future::pending().await,
@@ -357,7 +363,7 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
                     }
                     if !held {
                         let why = guard.lost().await;
-                        return lost(why, run.lost_exit_code, Told::of(guard, why, zk), "the command has ended").await;
+                        return lost(why, run.lost_exit_code, Noticed::of(guard, why, zk), "the command has ended").await;
                     }
                     record(guard, run, reaped, signals).await?;
                     return Ok(reaped);
@@ -377,8 +383,8 @@ async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &
 ///
 /// # Errors
 /// The success is not recorded, or may not be. Then the next host runs the command again.
-async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<(), Exit> {
-    let Grip::Once(once) = guard else { return Ok(()) };
+async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<(), Exit> {
+    let AnyGuard::Once(once) = guard else { return Ok(()) };
     if reaped.code != 0 {
         return Ok(());
     }
@@ -411,34 +417,34 @@ async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) 
     Err(Exit::new(code, format!("{problem}: {}; without the record the command is run again", exit.message())))
 }
 
-async fn lost(why: Loss, code: u8, told: Told<'_>, how: &str) -> Result<Reaped, Exit> {
-    let because = match told {
-        Told::InTime(zk) => cut_off(why, zk).await,
-        Told::Late => STOOD_STILL.to_owned(),
+async fn lost(why: Loss, code: u8, noticed: Noticed<'_>, how: &str) -> Result<Reaped, Exit> {
+    let because = match noticed {
+        Noticed::InTime(zk) => cut_off(why, zk).await,
+        Noticed::Late => STOOD_STILL.to_owned(),
     };
     let problem = format!("the lock was lost: {why}{because}; {how}");
     Err(Exit::new(exit::of_loss(why, code), problem))
 }
 
 /// Whether zklock noticed a loss in time.
-enum Told<'a> {
+enum Noticed<'a> {
     InTime(&'a ZooKeeper),
     /// After the whole time for which the servers keep a session. So zklock stood still, and the servers are not the
     /// cause.
     Late,
 }
 
-impl Told<'_> {
-    fn of<'a>(guard: &Grip, why: Loss, zk: &'a ZooKeeper) -> Told<'a> {
+impl Noticed<'_> {
+    fn of<'a>(guard: &AnyGuard, why: Loss, zk: &'a ZooKeeper) -> Noticed<'a> {
         match why == Loss::LeaseRanOut && guard.session_left().is_zero() {
-            true => Told::Late,
-            false => Told::InTime(zk),
+            true => Noticed::Late,
+            false => Noticed::InTime(zk),
         }
     }
 }
 
 /// Returns how long to wait until a message is printed. The time is zero if KILL is due.
-fn passing(guard: &Grip) -> Duration {
+fn message_wait(guard: &AnyGuard) -> Duration {
     (guard.session_left() / 8).min(Duration::from_millis(200))
 }
 
@@ -455,7 +461,7 @@ fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
 /// out when a quarter of the session timeout was left. KILL is sent when a sixth of that quarter is left. If another
 /// contender may already have the lock, there is no grace. If the node was removed on purpose, the command has its
 /// usual grace.
-async fn stop(guard: &Grip, run: &Run, mut child: Child) -> &'static str {
+async fn stop(guard: &AnyGuard, run: &Run, mut child: Child) -> &'static str {
     let how = end(guard, run, &mut child).await;
     // A command that had already ended, for example while zklock was stopped, was not killed.
     match child.reap().code == exit::by_signal(Signal::KILL.as_raw()) {
@@ -464,7 +470,7 @@ async fn stop(guard: &Grip, run: &Run, mut child: Child) -> &'static str {
     }
 }
 
-async fn end(guard: &Grip, run: &Run, child: &mut Child) -> &'static str {
+async fn end(guard: &AnyGuard, run: &Run, child: &mut Child) -> &'static str {
     let (grace, reserve) = grace(run.grace, guard.session_left());
     let started = Instant::now();
     if !grace.is_zero() {
@@ -496,7 +502,7 @@ async fn end(guard: &Grip, run: &Run, child: &mut Child) -> &'static str {
 
 /// Waits until the rest of the command's group has ended on the signal that ended the command. Kills the rest after the
 /// grace, or at once if the lock is lost or another signal comes.
-async fn end_rest(group: Pid, guard: &Grip, run: &Run, signals: &mut Signals) {
+async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals) {
     let ended = async || {
         let mut pause = TICK;
         while child::lives(group) {
@@ -519,7 +525,7 @@ async fn end_rest(group: Pid, guard: &Grip, run: &Run, signals: &mut Signals) {
 /// recognizes it as a hand-off. Without the release, the end of the session would remove the node. The wait for the
 /// answers is no longer than the lock could block other contenders. If no server answers, a message says for how long
 /// the lock may stay taken.
-async fn give_back(guard: Grip, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) {
+async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) {
     let limit = match (is_reached(zk), guard.is_held()) {
         (true, true) => connection.session_timeout,
         (true, false) => FAREWELL,
@@ -578,7 +584,7 @@ mod tests {
             (&["--connect-timeout", "70"], 70_000),
         ] {
             let given = read(&[words, &["--session-timeout", "10", "/l", "true"]].concat());
-            assert_eq!(patience(&given.run, &given.connection), Duration::from_millis(milliseconds), "{words:?}");
+            assert_eq!(connect_limit(&given.run, &given.connection), Duration::from_millis(milliseconds), "{words:?}");
         }
     }
 

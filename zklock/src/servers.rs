@@ -12,12 +12,12 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Session, Stat, each_server, f
 
 use crate::arguments::Connection;
 use crate::check::Odd;
-use crate::connect::{self, told};
+use crate::connect::{self, exit_for};
 use crate::exit::Exit;
-use crate::output::tame;
+use crate::output::escape_controls;
 
 /// How long to wait for a server without `--connect-timeout`. A server without an answer is reported and left out.
-const PATIENCE: Duration = Duration::from_secs(10);
+const DEFAULT_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long the node of a session that has just ended may stay.
 const LEAVING: Duration = Duration::from_secs(1);
@@ -81,7 +81,7 @@ pub(crate) async fn look(
     places: &Places,
     connection: &Connection,
 ) -> Result<Vec<ServerReport>, Exit> {
-    let names = each_server(&connect::hosts(connection)?).map_err(|error| told(error, connection))?;
+    let names = each_server(&connect::hosts(connection)?).map_err(|error| exit_for(error, connection))?;
     let asked = join_all(names.iter().map(|name| ask(name, connection))).await;
     let (mut servers, clients): (Vec<ServerReport>, Vec<Option<ZooKeeper>>) = asked.into_iter().unzip();
     for round in 0..3 {
@@ -117,8 +117,8 @@ pub(crate) async fn look(
 /// The beginning of the line with the role in the answer to `srvr`.
 const MODE: &str = "Mode: ";
 
-pub(crate) fn patience(connection: &Connection) -> Duration {
-    connection.connect_timeout.unwrap_or(PATIENCE)
+pub(crate) fn connect_limit(connection: &Connection) -> Duration {
+    connection.connect_timeout.unwrap_or(DEFAULT_LIMIT)
 }
 
 /// Returns the server without the path at the end of the connect string.
@@ -128,15 +128,15 @@ pub(crate) fn without_root(name: &str) -> &str {
 }
 
 async fn word(name: &str, word: &str, connection: &Connection) -> Result<String, String> {
-    let patience = patience(connection);
-    let options = connect::options(patience, connection).map_err(|exit| exit.message().to_owned())?;
-    four_letter_word(name, word, &options, patience).await
+    let connect_limit = connect_limit(connection);
+    let options = connect::options(connect_limit, connection).map_err(|exit| exit.message().to_owned())?;
+    four_letter_word(name, word, &options, connect_limit).await
 }
 
 async fn ask(name: &str, connection: &Connection) -> (ServerReport, Option<ZooKeeper>) {
     let connected = async {
-        let connected = connect::options(patience(connection), connection)?.connect(name).await;
-        connected.map_err(|error| told(error, connection))
+        let connected = connect::options(connect_limit(connection), connection)?.connect(name).await;
+        connected.map_err(|error| exit_for(error, connection))
     };
     let (connected, said) = tokio::join!(connected, word(name, "srvr", connection));
     let said = said.unwrap_or_default();
@@ -163,7 +163,7 @@ async fn ask(name: &str, connection: &Connection) -> (ServerReport, Option<ZooKe
 
 /// Returns the rest of the line that begins with `begins`, in an answer to a four-letter word.
 fn line(said: &str, begins: &str) -> Option<String> {
-    said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| tame(rest.trim()))
+    said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| escape_controls(rest.trim()))
 }
 
 async fn look_through(client: Option<&ZooKeeper>, places: &Places) -> Option<Result<Look, Failure>> {
@@ -225,7 +225,7 @@ pub(crate) fn ghosts<'n>(servers: &[ServerReport], nodes: &'n BTreeMap<String, S
 
 impl ServerReport {
     /// Returns the server's name and role.
-    pub(crate) fn called(&self) -> String {
+    pub(crate) fn name_and_role(&self) -> String {
         self.mode.as_ref().map_or_else(|| self.name.clone(), |mode| format!("{} ({mode})", self.name))
     }
 
@@ -243,8 +243,8 @@ impl ServerReport {
     /// Returns the entries of a list that affect this release.
     fn known_of<T: Copy>(&self, known: &[([u32; 3], [u32; 3], T)]) -> Vec<T> {
         let Some(version) = self.version.as_deref().and_then(release) else { return Vec::new() };
-        let is_one = |(from, to, _): &&([u32; 3], [u32; 3], T)| *from <= version && version < *to;
-        known.iter().filter(is_one).map(|(.., it)| *it).collect()
+        let is_affected = |(from, to, _): &&([u32; 3], [u32; 3], T)| *from <= version && version < *to;
+        known.iter().filter(is_affected).map(|(.., it)| *it).collect()
     }
 
     /// Returns the oddity that this server could not be looked at, if so.
@@ -304,12 +304,12 @@ mod tests {
 
     #[test]
     fn connect_timeout_limits_the_wait_for_each_server() {
-        let patience_of = |line: &str| {
+        let limit_of = |line: &str| {
             let words = line.split(' ').map(Into::into).collect();
-            patience(&Arguments::read(words).expect("valid").connection)
+            connect_limit(&Arguments::read(words).expect("valid").connection)
         };
-        assert_eq!(patience_of("zklock --connect-timeout 1m check /l"), Duration::from_secs(60));
-        assert_eq!(patience_of("zklock --session-timeout 2s check /l"), PATIENCE);
+        assert_eq!(limit_of("zklock --connect-timeout 1m check /l"), Duration::from_secs(60));
+        assert_eq!(limit_of("zklock --session-timeout 2s check /l"), DEFAULT_LIMIT);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use zk_rwlock::{Dialect, Queue, Survey};
 
 use crate::cycles;
 use crate::layout::{self, Column, Cut};
-use crate::output::{shorten, tame, wrapped};
+use crate::output::{escape_controls, shorten, wrapped};
 
 /// How many columns of a label are shown. A label may be 256 bytes long.
 const LABEL_SHOWN: usize = 40;
@@ -81,7 +81,7 @@ pub(crate) fn mode(member: &Member) -> String {
 
 /// Returns the record of the last run under `--once-in`, if there is one.
 fn last_done(queue: &Queue) -> Option<String> {
-    queue.done.as_ref().map(|done| format!("last {}", tame(&done.to_string())))
+    queue.done.as_ref().map(|done| format!("last {}", escape_controls(&done.to_string())))
 }
 
 /// Returns a line for the headings and one for each member. Without members there is no line.
@@ -110,8 +110,8 @@ pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colo
     }
     parts.extend(survey.unreadable.iter().map(|path| line(format!("{path}: may not be listed"))));
     for cycle in cycles::cycles(&survey.queues) {
-        let told = line("waiting for each other in a circle, and stuck if each keeps what it holds:".to_owned());
-        parts.push(told + &cycle.iter().map(|wait| line(format!("  {wait}"))).collect::<String>());
+        let heading = line("waiting for each other in a circle, and stuck if each keeps what it holds:".to_owned());
+        parts.push(heading + &cycle.iter().map(|wait| line(format!("  {wait}"))).collect::<String>());
     }
     parts.join("\n")
 }
@@ -174,7 +174,7 @@ fn columns(queue: &Queue) -> Vec<Column> {
     let column =
         |heading, cell: &dyn Fn(&Member) -> String| Column::new(heading, queue.members.iter().map(cell).collect());
     let hosts: Vec<String> = queue.members.iter().map(host).collect();
-    let label = |label: &str| shorten(&tame(label), LABEL_SHOWN);
+    let label = |label: &str| shorten(&escape_controls(label), LABEL_SHOWN);
     let ahead = places_ahead(queue);
     let behind = |words: fn(&Queue, &Member, Option<usize>) -> String| {
         queue.members.iter().zip(&ahead).map(|(member, ahead)| words(queue, member, *ahead)).collect()
@@ -196,7 +196,7 @@ fn columns(queue: &Queue) -> Vec<Column> {
 }
 
 fn host(member: &Member) -> String {
-    if member.host.is_empty() { "-".to_owned() } else { tame(&member.host) }
+    if member.host.is_empty() { "-".to_owned() } else { escape_controls(&member.host) }
 }
 
 /// Returns the place and host of the predecessor, for the column BEHIND.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use zk_rwlock::queue::Member;
 
-use crate::output::{self, shorten, shorten_in_the_middle, tame, width};
+use crate::output::{self, escape_controls, shorten, shorten_in_the_middle, width};
 use crate::place::Place;
 use crate::{layout, table, terminal};
 
@@ -67,7 +67,7 @@ const SECOND: Duration = Duration::from_secs(1);
 pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiver<usize>) {
     let mut line = StatusLine::default();
     let started = Instant::now();
-    let (mut last, mut told): (Option<WaitLog>, Option<WaitLog>) = (None, None);
+    let (mut last, mut reported): (Option<WaitLog>, Option<WaitLog>) = (None, None);
     loop {
         tokio::select! {
             change = places.changed() => {
@@ -85,9 +85,9 @@ pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiv
         let Some(seen) = &last else { continue };
         if is_live() {
             line.draw(|detail| seen.words(waits_at.path(), what, Some(started.elapsed()), detail));
-        } else if started.elapsed() >= SECOND && told.as_ref().map(WaitLog::gist) != Some(seen.gist()) {
-            output::say_in_passing(Duration::ZERO, &seen.words(waits_at.path(), what, None, WHOLE));
-            told = last.clone();
+        } else if started.elapsed() >= SECOND && reported.as_ref().map(WaitLog::gist) != Some(seen.gist()) {
+            output::say_within(Duration::ZERO, &seen.words(waits_at.path(), what, None, WHOLE));
+            reported = last.clone();
         }
     }
 }
@@ -145,7 +145,7 @@ fn name(member: &Member, detail: Detail) -> String {
         words.push(format!("pid {pid}"));
     }
     if let Some(label) = member.label.as_ref().filter(|_| detail.has_label) {
-        words.push(format!("\"{}\"", shorten(&tame(label), detail.longest)));
+        words.push(format!("\"{}\"", shorten(&escape_controls(label), detail.longest)));
     }
     words.extend(table::entered(member));
     words.join(" ")
@@ -153,7 +153,7 @@ fn name(member: &Member, detail: Detail) -> String {
 
 /// Returns the host, without its domain if the whole is too long.
 fn host(member: &Member, longest: usize) -> String {
-    let host = tame(&member.host);
+    let host = escape_controls(&member.host);
     match width(&host) > longest {
         true => {
             layout::without_shared_domain(&[host]).iter().map(|host| shorten_in_the_middle(host, longest)).collect()
@@ -211,15 +211,15 @@ mod tests {
 
     #[test]
     fn the_line_drops_details_that_do_not_fit() {
-        let told = |holders, what, detail| behind(holders).words("/l", what, Some(9 * SECOND), detail);
+        let reported = |holders, what, detail| behind(holders).words("/l", what, Some(9 * SECOND), detail);
         let whole = "waiting 9s for a permit of /l: place 2, held by READ web.example pid 4711 \"migrate\"";
-        assert_eq!(told(1, "for a permit of", WHOLE), whole);
+        assert_eq!(reported(1, "for a permit of", WHOLE), whole);
         assert_eq!(behind(1).words("/l", "to read", None, WHOLE).split(':').next(), Some("waiting to read /l"));
         let little = "waiting 9s for a permit: place 2, held by READ web.example \"migrate\"";
-        assert_eq!(told(1, "for a permit of", LITTLE), little, "without the path there is no `of`");
-        assert_eq!(told(1, "to write", LEAST), "waiting 9s: place 2, held by web.example \"migrate\"");
+        assert_eq!(reported(1, "for a permit of", LITTLE), little, "without the path there is no `of`");
+        assert_eq!(reported(1, "to write", LEAST), "waiting 9s: place 2, held by web.example \"migrate\"");
         assert_eq!(
-            told(1, "to write", *BRIEFER.last().expect("there are levels")),
+            reported(1, "to write", *BRIEFER.last().expect("there are levels")),
             "waiting 9s: place 2, held by web…",
             "the domain goes first"
         );
@@ -227,9 +227,9 @@ mod tests {
 
     #[test]
     fn holders_that_are_not_named_are_counted() {
-        let told = |holders| behind(holders).words("/l", "to write", None, LEAST);
-        assert!(told(1).ends_with("\"migrate\""), "{}", told(1));
-        assert!(told(2).ends_with("\"migrate\" and 1 more"), "{}", told(2));
-        assert!(told(4).ends_with("\"migrate\" and 3 more"), "{}", told(4));
+        let reported = |holders| behind(holders).words("/l", "to write", None, LEAST);
+        assert!(reported(1).ends_with("\"migrate\""), "{}", reported(1));
+        assert!(reported(2).ends_with("\"migrate\" and 1 more"), "{}", reported(2));
+        assert!(reported(4).ends_with("\"migrate\" and 3 more"), "{}", reported(4));
     }
 }

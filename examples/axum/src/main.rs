@@ -70,14 +70,14 @@ async fn connect(
     report_takes: Duration,
     offer: &watch::Sender<std::result::Result<Service, Failure>>,
 ) -> std::result::Result<Infallible, Error> {
-    let say = |news| drop(offer.send_replace(news));
+    let set = |outcome| drop(offer.send_replace(outcome));
     loop {
         match ZooKeeper::builder().connect_timeout(Duration::from_secs(3)).connect(servers).await {
             Ok(zk) => {
-                say(Ok(Service::new(zk, report_takes)?));
+                set(Ok(Service::new(zk, report_takes)?));
                 return pending().await;
             }
-            Err(error @ Error::Unreachable(_)) => say(Err(Failure::unavailable(&error.to_string()))),
+            Err(error @ Error::Unreachable(_)) => set(Err(Failure::unavailable(&error.to_string()))),
             Err(error) => return Err(error),
         }
         sleep(Duration::from_secs(1)).await;

@@ -13,8 +13,8 @@ use tokio::time::sleep;
 use zk_rwlock::{Error, RwLock, Shared, ZooKeeper};
 
 /// How long a request waits for a lock. A probe waits less, because it must answer within its own time limit.
-const PATIENCE: Duration = Duration::from_secs(5);
-const PATIENCE_OF_A_PROBE: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the read lock of the configuration is kept between requests. It is given up earlier if another process
 /// wants to write.
@@ -72,21 +72,21 @@ async fn ready(State(offered): State<Offered>) -> Result<&'static str, Failure> 
     }
     // A connection does not prove a valid lease, so the probe takes the read lock. While the kept lock is valid, this
     // sends no request.
-    drop(service.config.read().timeout(PATIENCE_OF_A_PROBE).await?);
+    drop(service.config.read().timeout(PROBE_TIMEOUT).await?);
     Ok("ready\n")
 }
 
 /// Reads the configuration. No process can change it before the answer is complete.
 async fn greet(State(offered): State<Offered>) -> Result<String, Failure> {
     let service = offered.borrow().clone()?;
-    let config = service.config.read().timeout(PATIENCE).await?;
+    let config = service.config.read().timeout(LOCK_TIMEOUT).await?;
     Ok(format!("{}\n", config.greeting))
 }
 
 async fn change_greeting(State(offered): State<Offered>, greeting: String) -> Result<(), Failure> {
     let service = offered.borrow().clone()?;
     let change = move |config: &mut Config| config.greeting.clone_from(&greeting);
-    service.config.update(change).timeout(PATIENCE).label("PUT /greeting").await?;
+    service.config.update(change).timeout(LOCK_TIMEOUT).label("PUT /greeting").await?;
     Ok(())
 }
 
@@ -94,7 +94,7 @@ async fn change_greeting(State(offered): State<Offered>, greeting: String) -> Re
 /// the lock.
 async fn report(State(offered): State<Offered>) -> Result<String, Failure> {
     let service = offered.borrow().clone()?;
-    let guard = service.report.try_write().timeout(PATIENCE).await?;
+    let guard = service.report.try_write().timeout(LOCK_TIMEOUT).await?;
     let report = guard.run(write_report(guard.fencing_token(), service.report_takes)).await?;
     guard.release().await?;
     Ok(report)

@@ -23,15 +23,12 @@ pub(crate) fn is_locked(error: &(dyn Error + 'static)) -> bool {
 #[error("the database has not answered within {0:?}")]
 pub(crate) struct Silent(Duration);
 
-/// Awaits an operation that a working database answers quickly. Fails after `patience`.
-pub(crate) async fn in_time<T, E>(
-    patience: Duration,
-    asked: impl Future<Output = std::result::Result<T, E>>,
-) -> Result<T>
+/// Awaits an operation that a working database answers quickly. Fails after `limit`.
+pub(crate) async fn in_time<T, E>(limit: Duration, asked: impl Future<Output = std::result::Result<T, E>>) -> Result<T>
 where
     E: Into<Box<dyn Error + Send + Sync>>,
 {
-    tokio::time::timeout(patience, asked).await.map_err(|_| Silent(patience))?.map_err(Into::into)
+    tokio::time::timeout(limit, asked).await.map_err(|_| Silent(limit))?.map_err(Into::into)
 }
 
 /// Parses `postgres://USER@HOST/NAME`, or the name of a file.
@@ -77,10 +74,10 @@ impl Database {
         place
     }
 
-    /// Opens a connection. `patience` limits the connecting, and later each wait for a lock of the database.
-    pub(crate) async fn connect(&self, patience: Duration) -> Result<AnyConnection> {
+    /// Opens a connection. `limit` bounds the connecting, and later each wait for a lock of the database.
+    pub(crate) async fn connect(&self, limit: Duration) -> Result<AnyConnection> {
         sqlx::any::install_default_drivers();
-        let milliseconds = patience.as_millis();
+        let milliseconds = limit.as_millis();
         let (url, setting) = match self {
             Database::Postgres(url) => (url.clone(), format!("SET lock_timeout = {milliseconds}")),
             Database::Sqlite(file) => (
@@ -93,7 +90,7 @@ impl Database {
             sqlx::query(&setting).execute(&mut connection).await?;
             Ok::<_, sqlx::Error>(connection)
         };
-        in_time(patience, connected).await
+        in_time(limit, connected).await
     }
 
     /// Begins a transaction that will write.

@@ -48,7 +48,7 @@ pub(crate) struct Fence<'a> {
     pub(crate) database: &'a Database,
     pub(crate) token: i64,
     /// How long the database may take for an answer.
-    pub(crate) patience: Duration,
+    pub(crate) limit: Duration,
 }
 
 impl Fence<'_> {
@@ -104,16 +104,16 @@ impl Fence<'_> {
     /// Until then it locks the whole file, so no other process can begin or commit a transaction.
     pub(crate) async fn clear_the_way(&self, name: &str, pid: i32) -> Result<Infallible> {
         let Database::Postgres(_) = self.database else { return pending().await };
-        let mut connection = self.database.connect(self.patience).await?;
+        let mut connection = self.database.connect(self.limit).await?;
         let mut told = Vec::new();
         loop {
             let ended = sqlx::query(END_EARLIER).bind(self.token).fetch_all(&mut connection);
-            for ended in in_time(self.patience, ended).await? {
+            for ended in in_time(self.limit, ended).await? {
                 println!("{name} has ended what an earlier holder left open: {}", ended.try_get::<String, _>(0)?);
             }
             let mut in_the_way = Vec::new();
             let rows = sqlx::query(IN_THE_WAY).bind(pid).fetch_all(&mut connection);
-            for row in in_time(self.patience, rows).await? {
+            for row in in_time(self.limit, rows).await? {
                 let (pid, program, state): (i32, String, Option<String>) =
                     (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
                 in_the_way.push(format!("pid {pid} ({program:?}, {})", state.as_deref().unwrap_or("state unknown")));

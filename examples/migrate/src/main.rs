@@ -109,7 +109,7 @@ struct Site {
 
 impl Site {
     fn fence(&self, token: i64) -> Fence<'_> {
-        Fence { database: &self.database, token, patience: self.timeout }
+        Fence { database: &self.database, token, limit: self.timeout }
     }
 }
 

@@ -60,8 +60,8 @@ async fn a_semaphore_with_an_invalid_number_is_not_free() {
     let cure = run(&["check", path]).await.stdout;
     assert!(cure.contains(&format!("set the number with zklock permits {path} N")), "{cure}");
     assert_eq!(run(&["permits", path, "3"]).await.code, Some(0));
-    let mended = run(&["ls", path]).await.stdout;
-    assert!(mended.starts_with(&format!("{path}: 2 of 3 permits free\n")), "{mended}");
+    let repaired = run(&["ls", path]).await.stdout;
+    assert!(repaired.starts_with(&format!("{path}: 2 of 3 permits free\n")), "{repaired}");
 
     let empty = Operation::Set { path: path.to_owned(), data: Vec::new(), version: None };
     session.transact(&[empty]).await.unwrap();
