@@ -50,7 +50,7 @@ struct Arguments {
     bench: bool,
 }
 
-/// A case: its name, its least and greatest size, the least number of items to measure in all (a single item is too
+/// A case: its name, its least and greatest size, the least number of items to measure in all (one item alone is too
 /// fast to measure), and the function that measures it.
 type Case = (&'static str, [usize; 2], usize, fn(usize) -> Measured);
 

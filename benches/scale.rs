@@ -19,7 +19,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The capacity of one busy server on loopback, and of a network of one gigabit for names of 46 bytes, a second.
+/// The capacity per second: requests of one busy server on loopback, and names of 46 bytes over a network of one
+/// gigabit.
 const CAPACITY: Capacity = Capacity { writes: 30_000, reads: 120_000, names: 2_700_000 };
 
 #[derive(Parser)]

@@ -72,7 +72,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
 
     let mut workers = JoinSet::new();
     for number in 1..=arguments.workers {
-        // This clone of one worker's client lets its session be expired.
+        // A clone of worker 1's client, by which its session is expired.
         let victim = arguments.backend.embedded().filter(|_| number == 1);
         let zk = match &victim {
             Some(memory) => Arc::new(memory.clone()),

@@ -34,7 +34,7 @@ struct Arguments {
     /// How often a leader does its work before it steps down
     #[arg(long, default_value_t = 3)]
     beats: u32,
-    /// How long a leader waits between two times
+    /// How long a leader waits after each time
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 100)]
     interval: u64,
 }

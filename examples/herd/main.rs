@@ -125,7 +125,7 @@ struct Cost {
     bytes_in: f64,
     /// The bytes of the answers. The server does not count the bytes of notifications.
     bytes_out: f64,
-    /// The median time from the release until the next contender knew that it holds the lock.
+    /// The median time from the release until the next contender learned that it holds the lock.
     granted: Duration,
     /// The median time from the release until all other contenders were waiting again, too.
     settled: Duration,

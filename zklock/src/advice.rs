@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) enum Role {
     Leader,
     Follower,
-    /// Has no vote.
+    /// A server without a vote.
     Observer,
-    /// The server states no role, or one that is none of these.
+    /// The server states no role, or another role.
     Unknown,
 }
 

@@ -21,7 +21,7 @@ use crate::{diverged, place, servers};
 /// How many reads of nodes are in flight at once.
 const READS_IN_FLIGHT: usize = 256;
 
-/// An oddity: its kind for programs, its node if it concerns one, and a text for people.
+/// An oddity: a kind for programs, the node if the oddity concerns one, and a text for people.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Odd {
     pub(crate) kind: &'static str,
@@ -211,8 +211,8 @@ async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
     Ok(Nodes { directory: nodes(zk, &format!("{path}/queue")).await?, semaphore: Some((number, permits)), beside })
 }
 
-/// Returns the oddity of a contender for a lock at a semaphore's path. An older client made its node: such a client
-/// does not check whether the path is a semaphore's.
+/// Returns the oddity of a contender for a lock at a semaphore's path. Only a client of an older version creates such a
+/// node, because it does not check whether the path is a semaphore.
 fn beside(name: &str) -> Odd {
     let what = "holds or waits for a lock at the path of a semaphore, and neither excludes the other: give one of them another \
                 path";

@@ -43,11 +43,12 @@ pub(crate) struct Reaped {
 }
 
 impl Reaped {
-    /// Passes a typed signal on to the script or `make` that started zklock, as if the signal had come from their own
-    /// terminal. After Ctrl-C this function does not return: zklock ends by the signal, as the command did.
+    /// Passes a typed signal on to the script or `make` that started zklock, as the terminal would have done. After
+    /// Ctrl-C this function does not return: zklock ends by the signal, as the command did.
     pub(crate) fn pass_on(self) {
         if let Some(signal) = self.typed {
-            // Not by the group's number: in a container the number may be 1, and -1 would mean every process.
+            // This call does not use the group's number: in a container the number may be 1, and a signal to -1 would
+            // reach every process.
             let _ = kill_current_process_group(signal);
         }
         if self.is_interrupted || self.typed == Some(Signal::INT) {
@@ -57,8 +58,8 @@ impl Reaped {
 }
 
 /// Ends zklock by SIGINT, because after a mere exit code the loop of a shell around zklock goes on. Returns for every
-/// other signal. Also returns in the first process of a container, which cannot end by a signal of its own: there the
-/// exit code has to do.
+/// other signal. Also returns in the first process of a container, which cannot end by its own signal and exits with a
+/// code instead.
 pub(crate) fn end_by(signal: Signal) {
     if signal == Signal::INT && !getpid().is_init() {
         output::finish();
@@ -73,7 +74,7 @@ fn is_left_alone() -> bool {
     getpid().is_init() || getppid().is_some_and(is_init_in_our_group)
 }
 
-/// The id of the command's process from its start until it is reaped, otherwise 0.
+/// The id of the command's process from its start until it is reaped, and 0 at other times.
 static COMMAND: AtomicI32 = AtomicI32::new(0);
 
 /// Reaps orphans that have ended, if zklock is the first process of a container. Must be called on the thread that
@@ -138,7 +139,8 @@ impl Child {
             command.env_remove(name);
         }
         command.envs(environment.iter().map(|(name, value)| (name, value)));
-        // The thread starts first, because a failure to start it later would leave a running command.
+        // The listening thread starts before the command, because a later failure to start the thread would leave a
+        // running command.
         let (started, starts) = std::sync::mpsc::channel();
         let (sender, events) = mpsc::unbounded_channel();
         let listens = thread::Builder::new().spawn(move || {
@@ -166,7 +168,7 @@ impl Child {
         self.events.recv().await.unwrap_or(ChildEvent::Ended)
     }
 
-    /// Signals the whole process group. Returns whether zklock has the right to.
+    /// Signals the whole process group. Returns whether zklock has the right to signal it.
     pub(crate) fn signal(&self, signal: Signal) -> bool {
         // An error means that the group is empty, that zklock has no right to signal it, or that the command has not
         // begun its session yet.

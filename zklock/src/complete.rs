@@ -33,7 +33,7 @@ use crate::quotes::{self, TypedWord};
 /// How long a user waits at most for an answer while the ensemble is unreachable.
 const TIME_LIMIT: Duration = Duration::from_secs(1);
 
-/// For how many paths at most zklock looks up whether they have children to offer.
+/// The maximal number of offered paths for which zklock looks up whether they have children.
 const LOOKED_INTO: usize = 100;
 
 /// The names of the children that make a node a semaphore.
@@ -42,7 +42,7 @@ const OF_A_SEMAPHORE: [&str; 2] = ["queue", "permits"];
 /// The suffix of a record, which lies beside the lock of a `--once-in` job.
 const RECORD: &str = ".done";
 
-/// The suffix of a twin: a second node which shows that the first one existed.
+/// The suffix of a twin: a second node beside a value or a record, which shows that the first node existed.
 const TWIN: &str = ".twin";
 
 pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {

@@ -75,8 +75,8 @@ fn tick_time(text: &str) -> Result<Duration, String> {
 }
 
 /// Sets the stop margin to a quarter of the session timeout, so that the command has this time to stop after a loss.
-/// `docs/zklock.md` promises that a disconnection of 0.4 of the session timeout costs no lock. A larger margin would
-/// need several heartbeats a second for that.
+/// `docs/zklock.md` promises that a disconnection of 0.4 of the session timeout costs no lock. With a larger margin,
+/// this promise would need several heartbeats a second.
 fn with_time_to_stop(session_timeout: Duration) -> ZooKeeperBuilder {
     let builder = ZooKeeper::builder().session_timeout(session_timeout);
     if session_timeout.is_zero() { builder } else { builder.stop_margin(session_timeout / 4) }

@@ -7,7 +7,7 @@ use zk_rwlock::{Error, Loss};
 /// The negative answer: the lock was not granted (`-n`, `-w`), `check` found an oddity, or `break` or `forget` found
 /// nothing to remove.
 pub(crate) const NEGATIVE: u8 = 1;
-/// `EX_USAGE` of sysexits.h: the call was wrong.
+/// `EX_USAGE` of sysexits.h: the command line is wrong.
 pub(crate) const USAGE: u8 = 64;
 /// `EX_DATAERR`: the data in ZooKeeper prevents the operation, or the servers refuse it. An operator has to look.
 pub(crate) const IN_THE_WAY: u8 = 65;

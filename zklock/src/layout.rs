@@ -7,8 +7,8 @@
 
 use crate::output::{shorten, shorten_in_the_middle, width};
 
-/// The columns that may be dropped, in this order, each with the width down to which columns are shortened before it is
-/// dropped.
+/// The columns that may be dropped, in this order. Before a column is dropped, the other columns are shortened down to
+/// the given width.
 const MAY_GO: [(&str, usize); 8] =
     [("PID", 12), ("BEHIND", 8), ("QUEUED", 8), ("LABEL", 8), ("MODE", 8), ("HOST", 8), ("STATE", 1), ("PLACE", 1)];
 

@@ -46,8 +46,8 @@ struct Screen {
     unanswered: Option<Instant>,
     resized: Signal,
     continued: Signal,
-    /// Whether the terminal is the controlling terminal of this session, so that it status which group is in the
-    /// foreground.
+    /// Whether the terminal is the controlling terminal of this session, so that the terminal tells which group is in
+    /// the foreground.
     is_ours: bool,
 }
 

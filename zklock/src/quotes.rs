@@ -6,7 +6,7 @@ enum Quote {
     None,
     Single,
     Double,
-    /// `$'..'`, in which a backslash escapes.
+    /// `$'..'`, in which a backslash begins an escape.
     Ansi,
 }
 
@@ -29,7 +29,8 @@ impl TypedWord {
     }
 
     /// Returns the text that bash has to insert to turn the typed word into `word`. The text is escaped, so that no
-    /// name acts as a command or ends the quotes around it. `None` if the typed word does not begin `word`.
+    /// name acts as a command or ends the quotes around it. Returns `None` if `word` does not begin with the typed
+    /// word.
     pub(crate) fn completed(&self, word: &str) -> Option<String> {
         let rest = word.strip_prefix(&self.before)?;
         let mut escaped = String::with_capacity(rest.len());
@@ -44,7 +45,7 @@ impl TypedWord {
                 _ => escaped.push(character),
             }
         }
-        // bash takes such an end for the closing quote, and does not close the quotes itself.
+        // If the inserted text ends with the open kind of quote, bash takes it for the closing quote and adds none.
         let end = match self.quote {
             Quote::Single => escaped.ends_with('\'').then_some('\''),
             Quote::Double => escaped.ends_with('"').then_some('"'),
@@ -55,7 +56,8 @@ impl TypedWord {
     }
 }
 
-/// Whether the character needs no backslash outside of quotes, also in a word that bash breaks at `:` or `=`.
+/// Whether the character needs no backslash outside of quotes. Characters at which bash breaks words, such as `:` and
+/// `=`, need none either.
 fn is_plain(character: char) -> bool {
     character.is_alphanumeric() || "/._-+,:=@%".contains(character)
 }

@@ -45,7 +45,7 @@ const STOOD_STILL: &str = " (zklock stood still meanwhile, or this machine did)"
 /// How long to wait until the servers confirm the end of the session.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The same, if no server is connected.
+/// The same, if zklock is not connected.
 const FAREWELL_UNREACHED: Duration = Duration::from_millis(300);
 
 pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
@@ -251,7 +251,7 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
     Exit::new(code, if is_silent { String::new() } else { message })
 }
 
-/// Whether a stop of this process, or unreachable servers, can be the cause of this loss.
+/// Whether this loss can be caused by a stop of zklock, or by unreachable servers.
 fn is_over(why: Loss) -> bool {
     matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
 }
@@ -289,8 +289,8 @@ impl StallDetector {
     }
 }
 
-/// Returns the part of the loss's message that says since when and why no server is reached. It is empty if that is not
-/// the cause, or if the reason is not known soon.
+/// Returns the end of a loss's message, which says since when and why no server is reached. The text is empty if that
+/// is not the cause, or if the reason is not known soon.
 async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
     if why == Loss::LeaseRanOut && !zk.state().is_connected() {
         let started = Instant::now();
@@ -429,8 +429,8 @@ async fn lost(why: Loss, code: u8, noticed: Noticed<'_>, how: &str) -> Result<Re
 /// Whether zklock noticed a loss in time.
 enum Noticed<'a> {
     InTime(&'a ZooKeeper),
-    /// After the whole time for which the servers keep a session. So zklock stood still, and the servers are not the
-    /// cause.
+    /// The loss was noticed after the whole time for which the servers keep a session. So zklock stood still, and the
+    /// servers are not the cause.
     Late,
 }
 
@@ -448,7 +448,7 @@ fn message_wait(guard: &AnyGuard) -> Duration {
     (guard.session_left() / 8).min(Duration::from_millis(200))
 }
 
-/// Returns the grace between TERM and KILL, which the rest of the session limits, and the reserve that is left for
+/// Returns the grace between TERM and KILL, which ends before the session can expire, and the time that is reserved for
 /// KILL.
 fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
     let reserve = left / 6;
@@ -532,7 +532,8 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
         (false, _) => FAREWELL_UNREACHED,
     };
     let left = guard.is_held().then(|| guard.session_left());
-    // The first poll of the release sends it. After the end of the session its answer says nothing new.
+    // The first poll of the release sends the request. Once the session has ended, the answer to the release does not
+    // matter.
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };
     tokio::select! {
         done = tokio::time::timeout(limit, both) => if let (Err(_), Some(left)) = (done, left) {

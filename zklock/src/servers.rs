@@ -19,7 +19,7 @@ use crate::output::escape_controls;
 /// How long to wait for a server without `--connect-timeout`. A server without an answer is reported and left out.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long the node of a session that has just ended may stay.
+/// How long to wait before the last look, because the node of a session that has just ended may stay for a moment.
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// Releases of ZooKeeper that can lose nodes, or keep deleted nodes, in an ensemble: the first affected release, the
@@ -58,7 +58,7 @@ pub(crate) struct ServerReport {
     pub(crate) mode: Option<String>,
     /// The session that the server gave.
     pub(crate) session: Option<i64>,
-    /// The looks, in the order of time.
+    /// The three looks at the server, in order.
     pub(crate) looks: Vec<Look>,
     /// The sessions that the server knows, if it answers `dump`.
     pub(crate) sessions: Option<BTreeSet<i64>>,
@@ -247,7 +247,7 @@ impl ServerReport {
         known.iter().filter(is_affected).map(|(.., it)| *it).collect()
     }
 
-    /// Returns the oddity that this server could not be looked at, if so.
+    /// Returns the oddity that this server was not looked at, if there is one.
     pub(crate) fn away(&self) -> Option<Odd> {
         let what = format!("{} was not looked at: {}", self.name, self.problem.as_ref()?);
         Some(Odd { kind: "away", node: None, what })

@@ -1,7 +1,7 @@
-//! The settings that an option or else an environment variable gives, with the name of the one that gave it.
+//! The settings that come from an option or, without the option, from an environment variable.
 //!
-//! Each message about a setting begins with the option or variable that gave it. clap knows only the options, so the
-//! variables are read here.
+//! Each message about a setting begins with the name of the option or variable that gave it. clap knows only the
+//! options, so the variables are read here.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;

@@ -15,8 +15,8 @@ use crate::exit::{self, Exit};
 #[cfg(target_os = "linux")]
 use crate::tie;
 
-/// Signals that concern only a running command. All other signals that can be caught end a waiting zklock, after it has
-/// left the queue, and are passed on to a running command.
+/// Signals that concern only a running command. All other signals that can be caught are passed on to a running
+/// command, and end a zklock that waits, once it has left the queue.
 const OTHERS: [Signal; 6] = [Signal::WINCH, Signal::URG, Signal::TSTP, Signal::TTIN, Signal::TTOU, Signal::CONT];
 
 /// Signals that end a process by default, except [`FAULTS`] and the real-time signals. PIPE is missing, because
@@ -79,7 +79,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Begins to deliver the signals that only a command gets, too.
+    /// Begins to deliver also the signals that concern only a command.
     pub(crate) fn listen_to_all(&self) -> Result<(), Exit> {
         // The parent of zklock may have ignored SIGCHLD. Then the exit codes of children would be lost.
         let _stays_registered = stream(SignalKind::child())?;

@@ -162,7 +162,7 @@ pub(crate) fn entered(member: &Member) -> Option<String> {
     Some(format!("{how} {} ago", rounded(age)))
 }
 
-/// Returns a time in its two greatest units, down to seconds.
+/// Returns a time in its two greatest units. The smallest unit is the second.
 pub(crate) fn rounded(time: Duration) -> String {
     let whole = humantime::format_duration(Duration::from_secs(time.as_secs())).to_string();
     whole.split(' ').take(2).collect::<Vec<_>>().join(" ")

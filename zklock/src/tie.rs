@@ -56,12 +56,13 @@ pub(crate) fn stage() -> Option<Exit> {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return Some(Exit::new(exit::SYSTEM, format!("cannot tie the command to zklock: {error}")));
     }
-    // The parent may have died before the request. A parent in another namespace of processes has no id here.
+    // The parent may have died before this process asked to die with it. A parent in another namespace of processes has
+    // no id here.
     if getppid().is_some_and(|now| now != parent) {
         return Some(Exit::new(exit::by_signal(Signal::KILL.as_raw()), ""));
     }
-    // A group from outside of this namespace of processes cannot be signalled, and cannot be lent the terminal. In a
-    // session of its own, the command reads from the terminal without that.
+    // A group from outside of this namespace of processes cannot be signalled, and cannot be lent the terminal. A
+    // command in a session of its own can read from the terminal without being lent it.
     if our_group().is_none()
         && let Err(error) = setsid()
     {

@@ -38,8 +38,8 @@ const LITTLE: Detail = Detail { holders: 1, longest: 11, has_path: false, has_pi
 const LEAST: Detail = Detail { has_mode: false, has_what: false, ..LITTLE };
 
 /// The levels of detail, from everything to what fits 80 columns: host, label, and when the holder queued up. A user
-/// knows the path, and `zklock ls` has the rest. The time stands at the end of the line, so everything else is
-/// shortened before it is cut off.
+/// knows the path, and `zklock ls` has the rest. The time stands at the end of the line, so all other parts are
+/// shortened before the time is cut off.
 const BRIEFER: [Detail; 9] = [
     WHOLE,
     Detail { longest: 20, ..WHOLE },

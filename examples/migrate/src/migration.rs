@@ -92,8 +92,8 @@ async fn apply_each(
         // The transaction of sqlx becomes a savepoint in this one. Statements, history and token are committed
         // together.
         transaction.apply(next).await?;
-        // This check is not needed for safety, because the fence is. It ends the migration early, also right after this
-        // process was stopped and continued.
+        // Safety does not need this check, because the fence excludes late holders. The check ends the migration early,
+        // even right after a stop of this process.
         if !is_held() {
             return Err("the lock was lost before the commit".into());
         }

@@ -39,8 +39,8 @@ pub(crate) fn figure(name: &str) -> Option<Figure> {
         }
         "processor" => figure("loopback", "µs of the client's processor", |line| line.number("processor_us"), number),
         "second" => figure("loopback", "a second", rate, number),
-        // A peer that sends nothing may have a count below zero, because reading the counters may be subtracted once
-        // too often.
+        // For a peer that sends nothing, the count may be below zero: the cost of reading the counters may be
+        // subtracted once too often.
         "requests" => figure("loopback", "requests", |line| Some(line.number("requests")?.max(0.0)), number),
         "bytes" => figure("loopback", "bytes, both ways", |line| Some(bytes(line)?.max(0.0)), number),
         "ensemble-processor" => {

@@ -38,7 +38,8 @@ pub(crate) fn altered(listener: TcpListener, server: String, altered: Altered) -
                 client.read_exact(&mut word).await.unwrap();
                 upstream.write_all(&word).await.unwrap();
                 match altered.session {
-                    // A first byte of zero begins the length of a frame, and no four-letter word.
+                    // If the first byte is zero, the four bytes are the length of a frame. Otherwise they are a
+                    // four-letter word.
                     _ if word[0] == 0 => drop(alter(client, upstream, u32::from_be_bytes(word), altered).await),
                     Some(session) if &word == b"dump" => forget(client, upstream, session).await,
                     _ => drop(copy_bidirectional(&mut client, &mut upstream).await),

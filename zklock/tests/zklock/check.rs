@@ -105,7 +105,7 @@ async fn each_server_is_asked_and_an_absent_one_is_named() {
     let clean = check(&ensemble.addresses(), path).await;
     let all = format!("{path}: nothing odd, on 3 of 3 servers\n");
     assert_eq!((clean.code, clean.stdout), (Some(0), all), "{}", clean.stderr);
-    // A follower answers `dump` in another format than a leader.
+    // `check` understands the answer to `dump` of a follower, which has another format than a leader's.
     let one = check(&ensemble.server(follower).address(), path).await;
     let others = format!("{path}: the servers: 1 of 3 were looked at: name all servers of the ensemble in --zk\n");
     assert_eq!((one.code, one.stdout), (Some(1), others), "{}", one.stderr);

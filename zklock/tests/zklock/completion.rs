@@ -40,8 +40,8 @@ async fn answer_once(shell: &str, server: &str, words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Makes locks to complete, and returns what keeps them: a lock that is held, one in a deeper directory, a record of a
-/// job, a semaphore, and a lock of Curator.
+/// Makes nodes to complete: a held lock, a lock in a deeper directory, a record of a job, a semaphore, and a lock of
+/// Curator. Returns the guards that keep them.
 async fn locks(prefix: &str) -> Vec<Box<dyn std::any::Any>> {
     let (zk, held) = server_lock(&format!("{prefix}/held")).await;
     let deep = lock_at(&zk, &format!("{prefix}/deep/one lock"));
@@ -64,7 +64,7 @@ async fn offered_paths_are_locks_and_their_directories() {
     let _there = locks(prefix).await;
     let server = shared_server().address();
     let all = "words\n/paths-completed/deep/\n/paths-completed/done\n/paths-completed/held\n/paths-completed/hers\n/paths-completed/limit\n";
-    // The answers do not need the shells on this machine.
+    // `zklock complete` answers for a shell that is not installed, too.
     for shell in SHELLS {
         assert_eq!(answer_to(shell, &server, &["/paths-completed/"]).await, all);
         assert_eq!(answer_to(shell, &server, &["/l", "--", "tool", ""]).await, "command 3\n");
@@ -139,7 +139,7 @@ fn has(shell: &str) -> bool {
     found
 }
 
-/// Returns what bash completes at the end of a line. A driver does what readline does without open quotes, and prints
+/// Returns what bash completes at the end of a line. The script stands for readline, without open quotes, and prints
 /// each candidate on a line.
 async fn in_bash(commands: &tempfile::TempDir, before: &str, words: &[&str]) -> String {
     let script = r#"

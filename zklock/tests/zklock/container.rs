@@ -35,7 +35,7 @@ fn on_terminal(unshare: &[&str], begins_session: bool, command: &[&str]) -> OnTe
     if !begins_session {
         return OnTerminal::start_program(words[0], &words[1..]);
     }
-    // Only root may take a terminal from a session, so no session has this terminal before.
+    // Only root may take a terminal away from a session. So this terminal belongs to no session before the container's.
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     let mut command = Command::new(words[0]);
     prepare(&mut command, &shared_server().address());

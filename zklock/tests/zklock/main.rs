@@ -427,7 +427,7 @@ fn ended_by(signal: Signal) -> Option<i32> {
 async fn signals_reach_the_whole_group_of_the_command() {
     let path = "/zklock/signals";
     for signal in PASSED_ON.into_iter().chain([Signal::WINCH, Signal::CONT]) {
-        // The shell runs a trap only when its `sleep` has ended. `sleep` is in the group, too, or ends by itself.
+        // The shell runs a trap only after its `sleep` has ended. The `sleep` gets the signal too, or ends by itself.
         let number = signal.as_raw();
         let script = format!("trap 'echo got {number}; exit 33' {number}; echo ready; while :; do sleep 0.05; done");
         let running = Running::start(zklock(&[path, "-c", &script])).ready().await;
@@ -673,7 +673,7 @@ async fn a_lost_lock_sends_term_and_overrides_the_exit_code() {
     }
 }
 
-/// The session lives on, so only the grace limits the command.
+/// The session stays alive, so only the grace limits the command.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_ignores_term_is_killed_after_the_grace() {
     let path = "/zklock/deaf";
@@ -758,7 +758,7 @@ async fn an_unreachable_release_says_when_the_lock_is_free() {
     assert!(ended.elapsed() < Duration::from_secs(2), "{:?}", ended.elapsed());
 }
 
-/// The servers worked all the time.
+/// Only zklock is stopped. The servers keep running.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_waiter_reports_that_it_stood_still() {
     let path = "/zklock/stopped-waiter";
@@ -941,7 +941,7 @@ async fn a_table_aligns_wide_characters() {
         (before.len(), after.chars().take_while(|c| *c == ' ').count())
     };
     let lines: Vec<&str> = table.stdout.lines().collect();
-    // The column has six columns and two blanks. The second label takes five.
+    // A cell takes six terminal columns, and two blanks follow. The second label takes five columns.
     assert_eq!(after_label(lines[1], "日本語").1, 2, "{}", table.stdout);
     assert_eq!(after_label(lines[2], "plain"), (after_label(lines[1], "日本語").0, 3), "{}", table.stdout);
 }
@@ -1303,7 +1303,7 @@ async fn completions_and_manual_pages_know_the_subcommands() {
     }
     let page = run(&["man"]).await;
     assert!(page.stdout.contains(".TH zklock") && page.stdout.contains("ZKLOCK_TOKEN"), "{page:#?}");
-    // Text in columns is not filled.
+    // roff leaves the lines of this section as they are, because they have columns.
     assert!(page.stdout.contains(".SH \"EXIT CODES\"\n.nf\n"), "{page:#?}");
     let page = run(&["man", "ls"]).await;
     assert!(page.stdout.contains("\\-\\-tree") && page.stdout.contains(".nf\n  path "), "{page:#?}");

@@ -278,7 +278,7 @@ async fn hosts_with_different_clocks_agree_on_the_last_run() {
     };
     let once = |period| ["--once-in", period, "--host", "web-1", "--label", "report", path, "-c", "date +%s"];
 
-    // The clocks do differ: each process writes the time of its own clock into its node.
+    // First, check that the clocks differ: each process writes the time of its own clock into its node.
     let mut noted = Vec::new();
     let [late, right, early] = [-3_600, 0, 3_600].map(Clock::ahead_by);
     for ahead in [&early, &late] {

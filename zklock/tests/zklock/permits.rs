@@ -321,7 +321,7 @@ async fn a_path_is_either_a_lock_or_a_semaphore() {
     assert_eq!(run(&["-s", path, "true"]).await.code, Some(0));
     guard.release().await.unwrap();
 
-    // A client of an older version makes such a node.
+    // A client of an older version creates such a node at a semaphore's path.
     let zk = connect(&shared_server().address()).await;
     let older = "/zklock/one/permits/h~1-WRITE-0000000007";
     session(&zk).await.create(older, b"", Kind::Ephemeral).await.unwrap();

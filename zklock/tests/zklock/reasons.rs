@@ -175,7 +175,7 @@ async fn credentials_refused_later_exit_with_77() {
 }
 
 #[support::judged]
-async fn losses_in_an_outage_report_since_when_and_why() {
+async fn a_loss_in_an_outage_names_its_start_and_cause() {
     let server = Server::start();
     let on = |command| zklock_on(&server.address(), &["--session-timeout", "4", "/reasons", "-c", command]);
     let holds = Running::start(on("trap 'echo ends >&2; exit' TERM; echo ready; while :; do sleep 0.1; done"));

@@ -184,7 +184,7 @@ async fn watch_draws_only_in_the_foreground() {
 async fn a_watch_in_the_background_ends_with_its_terminal() {
     let path = "/zklock-screen/gone";
     let proxy = Proxy::start(shared_server().address());
-    // `watch` ignores the hang-up, as after nohup(1).
+    // The shell makes `watch` ignore SIGHUP, as nohup(1) does.
     let script = format!("set -m; trap '' HUP; \"$0\" watch --interval 20ms {path} & echo \"started $!.\"; read line");
     let mut terminal = OnTerminal::start_with(&proxy.address(), &[], "bash", &["-c", &script, binary()]);
     terminal.shows("started ");

@@ -95,7 +95,8 @@ async fn the_help_names_the_variable_of_each_setting() {
     }
 }
 
-/// These options have no variable. With a session of a millisecond, zklock would otherwise blame a working server.
+/// These options have no variable. If zklock accepted a session of a millisecond, its message would blame a working
+/// server.
 #[support::judged]
 async fn a_timeout_too_short_to_connect_is_refused() {
     for (option, value, problem) in [

@@ -37,7 +37,8 @@ async fn no_command_survives_a_zklock_killed_at_its_start() {
         let path = format!("/zklock/tied-early-{round}");
         let running = Running::start(zklock(&[&path, "-c", &script]));
         let pid = running.pid().as_raw_nonzero();
-        // The kill comes at different moments of the start: before the first child, with it, and some spins later.
+        // zklock is killed at different moments of its start: before its first child exists, when it exists, and a few
+        // spins later.
         let children = format!("/proc/{pid}/task/{pid}/children");
         let _ = soon("the first child", async {
             while fs::read_to_string(&children).is_ok_and(|children| children.is_empty()) {

@@ -9,8 +9,8 @@ async fn an_uncontended_run_takes_five_round_trips() {
     assert_eq!(run(&[path, "true"]).await.code, Some(0), "the first run must create the directory");
     for (option, node) in [("-x", "WRITE"), ("-s", "READ")] {
         let proxy = Proxy::start(shared_server().address());
-        // Create and listing go out together, and so do delete and close. The answer to the first is held back until
-        // the second has arrived, so neither waits for the other.
+        // zklock sends create and listing together, and also delete and close. The reply to the first request is held
+        // back until the second one has arrived, which proves that zklock does not wait in between.
         let leaving = if node == "WRITE" { Op::Multi } else { Op::Delete };
         let (created, left) = (proxy.hold_reply(Op::Create2), proxy.hold_reply(leaving));
         let running = Running::start(zklock_on(&proxy.address(), &[option, path, "true"]));
