@@ -458,7 +458,7 @@ With --json and --tree, one object:
   locks       objects as above; members is empty if a job was once done
               there, and nobody holds or waits
   unreadable  paths that may not be listed
-  cycles      circles of processes that wait for each other, each a list of
+  cycles      circles of waiting processes, each a list of
               {\"waits\": {\"host\", \"pid\"}, \"path\",
               \"holds\": {\"host\", \"pid\"}}
 

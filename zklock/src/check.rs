@@ -1,4 +1,4 @@
-//! The subcommand `check`: finds nodes that do not belong into a lock's directory or will cause trouble. It changes
+//! The subcommand `check`: finds nodes that do not belong in a lock's directory or will cause trouble. It changes
 //! nothing.
 
 use std::collections::BTreeMap;

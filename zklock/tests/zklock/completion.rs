@@ -195,7 +195,7 @@ async fn bash_completes_paths_options_files_and_commands() {
 }
 
 #[support::judged]
-async fn no_typed_word_is_an_argument_of_a_process() {
+async fn passwords_on_the_line_are_no_process_arguments() {
     for shell in SHELLS.into_iter().filter(|shell| has(shell)) {
         let commands = prepared(shell);
         // A stand-in for zklock that records its arguments and its input.
