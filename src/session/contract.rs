@@ -24,8 +24,8 @@ pub(crate) fn temporary_parent(path: &str) -> &str {
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
 }
 
-/// A client of an ensemble: [`ZooKeeper`](crate::ZooKeeper), or [`Memory`](crate::Memory) for tests. Locks, semaphores and values
-/// are opened on one.
+/// A client of an ensemble: [`ZooKeeper`](crate::ZooKeeper), or [`Memory`](crate::Memory) for tests. Locks, semaphores
+/// and values are opened on one.
 ///
 /// Handles are cheap to clone, and share their sessions.
 ///
@@ -218,7 +218,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
 
     /// Brings this session's reads up to date with the ensemble.
     ///
-    /// By default this is a transaction that checks the node at `path` and changes nothing. A failed check serves as
+    /// By default it sends a transaction that checks the node at `path` and changes nothing. A failed check serves as
     /// well. ZooKeeper's own `sync` may be answered by a leader that was deposed and does not know it yet
     /// ([ZOOKEEPER-1675](https://issues.apache.org/jira/browse/ZOOKEEPER-1675)). A transaction is answered only after a
     /// quorum has committed it.

@@ -16,20 +16,20 @@ pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// A target of [`follow`].
 pub(crate) trait Followed: Sync {
-    /// Returns the coordinator, or `None` once nobody is interested.
+    /// Returns the coordinator, or `None` to stop following.
     fn coordinator(&self) -> Option<Arc<dyn Coordinator>>;
 
     /// Returns how many bytes of paths are watched.
     fn watched_bytes(&self) -> usize;
 
-    /// Watches on one session, until that fails.
+    /// Watches the target on one session, until a request fails.
     fn watch(&self, session: &Arc<dyn Session>) -> impl Future<Output = Result<Infallible, Failure>> + Send;
 
     /// Reports that watching was refused, for now, or for good because the coordinator was closed.
     fn refused(&self, failure: Failure);
 }
 
-/// Follows the target until the coordinator is closed, or nobody is interested.
+/// Follows the target until the coordinator is closed, or [`Followed::coordinator`] returns `None`.
 pub(crate) async fn follow(it: &impl Followed, mut session_slot: Option<SessionSlot>) {
     loop {
         let failure = match &session_slot {

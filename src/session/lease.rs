@@ -18,7 +18,7 @@
 //!   The leader alone answers such a handshake, and may have been deposed without knowing it. A new leader restarts the
 //!   session's timeout when it is elected, which may be before the handshake.
 //! - The lease ends one T after the newest touch that counts, less a margin for clocks and for holders, which must
-//!   stop.
+//!   stop. A lease that has run out has *lapsed*.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -66,7 +66,7 @@ pub struct Lease {
 struct LeaseState {
     /// When the lease ends; `None` in steady mode.
     end: Option<Moment>,
-    /// The sending of the newest touch that counts. Unlike `end`, a lapse does not reset it.
+    /// When the newest touch that counts was sent. Unlike `end`, a lapse does not reset it.
     counted: Moment,
     /// Touches of this connection that do not count yet, the oldest first.
     touches: VecDeque<Touch>,
@@ -76,7 +76,7 @@ struct LeaseState {
     answered: Moment,
     /// How long the last answer took.
     lateness: Duration,
-    /// The number of lapses. A hold belongs to one epoch, so a renewal after a lapse does not revive it.
+    /// The number of lapses so far. A hold belongs to one epoch, so a renewal after a lapse does not revive it.
     epoch: u64,
     /// Why the session is over, and when that became known.
     over: Option<(Ending, Moment)>,
@@ -125,8 +125,8 @@ impl Lease {
 
     /// Sets the servers' `tickTime`. By default the lease assumes the smaller of 3 s and half the session timeout.
     ///
-    /// A touch counts by an operation that was sent half a tick, plus a slack of an eighth of a tick (at least 100 ms),
-    /// after the touch's answer.
+    /// An operation makes a touch count if it was sent half a tick after the touch's answer, plus a slack of an eighth of
+    /// a tick (at least 100 ms).
     pub fn with_tick_time(mut self, tick: Duration) -> Lease {
         self.settling = tick / 2 + (tick / 8).max(LEAST_SLACK);
         self

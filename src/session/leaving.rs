@@ -1,5 +1,6 @@
 //! The removal of one node of ours, by as many requests as it takes: a value that takes answers and returns the next
-//! request. `contend/removal.rs` carries the requests out, and the exhaustive model drives the same value.
+//! request. `contend/removal.rs` carries the requests out, and the exhaustive model (`tests/models/`) drives the same
+//! value.
 //!
 //! ```text
 //!           created                   done, or gone by an earlier try

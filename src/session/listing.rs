@@ -1,5 +1,5 @@
-//! Listings of a directory that several callers share, so that a crowd costs a session few requests. Contenders list by
-//! [`list`].
+//! Listings of a directory that several callers share, so that a crowd costs a session few requests. Contenders
+//! call [`list`].
 //!
 //! Each contender lists the directory once, so n contenders that arrive together would read n times n names. But one
 //! listing serves every caller that asked before it was *sent*. While listings are under way, new callers therefore join
@@ -44,7 +44,7 @@ pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> 
 
 type Answer = Result<(Vec<String>, Option<Stat>), Failure>;
 
-/// Passes on the answer of a listing and sends the next one, while callers wait for one.
+/// Passes on the answer of a listing, and sends the next listing while callers wait.
 async fn follow(
     session: Arc<dyn Session>,
     directory: Arc<str>,
@@ -61,13 +61,13 @@ async fn follow(
         drop(turn);
         let is_large = answer.as_ref().is_some_and(|it| it.as_ref().is_ok_and(|(names, _)| names.len() > MANY));
         let next = session.upkeep().listings().end(&directory, is_large);
-        let tell = move |answer: Answer| {
+        let send = move |answer: Answer| {
             callers.send_replace(Some(answer.map(|(names, directory)| Arc::new(Children { names, directory }))));
         };
         match answer {
-            Some(answer) => tell(answer),
+            Some(answer) => send(answer),
             // The answer may never come. Only the callers of this listing wait for it.
-            None => session.spawn(Box::pin(async move { tell(reply.await) })),
+            None => session.spawn(Box::pin(async move { send(reply.await) })),
         }
         let Some((waiting, is_large)) = next else { return };
         turn = if is_large { its_turn(&session).await } else { None };
@@ -75,7 +75,8 @@ async fn follow(
     }
 }
 
-/// Makes large listings of all sessions take turns. No listing waits long for one that is not answered.
+/// Makes large listings of all sessions take turns. No listing waits longer than [`TURN_MAX`], because another may never
+/// be answered.
 async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>> {
     static TURN: Semaphore = Semaphore::const_new(1);
     tokio::select! {

@@ -85,7 +85,7 @@ pub(crate) struct OwnNode {
     commits: AtomicU32,
     /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or lost.
     held_in: AtomicU64,
-    /// Whether the node's owner has asked for every kept node in the directory, and thereby for this one.
+    /// Whether the node's owner has asked that all kept nodes in the directory be given up, this one included.
     has_asked: AtomicBool,
     lease: Arc<Lease>,
     limits: Limits,
@@ -97,7 +97,7 @@ pub(crate) struct OwnNode {
 pub(crate) struct Locked {
     pub(crate) known: NodeState,
     pub(crate) creating: Option<Reply<Created>>,
-    /// The watch on the directory's data. Other contenders set the data to ask for kept nodes.
+    /// The watch on the directory's data. Other contenders set the data to ask that kept nodes be given up.
     pub(crate) directory_watch: Option<Reply<Watch>>,
     /// The watch on this node, and its waker, which is this `OwnNode` itself, so thousands of waiters need no task each.
     /// The waker keeps the `OwnNode` alive until the watch has fired.
@@ -233,7 +233,7 @@ impl OwnNode {
         self.unsettled.load(Ordering::Relaxed) > 0
     }
 
-    /// Records that the node's owner asks for every kept node in the directory.
+    /// Records that the node's owner asks that all kept nodes in the directory be given up.
     pub(crate) fn mark_asked(&self) {
         self.has_asked.store(true, Ordering::Release);
     }
@@ -250,14 +250,14 @@ impl OwnNode {
         });
     }
 
-    /// Leaves the node, because its owner gives it back or was dropped. Returns the result of `left`.
-    pub(super) fn leave<T>(self: &Arc<Self>, left: impl FnOnce(&mut Locked) -> T) -> T {
+    /// Leaves the node, because its owner gives it back or was dropped. Applies `change`, and returns its result.
+    pub(super) fn leave<T>(self: &Arc<Self>, change: impl FnOnce(&mut Locked) -> T) -> T {
         if !self.read(NodeState::has_node) {
-            return self.change(left);
+            return self.change(change);
         }
         // Reports a loss, if there is one.
         self.find_loss();
-        let removals = self.change(left);
+        let removals = self.change(change);
         self.changed.notify_waiters();
         removals
     }
@@ -307,7 +307,7 @@ impl OwnNode {
             let event = it.poll_watch();
             (it.known.loss(), event)
         });
-        self.pass_on(event);
+        self.handle_event(event);
         loss
     }
 
@@ -345,7 +345,7 @@ impl OwnNode {
     }
 
     /// Handles the event of the watch, after the lock on the state is released.
-    fn pass_on(self: &Arc<Self>, event: Option<Event>) {
+    fn handle_event(self: &Arc<Self>, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
         if event == Event::Changed

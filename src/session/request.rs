@@ -308,8 +308,8 @@ pub enum Loss {
     /// A stranger wrote to a lock node while its owner still held, and waiters took the write for a hand-off.
     ///
     /// The library detects the false grant after a few milliseconds. If a holder releases before that, the next holder
-    /// also has a false grant. The library detects that one after a fifth of the session timeout, if the rightful holder
-    /// is still there. Only an ACL that keeps strangers from writing prevents this for sure. A
+    /// also has a false grant. The library detects the second one after a fifth of the session timeout, if the rightful
+    /// holder is still there. Only an ACL that keeps strangers from writing prevents this for sure. A
     /// [`Semaphore`](crate::Semaphore) never gives permits by such a write.
     #[error("a stranger wrote to a lock node, and the write was taken for a hand-off")]
     Interfered,

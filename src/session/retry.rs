@@ -145,14 +145,14 @@ pub(crate) fn spawn_awaited<T: Send + 'static>(
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
     abandoned: fn(Result<T, Failure>),
 ) -> Reply<T> {
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     begin(session, async move {
-        if let Err(answer) = tell.send(work.await) {
+        if let Err(answer) = sender.send(work.await) {
             abandoned(answer);
         }
     });
     let ended = || Failure::Unknown("the session's thread has ended".to_owned());
-    Box::pin(async move { shielded(told).await.unwrap_or_else(|_| Err(ended())) })
+    Box::pin(async move { shielded(receiver).await.unwrap_or_else(|_| Err(ended())) })
 }
 
 /// Spawns work on the thread of the sessions. Dropping the returned sender cancels the work.
@@ -196,10 +196,10 @@ mod tests {
     #[tokio::test]
     async fn only_a_panicked_task_runs_its_fault_handler() {
         for (panics, expected) in [(false, false), (true, true)] {
-            let (tell, told) = oneshot::channel();
+            let (sender, receiver) = oneshot::channel();
             let task = async move { assert!(!panics, "a panic of a task") };
-            drop(tokio::spawn(on_early_end(task, || _ = tell.send(()))).await);
-            assert_eq!(told.await.is_ok(), expected);
+            drop(tokio::spawn(on_early_end(task, || _ = sender.send(()))).await);
+            assert_eq!(receiver.await.is_ok(), expected);
         }
     }
 }

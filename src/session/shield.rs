@@ -12,7 +12,7 @@ use crate::sync::{Mutex, thread_local};
 use crate::telemetry::user_thread::{guarded, is_library_thread};
 
 thread_local! {
-    /// The shielded waker with which this thread polls now, by its address.
+    /// The address of the shielded waker with which this thread polls now.
     static SHIELDED: Cell<*const ()> = const { Cell::new(ptr::null()) };
 }
 
@@ -158,13 +158,13 @@ mod tests {
         impl Wake for Idle {
             fn wake(self: Arc<Self>) {}
         }
-        let (tell, told) = tokio::sync::oneshot::channel::<()>();
-        let (mut waits, idle) = (Box::pin(shielded(told)), Arc::new(Idle));
+        let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
+        let (mut waits, idle) = (Box::pin(shielded(receiver)), Arc::new(Idle));
         assert!(waits.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&idle)))).is_pending());
         assert_eq!(Arc::strong_count(&idle), 2);
         drop(waits);
         assert_eq!(Arc::strong_count(&idle), 1);
-        drop(tell);
+        drop(sender);
     }
 
     #[test]
@@ -176,8 +176,8 @@ mod tests {
                 self.1.lock().recv().expect("the sender sends");
             }
         }
-        let ((tell, told), (go_on, blocked)) = (mpsc::sync_channel(2), mpsc::channel());
-        let waker = Waker::from(Arc::new(Blocks(tell, crate::sync::Mutex::new(blocked))));
+        let ((sender, receiver), (go_on, blocked)) = (mpsc::sync_channel(2), mpsc::channel());
+        let waker = Waker::from(Arc::new(Blocks(sender, crate::sync::Mutex::new(blocked))));
         let (mut shield, mut kept) = (Shield::default(), None);
         let mut keep = |context: &mut Context<'_>| {
             kept = Some(context.waker().clone());
@@ -189,11 +189,11 @@ mod tests {
             let shielded = shielded.clone();
             move || shielded.wake()
         });
-        told.recv().expect("the waker is called");
+        receiver.recv().expect("the waker is called");
         // The call on this thread returns at once, and makes the blocked thread call the waker again.
         shielded.wake_by_ref();
         go_on.send(()).expect("the waker is blocked");
-        told.recv().expect("the waker is called again");
+        receiver.recv().expect("the waker is called again");
         go_on.send(()).expect("the waker is blocked");
         one.join().expect("no panic");
     }

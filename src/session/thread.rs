@@ -37,7 +37,7 @@ static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 /// not have that thread, so nothing would serve a connection there.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Returns whether this process was forked from one that had connected.
+/// Returns whether this process was forked after its parent had connected.
 pub(crate) fn is_forked() -> bool {
     since_boot_here() == FORKED
 }
@@ -120,7 +120,7 @@ impl Timers {
             drop(runtime.block_on(stopped));
         })?;
         let mut builder = Builder::new_current_thread();
-        // A subscriber may be set at any time.
+        // A subscriber may be set at any time, so each park and unpark tries to set the relay.
         builder.enable_all().on_thread_park(relay::relay_this_thread).on_thread_unpark(relay::relay_this_thread);
         let runtime = builder.build()?;
         let handle = runtime.handle().clone();
@@ -157,7 +157,7 @@ impl<F: Future> Future for Guarded<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(task) = &mut self.0 else { return Poll::Pending };
-        // A subscriber may be set at any time, and none may run on this thread.
+        // A subscriber may be set at any time, and must not run on this thread.
         relay::relay_this_thread();
         let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
         polled.map_or_else(|panicked| Poll::Ready(Err(panicked)), |polled| polled.map(Ok))
@@ -326,22 +326,22 @@ mod tests {
 
     #[test]
     fn is_running_is_false_before_the_tasks_are_dropped() {
-        struct Tells(std::sync::mpsc::Sender<bool>, Arc<AtomicBool>);
-        impl Drop for Tells {
+        struct ReportsRunning(std::sync::mpsc::Sender<bool>, Arc<AtomicBool>);
+        impl Drop for ReportsRunning {
             fn drop(&mut self) {
                 self.0.send(self.1.load(Ordering::Acquire)).expect("the receiver waits");
             }
         }
         let background = BackgroundThread::start().expect("a thread");
-        let (tell, told) = std::sync::mpsc::channel();
-        let tells = Tells(tell, Arc::clone(&background.is_running));
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let reports = ReportsRunning(sender, Arc::clone(&background.is_running));
         assert!(background.is_running());
         background.handle().spawn(async move {
-            let _kept = tells;
+            let _kept = reports;
             std::future::pending::<()>().await;
         });
         drop(background);
-        assert!(!told.recv().expect("the task is dropped"));
+        assert!(!receiver.recv().expect("the task is dropped"));
     }
 
     #[test]

@@ -145,10 +145,10 @@ impl Upkeep {
         Ok(())
     }
 
-    /// Takes a node out of the session's record, because its owner gives it back or was dropped. Returns the result of
-    /// `left`, which learns whether the node may signal its release.
-    pub(crate) fn leave<T>(&self, own_node: &Arc<OwnNode>, left: impl FnOnce(&mut Locked, bool) -> T) -> T {
-        let removals = own_node.leave(|it| left(it, !self.is_signal_refused()));
+    /// Takes a node out of the session's record, because its owner gives it back or was dropped. Applies `change`, and
+    /// returns its result. The second argument of `change` is whether the node may signal its release.
+    pub(crate) fn leave<T>(&self, own_node: &Arc<OwnNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
+        let removals = own_node.leave(|it| change(it, !self.is_signal_refused()));
         self.remove(own_node);
         removals
     }
@@ -275,15 +275,15 @@ impl Upkeep {
         self.unwatched.wake.notify_one();
     }
 
-    /// Records that this node is no longer kept. The node is deleted after its last use, so no contender needs to ask for
-    /// it.
+    /// Records that this node is no longer kept. The node is deleted after its last use, so no contender needs to ask
+    /// that it be given up.
     pub(crate) fn mark_leaving(&self, own_node: &Arc<OwnNode>) {
         let mut members = self.members.lock();
         members.leaving.retain(|node| node.strong_count() > 0);
         members.leaving.push(Arc::downgrade(own_node));
     }
 
-    /// Returns the names of the nodes in this directory that need not be asked for.
+    /// Returns the names of the nodes in this directory that are deleted after their last use.
     pub(crate) fn leaving_soon(&self, directory: &str) -> Vec<String> {
         let leaving: Vec<_> = self.members.lock().leaving.iter().filter_map(Weak::upgrade).collect();
         let name = |node: Arc<OwnNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());

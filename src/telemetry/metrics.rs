@@ -58,7 +58,7 @@ pub fn describe() {
     describe_counter!(RECOVERIES, Unit::Count, "Nodes found whose create had lost its answer");
     describe_counter!(HEARTBEATS, Unit::Count, "Heartbeats sent to renew a lease");
     describe_gauge!(REMOVALS_PENDING, "Nodes whose removal is not confirmed yet");
-    // A counter that begins at one hides its first step from an `increase()`.
+    // A counter that begins at one hides its first step from Prometheus' `increase()`.
     let causes = ["session-over", "lease-ran-out", "held-too-long", "removed", "interfered"];
     let counters = causes.map(|cause| Key::from_parts(LOSSES, &[("cause", cause)]));
     note(|pending| {
@@ -171,7 +171,7 @@ fn note(what: impl FnOnce(&mut Pending)) {
     let mut pending = PENDING.lock();
     if !pending.has_thread {
         let thread = thread::Builder::new().name("zk-rwlock-metrics".to_owned());
-        // Without a thread, the changes wait for the next try.
+        // If the thread cannot be started, the changes wait, and the next change tries again.
         pending.has_thread = thread.spawn(run_thread).is_ok();
     }
     let is_first = pending.changes.is_empty();

@@ -95,11 +95,11 @@ mod tests {
     #[test]
     fn blocking_or_panicking_work_stops_only_its_thread() {
         static THREAD: UserThread = UserThread::new("a user thread");
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         assert!(THREAD.flush(Duration::ZERO), "no work waits");
         THREAD.run(|| panic!("a panic of a subscriber"));
-        THREAD.run(move || tell.send(thread::current().name().map(str::to_owned)).expect("the receiver waits"));
-        assert_eq!(told.recv().expect("the thread goes on").as_deref(), Some("a user thread"));
+        THREAD.run(move || sender.send(thread::current().name().map(str::to_owned)).expect("the receiver waits"));
+        assert_eq!(receiver.recv().expect("the thread goes on").as_deref(), Some("a user thread"));
         assert!(THREAD.flush(Duration::from_secs(60)));
         let (go_on, blocked) = mpsc::channel::<()>();
         THREAD.run(move || _ = blocked.recv());

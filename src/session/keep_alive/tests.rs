@@ -21,8 +21,8 @@ const fn ms(milliseconds: u64) -> Duration {
 
 const GRACE: Duration = ms(100);
 
-/// A session of 6 s on servers with a tick of 2 s, so that a touch counts by an operation sent 1250 ms later. Records
-/// each request.
+/// A session of 6 s on servers with a tick of 2 s, so that an operation makes touches count that were answered 1250 ms
+/// before it. Records each request.
 #[derive(Debug)]
 struct Noted {
     upkeep: Arc<Upkeep>,

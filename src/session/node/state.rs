@@ -1,5 +1,6 @@
 //! The state of one node of ours, from before its create until it is given back: decisions alone, with no I/O, lock or
-//! clock. [`OwnNode`](crate::session::node::OwnNode) keeps it behind a lock, and the exhaustive model drives it.
+//! clock. [`OwnNode`](crate::session::node::OwnNode) keeps it behind a lock, and the exhaustive model (`tests/models/`)
+//! drives it.
 //!
 //! ```text
 //!              asked                 created               granted
@@ -9,7 +10,8 @@
 //!     refused, or the answer was lost           Moving                Moving
 //!
 //! In each phase the node can be left or dropped. The phase is Left then, and the caller gets the removals to carry out.
-//! Moving: the node is being replaced, by the node of a reader (a downgrade), or of a permit (which a waiter holds afterwards).
+//! Moving: the node is being replaced, by the node of a reader (a downgrade), or of a permit (which a waiter holds
+//! afterwards).
 //! ```
 //!
 //! A node also has the reason of its loss, which is set once and never taken back: the session is over; the lease had a
@@ -127,7 +129,7 @@ impl NodeState {
         self.may_have_orphan = true;
     }
 
-    /// Records the node that the create made, or that was found after a lost answer.
+    /// Records the created node, or the node that was found after a lost answer.
     ///
     /// # Errors
     /// The node belongs to another session, or its name is no contender's name.
@@ -172,7 +174,7 @@ impl NodeState {
         }
     }
 
-    /// Records that the node was replaced by the one outside the queue, which this transaction created.
+    /// Records that the node outside the queue replaced this one. The token is the id of the transaction that created it.
     pub fn exchanged(&mut self, token: i64) {
         if let Some(path) = self.unseen.clone()
             && self.finish_move_at(path)
@@ -339,7 +341,7 @@ impl NodeState {
         names.iter().filter(is_one).cloned().collect()
     }
 
-    /// Returns whether a downgrade is under way, so that a reader's node exists or may come into existence.
+    /// Returns whether a downgrade is under way, so that a reader's node may exist.
     fn may_be_reader(&self) -> bool {
         matches!(self.phase, Phase::Moving(_)) && self.unseen.is_none()
     }
