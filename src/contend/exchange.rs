@@ -153,7 +153,7 @@ impl Tenure {
                     may_be_done = true;
                     tries.again(session, failure).await.map_err(NotExchanged::Failed)?;
                 }
-                Tried::WithoutSignal => session.upkeep().signal_refused(),
+                Tried::WithoutSignal => session.upkeep().record_signal_refused(),
             }
         };
         let stat = match answer {

@@ -413,7 +413,7 @@ async fn give_up_in_time(own_node: Arc<OwnNode>, session: Arc<dyn Session>) {
         let path = own_node.path();
         _ = remove(&session, &own_node, Leaving::delete(path.clone()), None).await;
         // Unless a downgrade is under way, which gives the node another name.
-        if own_node.standing().as_ref() == Some(&path) || !slept(&session, slice).await {
+        if own_node.standing_path().as_ref() == Some(&path) || !slept(&session, slice).await {
             return;
         }
     }

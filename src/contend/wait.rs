@@ -179,7 +179,7 @@ impl Behind<'_> {
         // On the session's thread: a second look may end this wait before the answer has come.
         let own = own_node.ask_to_watch(session).map(|own_watch| {
             let (live, own_node) = (Arc::clone(session), Arc::clone(own_node));
-            spawn_awaited(session, async move { keep_alive::watched(&live, &own_node, own_watch).await }, drop)
+            spawn_awaited(session, async move { keep_alive::store_watch(&live, &own_node, own_watch).await }, drop)
         });
         let watch = session.watch(&self.entry.child(&self.predecessor.name));
         if self.asks && !is_asked.swap(true, Ordering::Relaxed) {

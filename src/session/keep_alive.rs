@@ -71,7 +71,7 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
             let asked: Vec<_> = some.iter().map(|own_node| (own_node, own_node.ask_to_watch(&session))).collect();
             for (own_node, asked) in asked {
                 let Some(asked) = asked else { continue };
-                match watched(&session, own_node, asked).await {
+                match store_watch(&session, own_node, asked).await {
                     Ok(()) | Err(Failure::Over(_)) => {}
                     Err(Failure::Unknown(_)) => unknown.push(Arc::clone(own_node)),
                     Err(failure) => cannot_watch(own_node, &failure),
@@ -91,7 +91,7 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
 
 /// Awaits the requested watch and stores it in the node. If a server denies a node that the leader has, the hold or the
 /// wait goes on.
-pub(crate) async fn watched(
+pub(crate) async fn store_watch(
     session: &Arc<dyn Session>,
     own_node: &Arc<OwnNode>,
     asked: OwnWatch,
@@ -105,7 +105,7 @@ pub(crate) async fn watched(
         },
         answer => answer,
     };
-    own_node.watched(OwnWatch { path, watch: Box::pin(ready(answer)) }).await
+    own_node.store_watch(OwnWatch { path, watch: Box::pin(ready(answer)) }).await
 }
 
 pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
@@ -143,12 +143,12 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
         }
     }
     if let Ok(Some(left)) = left {
-        interfered(&path, &left, &granted);
+        lose_interfered(&path, &left, &granted);
     }
 }
 
 /// Marks these nodes as lost, because they were granted by a stranger's write.
-pub(crate) fn interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<OwnNode>>) {
+pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<OwnNode>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
     for own_node in granted {
         own_node.lose(Loss::Interfered);
@@ -264,7 +264,7 @@ async fn check_own(session: &Arc<dyn Session>) {
     let checks: Vec<_> = to_check.iter().map(|(_, path)| check(path, None)).collect();
     for ((own_node, path), holds) in to_check.iter().zip(presence::ask_once(session, &checks).await) {
         match holds {
-            Ok(false) => own_node.gone_from(path),
+            Ok(false) => own_node.record_gone_from(path),
             Err(failure @ Failure::NoAuth(_)) => {
                 emit!(WARN, path, %failure, "a heartbeat cannot check a lock node of our own");
             }

@@ -340,7 +340,7 @@ impl OwnNode {
     }
 
     /// Returns the path, unless the node is being replaced or was left.
-    pub(crate) fn standing(&self) -> Option<String> {
+    pub(crate) fn standing_path(&self) -> Option<String> {
         self.read(|it| it.is_standing_at(it.path()).then(|| it.path().to_owned()))
     }
 
@@ -349,7 +349,7 @@ impl OwnNode {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
         if event == Event::Changed
-            && self.standing().is_some()
+            && self.standing_path().is_some()
             && let Some(unwatched) = self.unwatched.upgrade()
         {
             unwatched.add(self);
@@ -368,7 +368,7 @@ impl OwnNode {
     }
 
     /// Records that the leader has no node at this path.
-    pub(super) fn gone_from(&self, path: &str) {
+    pub(super) fn record_gone_from(&self, path: &str) {
         if self.read(|it| it.is_standing_at(path)) {
             self.lose(Loss::Removed);
         }
@@ -380,7 +380,7 @@ impl OwnNode {
     }
 
     /// Awaits the requested watch and stores it. If the node does not exist, the hold is lost.
-    pub(crate) async fn watched(self: &Arc<Self>, asked: OwnWatch) -> Result<(), Failure> {
+    pub(crate) async fn store_watch(self: &Arc<Self>, asked: OwnWatch) -> Result<(), Failure> {
         let OwnWatch { path, watch } = asked;
         match watch.await {
             Ok(watch) => {
@@ -388,7 +388,7 @@ impl OwnNode {
                 Ok(())
             }
             Err(Failure::NoNode) => {
-                self.gone_from(&path);
+                self.record_gone_from(&path);
                 Ok(())
             }
             Err(failure) => {

@@ -65,7 +65,7 @@ impl Upkeep {
     /// Records that the ensemble created the session, in answer to a handshake sent at `asked` or later.
     pub fn began(&self, asked: Moment) {
         let lapsed = self.lease.began(asked);
-        self.look_if(lapsed);
+        self.look_at_all_if(lapsed);
     }
 
     /// Records the answer to a request that was sent at `sent`.
@@ -76,7 +76,7 @@ impl Upkeep {
     /// As [`Upkeep::answered`], for an operation that a quorum has acknowledged.
     pub fn acknowledged(&self, sent: Moment) {
         let lapsed = self.lease.acknowledged(sent);
-        self.look_if(lapsed);
+        self.look_at_all_if(lapsed);
     }
 
     /// Records that the handshake of the current connection resumed this session. The handshake counts as soon as an
@@ -167,7 +167,7 @@ impl Upkeep {
     }
 
     /// Records that the ensemble does not let this session write to its own nodes before it deletes them.
-    pub(crate) fn signal_refused(&self) {
+    pub(crate) fn record_signal_refused(&self) {
         self.is_signal_refused.store(true, Ordering::Relaxed);
     }
 
@@ -176,7 +176,7 @@ impl Upkeep {
     }
 
     /// Looks at every node if the lease lapsed, so that each hold is lost even if the same answer renews the lease.
-    fn look_if(&self, lapsed: bool) {
+    fn look_at_all_if(&self, lapsed: bool) {
         if lapsed {
             self.look_at_all();
         }
@@ -357,7 +357,7 @@ impl Upkeep {
     /// Returns the nodes that a heartbeat checks: all nodes of holders, or else one node of a waiter.
     pub(crate) fn to_check(&self) -> Vec<(Arc<OwnNode>, String)> {
         let members = self.members.lock();
-        let standing = |own_node: &Arc<OwnNode>| Some((Arc::clone(own_node), own_node.standing()?));
+        let standing = |own_node: &Arc<OwnNode>| Some((Arc::clone(own_node), own_node.standing_path()?));
         let holding = members.all.values().filter(|own_node| own_node.is_held());
         let mut chosen: Vec<_> = holding.filter_map(standing).collect();
         if chosen.is_empty() {

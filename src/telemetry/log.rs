@@ -38,7 +38,7 @@ thread_local! {
 }
 
 /// Records that this process has sessions, which a library thread keeps alive.
-pub(crate) fn there_are_sessions() {
+pub(crate) fn mark_sessions_begun() {
     HAS_SESSIONS.store(true, Ordering::Relaxed);
 }
 
@@ -268,7 +268,7 @@ mod tests {
                 Ok(())
             }
         }
-        there_are_sessions();
+        mark_sessions_begun();
         let asked = Asked(Cell::new(0));
         emit!(WARN, why = %asked, "a lock was lost");
         assert_eq!(asked.0.get(), 1, "the value is formatted at once, for the log thread");

@@ -87,7 +87,7 @@ impl ZooKeeperSession {
         let (id, root_bytes, acl) =
             (client.session_id().0, client.path().trim_end_matches('/').len(), options.acl_of_nodes());
         let whom = options.whom();
-        log::there_are_sessions();
+        log::mark_sessions_begun();
         background.sessions().insert(id);
         abilities.shown_by(id);
         let session = Arc::new_cyclic(|this: &Weak<ZooKeeperSession>| {

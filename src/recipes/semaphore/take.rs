@@ -383,7 +383,7 @@ impl<'a> View<'a> {
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
         let shown = keep_alive::up_to(&queue, &signal.path);
         if let Some(left) = presence::first_there(self.held.session(), &shown).await? {
-            keep_alive::interfered(&signal.path, &left, [self.held.own_node()]);
+            keep_alive::lose_interfered(&signal.path, &left, [self.held.own_node()]);
             return Err(Failure::NoNode);
         }
         self.ghosts.extend(shown.iter().filter_map(|path| path.rsplit('/').next()).map(Arc::from));

@@ -275,10 +275,10 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
     let session: Arc<dyn Session> = Arc::clone(&noted) as _;
     let holder = noted.holder("/lock/node");
     let denied = || OwnWatch { path: "/lock/node".to_owned(), watch: Box::pin(ready(Err(Failure::NoNode))) };
-    assert!(matches!(watched(&session, &holder, denied()).await, Err(Failure::Refused(_))));
+    assert!(matches!(store_watch(&session, &holder, denied()).await, Err(Failure::Refused(_))));
     assert_eq!(holder.find_loss(), None);
     noted.wrong.lock().unwrap().push(("/lock/node".to_owned(), Failure::NoNode));
-    assert_eq!(watched(&session, &holder, denied()).await, Ok(()));
+    assert_eq!(store_watch(&session, &holder, denied()).await, Ok(()));
     assert_eq!(holder.find_loss(), Some(Loss::Removed));
 }
 

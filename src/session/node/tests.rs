@@ -101,7 +101,7 @@ fn asked(watch: Result<Watch, Failure>) -> OwnWatch {
 
 /// Stores the answer to a watch request.
 fn watched(own_node: &Arc<OwnNode>, watch: Result<Watch, Failure>) -> Result<(), Failure> {
-    let mut outcome = pin!(own_node.watched(asked(watch)));
+    let mut outcome = pin!(own_node.store_watch(asked(watch)));
     let Poll::Ready(outcome) = outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("the answer has come, but the future is pending");
     };
@@ -131,7 +131,7 @@ fn events_of_a_replaced_node_do_not_end_the_new_hold() {
     let (own_node, _upkeep) = holding();
     to_watch(&own_node);
     own_node.change(|it| it.known.begin_move(Some("/lock/new".to_owned())));
-    own_node.gone_from("/lock/node");
+    own_node.record_gone_from("/lock/node");
     assert_eq!((own_node.find_loss(), to_watch(&own_node)), (None, None));
     own_node.end_move(|it| it.exchanged(0));
     assert_eq!(to_watch(&own_node), Some("/lock/new".to_owned()));
@@ -140,7 +140,7 @@ fn events_of_a_replaced_node_do_not_end_the_new_hold() {
     assert_eq!(watched(&own_node, Ok(fired(Event::Deleted))), Ok(()));
     assert_eq!(watched(&own_node, Err(Failure::NoNode)), Ok(()));
     assert_eq!((own_node.find_loss(), own_node.has_own_watch()), (None, false));
-    own_node.gone_from("/lock/new");
+    own_node.record_gone_from("/lock/new");
     assert_eq!(own_node.find_loss(), Some(Loss::Removed));
 }
 

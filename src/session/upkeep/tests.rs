@@ -86,7 +86,7 @@ fn each_lost_connection_counts_once() {
 fn a_signal_that_was_refused_once_is_not_tried_again() {
     let (upkeep, _clock) = begun();
     assert!(!upkeep.is_signal_refused());
-    upkeep.signal_refused();
+    upkeep.record_signal_refused();
     assert!(upkeep.is_signal_refused());
 }
 
