@@ -189,7 +189,7 @@ pub mod coordinator {
     pub use crate::queue::metadata::read_done as done_of;
     pub use crate::queue::mode::{REFUSED_FROM, RESTART_FROM};
     pub use crate::queue::permits::permits_of;
-    pub use crate::queue::turn::{Departure, News, Predecessor, Step, Take, Turn, Waiter, turn};
+    pub use crate::queue::turn::{Departure, Predecessor, Step, Take, Turn, Waiter, WaiterEvent, turn};
     pub use crate::session::contract::{Coordinator, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};
@@ -200,7 +200,7 @@ pub mod coordinator {
     };
     pub use crate::session::upkeep::Upkeep;
     pub use crate::telemetry::log::flush_events;
-    pub use crate::zookeeper::patience::{Patience, comeback};
+    pub use crate::zookeeper::connect_policy::{ConnectPolicy, reconnect_jitter};
     pub use crate::zookeeper::probe::four_letter_word;
     pub use crate::zookeeper::servers::each_server;
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::memory::server::{Ensemble, Fault, Fired, World};
+use crate::memory::server::{Ensemble, Fault, Notification, World};
 use crate::memory::session::{MemorySession, sleep};
 use crate::memory::tree::Backup;
 use crate::session::contract::{ConnectionState, Coordinator, Session, SessionSlot};
@@ -111,7 +111,7 @@ impl Memory {
     }
 
     /// Does something to this client's session, if it has one.
-    pub(super) fn change(&self, act: impl FnOnce(&mut World, i64, &mut Vec<Fired>)) {
+    pub(super) fn change(&self, act: impl FnOnce(&mut World, i64, &mut Vec<Notification>)) {
         if let Some(session) = self.session() {
             self.client.ensemble.change(|world, fired| act(world, session.id(), fired));
         }

@@ -26,10 +26,10 @@ pub(super) struct Ensemble {
 
 /// A notification, given when the world is unlocked again: a task that is notified may ask the ensemble for something. An answer
 /// comes, or it is lost.
-pub(super) type Fired = Box<dyn FnOnce(bool) + Send>;
+pub(super) type Notification = Box<dyn FnOnce(bool) + Send>;
 
 /// A request, carried out once the connection is there.
-type Job = Box<dyn FnOnce(&mut World, &mut Vec<Fired>) + Send>;
+type Job = Box<dyn FnOnce(&mut World, &mut Vec<Notification>) + Send>;
 
 #[derive(Default)]
 pub(super) struct World {
@@ -55,8 +55,8 @@ struct SessionState {
     view: Option<Arc<Tree>>,
     /// What a lagging server has not shown yet.
     late: Vec<Change>,
-    /// What a silent server has not told, if it is silent.
-    untold: Option<Vec<Fired>>,
+    /// What a silent server has not is_notified, if it is silent.
+    withheld: Option<Vec<Notification>>,
     /// The newest transaction that the client has seen before it was cut off.
     seen: i64,
     waiting: Vec<Job>,
@@ -71,12 +71,12 @@ struct SessionState {
 
 struct Armed {
     number: u64,
-    tell: oneshot::Sender<Event>,
+    sender: oneshot::Sender<Event>,
 }
 
 impl Armed {
     fn fire(self, event: Event) {
-        let _nobody_waits_any_more = self.tell.send(event);
+        let _nobody_waits_any_more = self.sender.send(event);
     }
 }
 
@@ -93,11 +93,11 @@ impl Ensemble {
     }
 
     /// Changes the world, and gives the notifications of it when the world is unlocked.
-    pub(super) fn change<T>(&self, act: impl FnOnce(&mut World, &mut Vec<Fired>) -> T) -> T {
+    pub(super) fn change<T>(&self, act: impl FnOnce(&mut World, &mut Vec<Notification>) -> T) -> T {
         let mut fired = Vec::new();
         let result = act(&mut self.world(), &mut fired);
-        for tell in fired {
-            tell(true);
+        for notify in fired {
+            notify(true);
         }
         result
     }
@@ -108,7 +108,7 @@ impl Ensemble {
         session: i64,
         upkeep: &Arc<Upkeep>,
         is_write: bool,
-        act: impl FnOnce(&mut World, &mut Vec<Fired>) -> Result<T, Failure> + Send + 'static,
+        act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure> + Send + 'static,
     ) -> oneshot::Receiver<Result<T, Failure>> {
         let (reply, answer) = oneshot::channel();
         let upkeep = Arc::clone(upkeep);
@@ -120,8 +120,8 @@ impl Ensemble {
                 }
                 None => Err(Failure::Over(upkeep.lease().over().unwrap_or(Ending::Expired))),
             };
-            let untold = world.sessions.get_mut(&session).and_then(|state| state.untold.as_mut());
-            untold.unwrap_or(fired).push(Box::new(move |comes| {
+            let withheld = world.sessions.get_mut(&session).and_then(|state| state.withheld.as_mut());
+            withheld.unwrap_or(fired).push(Box::new(move |comes| {
                 let lost = || Err(Failure::Unknown("the connection broke before the answer".to_owned()));
                 drop(reply.send(if comes { result } else { lost() }));
             }));
@@ -152,13 +152,13 @@ impl SessionState {
 
     /// Changes the link now: a request that comes before the notification finds the link as it is. The notification for
     /// the tasks that wait for the link comes later.
-    fn change_link(&self, to: LinkState) -> Fired {
+    fn change_link(&self, to: LinkState) -> Notification {
         let link = Arc::clone(&self.link);
         link.change(to);
         Box::new(move |_| link.notify())
     }
 
-    fn deliver(&mut self, path: &str, event: Event, fired: &mut Vec<Fired>) {
+    fn deliver(&mut self, path: &str, event: Event, fired: &mut Vec<Notification>) {
         let hides = |(top, _): &(String, Tree)| is_from(path, top) || path == children_key(parent_of(top));
         if self.frozen.iter().any(hides) {
             return;
@@ -170,14 +170,14 @@ impl SessionState {
         }
     }
 
-    fn fire(&mut self, path: &str, event: Event, fired: &mut Vec<Fired>) {
+    fn fire(&mut self, path: &str, event: Event, fired: &mut Vec<Notification>) {
         for armed in self.watches.remove(path).into_iter().flatten() {
-            self.untold.as_mut().unwrap_or(fired).push(Box::new(move |_| armed.fire(event)));
+            self.withheld.as_mut().unwrap_or(fired).push(Box::new(move |_| armed.fire(event)));
         }
     }
 
     /// Changes what the session's client keeps up, once the world is unlocked.
-    fn change_upkeep(&self, change: impl FnOnce(&Upkeep) + Send + 'static) -> Fired {
+    fn change_upkeep(&self, change: impl FnOnce(&Upkeep) + Send + 'static) -> Notification {
         let upkeep = Arc::clone(&self.upkeep);
         Box::new(move |_| change(&upkeep))
     }
@@ -194,7 +194,7 @@ impl World {
             given_up: None,
             view: None,
             late: Vec::new(),
-            untold: None,
+            withheld: None,
             seen: 0,
             waiting: Vec::new(),
             faults: VecDeque::new(),
@@ -213,8 +213,8 @@ impl World {
         session: i64,
         is_write: bool,
         fault: Option<Fault>,
-        act: impl FnOnce(&mut World, &mut Vec<Fired>) -> Result<T, Failure>,
-        fired: &mut Vec<Fired>,
+        act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure>,
+        fired: &mut Vec<Notification>,
     ) -> Result<T, Failure> {
         let result = match fault {
             Some(Fault::Request) => Err(Failure::Unknown("the request was lost".to_owned())),
@@ -271,7 +271,7 @@ impl World {
     }
 
     /// Brings a session's lagging server up to now; it goes on lagging from here.
-    pub(super) fn refresh(&mut self, session: i64, fired: &mut Vec<Fired>) {
+    pub(super) fn refresh(&mut self, session: i64, fired: &mut Vec<Notification>) {
         let tree = Arc::clone(&self.tree);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         if state.view.is_some() {
@@ -284,21 +284,21 @@ impl World {
 
     /// Arms a watch under its key.
     pub(super) fn arm(&mut self, session: i64, key: String, ensemble: Weak<Ensemble>) -> Watch {
-        let (tell, told) = oneshot::channel();
+        let (sender, event) = oneshot::channel();
         self.last_watch += 1;
         let number = self.last_watch;
         if let Some(state) = self.sessions.get_mut(&session) {
-            state.watches.entry(key.clone()).or_default().push(Armed { number, tell });
+            state.watches.entry(key.clone()).or_default().push(Armed { number, sender });
             self.index.add_watch(session, &key);
         }
         let disarm = Disarm { ensemble, session, key, number };
         Box::pin(async move {
             let _disarm = disarm;
-            told.await.unwrap_or(Event::Over)
+            event.await.unwrap_or(Event::Over)
         })
     }
 
-    fn tell_all(&mut self, changes: &[Change], fired: &mut Vec<Fired>) {
+    fn notify_all(&mut self, changes: &[Change], fired: &mut Vec<Notification>) {
         for session in self.index.concerned(changes) {
             let Some(state) = self.sessions.get_mut(&session) else { continue };
             for (path, event) in changes {
@@ -314,7 +314,7 @@ impl World {
         path: String,
         data: Vec<u8>,
         kind: Kind,
-        fired: &mut Vec<Fired>,
+        fired: &mut Vec<Notification>,
     ) -> Result<Created, Failure> {
         let create = [Operation::Create { path, data, kind }];
         let outcomes = self.apply(session, &create, fired).map_err(|(_, failure)| failure)?;
@@ -328,32 +328,32 @@ impl World {
         &mut self,
         session: i64,
         operations: &[Operation],
-        fired: &mut Vec<Fired>,
+        fired: &mut Vec<Notification>,
     ) -> Result<Vec<(Outcome, String)>, (usize, Failure)> {
         let zxid = self.zxid + 1;
         // Copied only while a lagging server still shows it as it was.
         let at = Stamp { zxid, time: self.clock.now() };
         let committed = commit(Arc::make_mut(&mut self.tree), at, session, operations)?;
         self.zxid = zxid;
-        committed.owned.into_iter().for_each(|node| self.index.note(node));
-        self.tell_all(&committed.changes, fired);
+        committed.owned.into_iter().for_each(|node| self.index.record(node));
+        self.notify_all(&committed.changes, fired);
         Ok(committed.outcomes)
     }
 
     /// Deletes a node with all below it.
-    pub(super) fn remove(&mut self, path: &str, fired: &mut Vec<Fired>) {
+    pub(super) fn remove(&mut self, path: &str, fired: &mut Vec<Notification>) {
         let gone = self.tree.keys().filter(|node| is_from(node, path)).cloned().collect();
         self.delete_all(gone, fired);
     }
 
-    fn delete_all(&mut self, paths: Vec<String>, fired: &mut Vec<Fired>) {
+    fn delete_all(&mut self, paths: Vec<String>, fired: &mut Vec<Notification>) {
         for path in paths.into_iter().rev() {
             let _gone = self.apply(0, &[Operation::Delete { path, version: None }], fired);
         }
     }
 
     /// Deletes the containers that had children and have none now.
-    pub(super) fn reap(&mut self, fired: &mut Vec<Fired>) {
+    pub(super) fn reap(&mut self, fired: &mut Vec<Notification>) {
         let idle = |(path, node): (&String, &Node)| {
             (node.kind == Kind::Container && node.next_sequence > 0 && children_of(&self.tree, path).is_empty())
                 .then(|| path.clone())
@@ -363,24 +363,24 @@ impl World {
     }
 
     /// Gives a session up, and deletes its nodes. Its client learns of it now if it is connected.
-    pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Fired>) {
+    pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.given_up.get_or_insert(why);
         // What ends it at its client needs no connection.
-        let told = state.is_up() || matches!(why, Ending::Closed | Ending::Failed);
+        let is_notified = state.is_up() || matches!(why, Ending::Closed | Ending::Failed);
         let owned = self.index.owned_by(session);
-        if told {
+        if is_notified {
             self.end(session, why, fired);
         }
         self.delete_all(owned, fired);
     }
 
     /// Tells the client that its session is over.
-    fn end(&mut self, session: i64, why: Ending, fired: &mut Vec<Fired>) {
+    fn end(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         self.forget_watches(session);
         self.index.set_lagging(session, false);
         let Some(mut state) = self.sessions.remove(&session) else { return };
-        fired.extend(state.untold.take().into_iter().flatten());
+        fired.extend(state.withheld.take().into_iter().flatten());
         let upkeep = Arc::clone(&state.upkeep);
         // Now, and not with the notifications: as soon as the world is unlocked, another thread may be granted the lock.
         upkeep.lease().end(why);
@@ -397,12 +397,12 @@ impl World {
     }
 
     /// Cuts a session's connection.
-    pub(super) fn cut(&mut self, session: i64, fired: &mut Vec<Fired>) {
+    pub(super) fn cut(&mut self, session: i64, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) else { return };
         state.seen = self.zxid;
         state.cut = Some(Instant::now());
-        let untold = state.untold.take().into_iter().flatten();
-        fired.extend(untold.map(|tell| Box::new(move |_| tell(false)) as Fired));
+        let withheld = state.withheld.take().into_iter().flatten();
+        fired.extend(withheld.map(|notify| Box::new(move |_| notify(false)) as Notification));
         fired.extend([
             state.change_link(LinkState::Down),
             state.change_upkeep(|it| it.steady(false)),
@@ -411,15 +411,15 @@ impl World {
     }
 
     /// From now on a session's server tells its client nothing.
-    pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Fired>) {
+    pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Notification>) {
         if let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) {
-            state.untold.get_or_insert_default();
+            state.withheld.get_or_insert_default();
             fired.push(state.change_upkeep(|it| it.steady(false)));
         }
     }
 
     /// Mends a session's connection: its client learns what happened meanwhile.
-    pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Fired>) {
+    pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_up()) else { return };
         if let Some(why) = state.given_up {
             return self.end(session, why, fired);
@@ -458,11 +458,11 @@ impl World {
     }
 
     /// Everything is as it was then. All sessions are over; the ephemeral nodes of those that were open then are there.
-    pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Fired>) {
+    pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Notification>) {
         (self.tree, self.zxid) = (Arc::clone(&backup.tree), backup.zxid);
         let ephemeral = self.tree.iter().filter(|(_, node)| node.owner != 0);
         let owned = |(path, node): (&String, &Node)| Owned { session: node.owner, path: path.clone(), is_there: true };
-        self.index.own_anew(ephemeral.map(owned));
+        self.index.reset_owned(ephemeral.map(owned));
         let sessions: Vec<i64> = self.sessions.keys().copied().collect();
         for session in sessions {
             self.end(session, Ending::Expired, fired);
@@ -483,14 +483,14 @@ impl World {
     }
 
     /// A session's server is neither behind the other servers any more nor silent.
-    pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Fired>) {
+    pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Notification>) {
         self.refresh(session, fired);
         self.index.set_lagging(session, false);
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.view = None;
-        if let Some(untold) = state.untold.take() {
+        if let Some(withheld) = state.withheld.take() {
             fired.push(state.change_upkeep(|it| it.steady(true)));
-            fired.extend(untold);
+            fired.extend(withheld);
         }
     }
 

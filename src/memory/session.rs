@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use crate::memory::server::{Ensemble, Fired, World};
+use crate::memory::server::{Ensemble, Notification, World};
 use crate::memory::tasks::{Link, LinkState};
 use crate::memory::tree::{Node, Tree, children_key, children_of};
 use crate::session::contract::Session;
@@ -45,10 +45,10 @@ impl MemorySession {
     fn request<T: Send + 'static>(
         &self,
         is_write: bool,
-        act: impl FnOnce(&mut World, &mut Vec<Fired>) -> Result<T, Failure> + Send + 'static,
+        act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
         let upkeep = Arc::clone(&self.upkeep);
-        let act = move |world: &mut World, fired: &mut Vec<Fired>| {
+        let act = move |world: &mut World, fired: &mut Vec<Notification>| {
             let answer = act(world, fired);
             upkeep.record_zxid(world.zxid);
             answer

@@ -12,7 +12,7 @@ use crate::sync::{HashMap, Mutex, Notify};
 /// Runs tasks on the thread that makes them ready: nothing happens in the background that a test did not cause.
 #[derive(Default)]
 pub(super) struct Executor {
-    chores: Mutex<Tasks>,
+    tasks: Mutex<Tasks>,
     running: AtomicBool,
 }
 
@@ -24,41 +24,41 @@ struct Tasks {
 }
 
 impl Executor {
-    pub(super) fn spawn(self: &Arc<Self>, chore: Task) {
-        let mut chores = self.chores.lock();
-        chores.next += 1;
-        let number = chores.next;
-        chores.pending.insert(number, chore);
-        drop(chores);
+    pub(super) fn spawn(self: &Arc<Self>, task: Task) {
+        let mut tasks = self.tasks.lock();
+        tasks.next += 1;
+        let number = tasks.next;
+        tasks.pending.insert(number, task);
+        drop(tasks);
         self.schedule(number);
     }
 
     fn schedule(self: &Arc<Self>, number: u64) {
-        self.chores.lock().ready.push_back(number);
+        self.tasks.lock().ready.push_back(number);
         // A thread that runs tasks already will come to this task. A task may make other tasks ready while it runs.
-        while !self.chores.lock().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
+        while !self.tasks.lock().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
             let _running = Running(&self.running);
             self.run();
         }
     }
 
     fn run(self: &Arc<Self>) {
-        while let Some((number, mut chore)) = self.next() {
+        while let Some((number, mut task)) = self.next() {
             let waker = Waker::from(Arc::new(Ready { executor: Arc::downgrade(self), number }));
             // Inside a tokio task that has run for long, tokio would make this task yield, here and now, for ever.
-            let polled = pin!(tokio::task::unconstrained(chore.as_mut())).poll(&mut Context::from_waker(&waker));
+            let polled = pin!(tokio::task::unconstrained(task.as_mut())).poll(&mut Context::from_waker(&waker));
             if polled.is_pending() {
-                self.chores.lock().pending.insert(number, chore);
+                self.tasks.lock().pending.insert(number, task);
             }
         }
     }
 
     fn next(&self) -> Option<(u64, Task)> {
-        let mut chores = self.chores.lock();
+        let mut tasks = self.tasks.lock();
         loop {
-            let number = chores.ready.pop_front()?;
-            if let Some(chore) = chores.pending.remove(&number) {
-                return Some((number, chore));
+            let number = tasks.ready.pop_front()?;
+            if let Some(task) = tasks.pending.remove(&number) {
+                return Some((number, task));
             }
         }
     }

@@ -290,20 +290,20 @@ impl Index {
     }
 
     /// An ephemeral node came or went.
-    pub(super) fn note(&mut self, Owned { session, path, is_there }: Owned) {
+    pub(super) fn record(&mut self, Owned { session, path, is_there }: Owned) {
         let node = (session, path);
         let _before = if is_there { self.owned.insert(node) } else { self.owned.remove(&node) };
     }
 
     /// The ephemeral nodes of a session, in the order of their paths.
     pub(super) fn owned_by(&self, session: i64) -> Vec<String> {
-        let from_there = self.owned.range((session, String::new())..);
-        from_there.take_while(|(owner, _)| *owner == session).map(|(_, path)| path.clone()).collect()
+        let of_session = self.owned.range((session, String::new())..);
+        of_session.take_while(|(owner, _)| *owner == session).map(|(_, path)| path.clone()).collect()
     }
 
     /// The ephemeral nodes are these, and no others.
-    pub(super) fn own_anew(&mut self, all: impl Iterator<Item = Owned>) {
+    pub(super) fn reset_owned(&mut self, all: impl Iterator<Item = Owned>) {
         self.owned.clear();
-        all.for_each(|node| self.note(node));
+        all.for_each(|node| self.record(node));
     }
 }

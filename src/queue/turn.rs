@@ -245,7 +245,7 @@ pub struct Predecessor {
 
 /// An event for a waiter.
 #[derive(Debug)]
-pub enum News<'a> {
+pub enum WaiterEvent<'a> {
     /// The answer to [`Step::List`].
     Listed {
         /// The names in the directory, in any order.
@@ -309,10 +309,10 @@ impl<C: Borrow<Contender>> Waiter<C> {
     }
 
     /// Returns the next step after this event.
-    pub fn next(&mut self, news: News<'_>) -> Step {
-        match news {
-            News::Listed { names, leaving } => self.after_listing(names, leaving),
-            News::Departed(departure) => self.after_departure(departure),
+    pub fn next(&mut self, event: WaiterEvent<'_>) -> Step {
+        match event {
+            WaiterEvent::Listed { names, leaving } => self.after_listing(names, leaving),
+            WaiterEvent::Departed(departure) => self.after_departure(departure),
         }
     }
 

@@ -24,7 +24,7 @@ impl Abilities {
     /// What the number of a session tells. Keeper counts sessions from one (`KeeperStorage`), unless its data came from
     /// ZooKeeper. ZooKeeper's begin with the number of the server and the milliseconds from that machine's start to the
     /// server's (`SessionTrackerImpl`).
-    pub(crate) fn shown_by(&self, session: i64) {
+    pub(crate) fn learn_from_session_id(&self, session: i64) {
         if (1..1 << 28).contains(&session) {
             self.mark_as_clickhouse_keeper();
         }
@@ -34,7 +34,7 @@ impl Abilities {
     /// read several nodes with one request.
     pub(crate) fn mark_as_clickhouse_keeper(&self) {
         for lacking in [&self.containers, &self.ephemerals, &self.kept_by_reads] {
-            lacking.is_missed();
+            lacking.mark_lacking();
         }
     }
 }
@@ -42,7 +42,7 @@ impl Abilities {
 /// Whether the servers lack something, once it is known.
 #[derive(Debug, Default)]
 pub(crate) struct Ability {
-    is_there: AtomicBool,
+    is_supported: AtomicBool,
     is_lacking: AtomicBool,
 }
 
@@ -51,7 +51,7 @@ impl Ability {
         self.is_lacking.load(Ordering::Relaxed)
     }
 
-    fn is_missed(&self) {
+    fn mark_lacking(&self) {
         self.is_lacking.store(true, Ordering::Relaxed);
     }
 
@@ -61,7 +61,7 @@ impl Ability {
         answer: Result<T, zk::Error>,
         failure: impl FnOnce(zk::Error) -> Failure,
     ) -> Result<T, Failure> {
-        self.heard(&answer);
+        self.record(&answer);
         match answer {
             Err(_) if self.is_lacking() => Err(Failure::Unknown("the servers do not know the request".to_owned())),
             answer => answer.map_err(failure),
@@ -70,14 +70,14 @@ impl Ability {
 
     /// Records what the answer to such a request shows. A connection that is lost during the first one may have been lost
     /// by chance. Then the substitute is used without need.
-    fn heard<T>(&self, answer: &Result<T, zk::Error>) {
+    fn record<T>(&self, answer: &Result<T, zk::Error>) {
         match answer {
             // Also later: the servers of an ensemble are of two versions while it is upgraded.
-            Err(zk::Error::Unimplemented) => self.is_missed(),
-            Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) if self.is_there.load(Ordering::Relaxed) => {}
-            Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) => self.is_missed(),
+            Err(zk::Error::Unimplemented) => self.mark_lacking(),
+            Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) if self.is_supported.load(Ordering::Relaxed) => {}
+            Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) => self.mark_lacking(),
             Err(zk::Error::ClientClosed | zk::Error::SessionExpired | zk::Error::AuthFailed) => {}
-            _ => self.is_there.store(true, Ordering::Relaxed),
+            _ => self.is_supported.store(true, Ordering::Relaxed),
         }
     }
 }
@@ -90,7 +90,7 @@ mod tests {
     fn a_clickhouse_session_is_recognized_by_its_id() {
         let lacking = |session| {
             let shown = Abilities::default();
-            shown.shown_by(session);
+            shown.learn_from_session_id(session);
             assert!(!shown.several_reads.is_lacking());
             let [containers, others @ ..] =
                 [shown.containers, shown.ephemerals, shown.kept_by_reads].map(|ability| ability.is_lacking());
@@ -107,15 +107,15 @@ mod tests {
     fn the_first_reply_shows_if_a_request_is_supported() {
         let lost = || Err::<(), _>(zk::Error::ConnectionLoss);
         let (shown, lacking, refused) = (Ability::default(), Ability::default(), Ability::default());
-        shown.heard(&Err::<(), _>(zk::Error::NoAuth));
-        shown.heard(&lost());
-        lacking.heard(&Err::<(), _>(zk::Error::ClientClosed));
+        shown.record(&Err::<(), _>(zk::Error::NoAuth));
+        shown.record(&lost());
+        lacking.record(&Err::<(), _>(zk::Error::ClientClosed));
         assert!(!lacking.is_lacking());
-        lacking.heard(&lost());
-        lacking.heard(&Ok(()));
-        refused.heard(&Err::<(), _>(zk::Error::Unimplemented));
+        lacking.record(&lost());
+        lacking.record(&Ok(()));
+        refused.record(&Err::<(), _>(zk::Error::Unimplemented));
         assert!(!shown.is_lacking() && lacking.is_lacking() && refused.is_lacking());
-        shown.heard(&Err::<(), _>(zk::Error::Unimplemented));
+        shown.record(&Err::<(), _>(zk::Error::Unimplemented));
         assert!(shown.is_lacking(), "another server is older");
     }
 }

@@ -1,11 +1,11 @@
 //! Ends attempts to connect that take long, where a connection may be silent for longer.
 //!
 //! The client crate has one limit for both, and shows no socket of its own. So while a session has no connection, this module looks
-//! through the sockets of this process for those that lead to one of its servers' addresses. On one that is seen for too long, nothing
+//! through the sockets of this process for those that lead to one of its servers' addresses. On one that is first_seen for too long, nothing
 //! may have come yet, by the system's table of sockets. Then it is shut down, which ends the attempt, and the crate goes on to the next
 //! server. On a connection that was made something has come, if only that there is a session. It may be an attempt of another client
 //! of this process: so the longest limit counts of those whose servers have that port. The connections on which servers are asked for a
-//! reason are spared: they come to an end by themselves.
+//! reason are probe: they come to an end by themselves.
 //!
 //! Where the system has no such table, attempts and connections have one limit.
 
@@ -28,9 +28,9 @@ use crate::zookeeper::lookup::addresses;
 use crate::zookeeper::servers::Servers;
 
 /// So many looks are made in the time that an attempt may take.
-const LOOKS: u32 = 8;
+const SCANS: u32 = 8;
 
-/// A look takes no more than such a part of a processor's time, however many files are open.
+/// A scan takes no more than such a part of a processor's time, however many files are open.
 const SHARE: u32 = 4;
 
 /// The limits of this process's clients, with the ports of their servers.
@@ -65,48 +65,48 @@ impl Drop for Limit {
 }
 
 /// Whether the system allows it.
-pub(super) fn can_be_ended() -> bool {
+pub(super) fn can_end_attempts() -> bool {
     #[cfg(target_os = "linux")]
-    return *system::SHOWS_WHAT_HAS_COME;
+    return *system::TABLES_SHOW_REPLIES;
     #[cfg(not(target_os = "linux"))]
     return false;
 }
 
 /// Ends the attempts at these servers that take longer than this, for as long as it is polled.
-pub(super) async fn end_those_that_take_longer(than: Option<Duration>, servers: &Servers) {
-    let Some(limit) = than.filter(|_| can_be_ended()) else { return pending().await };
+pub(super) async fn end_slow_attempts(than: Option<Duration>, servers: &Servers) {
+    let Some(limit) = than.filter(|_| can_end_attempts()) else { return pending().await };
     #[cfg(target_os = "linux")]
     {
-        // A name whose look-up takes long is one that no attempt has come through by.
+        // A name whose scan-up takes long is one that no attempt has come through by.
         let found = servers.each().map(|server| async move {
             tokio::time::timeout(limit / 2, addresses(&server.address())).await.ok()?.ok()
         });
         let found: Vec<_> = join_all(found).await.into_iter().flatten().flatten().collect();
-        // An attempt may begin right after a look, and a look may be late.
-        let seen_for = |limit: Duration| limit - limit / (2 * LOOKS) * 3;
-        let pause = limit / LOOKS;
+        // An attempt may begin right after a scan, and a scan may be late.
+        let age_limit = |limit: Duration| limit - limit / (2 * SCANS) * 3;
+        let pause = limit / SCANS;
         let (mut attempts, mut next) = (system::Attempts::new(found), Instant::now());
         loop {
             tokio::time::sleep_until(next).await;
             let began = Instant::now();
-            let look = move || {
-                let took = attempts.look(seen_for(limit), |port| seen_for(Limit::longest(port)));
+            let scan = move || {
+                let took = attempts.scan(age_limit(limit), |port| age_limit(Limit::longest(port)));
                 (attempts, took)
             };
-            // Heartbeats must not wait for the look.
-            let Ok((looked, took)) = tokio::task::spawn_blocking(look).await else { return pending().await };
-            (attempts, next) = (looked, began + pause.max(took * SHARE));
+            // Heartbeats must not wait for the scan.
+            let Ok((scanned, took)) = tokio::task::spawn_blocking(scan).await else { return pending().await };
+            (attempts, next) = (scanned, began + pause.max(took * SHARE));
         }
     }
     #[cfg(not(target_os = "linux"))]
     {
-        let _nothing = (limit, servers, LOOKS, SHARE);
+        let _unused = (limit, servers, SCANS, SHARE);
         pending().await
     }
 }
 
 /// The same, whenever a session has no connection, until it is over.
-pub(super) async fn end_those_of_a_session(
+pub(super) async fn end_slow_reconnects(
     than: Option<Duration>,
     servers: Servers,
     mut link: watch::Receiver<SessionLink>,
@@ -114,7 +114,7 @@ pub(super) async fn end_those_of_a_session(
 ) {
     let _of_this_client = Limit::of(&servers, than);
     let is_over = || upkeep.lease().over().is_some();
-    let Some(limit) = than.filter(|_| can_be_ended()) else {
+    let Some(limit) = than.filter(|_| can_end_attempts()) else {
         while !is_over() && link.changed().await.is_ok() {}
         return;
     };
@@ -126,13 +126,13 @@ pub(super) async fn end_those_of_a_session(
                 if is_over() || (is_up && upkeep.lease().is_answered()) {
                     break;
                 }
-                tokio::time::sleep(limit / LOOKS).await;
+                tokio::time::sleep(limit / SCANS).await;
             }
         };
         tokio::select! {
             biased;
             () = is_back => {}
-            () = end_those_that_take_longer(Some(limit), &servers) => {}
+            () = end_slow_attempts(Some(limit), &servers) => {}
         }
     }
 }
@@ -152,7 +152,7 @@ mod system {
     use rustix::time::{ClockId, clock_gettime};
 
     use crate::telemetry::log::emit;
-    use crate::zookeeper::sockets::{SPARED, inode_of, peer_of};
+    use crate::zookeeper::sockets::{PROBE_SOCKETS, inode_of, peer_of};
 
     const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
@@ -161,7 +161,7 @@ mod system {
     const CONNECTED: &str = "01";
 
     /// Not every system that has the tables has their last columns.
-    pub(super) static SHOWS_WHAT_HAS_COME: LazyLock<bool> = LazyLock::new(|| {
+    pub(super) static TABLES_SHOW_REPLIES: LazyLock<bool> = LazyLock::new(|| {
         let shows = || {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
             let address = listener.local_addr()?;
@@ -177,52 +177,52 @@ mod system {
     /// The attempts at these servers that are under way.
     pub(super) struct Attempts {
         servers: Vec<SocketAddr>,
-        /// When each was seen first; `None` once the tables have said what it is.
-        seen: BTreeMap<u64, Option<Instant>>,
+        /// When each was first_seen first; `None` once the tables have said what it is.
+        first_seen: BTreeMap<u64, Option<Instant>>,
     }
 
     impl Attempts {
         pub(super) fn new(servers: Vec<SocketAddr>) -> Attempts {
-            Attempts { servers: servers.into_iter().map(canonical).collect(), seen: BTreeMap::new() }
+            Attempts { servers: servers.into_iter().map(canonical).collect(), first_seen: BTreeMap::new() }
         }
 
-        /// Ends those that are seen for longer than this, and than what counts for the port. Returns how long the processor was busy
+        /// Ends those that are first_seen for longer than this, and than what counts for the port. Returns how long the processor was busy
         /// with it.
-        pub(super) fn look(&mut self, limit: Duration, of_port: impl Fn(u16) -> Duration) -> Duration {
+        pub(super) fn scan(&mut self, limit: Duration, port_limit: impl Fn(u16) -> Duration) -> Duration {
             let busy = || {
                 let busy = clock_gettime(ClockId::ThreadCPUTime);
                 Duration::new(busy.tv_sec.unsigned_abs(), u32::try_from(busy.tv_nsec).unwrap_or(0))
             };
             let began = busy();
             let (open, now) = (sockets_to(&self.servers), Instant::now());
-            self.seen.retain(|socket, _| open.iter().any(|(_, of)| of == socket));
-            open.iter().for_each(|(_, socket)| _ = self.seen.entry(*socket).or_insert(Some(now)));
-            let since = |socket: &u64| self.seen.get(socket).copied().flatten();
+            self.first_seen.retain(|socket, _| open.iter().any(|(_, of)| of == socket));
+            open.iter().for_each(|(_, socket)| _ = self.first_seen.entry(*socket).or_insert(Some(now)));
+            let since = |socket: &u64| self.first_seen.get(socket).copied().flatten();
             let is_late = |(_, socket): &(RawFd, u64)| since(socket).is_some_and(|it| now.duration_since(it) >= limit);
             let late: Vec<_> = open.into_iter().filter(is_late).collect();
             if !late.is_empty() {
-                self.end(late, now, of_port);
+                self.end(late, now, port_limit);
             }
             busy().saturating_sub(began)
         }
 
-        fn end(&mut self, late: Vec<(RawFd, u64)>, now: Instant, of_port: impl Fn(u16) -> Duration) {
+        fn end(&mut self, late: Vec<(RawFd, u64)>, now: Instant, port_limit: impl Fn(u16) -> Duration) {
             // What has come meanwhile shows here: so it is read now.
             let to_them = unanswered().into_iter().filter(|(peer, _)| self.servers.contains(peer));
             let unanswered: BTreeMap<u64, u16> = to_them.map(|(peer, socket)| (socket, peer.port())).collect();
             for (number, socket) in late {
-                let since = self.seen.get(&socket).copied().flatten();
-                let is_in_time = |port: &u16| since.is_some_and(|it| now.duration_since(it) < of_port(*port));
+                let since = self.first_seen.get(&socket).copied().flatten();
+                let is_in_time = |port: &u16| since.is_some_and(|it| now.duration_since(it) < port_limit(*port));
                 if unanswered.get(&socket).is_some_and(is_in_time) {
                     continue;
                 }
                 // The number may stand for another file by now.
-                let is_spared = SPARED.lock().contains(&socket);
-                let is_still = !is_spared && unanswered.contains_key(&socket) && inode_of(number) == Some(socket);
+                let is_probe = PROBE_SOCKETS.lock().contains(&socket);
+                let is_still = !is_probe && unanswered.contains_key(&socket) && inode_of(number) == Some(socket);
                 if is_still && shutdown(number, Shutdown::Both).is_ok() {
                     emit!(DEBUG, "an attempt to connect takes too long: it is ended");
                 }
-                self.seen.insert(socket, None);
+                self.first_seen.insert(socket, None);
             }
         }
     }
@@ -285,7 +285,7 @@ mod tests {
 
     use super::system::Attempts;
     use super::*;
-    use crate::zookeeper::sockets::Spared;
+    use crate::zookeeper::sockets::ProbeSocket;
 
     fn address(of: &TcpListener) -> SocketAddr {
         of.local_addr().unwrap()
@@ -303,7 +303,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_unanswered_connections_to_servers_are_closed() {
-        assert!(can_be_ended());
+        assert!(can_end_attempts());
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let other = TcpListener::bind(("127.0.0.2", address(&server).port())).unwrap();
         let to = |listener: &TcpListener| {
@@ -313,15 +313,15 @@ mod tests {
         let (unanswered, answered, elsewhere) = (to(&server), to(&server), to(&other));
         (&answered.1).write_all(b"x").unwrap();
         let asking = TcpSocket::new_v4().unwrap();
-        let spared = Spared::of(&asking);
+        let probe = ProbeSocket::of(&asking);
         let asking = asking.connect(address(&server)).await.unwrap();
         let asked = server.accept().unwrap().0;
-        let look = || Attempts::new(vec![address(&server)]).look(Duration::ZERO, |_| Duration::ZERO);
-        look();
+        let scan = || Attempts::new(vec![address(&server)]).scan(Duration::ZERO, |_| Duration::ZERO);
+        scan();
         assert_eq!([unanswered.1, answered.1, elsewhere.1].map(is_ended), [true, false, false]);
         assert!(!is_ended(asked.try_clone().unwrap()));
-        drop(spared);
-        look();
+        drop(probe);
+        scan();
         assert!(is_ended(asked));
         drop(asking);
     }
@@ -355,7 +355,7 @@ mod tests {
         let began = std::time::Instant::now();
         let ended = tokio::select! {
             ended = tokio::net::TcpStream::connect(full.local_addr().unwrap()) => ended,
-            () = end_those_that_take_longer(Some(limit), &servers) => panic!("it has no end"),
+            () = end_slow_attempts(Some(limit), &servers) => panic!("it has no end"),
         };
         assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
         assert!(began.elapsed() > limit / 2, "{:?}", began.elapsed());

@@ -18,7 +18,7 @@ use crate::session::thread::{BackgroundThread, is_forked, panic_message};
 use crate::sync::{Mutex, watch};
 use crate::telemetry::{log, user_thread};
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::connect::{Comeback, new_session};
+use crate::zookeeper::connect::{Reconnect, new_session};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::outage::Outage;
 use crate::zookeeper::servers::Servers;
@@ -190,7 +190,7 @@ impl ZooKeeperBuilder {
 }
 
 /// Waits until the thread of the sessions has run nothing for so long. The timers of an attempt to connect stand still then, too.
-async fn stands_still(thread: &Arc<BackgroundThread>, limit: Duration) {
+async fn until_blocked(thread: &Arc<BackgroundThread>, limit: Duration) {
     loop {
         let parts = async {
             for _ in 0..PARTS {
@@ -342,8 +342,8 @@ impl Sessions {
         drop(sessions);
         let over: Vec<Arc<ZooKeeperSession>> = over;
         if let Some((lost, ending)) = over.first().and_then(|first| first.lost().zip(first.lease().over())) {
-            let comeback = over.first().and_then(|first| Comeback::after(first.lease()));
-            self.outage.begins(lost, comeback, ending);
+            let reconnect = over.first().and_then(|first| Reconnect::after(first.lease()));
+            self.outage.begins(lost, reconnect, ending);
         }
         drop((over, idle));
         session_slot
@@ -361,7 +361,7 @@ impl Sessions {
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;
         }
-        let looks = self.outage.look_into(&self.servers, &self.options, &self.background());
+        let looks = self.outage.probe(&self.servers, &self.options, &self.background());
         if looks && !is_alive {
             // A program that waits for `Connected` before it acquires anything would otherwise wait for ever.
             let _slot_or_opening = self.slot_or_opening(0);
@@ -416,14 +416,14 @@ impl Sessions {
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
         let (servers, options, background) = (self.servers.clone(), self.options.clone(), self.background());
-        let (abilities, comeback) = (Arc::clone(&self.abilities), self.outage.comeback());
+        let (abilities, reconnect) = (Arc::clone(&self.abilities), self.outage.reconnect());
         let (tasks, bound, thread) = (background.handle().clone(), options.bound(), Arc::clone(&background));
-        let attempt = OptionFuture::from(tasks.begin(new_session(servers, options, background, abilities, comeback)));
+        let attempt = OptionFuture::from(tasks.begin(new_session(servers, options, background, abilities, reconnect)));
         async move {
             let attempted = tokio::select! {
                 biased;
                 attempted = shielded(attempt) => attempted,
-                () = stands_still(&thread, (bound / 2).max(SECOND)) => {
+                () = until_blocked(&thread, (bound / 2).max(SECOND)) => {
                     let still = "the library's thread stands still: code of this program's that it runs does not return, as a waker's";
                     return Err(Failure::Unreachable(still.to_owned()));
                 }

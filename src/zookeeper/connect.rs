@@ -14,14 +14,14 @@ use crate::session::thread::{BackgroundThread, Tasks};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::attempts::{Limit, end_those_that_take_longer};
+use crate::zookeeper::attempts::{Limit, end_slow_attempts};
+use crate::zookeeper::connect_policy::{ConnectPolicy, reconnect_jitter};
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
-use crate::zookeeper::patience::{Patience, comeback};
 use crate::zookeeper::probe::{reason, silent};
+use crate::zookeeper::server_order::{ClientEnded, ServerOrder, connect_in_order};
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
-use crate::zookeeper::turns::{ClientEnded, Turns, noticed};
 
 /// How long before an attempt ends, at most, the servers are asked why there is no session. A slow one may need that long.
 const ASKED_AHEAD: Duration = Duration::from_secs(3);
@@ -34,20 +34,20 @@ const LONG_FOR_AN_ANSWER: Duration = Duration::from_millis(300);
 
 /// A session was lost, and another one takes its place.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Comeback {
+pub(super) struct Reconnect {
     /// When the last request was sent that was answered.
     answered: Moment,
     /// When the first try may be made.
     due: Moment,
 }
 
-impl Comeback {
+impl Reconnect {
     /// After a session that is over, unless this process has ended it, or was refused.
-    pub(super) fn after(lease: &Lease) -> Option<Comeback> {
+    pub(super) fn after(lease: &Lease) -> Option<Reconnect> {
         let is_lost = matches!(lease.over(), Some(Ending::Expired | Ending::Replaced));
         let (answered, ended) = lease.away().filter(|_| is_lost)?;
-        let due = ended + comeback(ended.saturating_sub(answered), lease.timeout(), random());
-        Some(Comeback { answered, due })
+        let due = ended + reconnect_jitter(ended.saturating_sub(answered), lease.timeout(), random());
+        Some(Reconnect { answered, due })
     }
 
     /// Until the first try may be made. The pause takes no more than half of the time that there is for the tries.
@@ -58,7 +58,7 @@ impl Comeback {
     /// Before the next try.
     async fn rest(self, options: &ZooKeeperBuilder) {
         let away = since_boot().saturating_sub(self.answered);
-        tokio::time::sleep(comeback(away, options.session_timeout.min(options.bound()), random())).await;
+        tokio::time::sleep(reconnect_jitter(away, options.session_timeout.min(options.bound()), random())).await;
     }
 }
 
@@ -71,37 +71,37 @@ async fn open(
     tasks: &Tasks,
     servers: &Servers,
     options: &ZooKeeperBuilder,
-    lost: Option<Comeback>,
+    lost: Option<Reconnect>,
 ) -> Result<(zk::Client, ClientEnded, Option<Duration>, Moment), zk::Error> {
     let (timeout, encrypted) = (options.session_timeout, options.is_encrypted());
     let mut silent = Silent::default();
-    let (mut patience, mut was_given_up) = (Patience::Quick, false);
+    let (mut policy, mut was_given_up) = (ConnectPolicy::Quick, false);
     loop {
         let asked = since_boot();
-        let attempt = options.attempt(patience);
+        let attempt = options.attempt(policy);
         let _of_this_client = Limit::of(servers, attempt);
-        let limit = patience.limit(timeout).max(attempt.unwrap_or_default());
-        let (named, turns) = to_connect_to(servers, timeout, &silent.servers);
-        let connecting = connect(options.connector(options.silence(patience), lost.is_some()), &named, encrypted);
+        let limit = policy.limit(timeout).max(attempt.unwrap_or_default());
+        let (named, order) = connect_string(servers, timeout, &silent.servers);
+        let connecting = connect(options.connector(options.silence(policy), lost.is_some()), &named, encrypted);
         let (connected, ended) = tokio::select! {
             biased;
-            connected = noticed(tasks, turns, tokio::time::timeout(limit, connecting)) => connected,
+            connected = connect_in_order(tasks, order, tokio::time::timeout(limit, connecting)) => connected,
             () = silent.are_found(servers, options) => continue,
-            () = end_those_that_take_longer(attempt, servers) => continue,
+            () = end_slow_attempts(attempt, servers) => continue,
         };
         match connected {
             // The client crate gives up after a session timeout, whatever limit it is given.
-            Err(_) | Ok(Err(zk::Error::Timeout)) => patience = patience.after_silence(),
+            Err(_) | Ok(Err(zk::Error::Timeout)) => policy = policy.after_silence(),
             Ok(Err(zk::Error::NoHosts)) if lost.is_some() => {
-                patience = patience.after_refusals(since_boot().saturating_sub(asked), timeout);
+                policy = policy.after_refusals(since_boot().saturating_sub(asked), timeout);
             }
             Ok(answer) => {
                 let client = answer?;
                 // A quick client gets none from a server whose handshake is slow, or the look-up of its name.
-                if !patience.is_tried() || was_given_up || suits(&client, timeout).await {
+                if !policy.is_tried() || was_given_up || suits(&client, timeout).await {
                     return Ok((client, ended, attempt, asked));
                 }
-                (patience, was_given_up) = (Patience::Quick, true);
+                (policy, was_given_up) = (ConnectPolicy::Quick, true);
                 continue;
             }
         }
@@ -139,7 +139,7 @@ impl Silent {
 /// Whether a patient client's session is kept.
 async fn suits(client: &zk::Client, session_timeout: Duration) -> bool {
     let asked = since_boot();
-    client.check_stat("/").await.is_err() || Patience::suits(since_boot().saturating_sub(asked), session_timeout)
+    client.check_stat("/").await.is_err() || ConnectPolicy::suits(since_boot().saturating_sub(asked), session_timeout)
 }
 
 /// Opens a session, and makes the path at the end of the connect string. In place of a session that was `lost`, not at once.
@@ -148,7 +148,7 @@ pub(super) async fn new_session(
     options: ZooKeeperBuilder,
     background: Arc<BackgroundThread>,
     abilities: Arc<Abilities>,
-    lost: Option<Comeback>,
+    lost: Option<Reconnect>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
     let bound = options.bound();
     let opened = async {
@@ -172,7 +172,7 @@ pub(super) async fn new_session(
         )));
     }
     let session = ZooKeeperSession::new((client, ended), &background, &options, asked, abilities, servers.clone())?;
-    session.ends_attempts_that_take_longer(attempt);
+    session.end_slow_reconnects(attempt);
     let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
     emit!(INFO, ?timeout, ?rides_out, "a session begins: a break of the connection that lasts no longer costs no lock");
     let late =
@@ -199,11 +199,11 @@ async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
 
 /// Waits for so long, and asks the servers why there is no session when that is nearly over.
 async fn reason_at_the_end(servers: &Servers, options: &ZooKeeperBuilder, bound: Duration) -> String {
-    let patience = ASKED_AHEAD.min(bound / 2);
+    let ahead = ASKED_AHEAD.min(bound / 2);
     // A timer takes any time, and an `Instant` has an end.
-    let (nearly, end) = (tokio::time::sleep(bound - patience), tokio::time::sleep(bound));
+    let (nearly, end) = (tokio::time::sleep(bound - ahead), tokio::time::sleep(bound));
     nearly.await;
-    let why = reason(servers, options, patience).await.words;
+    let why = reason(servers, options, ahead).await.words;
     end.await;
     why
 }
@@ -223,7 +223,7 @@ async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Re
 /// The client crate doubles its pauses with each round through the list. So with a short list it might come back only
 /// when twice the length of the break has passed: too late for the lease. Within a round the pauses grow by 50 ms only,
 /// and the first round has none.
-fn to_connect_to(servers: &Servers, session_timeout: Duration, silent: &BTreeSet<usize>) -> (String, Turns) {
+fn connect_string(servers: &Servers, session_timeout: Duration, silent: &BTreeSet<usize>) -> (String, ServerOrder) {
     // The second round begins after 100 ms for each name, at most 1 s, and the third half a session timeout later.
     let names = (session_timeout.as_millis() / 300).clamp(2, 24);
     let of = |is_silent| {
@@ -232,8 +232,8 @@ fn to_connect_to(servers: &Servers, session_timeout: Duration, silent: &BTreeSet
     };
     let heard = of(false);
     let times = (names as usize).div_ceil(heard.len().max(1));
-    let (turns, names): (Vec<usize>, Vec<_>) = [vec![heard; times].concat(), of(true)].concat().into_iter().unzip();
-    (names.join(",") + servers.root(), Turns::of(turns))
+    let (order, names): (Vec<usize>, Vec<_>) = [vec![heard; times].concat(), of(true)].concat().into_iter().unzip();
+    (names.join(",") + servers.root(), ServerOrder::of(order))
 }
 
 #[cfg(test)]
@@ -246,17 +246,17 @@ mod tests {
     fn each_server_is_named_several_times() {
         let second = Duration::from_secs(1);
         let silent = |silent: &[usize], servers, timeout| {
-            to_connect_to(&Servers::parse(servers).unwrap(), timeout, &silent.iter().copied().collect()).0
+            connect_string(&Servers::parse(servers).unwrap(), timeout, &silent.iter().copied().collect()).0
         };
-        let to_connect_to = |servers, timeout| silent(&[], servers, timeout);
+        let connect_string = |servers, timeout| silent(&[], servers, timeout);
         assert_eq!(silent(&[1], "a:1,b:2/root", second), "a:1,a:1,a:1,b:2/root");
         assert_eq!(silent(&[0, 2], "a,b,c", second), "b,b,b,a,c");
-        assert_eq!(to_connect_to("a:1,b:2/root", second), "a:1,b:2,a:1,b:2/root");
-        assert_eq!(to_connect_to("a:1/root/of", second), "a:1,a:1,a:1/root/of");
-        assert_eq!(to_connect_to("tcp://[::1]:2181", second), "tcp://[::1]:2181,tcp://[::1]:2181,tcp://[::1]:2181");
-        assert_eq!(to_connect_to("tcp://a,tcp://b/c", second), "tcp://a,tcp://b,tcp://a,tcp://b/c");
-        assert_eq!(to_connect_to("a", 60 * second).split(',').count(), 24);
-        assert_eq!(to_connect_to("a,b,c,d,e", 60 * second).split(',').count(), 25);
+        assert_eq!(connect_string("a:1,b:2/root", second), "a:1,b:2,a:1,b:2/root");
+        assert_eq!(connect_string("a:1/root/of", second), "a:1,a:1,a:1/root/of");
+        assert_eq!(connect_string("tcp://[::1]:2181", second), "tcp://[::1]:2181,tcp://[::1]:2181,tcp://[::1]:2181");
+        assert_eq!(connect_string("tcp://a,tcp://b/c", second), "tcp://a,tcp://b,tcp://a,tcp://b/c");
+        assert_eq!(connect_string("a", 60 * second).split(',').count(), 24);
+        assert_eq!(connect_string("a,b,c,d,e", 60 * second).split(',').count(), 25);
     }
 
     #[test]
@@ -269,17 +269,17 @@ mod tests {
             let upkeep = Upkeep::new(Lease::with_clock(30 * second, Box::new(clock)));
             upkeep.began(second);
             upkeep.end(why);
-            Comeback::after(upkeep.lease())
+            Reconnect::after(upkeep.lease())
         };
         for why in [Ending::Closed, Ending::AuthFailed] {
             assert!(over(why).is_none(), "{why}");
         }
         for why in [Ending::Expired, Ending::Replaced] {
-            let Comeback { answered, due } = over(why).unwrap();
+            let Reconnect { answered, due } = over(why).unwrap();
             assert_eq!(answered, second);
             assert!((41 * second..51 * second).contains(&due), "{due:?}");
         }
-        assert!(Comeback::after(&Lease::new(second)).is_none(), "it is not over");
+        assert!(Reconnect::after(&Lease::new(second)).is_none(), "it is not over");
         let drawn: BTreeSet<_> = (0..20).filter_map(|_| over(Ending::Expired)).map(|it| it.due).collect();
         assert!(drawn.len() > 1, "all come back together");
     }
@@ -290,7 +290,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let paused = async |due: Moment| {
             let begun = tokio::time::Instant::now();
-            Comeback { answered: Moment::ZERO, due }.is_due(10_000 * second).await;
+            Reconnect { answered: Moment::ZERO, due }.is_due(10_000 * second).await;
             begun.elapsed().as_secs()
         };
         assert_eq!(paused(since_boot() + 100_000 * second).await, 5_000);
@@ -307,7 +307,7 @@ mod tests {
         let mut pauses = BTreeSet::new();
         for _ in 0..20 {
             let begun = tokio::time::Instant::now();
-            Comeback { answered: Moment::ZERO, due: Moment::ZERO }.rest(&options).await;
+            Reconnect { answered: Moment::ZERO, due: Moment::ZERO }.rest(&options).await;
             pauses.insert(begun.elapsed());
         }
         assert!(pauses.len() > 10, "{pauses:?}");

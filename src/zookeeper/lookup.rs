@@ -9,7 +9,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::sync::{Mutex, watch};
-use crate::zookeeper::sockets::Spared;
+use crate::zookeeper::sockets::ProbeSocket;
 
 type Found = Result<Vec<SocketAddr>, String>;
 
@@ -47,13 +47,13 @@ async fn shared(of: &str, look_up: fn(&str) -> Found) -> Found {
 }
 
 /// A connection to the first of these addresses that takes one.
-pub(super) async fn connect(addresses: &[SocketAddr]) -> io::Result<(TcpStream, Spared)> {
+pub(super) async fn connect(addresses: &[SocketAddr]) -> io::Result<(TcpStream, ProbeSocket)> {
     let mut failed = io::Error::other("the host has no address");
     for address in addresses {
         let connected = async {
             let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            let spared = Spared::of(&socket);
-            Ok((socket.connect(*address).await?, spared))
+            let probe = ProbeSocket::of(&socket);
+            Ok((socket.connect(*address).await?, probe))
         };
         match connected.await {
             Ok(connected) => return Ok(connected),

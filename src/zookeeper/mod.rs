@@ -22,8 +22,8 @@
 //!   once more, on a connection of our own ([`probe`]).
 //! - It does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each ([`sockets`]).
 //! - Its pauses before it tries a server again grow too fast for the lease (`to_connect_to` in [`connect`]), and it
-//!   gives up a silent connection too late (`Patience` there). For a whole fleet without sessions they are too short
-//!   (`Comeback` there).
+//!   gives up a silent connection too late (`ConnectPolicy` there). For a whole fleet without sessions they are too short
+//!   (`Reconnect` there).
 //! - It has one limit for a connection that is silent and for an attempt at one. So attempts that take longer than they should
 //!   are ended by their sockets ([`attempts`]).
 //! - It does not tell of a connection that breaks between the handshake and the first answer, and stays "connected" until it
@@ -41,14 +41,14 @@ pub(crate) mod tls;
 mod abilities;
 mod attempts;
 mod connect;
+pub(crate) mod connect_policy;
 mod link;
 mod lookup;
 mod outage;
-pub(crate) mod patience;
 mod pipeline;
 pub(crate) mod probe;
+mod server_order;
 pub(crate) mod servers;
 mod session;
 mod sockets;
 mod translate;
-mod turns;

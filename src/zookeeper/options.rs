@@ -7,8 +7,8 @@ use zookeeper_client as zk;
 use crate::error::error::Error;
 use crate::session::lease::Lease;
 use crate::session::thread::since_boot_here;
-use crate::zookeeper::attempts::can_be_ended;
-use crate::zookeeper::patience::Patience;
+use crate::zookeeper::attempts::can_end_attempts;
+use crate::zookeeper::connect_policy::ConnectPolicy;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 use crate::zookeeper::security::Sasl;
 use crate::zookeeper::security::{Acl, Credentials, OwnRights};
@@ -257,11 +257,11 @@ impl ZooKeeperBuilder {
     }
 
     /// How long a connection may be silent; `None` for the client crate's default.
-    pub(super) fn silence(&self, patience: Patience) -> Option<Duration> {
-        let attempt = patience.attempt(self.session_timeout);
-        let usual = if can_be_ended() {
+    pub(super) fn silence(&self, policy: ConnectPolicy) -> Option<Duration> {
+        let attempt = policy.attempt(self.session_timeout);
+        let usual = if can_end_attempts() {
             let rides_out = self.lease(self.session_timeout).rides_out(attempt.unwrap_or_default());
-            patience.silence(self.session_timeout, rides_out)
+            policy.silence(self.session_timeout, rides_out)
         } else {
             attempt
         };
@@ -270,16 +270,16 @@ impl ZooKeeperBuilder {
     }
 
     /// How long an attempt at one server may take; `None` for the client crate's default.
-    pub(super) fn attempt(&self, patience: Patience) -> Option<Duration> {
-        let silence = self.silence(patience)?;
-        let attempt = patience.attempt(self.session_timeout).filter(|_| can_be_ended());
+    pub(super) fn attempt(&self, policy: ConnectPolicy) -> Option<Duration> {
+        let silence = self.silence(policy)?;
+        let attempt = policy.attempt(self.session_timeout).filter(|_| can_end_attempts());
         Some(attempt.map_or(silence, |attempt| attempt.min(silence)))
     }
 
     /// How long a break of the connection may last, at any time, that costs a session with this lease no lock.
     pub(super) fn rides_out(&self, lease: &Lease) -> Duration {
         let of = |it: Option<Duration>| it.unwrap_or(self.session_timeout);
-        let (attempt, silence) = (of(self.attempt(Patience::Quick)), of(self.silence(Patience::Quick)));
+        let (attempt, silence) = (of(self.attempt(ConnectPolicy::Quick)), of(self.silence(ConnectPolicy::Quick)));
         let rides_out = lease.rides_out(attempt);
         // Else the connection may be given up too late.
         if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
@@ -438,8 +438,8 @@ mod tests {
     #[test]
     fn a_read_timeout_limits_attempts_only_if_shorter() {
         let limits = |options: ZooKeeperBuilder| {
-            let of = |patience| (options.silence(patience), options.attempt(patience));
-            [Patience::Quick, Patience::Patient].map(of)
+            let of = |policy| (options.silence(policy), options.attempt(policy));
+            [ConnectPolicy::Quick, ConnectPolicy::Patient].map(of)
         };
         let (limited, twelfth) = (|limit| limits(ZooKeeperBuilder::new().read_timeout(limit)), Some(10 * SECOND / 12));
         let ticking = ZooKeeperBuilder::new().tick_time(2 * SECOND);

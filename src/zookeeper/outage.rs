@@ -8,26 +8,26 @@ use std::time::{Duration, Instant};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
 use crate::sync::Mutex;
-use crate::zookeeper::connect::Comeback;
+use crate::zookeeper::connect::Reconnect;
 use crate::zookeeper::options::ZooKeeperBuilder;
-use crate::zookeeper::probe::{PATIENCE, reason};
+use crate::zookeeper::probe::{PROBE_LIMIT, reason};
 use crate::zookeeper::servers::Servers;
 
 /// Servers are asked no more often than this, however often a program asks.
-const BETWEEN_TRIALS: Duration = Duration::from_secs(1);
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is known of the time without a session, or without a connection of the session.
 #[derive(Default)]
-pub(super) struct Outage(Mutex<KnownRefusal>);
+pub(super) struct Outage(Mutex<OutageState>);
 
 #[derive(Default)]
-struct KnownRefusal {
+struct OutageState {
     /// When the last session lost its connection, if that session is over and no other has begun. And when the next session
     /// may be asked for, if the last one was lost.
-    lost: Option<(Instant, Option<Comeback>)>,
+    lost: Option<(Instant, Option<Reconnect>)>,
     refusal: Option<Refusal>,
-    is_tried: bool,
-    tried: Option<Instant>,
+    is_probing: bool,
+    probed: Option<Instant>,
 }
 
 struct Refusal {
@@ -39,8 +39,8 @@ struct Refusal {
 
 impl Outage {
     /// The last session is over. It lost its connection at `lost`.
-    pub(super) fn begins(&self, lost: Instant, comeback: Option<Comeback>, ending: Ending) {
-        self.0.lock().lost = Some((lost, comeback));
+    pub(super) fn begins(&self, lost: Instant, reconnect: Option<Reconnect>, ending: Ending) {
+        self.0.lock().lost = Some((lost, reconnect));
         self.refused(ending.to_string(), ending == Ending::AuthFailed);
     }
 
@@ -55,8 +55,8 @@ impl Outage {
     }
 
     /// When the next session may be asked for, if it takes the place of a lost one.
-    pub(super) fn comeback(&self) -> Option<Comeback> {
-        self.0.lock().lost.and_then(|(_, comeback)| comeback)
+    pub(super) fn reconnect(&self) -> Option<Reconnect> {
+        self.0.lock().lost.and_then(|(_, reconnect)| reconnect)
     }
 
     /// An attempt to open a session has failed.
@@ -72,7 +72,7 @@ impl Outage {
     fn refused(&self, words: String, is_reason: bool) {
         let mut known = self.0.lock();
         // Words without a reason must not hide words with one.
-        let stays = known.refusal.as_ref().is_some_and(|last| last.is_reason && last.at.elapsed() < 2 * BETWEEN_TRIALS);
+        let stays = known.refusal.as_ref().is_some_and(|last| last.is_reason && last.at.elapsed() < 2 * PROBE_INTERVAL);
         if is_reason || !stays {
             known.refusal = Some(Refusal { at: Instant::now(), words, is_reason });
         }
@@ -86,24 +86,24 @@ impl Outage {
 
     /// Asks the servers for the reason, in the background, unless they are being asked or were asked just now. Returns
     /// whether it begins to ask.
-    pub(super) fn look_into(
+    pub(super) fn probe(
         self: &Arc<Self>,
         servers: &Servers,
         options: &ZooKeeperBuilder,
         background: &BackgroundThread,
     ) -> bool {
         let mut known = self.0.lock();
-        if known.is_tried || known.tried.is_some_and(|tried| tried.elapsed() < BETWEEN_TRIALS) {
+        if known.is_probing || known.probed.is_some_and(|probed| probed.elapsed() < PROBE_INTERVAL) {
             return false;
         }
-        known.is_tried = true;
+        known.is_probing = true;
         drop(known);
         let (outage, servers, options) = (Arc::clone(self), servers.clone(), options.clone());
         background.handle().spawn(async move {
-            let found = reason(&servers, &options, PATIENCE).await;
+            let found = reason(&servers, &options, PROBE_LIMIT).await;
             outage.refused(found.words, found.is_known);
             let mut known = outage.0.lock();
-            (known.is_tried, known.tried) = (false, Some(Instant::now()));
+            (known.is_probing, known.probed) = (false, Some(Instant::now()));
         });
         true
     }
@@ -139,19 +139,19 @@ mod tests {
     fn servers_are_probed_at_most_once_a_second() {
         let outage = Arc::new(Outage::default());
         let (servers, background) = (Servers::parse("127.0.0.1:1").unwrap(), BackgroundThread::get().unwrap());
-        let looks = || outage.look_into(&servers, &ZooKeeperBuilder::new(), &background);
+        let looks = || outage.probe(&servers, &ZooKeeperBuilder::new(), &background);
         assert_eq!([looks(), looks()], [true, false], "they are being asked");
         for _ in 0..60_000 {
-            if !outage.0.lock().is_tried {
+            if !outage.0.lock().is_probing {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         // Later than now, so that a machine that pauses here changes nothing.
-        let asked = outage.0.lock().tried.replace(Instant::now() + Duration::from_secs(60));
+        let asked = outage.0.lock().probed.replace(Instant::now() + Duration::from_secs(60));
         assert!(asked.is_some() && !looks(), "they were asked just now");
-        let earlier = Instant::now().checked_sub(2 * BETWEEN_TRIALS).unwrap();
-        outage.0.lock().tried = Some(earlier);
+        let earlier = Instant::now().checked_sub(2 * PROBE_INTERVAL).unwrap();
+        outage.0.lock().probed = Some(earlier);
         assert!(looks());
     }
 

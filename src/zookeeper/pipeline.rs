@@ -100,7 +100,7 @@ impl Pipeline {
     }
 
     /// Sends at once. Reports the answer to the lease.
-    pub(super) fn ask<T, F>(&self, request: Request, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
+    pub(super) fn send<T, F>(&self, request: Request, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
@@ -128,7 +128,7 @@ impl Pipeline {
                     upkeep.resumed();
                     upkeep.acknowledged(sent);
                 }
-                _ => identity.ask(),
+                _ => identity.start_check(),
             }
             answer
         });
@@ -141,7 +141,7 @@ impl Pipeline {
         if let Poll::Ready(answer) = at_once {
             return Box::pin(ready(answer));
         }
-        let (tell, told) = oneshot::channel();
+        let (reply_sender, received) = oneshot::channel();
         let given_up = if request == Request::Removal { Closing::Begun } else { Closing::Late };
         // The reply holds the client, which keeps the session open. So a task waits for it, because the caller may
         // never poll it.
@@ -152,9 +152,9 @@ impl Pipeline {
                 answer = reply => answer,
                 () = given_up => unknown("the session was closed before the answer came"),
             };
-            let _gone = tell.send(answer);
+            let _gone = reply_sender.send(answer);
         });
-        Box::pin(async move { shielded(told).await.unwrap_or_else(|_| unknown("the session's thread has ended")) })
+        Box::pin(async move { shielded(received).await.unwrap_or_else(|_| unknown("the session's thread has ended")) })
     }
 }
 
@@ -181,19 +181,19 @@ fn unknown<T>(why: &str) -> Result<T, Failure> {
 /// What the server has shown of one session since its last reconnect.
 pub(super) struct Identity {
     session: i64,
-    /// Asks the server, in the background, which session it takes us for. Then calls [`Identity::was_asked`].
+    /// Asks the server, in the background, which session it takes us for. Then calls [`Identity::check_ended`].
     confirm: Box<dyn Fn() + Send + Sync>,
     /// Counts the connections of this session.
     connection: AtomicU64,
     /// The newest connection on which the server has shown the session's identity.
-    shown_on: AtomicU64,
-    is_asked: AtomicBool,
+    confirmed_on: AtomicU64,
+    is_checking: AtomicBool,
 }
 
 impl Identity {
     pub(super) fn new(session: i64, confirm: impl Fn() + Send + Sync + 'static) -> Identity {
-        let (connection, shown_on) = (AtomicU64::new(0), AtomicU64::new(0));
-        Identity { session, confirm: Box::new(confirm), connection, shown_on, is_asked: AtomicBool::new(false) }
+        let (connection, confirmed_on) = (AtomicU64::new(0), AtomicU64::new(0));
+        Identity { session, confirm: Box::new(confirm), connection, confirmed_on, is_checking: AtomicBool::new(false) }
     }
 
     /// The number of the connection that the session has now.
@@ -206,31 +206,31 @@ impl Identity {
         self.connection.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub(super) fn mark_shown_on(&self, connection: u64) {
-        self.shown_on.fetch_max(connection, Ordering::AcqRel);
+    pub(super) fn mark_confirmed_on(&self, connection: u64) {
+        self.confirmed_on.fetch_max(connection, Ordering::AcqRel);
     }
 
     pub(super) fn is_known(&self) -> bool {
-        self.shown_on.load(Ordering::Acquire) == self.connection()
+        self.confirmed_on.load(Ordering::Acquire) == self.connection()
     }
 
     /// Starts a check, in the background, that the server takes us for the session that owns our nodes.
-    pub(super) fn ask(&self) {
-        if !self.is_known() && !self.is_asked.swap(true, Ordering::AcqRel) {
+    pub(super) fn start_check(&self) {
+        if !self.is_known() && !self.is_checking.swap(true, Ordering::AcqRel) {
             (self.confirm)();
         }
     }
 
     /// The check has ended, whatever the answer was.
-    pub(super) fn was_asked(&self) {
-        self.is_asked.store(false, Ordering::Release);
+    pub(super) fn check_ended(&self) {
+        self.is_checking.store(false, Ordering::Release);
     }
 
     /// Whether the server took us for this session when a node with this owner was made, by a request that was sent on this
     /// connection. Otherwise the server has replaced the session.
-    pub(super) fn made(&self, ephemeral_owner: i64, connection: u64) -> bool {
+    pub(super) fn confirm_by_create(&self, ephemeral_owner: i64, connection: u64) -> bool {
         if ephemeral_owner == self.session {
-            self.mark_shown_on(connection);
+            self.mark_confirmed_on(connection);
         }
         ephemeral_owner == 0 || ephemeral_owner == self.session
     }
@@ -289,7 +289,7 @@ mod tests {
     fn identity_is_checked_once_at_a_time_after_reconnect() {
         let (count, identity) = session_7();
         let asked = || {
-            identity.ask();
+            identity.start_check();
             count.load(Ordering::Relaxed)
         };
         assert!(identity.is_known());
@@ -297,13 +297,13 @@ mod tests {
         identity.connection_changes();
         assert!(!identity.is_known());
         assert_eq!([asked(), asked()], [1, 1]);
-        identity.was_asked();
+        identity.check_ended();
         assert_eq!(asked(), 2, "the answer was none");
-        identity.mark_shown_on(identity.connection());
-        identity.was_asked();
+        identity.mark_confirmed_on(identity.connection());
+        identity.check_ended();
         assert_eq!((asked(), identity.is_known()), (2, true));
         identity.connection_changes();
-        identity.mark_shown_on(0);
+        identity.mark_confirmed_on(0);
         assert!(!identity.is_known(), "that was an earlier connection");
     }
 
@@ -312,13 +312,13 @@ mod tests {
         let (_, identity) = session_7();
         identity.connection_changes();
         let connection = identity.connection();
-        assert!(identity.made(0, connection));
+        assert!(identity.confirm_by_create(0, connection));
         assert!(!identity.is_known(), "a node that belongs to nobody shows nothing");
-        assert!(identity.made(7, connection));
+        assert!(identity.confirm_by_create(7, connection));
         assert!(identity.is_known());
         identity.connection_changes();
-        assert!(identity.made(7, connection));
+        assert!(identity.confirm_by_create(7, connection));
         assert!(!identity.is_known(), "it was sent on another connection");
-        assert!(!identity.made(8, connection), "the server has replaced the session");
+        assert!(!identity.confirm_by_create(8, connection), "the server has replaced the session");
     }
 }

@@ -20,7 +20,7 @@ use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::Servers;
 
 /// A server that has not answered by then is reported as silent.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The least time in which a full server may close a connection on which nothing was sent yet.
 const AT_ONCE: Duration = Duration::from_millis(50);
@@ -45,9 +45,9 @@ pub(super) struct Reason {
     pub(super) is_known: bool,
 }
 
-/// Asks all servers at once why they give no session. It takes no longer than `patience`.
-pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, patience: Duration) -> Reason {
-    let deadline = Instant::now() + patience;
+/// Asks all servers at once why they give no session. It takes no longer than `limit`.
+pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> Reason {
+    let deadline = Instant::now() + limit;
     let mut asked = JoinSet::new();
     for (index, server) in servers.each().enumerate() {
         let (address, host, options) = (server.address(), server.host().to_owned(), options.clone());
@@ -65,9 +65,9 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, patien
     Reason { words, is_known }
 }
 
-/// The servers, by their places in the list, that have not even refused within `patience`, if another has said something.
-pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, patience: Duration) -> BTreeSet<usize> {
-    let deadline = Instant::now() + patience;
+/// The servers, by their places in the list, that have not even refused within `limit`, if another has said something.
+pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> BTreeSet<usize> {
+    let deadline = Instant::now() + limit;
     let mut asked = JoinSet::new();
     for (index, server) in servers.each().enumerate() {
         let (address, host, options) = (server.address(), server.host().to_owned(), options.clone());
@@ -85,7 +85,7 @@ pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, patien
 /// What the first server of this connect string answers to a four-letter word, on a connection of its own.
 ///
 /// # Errors
-/// In words, if the server cannot be reached, or has not closed the connection behind its answer within `patience`.
+/// In words, if the server cannot be reached, or has not closed the connection behind its answer within `limit`.
 ///
 /// # Panics
 /// Outside of a Tokio runtime.
@@ -93,20 +93,20 @@ pub async fn four_letter_word(
     server: &str,
     word: &str,
     options: &ZooKeeperBuilder,
-    patience: Duration,
+    limit: Duration,
 ) -> Result<String, String> {
     let servers = Servers::parse(server).map_err(|error| error.to_string())?;
     let Some(server) = servers.each().next() else { return Err("there is no server".to_owned()) };
     let heard = async {
         let found = addresses(&server.address()).await.map_err(io::Error::other)?;
-        let (stream, _spared) = connect(&found).await?;
+        let (stream, _probe) = connect(&found).await?;
         let mut line = shake_hands(stream, server.host(), options).await?;
         send(&mut *line, word.as_bytes()).await?;
         let mut answer = Vec::new();
         while answer.len() < MOST && receive(&mut *line, &mut answer).await? > 0 {}
         Ok::<_, io::Error>(String::from_utf8_lossy(&answer).into_owned())
     };
-    match tokio::time::timeout(patience, heard).await {
+    match tokio::time::timeout(limit, heard).await {
         Ok(heard) => heard.map_err(|error| error.to_string()),
         Err(_) => Err("does not answer".to_owned()),
     }
@@ -119,7 +119,7 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
     let began = Instant::now();
     let stream = timeout_at(deadline, connect(&addresses)).await;
-    let (mut stream, _spared) = match stream.map_err(|_| "does not answer")? {
+    let (mut stream, _probe) = match stream.map_err(|_| "does not answer")? {
         Ok(stream) => stream,
         // It was closed even before the connect returned.
         Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {

@@ -26,17 +26,17 @@ use crate::sync::{Mutex, OnceLock, watch};
 use crate::telemetry::log::{self, emit};
 use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::attempts::end_those_of_a_session;
+use crate::zookeeper::attempts::end_slow_reconnects;
 use crate::zookeeper::link::SessionLink;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
 use crate::zookeeper::security::{Acl, OwnRights};
+use crate::zookeeper::server_order::ClientEnded;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::sockets;
 use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
-use crate::zookeeper::turns::ClientEnded;
 
-/// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
+/// A reconnect fail for good beyond 128 KiB. A good part is kept free for other watches.
 ///
 /// The paths of our ephemeral nodes are among them. The transaction that ends a session lists those, and servers that take no
 /// request as large do not start again (ZOOKEEPER-4306).
@@ -89,12 +89,12 @@ impl ZooKeeperSession {
         let whom = options.whom();
         log::mark_sessions_begun();
         background.sessions().insert(id);
-        abilities.shown_by(id);
+        abilities.learn_from_session_id(id);
         let session = Arc::new_cyclic(|this: &Weak<ZooKeeperSession>| {
             let weak = Weak::clone(this);
             let confirm = move || {
                 if let Some(session) = weak.upgrade() {
-                    session.keep(confirm_identity(Weak::clone(&weak)));
+                    session.supervise(run_identity_check(Weak::clone(&weak)));
                 }
             };
             let identity = Arc::new(Identity::new(id, confirm));
@@ -125,35 +125,35 @@ impl ZooKeeperSession {
         let follow = follow_state((states, ended), Arc::downgrade(self), Arc::clone(&self.upkeep), self.link.clone());
         let follows = Arc::new(());
         let _first = self.follower.set(Arc::downgrade(&follows));
-        self.background.run(self.kept(follow).map(move |()| drop(follows)));
+        self.background.run(self.supervised(follow).map(move |()| drop(follows)));
         let shared: Arc<dyn Session> = self.clone();
-        self.keep(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
-        self.has_a_connection();
+        self.supervise(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
+        self.on_connection();
     }
 
     /// While it has no connection. Without a limit the client crate's own counts.
-    pub(super) fn ends_attempts_that_take_longer(&self, than: Option<Duration>) {
+    pub(super) fn end_slow_reconnects(&self, than: Option<Duration>) {
         let (servers, link, upkeep) = (self.servers.clone(), self.link.subscribe(), Arc::clone(&self.upkeep));
-        self.background.handle().spawn(end_those_of_a_session(than, servers, link, upkeep));
+        self.background.handle().spawn(end_slow_reconnects(than, servers, link, upkeep));
     }
 
     /// Runs a task without which the session cannot go on.
-    fn keep(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.background.handle().spawn(self.kept(task));
+    fn supervise(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.background.handle().spawn(self.supervised(task));
     }
 
     /// The task. If it ends by a panic, or its thread does, the session is over.
-    fn kept<F: Future<Output = ()>>(&self, task: F) -> impl Future<Output = ()> + use<F> {
+    fn supervised<F: Future<Output = ()>>(&self, task: F) -> impl Future<Output = ()> + use<F> {
         let this = Weak::clone(&self.this);
         retry::on_early_end(task, move || {
             if let Some(session) = this.upgrade() {
-                session.fails();
+                session.fail();
             }
         })
     }
 
     /// A task of the session has ended unasked, or the client's task.
-    fn fails(&self) {
+    fn fail(&self) {
         if self.upkeep.lease().over().is_none() {
             let session = format!("{:x}", self.id);
             emit!(ERROR, session, "a task of a session has ended by a panic, and the session with it");
@@ -162,7 +162,7 @@ impl ZooKeeperSession {
     }
 
     /// A connection was made, the first one or another.
-    fn has_a_connection(&self) {
+    fn on_connection(&self) {
         let (servers, connection, this) = (self.servers.clone(), self.upkeep.connection(), Weak::clone(&self.this));
         self.background.handle().spawn(async move {
             let found = sockets::set_on_connections_to(&servers).await;
@@ -184,15 +184,15 @@ impl ZooKeeperSession {
     }
 
     /// Whether the server lists this node as one of the session that it takes us for.
-    async fn lists_as_its_own(&self, path: &str) -> Result<bool, Failure> {
+    async fn confirm_by_listing(&self, path: &str) -> Result<bool, Failure> {
         let (node, connection, abilities) =
             (path.to_owned(), self.pipeline.identity.connection(), Arc::clone(&self.abilities));
         let failure = self.pipeline.failure("READ", path);
-        let owned = self.pipeline.ask(Request::Read, move |client| async move {
+        let owned = self.pipeline.send(Request::Read, move |client| async move {
             abilities.ephemerals.known(client.list_ephemerals(&node).await, failure)
         });
         if owned.await?.iter().any(|owned| owned == path) {
-            self.pipeline.identity.mark_shown_on(connection);
+            self.pipeline.identity.mark_confirmed_on(connection);
             return Ok(true);
         }
         if matches!(self.data(path).await, Ok((_, stat)) if stat.ephemeral_owner == self.id) {
@@ -203,7 +203,7 @@ impl ZooKeeperSession {
     }
 
     /// Makes a node beside this one, whose owner shows which session the server takes us for. Removes it again.
-    async fn owns_what_it_makes(&self, path: &str) -> Result<bool, Failure> {
+    async fn confirm_by_create(&self, path: &str) -> Result<bool, Failure> {
         let own = format!("{}/session-{:x}", contract::temporary_parent(path), self.id);
         let made = self.create(&own, &[], Kind::Ephemeral).await;
         // An answer that was lost may have left the node behind, and the node says nothing of this connection.
@@ -351,7 +351,7 @@ impl Session for ZooKeeperSession {
         let (identity, connection) = (Arc::clone(&self.pipeline.identity), self.pipeline.identity.connection());
         let (abilities, failure) = (Arc::clone(&self.abilities), self.pipeline.failure("CREATE", parent(&path)));
         let rights = self.rights.is_refusing(kind).then(|| Arc::clone(&self.rights));
-        self.pipeline.ask(Request::Write, move |client| async move {
+        self.pipeline.send(Request::Write, move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
             let shown = rights.as_ref().map(|_| client.get_acl(parent(&path)));
             let created = client.create(&path, &data, &options).await;
@@ -363,7 +363,7 @@ impl Session for ZooKeeperSession {
             if let Some((rights, shown)) = rights.as_ref().zip(shown) {
                 rights.refuse_wider(&client, shown, &path).await?;
             }
-            match this.upgrade().filter(|_| !identity.made(stat.ephemeral_owner, connection)) {
+            match this.upgrade().filter(|_| !identity.confirm_by_create(stat.ephemeral_owner, connection)) {
                 Some(session) => Err(session.end_as_replaced()),
                 None => Ok(translate::created(path, &stat)),
             }
@@ -373,18 +373,18 @@ impl Session for ZooKeeperSession {
     fn delete(&self, path: &str) -> Reply<()> {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("DELETE", parent(path)));
         self.pipeline
-            .ask(Request::Removal, move |client| async move { client.delete(&path, None).await.map_err(failure) })
+            .send(Request::Removal, move |client| async move { client.delete(&path, None).await.map_err(failure) })
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
         self.pipeline
-            .ask(Request::Read, move |client| async move { client.list_children(&path).await.map_err(failure) })
+            .send(Request::Read, move |client| async move { client.list_children(&path).await.map_err(failure) })
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
         let (path, failure, upkeep) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.upkeep));
-        self.pipeline.ask(Request::Read, move |client| async move {
+        self.pipeline.send(Request::Read, move |client| async move {
             let (names, stat) = client.get_children(&path).await.map_err(failure)?;
             upkeep.record_zxid(stat.mzxid);
             Ok((names, Some(translate::stat(&stat))))
@@ -393,7 +393,7 @@ impl Session for ZooKeeperSession {
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
         let (path, failure, upkeep) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.upkeep));
-        self.pipeline.ask(Request::Read, move |client| async move {
+        self.pipeline.send(Request::Read, move |client| async move {
             let (data, stat) = client.get_data(&path).await.map_err(failure)?;
             upkeep.record_zxid(stat.mzxid);
             Ok((data, translate::stat(&stat)))
@@ -406,14 +406,14 @@ impl Session for ZooKeeperSession {
         }
         let (failure, abilities) = (self.pipeline.failure("READ", &paths[0]), Arc::clone(&self.abilities));
         let paths = paths.to_vec();
-        self.pipeline.ask(Request::Read, move |client| async move {
+        self.pipeline.send(Request::Read, move |client| async move {
             abilities.several_reads.known(translate::data_of_each(&client, &paths).await, failure)
         })
     }
 
     fn watch(&self, path: &str) -> Reply<Watch> {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
-        self.pipeline.ask(Request::Read, move |client| async move {
+        self.pipeline.send(Request::Read, move |client| async move {
             let (_, _, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
             Ok(shielded(event(watcher.changed())).boxed())
         })
@@ -421,7 +421,7 @@ impl Session for ZooKeeperSession {
 
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
-        self.pipeline.ask(Request::Read, move |client| async move {
+        self.pipeline.send(Request::Read, move |client| async move {
             let (names, watcher) = client.list_and_watch_children(&path).await.map_err(failure)?;
             Ok((names, shielded(event(watcher.changed())).boxed()))
         })
@@ -429,7 +429,7 @@ impl Session for ZooKeeperSession {
 
     fn wider_rights(&self, path: &str) -> Reply<Vec<String>> {
         let (path, failure, rights) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.rights));
-        self.pipeline.ask(Request::Read, move |client| async move {
+        self.pipeline.send(Request::Read, move |client| async move {
             let (shown, _) = client.get_acl(&path).await.map_err(failure)?;
             Ok(rights.wider(&shown))
         })
@@ -451,7 +451,7 @@ impl Session for ZooKeeperSession {
         let request = if is_removal(operations) { Request::Removal } else { Request::Write };
         let (operations, acl, whom) = (operations.to_vec(), self.acl.clone(), Arc::clone(&self.pipeline.whom));
         let upkeep = Arc::clone(&self.upkeep);
-        self.pipeline.ask(request, move |client| async move {
+        self.pipeline.send(request, move |client| async move {
             let (outcomes, newest) = commit(&client, &operations, &acl, &whom).await?;
             upkeep.record_zxid(newest);
             Ok(outcomes)
@@ -459,7 +459,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn spawn(&self, task: Task) {
-        self.background.run(self.kept(task));
+        self.background.run(self.supervised(task));
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -535,8 +535,8 @@ async fn follow_state(
             session.upkeep.connected(now == SessionLink::Up);
             *session.server.lock() = None;
             if now == SessionLink::Up {
-                session.has_a_connection();
-                session.pipeline.identity.ask();
+                session.on_connection();
+                session.pipeline.identity.start_check();
             }
         }
         link.send_if_modified(|link| link.becomes(now));
@@ -545,21 +545,21 @@ async fn follow_state(
             state = states.changed() => state,
             // Its last word is that the session is over, unless it has none.
             _ = &mut ended => {
-                return session.upgrade().map_or_else(|| upkeep.end(Ending::Failed), |session| session.fails());
+                return session.upgrade().map_or_else(|| upkeep.end(Ending::Failed), |session| session.fail());
             }
         };
     }
 }
 
 /// After a reconnect: makes sure that the server takes us for the session that owns our nodes.
-async fn confirm_identity(session: Weak<ZooKeeperSession>) {
-    shows_identity(&session).await;
+async fn run_identity_check(session: Weak<ZooKeeperSession>) {
+    check_identity(&session).await;
     if let Some(session) = session.upgrade() {
-        session.pipeline.identity.was_asked();
+        session.pipeline.identity.check_ended();
     }
 }
 
-async fn shows_identity(session: &Weak<ZooKeeperSession>) {
+async fn check_identity(session: &Weak<ZooKeeperSession>) {
     loop {
         let Some(session) = session.upgrade().filter(|session| session.upkeep.lease().over().is_none()) else { return };
         // The session keeps no node, so there is nothing to lose. The next answer that could count starts the check
@@ -567,8 +567,8 @@ async fn shows_identity(session: &Weak<ZooKeeperSession>) {
         let Some((_, path)) = session.upkeep.to_check().into_iter().next() else { return };
         let lists = !session.abilities.ephemerals.is_lacking();
         let shown = match lists {
-            true => session.lists_as_its_own(&path).await,
-            false => session.owns_what_it_makes(&path).await,
+            true => session.confirm_by_listing(&path).await,
+            false => session.confirm_by_create(&path).await,
         };
         match shown {
             // Only what a quorum commits now proves that the leader which has let us in leads still.

@@ -75,37 +75,37 @@ pub(super) fn peer_of(number: RawFd) -> Option<SocketAddr> {
 
 /// The sockets that are no attempts of the client crate's.
 #[cfg(target_os = "linux")]
-pub(super) static SPARED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+pub(super) static PROBE_SOCKETS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 /// A socket that is no attempt of the client crate's.
-pub(super) struct Spared {
+pub(super) struct ProbeSocket {
     #[cfg(target_os = "linux")]
     inode: Option<u64>,
 }
 
-impl Spared {
-    pub(super) fn of(socket: &TcpSocket) -> Spared {
+impl ProbeSocket {
+    pub(super) fn of(socket: &TcpSocket) -> ProbeSocket {
         #[cfg(target_os = "linux")]
-        return Spared { inode: spare(socket.as_raw_fd()) };
+        return ProbeSocket { inode: register_probe(socket.as_raw_fd()) };
         #[cfg(not(target_os = "linux"))]
         {
             let _unused = socket;
-            Spared {}
+            ProbeSocket {}
         }
     }
 }
 
 #[cfg(target_os = "linux")]
-impl Drop for Spared {
+impl Drop for ProbeSocket {
     fn drop(&mut self) {
-        self.inode.iter().for_each(|inode| _ = SPARED.lock().remove(inode));
+        self.inode.iter().for_each(|inode| _ = PROBE_SOCKETS.lock().remove(inode));
     }
 }
 
 #[cfg(target_os = "linux")]
-fn spare(number: RawFd) -> Option<u64> {
+fn register_probe(number: RawFd) -> Option<u64> {
     let inode = inode_of(number)?;
-    SPARED.lock().insert(inode);
+    PROBE_SOCKETS.lock().insert(inode);
     Some(inode)
 }
 

@@ -5,7 +5,7 @@
 
 use stateright::{Model, Property};
 use zk_rwlock::Mode;
-use zk_rwlock::coordinator::{Contender, Departure, News, Step as Decision, Waiter};
+use zk_rwlock::coordinator::{Contender, Departure, Step as Decision, Waiter, WaiterEvent};
 
 /// Which contenders signal, by a data change, that they held and released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,8 +240,8 @@ impl State {
     }
 
     /// Gives an event to the member's waiter.
-    fn hears(&mut self, i: usize, me: Node, news: News<'_>) {
-        if let Some(decision) = self.members[i].waiter.as_mut().map(|waiter| waiter.next(news)) {
+    fn hears(&mut self, i: usize, me: Node, event: WaiterEvent<'_>) {
+        if let Some(decision) = self.members[i].waiter.as_mut().map(|waiter| waiter.next(event)) {
             self.follows(i, me, decision);
         }
     }
@@ -373,7 +373,7 @@ impl Model for Protocol {
             Action::List(i) => {
                 let Step::Listing(me) = state.members[i].step else { return None };
                 let names: Vec<String> = state.nodes.iter().map(|node| node.contender().name().to_owned()).collect();
-                state.hears(i, me, News::Listed { names: &names, leaving: &[] });
+                state.hears(i, me, WaiterEvent::Listed { names: &names, leaving: &[] });
             }
             Action::Arm(i) => {
                 let Step::Arming(me, nearest, asks) = state.members[i].step else { return None };
@@ -386,7 +386,7 @@ impl Model for Protocol {
                 if state.stands(nearest) {
                     state.members[i].step = Step::Waiting(me, nearest);
                 } else {
-                    state.hears(i, me, News::Departed(Departure::ListAgain));
+                    state.hears(i, me, WaiterEvent::Departed(Departure::ListAgain));
                 }
             }
             Action::See(i) => {
@@ -398,8 +398,8 @@ impl Model for Protocol {
                         state.members[i].step = Step::Holding(me);
                         state.members[i].waiter = None;
                     }
-                    Event::Changed => state.hears(i, me, News::Departed(Departure::Signalled)),
-                    Event::Deleted => state.hears(i, me, News::Departed(Departure::ListAgain)),
+                    Event::Changed => state.hears(i, me, WaiterEvent::Departed(Departure::Signalled)),
+                    Event::Deleted => state.hears(i, me, WaiterEvent::Departed(Departure::ListAgain)),
                 }
             }
             Action::Ask(i) => {

@@ -18,8 +18,8 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Event, Failure, Kind, Lease, Operation, Outcome, Patience, Reply, Session,
-    SessionSlot, Stat, Task, Upkeep, Watch, comeback, keep_alive,
+    ConnectPolicy, Coordinator, Created, Ending, Event, Failure, Kind, Lease, Operation, Outcome, Reply, Session,
+    SessionSlot, Stat, Task, Upkeep, Watch, keep_alive, reconnect_jitter,
 };
 
 use super::polled::now;
@@ -290,15 +290,15 @@ impl Client {
     async fn open(self: &Arc<Self>, lost: Option<(Duration, Duration)>) -> Arc<Line> {
         let session_timeout = self.habits.session_timeout;
         let lost = lost.filter(|_| self.habits.pauses);
-        let pause = |away| comeback(away, session_timeout, self.random(u64::MAX));
+        let pause = |away| reconnect_jitter(away, session_timeout, self.random(u64::MAX));
         let answered = lost.map(|(away, ago)| Instant::now().checked_sub(away + ago).expect("the clock began before"));
         if let Some((away, ago)) = lost {
             sleep(pause(away).saturating_sub(ago)).await;
         }
-        let mut patience = Patience::Quick;
+        let mut policy = ConnectPolicy::Quick;
         loop {
             // The client crate's own limit is two fifths of the session timeout.
-            let silence = patience.attempt(session_timeout).unwrap_or(session_timeout * 2 / 5);
+            let silence = policy.attempt(session_timeout).unwrap_or(session_timeout * 2 / 5);
             let asked = Instant::now();
             let tries = async {
                 for tries in 1.. {
@@ -312,20 +312,20 @@ impl Client {
                 }
                 None
             };
-            match timeout(patience.limit(session_timeout), tries).await {
+            match timeout(policy.limit(session_timeout), tries).await {
                 Ok(Some(line)) => {
                     let asked = Instant::now();
-                    if !patience.is_tried()
+                    if !policy.is_tried()
                         || line.data("/").await.is_err()
-                        || Patience::suits(asked.elapsed(), session_timeout)
+                        || ConnectPolicy::suits(asked.elapsed(), session_timeout)
                     {
                         return line;
                     }
-                    patience = Patience::Quick;
+                    policy = ConnectPolicy::Quick;
                     continue;
                 }
-                Ok(None) => patience = patience.after_refusals(asked.elapsed(), session_timeout),
-                Err(_) => patience = patience.after_silence(),
+                Ok(None) => policy = policy.after_refusals(asked.elapsed(), session_timeout),
+                Err(_) => policy = policy.after_silence(),
             }
             if let Some(answered) = answered {
                 sleep(pause(answered.elapsed())).await;

@@ -145,11 +145,11 @@ fn waiter(hands_off: bool) -> Waiter<Contender> {
 impl Waiter<Contender> {
     fn lists(&mut self, of: &[&str]) -> Step {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        self.next(News::Listed { names: &names, leaving: &[] })
+        self.next(WaiterEvent::Listed { names: &names, leaving: &[] })
     }
 
     fn departs(&mut self, departure: Departure) -> Step {
-        self.next(News::Departed(departure))
+        self.next(WaiterEvent::Departed(departure))
     }
 }
 
@@ -226,7 +226,7 @@ fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
     let leaving = [kept[1].to_owned(), writer.to_owned()];
     let lists = |of: &[&str]| {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        asks(waiter(true).next(News::Listed { names: &names, leaving: &leaving }))
+        asks(waiter(true).next(WaiterEvent::Listed { names: &names, leaving: &leaving }))
     };
     for leaves in [kept[1], writer] {
         assert!(!lists(&[leaves, ME]), "it goes without being asked");
