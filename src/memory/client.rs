@@ -1,7 +1,7 @@
-//! Clients of an ensemble inside the process, and what a test can do to them.
+//! The clients of an embedded ensemble, and the faults that a test can inject.
 //!
-//! Every request is answered before its call returns, so a test that polls by hand decides every interleaving
-//! itself, without threads or sleeps.
+//! Every request is answered before its call returns. So a test that polls by hand decides every interleaving itself,
+//! without threads or sleeps.
 
 use std::fmt;
 use std::pin::Pin;
@@ -21,16 +21,16 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// A client of an embedded ensemble: the lock without a server, for tests and examples.
 ///
-/// Keeps the same contract as [`ZooKeeper`](crate::ZooKeeper), and lets a test do to its session whatever a network
-/// can do: see [`faults`](Self::faults). Needs no runtime, except that a timeout given inside a tokio runtime uses that runtime's clock, so
-/// tokio's paused time works.
+/// It keeps the same contract as [`ZooKeeper`](crate::ZooKeeper). A test can do to its session everything that a
+/// network can do: see [`faults`](Self::faults). It needs no runtime. A timeout inside a tokio runtime uses that
+/// runtime's clock, so tokio's paused time works.
 ///
 /// # Clone
-/// Clones share one session; [`Memory::connect`] is another process's client of the same ensemble.
+/// Clones share one session. [`Memory::connect`] returns a client of the same ensemble, as another process would have.
 ///
 /// # Examples
 ///
-/// A test that a program stops its own work when it loses the lock:
+/// A test that a program stops its work when it loses the lock:
 ///
 /// ```
 /// # use zk_rwlock::{Error, Memory, RwLock};
@@ -51,19 +51,19 @@ pub struct Memory {
 
 struct Client {
     ensemble: Arc<Ensemble>,
-    /// Closed when the last handle is gone, unless a guard still needs it.
+    /// `None` before the first use, and after the last handle is dropped. A guard keeps its session open.
     session: Mutex<Option<Arc<MemorySession>>>,
     closed: AtomicBool,
 }
 
 impl Memory {
-    /// An empty ensemble, and its first client.
+    /// Creates an empty ensemble, and its first client.
     #[allow(clippy::new_without_default, reason = "a default ensemble would look as if it were shared")]
     pub fn new() -> Memory {
         Memory::of(Arc::new(Ensemble::default()))
     }
 
-    /// Another client, with a session of its own, as another process would have.
+    /// Creates another client of the ensemble with a session of its own, as another process would have.
     pub fn connect(&self) -> Memory {
         Memory::of(Arc::clone(&self.client.ensemble))
     }
@@ -72,7 +72,7 @@ impl Memory {
         Memory { client: Arc::new(Client { ensemble, session: Mutex::new(None), closed: AtomicBool::new(false) }) }
     }
 
-    /// Whether this client is connected. It is not while it is [cut](crate::memory::Faults::cut) off.
+    /// Returns whether this client is connected. It is not while it is [cut](crate::memory::Faults::cut) off.
     pub fn state(&self) -> ConnectionState {
         if self.client.closed.load(Ordering::Acquire) {
             return ConnectionState::Closed;
@@ -84,33 +84,33 @@ impl Memory {
         }
     }
 
-    /// Ends this client's session, and with it every node it owns. Its guards are lost, its waiting acquisitions
+    /// Ends this client's session, and with it all nodes of the session. Its guards are lost, waiting acquisitions
     /// fail, and new ones are refused.
     pub async fn close(&self) {
         Coordinator::close(self).await;
     }
 
-    /// How many watches the ensemble keeps, for all sessions together.
+    /// Returns the number of watches in the ensemble, for all sessions together.
     pub fn watches(&self) -> usize {
         self.client.ensemble.world().watches()
     }
 
-    /// How many requests the ensemble has carried out, for all sessions together.
+    /// Returns the number of requests that clients have made, for all sessions together.
     pub fn requests(&self) -> u64 {
         self.client.ensemble.requests()
     }
 
-    /// The names of a directory's children, in the order of their names; none if it does not exist.
+    /// Returns the names of a directory's children, sorted; empty if the directory does not exist.
     pub fn children(&self, path: impl AsRef<str>) -> Vec<String> {
         self.client.ensemble.world().children(path.as_ref())
     }
 
-    /// The session that this client has now, if any.
+    /// Returns the id of this client's session, if it has one.
     pub fn session_id(&self) -> Option<i64> {
         self.session().map(|session| session.id())
     }
 
-    /// Does something to this client's session, if it has one.
+    /// Changes this client's session, if it has one.
     pub(super) fn change(&self, act: impl FnOnce(&mut World, i64, &mut Vec<Notification>)) {
         if let Some(session) = self.session() {
             self.client.ensemble.change(|world, fired| act(world, session.id(), fired));
@@ -125,7 +125,7 @@ impl Memory {
         self.client.session.lock().clone()
     }
 
-    /// The current session, or a fresh one if the current session is over.
+    /// Returns the current session, or a new one if that is over. `None` if the client is closed.
     pub(super) fn open(&self) -> Option<Arc<MemorySession>> {
         let mut current = self.client.session.lock();
         if self.client.closed.load(Ordering::Acquire) {
@@ -180,8 +180,8 @@ impl Coordinator for Memory {
     }
 }
 
-/// What a network, a server or an operator can do to one client of an embedded ensemble, and to the ensemble. Made by
-/// [`Memory::faults`]. What it does to a session, it does to that client's.
+/// The faults that a test can inject into an embedded ensemble, and into the session of one of its clients. Made by
+/// [`Memory::faults`].
 ///
 /// # Examples
 ///
@@ -205,70 +205,72 @@ pub struct Faults {
 }
 
 impl Memory {
-    /// What a network, a server or an operator can do to this client and to its ensemble: for tests.
+    /// Returns the faults that a test can inject into this client's session and into the ensemble.
     pub fn faults(&self) -> Faults {
         Faults { zk: self.clone() }
     }
 }
 
 impl Faults {
-    /// The ensemble gives this client's session up, and deletes its nodes. The client learns of it at once or, if it is
-    /// [cut](Self::cut) off, when it is healed. It gets a fresh session with its next acquisition.
+    /// Ends this client's session at the ensemble, and deletes the session's nodes. The client learns of it at once or,
+    /// if it is [cut](Self::cut) off, when it is healed. Its next acquisition opens a new session.
     pub fn expire(&self) {
         self.zk.change(|world, id, fired| world.expire(id, Ending::Expired, fired));
     }
 
-    /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. The ensemble keeps the
-    /// session and its nodes until [`expire`](Self::expire): others are not let in by time alone.
+    /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. The ensemble
+    /// keeps the session and its nodes until [`expire`](Self::expire): no timeout ends the session.
     pub fn cut(&self) {
-        // Also before the first use: then the first acquisition finds the client cut off.
+        // Opens a session before the first use, so that the first acquisition finds the client cut off.
         let _session = self.zk.open();
         self.zk.change(World::cut);
     }
 
-    /// Mends the connection: missed events arrive, and the requests that waited are carried out in their order.
+    /// Restores the connection: missed events arrive, and the requests that waited are executed in their order.
     pub fn heal(&self) {
         self.zk.change(World::heal);
     }
 
-    /// The next write (create, delete or transaction) is carried out, but its answer is lost. If the client's server
-    /// [lags](Self::lag), it is behind this write, too.
+    /// Executes the next write (create, delete or transaction), but loses its answer. If the client's server
+    /// [lags](Self::lag), the server lacks this write, too.
     pub fn lose_next_reply(&self) {
         self.with_fault(Fault::Reply);
     }
 
-    /// The next write (create, delete or transaction) never reaches the ensemble, and has no answer.
+    /// Loses the next write (create, delete or transaction) before it reaches the ensemble. The write gets no answer.
     pub fn lose_next_request(&self) {
         self.with_fault(Fault::Request);
     }
 
-    /// From now on this client's server is behind the other servers: reads show the past, and events are late.
+    /// Lets this client's server lag behind the other servers: reads show the past, and events are late.
     ///
-    /// A sync of its own, or a write that is answered, brings the server up to that moment, and no further.
+    /// A sync of the client, or a write that is answered, brings the server up to that moment. The server lags again
+    /// from there.
     pub fn lag(&self) {
         self.zk.change(|world, id, _| world.lag(id));
     }
 
-    /// From now on this client's server does what it is asked to, and says nothing: no answer and no event. The lease starts
-    /// to run out. If the client is [cut](Self::cut) off then, it loses the answers, and the events arrive before.
+    /// Lets this client's server execute requests without an answer or an event. The lease starts to run out. If the
+    /// client is then [cut](Self::cut) off, the answers are lost, but the events arrive first.
     pub fn silence(&self) {
         self.zk.change(World::silence);
     }
 
-    /// Ends [`Faults::lag`] and [`Faults::silence`]: what was late arrives in its order.
+    /// Ends [`Faults::lag`] and [`Faults::silence`]: late events and answers arrive in their order.
     pub fn catch_up(&self) {
         self.zk.change(World::catch_up);
     }
 
-    /// This client's server forgets every watch that is armed now, as one does that has lost its last moments: none of them
+    /// Lets this client's server forget all present watches, like a server that has lost its last moments. None of them
     /// fires any more.
     pub fn forget_watches(&self) {
         self.zk.change(|world, id, _| world.forget_watches(id));
     }
 
-    /// From now on this client's server shows the node at `path`, and all below it, as they are now, and tells nothing of
-    /// them, nor of their neighbours' coming and going. A node that is deleted then is a ghost: only this server still has
-    /// it. A client that was [cut](Self::cut) off is healed by another server.
+    /// Freezes the node at `path` and all nodes below it at this client's server: from now on the server shows them as
+    /// they are now. It reports no events about them, and none about new or deleted siblings of the node. A node that
+    /// is deleted then is a ghost: only this server still has it. After a [cut](Self::cut), the client is healed by
+    /// another server.
     pub fn freeze(&self, path: impl AsRef<str>) {
         self.zk.change(|world, id, _| world.freeze(id, path.as_ref()));
     }
@@ -278,18 +280,19 @@ impl Faults {
         self.zk.ensemble().change(World::reap);
     }
 
-    /// Deletes a node with all below it, as an operator might.
+    /// Deletes a node and all nodes below it, as an operator might.
     pub fn remove(&self, path: impl AsRef<str>) {
         self.zk.ensemble().change(|world, fired| world.remove(path.as_ref(), fired));
     }
 
-    /// Sets how many nodes were ever created in this directory, which is the next sequence number in it.
+    /// Sets the sequence number of the next sequential node in this directory.
     pub fn set_next_sequence(&self, directory: impl AsRef<str>, next: i32) {
         self.zk.ensemble().change(|world, _| world.set_next_sequence(directory.as_ref(), next));
     }
 
-    /// Sets the ensemble's clock forward, by which it says when a node was created and when its data was set. No session
-    /// notices. For tests of [`Acquire::once_in`](crate::Acquire::once_in), which need not wait then.
+    /// Sets the ensemble's clock forward. The clock gives the times at which nodes were created and their data were
+    /// set. Sessions are not affected. For tests of [`Acquire::once_in`](crate::Acquire::once_in), which then need not
+    /// wait.
     ///
     /// # Examples
     ///
@@ -309,24 +312,23 @@ impl Faults {
         self.zk.ensemble().world().clock.set_forward(by);
     }
 
-    /// Sets the ensemble's clock back, as a change to a leader whose clock is behind does.
+    /// Sets the ensemble's clock back, as a new leader with a slow clock does.
     pub fn set_clock_back(&self, by: Duration) {
         self.zk.ensemble().world().clock.set_back(by);
     }
 
-    /// Everything that the ensemble holds now, for [`Faults::restore`].
+    /// Returns a copy of all that the ensemble holds now, for [`Faults::restore`].
     pub fn back_up(&self) -> Backup {
         self.zk.ensemble().world().back_up()
     }
 
-    /// The ensemble comes back as it was at that moment, as servers do that are started from a backup, or have lost their
-    /// disks. The numbers of transactions, and with them fencing tokens, begin again from there. Whatever came later is
-    /// forgotten.
+    /// Restores the ensemble from a backup, like servers that are started from a backup or have lost their disks.
+    /// Transaction ids, and with them fencing tokens, continue from the backup. All later changes are lost.
     ///
-    /// All sessions are over: servers give no session to a client that has seen more than they have. A real client loses
-    /// what it holds when its lease ends, so let that time pass before, with all clients [cut](Self::cut) off. The
-    /// ephemeral nodes of sessions that were open then are there again. A real ensemble deletes them after a session
-    /// timeout; here a test [removes](Self::remove) them.
+    /// All sessions are over, because servers accept no client that has seen a newer transaction than theirs. A real
+    /// client loses what it holds when its lease ends; so let that time pass first, with all clients [cut](Self::cut)
+    /// off. The ephemeral nodes of the sessions in the backup exist again. A real ensemble deletes them after a session
+    /// timeout; here the test [removes](Self::remove) them.
     ///
     /// # Examples
     ///

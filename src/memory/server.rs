@@ -1,4 +1,5 @@
-//! The state that the clients of an embedded ensemble share: its sessions, their watches, and what each is shown.
+//! The shared state of an embedded ensemble: its nodes, its sessions with their watches, and the faults of each
+//! session.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -16,7 +17,7 @@ use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// An ensemble, which all its clients share.
+/// An embedded ensemble, which all its clients share.
 #[derive(Default)]
 pub(super) struct Ensemble {
     world: Mutex<World>,
@@ -24,22 +25,22 @@ pub(super) struct Ensemble {
     requests: AtomicU64,
 }
 
-/// A notification, given when the world is unlocked again: a task that is notified may ask the ensemble for something. An answer
-/// comes, or it is lost.
+/// A reply or event for a client. It is delivered when the world is unlocked, because a woken task may send a request
+/// to the ensemble. The argument says whether a reply arrives or is lost.
 pub(super) type Notification = Box<dyn FnOnce(bool) + Send>;
 
-/// A request, carried out once the connection is there.
+/// A request, executed while the session is connected.
 type Job = Box<dyn FnOnce(&mut World, &mut Vec<Notification>) + Send>;
 
 #[derive(Default)]
 pub(super) struct World {
     tree: Arc<Tree>,
-    /// The number of the newest transaction.
+    /// The id of the newest transaction.
     pub(super) zxid: i64,
     pub(super) clock: Clock,
     last_session: i64,
     last_watch: u64,
-    /// In an order of their own, so that what a test does has the same effect each time.
+    /// Sorted, so that a test has the same effect in each run.
     sessions: BTreeMap<i64, SessionState>,
     index: Index,
 }
@@ -47,25 +48,26 @@ pub(super) struct World {
 struct SessionState {
     upkeep: Arc<Upkeep>,
     link: Arc<Link>,
-    /// When the connection was cut, if it is.
+    /// When the connection was cut, if it is cut.
     cut: Option<Instant>,
-    /// Why the ensemble has given the session up, although its client does not know yet.
+    /// Why the session is over at the ensemble, although its client does not know yet.
     given_up: Option<Ending>,
-    /// What a lagging server shows.
+    /// The nodes that a lagging server shows.
     view: Option<Arc<Tree>>,
-    /// What a lagging server has not shown yet.
+    /// The events that a lagging server has not reported yet.
     late: Vec<Change>,
-    /// What a silent server has not is_notified, if it is silent.
+    /// The replies and events that a silent server withholds; `None` if the server is not silent.
     withheld: Option<Vec<Notification>>,
-    /// The newest transaction that the client has seen before it was cut off.
+    /// The newest transaction that the client had seen when it was cut off.
     seen: i64,
     waiting: Vec<Job>,
     faults: VecDeque<Fault>,
-    /// The tops of what its server shows as it was, each with the nodes from there on.
+    /// The paths of frozen nodes, each with the nodes from there on as the server still shows them.
     frozen: Vec<(String, Tree)>,
-    /// What its server has forgotten. Never fires.
+    /// The watches that the server has forgotten. They never fire.
     forgotten: Vec<Armed>,
-    /// By the path of a node, or by its [key](crate::memory::tree::children_key) for a watch on the node's children.
+    /// The key is the path of a node, or its [children key](crate::memory::tree::children_key) for a watch on the
+    /// node's children.
     watches: BTreeMap<String, Vec<Armed>>,
 }
 
@@ -80,7 +82,7 @@ impl Armed {
     }
 }
 
-/// What the next write of a session loses.
+/// The part of a session's next write that is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     Reply,
@@ -92,7 +94,7 @@ impl Ensemble {
         self.world.lock()
     }
 
-    /// Changes the world, and gives the notifications of it when the world is unlocked.
+    /// Changes the world, and delivers all notifications when the world is unlocked.
     pub(super) fn change<T>(&self, act: impl FnOnce(&mut World, &mut Vec<Notification>) -> T) -> T {
         let mut fired = Vec::new();
         let result = act(&mut self.world(), &mut fired);
@@ -102,7 +104,7 @@ impl Ensemble {
         result
     }
 
-    /// Carries a request of a session out now, or when its connection is mended.
+    /// Executes a request of a session now, or when its connection is restored.
     pub(super) fn request<T: Send + 'static>(
         &self,
         session: i64,
@@ -134,12 +136,12 @@ impl Ensemble {
         answer
     }
 
-    /// How many requests were made, for all sessions together.
+    /// Returns the number of requests, for all sessions together.
     pub(super) fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Runs a task on the threads that make it ready.
+    /// Runs a task on the threads that wake it.
     pub(super) fn spawn(&self, task: Task) {
         self.executor.spawn(task);
     }
@@ -150,8 +152,8 @@ impl SessionState {
         self.link.state() == LinkState::Up
     }
 
-    /// Changes the link now: a request that comes before the notification finds the link as it is. The notification for
-    /// the tasks that wait for the link comes later.
+    /// Changes the link now, so that a later request finds the new state. Returns the notification for the tasks that
+    /// wait for the link.
     fn change_link(&self, to: LinkState) -> Notification {
         let link = Arc::clone(&self.link);
         link.change(to);
@@ -176,7 +178,7 @@ impl SessionState {
         }
     }
 
-    /// Changes what the session's client keeps up, once the world is unlocked.
+    /// Returns a notification that changes the client's upkeep.
     fn change_upkeep(&self, change: impl FnOnce(&Upkeep) + Send + 'static) -> Notification {
         let upkeep = Arc::clone(&self.upkeep);
         Box::new(move |_| change(&upkeep))
@@ -184,7 +186,7 @@ impl SessionState {
 }
 
 impl World {
-    /// Opens a session: its number, and its connection.
+    /// Opens a session, and returns its id and its connection.
     pub(super) fn open(&mut self, upkeep: &Arc<Upkeep>) -> (i64, Arc<Link>) {
         let link = Arc::new(Link::up());
         let state = SessionState {
@@ -207,7 +209,7 @@ impl World {
         (self.last_session, link)
     }
 
-    /// What `act` answers, if no fault is in its way.
+    /// Executes a request with a fault, if there is one.
     fn carry_out<T>(
         &mut self,
         session: i64,
@@ -224,20 +226,20 @@ impl World {
             }
             None => act(self, fired),
         };
-        // A client that loses an answer reaches another server next, which may not have the write yet.
+        // A client that lost a reply may reach another server next, which need not have the write yet.
         if is_write && fault.is_none() {
             self.refresh(session, fired);
         }
         result
     }
 
-    /// The tree as a session's server shows it.
+    /// Returns the nodes as a session's server shows them.
     pub(super) fn shown_to(&self, session: i64) -> Arc<Tree> {
         let view = self.sessions.get(&session).and_then(|state| state.view.as_ref());
         self.with_frozen(session, view.unwrap_or(&self.tree))
     }
 
-    /// This tree, but for what is frozen.
+    /// Returns `tree` with the frozen nodes of a session.
     fn with_frozen(&self, session: i64, tree: &Arc<Tree>) -> Arc<Tree> {
         let mut shown = Arc::clone(tree);
         for (top, nodes) in self.sessions.get(&session).into_iter().flat_map(|state| &state.frozen) {
@@ -248,7 +250,7 @@ impl World {
         shown
     }
 
-    /// From now on a session's server shows this node, and all below it, as they are now, and tells nothing of them.
+    /// Freezes this node and all nodes below it at a session's server.
     pub(super) fn freeze(&mut self, session: i64, top: &str) {
         let nodes = self
             .shown_to(session)
@@ -261,7 +263,7 @@ impl World {
         }
     }
 
-    /// A session's server forgets the watches that are armed now.
+    /// Makes a session's server forget its present watches.
     pub(super) fn forget_watches(&mut self, session: i64) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         for (key, armed) in std::mem::take(&mut state.watches) {
@@ -270,7 +272,7 @@ impl World {
         }
     }
 
-    /// Brings a session's lagging server up to now; it goes on lagging from here.
+    /// Brings a session's lagging server up to now. The server lags again from here.
     pub(super) fn refresh(&mut self, session: i64, fired: &mut Vec<Notification>) {
         let tree = Arc::clone(&self.tree);
         let Some(state) = self.sessions.get_mut(&session) else { return };
@@ -282,7 +284,7 @@ impl World {
         }
     }
 
-    /// Arms a watch under its key.
+    /// Sets a watch.
     pub(super) fn arm(&mut self, session: i64, key: String, ensemble: Weak<Ensemble>) -> Watch {
         let (sender, event) = oneshot::channel();
         self.last_watch += 1;
@@ -331,7 +333,7 @@ impl World {
         fired: &mut Vec<Notification>,
     ) -> Result<Vec<(Outcome, String)>, (usize, Failure)> {
         let zxid = self.zxid + 1;
-        // Copied only while a lagging server still shows it as it was.
+        // `make_mut` copies the nodes only while a lagging server or a backup shares them.
         let at = Stamp { zxid, time: self.clock.now() };
         let committed = commit(Arc::make_mut(&mut self.tree), at, session, operations)?;
         self.zxid = zxid;
@@ -340,7 +342,7 @@ impl World {
         Ok(committed.outcomes)
     }
 
-    /// Deletes a node with all below it.
+    /// Deletes a node and all nodes below it.
     pub(super) fn remove(&mut self, path: &str, fired: &mut Vec<Notification>) {
         let gone = self.tree.keys().filter(|node| is_from(node, path)).cloned().collect();
         self.delete_all(gone, fired);
@@ -362,11 +364,11 @@ impl World {
         self.delete_all(idle, fired);
     }
 
-    /// Gives a session up, and deletes its nodes. Its client learns of it now if it is connected.
+    /// Ends a session, and deletes its nodes. A connected client learns of it now.
     pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.given_up.get_or_insert(why);
-        // What ends it at its client needs no connection.
+        // The client itself knows of a close or a failed task, also without a connection.
         let is_notified = state.is_up() || matches!(why, Ending::Closed | Ending::Failed);
         let owned = self.index.owned_by(session);
         if is_notified {
@@ -375,14 +377,15 @@ impl World {
         self.delete_all(owned, fired);
     }
 
-    /// Tells the client that its session is over.
+    /// Reports to a client that its session is over.
     fn end(&mut self, session: i64, why: Ending, fired: &mut Vec<Notification>) {
         self.forget_watches(session);
         self.index.set_lagging(session, false);
         let Some(mut state) = self.sessions.remove(&session) else { return };
         fired.extend(state.withheld.take().into_iter().flatten());
         let upkeep = Arc::clone(&state.upkeep);
-        // Now, and not with the notifications: as soon as the world is unlocked, another thread may be granted the lock.
+        // At once, and not with the notifications: another thread may be granted the lock as soon as the world is
+        // unlocked.
         upkeep.lease().end(why);
         let link = state.change_link(LinkState::Over(why));
         fired.push(Box::new(move |_| upkeep.end(why)));
@@ -390,7 +393,7 @@ impl World {
         for armed in state.forgotten {
             fired.push(Box::new(move |_| armed.fire(Event::Over)));
         }
-        // Without its session, each of these requests answers that the session is over.
+        // Without a session, each of these requests fails because the session is over.
         for job in state.waiting {
             job(self, fired);
         }
@@ -410,7 +413,7 @@ impl World {
         ]);
     }
 
-    /// From now on a session's server tells its client nothing.
+    /// Makes a session's server silent.
     pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Notification>) {
         if let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) {
             state.withheld.get_or_insert_default();
@@ -418,7 +421,7 @@ impl World {
         }
     }
 
-    /// Mends a session's connection: its client learns what happened meanwhile.
+    /// Restores a session's connection, and delivers the events that its client missed.
     pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_up()) else { return };
         if let Some(why) = state.given_up {
@@ -429,7 +432,7 @@ impl World {
         state.frozen.clear();
         let link = state.change_link(LinkState::Up);
         let tree = Arc::clone(&self.tree);
-        // The server compares what it has with what the client has seen, as it does for SetWatches.
+        // Like SetWatches, this compares the server's nodes with the newest transaction that the client has seen.
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');
             match tree.get(children_of.unwrap_or(key)) {
@@ -452,12 +455,13 @@ impl World {
         }
     }
 
-    /// Everything that there is now.
+    /// Returns a copy of all nodes.
     pub(super) fn back_up(&self) -> Backup {
         Backup { tree: Arc::clone(&self.tree), zxid: self.zxid }
     }
 
-    /// Everything is as it was then. All sessions are over; the ephemeral nodes of those that were open then are there.
+    /// Restores all nodes from a backup, and ends all sessions. The ephemeral nodes of the backup's sessions exist
+    /// again.
     pub(super) fn restore(&mut self, backup: &Backup, fired: &mut Vec<Notification>) {
         (self.tree, self.zxid) = (Arc::clone(&backup.tree), backup.zxid);
         let ephemeral = self.tree.iter().filter(|(_, node)| node.owner != 0);
@@ -469,12 +473,12 @@ impl World {
         }
     }
 
-    /// When a session's connection was cut, if it is.
+    /// Returns when a session's connection was cut, if it is cut.
     pub(super) fn cut_since(&self, session: i64) -> Option<Instant> {
         self.sessions.get(&session)?.cut
     }
 
-    /// From now on a session's server is behind the other servers.
+    /// Makes a session's server lag behind the other servers.
     pub(super) fn lag(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.view = Some(Arc::clone(&self.tree));
@@ -482,7 +486,7 @@ impl World {
         }
     }
 
-    /// A session's server is neither behind the other servers any more nor silent.
+    /// Ends the lag and the silence of a session's server.
     pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Notification>) {
         self.refresh(session, fired);
         self.index.set_lagging(session, false);
@@ -494,19 +498,19 @@ impl World {
         }
     }
 
-    /// Has the next write of a session meet a fault.
+    /// Adds a fault for a session's next write.
     pub(super) fn add_fault(&mut self, session: i64, fault: Fault) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.faults.push_back(fault);
         }
     }
 
-    /// How many watches are armed, for all sessions together.
+    /// Returns the number of watches, for all sessions together.
     pub(super) fn watches(&self) -> usize {
         self.sessions.values().map(|state| state.watches.values().map(Vec::len).sum::<usize>()).sum()
     }
 
-    /// The names of a node's children, as the newest server shows them.
+    /// Returns the names of a node's children at the newest server.
     pub(super) fn children(&self, path: &str) -> Vec<String> {
         children_of(&self.tree, path)
     }
@@ -519,7 +523,7 @@ impl World {
     }
 }
 
-/// Removes a watch that no task waits for any more.
+/// Removes a watch when its future is dropped.
 struct Disarm {
     ensemble: Weak<Ensemble>,
     session: i64,

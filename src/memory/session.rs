@@ -1,4 +1,4 @@
-//! One session of an embedded ensemble, as the contract asks for it.
+//! A session of an embedded ensemble, which implements the contract of [`Session`].
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,7 +34,7 @@ pub(super) struct MemorySession {
 impl MemorySession {
     pub(super) fn open(ensemble: &Arc<Ensemble>) -> Arc<MemorySession> {
         let opened = Instant::now();
-        // Never zero, which stands for a lease that ran out.
+        // Never zero, which means that a lease has run out.
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
         let upkeep = Arc::new(Upkeep::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
         upkeep.steady(true);
@@ -154,7 +154,7 @@ impl Session for MemorySession {
 
     fn spawn(&self, task: Task) {
         let (id, ensemble) = (self.id, Arc::downgrade(&self.ensemble));
-        // Without one of its tasks, a session would not go on as its client believes.
+        // A client relies on all tasks of its session, so a panic in one ends the session.
         self.ensemble.spawn(Box::pin(retry::on_early_end(task, move || {
             if let Some(ensemble) = ensemble.upgrade() {
                 ensemble.change(|world, fired| world.expire(id, Ending::Failed, fired));
@@ -177,13 +177,13 @@ impl fmt::Debug for MemorySession {
 }
 
 impl Drop for MemorySession {
-    /// Closes the session, which no task can use any more. Its nodes go.
+    /// Closes the session, which deletes its nodes.
     fn drop(&mut self) {
         self.ensemble.change(|world, fired| world.expire(self.id, Ending::Closed, fired));
     }
 }
 
-/// The names of a node's children, and what the node itself is.
+/// Returns the names of a node's children, and the node's stat.
 fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failure> {
     let stat = tree.get(path).map(Node::stat);
     if stat.is_none() && path != "/" {
@@ -192,11 +192,11 @@ fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failur
     Ok((children_of(tree, path), stat))
 }
 
-/// A timer on the clock of the caller's runtime, which a test may have paused, or else on that of the library's own
-/// thread.
+/// Returns a timer on the clock of the caller's runtime, which a test may have paused; without a runtime, on the clock
+/// of the library's thread.
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     if tokio::runtime::Handle::try_current().is_ok() {
-        // Tokio offers no other way to find out that a runtime has no timers.
+        // Tokio has no other way to find out whether a runtime has timers.
         if let Ok(sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
             return Box::pin(Sleep(sleep));
         }
@@ -210,8 +210,8 @@ pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Sen
     }
 }
 
-/// A timer that is over when its runtime is: tokio's own would panic when it is polled, and a task may outlive the runtime that
-/// it was started in. A runtime that ends lets all its timers elapse.
+/// A timer that elapses when its runtime ends. Tokio's own timer would panic if it was polled after that, and a task
+/// may outlive the runtime in which its timer was made.
 struct Sleep(Pin<Box<tokio::time::Sleep>>);
 
 impl Future for Sleep {

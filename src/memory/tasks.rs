@@ -1,4 +1,4 @@
-//! The background work of an embedded ensemble: what runs it, and the connection whose changes it waits for.
+//! The background tasks of an embedded ensemble, and the state of a session's connection.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -9,7 +9,7 @@ use crate::session::request::{Ending, Task};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
 
-/// Runs tasks on the thread that makes them ready: nothing happens in the background that a test did not cause.
+/// Runs tasks on the thread that wakes them, so that nothing happens in the background that a test did not cause.
 #[derive(Default)]
 pub(super) struct Executor {
     tasks: Mutex<Tasks>,
@@ -35,7 +35,7 @@ impl Executor {
 
     fn schedule(self: &Arc<Self>, number: u64) {
         self.tasks.lock().ready.push_back(number);
-        // A thread that runs tasks already will come to this task. A task may make other tasks ready while it runs.
+        // A thread that already runs tasks will run this one, too. A running task may wake other tasks.
         while !self.tasks.lock().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
             let _running = Running(&self.running);
             self.run();
@@ -45,7 +45,8 @@ impl Executor {
     fn run(self: &Arc<Self>) {
         while let Some((number, mut task)) = self.next() {
             let waker = Waker::from(Arc::new(Ready { executor: Arc::downgrade(self), number }));
-            // Inside a tokio task that has run for long, tokio would make this task yield, here and now, for ever.
+            // Without `unconstrained`, tokio's budget could make this task yield inside the caller's task again and
+            // again.
             let polled = pin!(tokio::task::unconstrained(task.as_mut())).poll(&mut Context::from_waker(&waker));
             if polled.is_pending() {
                 self.tasks.lock().pending.insert(number, task);
@@ -64,7 +65,7 @@ impl Executor {
     }
 }
 
-/// Lets another thread run tasks when this thread is done, also after a panic.
+/// Lets another thread run tasks when this thread is done or has panicked.
 struct Running<'a>(&'a AtomicBool);
 
 impl Drop for Running<'_> {
@@ -94,7 +95,8 @@ pub(super) enum LinkState {
     Over(Ending),
 }
 
-/// It changes at once, and tells so later, in the order in which the tasks began to wait.
+/// The state of a connection, and a notification for the tasks that wait for a change. The state changes at once; tasks
+/// are notified later, in the order in which they began to wait.
 pub(super) struct Link {
     state: Mutex<LinkState>,
     changed: Notify,
@@ -109,7 +111,7 @@ impl Link {
         *self.state.lock()
     }
 
-    /// Changes from now on, unless it is over.
+    /// Changes the state, unless the session is over.
     pub(super) fn change(&self, to: LinkState) {
         let mut state = self.state.lock();
         if !matches!(*state, LinkState::Over(_)) {
@@ -121,10 +123,10 @@ impl Link {
         self.changed.notify_waiters();
     }
 
-    /// Waits until it is such as `is_awaited` has an answer to.
+    /// Waits until `is_awaited` returns a value for the state.
     pub(super) async fn wait_until<T>(&self, is_awaited: impl Fn(LinkState) -> Option<T>) -> T {
         loop {
-            // Registered before looking, so that a change in between is not missed.
+            // Registered before the state is read, so that a change in between is not missed.
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
             if let Some(answer) = is_awaited(self.state()) {

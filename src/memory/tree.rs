@@ -1,4 +1,4 @@
-//! The nodes of an embedded ensemble, the transactions on them, their clock, and who watches and owns which.
+//! The nodes of an embedded ensemble, its transactions, its clock, and the indexes of watches and ephemeral nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,13 +15,13 @@ pub(super) struct Node {
     pub(super) data: Vec<u8>,
     pub(super) czxid: i64,
     pub(super) mzxid: i64,
-    /// The last transaction in which a child came or went.
+    /// The last transaction that created or deleted a child.
     pub(super) pzxid: i64,
     pub(super) version: i32,
     pub(super) ctime: SystemTime,
     pub(super) mtime: SystemTime,
     pub(super) kind: Kind,
-    /// The session that it goes with, 0 if it is not ephemeral.
+    /// The session of an ephemeral node; 0 for other nodes.
     pub(super) owner: i64,
     /// The number of the next sequential child.
     pub(super) next_sequence: i32,
@@ -34,7 +34,7 @@ impl Node {
     }
 }
 
-/// All nodes of an embedded ensemble at one moment. Made by [`Faults::back_up`](super::Faults::back_up).
+/// A copy of all nodes of an embedded ensemble. Made by [`Faults::back_up`](super::Faults::back_up).
 #[derive(Clone)]
 pub struct Backup {
     pub(super) tree: Arc<Tree>,
@@ -47,7 +47,7 @@ impl fmt::Debug for Backup {
     }
 }
 
-/// The number of a transaction, and its time on the ensemble's clock.
+/// A transaction's id, and its time on the ensemble's clock.
 #[derive(Clone, Copy)]
 pub(super) struct Stamp {
     pub(super) zxid: i64,
@@ -57,24 +57,24 @@ pub(super) struct Stamp {
 /// The key of a watch, and the event that the watch fires with.
 pub(super) type Change = (String, Event);
 
-/// What a transaction did.
+/// The result of a transaction.
 pub(super) struct Committed {
     /// The outcome of each operation, with the path of its node.
     pub(super) outcomes: Vec<(Outcome, String)>,
     /// In the order in which a server reports them.
     pub(super) changes: Vec<Change>,
-    /// The ephemeral nodes that came and went, in their order.
+    /// The ephemeral nodes that were created or deleted, in their order.
     pub(super) owned: Vec<Owned>,
 }
 
-/// An ephemeral node that came or went.
+/// An ephemeral node that was created or deleted.
 pub(super) struct Owned {
     pub(super) session: i64,
     pub(super) path: String,
     pub(super) is_there: bool,
 }
 
-/// Applies all operations, or none. If one fails, its index is returned with the failure.
+/// Applies all operations or none. An error has the index of the operation that failed.
 pub(super) fn commit(
     tree: &mut Tree,
     at: Stamp,
@@ -96,15 +96,15 @@ pub(super) fn commit(
     Ok(Committed { outcomes, changes: transaction.changes, owned: transaction.owned })
 }
 
-/// A transaction of which some operations are applied.
+/// A transaction whose operations are being applied.
 struct TreeTransaction<'a> {
     tree: &'a mut Tree,
     at: Stamp,
-    /// The owner of the ephemeral nodes that it creates.
+    /// The owner of the ephemeral nodes that the transaction creates.
     session: i64,
     changes: Vec<Change>,
     owned: Vec<Owned>,
-    /// The nodes as they were, by their paths.
+    /// The former state of each changed node.
     undo: Vec<(String, Option<Node>)>,
 }
 
@@ -127,7 +127,7 @@ impl TreeTransaction<'_> {
         }
     }
 
-    /// Creates a node, and returns its path with the sequence number if it has one.
+    /// Creates a node, and returns its path, with its sequence number if it has one.
     fn create(&mut self, path: &str, data: &[u8], kind: Kind) -> Result<String, Failure> {
         let is_ephemeral = |kind: Kind| matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential);
         let parent = parent_of(path);
@@ -146,7 +146,7 @@ impl TreeTransaction<'_> {
         }
         if let Some(node) = self.tree.get_mut(parent) {
             self.undo.push((parent.to_owned(), Some(node.clone())));
-            // Sticks at its end, as ZooKeeper's does from 3.6 on (ZOOKEEPER-4372).
+            // Sticks at its end, as in ZooKeeper 3.6 and later (ZOOKEEPER-4372).
             node.next_sequence = node.next_sequence.saturating_add(1);
             node.pzxid = self.at.zxid;
         }
@@ -214,24 +214,24 @@ pub(super) fn parent_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(parent, _)| parent)
 }
 
-/// Whether the path, or the key of a watch, is of the node at `top`, or of one below it.
+/// Whether the path, or the key of a watch, belongs to the node at `top` or to a node below it.
 pub(super) fn is_from(path: &str, top: &str) -> bool {
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The key of a watch on a node's children. It ends with a slash, as no node's path does.
+/// Returns the key of a watch on a node's children: the path and a slash, which no node's path ends with.
 pub(super) fn children_key(path: &str) -> String {
     format!("{}/", path.trim_end_matches('/'))
 }
 
-/// The names of a node's children, in their order.
+/// Returns the names of a node's children, sorted.
 pub(super) fn children_of(tree: &Tree, path: &str) -> Vec<String> {
     let below = if path == "/" { path.to_owned() } else { format!("{path}/") };
     let inside = tree.range(below.clone()..).map_while(|(node, _)| node.strip_prefix(&below));
     inside.filter(|name| !name.contains('/')).map(str::to_owned).collect()
 }
 
-/// A clock that goes as this machine's does, and may show another time.
+/// This machine's clock with an offset.
 #[derive(Default)]
 pub(super) struct Clock {
     ahead: Duration,
@@ -239,7 +239,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// The present time, in whole milliseconds, as ZooKeeper counts. Never before 1970.
+    /// Returns the present time in whole milliseconds, as ZooKeeper counts. Never before 1970.
     pub(super) fn now(&self) -> SystemTime {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let set = since_1970.saturating_add(self.ahead).saturating_sub(self.behind);
@@ -255,16 +255,17 @@ impl Clock {
     }
 }
 
-/// The latest time that ZooKeeper could show, in milliseconds.
+/// The latest time that ZooKeeper can represent, in milliseconds.
 const LATEST: u64 = i64::MAX.unsigned_abs();
 
-/// The sessions by what they watch, and the ephemeral nodes by their sessions: an ensemble of a hundred thousand sessions
-/// cannot look at all of them for each change, nor at all nodes for each session that ends.
+/// Indexes from watches to sessions, and from sessions to ephemeral nodes. Without them, an ensemble of 100,000
+/// sessions would go through all sessions for each change, and through all nodes for each session that ends.
 #[derive(Default)]
 pub(super) struct Index {
-    /// By the key of the watch. May name a session whose watch has fired since.
+    /// By the key of the watch. May contain a session whose watch has already fired.
     watching: BTreeSet<(String, i64)>,
-    /// They are late to hear of a change, and must be told of every one: a watch may be armed in what is past.
+    /// The sessions with a lagging server. They are told of every change, because a client may set a watch on a node
+    /// that only its lagging server still has.
     lagging: BTreeSet<i64>,
     owned: BTreeSet<(i64, String)>,
 }
@@ -282,26 +283,26 @@ impl Index {
         let _before = if lags { self.lagging.insert(session) } else { self.lagging.remove(&session) };
     }
 
-    /// The sessions that must hear of these changes, in the order of their numbers.
+    /// Returns the sessions that must learn of these changes, sorted by their ids.
     pub(super) fn concerned(&self, changes: &[Change]) -> BTreeSet<i64> {
         let of_key = |key: &String| self.watching.range((key.clone(), i64::MIN)..=(key.clone(), i64::MAX));
         let watch = changes.iter().flat_map(|(key, _)| of_key(key)).map(|(_, session)| session);
         watch.chain(&self.lagging).copied().collect()
     }
 
-    /// An ephemeral node came or went.
+    /// Records that an ephemeral node was created or deleted.
     pub(super) fn record(&mut self, Owned { session, path, is_there }: Owned) {
         let node = (session, path);
         let _before = if is_there { self.owned.insert(node) } else { self.owned.remove(&node) };
     }
 
-    /// The ephemeral nodes of a session, in the order of their paths.
+    /// Returns the ephemeral nodes of a session, sorted by their paths.
     pub(super) fn owned_by(&self, session: i64) -> Vec<String> {
         let of_session = self.owned.range((session, String::new())..);
         of_session.take_while(|(owner, _)| *owner == session).map(|(_, path)| path.clone()).collect()
     }
 
-    /// The ephemeral nodes are these, and no others.
+    /// Replaces all ephemeral nodes in the index.
     pub(super) fn reset_owned(&mut self, all: impl Iterator<Item = Owned>) {
         self.owned.clear();
         all.for_each(|node| self.record(node));
