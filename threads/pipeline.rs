@@ -233,7 +233,7 @@ mod zookeeper {
         pub(crate) fn session(client: Client, is_rash: bool) -> (Arc<Session>, Arc<BackgroundThread>) {
             let identity = Arc::new_cyclic(|this: &Weak<Identity>| {
                 let this = Weak::clone(this);
-                Identity::new(1, move || this.upgrade().iter().for_each(|it| it.was_asked()))
+                Identity::new(1, move || this.upgrade().iter().for_each(|it| it.check_ended()))
             });
             let (upkeep, background) = (Arc::new(Upkeep), Arc::new(BackgroundThread::default()));
             let pipeline = Arc::new(Pipeline::new(client, &upkeep, &background, identity, String::new()));
@@ -247,14 +247,14 @@ mod zookeeper {
 
             pub(crate) fn remove(&self, path: &str) -> Reply<()> {
                 let path = path.to_owned();
-                self.pipeline.ask(Request::Removal, move |client| async move {
+                self.pipeline.send(Request::Removal, move |client| async move {
                     client.delete(&path, None).await.map_err(|error| translate::failure(error, ("", ""), ""))
                 })
             }
 
             pub(crate) fn read(&self, path: &str) -> Reply<()> {
                 let path = path.to_owned();
-                self.pipeline.ask(Request::Read, move |client| async move {
+                self.pipeline.send(Request::Read, move |client| async move {
                     client.get_data(&path).await.map(drop).map_err(|error| translate::failure(error, ("", ""), ""))
                 })
             }
@@ -263,9 +263,9 @@ mod zookeeper {
                 let identity = Arc::clone(&self.pipeline.identity);
                 let connection = identity.connection();
                 let (pipeline, is_rash, path) = (Arc::downgrade(&self.pipeline), self.is_rash, path.to_owned());
-                self.pipeline.ask(Request::Write, move |client| async move {
+                self.pipeline.send(Request::Write, move |client| async move {
                     let stat = client.create(&path).await.map_err(|error| translate::failure(error, ("", ""), ""))?;
-                    if identity.made(stat.ephemeral_owner, connection) {
+                    if identity.confirm_by_create(stat.ephemeral_owner, connection) {
                         return Ok(translate::created(path, &stat));
                     }
                     match pipeline.upgrade() {
@@ -347,7 +347,7 @@ fn a_reply_for_another_session_hangs_no_thread() {
 
 /// A former fault, which the test must find.
 #[test]
-#[should_panic = "makes no sense"]
-fn a_close_of_the_pipeline_during_a_send_is_found() {
+#[should_panic = "is malformed"]
+fn a_session_that_closes_its_pipeline_while_it_sends_is_found() {
     explore::explore(2_000, || a_session_is_used_and_closed(true, true));
 }

@@ -1,37 +1,40 @@
-//! What servers may lack, as far as they have shown it.
+//! Records which requests the servers do not support. ClickHouse Keeper and ZooKeeper before 3.6 lack some.
 //!
-//! ZooKeeper before 3.6 answers a request that it does not know, and then closes the connection. ClickHouse Keeper closes it
-//! without an answer, and that ends the session. They would do so over each repetition of it, too.
+//! The client crate does not report which server or version it is connected to, and no patch in `docs/upstream/`
+//! changes that. ZooKeeper before 3.6 answers an unknown request, and then closes the connection. ClickHouse Keeper
+//! closes the connection without an answer, which ends the session. A repeated request would do the same, so the
+//! session uses a substitute from then on.
 
 use zookeeper_client as zk;
 
 use crate::session::request::Failure;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// What some servers lack.
+/// The features that some servers lack.
 #[derive(Debug, Default)]
 pub(crate) struct Abilities {
     pub(crate) containers: Ability,
     /// The request that reads several nodes.
     pub(crate) several_reads: Ability,
-    /// The request that lists the ephemeral nodes of our session.
+    /// The request that lists the session's own ephemeral nodes.
     pub(crate) ephemerals: Ability,
-    /// That a session lives on by reads alone. A follower of ClickHouse Keeper answers them, and its leader hears of none.
+    /// A session stays alive if it only reads. A follower of ClickHouse Keeper answers reads, but does not report them
+    /// to its leader.
     pub(crate) kept_by_reads: Ability,
 }
 
 impl Abilities {
-    /// What the number of a session tells. Keeper counts sessions from one (`KeeperStorage`), unless its data came from
-    /// ZooKeeper. ZooKeeper's begin with the number of the server and the milliseconds from that machine's start to the
-    /// server's (`SessionTrackerImpl`).
+    /// Recognizes ClickHouse Keeper by the id of a session. Keeper numbers sessions from one (`KeeperStorage`), unless
+    /// its data came from ZooKeeper. An id of ZooKeeper begins with the server's number and the milliseconds between
+    /// the start of the machine and the start of the server (`SessionTrackerImpl`).
     pub(crate) fn learn_from_session_id(&self, session: i64) {
         if (1..1 << 28).contains(&session) {
             self.mark_as_clickhouse_keeper();
         }
     }
 
-    /// The servers are of ClickHouse Keeper: they lack what some Keeper on which there can be a lock lacks. All of those
-    /// read several nodes with one request.
+    /// Marks the features that some version of ClickHouse Keeper lacks. The request that reads several nodes is not
+    /// among them: every version on which there can be a lock has it.
     pub(crate) fn mark_as_clickhouse_keeper(&self) {
         for lacking in [&self.containers, &self.ephemerals, &self.kept_by_reads] {
             lacking.mark_lacking();
@@ -39,7 +42,7 @@ impl Abilities {
     }
 }
 
-/// Whether the servers lack something, once it is known.
+/// Whether the servers have a feature, as far as their answers have shown it.
 #[derive(Debug, Default)]
 pub(crate) struct Ability {
     is_supported: AtomicBool,
@@ -55,7 +58,8 @@ impl Ability {
         self.is_lacking.store(true, Ordering::Relaxed);
     }
 
-    /// What the answer to such a request says. The request is to be sent in another way if the servers do not know it.
+    /// Records the answer to a request of this feature, and maps its error. The failure is `Unknown` if the servers
+    /// lack the feature, so that the caller retries with the substitute.
     pub(crate) fn known<T>(
         &self,
         answer: Result<T, zk::Error>,
@@ -68,11 +72,11 @@ impl Ability {
         }
     }
 
-    /// Records what the answer to such a request shows. A connection that is lost during the first one may have been lost
-    /// by chance. Then the substitute is used without need.
+    /// Records what an answer shows. A connection that is lost during the first request may be lost by chance: then the
+    /// session uses the substitute although the feature exists.
     fn record<T>(&self, answer: &Result<T, zk::Error>) {
         match answer {
-            // Also later: the servers of an ensemble are of two versions while it is upgraded.
+            // Also after a success: during an upgrade, the servers of an ensemble have two versions.
             Err(zk::Error::Unimplemented) => self.mark_lacking(),
             Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) if self.is_supported.load(Ordering::Relaxed) => {}
             Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) => self.mark_lacking(),
@@ -97,7 +101,7 @@ mod tests {
             assert_eq!(others, [containers; 2]);
             containers
         };
-        // ZooKeeper's are of the server 0, whose machine had begun five seconds before, and of the servers 1 and 255.
+        // The ids are of ZooKeeper's server 0, started 5 s after its machine, and of servers 1 and 255.
         let zookeepers = [5_000 << 16, 0x0100_0c5d_4f3a_0000, -0x00ff_f3a2_b0c5_fffe];
         assert!(![0, -1].into_iter().chain(zookeepers).any(lacking));
         assert!([1, 2, 200_000_000].into_iter().all(lacking));
@@ -116,6 +120,6 @@ mod tests {
         refused.record(&Err::<(), _>(zk::Error::Unimplemented));
         assert!(!shown.is_lacking() && lacking.is_lacking() && refused.is_lacking());
         shown.record(&Err::<(), _>(zk::Error::Unimplemented));
-        assert!(shown.is_lacking(), "another server is older");
+        assert!(shown.is_lacking(), "another server of the ensemble is older");
     }
 }

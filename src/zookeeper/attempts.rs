@@ -1,13 +1,19 @@
-//! Ends attempts to connect that take long, where a connection may be silent for longer.
+//! Ends slow attempts to connect, on Linux.
 //!
-//! The client crate has one limit for both, and shows no socket of its own. So while a session has no connection, this module looks
-//! through the sockets of this process for those that lead to one of its servers' addresses. On one that is first_seen for too long, nothing
-//! may have come yet, by the system's table of sockets. Then it is shut down, which ends the attempt, and the crate goes on to the next
-//! server. On a connection that was made something has come, if only that there is a session. It may be an attempt of another client
-//! of this process: so the longest limit counts of those whose servers have that port. The connections on which servers are asked for a
-//! reason are probe: they come to an end by themselves.
+//! An attempt to connect must end sooner than a silent connection. The client crate has one limit for both, and does
+//! not expose its sockets. `docs/upstream/read-timeout.patch` makes this file unnecessary.
 //!
-//! Where the system has no such table, attempts and connections have one limit.
+//! While a session has no connection, this module scans the sockets of this process for those that lead to one of the
+//! session's servers. A socket that is open for too long and has received nothing is an attempt without an answer: the
+//! system's table of sockets shows which sockets have received data. This module shuts such a socket down. The crate's
+//! attempt then fails, and the crate tries the next server. An established connection is safe, because the server's
+//! reply to the handshake has arrived on it.
+//!
+//! A socket may belong to another client of this process. So the limit of a socket is the longest limit of all clients
+//! that have a server with its port. Sockets of probes ([`ProbeSocket`](crate::zookeeper::sockets::ProbeSocket)) are
+//! left alone, because a probe has a timeout of its own.
+//!
+//! On systems without such a table, attempts and connections have one limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -27,20 +33,20 @@ use crate::zookeeper::link::SessionLink;
 use crate::zookeeper::lookup::addresses;
 use crate::zookeeper::servers::Servers;
 
-/// So many looks are made in the time that an attempt may take.
+/// The number of scans within the time that an attempt may take.
 const SCANS: u32 = 8;
 
-/// A scan takes no more than such a part of a processor's time, however many files are open.
+/// A scan uses at most this part of one processor's time, also with very many open files: a quarter.
 const SHARE: u32 = 4;
 
-/// The limits of this process's clients, with the ports of their servers.
+/// The limits of this process's clients, each with the ports of the client's servers.
 static LIMITS: Mutex<BTreeMap<usize, (BTreeSet<u16>, Duration)>> = Mutex::new(BTreeMap::new());
 
-/// A client whose attempts may take so long.
+/// The registration of a client's limit in [`LIMITS`]. The drop removes it.
 pub(super) struct Limit(usize);
 
 impl Limit {
-    /// `None`: as long as the client crate lets them.
+    /// Registers a limit for attempts at these servers. `None` leaves them to the client crate's limit.
     pub(super) fn of(servers: &Servers, limit: Option<Duration>) -> Limit {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -49,7 +55,7 @@ impl Limit {
         Limit(number)
     }
 
-    /// The longest of those that have a server at this port.
+    /// Returns the longest limit of all clients that have a server with this port.
     #[cfg(target_os = "linux")]
     fn longest(port: u16) -> Duration {
         let limits = LIMITS.lock();
@@ -64,7 +70,7 @@ impl Drop for Limit {
     }
 }
 
-/// Whether the system allows it.
+/// Whether this system allows to end attempts.
 pub(super) fn can_end_attempts() -> bool {
     #[cfg(target_os = "linux")]
     return *system::TABLES_SHOW_REPLIES;
@@ -72,17 +78,18 @@ pub(super) fn can_end_attempts() -> bool {
     return false;
 }
 
-/// Ends the attempts at these servers that take longer than this, for as long as it is polled.
+/// Ends attempts at these servers that take longer than `than`, for as long as the future is polled.
 pub(super) async fn end_slow_attempts(than: Option<Duration>, servers: &Servers) {
     let Some(limit) = than.filter(|_| can_end_attempts()) else { return pending().await };
     #[cfg(target_os = "linux")]
     {
-        // A name whose scan-up takes long is one that no attempt has come through by.
+        // A name that is not resolved in time is skipped: an attempt by that name has no socket yet.
         let found = servers.each().map(|server| async move {
             tokio::time::timeout(limit / 2, addresses(&server.address())).await.ok()?.ok()
         });
         let found: Vec<_> = join_all(found).await.into_iter().flatten().flatten().collect();
-        // An attempt may begin right after a scan, and a scan may be late.
+        // The age that scans measure is too short by up to one and a half scan intervals: an attempt may begin right
+        // after a scan, and a scan may be late.
         let age_limit = |limit: Duration| limit - limit / (2 * SCANS) * 3;
         let pause = limit / SCANS;
         let (mut attempts, mut next) = (system::Attempts::new(found), Instant::now());
@@ -93,7 +100,7 @@ pub(super) async fn end_slow_attempts(than: Option<Duration>, servers: &Servers)
                 let took = attempts.scan(age_limit(limit), |port| age_limit(Limit::longest(port)));
                 (attempts, took)
             };
-            // Heartbeats must not wait for the scan.
+            // The scan runs on another thread, so that heartbeats do not wait for it.
             let Ok((scanned, took)) = tokio::task::spawn_blocking(scan).await else { return pending().await };
             (attempts, next) = (scanned, began + pause.max(took * SHARE));
         }
@@ -105,7 +112,7 @@ pub(super) async fn end_slow_attempts(than: Option<Duration>, servers: &Servers)
     }
 }
 
-/// The same, whenever a session has no connection, until it is over.
+/// Calls [`end_slow_attempts`] whenever a session has no connection, until the session is over.
 pub(super) async fn end_slow_reconnects(
     than: Option<Duration>,
     servers: Servers,
@@ -119,7 +126,8 @@ pub(super) async fn end_slow_reconnects(
         return;
     };
     while !is_over() && link.wait_for(|link| link.lost().is_some()).await.is_ok() {
-        // A connection that breaks before its first answer is not told.
+        // The client crate does not report a connection that breaks before its first answer, so `is_up` alone is no
+        // proof.
         let is_back = async {
             loop {
                 let is_up = link.borrow_and_update().lost().is_none();
@@ -156,11 +164,12 @@ mod system {
 
     const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
-    /// As the tables write the states of a socket whose other side has not answered yet, and has.
+    /// The states of a socket, as the tables print them: before and after the peer has accepted the connection.
     const CONNECTING: &str = "02";
     const CONNECTED: &str = "01";
 
-    /// Not every system that has the tables has their last columns.
+    /// Whether the tables have the column that shows received data. Some systems print the tables without their last
+    /// columns.
     pub(super) static TABLES_SHOW_REPLIES: LazyLock<bool> = LazyLock::new(|| {
         let shows = || {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -177,7 +186,7 @@ mod system {
     /// The attempts at these servers that are under way.
     pub(super) struct Attempts {
         servers: Vec<SocketAddr>,
-        /// When each was first_seen first; `None` once the tables have said what it is.
+        /// When each socket was first seen. `None` for a socket that needs no further check.
         first_seen: BTreeMap<u64, Option<Instant>>,
     }
 
@@ -186,8 +195,8 @@ mod system {
             Attempts { servers: servers.into_iter().map(canonical).collect(), first_seen: BTreeMap::new() }
         }
 
-        /// Ends those that are first_seen for longer than this, and than what counts for the port. Returns how long the processor was busy
-        /// with it.
+        /// Ends the attempts that have been open for `limit` and for the limit of their port. Returns the processor
+        /// time of the scan.
         pub(super) fn scan(&mut self, limit: Duration, port_limit: impl Fn(u16) -> Duration) -> Duration {
             let busy = || {
                 let busy = clock_gettime(ClockId::ThreadCPUTime);
@@ -207,7 +216,7 @@ mod system {
         }
 
         fn end(&mut self, late: Vec<(RawFd, u64)>, now: Instant, port_limit: impl Fn(u16) -> Duration) {
-            // What has come meanwhile shows here: so it is read now.
+            // Read after the scan, so that data which have just arrived count.
             let to_them = unanswered().into_iter().filter(|(peer, _)| self.servers.contains(peer));
             let unanswered: BTreeMap<u64, u16> = to_them.map(|(peer, socket)| (socket, peer.port())).collect();
             for (number, socket) in late {
@@ -216,18 +225,19 @@ mod system {
                 if unanswered.get(&socket).is_some_and(is_in_time) {
                     continue;
                 }
-                // The number may stand for another file by now.
+                // The file descriptor may stand for another file by now.
                 let is_probe = PROBE_SOCKETS.lock().contains(&socket);
                 let is_still = !is_probe && unanswered.contains_key(&socket) && inode_of(number) == Some(socket);
                 if is_still && shutdown(number, Shutdown::Both).is_ok() {
-                    emit!(DEBUG, "an attempt to connect takes too long: it is ended");
+                    emit!(DEBUG, "an attempt to connect takes too long and is ended");
                 }
                 self.first_seen.insert(socket, None);
             }
         }
     }
 
-    /// The sockets of this process that lead to these servers, and those that lead nowhere yet, with their numbers.
+    /// Returns the file descriptors and inodes of this process's sockets that are connected to these servers or not
+    /// connected yet.
     fn sockets_to(servers: &[SocketAddr]) -> Vec<(RawFd, u64)> {
         let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
         let numbers = open.filter_map(|open| open.file_name().to_str()?.parse().ok());
@@ -238,18 +248,18 @@ mod system {
         numbers.filter(leads_there).filter_map(|number| Some((number, inode_of(number)?))).collect()
     }
 
-    /// An address of IPv4, also if the socket is of IPv6; and none with a scope, which the tables leave out.
+    /// Returns the address in the form of the tables: IPv4 even if the socket is IPv6, and without a scope.
     fn canonical(peer: SocketAddr) -> SocketAddr {
         SocketAddr::new(peer.ip().to_canonical(), peer.port())
     }
 
-    /// The peers and sockets of which nothing has come yet, of all processes that the tables show.
+    /// Returns the peer and the inode of each socket that has received nothing, in all processes that the tables show.
     fn unanswered() -> Vec<(SocketAddr, u64)> {
         let tables = TABLES.map(|table| fs::read_to_string(table).unwrap_or_default());
         tables.iter().flat_map(|table| table.lines()).filter_map(unanswered_in).collect()
     }
 
-    /// An address as the tables write it: words of four bytes in this machine's order, and the port.
+    /// Parses an address of the tables: words of four bytes in this machine's byte order, and the port.
     fn peer_in(word: &str) -> Option<SocketAddr> {
         let (ip, port) = word.split_once(':')?;
         let words = (0..ip.len() / 8).map(|at| u32::from_str_radix(ip.get(8 * at..8 * at + 8)?, 16).ok());
@@ -261,9 +271,10 @@ mod system {
         Some(canonical(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?)))
     }
 
-    /// The peer and the socket of this line of a table, if nothing has come on it.
+    /// Returns the peer and the inode in a table's line, if that socket has received nothing.
     ///
-    /// How long an acknowledgement may be put off (`ato`) is decided when the first data come, and is zero until then.
+    /// The sign of that is a zero in the column `ato`, the delay of acknowledgements: the kernel sets it when the first
+    /// data arrive.
     fn unanswered_in(line: &str) -> Option<(SocketAddr, u64)> {
         let mut words = line.split_ascii_whitespace().skip(2);
         let (peer, state) = (words.next()?, words.next()?);
@@ -291,7 +302,7 @@ mod tests {
         of.local_addr().unwrap()
     }
 
-    /// What a read of the other side's end says, if it was ended.
+    /// Whether the peer of this connection was shut down.
     fn is_ended(mut accepted: TcpStream) -> bool {
         accepted.set_nonblocking(true).unwrap();
         match accepted.read(&mut [0]) {
@@ -355,7 +366,7 @@ mod tests {
         let began = std::time::Instant::now();
         let ended = tokio::select! {
             ended = tokio::net::TcpStream::connect(full.local_addr().unwrap()) => ended,
-            () = end_slow_attempts(Some(limit), &servers) => panic!("it has no end"),
+            () = end_slow_attempts(Some(limit), &servers) => panic!("the attempts are ended for ever"),
         };
         assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
         assert!(began.elapsed() > limit / 2, "{:?}", began.elapsed());

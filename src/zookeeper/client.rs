@@ -1,4 +1,4 @@
-//! The public face of the ZooKeeper backend: the sessions of one process, and when the next one is opened.
+//! The client of a ZooKeeper ensemble: the sessions of this process, and when a new session is opened.
 
 use std::fmt;
 use std::future::Future;
@@ -24,24 +24,25 @@ use crate::zookeeper::outage::Outage;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 
-/// How long dropping the last user of a session may wait until the server has ended it.
+/// The most time that the drop of the last handle waits for the server to end the sessions.
 const FAREWELL: Duration = Duration::from_millis(250);
 
-/// No pause of a busy machine's is longer.
+/// A busy machine pauses a thread for less than this.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The thread of the sessions stands still if so many parts of a limit pass, one after another, and it runs nothing. A process that
-/// was stopped finds only one of them over.
+/// The library's thread is blocked if this many timers, each of a part of a limit, expire in a row while the thread
+/// runs nothing. A process that was stopped finds only one of the timers expired, so a stop does not count as blocked.
 const PARTS: u32 = 8;
 
-/// A ZooKeeper ensemble, as this process reaches it.
+/// A client of a ZooKeeper ensemble.
 ///
-/// Its sessions live on a thread of their own. When one expires, the next acquisition opens another. Guards and waiters
-/// of the expired session are lost.
+/// Its sessions run on a thread of their own. When a session expires, its guards and waiters are lost, and the next
+/// acquisition opens a new session.
 ///
 /// # Clone
-/// Clones share their sessions. When the last clone and the last guard are gone, the sessions are closed. Dropping them
-/// waits up to 250 ms for the server. [`ZooKeeper::close`] returns when the server has confirmed it.
+/// Clones share their sessions. When the last clone and the last guard are dropped, the sessions are closed. That drop
+/// waits up to 250 ms for the server. [`ZooKeeper::close`] returns when the server has confirmed the end of the
+/// sessions.
 ///
 /// # Examples
 ///
@@ -62,50 +63,49 @@ struct Sessions {
     options: ZooKeeperBuilder,
     background: Mutex<Arc<BackgroundThread>>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
-    /// Kept for the next session, too.
+    /// Kept for later sessions, too.
     abilities: Arc<Abilities>,
-    /// The attempt under way to open a session. All callers wait for it, so that a crowd opens one session, and not one
-    /// each.
+    /// The attempt to open a session that is under way. All callers wait for it, so that a crowd of callers opens one
+    /// session.
     opening: Mutex<Option<Opening>>,
     closed: watch::Sender<bool>,
     outage: Arc<Outage>,
 }
 
-/// The outcome of an attempt to open a session, for all callers that wait for it.
+/// The outcome of an attempt to open a session, for all callers that wait.
 type Opening = watch::Receiver<Option<Result<(), Failure>>>;
 
 impl ZooKeeper {
-    /// Connects with default options. `servers` is a list `host:port,host:port`. A path at its end keeps everything
-    /// below it: `zk1:2181,zk2:2181/apps/billing`. The path is made if it is missing.
+    /// Connects with default options. `servers` is a list `host:port,host:port`. A path at its end is the root of all
+    /// paths: `zk1:2181,zk2:2181/apps/billing`. It is created if it is missing.
     ///
     /// Waits until a session is established.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the connection.
+    /// Dropping the future gives up the attempt.
     ///
     /// # Errors
-    /// - [`Error::Unreachable`] when no server answered within the session timeout (10 s), or code of the program's blocks the
-    ///   library's thread for half of it.
+    /// - [`Error::Unreachable`] when no server answered within the session timeout (10 s), or the program's code blocks
+    ///   the library's thread for half of that time.
     /// - [`Error::InvalidInput`] when `servers` is not a valid list.
     pub async fn connect(servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         ZooKeeper::builder().connect(servers).await
     }
 
-    /// Options for a connection.
+    /// Returns a builder with the default options of a connection.
     pub fn builder() -> ZooKeeperBuilder {
         ZooKeeperBuilder::new()
     }
 
-    /// Whether this client is connected: for readiness probes.
+    /// Returns whether this client is connected, for readiness probes.
     ///
-    /// It answers at once from what is known, and never waits. While connected it sends no request. A client has a
-    /// session from the moment it is made. At times it has several: then the oldest live one counts, because the next
-    /// acquisition will likely use it. Between sessions the state is [`Connecting`](ConnectionState::Connecting), since
-    /// the last session lost its connection.
+    /// The call returns at once. While connected it sends no request. A client has a session from the moment it is
+    /// made. If it has several, the oldest live one counts, because the next acquisition will likely use it. Between
+    /// sessions the state is [`Connecting`](ConnectionState::Connecting), since the last session lost its connection.
     ///
-    /// While not connected, a call has two effects, in the background and at most once a second. A session that is over
-    /// is replaced by a fresh one, as an acquisition would do. And each server is asked, on a connection of its own,
-    /// [why](ConnectionState::Connecting::why) there is none. So the first answers may lack the reason.
+    /// While not connected, a call has two effects, in the background and at most once a second. It replaces a session
+    /// that is over by a new one, as an acquisition would do. And it asks each server, on a connection of its own, for
+    /// the [reason](ConnectionState::Connecting::why). So the first results may lack the reason.
     ///
     /// `Connected` says nothing about a lock. A guard's [`state`](crate::Hold::state) does.
     ///
@@ -124,8 +124,9 @@ impl ZooKeeper {
         self.ensemble.state()
     }
 
-    /// The session timeout that the servers have granted, which may differ from the one [asked
-    /// for](ZooKeeperBuilder::session_timeout). `None` between two sessions, and after [`close`](Self::close).
+    /// Returns the session timeout that the servers have granted, which may differ from the
+    /// [requested](ZooKeeperBuilder::session_timeout) one. `None` between two sessions, and after
+    /// [`close`](Self::close).
     ///
     /// # Examples
     ///
@@ -141,13 +142,13 @@ impl ZooKeeper {
         sessions.iter().find(|session| session.lease().over().is_none()).map(|session| session.timeout())
     }
 
-    /// Ends every session, and with them every node that they own. Returns when the server has confirmed it, or after
-    /// one session timeout without a confirmation.
+    /// Ends every session, and with it all nodes of the session. Returns when the server has confirmed it, or after one
+    /// session timeout without a confirmation.
     ///
     /// Guards are lost, waiting acquisitions fail, and new ones are refused with [`Error::Closed`].
     ///
     /// # Cancel safety
-    /// If the future is dropped after its first poll, the closing goes on in the background.
+    /// If the future is dropped after its first poll, the sessions are still closed in the background.
     pub async fn close(&self) {
         Coordinator::close(self).await;
     }
@@ -189,7 +190,7 @@ impl ZooKeeperBuilder {
     }
 }
 
-/// Waits until the thread of the sessions has run nothing for so long. The timers of an attempt to connect stand still then, too.
+/// Waits until the library's thread has run nothing for `limit`. The timers of an attempt to connect do not fire then.
 async fn until_blocked(thread: &Arc<BackgroundThread>, limit: Duration) {
     loop {
         let parts = async {
@@ -222,7 +223,7 @@ impl Coordinator for ZooKeeper {
                     _ => continue,
                 },
             };
-            // A session that ends while we wait is not chosen again.
+            // A session that ends during this wait is not chosen again.
             tokio::select! {
                 biased;
                 () = self.ensemble.closed() => {}
@@ -235,7 +236,7 @@ impl Coordinator for ZooKeeper {
 
     async fn close(&self) {
         if is_forked() {
-            // The sessions are its parent's, which goes on with them.
+            // The sessions belong to the parent process, which continues to use them.
             return;
         }
         self.ensemble.closed.send_replace(true);
@@ -252,7 +253,7 @@ impl Coordinator for ZooKeeper {
             session.ended(Ending::Closed);
         });
         join_all(confirmed).await;
-        // What was told of the end is told to the subscriber, unless that takes long.
+        // Gives the subscriber some time to receive the events of the end.
         let began = Instant::now();
         while log::is_behind() && began.elapsed() < FAREWELL {
             self.sleep(Duration::from_millis(1)).await;
@@ -287,14 +288,15 @@ impl fmt::Debug for ZooKeeper {
 }
 
 impl Drop for Sessions {
-    /// Closes the sessions, and gives the server a moment to end them. Without that, a program that ends right after
-    /// dropping its last guard would leave the lock taken for a whole session timeout.
+    /// Closes the sessions, and waits a moment for the server to end them. Without the wait, a program that ends right
+    /// after its last guard would leave the lock taken for a whole session timeout.
     ///
-    /// Every guard keeps its ensemble alive, so only removals in the background still use the sessions. Each session is
-    /// closed when its last removal is done.
+    /// Every guard keeps its ensemble alive, so only removals in the background still use the sessions here. Each
+    /// session is closed when its last removal is done.
     fn drop(&mut self) {
         if is_forked() {
-            // The sessions are its parent's. What they consist of is not dropped: its threads have parts of it locked, perhaps.
+            // The sessions belong to the parent process. They are not dropped, because the parent's threads may have
+            // held their mutexes during the fork.
             std::mem::forget(std::mem::take(&mut *self.sessions.lock()));
             return;
         }
@@ -305,7 +307,7 @@ impl Drop for Sessions {
             return;
         }
         let deadline = Instant::now() + FAREWELL;
-        // This thread must not be async.
+        // Sleeps without a runtime, because a drop is not async.
         while Instant::now() < deadline && leaving.iter().any(|follower| follower.strong_count() > 0) {
             thread::sleep(Duration::from_millis(1));
         }
@@ -314,7 +316,7 @@ impl Drop for Sessions {
 }
 
 impl Sessions {
-    /// The library's threads. If one has ended, which only a fault can bring about, there are others from now on.
+    /// Returns the library's threads. Starts new ones if a thread has ended, which only a bug can cause.
     fn background(&self) -> Arc<BackgroundThread> {
         let mut background = self.background.lock();
         if !background.is_running()
@@ -325,8 +327,8 @@ impl Sessions {
         Arc::clone(&background)
     }
 
-    /// A slot on the first live session that has room. Forgets the sessions that are over, and the further ones without
-    /// a user.
+    /// Returns a slot on the first live session that has room. Drops the sessions that are over, and further sessions
+    /// without a user.
     fn session_slot(&self, watched_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
         let (alive, over) =
@@ -349,7 +351,7 @@ impl Sessions {
         session_slot
     }
 
-    /// The state of the session that the next acquisition will use.
+    /// Returns the state of the session that the next acquisition will use.
     fn state(self: &Arc<Self>) -> ConnectionState {
         if *self.closed.borrow() || is_forked() {
             return ConnectionState::Closed;
@@ -361,26 +363,26 @@ impl Sessions {
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;
         }
-        let looks = self.outage.probe(&self.servers, &self.options, &self.background());
-        if looks && !is_alive {
-            // A program that waits for `Connected` before it acquires anything would otherwise wait for ever.
+        let probes = self.outage.probe(&self.servers, &self.options, &self.background());
+        if probes && !is_alive {
+            // A program that waits for `Connected` before its first acquisition would otherwise wait for ever.
             let _slot_or_opening = self.slot_or_opening(0);
         }
         let since = lost.or_else(|| self.outage.since()).unwrap_or_else(Instant::now);
         ConnectionState::Connecting { since, why: self.outage.why(since) }
     }
 
-    /// A session slot, or else the attempt to open a session for one.
+    /// Returns a session slot, or else the attempt to open a session.
     ///
-    /// The attempt is a task of its own. So a caller that is not polled does not hold up the other callers, and callers
-    /// that give up do not leave an attempt behind each.
+    /// The attempt is a task of its own. So a caller that is not polled does not delay the others, and callers that
+    /// give up do not leave an attempt behind each.
     fn slot_or_opening(self: &Arc<Self>, watched_bytes: usize) -> Result<SessionSlot, Opening> {
         let mut opening = self.opening.lock();
-        // Done with `opening` locked, because an attempt that has ended has left its session.
+        // Called while `opening` is locked: an attempt that has just ended has already added its session.
         if let Some(session_slot) = self.session_slot(watched_bytes) {
             return Ok(session_slot);
         }
-        // An attempt whose task is gone will never end, and is not waited for.
+        // An attempt whose task is gone will never end, so no caller waits for it.
         if let Some(opening) = opening.as_ref().filter(|opening| opening.has_changed().is_ok()) {
             return Err(opening.clone());
         }
@@ -404,14 +406,14 @@ impl Sessions {
         Err(opened)
     }
 
-    /// Waits until the ensemble is closed, or has no user left. It does not keep the ensemble.
+    /// Waits until the ensemble is closed or dropped. The future does not keep the ensemble alive.
     fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.closed.subscribe();
-        // What it gives locks the value.
+        // Drops the result inside the block, because the result holds the channel's lock.
         async move { drop(shielded(closed.wait_for(|closed| *closed)).await) }
     }
 
-    /// Connects on the background thread, because the client's task is spawned onto the runtime that connects.
+    /// Connects on the library's thread, because the client crate spawns its task on the runtime that connects.
     ///
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
@@ -424,8 +426,8 @@ impl Sessions {
                 biased;
                 attempted = shielded(attempt) => attempted,
                 () = until_blocked(&thread, (bound / 2).max(SECOND)) => {
-                    let still = "the library's thread stands still: code of this program's that it runs does not return, as a waker's";
-                    return Err(Failure::Unreachable(still.to_owned()));
+                    let blocked = "the library's thread is blocked: code of this program that runs there, such as a waker, does not return";
+                    return Err(Failure::Unreachable(blocked.to_owned()));
                 }
             };
             match attempted.flatten() {
@@ -436,7 +438,7 @@ impl Sessions {
         }
     }
 
-    /// A slot on a fresh session, which other callers may use too from now on.
+    /// Adds a new session, and returns a slot on it. Other callers may use the session from now on.
     fn install(&self, session: Arc<ZooKeeperSession>, watched_bytes: usize) -> Result<SessionSlot, Failure> {
         let no_room = || Failure::Refused(format!("{watched_bytes} bytes of watched paths are too many for a session"));
         let session_slot = session.session_slot(watched_bytes).ok_or_else(no_room)?;

@@ -1,4 +1,4 @@
-//! How a session is opened, and how patiently.
+//! How a session is opened: attempts at the servers, pauses between them, and the reason if no attempt succeeds.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -23,26 +23,28 @@ use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
-/// How long before an attempt ends, at most, the servers are asked why there is no session. A slow one may need that long.
+/// The most time that a probe of the servers for the reason gets at the end of `connect`. A slow server may need so
+/// long.
 const ASKED_AHEAD: Duration = Duration::from_secs(3);
 
-/// When an attempt has taken so long, it may have come to a server that answers nothing.
+/// An attempt that takes longer than this may have reached a server that answers nothing.
 const LONG_FOR_AN_ATTEMPT: Duration = Duration::from_millis(150);
 
-/// How long a server is asked for any answer, while another attempt goes on.
+/// The most time that servers get to answer a probe while an attempt is under way.
 const LONG_FOR_AN_ANSWER: Duration = Duration::from_millis(300);
 
-/// A session was lost, and another one takes its place.
+/// The replacement of a lost session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reconnect {
-    /// When the last request was sent that was answered.
+    /// When the last request was sent that got an answer.
     answered: Moment,
-    /// When the first try may be made.
+    /// When the first attempt may start.
     due: Moment,
 }
 
 impl Reconnect {
-    /// After a session that is over, unless this process has ended it, or was refused.
+    /// Returns the replacement of a session that is over. `None` if this process ended that session, or the servers
+    /// refused it.
     pub(super) fn after(lease: &Lease) -> Option<Reconnect> {
         let is_lost = matches!(lease.over(), Some(Ending::Expired | Ending::Replaced));
         let (answered, ended) = lease.away().filter(|_| is_lost)?;
@@ -50,23 +52,24 @@ impl Reconnect {
         Some(Reconnect { answered, due })
     }
 
-    /// Until the first try may be made. The pause takes no more than half of the time that there is for the tries.
+    /// Waits until the first attempt may start, but for no more than half of the time for all attempts.
     async fn is_due(self, bound: Duration) {
         tokio::time::sleep(self.due.saturating_sub(since_boot()).min(bound / 2)).await;
     }
 
-    /// Before the next try.
+    /// Waits between two attempts.
     async fn rest(self, options: &ZooKeeperBuilder) {
         let away = since_boot().saturating_sub(self.answered);
         tokio::time::sleep(reconnect_jitter(away, options.session_timeout.min(options.bound()), random())).await;
     }
 }
 
-/// Opens a session. Also returns how long its attempts at one server may take, and the earliest moment at which the session can
-/// have begun. Tries for as long as it is polled.
+/// Opens a session, and tries for as long as the future is polled. Also returns the limit of an attempt at one server,
+/// and the earliest moment at which the session can have begun.
 ///
-/// In place of a lost session it goes through the list once, and pauses before it does so again: the client crate would
-/// go on by itself, and all clients of an ensemble would be back within its pauses of a second.
+/// In place of a lost session, each attempt goes through the list of servers once, and a pause follows. The client
+/// crate by itself would go through the list again and again with pauses of at most a second, so all clients of an
+/// ensemble would come back within a second.
 async fn open(
     tasks: &Tasks,
     servers: &Servers,
@@ -90,14 +93,15 @@ async fn open(
             () = end_slow_attempts(attempt, servers) => continue,
         };
         match connected {
-            // The client crate gives up after a session timeout, whatever limit it is given.
+            // The client crate gives up after a session timeout, with any limit.
             Err(_) | Ok(Err(zk::Error::Timeout)) => policy = policy.after_silence(),
             Ok(Err(zk::Error::NoHosts)) if lost.is_some() => {
                 policy = policy.after_refusals(since_boot().saturating_sub(asked), timeout);
             }
             Ok(answer) => {
                 let client = answer?;
-                // A quick client gets none from a server whose handshake is slow, or the look-up of its name.
+                // A quick attempt gets no session if the server's handshake or the name service is slow. So this one is
+                // used.
                 if !policy.is_tried() || was_given_up || suits(&client, timeout).await {
                     return Ok((client, ended, attempt, asked));
                 }
@@ -111,8 +115,8 @@ async fn open(
     }
 }
 
-/// The servers that answer nothing, not even a refusal. The client crate would wait for each of them as often as it comes to
-/// its name, and might come to it several times before it comes to another.
+/// The servers that do not answer at all, not even with a refusal. The client crate would wait for such a server each
+/// time that its list names it, and the list may name it several times in a row.
 #[derive(Default)]
 struct Silent {
     servers: BTreeSet<usize>,
@@ -120,7 +124,8 @@ struct Silent {
 }
 
 impl Silent {
-    /// Waits until some are found, while an attempt takes long. Asks once, and on connections of its own.
+    /// Waits until an attempt takes long and silent servers are found. Probes the servers once, on connections of its
+    /// own.
     async fn are_found(&mut self, servers: &Servers, options: &ZooKeeperBuilder) {
         if self.is_known || servers.each().count() == 1 {
             return pending().await;
@@ -136,13 +141,14 @@ impl Silent {
     }
 }
 
-/// Whether a patient client's session is kept.
+/// Whether a session that a patient attempt has opened is used.
 async fn suits(client: &zk::Client, session_timeout: Duration) -> bool {
     let asked = since_boot();
     client.check_stat("/").await.is_err() || ConnectPolicy::suits(since_boot().saturating_sub(asked), session_timeout)
 }
 
-/// Opens a session, and makes the path at the end of the connect string. In place of a session that was `lost`, not at once.
+/// Opens a session, and creates the path at the end of the connect string. If the session replaces a `lost` one, a
+/// random pause comes first.
 pub(super) async fn new_session(
     servers: Servers,
     options: ZooKeeperBuilder,
@@ -178,7 +184,7 @@ pub(super) async fn new_session(
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     match tokio::time::timeout(bound, make_root(&session)).await.unwrap_or_else(|_| Err(late())) {
-        // `Over` would say that no other session will do.
+        // `Over` would mean that no other session can succeed.
         Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {
             Err(Failure::Unreachable(format!("a session with {servers} was over before its first answer")))
         }
@@ -186,7 +192,8 @@ pub(super) async fn new_session(
     }
 }
 
-/// Makes the path at the end of the connect string. Asks again when the connection was lost: what is there is not made twice.
+/// Creates the path at the end of the connect string. Retries after a lost connection; a node that exists by then is
+/// not created again.
 async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
     loop {
         match session.make_root().await {
@@ -197,10 +204,10 @@ async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
     }
 }
 
-/// Waits for so long, and asks the servers why there is no session when that is nearly over.
+/// Waits until `bound` is over. Shortly before that, asks the servers for the reason, which it returns.
 async fn reason_at_the_end(servers: &Servers, options: &ZooKeeperBuilder, bound: Duration) -> String {
     let ahead = ASKED_AHEAD.min(bound / 2);
-    // A timer takes any time, and an `Instant` has an end.
+    // Two timers, because adding a long duration to an `Instant` can overflow.
     let (nearly, end) = (tokio::time::sleep(bound - ahead), tokio::time::sleep(bound));
     nearly.await;
     let why = reason(servers, options, ahead).await.words;
@@ -213,16 +220,16 @@ async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Re
     if encrypted {
         return connector.secure_connect(servers).await;
     }
-    debug_assert!(!encrypted, "only the feature can ask for it");
+    debug_assert!(!encrypted, "only the feature `tls` can encrypt");
     connector.connect(servers).await
 }
 
-/// The list of servers for the client crate, and their turns in it. Each server is named several times, but one that is silent only
-/// once.
+/// Returns the connect string for the client crate, which names each server several times but a silent one only once;
+/// and the order of the servers in it.
 ///
-/// The client crate doubles its pauses with each round through the list. So with a short list it might come back only
-/// when twice the length of the break has passed: too late for the lease. Within a round the pauses grow by 50 ms only,
-/// and the first round has none.
+/// The client crate doubles its pauses with each round through the list. With a short list the next attempt might come
+/// only when twice the length of the break has passed, too late for the lease. Within a round the pauses grow by 50 ms
+/// only, and the first round has none.
 fn connect_string(servers: &Servers, session_timeout: Duration, silent: &BTreeSet<usize>) -> (String, ServerOrder) {
     // The second round begins after 100 ms for each name, at most 1 s, and the third half a session timeout later.
     let names = (session_timeout.as_millis() / 300).clamp(2, 24);
@@ -264,7 +271,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let over = |why| {
             let began = AtomicU64::new(0);
-            // It is opened at 1 s, and over at 41 s.
+            // The lease begins at 1 s and ends at 41 s.
             let clock = move || second + 40 * second * u32::from(began.fetch_add(1, Ordering::Relaxed) > 0);
             let upkeep = Upkeep::new(Lease::with_clock(30 * second, Box::new(clock)));
             upkeep.began(second);
@@ -279,12 +286,12 @@ mod tests {
             assert_eq!(answered, second);
             assert!((41 * second..51 * second).contains(&due), "{due:?}");
         }
-        assert!(Reconnect::after(&Lease::new(second)).is_none(), "it is not over");
-        let drawn: BTreeSet<_> = (0..20).filter_map(|_| over(Ending::Expired)).map(|it| it.due).collect();
-        assert!(drawn.len() > 1, "all come back together");
+        assert!(Reconnect::after(&Lease::new(second)).is_none(), "the session is not over");
+        let due: BTreeSet<_> = (0..20).filter_map(|_| over(Ending::Expired)).map(|it| it.due).collect();
+        assert!(due.len() > 1, "all clients come back at the same moment");
     }
 
-    /// The moments are those of the real clock, so the times are long beside any pause of a busy machine.
+    /// `Reconnect` uses the real clock. So the durations are long compared with any pause of a busy machine.
     #[tokio::test(start_paused = true)]
     async fn the_first_pause_is_at_most_half_the_connect_timeout() {
         let second = Duration::from_secs(1);
@@ -299,7 +306,7 @@ mod tests {
         assert_eq!(paused(Moment::ZERO).await, 0);
     }
 
-    /// Only there the clock counts from the start of the machine, and not of the process.
+    /// Only on Linux does the clock count from the start of the machine instead of the process.
     #[cfg(target_os = "linux")]
     #[tokio::test(start_paused = true)]
     async fn tries_are_separated_by_random_pauses() {
@@ -313,7 +320,7 @@ mod tests {
         assert!(pauses.len() > 10, "{pauses:?}");
     }
 
-    /// By a clock that stands still while anything is done, so a busy machine changes nothing.
+    /// Runs with tokio's paused clock, so that a busy machine changes nothing.
     #[tokio::test(start_paused = true)]
     async fn the_reason_is_reported_exactly_at_the_limit() {
         let servers = Servers::parse("127.0.0.1:1").unwrap();

@@ -1,41 +1,41 @@
-//! How patiently a client opens a session, attempt after attempt, and how long it pauses before it comes back with a new one.
+//! The limits of attempts to connect and of silent connections, and the random pause before a lost session is replaced.
 //!
-//! Clients that lose their sessions together were cut off together: by a switch, or by an ensemble that was away. They find
-//! the ensemble again at the same moment, and each asks it for a session, a place in each queue, and watches. A hundred
-//! thousand of them would keep the ensemble busy for many seconds, while clients that were never cut off wait for their
-//! answers. So each pauses for a time of its own before it comes back: the longer it was away, the longer it may pause. A
-//! client that comes back alone pays an eighth of that time on average, and nothing for a short break, which its session
-//! survives.
+//! Clients that lose their sessions together were cut off together: by a switch, or by an outage of the ensemble. They
+//! find the ensemble again at the same moment, and each asks for a session, a place in each queue, and watches. 100,000
+//! such clients would keep the ensemble busy for many seconds, while all other clients wait for their answers. So each
+//! client pauses for a random time before it reconnects: the longer it was cut off, the longer the pause may be. A
+//! client that is alone pays an eighth of the outage on average. A short break costs no pause, because the session
+//! survives it.
 
 use std::time::Duration;
 
-/// From this session timeout on, an attempt to connect is given up sooner than the client crate would, and a connection before the
-/// client crate's own limit is over.
+/// From this session timeout on, the limits of attempts and connections are shorter than the client crate's.
 const LONG: Duration = Duration::from_secs(3);
 
-/// A shorter limit would take every pause of a server for a break.
+/// The least limit of an attempt. A shorter limit would mistake every pause of a server for a break.
 const QUICKEST: Duration = Duration::from_millis(350);
 
-/// How long a client bears with a silent server. Quick and patient attempts take turns, so that a slow server is
-/// reached, too, although it answers later than a quick client waits.
+/// How long a client waits for a silent server. Quick and patient attempts alternate, so that a slow server is reached,
+/// too, although its answer comes after a quick attempt has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectPolicy {
-    /// Soon gives up a silent connection, or an attempt at one, for a fresh one. After a break the kernel sends lost
-    /// data again after longer and longer pauses, so a fresh connection is sooner back.
+    /// Gives up a silent attempt or connection early, and opens a new connection. After a break the kernel resends lost
+    /// data at growing intervals, so a new connection recovers sooner.
     Quick,
     /// Gives up a silent connection as late as the client crate does by default: for slow servers.
     Patient,
 }
 
 impl ConnectPolicy {
-    /// How long a quick client's attempt at one server may take.
+    /// Returns the limit of a quick attempt at one server.
     ///
-    /// Short sessions have the client crate's own limit: a shorter one would take every pause of a server for a break.
+    /// Sessions with a short timeout have the client crate's own limit: a shorter limit would mistake every pause of a
+    /// server for a break.
     fn quick(session_timeout: Duration) -> Duration {
         if session_timeout < LONG { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
     }
 
-    /// How long an attempt at one server may take; `None` for the client crate's default.
+    /// Returns the limit of an attempt at one server; `None` for the client crate's default.
     pub fn attempt(self, session_timeout: Duration) -> Option<Duration> {
         match self {
             ConnectPolicy::Quick => Some(ConnectPolicy::quick(session_timeout)),
@@ -43,18 +43,18 @@ impl ConnectPolicy {
         }
     }
 
-    /// How long a connection may be silent, where breaks must not cost a lock that last as long as `rides_out`; `None` for the
-    /// client crate's default.
+    /// Returns how long a connection may be silent; `None` for the client crate's default. A break that lasts
+    /// `rides_out` must cost no lock.
     ///
-    /// A connection outlives each standstill of half of this: see docs/upstream/README.md. The client crate notices the
-    /// end of the limit late, by up to an eighth.
+    /// A connection survives a server's pause of half of this limit: see docs/upstream/README.md. The client crate
+    /// notices the end of the limit late, by up to an eighth.
     pub fn silence(self, session_timeout: Duration, rides_out: Duration) -> Option<Duration> {
         let attempt = self.attempt(session_timeout)?;
         let longest = if session_timeout < LONG { attempt } else { session_timeout / 3 };
         Some(longest.min(rides_out * 8 / 9).max(attempt))
     }
 
-    /// How long the attempts at all servers to open a session may take.
+    /// Returns the limit of all attempts to open a session with this policy.
     pub fn limit(self, session_timeout: Duration) -> Duration {
         match self {
             ConnectPolicy::Quick => session_timeout / 4,
@@ -62,7 +62,7 @@ impl ConnectPolicy {
         }
     }
 
-    /// How the next attempt is made after one that its limit ended.
+    /// Returns the policy of the next attempt after one that reached its limit.
     pub fn after_silence(self) -> ConnectPolicy {
         match self {
             ConnectPolicy::Quick => ConnectPolicy::Patient,
@@ -70,41 +70,41 @@ impl ConnectPolicy {
         }
     }
 
-    /// How the next attempt is made after one in which no server took the connection, and which `took` so long. Servers
-    /// that refuse at once are not slow.
+    /// Returns the policy of the next attempt after one that all servers refused, and that `took` so long. Servers that
+    /// refuse at once are not slow.
     pub fn after_refusals(self, took: Duration, session_timeout: Duration) -> ConnectPolicy {
         if took > ConnectPolicy::quick(session_timeout) { self.after_silence() } else { self }
     }
 
-    /// Whether a session that was opened this way has to be tried with a request before it is used.
+    /// Whether a session that this policy opened is tested with one request before it is used.
     pub fn is_tried(self) -> bool {
         self == ConnectPolicy::Patient
     }
 
-    /// Whether such a session is kept, whose first answer `took` so long. It is not if the server is quick now: the server
-    /// was away, and not slow. So the next attempt is a quick one.
+    /// Whether a tested session is used, where `took` is the time until the first answer. A quick answer means that the
+    /// server was unreachable before, and not slow. So the session is dropped, and the next attempt is quick.
     pub fn suits(took: Duration, session_timeout: Duration) -> bool {
         took > ConnectPolicy::quick(session_timeout) / 4
     }
 }
 
-/// No pause is longer than this part of the session timeout.
+/// The longest pause is the session timeout divided by this.
 const LONGEST: u32 = 2;
 
-/// A pause is up to this part of the time that the client was away.
+/// The longest pause is the time without an answer divided by this.
 const PART: u32 = 4;
 
-/// How long a client pauses before it asks for a session in place of a lost one: at random up to a quarter of the time for
-/// which it has had no answer, and no longer than half a session timeout. Full jitter, as others call it.
+/// Returns a client's random pause before it replaces a lost session ("full jitter"): up to a quarter of the time since
+/// the last answer, and at most half a session timeout.
 ///
-/// Before the first try, the pause counts from the moment when the client knew that its session was over. If that try
-/// fails, the next pause counts from there.
+/// Before the first attempt, the pause counts from the moment at which the client knew that its session was over. After
+/// a failed attempt, the next pause counts from the failure.
 pub fn reconnect_jitter(away: Duration, session_timeout: Duration, random: u64) -> Duration {
     let longest = (away / PART).min(session_timeout / LONGEST);
     longest.mul_f64((random % GRAINS) as f64 / GRAINS as f64)
 }
 
-/// Into so many steps a pause is divided.
+/// The number of different pauses.
 const GRAINS: u64 = 1 << 20;
 
 #[cfg(test)]
@@ -156,7 +156,7 @@ mod tests {
         assert!(reconnect_jitter(Duration::MAX, Duration::MAX, GRAINS / 2) > SECOND);
     }
 
-    /// Of those who were away for as long, no tenth of the time gets more than its share.
+    /// Each tenth of the longest pause gets its share of the clients.
     #[test]
     fn pauses_are_spread_evenly() {
         let mut tenths = [0; 10];

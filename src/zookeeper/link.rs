@@ -1,4 +1,4 @@
-//! Whether a session is connected, lost its connection, or is over.
+//! The state of a session's connection.
 
 use std::time::Instant;
 
@@ -7,14 +7,14 @@ use crate::session::request::Ending;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SessionLink {
     Up,
-    /// Lost at this moment.
+    /// The connection was lost at this moment.
     Down(Instant),
-    /// Over, and lost at this moment.
+    /// The session is over, and lost its connection at this moment.
     Over(Ending, Instant),
 }
 
 impl SessionLink {
-    /// When the connection was lost. `None` while it is up.
+    /// Returns when the connection was lost. `None` while it is up.
     pub(super) fn lost(self) -> Option<Instant> {
         match self {
             SessionLink::Up => None,
@@ -22,12 +22,12 @@ impl SessionLink {
         }
     }
 
-    /// Returns whether that is news. What is over stays so.
-    pub(super) fn becomes(&mut self, now: SessionLink) -> bool {
-        let is_news = *self != now && !matches!(self, SessionLink::Over(..));
-        if is_news {
+    /// Changes the state, and returns whether it has changed. A session that is over stays over.
+    pub(super) fn change(&mut self, now: SessionLink) -> bool {
+        let is_change = *self != now && !matches!(self, SessionLink::Over(..));
+        if is_change {
             *self = now;
         }
-        is_news
+        is_change
     }
 }

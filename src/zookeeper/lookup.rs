@@ -1,6 +1,6 @@
-//! Addresses of names: each name is looked up once at a time in the whole process, and all who ask meanwhile share the answer.
+//! Lookups of host names. Concurrent callers of one name share one lookup in the whole process.
 //!
-//! A look-up cannot be stopped: it has a thread until the name service answers, which can take half a minute.
+//! A lookup cannot be stopped: it occupies a thread until the name service answers, which can take half a minute.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,10 +13,10 @@ use crate::zookeeper::sockets::ProbeSocket;
 
 type Found = Result<Vec<SocketAddr>, String>;
 
-/// The look-ups under way, by the host and port that are looked up.
+/// The lookups under way, by host and port.
 static UNDER_WAY: Mutex<BTreeMap<String, watch::Receiver<Option<Found>>>> = Mutex::new(BTreeMap::new());
 
-/// The addresses of a host and port. Otherwise, in words, why there are none.
+/// Returns the addresses of a host and port, or an error message.
 pub(super) async fn addresses(of: &str) -> Found {
     shared(of, |of| Ok(of.to_socket_addrs().map_err(|error| error.to_string())?.collect())).await
 }
@@ -27,26 +27,26 @@ async fn shared(of: &str, look_up: fn(&str) -> Found) -> Found {
     }
     let mut answer = {
         let mut under_way = UNDER_WAY.lock();
-        // A look-up that its thread has never begun has lost its sender.
+        // The sender of a lookup is gone if the runtime never ran its thread.
         if let Some(answer) = under_way.get(of).filter(|answer| answer.has_changed().is_ok()) {
             answer.clone()
         } else {
-            let (tell, answer) = watch::channel(None);
+            let (sender, answer) = watch::channel(None);
             under_way.insert(of.to_owned(), answer.clone());
             let of = of.to_owned();
             drop(tokio::task::spawn_blocking(move || {
                 let found = look_up(&of);
                 UNDER_WAY.lock().remove(&of);
-                tell.send_replace(Some(found));
+                sender.send_replace(Some(found));
             }));
             answer
         }
     };
     let found = answer.wait_for(Option::is_some).await.ok().and_then(|found| found.clone());
-    found.unwrap_or_else(|| Err("the look-up was given up".to_owned()))
+    found.unwrap_or_else(|| Err("the lookup was given up".to_owned()))
 }
 
-/// A connection to the first of these addresses that takes one.
+/// Connects to the first of these addresses that accepts the connection.
 pub(super) async fn connect(addresses: &[SocketAddr]) -> io::Result<(TcpStream, ProbeSocket)> {
     let mut failed = io::Error::other("the host has no address");
     for address in addresses {
@@ -73,7 +73,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_address_is_not_looked_up() {
-        let not = |_: &str| Err("it was looked up".to_owned());
+        let not = |_: &str| Err("the name was looked up".to_owned());
         for address in ["127.0.0.1:2181", "[::1]:2181"] {
             assert_eq!(shared(address, not).await, Ok(vec![address.parse().unwrap()]));
         }
@@ -82,13 +82,13 @@ mod tests {
 
     #[tokio::test]
     async fn concurrent_callers_share_one_lookup() {
-        static LOOKED: AtomicUsize = AtomicUsize::new(0);
-        static HANGS: Mutex<Option<mpsc::Receiver<()>>> = Mutex::new(None);
+        static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
+        static HANGING: Mutex<Option<mpsc::Receiver<()>>> = Mutex::new(None);
         let (end, hangs) = mpsc::channel();
-        *HANGS.lock() = Some(hangs);
+        *HANGING.lock() = Some(hangs);
         let look_up: fn(&str) -> Found = |_| {
-            LOOKED.fetch_add(1, Ordering::SeqCst);
-            let hangs = HANGS.lock().take();
+            LOOKUPS.fetch_add(1, Ordering::SeqCst);
+            let hangs = HANGING.lock().take();
             let _ended = hangs.map(|hangs| hangs.recv());
             Ok(vec!["127.0.0.1:1".parse().unwrap()])
         };
@@ -97,13 +97,13 @@ mod tests {
             assert!(given_up.is_err());
         }
         let both = tokio::spawn(async move { tokio::join!(shared("hangs:1", look_up), shared("hangs:1", look_up)) });
-        // Both ask before it ends.
+        // Both callers join before the lookup ends.
         tokio::task::yield_now().await;
         drop(end);
         let (one, other) = both.await.unwrap();
         assert_eq!((one.unwrap().len(), other.unwrap().len()), (1, 1));
-        assert_eq!(LOOKED.load(Ordering::SeqCst), 1);
+        assert_eq!(LOOKUPS.load(Ordering::SeqCst), 1);
         assert!(shared("hangs:1", look_up).await.is_ok());
-        assert_eq!(LOOKED.load(Ordering::SeqCst), 2, "its answer is not kept");
+        assert_eq!(LOOKUPS.load(Ordering::SeqCst), 2, "an answer is not cached");
     }
 }

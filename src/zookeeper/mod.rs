@@ -1,36 +1,36 @@
-//! The ZooKeeper backend: the only place that names the client crate.
+//! The ZooKeeper backend, on the client crate `zookeeper-client` 0.11.2. Only this folder names the crate.
 //!
-//! What it works around in version 0.11.2 of that crate:
-//! - Requests are sent at the call. So their futures are polled once at once, and can then be dropped ([`pipeline`]).
-//! - Errors other than a clear refusal leave the outcome unknown, whatever their name ([`translate::failure`]).
-//! - While disconnected it queues requests without bound. So a session slot is given only on a session that is
-//!   connected.
-//! - More than 128 KiB of watched paths make a reconnect impossible. So a session takes no more than
-//!   `WATCHED_BYTES_MAX` ([`session`]), and further sessions are opened beyond that.
-//! - Some answers that are too short make the caller panic ([`pipeline`]).
-//! - A one-shot watcher panics when its session's task is gone ([`translate::event`]). Persistent watchers are
-//!   lost on a reconnect, and are not used. Watches are armed with `getData`: `exists` would leave one on a node that
-//!   never returns.
-//! - After `Expired` a client is dead for good: the next session slot is on a fresh one.
-//! - Its session id may change silently on a reconnect (ClickHouse Keeper does that). So the owner of our nodes is
-//!   looked up after each reconnect, and until then no answer renews the lease ([`pipeline`]).
-//! - It repeats no request after a lost connection, but we do, unless a server may have closed it over the request
-//!   ([`abilities`]).
-//! - The servers of one connect string may differ in encryption, and it panics over a server name that TLS cannot
-//!   verify. Both are refused before it gets the string ([`options`]).
-//! - It reports the reason of a failed attempt, or of a failed TLS handshake, only in its log. So each server is asked
-//!   once more, on a connection of our own ([`probe`]).
-//! - It does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each ([`sockets`]).
-//! - Its pauses before it tries a server again grow too fast for the lease (`to_connect_to` in [`connect`]), and it
-//!   gives up a silent connection too late (`ConnectPolicy` there). For a whole fleet without sessions they are too short
-//!   (`Reconnect` there).
-//! - It has one limit for a connection that is silent and for an attempt at one. So attempts that take longer than they should
-//!   are ended by their sockets ([`attempts`]).
-//! - It does not tell of a connection that breaks between the handshake and the first answer, and stays "connected" until it
-//!   has another one. So a server is named, and counts as connected, by what it has answered (`lost` in [`session`]).
-//! - It shuffles its list of servers, in which each is named several times: one that is dead may come several times running
-//!   ([`turns`]).
-//! - It reports `Expired` only at 1.4 session timeouts. So the lease reports that a lock is lost.
+//! It works around these limits of the crate. `docs/upstream/` has patches for some of them.
+//! - The crate sends a request in the first poll of its future. So each future is polled once at the call
+//!   ([`pipeline`]).
+//! - An error other than a clear refusal leaves the outcome of a request unknown ([`translate::failure`]).
+//! - While disconnected, the crate queues requests without a limit. So only a connected session gives out session
+//!   slots.
+//! - More than 128 KiB of watched paths make a reconnect impossible. So a session takes at most `WATCHED_BYTES_MAX`
+//!   ([`session`]), and further sessions are opened beyond that.
+//! - Some replies that are too short make the crate panic ([`pipeline`]).
+//! - A one-shot watcher panics when its session's task is gone ([`translate::event`]).
+//! - Persistent watchers are lost on a reconnect, and are not used (`persistent-watches.patch`). Watches are set with
+//!   `getData`, because `exists` would leave a watch on a node that never comes back.
+//! - After `Expired`, a client of the crate is dead for good. So the next session slot belongs to a new session.
+//! - A reconnect may silently change the session id; ClickHouse Keeper does that. So the session checks the owner of
+//!   its nodes after each reconnect, and until then no reply renews the lease ([`pipeline`]).
+//! - The crate does not retry requests after a lost connection. This backend does, unless the server may have closed
+//!   the connection because of the request ([`abilities`]).
+//! - The crate accepts a connect string with and without encryption at once, and panics over a server name that TLS
+//!   cannot verify. Both are refused before the crate gets the string ([`options`]).
+//! - The crate reports the reason for a failed attempt or TLS handshake only in its log. So each server is probed on a
+//!   connection of this library ([`probe`]).
+//! - The crate does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each
+//!   ([`sockets`], `nodelay.patch`).
+//! - The crate's pauses between attempts grow too fast for the lease (`connect_string` in [`connect`]). For many
+//!   clients that reconnect at once they are too short ([`connect_policy`]).
+//! - The crate has one limit for silent connections and for attempts to connect. So slow attempts are ended by their
+//!   sockets ([`attempts`], `read-timeout.patch`).
+//! - The crate does not report a connection that breaks between the handshake and the first reply. So a server counts
+//!   as connected only once it has replied (`lost` in [`session`]).
+//! - The crate shuffles its list of servers, and may try a dead one several times in a row ([`server_order`]).
+//! - The crate reports `Expired` only after 1.4 session timeouts. So the lease reports the loss of a lock.
 
 pub(crate) mod client;
 pub(crate) mod options;

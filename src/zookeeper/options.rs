@@ -1,4 +1,4 @@
-//! The options of a connection, and which of them are invalid.
+//! The options of a connection, and their checks.
 
 use std::time::Duration;
 
@@ -16,23 +16,24 @@ use crate::zookeeper::servers::{CLEAR, ENCRYPTED, Servers};
 #[cfg(feature = "tls")]
 use crate::zookeeper::tls::Tls;
 
-/// Long enough for a garbage collection and a leader election, short enough to take over from a dead holder.
+/// The default session timeout: longer than a garbage collection or a leader election, and short enough to take over
+/// from a dead holder.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// No session is asked for with less: a lease could not be renewed in 222 ms. A server that grants less, such as zero, does not
-/// mean to keep the session: the client crate would make 8 ms of zero.
+/// The shortest session timeout: a lease could not be renewed within 222 ms. A server that grants less, such as zero,
+/// will not keep the session; the client crate would turn zero into 8 ms.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// A longer one is a mistake in the unit: after a crash the lock would be taken for so long. Servers grant 20 ticks at most, unless
-/// `maxSessionTimeout` is set.
+/// The longest session timeout. A longer one is a mistake in the unit: after a crash the lock would stay taken for so
+/// long. Servers grant 20 ticks at most, unless `maxSessionTimeout` is set.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3_600);
 
-/// A server needs some time to answer at all.
+/// The shortest read timeout: a server needs some time to answer.
 const SHORTEST_SILENCE: Duration = Duration::from_millis(50);
 
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
-/// By which part of a time two clocks may differ over it.
+/// Two clocks that measure the same duration differ by at most one part in 100.
 const CLOCKS: u32 = 100;
 
 /// Options of a connection. Made by [`ZooKeeper::builder`](crate::ZooKeeper::builder).
@@ -69,37 +70,37 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// How long the ensemble keeps a session that it does not hear from. Default: 10 s. From 250 ms to an hour: for so long a lock
-    /// stays taken whose holder has crashed. What the servers have granted, [`session_timeout`](crate::ZooKeeper::session_timeout) tells.
+    /// Sets how long the ensemble keeps a session that it does not hear from: 250 ms to an hour. Default: 10 s.
+    /// [`ZooKeeper::session_timeout`](crate::ZooKeeper::session_timeout) returns what the servers have granted.
     ///
     /// After a holder crashes, its lock is free after this long. A holder that is cut off reports the loss [before
     /// that](Self::stop_margin).
     ///
     /// The servers bound the timeout: 2 to 20 ticks, so 4 to 40 s at a tick of 2 s, and 6 to 60 s at the 3 s of servers
     /// without `tickTime`. Give all servers the same bounds, or ask for no more than the lowest of their upper bounds.
-    /// The client does not report that a server grants less on a reconnect than another server did at first. A holder
+    /// If a server grants less on a reconnect than another server did at first, the client does not report it. A holder
     /// that is cut off after that may learn of the loss too late.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
     }
 
-    /// How long to try to reach a server when a session is opened. Default: the session timeout. A client that lost its
-    /// session pauses before it tries, for half of this at most.
+    /// Sets how long to try to reach a server when a session is opened. Default: the session timeout. A client that
+    /// lost its session pauses before it tries, for half of this at most.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self
     }
 
-    /// The `tickTime` in the servers' configuration. Default: the smaller of 3 s, which is the servers' own default,
-    /// and half the session timeout.
+    /// Sets the `tickTime` of the servers' configuration. Default: the smaller of 3 s, which is the servers' own
+    /// default, and half the session timeout.
     ///
-    /// Servers do not report it, and their leader hears of a session only each half tick. If you give a tick that is
-    /// small beside the session timeout, a longer break of the connection loses nothing. It must not be less than the
-    /// servers' own: with less, a holder that is cut off may learn of the loss too late. The least timeout that servers
-    /// grant does not tell it either: `minSessionTimeout` may be set to anything.
+    /// Servers do not report their tick, and their leader hears of a session only each half tick. With a tick that is
+    /// small beside the session timeout, a longer break of the connection costs no lock. The value must not be less
+    /// than the servers' own tick: otherwise a holder that is cut off may learn of the loss too late. The least timeout
+    /// that servers grant does not show the tick either, because `minSessionTimeout` may be set to anything.
     ///
-    /// How long a break of the connection may last without costing a lock, by the session timeout:
+    /// The longest break of the connection that costs no lock, by the session timeout:
     ///
     /// | session timeout | without `tick_time` | with a tick of 2 s | with a tick of 0.5 s |
     /// |---|---|---|---|
@@ -107,43 +108,46 @@ impl ZooKeeperBuilder {
     /// | 10 s | 3.6 s | 4.2 s | 5.1 s |
     /// | 30 s | 14.6 s | 15.2 s | 16.1 s |
     ///
-    /// A session logs its own number when it begins, at the level `info`.
+    /// A session logs its own value when it begins, at the level `info`.
     pub fn tick_time(mut self, tick: Duration) -> Self {
         self.tick_time = Some(tick);
         self
     }
 
-    /// The time between the moment at which a holder that is cut off reports the loss, and the moment at which the
-    /// ensemble may give the lock to another contender. In this time work can stop. It also covers clocks that differ.
-    /// Default: a sixth of the session timeout, but at least 300 ms (and at most a quarter). No less than a hundredth is
-    /// taken, and no margin that leaves no time to renew the lease.
+    /// Sets the time between the moment at which a holder that is cut off reports the loss, and the moment at which the
+    /// ensemble may give the lock to another contender. Work can stop in this time. It also covers clocks that differ.
+    /// Default: a sixth of the session timeout, but at least 300 ms and at most a quarter. A margin must be at least a
+    /// hundredth of the session timeout, and leave enough time to renew the lease.
     ///
-    /// It is shorter in proportion where the servers grant a shorter timeout. With a longer margin than the default,
-    /// heartbeats are sent more often, up to 20 in a session timeout. So the margin shortens the breaks that a hold
-    /// survives by less than its own length.
+    /// The margin is shorter in proportion where the servers grant a shorter timeout. With a longer margin than the
+    /// default, heartbeats are sent more often, up to 20 in a session timeout. So the margin shortens the breaks that a
+    /// hold survives by less than its own length.
     pub fn stop_margin(mut self, margin: Duration) -> Self {
         self.stop_margin = Some(margin);
         self
     }
 
-    /// How long a connection may be silent before it is given up for a fresh one. Default: a third of the session timeout, or somewhat
-    /// less where [a break may last](Self::tick_time) less long; two fifths of a session timeout of less than 3 s. At most half the
-    /// session timeout.
+    /// Sets how long a connection may be silent before a new one replaces it. Default: a third of the session timeout,
+    /// or somewhat less where only [shorter breaks](Self::tick_time) cost no lock; two fifths of a session timeout of
+    /// less than 3 s. At most half the session timeout.
     ///
-    /// A server that stands still for half of this, as to collect garbage or to flush its log, costs nothing. One that stands still
-    /// for longer may cost the connection, and a transaction that is under way its outcome
-    /// ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)). So take twice the longest such pause. But a connection to a server
-    /// that is dead is given up as late. With a limit near to what a break may last, or beyond, that costs the lock.
+    /// A server that pauses for half of this, to collect garbage or to flush its log, costs nothing. A longer pause may
+    /// cost the connection, and a transaction that is under way its outcome
+    /// ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)). So set twice the longest pause of your servers. The
+    /// connection to a dead server is given up as late. With a limit near to the longest break that costs no lock, or
+    /// beyond, that costs the lock.
     ///
-    /// An attempt to connect to one server takes no longer than a twelfth of the session timeout, and at least 350 ms. Only on Linux
-    /// can it be ended so early. Elsewhere that is the default of this limit as well, and one that is set counts for both.
+    /// An attempt to connect to one server takes at most a twelfth of the session timeout, but at least 350 ms. Only
+    /// Linux can end it so early. On other systems a twelfth is also the default of this limit, and a limit that is set
+    /// applies to attempts, too.
     pub fn read_timeout(mut self, limit: Duration) -> Self {
         self.read_timeout = Some(limit);
         self
     }
 
     /// Authenticates with ZooKeeper's `digest` scheme. Unless an [`acl`](Self::acl) is given, only the same user may
-    /// then touch the nodes that are made. No server refuses a password: a wrong one makes another user. Not beside `sasl`.
+    /// then touch the nodes that are made. No server refuses a password: a wrong password makes another user. Cannot be
+    /// combined with `sasl`.
     ///
     /// The password is sent as it is, and again on each reconnect. So encrypt the connection, with
     #[cfg_attr(feature = "tls", doc = "[`tls`](Self::tls).")]
@@ -165,7 +169,8 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Encrypts every connection, and verifies every server. Nothing is sent in clear text, whatever a server answers.
+    /// Encrypts every connection, and verifies every server. Nothing is sent in clear text, even if a server asks for
+    /// it.
     ///
     /// The port is the servers' `secureClientPort`.
     #[cfg(feature = "tls")]
@@ -175,7 +180,7 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// The permissions on the nodes that are made: lock directories and the nodes in them.
+    /// Sets the permissions on the nodes that are made: lock directories and the nodes in them.
     ///
     /// Default: [`Acl::anyone`], or [`Acl::creator`] after [`digest`](Self::digest) or `sasl`. A client certificate
     /// alone changes nothing, because machines that share a lock have different ones.
@@ -184,19 +189,19 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Refuses to enter a directory that gives more rights than the [`acl`](Self::acl) of this client would: somebody else has
-    /// made it, and others than this client trusts could take the lock. The error says which rights. By default such a
-    /// directory is used as it is, and `zklock check` tells of it.
+    /// Refuses to enter a directory that gives more rights than the [`acl`](Self::acl) of this client would. Such a
+    /// directory was made by another client, and clients that this client does not trust could take the lock. The error
+    /// lists the rights. By default such a directory is used as it is, and `zklock check` reports it.
     ///
-    /// Each acquisition reads the ACL of its directory, in the same round trip, and one of permits those of the
-    /// semaphore's node and of its permits, in two more. A node that was made in a directory that is refused is removed at
-    /// once.
+    /// Each acquisition reads the ACL of its directory, in the same round trip. An acquisition of permits also reads
+    /// the ACLs of the semaphore's node and of its permits, in two more. A node that was made in a refused directory is
+    /// removed at once.
     pub fn refuse_wider_acl(mut self) -> Self {
         self.refuses_wider_acl = true;
         self
     }
 
-    /// Refuses invalid options, before anything is sent.
+    /// Refuses invalid options.
     pub(super) fn check(&self) -> Result<(), Error> {
         if self.session_timeout < SHORTEST_TIMEOUT || self.session_timeout > LONGEST_TIMEOUT {
             return Err(Error::invalid(format!(
@@ -221,7 +226,7 @@ impl ZooKeeperBuilder {
             return Err(Error::invalid("an ACL without permissions"));
         }
         self.credentials().try_for_each(Credentials::check)?;
-        // Servers that are not set up for SASL pass over a login with it. What this client made would be another user's.
+        // A server without SASL ignores the SASL login. Nodes would then belong to the digest user.
         if self.credentials().count() > 1 {
             return Err(Error::invalid("digest beside SASL: a client is one user"));
         }
@@ -256,7 +261,7 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// How long a connection may be silent; `None` for the client crate's default.
+    /// Returns how long a connection may be silent; `None` for the client crate's default.
     pub(super) fn silence(&self, policy: ConnectPolicy) -> Option<Duration> {
         let attempt = policy.attempt(self.session_timeout);
         let usual = if can_end_attempts() {
@@ -269,19 +274,19 @@ impl ZooKeeperBuilder {
         self.read_timeout.filter(is_longer).or(usual)
     }
 
-    /// How long an attempt at one server may take; `None` for the client crate's default.
+    /// Returns how long an attempt at one server may take; `None` for the client crate's default.
     pub(super) fn attempt(&self, policy: ConnectPolicy) -> Option<Duration> {
         let silence = self.silence(policy)?;
         let attempt = policy.attempt(self.session_timeout).filter(|_| can_end_attempts());
         Some(attempt.map_or(silence, |attempt| attempt.min(silence)))
     }
 
-    /// How long a break of the connection may last, at any time, that costs a session with this lease no lock.
+    /// Returns the longest break of the connection, at any time, that costs a session with this lease no lock.
     pub(super) fn rides_out(&self, lease: &Lease) -> Duration {
         let of = |it: Option<Duration>| it.unwrap_or(self.session_timeout);
         let (attempt, silence) = (of(self.attempt(ConnectPolicy::Quick)), of(self.silence(ConnectPolicy::Quick)));
         let rides_out = lease.rides_out(attempt);
-        // Else the connection may be given up too late.
+        // Otherwise the connection may be given up too late.
         if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
     }
 
@@ -296,7 +301,7 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// Refuses a connect string that contradicts the options about encryption. The client crate would obey a `tcp://`
+    /// Refuses a connect string that contradicts the options about encryption. The client crate would follow a `tcp://`
     /// in it, and send a password in clear text.
     pub(super) fn check_encryption(&self, servers: &Servers) -> Result<(), Error> {
         for server in servers.each() {
@@ -323,19 +328,19 @@ impl ZooKeeperBuilder {
         return false;
     }
 
-    /// What an encrypted connection trusts.
+    /// Returns the TLS options of encrypted connections.
     #[cfg(feature = "tls")]
     pub(super) fn trusted(&self) -> Option<&Tls> {
         self.tls.as_ref()
     }
 
-    /// The ACL of the nodes that are made.
+    /// Returns the ACL of the nodes that are made.
     pub(super) fn acl_of_nodes(&self) -> Acl {
         let default = || if self.credentials().next().is_some() { Acl::creator() } else { Acl::anyone() };
         self.acl.clone().unwrap_or_else(default)
     }
 
-    /// What this client's own ACL gives, and to whom.
+    /// Returns the rights that this client's own ACL gives, and this client's users.
     pub(super) fn own_rights(&self) -> OwnRights {
         #[cfg(feature = "tls")]
         let certificate = self.tls.as_ref().filter(|tls| tls.has_identity()).map(|_| ("x509", None));
@@ -345,12 +350,12 @@ impl ZooKeeperBuilder {
         OwnRights { acl: self.acl_of_nodes(), users, refuses: self.refuses_wider_acl }
     }
 
-    /// How long to try to reach a server.
+    /// Returns how long to try to reach a server.
     pub(super) fn bound(&self) -> Duration {
         self.connect_timeout.unwrap_or(self.session_timeout)
     }
 
-    /// As whom the servers know a client with these options, in words and without a secret. Empty without credentials.
+    /// Describes the user that the servers know this client as, without a secret. Empty without credentials.
     pub(super) fn whom(&self) -> String {
         #[cfg(feature = "tls")]
         let certificate = self.tls.as_ref().filter(|tls| tls.has_identity()).map(|_| "its certificate".to_owned());
@@ -359,8 +364,8 @@ impl ZooKeeperBuilder {
         Vec::from_iter(self.credentials().map(Credentials::whom).chain(certificate)).join(" and ")
     }
 
-    /// A connector that gives up a connection after it was silent for so long. Without a limit the client crate's
-    /// default counts.
+    /// Returns a connector whose connections end after a silence of `gives_up_after`; `None` for the client crate's
+    /// default.
     pub(super) fn connector(&self, gives_up_after: Option<Duration>, tries_once: bool) -> zk::Connector {
         let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout);
         if tries_once {

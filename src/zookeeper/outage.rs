@@ -1,6 +1,6 @@
-//! Since when there is no session, and the last reason.
+//! The time without a session: when it began, and the latest reason.
 //!
-//! When a program asks for the reason, each server is [asked](crate::zookeeper::probe), in the background.
+//! When a program asks for the reason, the servers are [probed](crate::zookeeper::probe) in the background.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,17 +13,16 @@ use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::probe::{PROBE_LIMIT, reason};
 use crate::zookeeper::servers::Servers;
 
-/// Servers are asked no more often than this, however often a program asks.
+/// The least time between two probes, also if a program asks more often.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is known of the time without a session, or without a connection of the session.
+/// The state of an outage: the time without a session, or without a connection of the session.
 #[derive(Default)]
 pub(super) struct Outage(Mutex<OutageState>);
 
 #[derive(Default)]
 struct OutageState {
-    /// When the last session lost its connection, if that session is over and no other has begun. And when the next session
-    /// may be asked for, if the last one was lost.
+    /// When the last session lost its connection, and how it is to be replaced. `None` while a session exists.
     lost: Option<(Instant, Option<Reconnect>)>,
     refusal: Option<Refusal>,
     is_probing: bool,
@@ -32,60 +31,60 @@ struct OutageState {
 
 struct Refusal {
     at: Instant,
-    words: String,
-    /// Whether the words give the reason, and not merely the fact.
+    message: String,
+    /// Whether the message gives the reason, and not merely the fact.
     is_reason: bool,
 }
 
 impl Outage {
-    /// The last session is over. It lost its connection at `lost`.
+    /// Records that the last session is over. The session lost its connection at `lost`.
     pub(super) fn begins(&self, lost: Instant, reconnect: Option<Reconnect>, ending: Ending) {
         self.0.lock().lost = Some((lost, reconnect));
         self.refused(ending.to_string(), ending == Ending::AuthFailed);
     }
 
-    /// There is a session again.
+    /// Records that a session exists again.
     pub(super) fn ends(&self) {
         self.0.lock().lost = None;
     }
 
-    /// When the last session lost its connection, if no other has begun.
+    /// Returns when the last session lost its connection, unless a new session has begun.
     pub(super) fn since(&self) -> Option<Instant> {
         self.0.lock().lost.map(|(since, _)| since)
     }
 
-    /// When the next session may be asked for, if it takes the place of a lost one.
+    /// Returns when the next session may be opened, if it replaces a lost one.
     pub(super) fn reconnect(&self) -> Option<Reconnect> {
         self.0.lock().lost.and_then(|(_, reconnect)| reconnect)
     }
 
-    /// An attempt to open a session has failed.
+    /// Records a failed attempt to open a session.
     pub(super) fn failed(&self, failure: &Failure) {
         match failure {
             // No server has given a reason.
-            Failure::Unreachable(words) => self.refused(words.clone(), false),
-            Failure::Refused(words) => self.refused(words.clone(), true),
+            Failure::Unreachable(message) => self.refused(message.clone(), false),
+            Failure::Refused(message) => self.refused(message.clone(), true),
             other => self.refused(other.to_string(), true),
         }
     }
 
-    fn refused(&self, words: String, is_reason: bool) {
+    fn refused(&self, message: String, is_reason: bool) {
         let mut known = self.0.lock();
-        // Words without a reason must not hide words with one.
+        // A message without a reason must not replace a recent one with a reason.
         let stays = known.refusal.as_ref().is_some_and(|last| last.is_reason && last.at.elapsed() < 2 * PROBE_INTERVAL);
         if is_reason || !stays {
-            known.refusal = Some(Refusal { at: Instant::now(), words, is_reason });
+            known.refusal = Some(Refusal { at: Instant::now(), message, is_reason });
         }
     }
 
-    /// The words of the last refusal after `since`.
+    /// Returns the message of the last refusal after `since`.
     pub(super) fn why(&self, since: Instant) -> Option<String> {
         let known = self.0.lock();
-        known.refusal.as_ref().filter(|refusal| refusal.at >= since).map(|refusal| refusal.words.clone())
+        known.refusal.as_ref().filter(|refusal| refusal.at >= since).map(|refusal| refusal.message.clone())
     }
 
-    /// Asks the servers for the reason, in the background, unless they are being asked or were asked just now. Returns
-    /// whether it begins to ask.
+    /// Probes the servers for the reason, in the background, unless a probe is under way or ended just now. Returns
+    /// whether a probe begins.
     pub(super) fn probe(
         self: &Arc<Self>,
         servers: &Servers,
@@ -124,35 +123,35 @@ mod tests {
     #[test]
     fn a_message_without_a_reason_does_not_replace_one() {
         let (outage, before) = (Outage::default(), Instant::now());
-        let told = |failure: Failure| {
+        let message_after = |failure: Failure| {
             outage.failed(&failure);
-            outage.why(before).expect("it was refused")
+            outage.why(before).expect("a refusal")
         };
-        assert_eq!(told(Failure::Unreachable("no answer".to_owned())), "no answer");
-        assert_eq!(told(Failure::Unreachable("no route".to_owned())), "no route", "the newest words");
-        assert_eq!(told(Failure::Refused("it is full".to_owned())), "it is full");
-        assert_eq!(told(Failure::Unreachable("no answer".to_owned())), "it is full");
-        assert_eq!(told(Failure::Over(Ending::AuthFailed)), Ending::AuthFailed.to_string());
+        assert_eq!(message_after(Failure::Unreachable("no answer".to_owned())), "no answer");
+        assert_eq!(message_after(Failure::Unreachable("no route".to_owned())), "no route", "the newest message");
+        assert_eq!(message_after(Failure::Refused("it is full".to_owned())), "it is full");
+        assert_eq!(message_after(Failure::Unreachable("no answer".to_owned())), "it is full");
+        assert_eq!(message_after(Failure::Over(Ending::AuthFailed)), Ending::AuthFailed.to_string());
     }
 
     #[test]
     fn servers_are_probed_at_most_once_a_second() {
         let outage = Arc::new(Outage::default());
         let (servers, background) = (Servers::parse("127.0.0.1:1").unwrap(), BackgroundThread::get().unwrap());
-        let looks = || outage.probe(&servers, &ZooKeeperBuilder::new(), &background);
-        assert_eq!([looks(), looks()], [true, false], "they are being asked");
+        let probes = || outage.probe(&servers, &ZooKeeperBuilder::new(), &background);
+        assert_eq!([probes(), probes()], [true, false], "a probe is under way");
         for _ in 0..60_000 {
             if !outage.0.lock().is_probing {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Later than now, so that a machine that pauses here changes nothing.
-        let asked = outage.0.lock().probed.replace(Instant::now() + Duration::from_secs(60));
-        assert!(asked.is_some() && !looks(), "they were asked just now");
+        // The time is in the future, so that a pause of the machine here changes nothing.
+        let ended = outage.0.lock().probed.replace(Instant::now() + Duration::from_secs(60));
+        assert!(ended.is_some() && !probes(), "a probe ended just now");
         let earlier = Instant::now().checked_sub(2 * PROBE_INTERVAL).unwrap();
         outage.0.lock().probed = Some(earlier);
-        assert!(looks());
+        assert!(probes());
     }
 
     #[test]
@@ -163,10 +162,10 @@ mod tests {
         assert_eq!(outage.since(), Some(lost));
         assert_eq!(outage.why(lost), Some(Ending::Expired.to_string()));
         outage.failed(&Failure::Unreachable("no answer".to_owned()));
-        assert_eq!(outage.why(lost).as_deref(), Some("no answer"), "that it has expired is no reason");
+        assert_eq!(outage.why(lost).as_deref(), Some("no answer"), "an expiry is not a reason");
         outage.begins(lost, None, Ending::AuthFailed);
         outage.failed(&Failure::Unreachable("no answer".to_owned()));
-        assert_eq!(outage.why(lost), Some(Ending::AuthFailed.to_string()), "that it was refused is one");
+        assert_eq!(outage.why(lost), Some(Ending::AuthFailed.to_string()), "a refused login is a reason");
         outage.ends();
         assert_eq!(outage.since(), None);
     }

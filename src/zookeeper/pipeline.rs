@@ -1,7 +1,7 @@
-//! How one session's requests go out, in which order, and whether the server takes us for that session; owns the
+//! The requests of one session: their order, their replies, and the session's identity after a reconnect. Owns the
 //! client.
 //!
-//! Some servers answer a reconnect with another session, and the client crate does not say so.
+//! Some servers answer a reconnect with another session. The client crate does not report that.
 
 use std::future::{Future, ready};
 use std::panic::AssertUnwindSafe;
@@ -22,27 +22,27 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, watch};
 use crate::zookeeper::translate::failure;
 
-/// What a request does, which says by which answer the lease counts it.
+/// The kind of a request, which decides whether its reply renews the lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
-    /// Any server's answer counts.
+    /// A reply of any server counts.
     Read,
-    /// A quorum's answer counts.
+    /// A reply of a quorum counts.
     Write,
-    /// A write that removes a node of ours. The end of the session takes the node along. So the removal does not put the
-    /// closing off, and needs no answer any more.
+    /// A write that removes one of the session's own nodes. A close does not wait for its reply, because the end of the
+    /// session removes the node, too.
     Removal,
 }
 
 /// The requests of one session.
 pub(super) struct Pipeline {
-    /// Locked while a request is sent, so that requests go out in the order of the calls. `None` once the session is
-    /// closed: dropping the last clone closes it.
+    /// Locked while a request is sent, so that requests are sent in the order of the calls. `None` once the session is
+    /// closed: the drop of the last clone closes it.
     client: Mutex<Option<Arc<zk::Client>>>,
     upkeep: Arc<Upkeep>,
     background: Arc<BackgroundThread>,
     pub(super) identity: Arc<Identity>,
-    /// As whom the client is authenticated.
+    /// The name that the client is authenticated as, for errors.
     pub(super) whom: Arc<str>,
     closing: watch::Sender<Closing>,
 }
@@ -65,7 +65,7 @@ impl Pipeline {
         }
     }
 
-    /// What follows from an error of a request that needs this right on this node.
+    /// Returns the mapping from an error to a failure, for a request that needs this right on this node.
     pub(super) fn failure(&self, right: &'static str, node: &str) -> impl FnOnce(zk::Error) -> Failure + Send + use<> {
         let (node, whom) = (node.to_owned(), Arc::clone(&self.whom));
         move |error| failure(error, (right, &node), &whom)
@@ -79,8 +79,8 @@ impl Pipeline {
         Failure::Over(self.upkeep.lease().over().unwrap_or(Ending::Closed))
     }
 
-    /// Drops the client, which closes the session right behind the removals that are under way, and once the other
-    /// requests are answered. Those that are not answered in time are given up.
+    /// Drops the client, which closes the session. Removals under way are sent before that. Other requests get their
+    /// replies first, or are given up after a session timeout.
     pub(super) fn close(&self) {
         let last = self.client.lock().take();
         if last.is_some() {
@@ -99,7 +99,7 @@ impl Pipeline {
         drop(last);
     }
 
-    /// Sends at once. Reports the answer to the lease.
+    /// Sends a request at once, and reports its reply to the lease.
     pub(super) fn send<T, F>(&self, request: Request, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
     where
         T: Send + 'static,
@@ -115,11 +115,11 @@ impl Pipeline {
         };
         let (upkeep, identity) = (Arc::clone(&self.upkeep), Arc::clone(&self.identity));
         let sent = upkeep.lease().now();
-        // The client crate panics over some answers that are too short. The request may have been done. The answer holds the
-        // client, which keeps the session open.
+        // The client crate panics over some replies that are too short. The request may have been executed. The reply's
+        // future owns a client, which keeps the session open.
         let answer = AssertUnwindSafe(send(there)).catch_unwind();
         let reply = answer.map(move |answer| {
-            let answer = answer.unwrap_or_else(|_| unknown("the answer makes no sense"));
+            let answer = answer.unwrap_or_else(|_| unknown("the answer is malformed"));
             match request {
                 Request::Read if is_from_server(&answer) => upkeep.answered(sent),
                 Request::Read => {}
@@ -133,9 +133,10 @@ impl Pipeline {
             answer
         });
         let mut reply: Reply<T> = Box::pin(reply);
-        // The client sends the request in this first poll. In a task that has run for long, tokio would put it off.
+        // The client crate sends the request in this first poll. Without `unconstrained`, tokio's budget could delay
+        // the poll.
         let at_once = pin!(unconstrained(reply.as_mut())).poll(&mut Context::from_waker(Waker::noop()));
-        // Before another thread can close the session, which waits for those that have subscribed.
+        // Subscribed under the lock, so that a concurrent close waits for this request.
         let mut closing = self.closing.subscribe();
         drop(client);
         if let Poll::Ready(answer) = at_once {
@@ -143,8 +144,8 @@ impl Pipeline {
         }
         let (reply_sender, received) = oneshot::channel();
         let given_up = if request == Request::Removal { Closing::Begun } else { Closing::Late };
-        // The reply holds the client, which keeps the session open. So a task waits for it, because the caller may
-        // never poll it.
+        // The reply's future owns a client, which keeps the session open. So a task drives the future, because the
+        // caller may never poll it.
         self.background.handle().spawn(async move {
             let given_up = closing.wait_for(|it| *it >= given_up).map(drop);
             let answer = tokio::select! {
@@ -164,13 +165,13 @@ impl Drop for Pipeline {
     }
 }
 
-/// How far the closing of a session is.
+/// The progress of a session's close.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Closing {
     NotYet,
-    /// Removals need no answer any more.
+    /// Replies to removals are not awaited any more.
     Begun,
-    /// No answer is waited for any longer.
+    /// No replies are awaited any more.
     Late,
 }
 
@@ -178,14 +179,14 @@ fn unknown<T>(why: &str) -> Result<T, Failure> {
     Err(Failure::Unknown(why.to_owned()))
 }
 
-/// What the server has shown of one session since its last reconnect.
+/// Whether the server continues this session on the present connection.
 pub(super) struct Identity {
     session: i64,
-    /// Asks the server, in the background, which session it takes us for. Then calls [`Identity::check_ended`].
+    /// Starts a check of the session's identity in the background, which ends with [`Identity::check_ended`].
     confirm: Box<dyn Fn() + Send + Sync>,
-    /// Counts the connections of this session.
+    /// The number of the session's present connection.
     connection: AtomicU64,
-    /// The newest connection on which the server has shown the session's identity.
+    /// The newest connection on which the server has confirmed the session's identity.
     confirmed_on: AtomicU64,
     is_checking: AtomicBool,
 }
@@ -196,12 +197,12 @@ impl Identity {
         Identity { session, confirm: Box::new(confirm), connection, confirmed_on, is_checking: AtomicBool::new(false) }
     }
 
-    /// The number of the connection that the session has now.
+    /// Returns the number of the present connection.
     pub(super) fn connection(&self) -> u64 {
         self.connection.load(Ordering::Acquire)
     }
 
-    /// The session has lost its connection, or has a new one. Nothing is shown on that connection yet.
+    /// Records that the connection was lost, or that there is a new one. The identity is then unconfirmed.
     pub(super) fn connection_changes(&self) {
         self.connection.fetch_add(1, Ordering::AcqRel);
     }
@@ -214,20 +215,20 @@ impl Identity {
         self.confirmed_on.load(Ordering::Acquire) == self.connection()
     }
 
-    /// Starts a check, in the background, that the server takes us for the session that owns our nodes.
+    /// Starts a check of the session's identity in the background, unless it is confirmed or a check is under way.
     pub(super) fn start_check(&self) {
         if !self.is_known() && !self.is_checking.swap(true, Ordering::AcqRel) {
             (self.confirm)();
         }
     }
 
-    /// The check has ended, whatever the answer was.
+    /// Records that the check has ended, with any result.
     pub(super) fn check_ended(&self) {
         self.is_checking.store(false, Ordering::Release);
     }
 
-    /// Whether the server took us for this session when a node with this owner was made, by a request that was sent on this
-    /// connection. Otherwise the server has replaced the session.
+    /// Whether the server continued this session when it created a node with this owner. Otherwise it has replaced the
+    /// session. `connection` is the connection on which the create was sent.
     pub(super) fn confirm_by_create(&self, ephemeral_owner: i64, connection: u64) -> bool {
         if ephemeral_owner == self.session {
             self.mark_confirmed_on(connection);
@@ -236,17 +237,17 @@ impl Identity {
     }
 }
 
-/// Whether the answer surely came from a server.
+/// Whether the reply certainly came from a server.
 fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
     matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)))
 }
 
-/// Whether the answer went through the quorum. Only that proves that the session was alive.
+/// Whether a quorum committed the request, which proves that the session was alive.
 fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
     match answer {
         Ok(_) => true,
-        // The quorum commits a failed transaction too, as an error. But a request that the client refuses was never
-        // sent.
+        // The quorum also commits a failed transaction, as an error. A request that the client crate refuses is not
+        // sent at all.
         Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_) | Failure::InvalidAcl),
         Err(_) => false,
     }
@@ -275,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Session 7, and how often the server was asked about it.
+    /// Returns the identity of session 7, and the number of its checks.
     fn session_7() -> (Arc<AtomicU64>, Identity) {
         let asked = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&asked);
@@ -293,18 +294,18 @@ mod tests {
             count.load(Ordering::Relaxed)
         };
         assert!(identity.is_known());
-        assert_eq!(asked(), 0, "the server has named the session");
+        assert_eq!(asked(), 0, "the first connection needs no check");
         identity.connection_changes();
         assert!(!identity.is_known());
         assert_eq!([asked(), asked()], [1, 1]);
         identity.check_ended();
-        assert_eq!(asked(), 2, "the answer was none");
+        assert_eq!(asked(), 2, "the first check confirmed nothing");
         identity.mark_confirmed_on(identity.connection());
         identity.check_ended();
         assert_eq!((asked(), identity.is_known()), (2, true));
         identity.connection_changes();
         identity.mark_confirmed_on(0);
-        assert!(!identity.is_known(), "that was an earlier connection");
+        assert!(!identity.is_known(), "the confirmation is of an earlier connection");
     }
 
     #[test]
@@ -313,12 +314,12 @@ mod tests {
         identity.connection_changes();
         let connection = identity.connection();
         assert!(identity.confirm_by_create(0, connection));
-        assert!(!identity.is_known(), "a node that belongs to nobody shows nothing");
+        assert!(!identity.is_known(), "a node without an owner confirms nothing");
         assert!(identity.confirm_by_create(7, connection));
         assert!(identity.is_known());
         identity.connection_changes();
         assert!(identity.confirm_by_create(7, connection));
-        assert!(!identity.is_known(), "it was sent on another connection");
+        assert!(!identity.is_known(), "the create was sent on another connection");
         assert!(!identity.confirm_by_create(8, connection), "the server has replaced the session");
     }
 }

@@ -1,9 +1,9 @@
-//! Why a server gives no session: what it says to a connection of our own.
+//! Probes servers for the reason why there is no session, on connections of this library.
 //!
-//! The client crate reports the reason of a failed attempt only in its log. So each server is asked once more: is its
-//! name known, does its port take connections, do the two sides accept each other's certificates, and what does it
-//! answer to `srvr`? Every server answers that word, if only to say that it may not, and opens no session for it. No
-//! server is asked while a session is connected.
+//! The client crate reports the reason of a failed attempt only in its log. So a probe asks each server once more: is
+//! its name known, does its port accept connections, does the TLS handshake succeed, and what does the server answer to
+//! `srvr`? Every server answers that four-letter word, if only to say that it is disabled, and opens no session for it.
+//! No server is probed while a session is connected.
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
@@ -19,25 +19,25 @@ use crate::zookeeper::lookup::{addresses, connect};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::Servers;
 
-/// A server that has not answered by then is reported as silent.
+/// The limit of a probe. A server that has not answered by then is reported as silent.
 pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// The least time in which a full server may close a connection on which nothing was sent yet.
+/// The least time for a full server to close a new connection.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
-/// A peer that reads lines does not answer a word without an end of line. After this time it gets one.
+/// The time after which the probe sends an end of line. A peer that reads lines does not answer a word without one.
 const END_OF_LINE: Duration = Duration::from_millis(250);
 
-/// Enough of an answer, in bytes, to tell whose it is.
+/// The bytes of an answer that identify the peer.
 const ENOUGH: usize = 4096;
 
-/// No answer to a word is longer, in bytes.
+/// The most bytes of an answer to a four-letter word.
 const MOST: usize = 64 << 20;
 
-/// How much of a stranger's answer is shown, in characters.
+/// The most characters of a foreign peer's answer in a message.
 const SHOWN: usize = 60;
 
-/// Why there is no session, as far as the servers show it.
+/// The reason why there is no session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reason {
     pub(super) words: String,
@@ -45,7 +45,7 @@ pub(super) struct Reason {
     pub(super) is_known: bool,
 }
 
-/// Asks all servers at once why they give no session. It takes no longer than `limit`.
+/// Asks all servers at once why they give no session. Takes at most `limit`.
 pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> Reason {
     let deadline = Instant::now() + limit;
     let mut asked = JoinSet::new();
@@ -65,7 +65,7 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit:
     Reason { words, is_known }
 }
 
-/// The servers, by their places in the list, that have not even refused within `limit`, if another has said something.
+/// Returns the indexes of the silent servers: those that do not even refuse within `limit`. Empty if no server answers.
 pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> BTreeSet<usize> {
     let deadline = Instant::now() + limit;
     let mut asked = JoinSet::new();
@@ -82,10 +82,10 @@ pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, limit:
     silent.map(|(index, ..)| index).collect()
 }
 
-/// What the first server of this connect string answers to a four-letter word, on a connection of its own.
+/// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer.
 ///
 /// # Errors
-/// In words, if the server cannot be reached, or has not closed the connection behind its answer within `limit`.
+/// In words, if the server cannot be reached, or has not closed the connection after its answer within `limit`.
 ///
 /// # Panics
 /// Outside of a Tokio runtime.
@@ -97,7 +97,7 @@ pub async fn four_letter_word(
 ) -> Result<String, String> {
     let servers = Servers::parse(server).map_err(|error| error.to_string())?;
     let Some(server) = servers.each().next() else { return Err("there is no server".to_owned()) };
-    let heard = async {
+    let answered = async {
         let found = addresses(&server.address()).await.map_err(io::Error::other)?;
         let (stream, _probe) = connect(&found).await?;
         let mut line = shake_hands(stream, server.host(), options).await?;
@@ -106,13 +106,13 @@ pub async fn four_letter_word(
         while answer.len() < MOST && receive(&mut *line, &mut answer).await? > 0 {}
         Ok::<_, io::Error>(String::from_utf8_lossy(&answer).into_owned())
     };
-    match tokio::time::timeout(limit, heard).await {
-        Ok(heard) => heard.map_err(|error| error.to_string()),
+    match tokio::time::timeout(limit, answered).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
         Err(_) => Err("does not answer".to_owned()),
     }
 }
 
-/// What a server answers to `srvr`. Otherwise, in words, how far we came.
+/// Returns a server's answer to `srvr`, or a message that says which step failed.
 async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
     let found = timeout_at(deadline, addresses(address)).await;
     let found = found.map_err(|_| "the name service does not answer")?;
@@ -121,14 +121,14 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
     let stream = timeout_at(deadline, connect(&addresses)).await;
     let (mut stream, _probe) = match stream.map_err(|_| "does not answer")? {
         Ok(stream) => stream,
-        // It was closed even before the connect returned.
+        // The server closed the connection even before the connect returned.
         Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
             return Err(FULL.to_owned());
         }
         Err(error) => return Err(error.to_string()),
     };
 
-    // That a full server closes the connection, we learn after a round trip: as long as the connect took.
+    // A full server's close arrives one round trip after the connect, which took a round trip itself.
     let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
     let mut answer = Vec::with_capacity(ENOUGH);
     match timeout_at(at_once, receive(&mut stream, &mut answer)).await {
@@ -140,9 +140,9 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
     let opened = opened.map_err(|_| "takes connections, and is silent in the TLS handshake")?;
     let mut line = opened.map_err(|error| of_tls(&error).unwrap_or_else(|| format!("{CLOSED_IN_TLS} ({error})")))?;
     let closed = || if options.is_encrypted() { CLOSED } else { CLOSED_IN_CLEAR }.to_owned();
-    match timeout_at(deadline, hear(&mut *line, &mut answer)).await {
+    match timeout_at(deadline, ask_srvr(&mut *line, &mut answer)).await {
         _ if !answer.is_empty() => Ok(answer),
-        Ok(heard) => Err(heard.err().and_then(|error| of_tls(&error)).unwrap_or_else(closed)),
+        Ok(read) => Err(read.err().and_then(|error| of_tls(&error)).unwrap_or_else(closed)),
         Err(_) => Err("takes connections, and answers nothing".to_owned()),
     }
 }
@@ -153,8 +153,8 @@ const CLOSED_IN_TLS: &str = "closes the connection in the TLS handshake: the por
 const CLOSED: &str = "takes connections, and closes them without an answer";
 const CLOSED_IN_CLEAR: &str = "takes connections, and closes them without an answer: the port may be one for TLS";
 
-/// Says `srvr`, and hears the answer to its end, or until the peer pauses.
-async fn hear(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> {
+/// Sends `srvr`, and reads the answer until its end or a pause.
+async fn ask_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> {
     send(line, b"srvr").await?;
     if let Ok(first) = tokio::time::timeout(END_OF_LINE, receive(line, answer)).await {
         first?;
@@ -171,11 +171,11 @@ async fn hear(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
-/// What an answer to `srvr` says about its peer, and whether that is a reason to get no session.
+/// Describes the peer by its answer to `srvr`, and whether that is a reason for having no session.
 fn meaning(answer: &[u8]) -> (String, bool) {
     let text = String::from_utf8_lossy(answer);
     let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    // A terminal must not obey a stranger.
+    // Control characters of a foreign peer must not reach a terminal.
     let shown = |text: &str| text.chars().filter(|c| !c.is_control()).take(SHOWN).collect::<String>();
     let mode = text.lines().find_map(|line| line.strip_prefix("Mode: ")).map(|mode| shown(mode.trim()));
     let shown = shown(first);
@@ -192,7 +192,7 @@ fn meaning(answer: &[u8]) -> (String, bool) {
     }
 }
 
-/// What has failed in TLS, if an error is about that.
+/// Describes an error in TLS; `None` for other errors.
 #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "every connection is in clear text"))]
 fn of_tls(error: &io::Error) -> Option<String> {
     #[cfg(feature = "tls")]
@@ -208,12 +208,12 @@ fn of_tls(error: &io::Error) -> Option<String> {
     None
 }
 
-/// An open connection.
+/// An open connection, with or without TLS.
 trait Line: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Line for T {}
 
-/// Shakes hands with the server, if the options say that connections are encrypted.
+/// Makes the TLS handshake, if the options ask for encryption.
 #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "every connection is in clear text"))]
 async fn shake_hands(stream: TcpStream, host: &str, options: &ZooKeeperBuilder) -> io::Result<Box<dyn Line>> {
     #[cfg(feature = "tls")]
@@ -231,13 +231,13 @@ async fn send(line: &mut dyn Line, bytes: &[u8]) -> io::Result<()> {
     line.flush().await
 }
 
-/// Appends what comes next. Zero bytes are the end.
+/// Appends the next bytes to `into`, and returns their number; zero at the end of the stream.
 ///
-/// Dropping the future loses nothing.
+/// Cancel safe: a dropped future loses no bytes.
 async fn receive(line: &mut dyn Line, into: &mut Vec<u8>) -> io::Result<usize> {
     into.reserve(1024);
     match line.read_buf(into).await {
-        // A peer that closes without saying so has ended, too.
+        // A peer that closes without a TLS close has ended the stream, too.
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(0),
         read => read,
     }
@@ -267,8 +267,8 @@ mod tests {
             ("\u{1b}[2J\n", "it says \"[2J\"", true),
             ("", "it says \"\"", true),
         ] {
-            let (said, known) = meaning(answer.as_bytes());
-            assert!(said.contains(words) && known == is_known, "{answer:?}: {said}");
+            let (message, known) = meaning(answer.as_bytes());
+            assert!(message.contains(words) && known == is_known, "{answer:?}: {message}");
         }
         let (long, _) = meaning("é".repeat(5_000).as_bytes());
         assert_eq!(long.chars().filter(|c| *c == 'é').count(), SHOWN);

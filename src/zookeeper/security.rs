@@ -1,4 +1,4 @@
-//! Our identity to the ensemble, the servers' identity to us, and the permissions on our nodes.
+//! Authentication of this client, and the permissions on its nodes.
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ use crate::session::request::{Failure, Kind, parent};
 ///
 /// # Which clients can steal a lock
 /// `delete` and `create` are permissions of the *parent*. A client that may queue in a lock directory may also delete
-/// the nodes of other clients there, that is, steal the lock. So allow the use of a lock's directory only to the
-/// clients that you trust with it:
+/// the nodes of other clients there, that is, steal the lock. So allow only clients that you trust to use a lock's
+/// directory:
 ///
 /// - An ACL is set when a node is made, and this library never changes it afterwards. A directory that exists already
-///   keeps its ACL. A lock directory vanishes when it has been empty for a while, and the next client makes it anew. So
-///   protect the nodes above it, too. Otherwise a client that you do not trust may make it first, with an ACL of its
-///   own.
+///   keeps its ACL. The server deletes a lock directory that has been empty for a while, and the next client creates it
+///   again. So protect the nodes above it, too. Otherwise a client that you do not trust may create it first, with an
+///   ACL of its own.
 /// - A client that uses the lock needs [`READ`](Permissions::READ), [`CREATE`](Permissions::CREATE) and
 ///   [`DELETE`](Permissions::DELETE) on the directory, and [`READ`](Permissions::READ) on the nodes in it. Without
 ///   `DELETE` it can enter and not leave: its nodes then stay until its session ends.
@@ -33,30 +33,30 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// No permissions for anybody: a start for [`allow`](Acl::allow).
+    /// Returns an ACL without permissions: a start for [`allow`](Acl::allow).
     pub fn nobody() -> Acl {
         Acl { entries: Vec::new() }
     }
 
-    /// All permissions for anybody: every client that reaches the ensemble can steal the lock.
+    /// Returns an ACL with all permissions for everybody: every client that reaches the ensemble can steal the lock.
     pub fn anyone() -> Acl {
         Acl::nobody().allow("world", "anyone", Permissions::ALL)
     }
 
-    /// All permissions for clients that are authenticated as this one is: as the same user of digest or SASL, or, if
-    /// the servers ask for client certificates, with the same name in the certificate.
+    /// Returns an ACL with all permissions for clients that are authenticated like this one: as the same user of digest
+    /// or SASL, or, if the servers ask for client certificates, with the same name in the certificate.
     pub fn creator() -> Acl {
         Acl::nobody().allow("auth", "", Permissions::ALL)
     }
 
-    /// Also gives `permissions` to `id` of `scheme`, as in `("digest", "user:hash")`, `("sasl", "user")`,
-    /// `("x509", "CN=web-1")` or `("ip", "10.0.0.0/8")`.
+    /// Adds `permissions` for `id` of `scheme`, as in `("digest", "user:hash")`, `("sasl", "user")`, `("x509",
+    /// "CN=web-1")` or `("ip", "10.0.0.0/8")`.
     pub fn allow(mut self, scheme: &str, id: &str, permissions: Permissions) -> Acl {
         self.entries.push(zk::Acl::new(permissions.0, zk::AuthId::new(scheme, id)));
         self
     }
 
-    /// How many bytes it takes in a request.
+    /// Returns the bytes that the ACL takes in a request.
     pub(super) fn bytes(&self) -> usize {
         let text = |text: &str| 4 + text.len();
         let entries = self.entries.iter().map(|entry| 4 + text(entry.scheme()) + text(entry.id()));
@@ -64,18 +64,18 @@ impl Acl {
     }
 }
 
-/// What this client's own ACL gives, and as whom the servers know it.
+/// The rights that this client's own ACL gives, and the users that the servers know it as.
 #[derive(Clone, Debug)]
 pub(super) struct OwnRights {
     pub(super) acl: Acl,
-    /// Each user by the scheme, and by the name if that is known.
+    /// The scheme of each user, and the name if it is known.
     pub(super) users: Vec<(&'static str, Option<String>)>,
-    /// Whether directories that give more are refused.
+    /// Whether directories with wider rights are refused.
     pub(super) refuses: bool,
 }
 
 impl OwnRights {
-    /// The rights that these entries give beyond the own ones, in words.
+    /// Describes the rights that these entries give beyond the own ACL.
     pub(super) fn wider(&self, shown: &[zk::Acl]) -> Vec<String> {
         const RIGHTS: [(zk::Permission, &str); 5] = [
             (zk::Permission::READ, "READ"),
@@ -84,22 +84,22 @@ impl OwnRights {
             (zk::Permission::DELETE, "DELETE"),
             (zk::Permission::ADMIN, "ADMIN"),
         ];
-        let told = shown.iter().filter_map(|entry| {
+        let wider = shown.iter().filter_map(|entry| {
             let rights =
                 RIGHTS.iter().filter(|(right, _)| entry.permission().has(*right) && !self.gives(*right, entry));
             let rights: Vec<&str> = rights.map(|(_, name)| *name).collect();
             let whom = format!("{}:{}", entry.scheme(), entry.id().split(':').next().unwrap_or_default());
             (!rights.is_empty()).then(|| format!("{whom} may {}", rights.join(", ")))
         });
-        told.collect()
+        wider.collect()
     }
 
-    /// Whether the ACL of the directory is asked for when a node of this kind is made in it.
+    /// Whether the directory's ACL is read when a node of this kind is created.
     pub(super) fn is_refusing(&self, kind: Kind) -> bool {
         self.refuses && matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential)
     }
 
-    /// Removes the node again if its directory gives more. `shown` was asked for before the node was made.
+    /// Checks the directory's ACL, `shown`, and removes the new node at `path` if that ACL gives wider rights.
     pub(super) async fn refuse_wider(
         &self,
         client: &zk::Client,
@@ -121,7 +121,7 @@ impl OwnRights {
         }
     }
 
-    /// Whether the own ACL gives this right to whom the entry is about.
+    /// Whether the own ACL gives this right to the subject of the entry.
     fn gives(&self, right: zk::Permission, entry: &zk::Acl) -> bool {
         let about = |mine: &zk::Acl| match mine.scheme() {
             "world" => true,
@@ -131,14 +131,14 @@ impl OwnRights {
         self.acl.entries.iter().any(|mine| mine.permission().has(right) && about(mine))
     }
 
-    /// Whether it is about a user that the servers know this client as. In the scheme `digest` a hash follows the name.
+    /// Whether the entry is about one of this client's users. In the scheme `digest`, a hash follows the name.
     fn is_own(&self, entry: &zk::Acl) -> bool {
         let is_name = |name: &String| entry.id().split(':').next() == Some(name);
         self.users.iter().any(|(scheme, name)| *scheme == entry.scheme() && name.as_ref().is_none_or(is_name))
     }
 }
 
-/// What an [`Acl`] allows. Combine with `|`.
+/// The operations that an [`Acl`] allows. Combine them with `|`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permissions(zk::Permission);
 
@@ -174,22 +174,23 @@ pub struct Sasl(pub(super) Credentials);
 
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 impl Sasl {
-    /// A user of the servers' JAAS file, with SASL's DIGEST-MD5.
+    /// Returns a user of the servers' JAAS file, for SASL's DIGEST-MD5.
     ///
-    /// The password itself is never sent, but MD5 protects it badly from eavesdroppers, and nothing protects the rest
-    /// of the connection. Use TLS as well.
+    /// The password itself is never sent, but MD5 protects it badly from eavesdroppers, and the rest of the connection
+    /// is not protected. Use TLS as well.
     #[cfg(feature = "sasl-digest-md5")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sasl-digest-md5")))]
     pub fn digest_md5(user: &str, password: &str) -> Sasl {
         Sasl(Credentials::DigestMd5 { user: user.to_owned(), password: password.to_owned() })
     }
 
-    /// Kerberos, with the ticket in this process's credential cache, for the servers' principal `service/host`.
-    /// `service` usually is `zookeeper`. Unless given, `host` is each server's name in the connect string.
+    /// Returns Kerberos credentials: the ticket in this process's credential cache, for the servers' principal
+    /// `service/host`. `service` is usually `zookeeper`. Without `host`, each server's name in the connect string is
+    /// used.
     ///
-    /// Nothing renews the ticket. Without a valid one the next connection is refused. The thread that keeps the
-    /// heartbeats also fetches a service ticket that is not in the cache yet. So locks may be lost while a key
-    /// distribution centre does not answer.
+    /// This library does not renew the ticket. Without a valid ticket the next connection is refused. The library's
+    /// thread, which sends the heartbeats, also fetches a service ticket that is not in the cache yet. So locks may be
+    /// lost while a key distribution centre does not answer.
     ///
     /// Compile with `RUSTFLAGS="--cfg zk_rwlock_gssapi"`. That needs the headers of a GSSAPI library, and libclang.
     #[cfg(zk_rwlock_gssapi)]
@@ -199,7 +200,7 @@ impl Sasl {
     }
 }
 
-/// As whom a client authenticates itself.
+/// The credentials of a client.
 #[derive(Clone)]
 pub(super) enum Credentials {
     /// ZooKeeper's `digest` scheme.
@@ -213,11 +214,11 @@ pub(super) enum Credentials {
 impl Credentials {
     pub(super) fn check(&self) -> Result<(), Error> {
         let problem = match self {
-            // The server takes the text after the first colon for the password.
+            // The server treats the text after the first colon as the password.
             Credentials::Digest { user, .. } if user.is_empty() || user.contains(':') => {
                 format!("digest user {user:?}: it must not be empty, nor contain a colon")
             }
-            // The client crate puts the name between quotation marks unchanged.
+            // The client crate puts the name between quotation marks without escaping it.
             #[cfg(feature = "sasl-digest-md5")]
             Credentials::DigestMd5 { user, .. }
                 if user.is_empty() || user.contains(|c: char| c == '"' || c == '\\' || c.is_control()) =>
@@ -239,7 +240,7 @@ impl Credentials {
         Err(Error::invalid(problem))
     }
 
-    /// The scheme of the entries about this user in an ACL, and the name there, if that is known.
+    /// Returns the scheme of this user's entries in an ACL, and the name in them if it is known.
     pub(super) fn user(&self) -> (&'static str, Option<String>) {
         match self {
             Credentials::Digest { user, .. } => ("digest", Some(user.clone())),
@@ -250,10 +251,10 @@ impl Credentials {
         }
     }
 
-    /// In words, and without a secret.
+    /// Describes the user, without a secret.
     pub(super) fn whom(&self) -> String {
         match self {
-            // No server refuses a password: a wrong one makes another user.
+            // No server refuses a password: a wrong password makes another user.
             Credentials::Digest { user, .. } => format!("digest user {user:?} with the password given"),
             #[cfg(feature = "sasl-digest-md5")]
             Credentials::DigestMd5 { user, .. } => format!("SASL user {user:?}"),

@@ -1,11 +1,13 @@
-//! How the client crate is poll_crate: in which order it comes to the servers, and what notices its end.
+//! Makes the client crate try each server before it tries one twice, and reports when the crate's task ends.
 //!
-//! Each server has its turn before one is tried twice.
+//! The crate shuffles its list of names after each connection, for the next one. The list names each server several
+//! times. If a silent server is first several times in a row, it takes the whole time of several attempts, which may
+//! cost a lock. The crate has no option for the order, and no patch in `docs/upstream/` adds one.
 //!
-//! The crate shuffles its list of names whenever it has connected, for the next time. A server that answers nothing takes an attempt's
-//! whole time, so a list that begins with it several times may cost a lock. The crate draws from `fastrand`, whose numbers depend
-//! on where the thread's generator stands. So before the crate is poll_crate, the generator is put where the next shuffle will be a good
-//! one. That the crate has shuffled, the generator shows afterwards. If it shows something else, the crate goes on by chance.
+//! The crate shuffles with `fastrand`, whose numbers depend only on the thread's seed. So before each poll of the
+//! crate, this module sets a seed whose shuffle puts each server once at the front. After the poll, the seed shows
+//! whether the crate has shuffled. If the seed is neither unchanged nor one that this module can explain, the order is
+//! unknown, and the crate's random order stands.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -18,19 +20,19 @@ use tokio::sync::oneshot;
 use crate::session::thread::Tasks;
 use crate::sync::{Mutex, random};
 
-/// Fires when the client crate's task has ended, however it did.
+/// Fires when the client crate's task has ended or panicked.
 pub(super) type ClientEnded = oneshot::Receiver<()>;
 
-/// What a client is made by, and the end of the task that the client crate spawns for it. The crate's watcher of the state is
-/// silent when that task panics. Both come to the servers by these turns.
+/// Polls `connecting`, and all that the crate spawns, with this order of servers. Returns the client, and a receiver
+/// that fires when the crate's task has ended. The crate's own state watcher does not fire when that task panics.
 pub(super) async fn connect_in_order<T>(
     tasks: &Tasks,
     order: ServerOrder,
     connecting: impl Future<Output = T>,
 ) -> (T, ClientEnded) {
-    let (tell, ended) = oneshot::channel();
+    let (sender, ended) = oneshot::channel();
     let order = Arc::new(Mutex::new(order));
-    let spawner = Spawner { tasks: tasks.clone(), tell: Mutex::new(Some(tell)), order: Arc::clone(&order) };
+    let spawner = Spawner { tasks: tasks.clone(), sender: Mutex::new(Some(sender)), order: Arc::clone(&order) };
     let mut connecting = pin!(connecting);
     let connected = poll_fn(|context| {
         let _scope = spawns_core::enter(&spawner);
@@ -41,41 +43,42 @@ pub(super) async fn connect_in_order<T>(
 
 struct Spawner {
     tasks: Tasks,
-    tell: Mutex<Option<oneshot::Sender<()>>>,
+    sender: Mutex<Option<oneshot::Sender<()>>>,
     order: Arc<Mutex<ServerOrder>>,
 }
 
 impl Spawn for Spawner {
     fn spawn(&self, task: Task) {
-        let (tell, order) = (self.tell.lock().take(), Arc::clone(&self.order));
+        let (sender, order) = (self.sender.lock().take(), Arc::clone(&self.order));
         self.tasks.spawn(async move {
-            let _fires_when_dropped = tell;
+            let _fires_when_dropped = sender;
             let mut task = Box::into_pin(task.future);
             poll_fn(|context| order.lock().poll_crate(|| task.as_mut().poll(context))).await;
         });
     }
 }
 
-/// How many shuffles are tried, at most. Of seven servers a good one is found in this many, almost always.
+/// The most shuffles that are tried. With up to seven servers, one of 1,000 shuffles almost always has all servers at
+/// its front.
 const TRIES: u32 = 1_000;
 
-/// The turns of one client.
+/// The order in which one client's crate tries the servers.
 pub(super) struct ServerOrder {
-    /// The servers of the names, in the crate's present order. Empty if that is not known.
+    /// The index of each name's server, in the crate's present order. Empty if the order is unknown.
     order: Vec<usize>,
     servers: usize,
-    /// Where the generator is put.
+    /// The chosen seed, until a poll of the crate uses it.
     seed: Option<u64>,
 }
 
 impl ServerOrder {
-    /// The crate is given these servers, in this order, each perhaps several times.
+    /// Creates the order of a list that names these servers, each perhaps several times.
     pub(super) fn of(names: Vec<usize>) -> ServerOrder {
         let servers = names.iter().max().map_or(0, |last| last + 1);
         ServerOrder { order: if servers > 1 { names } else { Vec::new() }, servers, seed: None }
     }
 
-    /// Polls the crate.
+    /// Polls the crate with a chosen seed.
     pub(super) fn poll_crate<T>(&mut self, poll: impl FnOnce() -> T) -> T {
         if self.order.is_empty() {
             return poll();
@@ -91,7 +94,7 @@ impl ServerOrder {
         output
     }
 
-    /// A number by which the next shuffle lets each server have its turn.
+    /// Returns a seed whose shuffle puts each server once at the front.
     fn good_seed(&self) -> u64 {
         let distinct_first = |seed: &u64| {
             let order = self.shuffled(*seed).0;
@@ -103,14 +106,14 @@ impl ServerOrder {
         good.unwrap_or_else(random)
     }
 
-    /// The order after a shuffle, and where the generator is then.
+    /// Returns the order after a shuffle, and the generator's seed after the shuffle.
     fn shuffled(&self, seed: u64) -> (Vec<usize>, u64) {
         let (mut generator, mut order) = (Rng::with_seed(seed), self.order.clone());
         generator.shuffle(&mut order);
         (order, generator.get_seed())
     }
 
-    /// The crate has shuffled, or has drawn the length of a pause.
+    /// Updates the order after a poll that has used the generator: for a shuffle, or for the length of a pause.
     fn note_shuffle(&mut self, seed: u64, now: u64) {
         let (order, after_shuffle) = self.shuffled(seed);
         let mut generator = Rng::with_seed(seed);
@@ -147,7 +150,7 @@ mod tests {
             let mut server_order = ServerOrder::of(names.clone());
             for round in 0..100 {
                 server_order.poll_crate(|| {});
-                // As the crate draws the length of a pause, in another poll.
+                // The crate chooses the length of a pause in a poll of its own.
                 server_order.poll_crate(|| (round % 3 == 0).then(|| fastrand::u32(0..100)));
                 server_order.poll_crate(|| fastrand::shuffle(&mut names));
                 assert_eq!(server_order.order, names);
@@ -161,7 +164,7 @@ mod tests {
     #[test]
     fn an_unknown_order_is_left_to_chance() {
         let mut server_order = ServerOrder::of(vec![0, 1, 0, 1]);
-        // Neither a shuffle of four names nor the length of a pause.
+        // Neither a shuffle of four names nor the length of a pause uses two numbers.
         server_order.poll_crate(|| [(); 2].map(|()| fastrand::u64(..)));
         assert!(server_order.order.is_empty());
         let mut numbers = [(); 2].map(|()| server_order.poll_crate(|| fastrand::u64(..)));

@@ -9,17 +9,17 @@ use crate::validation;
 pub(super) const CLEAR: &str = "tcp://";
 pub(super) const ENCRYPTED: &str = "tcp+tls://";
 
-/// The port of a server that is named without one.
+/// The default port.
 const PORT: u16 = 2181;
 
-/// No path at the end may be longer: a request of a megabyte, which servers take at most, has to hold it several times.
+/// The most bytes of the root: a request holds it several times, and servers accept at most a megabyte.
 const LONGEST_ROOT: usize = 65_536;
 
 /// A valid connect string: `zk1:2181,zk2:2181/apps`.
 #[derive(Clone, Debug)]
 pub(super) struct Servers {
     text: String,
-    /// The offset of the root in the text.
+    /// The offset of the root in the text. The root is the path at the end.
     root: usize,
 }
 
@@ -29,8 +29,8 @@ pub(super) struct Server<'a> {
 }
 
 impl Servers {
-    /// Refuses a text that is no connect string. The client crate would take `::::` for a host, and look for it until
-    /// its time is over.
+    /// Parses a connect string. The client crate would accept `::::` as a host, and try to resolve it until its
+    /// timeout.
     pub(super) fn parse(text: &str) -> Result<Servers, Error> {
         let last = text.rfind(',').map_or(0, |comma| comma + 1);
         let address = text.len() - Server { text: &text[last..] }.without_scheme().len();
@@ -51,12 +51,12 @@ impl Servers {
         self.list().split(',').map(|text| Server { text })
     }
 
-    /// The servers alone.
+    /// Returns the servers without the root.
     pub(super) fn list(&self) -> &str {
         &self.text[..self.root]
     }
 
-    /// The path that everything is kept below. Empty if there is none.
+    /// Returns the root: the path below which all nodes lie. Empty if there is none.
     pub(super) fn root(&self) -> &str {
         &self.text[self.root..]
     }
@@ -66,10 +66,10 @@ impl Servers {
     }
 }
 
-/// The connect strings that lead to each server of this one alone, below the same path.
+/// Returns a connect string for each server of this one, with the same root.
 ///
 /// # Errors
-/// [`Error::InvalidInput`] if it is no connect string.
+/// [`Error::InvalidInput`] if `servers` is not a connect string.
 pub fn each_server(servers: &str) -> Result<Vec<String>, Error> {
     let servers = Servers::parse(servers)?;
     Ok(servers.each().map(|server| format!("{}{}", server.text, servers.root())).collect())
@@ -82,12 +82,12 @@ impl fmt::Display for Servers {
 }
 
 impl<'a> Server<'a> {
-    /// Whether the connect string asks for clear text, or for encryption.
+    /// Returns the scheme, if the connect string has one: clear text or encrypted.
     pub(super) fn scheme(&self) -> Option<&'static str> {
         [CLEAR, ENCRYPTED].into_iter().find(|scheme| self.text.starts_with(scheme))
     }
 
-    /// The host and the port, as the operating system takes them.
+    /// Returns the host and the port in the form of the operating system.
     pub(super) fn address(&self) -> String {
         let (host, port) = (self.host(), self.port());
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -97,17 +97,17 @@ impl<'a> Server<'a> {
         self.host_and_port().ok().and_then(|(_host, port)| port).unwrap_or(PORT)
     }
 
-    /// The name or address, without the brackets of IPv6.
+    /// Returns the name or address, without the brackets of IPv6.
     pub(super) fn host(&self) -> &'a str {
         self.host_and_port().map_or(self.without_scheme(), |(host, _port)| host)
     }
 
-    /// The server without its scheme.
+    /// Returns the server without its scheme.
     fn without_scheme(&self) -> &'a str {
         &self.text[self.scheme().map_or(0, str::len)..]
     }
 
-    /// The host, and the port if there is one. Otherwise the problem with them.
+    /// Returns the host, and the port if there is one; or the problem with them.
     fn host_and_port(&self) -> Result<(&'a str, Option<u16>), &'static str> {
         let address = self.without_scheme();
         if address.is_empty() {
@@ -146,7 +146,7 @@ fn is_name(host: &str) -> bool {
     !host.is_empty() && host.chars().all(|c| c.is_alphanumeric() || "-._".contains(c))
 }
 
-/// Whether it is an IPv6 address, with an interface's name where it needs one.
+/// Whether this is an IPv6 address. The name of an interface may follow it.
 fn is_ipv6(host: &str) -> bool {
     let (address, interface) = host.split_once('%').map_or((host, None), |(address, it)| (address, Some(it)));
     address.parse::<Ipv6Addr>().is_ok() && interface.is_none_or(is_name)
@@ -226,8 +226,8 @@ mod tests {
     fn an_overlong_root_is_refused_with_a_short_error() {
         assert!(Servers::parse(&format!("zk1/{}", "a".repeat(65_535))).is_ok());
         for bytes in [65_536, 2_000_000] {
-            let told = Servers::parse(&format!("zk1/{}", "a".repeat(bytes))).unwrap_err().to_string();
-            assert!(told.ends_with("is longer than 65536 bytes") && told.len() < 4096, "{}", told.len());
+            let error = Servers::parse(&format!("zk1/{}", "a".repeat(bytes))).unwrap_err().to_string();
+            assert!(error.ends_with("is longer than 65536 bytes") && error.len() < 4096, "{}", error.len());
         }
     }
 
@@ -235,12 +235,12 @@ mod tests {
     fn a_server_has_a_scheme_a_host_and_a_port() {
         let text = "zk1,tcp://zk2:2182,tcp+tls://[::1]:2183,[fe80::1%eth0]/apps";
         let servers = Servers::parse(text).unwrap();
-        let told = |of: fn(&Server<'_>) -> String| servers.each().map(|server| of(&server)).collect::<Vec<_>>();
+        let each = |of: fn(&Server<'_>) -> String| servers.each().map(|server| of(&server)).collect::<Vec<_>>();
         assert_eq!(servers.as_str(), text);
-        assert_eq!(told(|it| it.text.to_owned()).join(",") + "/apps", text);
-        assert_eq!(told(|it| it.address()), ["zk1:2181", "zk2:2182", "[::1]:2183", "[fe80::1%eth0]:2181"]);
-        assert_eq!(told(|it| it.host().to_owned()), ["zk1", "zk2", "::1", "fe80::1%eth0"]);
-        assert_eq!(told(|it| it.scheme().unwrap_or_default().to_owned()), ["", CLEAR, ENCRYPTED, ""]);
+        assert_eq!(each(|it| it.text.to_owned()).join(",") + "/apps", text);
+        assert_eq!(each(|it| it.address()), ["zk1:2181", "zk2:2182", "[::1]:2183", "[fe80::1%eth0]:2181"]);
+        assert_eq!(each(|it| it.host().to_owned()), ["zk1", "zk2", "::1", "fe80::1%eth0"]);
+        assert_eq!(each(|it| it.scheme().unwrap_or_default().to_owned()), ["", CLEAR, ENCRYPTED, ""]);
         let ports: Vec<_> = servers.each().map(|it| it.host_and_port().unwrap().1).collect();
         assert_eq!(ports, [None, Some(2182), Some(2183), None]);
     }

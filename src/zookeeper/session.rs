@@ -1,4 +1,4 @@
-//! One session of a ZooKeeper ensemble, as the contract asks for it.
+//! A session of a ZooKeeper ensemble, which implements the contract of [`Session`].
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -36,14 +36,15 @@ use crate::zookeeper::servers::Servers;
 use crate::zookeeper::sockets;
 use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
 
-/// A reconnect fail for good beyond 128 KiB. A good part is kept free for other watches.
+/// The most bytes of watched paths on one session. Beyond 128 KiB a reconnect fails for good; the rest is for other
+/// watches.
 ///
-/// The paths of our ephemeral nodes are among them. The transaction that ends a session lists those, and servers that take no
-/// request as large do not start again (ZOOKEEPER-4306).
+/// The paths of the session's ephemeral nodes are among them. The transaction that ends a session lists those paths,
+/// and a server that does not accept a request of that size does not start again (ZOOKEEPER-4306).
 const WATCHED_BYTES_MAX: usize = 96 * 1024;
 const _: () = assert!(WATCHED_BYTES_MAX < REQUEST_LIMIT / 2);
 
-/// How soon an owner watches its node: see [`keep_alive`].
+/// The delay before a holder watches its node: see [`keep_alive`].
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 /// One session of a ZooKeeper ensemble.
@@ -55,23 +56,23 @@ pub(super) struct ZooKeeperSession {
     pipeline: Arc<Pipeline>,
     upkeep: Arc<Upkeep>,
     link: watch::Sender<SessionLink>,
-    /// What the follower of the client's state has, until it ends.
+    /// Alive until the client crate's task has ended.
     follower: OnceLock<Weak<()>>,
     background: Arc<BackgroundThread>,
     servers: Servers,
-    /// The address of the server that it is connected to, if that is certain.
+    /// The address of the server that the session is connected to, if it is certain.
     server: Mutex<Option<SocketAddr>>,
-    /// The bytes of watched paths that there is room for.
+    /// The bytes of watched paths that are still free.
     room: Arc<Semaphore>,
-    /// The acquisition that it was opened for has not taken its slot yet.
+    /// Whether the acquisition that opened the session has not taken its slot yet.
     is_fresh: AtomicBool,
-    /// The length of the path that everything is kept below.
+    /// The length of the root: the path at the end of the connect string.
     root_bytes: usize,
     this: Weak<ZooKeeperSession>,
 }
 
 impl ZooKeeperSession {
-    /// A session that was opened at `asked` or later. Starts its background tasks.
+    /// Creates a session that was opened at `asked` or later, and starts its background tasks.
     pub(super) fn new(
         (client, ended): (zk::Client, ClientEnded),
         background: &Arc<BackgroundThread>,
@@ -120,7 +121,7 @@ impl ZooKeeperSession {
         Ok(session)
     }
 
-    /// Begins what goes on in the background for as long as the session lives.
+    /// Starts the tasks that run for as long as the session lives.
     fn begin(self: &Arc<Self>, states: zk::StateWatcher, ended: ClientEnded) {
         let follow = follow_state((states, ended), Arc::downgrade(self), Arc::clone(&self.upkeep), self.link.clone());
         let follows = Arc::new(());
@@ -131,18 +132,18 @@ impl ZooKeeperSession {
         self.on_connection();
     }
 
-    /// While it has no connection. Without a limit the client crate's own counts.
+    /// Starts the task that ends slow attempts whenever the session has no connection.
     pub(super) fn end_slow_reconnects(&self, than: Option<Duration>) {
         let (servers, link, upkeep) = (self.servers.clone(), self.link.subscribe(), Arc::clone(&self.upkeep));
         self.background.handle().spawn(end_slow_reconnects(than, servers, link, upkeep));
     }
 
-    /// Runs a task without which the session cannot go on.
+    /// Runs a task that the session needs.
     fn supervise(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.background.handle().spawn(self.supervised(task));
     }
 
-    /// The task. If it ends by a panic, or its thread does, the session is over.
+    /// Returns a task that ends the session if the task panics or its thread ends.
     fn supervised<F: Future<Output = ()>>(&self, task: F) -> impl Future<Output = ()> + use<F> {
         let this = Weak::clone(&self.this);
         retry::on_early_end(task, move || {
@@ -152,38 +153,39 @@ impl ZooKeeperSession {
         })
     }
 
-    /// A task of the session has ended unasked, or the client's task.
+    /// Ends the session because one of its tasks, or the client crate's task, has ended unexpectedly.
     fn fail(&self) {
         if self.upkeep.lease().over().is_none() {
             let session = format!("{:x}", self.id);
-            emit!(ERROR, session, "a task of a session has ended by a panic, and the session with it");
+            emit!(ERROR, session, "a task of a session has panicked, which ends the session");
             self.ended(Ending::Failed);
         }
     }
 
-    /// A connection was made, the first one or another.
+    /// Finds the server of a new connection.
     fn on_connection(&self) {
         let (servers, connection, this) = (self.servers.clone(), self.upkeep.connection(), Weak::clone(&self.this));
         self.background.handle().spawn(async move {
             let found = sockets::set_on_connections_to(&servers).await;
-            // Only of a connection that was up all the while.
+            // The address counts only if the same connection was up all the time.
             if let Some(session) = this.upgrade().filter(|it| it.is_up() && it.upkeep.connection() == connection) {
                 *session.server.lock() = found;
             }
         });
     }
 
-    /// A session slot, if the session has room.
+    /// Returns a session slot, if the session has room.
     pub(super) fn session_slot(self: &Arc<Self>, watched_bytes: usize) -> Option<SessionSlot> {
-        // The server counts the paths with the root before them. Each slot watches three paths at most: who waits
-        // behind a kept node the directory, too, and the head of a semaphore's queue the number and the permits.
+        // The server counts a path with the root. A slot watches at most three paths: a waiter behind a kept node also
+        // watches the directory, and the head of a semaphore's queue watches the number and the permits.
         let bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 3 * self.root_bytes };
         let room = Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(bytes).ok()?);
         let session: Arc<dyn Session> = self.clone();
         Some(SessionSlot::with_reservation(session, room.ok()?))
     }
 
-    /// Whether the server lists this node as one of the session that it takes us for.
+    /// Asks the server for the session's own ephemeral nodes, and returns whether `path` is among them. This confirms
+    /// the session's identity on the connection.
     async fn confirm_by_listing(&self, path: &str) -> Result<bool, Failure> {
         let (node, connection, abilities) =
             (path.to_owned(), self.pipeline.identity.connection(), Arc::clone(&self.abilities));
@@ -202,11 +204,13 @@ impl ZooKeeperSession {
         Ok(false)
     }
 
-    /// Makes a node beside this one, whose owner shows which session the server takes us for. Removes it again.
+    /// Creates a temporary node next to `path`. The owner of that node shows the identity of the session on this
+    /// connection.
     async fn confirm_by_create(&self, path: &str) -> Result<bool, Failure> {
         let own = format!("{}/session-{:x}", contract::temporary_parent(path), self.id);
         let made = self.create(&own, &[], Kind::Ephemeral).await;
-        // An answer that was lost may have left the node behind, and the node says nothing of this connection.
+        // The node exists already if the reply to an earlier create was lost. Its owner says nothing about this
+        // connection.
         if !matches!(made, Ok(_) | Err(Failure::NodeExists)) {
             return made.map(|_| true);
         }
@@ -219,7 +223,7 @@ impl ZooKeeperSession {
         }
     }
 
-    /// Makes the path at the end of the connect string.
+    /// Creates the root: the path at the end of the connect string.
     pub(super) async fn make_root(&self) -> Result<(), Failure> {
         let client = self.pipeline.client()?;
         let root = client.path().to_owned();
@@ -244,10 +248,11 @@ impl ZooKeeperSession {
         *self.link.borrow() == SessionLink::Up
     }
 
-    /// When the connection was lost. `None` while it is up.
+    /// Returns when the connection was lost. `None` while it is up.
     ///
-    /// The client crate does not tell of a connection that breaks between the handshake and the first answer, and nobody tells of
-    /// one while the thread stands still. Such a one is lost, too, if there is no answer for a session timeout.
+    /// The client crate does not report a connection that breaks between the handshake and the first reply. Nothing is
+    /// reported while the library's thread is blocked. So the connection also counts as lost if no reply has come for a
+    /// session timeout.
     pub(super) fn lost(&self) -> Option<Instant> {
         self.link.borrow().lost().or_else(|| {
             let (lease, limit) = (self.lease(), self.timeout());
@@ -257,24 +262,24 @@ impl ZooKeeperSession {
         })
     }
 
-    /// The acquisition that the session was opened for has taken its slot.
+    /// Records that the acquisition that opened the session has taken its slot.
     pub(super) fn mark_used(&self) {
         self.is_fresh.store(false, Ordering::Release);
     }
 
-    /// What shows whether the client's task has ended. It does not keep the session.
+    /// Returns a pointer that dies when the client crate's task ends. It does not keep the session alive.
     pub(super) fn follower(&self) -> Option<Weak<()>> {
         self.follower.get().cloned()
     }
 
     /// Asks the server to end the session.
     pub(super) fn close(&self) {
-        // The guards are lost before the server is asked to give their locks to other contenders.
+        // First, so that the guards are lost before the server gives their locks to others.
         self.upkeep.end(Ending::Closed);
         self.pipeline.close();
     }
 
-    /// The session is known to be over.
+    /// Records that the session is over.
     pub(super) fn ended(&self, why: Ending) {
         self.end(why);
         self.pipeline.close();
@@ -282,18 +287,18 @@ impl ZooKeeperSession {
 
     fn end(&self, why: Ending) {
         self.upkeep.end(why);
-        // Only Keeper begins another session where one is to go on.
+        // Only ClickHouse Keeper replaces a session on a reconnect.
         if why == Ending::Replaced {
             self.abilities.mark_as_clickhouse_keeper();
         }
         self.link
-            .send_if_modified(|link| link.becomes(SessionLink::Over(why, link.lost().unwrap_or_else(Instant::now))));
+            .send_if_modified(|link| link.change(SessionLink::Over(why, link.lost().unwrap_or_else(Instant::now))));
     }
 
-    /// The server takes us for another session, so this session serves no more.
+    /// Ends the session because the server has replaced it by another one.
     fn end_as_replaced(&self) -> Failure {
         self.end(Ending::Replaced);
-        // An answer may come so fast that it is read while its request is still being sent, under the pipeline's lock.
+        // Runs on another thread: a fast reply may be read while the pipeline's lock is still held for its request.
         let pipeline = Arc::clone(&self.pipeline);
         self.background.run(async move { pipeline.close() });
         Failure::Over(Ending::Replaced)
@@ -311,7 +316,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn server(&self) -> Option<String> {
-        // Of a connection without an answer it is not known whether it is still there: see `lost`.
+        // Before the first reply, the connection may already be broken: see `lost`.
         let found = self.server.lock().filter(|_| self.is_up() && self.lease().is_answered());
         Some(found.map_or_else(|| format!("one of {}", self.servers.list()), |server| server.to_string()))
     }
@@ -484,14 +489,14 @@ impl fmt::Debug for ZooKeeperSession {
     }
 }
 
-/// The session timeout that counts, of a session that was just opened.
+/// Returns the session timeout of a new session, and warns if it is shorter than requested.
 fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Duration, Failure> {
     let requested = options.session_timeout;
-    // A server may raise the timeout, and another server lower it again on a reconnect: the shorter one counts.
+    // On a reconnect another server may grant more or less than this one. The shortest counts.
     let timeout = client.session_timeout().min(requested);
     if timeout < requested {
-        // On a reconnect the client asks for the timeout that was granted here. So only a server that grants even less can
-        // lower it again, and the client does not report that.
+        // On a reconnect the client crate asks for this timeout again. A server that grants even less lowers it, and
+        // the crate does not report that.
         emit!(
             WARN,
             ?timeout,
@@ -504,7 +509,7 @@ fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Du
     Ok(timeout)
 }
 
-/// Reports the session's state to all that wait for it, until the session is over.
+/// Reports the client crate's state to the lease and to all waiters, until the session is over.
 async fn follow_state(
     (mut states, mut ended): (zk::StateWatcher, ClientEnded),
     session: Weak<ZooKeeperSession>,
@@ -525,13 +530,13 @@ async fn follow_state(
         };
         if let SessionLink::Over(ending, _) = now {
             upkeep.end(ending);
-            link.send_if_modified(|link| link.becomes(now));
+            link.send_if_modified(|link| link.change(now));
             return;
         }
         if let Some(session) = session.upgrade().filter(|_| was != now) {
             session.pipeline.identity.connection_changes();
-            // Answers arrive on this thread too, and the next connection's answers arrive after the news of it. So the
-            // lease hears that the old connection is lost before it hears of any of them.
+            // Replies arrive on this thread, too, and those of a new connection arrive after its state. So the lease
+            // learns about the loss of the old connection before any of them.
             session.upkeep.connected(now == SessionLink::Up);
             *session.server.lock() = None;
             if now == SessionLink::Up {
@@ -539,11 +544,11 @@ async fn follow_state(
                 session.pipeline.identity.start_check();
             }
         }
-        link.send_if_modified(|link| link.becomes(now));
+        link.send_if_modified(|link| link.change(now));
         state = tokio::select! {
             biased;
             state = states.changed() => state,
-            // Its last word is that the session is over, unless it has none.
+            // The crate's task normally ends with a state that ends the session. Without one, it has panicked.
             _ = &mut ended => {
                 return session.upgrade().map_or_else(|| upkeep.end(Ending::Failed), |session| session.fail());
             }
@@ -551,7 +556,7 @@ async fn follow_state(
     }
 }
 
-/// After a reconnect: makes sure that the server takes us for the session that owns our nodes.
+/// Confirms after a reconnect that the server continues the session that owns our nodes.
 async fn run_identity_check(session: Weak<ZooKeeperSession>) {
     check_identity(&session).await;
     if let Some(session) = session.upgrade() {
@@ -562,8 +567,7 @@ async fn run_identity_check(session: Weak<ZooKeeperSession>) {
 async fn check_identity(session: &Weak<ZooKeeperSession>) {
     loop {
         let Some(session) = session.upgrade().filter(|session| session.upkeep.lease().over().is_none()) else { return };
-        // The session keeps no node, so there is nothing to lose. The next answer that could count starts the check
-        // again.
+        // The session has no node, so nothing can be lost. The next reply that could count starts the check again.
         let Some((_, path)) = session.upkeep.to_check().into_iter().next() else { return };
         let lists = !session.abilities.ephemerals.is_lacking();
         let shown = match lists {
@@ -571,23 +575,23 @@ async fn check_identity(session: &Weak<ZooKeeperSession>) {
             false => session.confirm_by_create(&path).await,
         };
         match shown {
-            // Only what a quorum commits now proves that the leader which has let us in leads still.
+            // A quorum commits this check, which proves that the server's leader still leads.
             Ok(true) if session.pipeline.identity.is_known() => {
                 let check = Operation::Check { path, version: None };
                 return drop(session.transact(&[check]).await);
             }
-            // Either the connection has been lost since, or the server has replaced the session.
+            // The connection was lost meanwhile, or the server has replaced the session.
             Ok(true) => {}
-            // Ask in the other way.
+            // Retry with a created node.
             Err(Failure::Unknown(_)) if lists && session.abilities.ephemerals.is_lacking() => {
                 let _over = session.connected().await;
             }
-            // The node is gone, which its watch will report. Ask about another node.
+            // The node is gone, which its watch will report. Retry with another node.
             Ok(false) | Err(Failure::NoNode) => session.sleep(session.timeout() / 20).await,
             Err(Failure::Unknown(_)) if session.connected().await.is_ok() => {
                 session.sleep(session.timeout() / 20).await
             }
-            // The next answer starts the check again.
+            // The next reply starts the check again.
             Err(_) => return,
         }
     }

@@ -1,12 +1,15 @@
-//! Sets `TCP_NODELAY` on the connections to the servers, and finds out which server a connection leads to.
+//! Sets `TCP_NODELAY` on the connections to the servers, and finds the server that a session is connected to.
 //!
-//! Without the option a small request that follows another one waits until the other is acknowledged (Nagle's algorithm), which
-//! takes a round trip. So requests that are sent together would cost two. The client crate neither sets the option nor shows
-//! its sockets. So this module looks through the sockets of this process for those that lead to a server's port: also those of
-//! another client in this process, which then sends its small requests at once, too. Where the system does not allow that, or
-//! has no `/proc`, requests only take longer.
+//! Without the option, a small request waits until the previous one is acknowledged (Nagle's algorithm), which takes a
+//! round trip. So two requests that are sent together would cost two round trips. The client crate neither sets the
+//! option nor exposes its sockets. `docs/upstream/nodelay.patch` makes the option's half of this file unnecessary.
 //!
-//! No name is looked up for this: a look-up can take many seconds, and by then the connection may lead to another server.
+//! This module scans the sockets of this process for those that lead to a server's port. These include sockets of other
+//! clients in the process, whose small requests are then also sent at once. Where the system does not allow the scan,
+//! or has no `/proc`, requests only take longer.
+//!
+//! The scan compares ports and resolves no names. A lookup can take many seconds, and by then the connection may lead
+//! to another server.
 
 #[cfg(target_os = "linux")]
 use std::collections::BTreeSet;
@@ -22,11 +25,11 @@ use crate::sync::Mutex;
 use crate::telemetry::log::emit;
 use crate::zookeeper::servers::Servers;
 
-/// Sets the option on the connections of this process to the ports of these servers. Returns the server of a session that is
-/// connected all the while, or `None` if another connection leads to one of these ports: nothing shows whose is which.
+/// Sets the option on all connections of this process to the ports of these servers. Returns the server's address if
+/// there is exactly one such connection, because two connections could belong to different sessions.
 pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAddr> {
     let ports: Vec<u16> = servers.each().map(|server| server.port()).collect();
-    // A process may have a hundred thousand files open, and heartbeats must not wait for the look at them.
+    // A process may have 100,000 files open, so the scan runs on another thread, and heartbeats do not wait for it.
     let set = tokio::task::spawn_blocking(move || set(&ports)).await;
     match set.unwrap_or_else(|gone| Err(io::Error::other(gone))) {
         Ok(peers) => {
@@ -40,10 +43,10 @@ pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAdd
     }
 }
 
-/// Returns the servers at the other end of all these connections.
+/// Sets the option, and returns the peers of the connections.
 ///
-/// It takes the sockets by their numbers, for which the older `nix` has safe calls. To duplicate a socket of one's own, as
-/// `pidfd_getfd` does, is refused in containers by default (seccomp, without CAP_SYS_PTRACE).
+/// The calls take file descriptors, for which this version of `nix` has safe functions. A duplicate by `pidfd_getfd` is
+/// no alternative: containers refuse the call by default (seccomp, without CAP_SYS_PTRACE).
 #[cfg(target_os = "linux")]
 fn set(ports: &[u16]) -> io::Result<Vec<SocketAddr>> {
     use nix::sys::socket::setsockopt;
@@ -53,8 +56,8 @@ fn set(ports: &[u16]) -> io::Result<Vec<SocketAddr>> {
     for open in std::fs::read_dir("/proc/self/fd")? {
         let Some(number) = open?.file_name().to_str().and_then(|number| number.parse().ok()) else { continue };
         let Some(peer) = peer_of(number) else { continue };
-        // The number may stand for another socket by now. Then that one sends small requests at once, or is no connection of
-        // TCP, and the call fails.
+        // The file descriptor may stand for another socket by now. The call then fails, or sets the option on that
+        // socket, which does no harm.
         if ports.contains(&peer.port()) && setsockopt(number, TcpNoDelay, &true).is_ok() {
             peers.push(peer);
         }
@@ -62,7 +65,7 @@ fn set(ports: &[u16]) -> io::Result<Vec<SocketAddr>> {
     Ok(peers)
 }
 
-/// Where the connection of this number leads to; `None` if it is no connection.
+/// Returns the peer of this file descriptor; `None` if it is not a connected socket.
 #[cfg(target_os = "linux")]
 pub(super) fn peer_of(number: RawFd) -> Option<SocketAddr> {
     use nix::sys::socket::{SockaddrStorage, getpeername};
@@ -73,11 +76,11 @@ pub(super) fn peer_of(number: RawFd) -> Option<SocketAddr> {
     of_four().or_else(of_six)
 }
 
-/// The sockets that are no attempts of the client crate's.
+/// The inodes of the sockets on which this library probes servers. They are not attempts of the client crate.
 #[cfg(target_os = "linux")]
 pub(super) static PROBE_SOCKETS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
-/// A socket that is no attempt of the client crate's.
+/// The registration of a probe's socket in `PROBE_SOCKETS`. The drop removes it.
 pub(super) struct ProbeSocket {
     #[cfg(target_os = "linux")]
     inode: Option<u64>,
@@ -109,7 +112,7 @@ fn register_probe(number: RawFd) -> Option<u64> {
     Some(inode)
 }
 
-/// What tells the file of this number from all others.
+/// Returns the inode of a socket, which identifies the socket for as long as it is open.
 #[cfg(target_os = "linux")]
 pub(super) fn inode_of(number: RawFd) -> Option<u64> {
     let link = std::fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
@@ -138,14 +141,14 @@ mod tests {
         assert_eq!(set(&[address.port()]).unwrap(), [address]);
         assert!(to_server.nodelay().unwrap());
         assert!(!to_other.nodelay().unwrap() && !accepted.nodelay().unwrap());
-        assert_eq!(set(&[address.port()]).unwrap(), [address], "it is set already");
+        assert_eq!(set(&[address.port()]).unwrap(), [address], "the option is already set");
     }
 
     #[tokio::test]
     async fn the_server_is_unknown_if_two_connections_match() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = server.local_addr().unwrap();
-        // The name has no address, as one whose look-up takes for ever.
+        // The name has no address, like one whose lookup hangs.
         let servers = Servers::parse(&format!("name.invalid:{}", address.port())).unwrap();
         let _ours = TcpStream::connect(address).unwrap();
         assert_eq!(set_on_connections_to(&servers).await, Some(address));

@@ -1,4 +1,4 @@
-//! Encryption: whom this client trusts, and the certificate that it shows.
+//! TLS: the authorities that this client trusts, and its certificate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,14 +17,15 @@ use crate::sync::Mutex;
 /// The authorities that this client trusts on an encrypted connection, and its own certificate, for
 /// [`ZooKeeperBuilder::tls`](crate::ZooKeeperBuilder::tls).
 ///
-/// A server's certificate must be signed by a trusted authority, and carry the server's name or address as the
-/// connect string has it. That cannot be switched off.
+/// A server's certificate must be signed by a trusted authority, and carry the server's name or address as the connect
+/// string has it. This check cannot be switched off.
 ///
 /// Encryption is by rustls, with the process's default `CryptoProvider`, or with `aws-lc-rs` if none was installed
 /// when the first `Tls` is made.
 ///
 /// # Clone
-/// Clones share their certificates. A renewal counts for all clones, and for every connection made with them.
+/// Clones share their certificates. A renewal applies to all clones, and to all later connections of clients that use
+/// them.
 ///
 /// # Examples
 ///
@@ -51,15 +52,15 @@ pub struct Tls {
 /// A certificate, the chain to its authority, and its key.
 type OwnIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// The same once more, for a handshake of our own: the client crate does not report why one of its own failed.
+/// The same data for this library's own handshakes: the client crate does not report why one of its handshakes failed.
 struct Own {
     verifier: Arc<WebPkiServerVerifier>,
     identity: Option<OwnIdentity>,
 }
 
 impl Tls {
-    /// Trusts the authorities whose certificates are in `pem`. It may hold several certificates, and revocation
-    /// lists too.
+    /// Trusts the authorities whose certificates are in `pem`. `pem` may hold several certificates, and revocation
+    /// lists.
     ///
     /// To trust the machine's authorities, give the contents of its bundle, such as
     /// `/etc/ssl/certs/ca-certificates.crt`.
@@ -73,19 +74,18 @@ impl Tls {
         Ok(Tls { certs, own: Arc::new(Mutex::new(Own { verifier, identity: None })) })
     }
 
-    /// Shows this certificate to servers that ask for one, and proves with `key` that it is ours. `certificate`
-    /// holds the client's own certificate first, then the chain to an authority.
+    /// Presents this certificate to servers that ask for one. `certificate` holds the client's own certificate first,
+    /// then the chain to an authority; `key` is the private key of the first.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] when the texts hold no certificate or no key, when one is broken, or when the two do
+    /// [`Error::InvalidInput`] when the texts hold no certificate or no key, when one is malformed, or when the two do
     /// not belong together.
     pub fn identity_pem(self, certificate: &str, key: &str) -> Result<Tls, Error> {
         self.renew_identity_pem(certificate, key)?;
         Ok(self)
     }
 
-    /// Replaces the certificate that servers see, for connections made from now on. Open connections stay, with
-    /// their sessions and locks.
+    /// Replaces the client's certificate for later connections. Open connections stay, with their sessions and locks.
     ///
     /// # Errors
     /// As for [`identity_pem`](Tls::identity_pem). The old certificate then stays.
@@ -96,7 +96,7 @@ impl Tls {
         Ok(())
     }
 
-    /// Replaces the trusted authorities, for connections made from now on.
+    /// Replaces the trusted authorities for later connections.
     ///
     /// # Errors
     /// As for [`from_ca_pem`](Tls::from_ca_pem). The old authorities then stay.
@@ -111,7 +111,7 @@ impl Tls {
         self.own.lock().identity.is_some()
     }
 
-    /// What a handshake of our own goes by: the same as the client crate's.
+    /// Returns the configuration of this library's own handshakes: the same as the client crate's.
     pub(super) fn config(&self) -> Result<ClientConfig, rustls::Error> {
         let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
         let own = self.own.lock();
@@ -133,7 +133,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// Refuses a host name that no certificate can carry: the client crate panics over it.
+/// Refuses a host name that no certificate can carry, because the client crate panics over it.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     match ServerName::try_from(host) {
         Ok(_) => Ok(()),
@@ -141,13 +141,13 @@ pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     }
 }
 
-/// The client crate finds an error in certificates only when it connects, and on a renewal it merely logs it. So
-/// they are checked here, in the way in which it will use them.
+/// Checks certificates as the client crate will use them. The crate finds an error in certificates only when it
+/// connects, and on a renewal it only logs the error.
 fn ca(pem: &str) -> Result<(zk::TlsCa, Arc<WebPkiServerVerifier>), Error> {
     let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS authorities: {problem}"));
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-        // As in the client crate: a bundle may hold a certificate that is of no use here.
+        // Skips unusable certificates of a bundle, as the client crate does.
         let _useless = roots.add(certificate.map_err(|error| broken(&error))?);
     }
     if roots.is_empty() {
@@ -176,7 +176,8 @@ fn identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnIdentit
     Ok((identity, (chain, private)))
 }
 
-/// The provider that the client crate will use. It would panic if a program had built in two and chosen none.
+/// Returns the provider that the client crate will use. The crate would panic if a program had built in two providers
+/// and chosen none.
 fn provider() -> Arc<CryptoProvider> {
     if let Some(provider) = CryptoProvider::get_default() {
         return Arc::clone(provider);

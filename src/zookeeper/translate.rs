@@ -1,4 +1,8 @@
-//! The client crate's types and ours, each turned into the other.
+//! Conversions between the client crate's types and this library's.
+//!
+//! The crate has many errors after which the outcome of a request is unknown, and its watchers panic when their
+//! session's task is gone. No patch in `docs/upstream/` changes that. This file maps both to the failures and events of
+//! the contract.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -19,8 +23,8 @@ pub(super) fn mode(kind: Kind) -> zk::CreateMode {
     }
 }
 
-/// Commits all operations or none. Also gives the number of the transaction, or 0 if the answer does not show it. The request is
-/// sent in the first poll.
+/// Commits all operations or none. Also returns the transaction's id, or 0 if the reply does not show it. The request
+/// is sent in the first poll.
 pub(super) async fn commit(
     client: &zk::Client,
     operations: &[Operation],
@@ -52,8 +56,8 @@ pub(super) async fn commit(
     Ok((results.into_iter().map(outcome).collect(), newest))
 }
 
-/// Reads the data of several nodes in one request, which is sent in the first poll. `None` of a node that is gone, or that
-/// this client may not read.
+/// Reads the data of several nodes in one request, which is sent in the first poll. `None` for a node that does not
+/// exist or that this client may not read.
 pub(super) async fn data_of_each(client: &zk::Client, paths: &[String]) -> Result<Contents, zk::Error> {
     let mut reader = client.new_multi_reader();
     paths.iter().try_for_each(|path| reader.add_get_data(path))?;
@@ -87,13 +91,14 @@ fn outcome(result: zk::MultiWriteResult) -> Outcome {
     }
 }
 
-/// What follows from an error. Every error but a clear refusal leaves the outcome unknown. A reset or silent connection
-/// gives `Custom`, an orderly close `ConnectionLoss`, and in both cases the request may have been carried out.
+/// Maps an error to a failure. Every error but a clear refusal leaves the outcome unknown. The crate reports a reset or
+/// silent connection as `Custom`, and an orderly close as `ConnectionLoss`. In both cases the request may have been
+/// executed.
 ///
-/// `SessionMoved` and `Throttled` are refusals, but passing ones. The session lives on, and a request with an unknown
-/// outcome is tried again.
+/// `SessionMoved` and `Throttled` are temporary refusals. They are mapped to an unknown outcome, because such a request
+/// is retried and the session lives on.
 ///
-/// The request needs `right` on `node`, and was sent by a client that is authenticated as `whom`.
+/// The request needs `right` on `node`. `whom` describes the client's user.
 pub(super) fn failure(error: zk::Error, (right, node): (&'static str, &str), whom: &str) -> Failure {
     match error {
         zk::Error::NoNode => Failure::NoNode,
@@ -129,7 +134,7 @@ pub(super) fn stat(stat: &zk::Stat) -> Stat {
     }
 }
 
-/// A node at `path` that was created with this stat.
+/// Returns the result of a create of the node at `path`.
 pub(super) fn created(path: String, stat: &zk::Stat) -> Created {
     Created { path, czxid: stat.czxid, ctime: time(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
 }
@@ -137,24 +142,24 @@ pub(super) fn created(path: String, stat: &zk::Stat) -> Created {
 /// The last second of the year 9999, since 1970: later times cannot be printed.
 const LAST_SHOWN: Duration = Duration::from_secs(253_402_300_799);
 
-/// A moment on the ensemble's clock, which counts milliseconds.
+/// Converts a time of the ensemble's clock, which counts milliseconds.
 pub(super) fn time(milliseconds: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs()).min(LAST_SHOWN)
 }
 
-/// What follows from an error on the way to a session.
+/// Maps an error of an attempt to open a session.
 pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     match error {
         zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
-        // A network error ends in a timeout. This error is about certificates, before anything was sent.
+        // A network error becomes a timeout. This error is about certificates, before anything was sent.
         zk::Error::Custom(problem) => Failure::Refused(problem.to_string()),
         error => Failure::Unreachable(format!("{servers}: {error}")),
     }
 }
 
-/// The event that a one-shot watcher of the client crate gives. It panics when its session's task is gone: for us the session
-/// is over then.
+/// Returns the event of one of the client crate's one-shot watchers. The watcher panics when its session's task is
+/// gone: then the session is over.
 pub(super) async fn event(watcher: impl Future<Output = zk::WatchedEvent>) -> Event {
     match AssertUnwindSafe(watcher).catch_unwind().await.map(|event| event.event_type) {
         Ok(zk::EventType::NodeDeleted) => Event::Deleted,
@@ -222,6 +227,6 @@ mod tests {
 
     #[tokio::test]
     async fn a_watcher_without_its_task_reports_session_over() {
-        assert_eq!(event(async { panic!("its task is gone") }).await, Event::Over);
+        assert_eq!(event(async { panic!("the task is gone") }).await, Event::Over);
     }
 }

@@ -406,7 +406,7 @@ async fn connecting_times_out_despite_a_blocked_thread() {
     let address = shared_server().address();
     let mut child = Process::start(module_path!(), &format!("connects blocks 1 {address} /strangers/connects"));
     let said = tokio::task::spawn_blocking(move || child.said().last()).await.expect("no panic");
-    let still = "the library's thread stands still";
+    let still = "the library's thread is blocked";
     assert!(said.as_deref().is_some_and(|said| said.contains(still)), "{said:?}");
 }
 
