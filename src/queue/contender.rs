@@ -127,7 +127,7 @@ impl Contender {
         name(self.tag(), self.dialect.marker(Mode::Read), self.sequence())
     }
 
-    /// Returns the part of its name before the mode's marker. If that has an id, no other acquisition has the same tag.
+    /// Returns the part of its name before the mode's marker. If the tag has an id, no other acquisition has the same tag.
     pub(crate) fn tag(&self) -> &str {
         &self.name[..self.tag_len]
     }
@@ -197,7 +197,7 @@ mod tests {
 
     #[track_caller]
     fn foreign(name: &str) {
-        assert_eq!(Contender::parse(name), None, "{name:?} was taken for a contender");
+        assert_eq!(Contender::parse(name), None, "{name:?} was accepted as a contender");
     }
 
     #[test]

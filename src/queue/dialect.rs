@@ -116,7 +116,7 @@ pub enum Dialect {
     CuratorMutex,
     /// The dialect of kazoo's `ReadLock` and `WriteLock`.
     ///
-    /// Both treat every child as a contender whose name ends with `__lock__` or `__rlock__` and ten digits, with any
+    /// Both locks treat every child as a contender whose name ends with `__lock__` or `__rlock__` and ten digits, with any
     /// text before that. They compare the digits.
     Kazoo,
 }
@@ -169,7 +169,7 @@ impl Dialect {
         format!("{PROTECTED}{:08x}-{:04x}-{:04x}-{:04x}-{:012x}-", groups.0, groups.1, groups.2, groups.3, groups.4)
     }
 
-    /// Returns the most bytes that another contender's tag may have, where ours has `ours` bytes.
+    /// Returns the maximal length of another contender's tag, if our own tag has `ours` bytes.
     pub(crate) fn longest_tag(self, ours: usize) -> usize {
         if self == Dialect::Native { ours.max(OWNER_BYTES) } else { ours }
     }

@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(text(&[&kept]), "kept by READ web-2; 1 ahead");
         assert_eq!(text(&[&kept, &other]), "kept by READ web-2 and READ web-3; 2 ahead");
         assert_eq!(text(&[&kept, &plain, &other]), "held by READ web-1, kept by READ web-2 and READ web-3; 3 ahead");
-        assert_eq!(text(&[&waits]), "behind READ web-4; 1 ahead", "what waits keeps nothing yet");
+        assert_eq!(text(&[&waits]), "behind READ web-4; 1 ahead", "a waiter keeps nothing yet");
     }
 
     #[test]

@@ -312,9 +312,9 @@ mod tests {
     #[test]
     fn now_includes_the_time_spent_waiting() {
         let now = Now::since(minutes(100), 100 * MINUTE, 101 * MINUTE);
-        assert!(!now.is_within(50 * MINUTE, minutes(149)), "done while it waited, and a period ago by now");
-        assert!(now.is_within(50 * MINUTE, minutes(150)), "if its clock is fast, less than a period ago");
-        assert!(now.is_within(MINUTE, minutes(202)), "done just now, as far as is known");
+        assert!(!now.is_within(50 * MINUTE, minutes(149)), "done at least a period ago");
+        assert!(now.is_within(50 * MINUTE, minutes(150)), "possibly done less than a period ago");
+        assert!(now.is_within(MINUTE, minutes(202)), "possibly done just now");
         assert!(!now.is_within(MINUTE, minutes(204)));
     }
 

@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn only_an_encoded_number_is_decoded() {
         assert_eq!(decode(&encode(10)), Ok(Some(10)));
-        assert_eq!(decode(b"permits=7\n"), Ok(Some(7)), "as an editor leaves it");
+        assert_eq!(decode(b"permits=7\n"), Ok(Some(7)), "an editor appends a newline");
         assert_eq!(decode(b""), Ok(None));
         for data in ["permits=", "permits=0", "permits=07", "permits=-1", "permits=4294967296", "7", "permits=7 "] {
             assert_eq!(decode(data.as_bytes()), Err(data.to_owned()));

@@ -33,8 +33,8 @@ impl Abilities {
         }
     }
 
-    /// Marks the features that some version of ClickHouse Keeper lacks. The request that reads several nodes is not
-    /// among them: every version on which there can be a lock has it.
+    /// Marks the features that some version of ClickHouse Keeper lacks. Every version that can host a lock
+    /// has the request that reads several nodes.
     pub(crate) fn mark_as_clickhouse_keeper(&self) {
         for lacking in [&self.containers, &self.ephemerals, &self.kept_by_reads] {
             lacking.mark_lacking();

@@ -273,8 +273,8 @@ mod system {
 
     /// Returns the peer and the inode in a table's line, if that socket has received nothing.
     ///
-    /// The sign of that is a zero in the column `ato`, the delay of acknowledgements: the kernel sets it when the first
-    /// data arrive.
+    /// Such a socket has zero in the column `ato`, the delay of acknowledgements: the kernel sets that delay when the
+    /// first data arrive.
     fn unanswered_in(line: &str) -> Option<(SocketAddr, u64)> {
         let mut words = line.split_ascii_whitespace().skip(2);
         let (peer, state) = (words.next()?, words.next()?);
@@ -366,7 +366,7 @@ mod tests {
         let began = std::time::Instant::now();
         let ended = tokio::select! {
             ended = tokio::net::TcpStream::connect(full.local_addr().unwrap()) => ended,
-            () = end_slow_attempts(Some(limit), &servers) => panic!("the attempts are ended for ever"),
+            () = end_slow_attempts(Some(limit), &servers) => panic!("the attempt was not ended"),
         };
         assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
         assert!(began.elapsed() > limit / 2, "{:?}", began.elapsed());

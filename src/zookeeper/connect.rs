@@ -250,7 +250,7 @@ mod tests {
     use crate::sync::atomic::{AtomicU64, Ordering};
 
     #[test]
-    fn each_server_is_named_several_times() {
+    fn the_list_names_each_server_several_times() {
         let second = Duration::from_secs(1);
         let silent = |silent: &[usize], servers, timeout| {
             connect_string(&Servers::parse(servers).unwrap(), timeout, &silent.iter().copied().collect()).0

@@ -115,7 +115,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Sets the time between the moment at which a holder that is cut off reports the loss, and the moment at which the
-    /// ensemble may give the lock to another contender. Work can stop in this time. It also covers clocks that differ.
+    /// ensemble may give the lock to another contender. Work can stop in this time. The margin also covers clocks that run at different speeds.
     /// Default: a sixth of the session timeout, but at least 300 ms and at most a quarter. A margin must be at least a
     /// hundredth of the session timeout, and leave enough time to renew the lease.
     ///
@@ -134,8 +134,8 @@ impl ZooKeeperBuilder {
     /// A server that pauses for half of this, to collect garbage or to flush its log, costs nothing. A longer pause may
     /// cost the connection, and a transaction that is under way its outcome
     /// ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)). So set twice the longest pause of your servers. The
-    /// connection to a dead server is given up as late. With a limit near to the longest break that costs no lock, or
-    /// beyond, that costs the lock.
+    /// connection to a dead server is given up as late. If the limit is close to the longest break that
+    /// costs no lock, or above it, a dead server may cost the lock.
     ///
     /// An attempt to connect to one server takes at most a twelfth of the session timeout, but at least 350 ms. Only
     /// Linux can end it so early. On other systems a twelfth is also the default of this limit, and a limit that is set
@@ -434,7 +434,7 @@ mod tests {
             new().session_timeout(SECOND).stop_margin(799 * SECOND / 1000).tick_time(SECOND / 10),
             new().digest("a", "b:c").acl(Acl::creator()),
         ] {
-            options.check().expect("a session can have them");
+            options.check().expect("valid options");
         }
     }
 

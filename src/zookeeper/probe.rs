@@ -22,7 +22,7 @@ use crate::zookeeper::servers::Servers;
 /// The limit of a probe. A server that has not answered by then is reported as silent.
 pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// The least time for a full server to close a new connection.
+/// The least time that a probe gives a full server to close the new connection.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// The time after which the probe sends an end of line. A peer that reads lines does not answer a word without one.

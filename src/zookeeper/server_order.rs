@@ -133,7 +133,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_of_the_clients_task_is_noticed() {
-        let background = BackgroundThread::get().expect("a thread");
+        let background = BackgroundThread::get().expect("the background thread");
         let (go_on, goes_on) = oneshot::channel::<()>();
         let begin = async { Some(spawns_core::spawn(async { panic!("{:?}", goes_on.await) })) };
         let (task, mut ended) = connect_in_order(background.handle(), ServerOrder::of(Vec::new()), begin).await;

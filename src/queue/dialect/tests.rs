@@ -59,7 +59,7 @@ fn the_uuid_in_a_tag_has_version_four() {
     for (dialect, before, after) in uuids {
         for bits in [0, u64::MAX] {
             let tag = dialect.new_tag("web-1", false, || bits);
-            let uuid = tag.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).expect("around it");
+            let uuid = tag.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).expect("the affixes of the dialect");
             let digits = uuid.replace('-', "");
             assert_eq!(digits.len(), 32);
             assert_eq!(&digits[12..13], "4", "{uuid}");
@@ -76,8 +76,8 @@ fn a_tag_has_all_random_bits_except_the_uuid_version() {
         (Dialect::CuratorMutex, "_c_01234567-89ab-4def-bedc-ba9876543210-"),
         (Dialect::Kazoo, "0123456789ab4defbedcba9876543210"),
     ] {
-        let mut drawn = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210].into_iter();
-        assert_eq!(dialect.new_tag("web-1", false, || drawn.next().expect("a third number")), tag);
+        let mut numbers = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210].into_iter();
+        assert_eq!(dialect.new_tag("web-1", false, || numbers.next().expect("a third number")), tag);
     }
     assert_eq!(Dialect::Native.new_tag("web-1", false, || 36 + 2), "web-1~21000000");
     assert_eq!(Dialect::Native.new_tag("web-1", true, || 35), "web-1~z0000000~keep");
@@ -88,7 +88,7 @@ fn any_text_may_precede_the_marker() {
     assert_eq!(read(Dialect::Curator, "3f2a__WRIT__0000000005"), Some(('W', 5)));
     assert_eq!(read(Dialect::Curator, "__READ__0000000005"), Some(('R', 5)));
     assert_eq!(read(Dialect::CuratorMutex, "lock-0000000005"), Some(('W', 5)));
-    assert_eq!(read(Dialect::CuratorMutex, "block-0000000005"), Some(('W', 5)), "as Curator and zookeeper-client do");
+    assert_eq!(read(Dialect::CuratorMutex, "block-0000000005"), Some(('W', 5)), "Curator and zookeeper-client accept this name, too");
     assert_eq!(read(Dialect::Kazoo, "__lock__0000000005"), Some(('W', 5)));
 }
 
@@ -129,7 +129,7 @@ fn names_that_are_no_contenders_are_ignored() {
         }
     }
     for among in [Dialect::Native, Dialect::Curator, Dialect::Kazoo] {
-        assert_eq!(among.foreign("block-0000000005"), None, "a common word, among {among}");
+        assert_eq!(among.foreign("block-0000000005"), None, "`block` is a common word, among {among}");
     }
 }
 
@@ -177,10 +177,10 @@ fn the_quick_parser_agrees_with_the_full_parser() {
     for digits in ["0000000007", "2147483647", "9999999999", "-000000005", "-2147483648", "12147483647"] {
         for mode in ["READ", "WRITE"] {
             let name = format!("h-READ-0000000001~i-{mode}-{digits}");
-            let looked = split_native(&name).map(|(_, slot)| slot.sequence);
-            let glanced = sequence_if_plain(&name);
-            assert!(glanced.is_none() || glanced == looked, "{name}: {glanced:?}, {looked:?}");
-            assert_eq!(glanced.is_some(), digits.len() == 10 && !digits.starts_with('-'), "{name}");
+            let full = split_native(&name).map(|(_, slot)| slot.sequence);
+            let quick = sequence_if_plain(&name);
+            assert!(quick.is_none() || quick == full, "{name}: {quick:?}, {full:?}");
+            assert_eq!(quick.is_some(), digits.len() == 10 && !digits.starts_with('-'), "{name}");
         }
     }
     assert_eq!(sequence_if_plain("short"), None);

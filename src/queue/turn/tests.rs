@@ -99,7 +99,7 @@ fn a_holder_keeps_out_later_contenders_that_it_excludes() {
     assert_eq!(first_kept_out(&Contender::parse(&own[0]).unwrap(), &own), None);
     let tied = ["h~0-READ-0000000005", "h~1-WRITE-0000000005", "h~2-WRITE-0000000006"].map(str::to_owned);
     let kept_out = first_kept_out(&Contender::parse(&tied[0]).unwrap(), &tied);
-    assert_eq!(kept_out.unwrap().name(), tied[2], "a node of the same number did not come later");
+    assert_eq!(kept_out.unwrap().name(), tied[2], "a node of the same number is not later");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_waiter_behind_a_tie_awaits_its_last_name() {
     let me = Contender::parse("c~3-WRITE-0000000006").unwrap();
     for _ in 0..2 {
         queue.reverse();
-        let Turn::Behind(other) = turn(&me, &queue) else { panic!("it is not behind the tie") };
+        let Turn::Behind(other) = turn(&me, &queue) else { panic!("the waiter is not behind the tie") };
         assert_eq!(other.name(), "b~2-WRITE-0000000005");
     }
 }
@@ -212,15 +212,15 @@ fn a_waiter_without_its_node_or_with_foreigners_gives_up() {
 #[test]
 fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
     let kept = ["h~a~keep-READ-0000000000", "h~c~keep-READ-0000000001"];
-    let mut behind_keepers = waiter(true);
-    assert!(asks(behind_keepers.lists(&[kept[0], kept[1], ME])));
-    assert_eq!(behind_keepers.departs(Departure::ListAgain), Step::List);
-    assert!(!asks(behind_keepers.lists(&[kept[0], ME])), "it was asked together with the first");
+    let mut behind_kept_nodes = waiter(true);
+    assert!(asks(behind_kept_nodes.lists(&[kept[0], kept[1], ME])));
+    assert_eq!(behind_kept_nodes.departs(Departure::ListAgain), Step::List);
+    assert!(!asks(behind_kept_nodes.lists(&[kept[0], ME])), "one ask covers both kept nodes");
 
     let plain = "h~c-READ-0000000001";
-    assert!(asks(waiter(true).lists(&[kept[0], plain, ME])), "not only its predecessor is in the way");
+    assert!(asks(waiter(true).lists(&[kept[0], plain, ME])), "a kept node before the predecessor needs an ask, too");
     assert!(!asks(waiter(true).lists(&[plain, ME])));
-    assert!(!asks(waiter(true).lists(&[kept[0], FIRST, ME])), "the writer between the two asks");
+    assert!(!asks(waiter(true).lists(&[kept[0], FIRST, ME])), "the writer between the two asks for the kept node");
 
     let writer = "h~c~keep-WRITE-0000000001";
     let leaving = [kept[1].to_owned(), writer.to_owned()];
@@ -229,15 +229,15 @@ fn a_waiter_asks_once_for_the_kept_nodes_before_it() {
         asks(waiter(true).next(WaiterEvent::Listed { names: &names, leaving: &leaving }))
     };
     for leaves in [kept[1], writer] {
-        assert!(!lists(&[leaves, ME]), "it goes without being asked");
+        assert!(!lists(&[leaves, ME]), "a node that leaves by itself needs no ask");
     }
-    assert!(lists(&["h~d~keep-WRITE-0000000001", ME]), "another one has to be asked for");
-    assert!(lists(&[kept[0], kept[1], ME]), "the other one has to be asked for");
+    assert!(lists(&["h~d~keep-WRITE-0000000001", ME]), "another kept node still needs an ask");
+    assert!(lists(&[kept[0], kept[1], ME]), "the other kept node still needs an ask");
 
     let mut behind_a_writer = waiter(true);
     assert!(asks(behind_a_writer.lists(&[kept[0], "h~c~keep-WRITE-0000000001", ME])));
     assert_eq!(behind_a_writer.departs(Departure::ListAgain), Step::List);
-    assert!(!asks(behind_a_writer.lists(&[kept[0], ME])), "it was asked together with the writer");
+    assert!(!asks(behind_a_writer.lists(&[kept[0], ME])), "one ask covers the reader and the writer");
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn a_waiter_skips_ghosts_while_a_server_lists_them() {
     assert_eq!(waiter.departs(Departure::GoneAtLeader), Step::List);
     assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), FIRST);
     assert_eq!(waiter.departs(Departure::GoneAtLeader), Step::List);
-    assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), holder, "writers before a ghost count");
+    assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), holder, "a writer before a ghost still counts");
     assert_eq!(waiter.ghosts, [ME, FIRST].map(Arc::from));
     // A ghost's exact name is skipped. A writer that has downgraded has the ghost's number and another name.
     assert_eq!(awaits(waiter.lists(&["h~b-READ-0000000002", FIRST, ME, me])), "h~b-READ-0000000002");
