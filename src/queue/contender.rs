@@ -57,22 +57,22 @@ impl Contender {
         Contender { name, dialect, host_len, tag_len, slot }
     }
 
-    /// Returns the whole name of its node, without the directory.
+    /// Returns the name of the contender's node, without the directory.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the dialect of its name.
+    /// Returns the dialect of the name.
     pub fn dialect(&self) -> Dialect {
         self.dialect
     }
 
-    /// Returns the host in its name; empty in a dialect whose names have no host.
+    /// Returns the host in the name; empty in a dialect whose names have no host.
     pub fn host(&self) -> &str {
         &self.name[..self.host_len]
     }
 
-    /// Returns the random id of this acquisition, if its name has one.
+    /// Returns the random id of this acquisition, if the name has one.
     pub fn id(&self) -> Option<&str> {
         let id = match self.dialect {
             Dialect::Native => {
@@ -85,7 +85,7 @@ impl Contender {
     }
 
     /// Whether the contender's process may [keep](crate::RwLockBuilder::keep) the node between uses. A holder that
-    /// keeps its node may be idle. It then gives the lock up as soon as another contender asks.
+    /// keeps its node may be idle. Such a holder gives the lock up as soon as another contender asks.
     ///
     /// ```
     /// use zk_rwlock::queue::Contender;
@@ -96,13 +96,13 @@ impl Contender {
         self.dialect == Dialect::Native && self.tag().ends_with(dialect::KEEP)
     }
 
-    /// Returns the mode that it asks for.
+    /// Returns the mode that the contender asks for.
     pub fn mode(&self) -> Mode {
         self.slot.mode
     }
 
-    /// Returns its sequence number: its place in the order of arrival. The number is no fencing token, because the
-    /// numbers restart when the directory is deleted and created again.
+    /// Returns the sequence number: the contender's place in the order of arrival. The number is no fencing token,
+    /// because the numbers restart when the directory is deleted and created again.
     pub fn sequence(&self) -> i64 {
         self.slot.sequence
     }
@@ -122,17 +122,18 @@ impl Contender {
         self.dialect == other.dialect && mine.sequence == its.sequence && self.dialect.is_one_holder(mine, its)
     }
 
-    /// Returns the name that its node has after a downgrade.
+    /// Returns the name of the contender's node after a downgrade.
     pub(crate) fn downgraded(&self) -> String {
         name(self.tag(), self.dialect.marker(Mode::Read), self.sequence())
     }
 
-    /// Returns the part of its name before the mode's marker. If the tag has an id, no other acquisition has the same tag.
+    /// Returns the tag: the part of the name before the mode's marker. If the tag has an id, no other acquisition has
+    /// the same tag.
     pub(crate) fn tag(&self) -> &str {
         &self.name[..self.tag_len]
     }
 
-    /// Returns its dialect and mode. Contenders of the same kind wait for the same earlier contenders.
+    /// Returns the dialect and the mode. Contenders of the same kind wait for the same earlier contenders.
     pub(crate) fn kind(&self) -> (Dialect, Mode) {
         (self.dialect, self.mode())
     }

@@ -1,4 +1,4 @@
-//! A lock's queue as people see it, and its text.
+//! The queue of a lock or semaphore as people see it: its members, their states, and their text.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,13 +31,13 @@ pub struct Queue {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Member {
-    /// The mode that it asks for. [`Mode::Write`] for a semaphore's member, because waiters for permits are served one
-    /// by one.
+    /// The mode that the member asks for. [`Mode::Write`] for a semaphore's member, because waiters for permits are
+    /// served one by one.
     pub mode: Mode,
-    /// The number of permits that it holds or waits for. `None` in the queue of a lock, and if its node could not be
-    /// read.
+    /// The number of permits that the member holds or waits for. `None` in the queue of a lock, and if its node could
+    /// not be read.
     pub permits: Option<u32>,
-    /// Whether it held the lock when the queue was listed.
+    /// Whether the member held the lock when the queue was listed.
     pub state: MemberState,
     /// The host that the member reports; empty if it reports none.
     pub host: String,
@@ -45,15 +45,15 @@ pub struct Member {
     pub pid: Option<u32>,
     /// The label that the member reports: what it is doing.
     pub label: Option<String>,
-    /// The ensemble's id of its session. 0 if its node is not ephemeral: such a node outlives the process that created
+    /// The id of the member's session. 0 if its node is not ephemeral: such a node outlives the process that created
     /// it. `None` if its node could not be read.
     pub session: Option<i64>,
-    /// When it queued up, on the ensemble's clock; for a holder of permits, when it was granted them. The ensemble does
-    /// not record when a lock was granted. `None` if its node could not be read.
+    /// When the member queued up, on the ensemble's clock. For a holder of permits, when the permits were granted. The
+    /// ensemble does not record when a lock was granted. `None` if its node could not be read.
     pub since: Option<SystemTime>,
-    /// The `czxid` of its node: the ensemble-wide number of the transaction that created the node. It is the [fencing
-    /// token](crate::Hold::fencing_token) of its guard, unless the holder has downgraded. `None` if its node could not
-    /// be read.
+    /// The `czxid` of the member's node: the ensemble-wide number of the transaction that created the node. It is the
+    /// [fencing token](crate::Hold::fencing_token) of its guard, unless the holder has downgraded. `None` if its node
+    /// could not be read.
     ///
     /// No two nodes ever have the same token. [`RwLock::evict`](crate::RwLock::evict) takes it.
     pub token: Option<i64>,
@@ -61,14 +61,14 @@ pub struct Member {
     /// [holds](MemberState::Holds), texts say that it *keeps* the lock: it uses the lock, or is idle and gives the lock
     /// up as soon as it is asked to. The queue cannot show which of the two, because uses of a kept node send nothing.
     pub keeps: bool,
-    /// Whether its session belongs to this process. `false` if its node could not be read.
+    /// Whether the member's session belongs to this process. `false` if its node could not be read.
     pub is_own: bool,
-    /// The name of its node, without the directory.
+    /// The name of the member's node, without the directory.
     pub node: String,
 }
 
 impl Member {
-    /// Creates a member with the details that its node's name shows.
+    /// Creates a member from its node's name, without the details that are in the node's data.
     pub(crate) fn by_name(node: &str, mode: Mode, state: MemberState, host: &str) -> Member {
         Member {
             mode,

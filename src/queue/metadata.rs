@@ -1,5 +1,5 @@
-//! The data that this library writes into nodes: a contender's metadata, and the record of a job's last success. Also
-//! the paths of records and twins.
+//! The data that this library writes into nodes: a contender's metadata, and the record of a job's last success. This
+//! file also defines the paths of records and of twins.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -147,8 +147,8 @@ pub(crate) struct Now {
 }
 
 impl Now {
-    /// Returns the present time: at least `least` and at most `most` after `then`. A local clock measured both, so its
-    /// drift widens the range.
+    /// Returns the present time: at least `least` and at most `most` after `then`. A local clock measured these
+    /// durations, so the range is widened by that clock's possible drift.
     pub(crate) fn since(then: SystemTime, least: Duration, most: Duration) -> Now {
         let (least, most) = (least - least / DRIFT, most.saturating_add(most / DRIFT));
         Now { earliest: then.checked_add(least).unwrap_or(then), latest: then.checked_add(most).unwrap_or(then) }
@@ -157,8 +157,8 @@ impl Now {
     /// Whether less than `period` lies between `at` and now.
     ///
     /// If `at` is in the future, the ensemble's clock was set back: a leader with another clock took over. The true age
-    /// is unknown. `at` counts as recent only while it is less than `period` ahead, so that a small step of the clock
-    /// does no harm and a large one does not block the job for ever.
+    /// is unknown. Then `at` counts as recent only while it is less than `period` ahead. So a small step of the clock
+    /// does no harm, and a large step does not block the job for ever.
     pub(crate) fn is_within(&self, period: Duration, at: SystemTime) -> bool {
         let is_late_enough = at.checked_add(period).is_none_or(|end| end > self.earliest);
         let is_early_enough = self.latest.checked_add(period).is_none_or(|end| at < end);

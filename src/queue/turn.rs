@@ -11,7 +11,8 @@
 //!         +------> Take <-----+
 //! ```
 //!
-//! The state machine skips ghosts: contenders that have left at the leader although the server still lists them.
+//! The state machine skips ghosts: contenders whose nodes the leader has deleted, although this client's server still
+//! lists them.
 //!
 //! `List` can also end the wait: with `Evicted` if the waiter's own node is not in the queue, or with `Foreign` if a
 //! foreign contender is in the queue, because its rules may differ.
@@ -41,8 +42,7 @@ pub enum Turn {
 /// Decides the turn of `me` from the names of the lock directory's children.
 ///
 /// Reads the names once, in any order, and ignores the names of nodes that are not contenders. The [dialect](Dialect)
-/// of `me` decides which names are contenders' names. This function does not look for contenders of other dialects: the
-/// lock does.
+/// of `me` decides which names are contenders' names. The lock itself looks for contenders of other dialects.
 ///
 /// A contender whose number is negative, or shared with another contender, is never granted. ZooKeeper assigns such
 /// numbers at the end of the sequence, where two contenders could otherwise both be the lowest.
@@ -94,7 +94,7 @@ where
     let mut nearest: Option<(i64, I::Item)> = None;
     for child in queue {
         let name = child.as_ref();
-        // 10,000 contenders that arrive together read 10,000 names each. So this check skips most names by their last
+        // If 10,000 contenders arrive together, each reads 10,000 names. So this check skips most names by their last
         // digits.
         if dialect == Dialect::Native
             && let Some(sequence) = dialect::sequence_if_plain(name)
@@ -126,8 +126,8 @@ where
 }
 
 /// Whether `me`, a writer that waits for readers, has to ask readers to give up kept nodes. `me` asks only the readers
-/// behind the last earlier writer: that writer asks the readers before it. Nodes in `leaving` leave by themselves, so
-/// they need no ask.
+/// behind the last earlier writer: that writer asks the readers before it. Nodes in `leaving` are about to leave
+/// anyway, so `me` does not ask for them.
 pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], leaving: &[String]) -> bool {
     // `may_keep` rejects most names by their last characters: a waiter may list 10,000 names.
     let kept = queue.iter().filter(|name| dialect::may_keep(name) && !leaving.contains(name));
@@ -229,15 +229,15 @@ pub struct Waiter<C> {
     has_waited: bool,
     /// Whether the contender has asked the earlier contenders to give up kept nodes.
     has_asked: bool,
-    /// The names of contenders that have left at the leader although the server still lists them. A name never comes
-    /// back, so the waiter skips these.
+    /// The names of ghosts: contenders whose nodes the leader has deleted, although this client's server still lists
+    /// them. The waiter skips these names, because a deleted name never comes back.
     ghosts: Vec<Arc<str>>,
 }
 
 /// A waiter's predecessor: the nearest earlier contender that excludes the waiter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Predecessor {
-    /// The name of its node.
+    /// The name of the predecessor's node.
     pub name: Arc<str>,
     /// Its mode.
     pub mode: Mode,
@@ -250,23 +250,23 @@ pub enum WaiterEvent<'a> {
     Listed {
         /// The names in the directory, in any order.
         names: &'a [String],
-        /// Those of the names that leave soon without being asked to.
+        /// The names among them that are about to leave anyway, and need no ask.
         leaving: &'a [String],
     },
-    /// The predecessor has departed, or its node has changed: the answer to [`Step::Await`].
+    /// The predecessor's node has changed or is gone: the answer to [`Step::Await`].
     Departed(Departure),
 }
 
-/// How a predecessor departed, or its node changed.
+/// A change of the predecessor's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departure {
-    /// Its node's data changed.
+    /// The node's data changed.
     Signalled,
-    /// Its node may have changed in another way, perhaps before the watch was set. The waiter has to list the directory
+    /// The node may have changed in another way, perhaps before the watch was set. The waiter has to list the directory
     /// again.
     ListAgain,
-    /// The leader has neither its node nor a node of it after a downgrade that excludes the waiter. No event has
-    /// reported that.
+    /// The leader has deleted the node, and no event has reported that. Nor has the leader a downgraded node of the
+    /// predecessor that would exclude the waiter.
     GoneAtLeader,
 }
 
@@ -290,14 +290,14 @@ pub enum Step {
     Foreign(String),
 }
 
-/// The details of a waiter's turn that has come.
+/// How a waiter's turn has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Take {
     /// The name of the writer whose signal ended the wait. `None` if a listing ended it.
     pub signalled_by: Option<Arc<str>>,
     /// Whether the contender had to wait.
     pub has_waited: bool,
-    /// The contenders that the waiter skipped: they have left at the leader, and the server still lists them.
+    /// The ghosts that the waiter skipped.
     pub ghosts: Vec<Arc<str>>,
 }
 
@@ -321,12 +321,12 @@ impl<C: Borrow<Contender>> Waiter<C> {
         self.has_waited
     }
 
-    /// Whether the server lists contenders that have left at the leader.
+    /// Whether there are ghosts to skip.
     pub fn has_ghosts(&self) -> bool {
         !self.ghosts.is_empty()
     }
 
-    /// Adds contenders to skip: they have left at the leader, and the server still lists them.
+    /// Adds ghosts, which the waiter skips.
     pub fn pass_over(&mut self, ghosts: impl IntoIterator<Item = Arc<str>>) {
         for ghost in ghosts {
             if !self.ghosts.contains(&ghost) {
@@ -369,8 +369,8 @@ impl<C: Borrow<Contender>> Waiter<C> {
     fn after_departure(&mut self, departure: Departure) -> Step {
         let Some(predecessor) = self.awaited.take() else { return Step::List };
         match departure {
-            // A writer that held the lock changes its node before the delete, and no other contender does. No earlier
-            // contender is left then. In another dialect, any client may have changed the node for any reason.
+            // Only a writer that held the lock changes its node, just before the delete, and then no earlier contender
+            // is left. In another dialect, any client may have changed the node for any reason.
             Departure::Signalled if self.hands_off && predecessor.mode == Mode::Write => {
                 self.take(Some(predecessor.name))
             }

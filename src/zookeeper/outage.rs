@@ -128,7 +128,11 @@ mod tests {
             outage.why(before).expect("a refusal")
         };
         assert_eq!(message_after(Failure::Unreachable("no answer".to_owned())), "no answer");
-        assert_eq!(message_after(Failure::Unreachable("no route".to_owned())), "no route", "the newest message is reported");
+        assert_eq!(
+            message_after(Failure::Unreachable("no route".to_owned())),
+            "no route",
+            "the newest message is reported"
+        );
         assert_eq!(message_after(Failure::Refused("it is full".to_owned())), "it is full");
         assert_eq!(message_after(Failure::Unreachable("no answer".to_owned())), "it is full");
         assert_eq!(message_after(Failure::Over(Ending::AuthFailed)), Ending::AuthFailed.to_string());

@@ -59,7 +59,7 @@ fn the_uuid_in_a_tag_has_version_four() {
     for (dialect, before, after) in uuids {
         for bits in [0, u64::MAX] {
             let tag = dialect.new_tag("web-1", false, || bits);
-            let uuid = tag.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).expect("the affixes of the dialect");
+            let uuid = tag.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).expect("its affixes");
             let digits = uuid.replace('-', "");
             assert_eq!(digits.len(), 32);
             assert_eq!(&digits[12..13], "4", "{uuid}");
@@ -88,7 +88,11 @@ fn any_text_may_precede_the_marker() {
     assert_eq!(read(Dialect::Curator, "3f2a__WRIT__0000000005"), Some(('W', 5)));
     assert_eq!(read(Dialect::Curator, "__READ__0000000005"), Some(('R', 5)));
     assert_eq!(read(Dialect::CuratorMutex, "lock-0000000005"), Some(('W', 5)));
-    assert_eq!(read(Dialect::CuratorMutex, "block-0000000005"), Some(('W', 5)), "Curator and zookeeper-client accept this name, too");
+    assert_eq!(
+        read(Dialect::CuratorMutex, "block-0000000005"),
+        Some(('W', 5)),
+        "Curator and zookeeper-client accept this name, too"
+    );
     assert_eq!(read(Dialect::Kazoo, "__lock__0000000005"), Some(('W', 5)));
 }
 
