@@ -76,7 +76,7 @@ impl Ability {
     /// session uses the substitute although the feature exists.
     fn record<T>(&self, answer: &Result<T, zk::Error>) {
         match answer {
-            // Also after a success: during an upgrade, the servers of an ensemble have two versions.
+            // Recorded even after a success, because the servers of an ensemble have two versions during an upgrade.
             Err(zk::Error::Unimplemented) => self.mark_lacking(),
             Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) if self.is_supported.load(Ordering::Relaxed) => {}
             Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) => self.mark_lacking(),

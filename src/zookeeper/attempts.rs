@@ -70,7 +70,7 @@ impl Drop for Limit {
     }
 }
 
-/// Whether this system allows to end attempts.
+/// Whether this system allows a process to end attempts.
 pub(super) fn can_end_attempts() -> bool {
     #[cfg(target_os = "linux")]
     return *system::TABLES_SHOW_REPLIES;
@@ -216,7 +216,7 @@ mod system {
         }
 
         fn end(&mut self, late: Vec<(RawFd, u64)>, now: Instant, port_limit: impl Fn(u16) -> Duration) {
-            // Read after the scan, so that data which have just arrived count.
+            // The tables are read after the scan, so that data which have just arrived count.
             let to_them = unanswered().into_iter().filter(|(peer, _)| self.servers.contains(peer));
             let unanswered: BTreeMap<u64, u16> = to_them.map(|(peer, socket)| (socket, peer.port())).collect();
             for (number, socket) in late {
@@ -302,7 +302,7 @@ mod tests {
         of.local_addr().unwrap()
     }
 
-    /// Whether the peer of this connection was shut down.
+    /// Whether the other end of this connection was shut down.
     fn is_ended(mut accepted: TcpStream) -> bool {
         accepted.set_nonblocking(true).unwrap();
         match accepted.read(&mut [0]) {

@@ -33,7 +33,7 @@ const LONG_FOR_AN_ATTEMPT: Duration = Duration::from_millis(150);
 /// The most time that servers get to answer a probe while an attempt is under way.
 const LONG_FOR_AN_ANSWER: Duration = Duration::from_millis(300);
 
-/// The replacement of a lost session.
+/// When a lost session may be replaced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reconnect {
     /// When the last request was sent that got an answer.
@@ -43,7 +43,7 @@ pub(super) struct Reconnect {
 }
 
 impl Reconnect {
-    /// Returns the replacement of a session that is over. `None` if this process ended that session, or the servers
+    /// Returns when a session that is over may be replaced. `None` if this process ended the session, or the servers
     /// refused it.
     pub(super) fn after(lease: &Lease) -> Option<Reconnect> {
         let is_lost = matches!(lease.over(), Some(Ending::Expired | Ending::Replaced));
@@ -93,15 +93,15 @@ async fn open(
             () = end_slow_attempts(attempt, servers) => continue,
         };
         match connected {
-            // The client crate gives up after a session timeout, with any limit.
+            // The client crate itself gives up after a session timeout, even with a longer limit.
             Err(_) | Ok(Err(zk::Error::Timeout)) => policy = policy.after_silence(),
             Ok(Err(zk::Error::NoHosts)) if lost.is_some() => {
                 policy = policy.after_refusals(since_boot().saturating_sub(asked), timeout);
             }
             Ok(answer) => {
                 let client = answer?;
-                // A quick attempt gets no session if the server's handshake or the name service is slow. So this one is
-                // used.
+                // A second patient session is used untested. The quick attempt before it has failed, because the
+                // server's handshake or the name service is slow.
                 if !policy.is_tried() || was_given_up || suits(&client, timeout).await {
                     return Ok((client, ended, attempt, asked));
                 }
@@ -184,7 +184,7 @@ pub(super) async fn new_session(
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     match tokio::time::timeout(bound, make_root(&session)).await.unwrap_or_else(|_| Err(late())) {
-        // `Over` would mean that no other session can succeed.
+        // Mapped to `Unreachable`, because `Over` would mean that no other session can succeed.
         Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {
             Err(Failure::Unreachable(format!("a session with {servers} was over before its first answer")))
         }

@@ -24,8 +24,8 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// will not keep the session; the client crate would turn zero into 8 ms.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The longest session timeout. A longer one is a mistake in the unit: after a crash the lock would stay taken for so
-/// long. Servers grant 20 ticks at most, unless `maxSessionTimeout` is set.
+/// The longest session timeout. A longer timeout is a mistake in the unit: after a crash the lock would stay taken for
+/// so long. Servers grant 20 ticks at most, unless `maxSessionTimeout` is set.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// The shortest read timeout: a server needs some time to answer.
@@ -133,13 +133,13 @@ impl ZooKeeperBuilder {
     ///
     /// A server that pauses for half of this, to collect garbage or to flush its log, costs nothing. A longer pause may
     /// cost the connection, and a transaction that is under way its outcome
-    /// ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)). So set twice the longest pause of your servers. The
-    /// connection to a dead server is given up as late. If the limit is close to the longest break that
-    /// costs no lock, or above it, a dead server may cost the lock.
+    /// ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)). So set twice the longest pause of your servers. With
+    /// a longer limit, the connection to a dead server is given up later. If the limit is close to the longest break
+    /// that costs no lock, or above it, a dead server may cost the lock.
     ///
-    /// An attempt to connect to one server takes at most a twelfth of the session timeout, but at least 350 ms. Only
-    /// Linux can end it so early. On other systems a twelfth is also the default of this limit, and a limit that is set
-    /// applies to attempts, too.
+    /// An attempt to connect to one server takes at most a twelfth of the session timeout, but at least 350 ms. Only on
+    /// Linux can an attempt be ended so early. On other systems a twelfth is also the default of this limit, and a
+    /// limit that is set applies to attempts, too.
     pub fn read_timeout(mut self, limit: Duration) -> Self {
         self.read_timeout = Some(limit);
         self
@@ -194,8 +194,8 @@ impl ZooKeeperBuilder {
     /// lists the rights. By default such a directory is used as it is, and `zklock check` reports it.
     ///
     /// Each acquisition reads the ACL of its directory, in the same round trip. An acquisition of permits also reads
-    /// the ACLs of the semaphore's node and of its permits, in two more. A node that was made in a refused directory is
-    /// removed at once.
+    /// the ACLs of the semaphore's node and of its permits, in two more round trips. A node that was made in a refused
+    /// directory is removed at once.
     pub fn refuse_wider_acl(mut self) -> Self {
         self.refuses_wider_acl = true;
         self

@@ -79,8 +79,8 @@ impl Pipeline {
         Failure::Over(self.upkeep.lease().over().unwrap_or(Ending::Closed))
     }
 
-    /// Drops the client, which closes the session. Removals under way are sent before that. Other requests get their
-    /// replies first, or are given up after a session timeout.
+    /// Drops the client, which closes the session. The close is sent behind the removals that are under way. It waits
+    /// for the replies to other requests, at most for a session timeout.
     pub(super) fn close(&self) {
         let last = self.client.lock().take();
         if last.is_some() {

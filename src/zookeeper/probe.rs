@@ -25,7 +25,8 @@ pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
 /// The least time that a probe gives a full server to close the new connection.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
-/// The time after which the probe sends an end of line. A peer that reads lines does not answer a word without one.
+/// The time after which the probe sends an end of line. A peer that reads lines does not answer a word without an end
+/// of line.
 const END_OF_LINE: Duration = Duration::from_millis(250);
 
 /// The bytes of an answer that identify the peer.
@@ -84,8 +85,8 @@ pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, limit:
 
 /// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer.
 ///
-/// # Errors
-/// In words, if the server cannot be reached, or has not closed the connection after its answer within `limit`.
+/// # Errors A message, if the server cannot be reached, or has not closed the connection after its answer within
+/// `limit`.
 ///
 /// # Panics
 /// Outside of a Tokio runtime.

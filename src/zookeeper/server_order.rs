@@ -6,8 +6,8 @@
 //!
 //! The crate shuffles with `fastrand`, whose numbers depend only on the thread's seed. So before each poll of the
 //! crate, this module sets a seed whose shuffle puts each server once at the front. After the poll, the seed shows
-//! whether the crate has shuffled. If the seed is neither unchanged nor one that this module can explain, the order is
-//! unknown, and the crate's random order stands.
+//! whether the crate has shuffled. If the crate has used the generator in an unexpected way, the order is unknown, and
+//! the crate's random order stands.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn an_unknown_order_is_left_to_chance() {
         let mut server_order = ServerOrder::of(vec![0, 1, 0, 1]);
-        // Neither a shuffle of four names nor the length of a pause uses two numbers.
+        // Neither a shuffle of four names nor the length of a pause uses exactly two numbers.
         server_order.poll_crate(|| [(); 2].map(|()| fastrand::u64(..)));
         assert!(server_order.order.is_empty());
         let mut numbers = [(); 2].map(|()| server_order.poll_crate(|| fastrand::u64(..)));

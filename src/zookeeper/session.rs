@@ -176,8 +176,8 @@ impl ZooKeeperSession {
 
     /// Returns a session slot, if the session has room.
     pub(super) fn session_slot(self: &Arc<Self>, watched_bytes: usize) -> Option<SessionSlot> {
-        // The server counts a path with the root. A slot watches at most three paths: a waiter behind a kept node also
-        // watches the directory, and the head of a semaphore's queue watches the number and the permits.
+        // The server counts each path including the root. A slot watches at most three paths: a waiter behind a kept
+        // node also watches the directory, and the head of a semaphore's queue watches the number and the permits.
         let bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 3 * self.root_bytes };
         let room = Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(bytes).ok()?);
         let session: Arc<dyn Session> = self.clone();
@@ -204,7 +204,7 @@ impl ZooKeeperSession {
         Ok(false)
     }
 
-    /// Creates a temporary node next to `path`. The owner of that node shows the identity of the session on this
+    /// Creates a temporary node next to `path`. The owner of that node shows which session the server continues on this
     /// connection.
     async fn confirm_by_create(&self, path: &str) -> Result<bool, Failure> {
         let own = format!("{}/session-{:x}", contract::temporary_parent(path), self.id);
@@ -274,7 +274,7 @@ impl ZooKeeperSession {
 
     /// Asks the server to end the session.
     pub(super) fn close(&self) {
-        // First, so that the guards are lost before the server gives their locks to others.
+        // The upkeep ends first, so that the guards are lost before the server gives their locks to other contenders.
         self.upkeep.end(Ending::Closed);
         self.pipeline.close();
     }
@@ -298,7 +298,7 @@ impl ZooKeeperSession {
     /// Ends the session because the server has replaced it by another one.
     fn end_as_replaced(&self) -> Failure {
         self.end(Ending::Replaced);
-        // Runs on another thread: a fast reply may be read while the pipeline's lock is still held for its request.
+        // Closed in a task, because a fast reply may be read while the pipeline's lock is still held for its request.
         let pipeline = Arc::clone(&self.pipeline);
         self.background.run(async move { pipeline.close() });
         Failure::Over(Ending::Replaced)
@@ -582,7 +582,7 @@ async fn check_identity(session: &Weak<ZooKeeperSession>) {
             }
             // The connection was lost meanwhile, or the server has replaced the session.
             Ok(true) => {}
-            // Retry with a created node.
+            // The servers cannot list ephemeral nodes. Retry with a node that is created for the check.
             Err(Failure::Unknown(_)) if lists && session.abilities.ephemerals.is_lacking() => {
                 let _over = session.connected().await;
             }
