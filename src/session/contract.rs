@@ -17,8 +17,8 @@ use crate::session::request::{
 };
 use crate::session::upkeep::Upkeep;
 
-/// Returns the directory for a temporary node of the session whose own node is at `path`. For a permit that is the parent
-/// of the directory of permits, because a foreign node among permits would stop every task that counts them.
+/// Returns the directory for a temporary node of the session whose own node is at `path`. For a permit, this is the
+/// parent of the directory of permits, because a foreign node among permits would stop every task that counts them.
 pub(crate) fn temporary_parent(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or_default();
     if permits_of(name).is_some() { request::parent(directory) } else { directory }
@@ -170,7 +170,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns what the library keeps for this session. The backend makes it, and reports to it what happens.
+    /// Returns the library's record of this session. The backend makes it, and reports each event to it.
     fn upkeep(&self) -> &Arc<Upkeep>;
 
     /// Returns the lease: until when this session is surely alive.
@@ -203,7 +203,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)>;
 
     /// Returns the data of each of these nodes; `None` for a node that is gone, or that this client may not read. By
-    /// default each is a request of its own.
+    /// default each read is a request of its own.
     fn data_of_each(&self, paths: &[String]) -> Reply<Contents> {
         request::each_that_is_there(paths.iter().map(|path| self.data(path)).collect())
     }

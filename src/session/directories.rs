@@ -1,4 +1,4 @@
-//! What a session knows of directories: the listings under way, which callers share, and the ghosts, which are nodes that
+//! A session's record of directories: the listings under way, which callers share, and the ghosts, which are nodes that
 //! its server shows although the ensemble no longer has them.
 
 use std::borrow::Cow;

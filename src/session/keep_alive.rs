@@ -116,7 +116,7 @@ pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
 /// deletes the node. If the node is still there, a stranger wrote to it, and the contenders that took the write for a
 /// hand-off do not hold.
 ///
-/// That the node is gone does not prove the grant, because its owner may have held falsely, or a stranger wrote to the
+/// A missing node alone does not prove the grant, because its owner may have held falsely, or a stranger wrote to the
 /// node of a holder that has downgraded since. So if a granted contender still holds a fifth of the session timeout
 /// later, this function also checks that no contender up to that node is left.
 async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {

@@ -49,7 +49,7 @@ const TOUCHES: u32 = 64;
 
 /// A lease on a session: how long the session is surely alive.
 ///
-/// A backend reports what happens through the session's [`Upkeep`](crate::coordinator::Upkeep).
+/// A backend reports each event through the session's [`Upkeep`](crate::coordinator::Upkeep).
 pub struct Lease {
     timeout: Duration,
     settling: Duration,

@@ -83,7 +83,7 @@ pub enum Input {
     Linked(Result<(), Failure>),
 }
 
-/// What the caller reports besides the next request.
+/// A fact that the caller reports, besides the next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shown {
     /// The ensemble does not let this session write to its nodes.

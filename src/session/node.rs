@@ -462,7 +462,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits each later hold or use to this duration. The first call counts.
+    /// Limits each later hold, or use of a kept node, to this duration. Only the first call counts.
     pub(crate) fn set(&self, longest: Duration) {
         self.longest.get_or_init(|| longest);
     }

@@ -100,7 +100,7 @@ impl Question {
         Question { known, open: divided(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
     }
 
-    /// Asks the open checks. Returns whether there were any.
+    /// Sends the open checks, and records the answers. Returns whether any check was open.
     async fn ask(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &Tries) -> bool {
         let parts = self.parts();
         let asked =

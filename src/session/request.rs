@@ -22,7 +22,7 @@ pub(crate) fn shown<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure>
     }
 }
 
-/// Waits for all replies, and returns what each [shows](shown).
+/// Waits for all replies. The answer for a node that does not exist, or that this client may not read, becomes `None`.
 pub(crate) fn each_that_is_there<T: Send + 'static>(replies: Vec<Reply<T>>) -> Reply<Vec<Option<T>>> {
     Box::pin(async move {
         let mut all = Vec::with_capacity(replies.len());
@@ -33,13 +33,13 @@ pub(crate) fn each_that_is_there<T: Send + 'static>(replies: Vec<Reply<T>>) -> R
     })
 }
 
-/// Work that outlives its caller: it removes what a dropped future or guard left behind.
+/// A background task that outlives its caller, such as the removal of the node of a dropped future or guard.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The data of several nodes; `None` of a node that is gone, or that this client may not read.
 pub type Contents = Vec<Option<(Vec<u8>, Stat)>>;
 
-/// What kind of node to create.
+/// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Stays until deleted.
@@ -65,7 +65,7 @@ pub struct Created {
     pub ephemeral_owner: i64,
 }
 
-/// What the ensemble knows of a node besides its data.
+/// The metadata of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// The ensemble-wide number of the transaction that created it.
@@ -87,7 +87,7 @@ pub struct Stat {
 pub enum Operation {
     /// Creates a node; not a sequential one.
     Create {
-        /// Where.
+        /// The path of the new node.
         path: String,
         /// Its data.
         data: Vec<u8>,
@@ -96,7 +96,7 @@ pub enum Operation {
     },
     /// Sets a node's data.
     Set {
-        /// Which node.
+        /// The path of the node.
         path: String,
         /// The new data.
         data: Vec<u8>,
@@ -105,14 +105,14 @@ pub enum Operation {
     },
     /// Deletes a node.
     Delete {
-        /// Which node.
+        /// The path of the node.
         path: String,
         /// Only if the node has this version.
         version: Option<i32>,
     },
     /// Changes nothing, but fails the transaction when the node is not there.
     Check {
-        /// Which node.
+        /// The path of the node.
         path: String,
         /// Only if the node has this version.
         version: Option<i32>,
@@ -150,7 +150,7 @@ pub(crate) fn parent(path: &str) -> &str {
     path.rsplit_once('/').map(|(parent, _)| parent).filter(|parent| !parent.is_empty()).unwrap_or("/")
 }
 
-/// What one operation of a committed transaction did.
+/// The result of one operation of a committed transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -158,7 +158,7 @@ pub enum Outcome {
     Created,
     /// The data was set, and this is the node's version now.
     Set {
-        /// To give to the next conditional operation.
+        /// The version for the next conditional operation.
         version: i32,
     },
     /// The node was deleted.

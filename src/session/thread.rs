@@ -33,8 +33,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// The background thread of this process, while it has a user.
 static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
-/// The process that connected first. The client crate has a thread for the rest of that process. A forked process does
-/// not have that thread, so nothing would serve a connection there.
+/// The id of the process that connected first. The client crate runs a thread in that process until its end. A forked
+/// process lacks that thread, so nothing would serve its connections.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Returns whether this process was forked after its parent had connected.

@@ -16,7 +16,7 @@ use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
 use crate::telemetry::log::emit;
 
-/// The record that the library keeps for one session. The backend makes it, hands it out, and reports to it what happens.
+/// The record that the library keeps for one session. The backend makes it, hands it out, and reports each event to it.
 ///
 /// # Implementing a backend
 /// Call [`began`](Upkeep::began) once, [`answered`](Upkeep::answered) or [`acknowledged`](Upkeep::acknowledged) after
@@ -129,7 +129,7 @@ impl Upkeep {
         self.newest_zxid.load(Ordering::Acquire)
     }
 
-    /// Returns the record of a node in this directory, before its create.
+    /// Returns a new node for this directory. Its create is not sent yet.
     pub(crate) fn begin(&self, directory: &Arc<str>, tag: &Tag, mode: Mode) -> Arc<OwnNode> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         OwnNode::new(number, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
@@ -189,7 +189,7 @@ impl fmt::Debug for Upkeep {
     }
 }
 
-/// A signal that a holder has released the lock. Another client may have forged the signal until keep-alive finds that no
+/// A signal that a holder has released the lock. Another client may have forged it, so it is confirmed only once no
 /// contender up to the holder's node is left.
 pub(crate) struct HandOff {
     pub(crate) path: Arc<str>,

@@ -67,7 +67,7 @@ pub fn describe() {
     });
 }
 
-/// How long the thread collects changes before it reports them together. In a unit test only `flush` ends this time.
+/// How long the thread collects changes before it reports them together. In a unit test, only `flush` ends the wait.
 const COLLECTS_FOR: Duration = if cfg!(test) { Duration::from_secs(3_600) } else { Duration::from_millis(20) };
 
 /// The most measurements that wait for the recorder.

@@ -234,7 +234,7 @@ impl NodeState {
         node.into_iter().chain(outside).chain(orphans).collect()
     }
 
-    /// Returns whether the node waits without an epoch of the lease on which it relies.
+    /// Returns whether the node waits, and relies on no epoch of the lease yet.
     pub(crate) fn lacks_epoch(&self) -> bool {
         self.loss.is_none() && self.valid_since.is_none() && matches!(self.phase, Phase::Waiting | Phase::Moving(None))
     }
