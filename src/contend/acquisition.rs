@@ -24,12 +24,12 @@ use crate::session::retry::Tries;
 use crate::telemetry::log::OwnSpan;
 use crate::validation;
 
-/// What all clones of a lock's handle share: where the lock is kept, and its options.
+/// What all clones of a lock share: where the lock is kept, and its options.
 pub(crate) struct Handle {
     pub(crate) coordinator: Arc<dyn Coordinator>,
     /// The queue's directory.
     pub(crate) queue: Arc<str>,
-    /// Where to look for contenders in the way.
+    /// The paths that are searched for contenders in the way.
     pub(crate) paths: LockPaths,
     pub(crate) host: String,
     pub(crate) label: Option<String>,
@@ -47,7 +47,7 @@ impl Handle {
         &self.paths.path
     }
 
-    /// Fails if the directory has a contender that may go by another rule.
+    /// Fails if the directory contains a contender of another dialect.
     pub(crate) fn check_for_foreign(&self, names: &[String]) -> Result<(), Error> {
         turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
     }
@@ -58,7 +58,7 @@ impl Handle {
         Error::ForeignContender { path, node, speaks, dialect: self.dialect }
     }
 
-    /// Why an acquisition ends that has lost its node.
+    /// Returns the error of an acquisition whose node was lost.
     pub(crate) fn evicted(&self, loss: Loss) -> Error {
         match loss {
             Loss::SessionOver(ending) => self.stop(Failure::Over(ending)),
@@ -66,10 +66,10 @@ impl Handle {
         }
     }
 
-    /// Why an acquisition ends whose request has failed.
+    /// Returns the error of an acquisition whose request failed.
     pub(crate) fn stop(&self, failure: Failure) -> Error {
         match failure {
-            // The directory was deleted while our node was in it, and our node with it.
+            // The directory was deleted, and our node with it.
             Failure::NoNode => Error::Evicted(Loss::Removed),
             Failure::Over(ending @ (Ending::Expired | Ending::Replaced | Ending::Failed)) => {
                 Error::Evicted(Loss::SessionOver(ending))
@@ -94,10 +94,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// How long the acquisition may take.
+    /// Returns how long the acquisition may take.
     ///
     /// # Errors
-    /// An option was wrong.
+    /// [`Error::InvalidInput`] if an option is invalid.
     pub(crate) fn timeout(&self) -> Result<Option<Duration>, Error> {
         validation::check_label(self.label.as_deref())?;
         match self.timeout {
@@ -107,11 +107,11 @@ impl Options {
     }
 }
 
-/// Tells whoever else than the acquisition's caller will hold by its node that the node is there. The watch fires when
-/// another contender asks for the node; `None` if nothing tells of that.
+/// Is called once the node exists, if uses other than the caller's may share the node. The watch fires when another contender
+/// asks for the node. `None` if no such watch is armed.
 pub(crate) type Sharing = Box<dyn Fn(&Tenure, Option<Watch>) + Send + Sync>;
 
-/// What the head of the queue exchanges its place for. Without a goal, the head holds the lock.
+/// A resource for which the head of the queue exchanges its node. Without a goal, the head holds the lock.
 #[async_trait]
 pub(crate) trait Goal: Send + Sync {
     /// Returns the number of permits requested.
@@ -162,13 +162,13 @@ pub(crate) struct Acquisition {
 }
 
 impl Acquisition {
-    /// Without a label of its own the acquisition has the lock's label.
+    /// Creates an acquisition. Its label defaults to the lock's label.
     pub(crate) fn new(handle: Arc<Handle>, mode: Mode, mut options: Options) -> Acquisition {
         options.label = options.label.or_else(|| handle.label.clone());
         Acquisition { handle, mode, options, trace: AcquireTrace::default(), sharing: None, goal: None }
     }
 
-    /// What it is after.
+    /// Returns what the acquisition asks for: a lock in one mode, or a permit.
     pub(crate) fn aim(&self) -> Aim {
         if self.goal.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
     }
@@ -193,23 +193,23 @@ impl Acquisition {
     }
 }
 
-/// What to do if the turn has not come.
+/// What an acquisition does if another contender is in the way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IfTaken {
     Wait,
     GiveUp,
 }
 
-/// What an acquisition that has its place keeps until its turn has come.
+/// The state of an acquisition from the create of its node until its turn.
 pub(crate) struct WaitContext<'a> {
     pub(crate) if_taken: IfTaken,
     /// Records the contenders in the way.
     pub(crate) waiting: Option<&'a WaitReport>,
     pub(crate) on_wait: Option<Box<OnWait>>,
-    /// The listing that was requested together with the node. `None` after a create whose answer was lost.
+    /// The answer to the listing that was sent with the create. `None` if the answer to the create was lost.
     pub(crate) listing: Option<Result<Names, Failure>>,
-    /// What the last listing showed of the directory itself, if it is needed next.
+    /// The stat of the directory by the last listing, kept if the next step needs it.
     pub(crate) directory: Option<Box<Stat>>,
-    /// How often the server has not listed our node although the leader has it.
+    /// Counts the listings without our node although the leader had the node.
     pub(crate) denials: Tries,
 }

@@ -23,7 +23,7 @@ impl Acquisition {
                 tries += 1;
                 let limit = self.fail_if_taken().await?;
                 match self.take_now(limit).await {
-                    // This process was stopped, or cut off, while its node stood in the queue.
+                    // The process was stopped or cut off while its node was in the queue.
                     Err(Error::Evicted(Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired | Ending::Replaced)))
                         if tries < SESSION_TRIES => {}
                     answer => return answer,
@@ -52,7 +52,7 @@ impl Acquisition {
         let (paths, newcomer) = (&self.handle.paths, (self.handle.dialect, self.mode));
         let ahead = paths
             .ghosts_ahead(&session, &names, newcomer, |names| turn::ahead_of_newcomer(newcomer.0, newcomer.1, names));
-        // Without anybody in the way it asks nothing.
+        // Sends nothing if no contender is ahead.
         drop(ahead.await);
         let there = session.upkeep().ghosts().without(path, &names, self.mode);
         let is_free = turn::ahead_of_newcomer(newcomer.0, newcomer.1, &there).is_empty();
@@ -62,8 +62,8 @@ impl Acquisition {
         Err(Error::WouldBlock { blockers: paths.blockers_of_newcomer(&session, &names, newcomer).await })
     }
 
-    /// Whether the head of the queue could have what is wanted now. If not, and if it is the newcomer's turn, asks the leader
-    /// who has it.
+    /// Returns whether the head of the queue could be granted its goal now. If not, and if the newcomer would be the head, asks
+    /// the leader whether the holders are ghosts.
     async fn has_enough(&self, session: &Arc<dyn Session>, is_its_turn: bool) -> Result<bool, Error> {
         let Some(goal) = &self.goal else { return Ok(true) };
         let has_enough = async {
@@ -75,8 +75,7 @@ impl Acquisition {
         Ok(call::bounded(&self.handle.coordinator, session.timeout(), has_enough).await? != Some(false))
     }
 
-    /// Takes the lock after a look, without waiting for any contender, and waits for the servers no longer than
-    /// `limit`.
+    /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for the servers.
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Tenure>, Error> {
         call::bounded(&self.handle.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
     }

@@ -1,5 +1,4 @@
-//! What a holder waits for: changes of its hold, or of several holds as one, in the order in which they come, and contention by whom
-//! it keeps out.
+//! Streams of changes, such as the states of a hold, and the wait for contention.
 
 use std::fmt;
 use std::future::Future;
@@ -28,14 +27,15 @@ use crate::session::retry::{self};
 use crate::session::shield::Shield;
 use crate::sync::{Mutex, OnceLock, watch};
 
-/// What changes, in the order in which it does: the [`HoldState`] of a guard, [who leads](crate::leadership::LeaderChanges), or
-/// [a value](crate::shared::ValueChanges). Made by [`Hold::changes`](crate::Hold::changes),
-/// [`MultiGuard::changes`](crate::MultiGuard::changes), [`Leadership::changes`](crate::Leadership::changes) and
-/// [`Shared::changes`](crate::Shared::changes).
+/// A stream of changes in their order: the [`HoldState`] of a guard, [who leads](crate::leadership::LeaderChanges), or
+/// [a value](crate::shared::ValueChanges).
 ///
-/// The states of a guard end with [`HoldState::Lost`], and once the guard is released.
+/// Made by [`Hold::changes`](crate::Hold::changes), [`MultiGuard::changes`](crate::MultiGuard::changes),
+/// [`Leadership::changes`](crate::Leadership::changes) and [`Shared::changes`](crate::Shared::changes).
 ///
-/// It is also a [`Stream`] of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
+/// The states of a guard end with [`HoldState::Lost`], or when the guard is released.
+///
+/// This is also a [`Stream`] of the items of [`next`](Self::next), for the combinators of `futures` and `tokio-stream`.
 ///
 /// # Examples
 ///
@@ -54,7 +54,7 @@ use crate::sync::{Mutex, OnceLock, watch};
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 pub struct Changes<T = HoldState> {
-    /// The mutex is never contended: it makes this `Sync`.
+    /// The mutex is never contended. It makes this type `Sync`.
     items: Mutex<Pin<Box<dyn Stream<Item = T> + Send>>>,
     shield: Shield,
 }
@@ -64,10 +64,9 @@ impl<T> Changes<T> {
         Changes { items: Mutex::new(Box::pin(items.fuse())), shield: Shield::default() }
     }
 
-    /// Waits for the next change. The first call gives what there is now: the state of a guard at once. `None` says that
-    /// nothing more will come.
+    /// Waits for the next change. The first call returns the present state at once. `None` means that no change can follow.
     ///
-    /// What came and went between two calls is passed over, but never the newest.
+    /// Changes between two calls may be skipped, but never the newest.
     ///
     /// # Cancel safety
     /// No change is lost by dropping the future.
@@ -91,7 +90,7 @@ impl<T> fmt::Debug for Changes<T> {
     }
 }
 
-/// The common states of these holds, for as long as their guard is there.
+/// Returns the stream of the common state of these holds. It ends with their guard.
 pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>, ended: GuardEnded) -> Changes {
     let holds: Arc<[OneHold]> = holds.into_iter().collect();
     let states = unfold(None, move |last| {
@@ -101,23 +100,22 @@ pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>, ended: GuardEn
     Changes::of(states.take_until(ended))
 }
 
-/// Tells the streams of a guard's states that the guard is gone. A node may stay when it goes: it is kept, or shared.
+/// Ends the streams of a guard's states when the guard is dropped. The node may outlive the guard if it is kept or shared.
 #[derive(Debug, Default)]
 pub(crate) struct GuardLife(OnceLock<watch::Sender<()>>);
 
-/// The end of a guard.
+/// Completes when the guard is dropped.
 pub(crate) type GuardEnded = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl GuardLife {
     pub(crate) fn ended(&self) -> GuardEnded {
         let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
-        // Nothing is ever sent.
+        // The channel only closes. Nothing is sent on it.
         Box::pin(async move { drop(life.changed().await) })
     }
 }
 
-/// Waits until the common state of all the holds is of another kind than the last one. `None` once a hold is released, and
-/// after a loss.
+/// Waits until the common state of the holds differs in kind from the last one. `None` after a loss or a release.
 async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<HoldState> {
     if matches!(last, Some(HoldState::Lost { .. })) {
         return None;
@@ -128,7 +126,7 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
         if last.is_none_or(|last| discriminant(&last) != discriminant(&state)) {
             return Some(state);
         }
-        // Each future waits for a change of its own hold's state, so that a change costs one look at each hold.
+        // Each future waits for a change of its own hold, so a change costs one look at each hold.
         let changed = holds.iter().zip(&states).map(|(hold, before)| {
             let look = || {
                 let is_as_before = state_of(hold).is_some_and(|now| discriminant(&now) == discriminant(before));
@@ -140,13 +138,13 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
     }
 }
 
-/// The state of one hold, `None` if it was released.
+/// Returns the state of one hold. `None` if it was released.
 fn state_of((own_node, _): &OneHold) -> Option<HoldState> {
     (!own_node.has_left()).then(|| own_node.hold_state())
 }
 
-/// The common state of several holds, `None` if there are none. It is lost if one hold is lost, with the first loss in
-/// the list. Otherwise it is in doubt if one hold is in doubt, until the earliest would be lost.
+/// Combines the states of several holds. `None` if there are none. The first loss in the list wins. Otherwise the earliest end of
+/// a suspect hold wins.
 pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldState> {
     let rank = |state: &HoldState| match state {
         HoldState::Lost { .. } => (0, None::<Instant>),
@@ -156,11 +154,11 @@ pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldSt
     states.min_by_key(rank)
 }
 
-/// A holder that waits for contention looks at the queue no more often than this.
+/// The shortest time between two listings while a holder waits for contention.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 impl Tenure {
-    /// Waits until a contender waits that this hold keeps out, and gives the first one.
+    /// Waits until a contender waits for this hold. Returns the first such contender.
     pub(crate) async fn contended(&self) -> Result<Contender, Error> {
         self.run(self.somebody_waits()).await?
     }
@@ -172,7 +170,7 @@ impl Tenure {
             if !self.is_of_semaphore() || self.finds_too_few(&first).await? {
                 return Ok(first);
             }
-            // It is about to take permits that are free, unless its process stands still.
+            // The contender is about to take free permits, unless its process stands still.
             let session = self.session();
             let first = Some(first.name().to_owned());
             pause = if before == first { (2 * pause).min(session.timeout()) } else { LOOK_PAUSE };
@@ -181,7 +179,7 @@ impl Tenure {
         }
     }
 
-    /// Its queue is that of a semaphore, whose own directory is above it.
+    /// Returns whether the queue is that of a semaphore.
     fn is_of_semaphore(&self) -> bool {
         self.shown() != &**self.queue()
     }
@@ -192,7 +190,7 @@ impl Tenure {
         loop {
             let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
                 Ok(seen) => seen,
-                // An empty queue of a semaphore is removed by the servers, and made anew by the next who comes.
+                // The servers reap the empty queue of a semaphore. The next contender creates it again.
                 Err(Failure::NoNode) if self.is_of_semaphore() => match follow::possible(session, directory).await {
                     Ok(()) => continue,
                     Err(_) => return std::future::pending().await,
@@ -208,13 +206,13 @@ impl Tenure {
             if let Some(first) = first {
                 return Ok(first);
             }
-            // A long listing would take memory for as long as the watch is out.
+            // A long listing would take memory while the watch is armed.
             drop(names);
-            // The event may have been lost. If the session is over, `lost` says what that means for the hold.
+            // The event may have been lost. If the session is over, `lost` reports the loss of the hold.
             if look.wait(&mut change).await.is_err() {
                 return std::future::pending().await;
             }
-            // Readers may come and go by the thousand: pause between two listings.
+            // Thousands of readers may come and go, so two listings have a pause between them.
             let since = last_change.map(|last| self.now().saturating_sub(last));
             if let Some(rest) = since.and_then(|since| LOOK_PAUSE.checked_sub(since)) {
                 session.sleep(rest).await;
@@ -223,13 +221,13 @@ impl Tenure {
         }
     }
 
-    /// Whether there are too few permits for this contender, which is the first in the queue.
+    /// Returns whether the first contender in the queue asks for more permits than are free.
     async fn finds_too_few(&self, first: &Contender) -> Result<bool, Error> {
         let (session, queue) = (self.session(), self.queue());
         let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
         let (node, taken) = (format!("{queue}/{}", first.name()), format!("{semaphore}/{PERMITS}"));
         let read = || async {
-            // All are on their way before one is answered.
+            // All requests are sent before the first answer is awaited.
             let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
             let wanted = match node.await {
                 Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
@@ -240,7 +238,7 @@ impl Tenure {
         let (wanted, number, names) =
             retry::until_known(session, read).await.map_err(|failure| self.lost_by(failure, "read"))?;
         let wanted = match wanted {
-            // It took its permits, or gave up.
+            // The contender took its permits, or gave up.
             Err(Failure::NoNode) => return Ok(false),
             Err(_) => None,
             Ok(wanted) => wanted,

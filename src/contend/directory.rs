@@ -1,4 +1,4 @@
-//! The directory of a lock: how it is made, and how a waiter asks by it for nodes that are only kept.
+//! The directory of a lock: its creation, and the write by which a waiter asks for kept nodes.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use crate::session::retry::{self, until_known};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::log::emit;
 
-/// Each directory on the way to `path`, outermost first, with `path` itself.
+/// Returns the path of each directory from the outermost to `path` itself.
 fn steps(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
 }
 
-/// Makes the lock directory at `path`, below ordinary nodes: a container, which the server reaps when it has been empty
-/// for a while, unless it has to stay. Calls `made` with each directory as soon as it is made.
+/// Creates the lock directory at `path`, and its missing parents as ordinary nodes. The directory is a container, which the
+/// server reaps when it has been empty for a while, unless `has_to_stay`. Calls `made` for each directory once it is created.
 pub(crate) async fn make(
     session: &Arc<dyn Session>,
     path: &str,
@@ -27,9 +27,9 @@ pub(crate) async fn make(
         match until_known(session, || session.create(step, &[], kind)).await {
             Ok(_) => made(step),
             Err(Failure::NodeExists) => {}
-            // We may not create a directory here, but it may be there already.
+            // We may not create this parent, but it may exist.
             Err(failure @ Failure::NoAuth(_)) if step != path => denied = denied.or(Some(failure)),
-            // It was not there, or what the connect string leads to is not there any more.
+            // The root of the connect string does not exist.
             Err(Failure::NoNode) if parent(step) == "/" => return Err(Failure::NoParent("/".to_owned())),
             Err(Failure::NoNode) => return Err(denied.unwrap_or(Failure::NoNode)),
             Err(failure) => return Err(failure),
@@ -38,10 +38,11 @@ pub(crate) async fn make(
     Ok(())
 }
 
-/// Asks for every node in the directory that is only kept. The first request is on its way when this returns.
+/// Asks for every kept node in the directory, by one write to the directory's data. The first request is sent before this
+/// returns.
 ///
-/// `seen` is what a listing showed of the directory together with such a node. A process armed its watch before it
-/// created its node. So if the directory has changed since the listing, that process was asked already.
+/// `seen` is the stat of the directory in the listing that showed a kept node. A process arms its watch on the directory before it creates
+/// such a node. If the directory has changed since the listing, the process was asked already.
 pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn Session>, seen: Option<Stat>) {
     let first = seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, directory, Vec::new(), stat.version));
     let (directory, asking, session) = (Arc::clone(directory), Arc::clone(asking), Arc::clone(session));
@@ -62,7 +63,7 @@ pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn 
     }));
 }
 
-/// Reads the directory's data, and sets the same data.
+/// Reads the directory's data, and writes the same data.
 pub(crate) async fn ask_as_it_is(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -78,7 +79,7 @@ pub(crate) async fn ask_as_it_is(
     retry::until_known(session, ask).await
 }
 
-/// Sets the directory's data if it has this version. If it has another one by now, the nodes were asked for already.
+/// Writes the directory's data if it has this version. Any other version shows that the nodes were asked for already.
 fn set(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -99,12 +100,12 @@ fn set(
     }
 }
 
-/// Whether asking was refused before.
+/// Whether a server has refused an ask of this handle.
 #[derive(Default)]
 pub(crate) struct Asking(AtomicBool);
 
 impl Asking {
-    /// Reports a refusal, once for each handle.
+    /// Logs a refusal, once for each handle.
     fn refused(&self, path: &str, failure: &Failure) {
         if !self.0.swap(true, Ordering::Relaxed) {
             emit!(WARN, path, %failure, "cannot ask for a lock that is only kept: waiting until it was idle for long, or its process looks at the queue");

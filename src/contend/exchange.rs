@@ -1,8 +1,8 @@
-//! How the node of a contender is replaced by another in one transaction: a writer's by a reader's, or a place at the head of a queue
-//! by a node outside the queue.
+//! The exchange of a contender's node for another node in one transaction: a downgrade, or a permit for the place at the head of
+//! a queue.
 //!
-//! The exchange checks that our place is there, so the ensemble itself refuses a contender that is not at the head any more.
-//! It ends as a writer's release does, so the next contender in the queue is let in by the same commit.
+//! The transaction checks that our node is there, so the ensemble refuses a contender that is no longer the head. It ends like a
+//! writer's release, so the same commit lets the next contender in.
 
 use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
@@ -12,46 +12,46 @@ use crate::session::presence::{is_there, leader_still_has};
 use crate::session::request::{Failure, Kind, Loss, Operation, Stat};
 use crate::session::retry::{Tries, until_known};
 
-/// What a place is exchanged for.
+/// The new node of an exchange, and its condition.
 pub(crate) struct Exchange<'a> {
-    /// The path of the new node. No other node ever has it.
+    /// The path of the new node. The path is unique.
     pub(crate) to: String,
     pub(crate) data: &'a [u8],
-    /// The exchange is made only if this node has this version.
+    /// The path and the version of a node that must not have changed.
     pub(crate) unchanged: (&'a str, i32),
 }
 
-/// Why a place was not exchanged.
+/// Why an exchange failed.
 pub(crate) enum NotExchanged {
-    /// Our place was gone.
+    /// Our node was gone.
     Evicted,
-    /// The node that must not change has changed. We keep our place.
+    /// The other node has changed. Our node stays.
     Changed,
-    /// The directory of the new node does not exist. We keep our place.
+    /// The directory of the new node does not exist. Our node stays.
     NoDirectory,
-    /// Dropping this removes whichever of the two nodes there is.
+    /// The outcome may be unknown. Dropping the handle removes whichever of the two nodes exists.
     Failed(Failure),
 }
 
-/// The operations of the transaction, by their index.
+/// The indices of the transaction's operations.
 const OWN_PLACE: usize = 0;
 const UNCHANGED: usize = 1;
 const NEW_NODE: usize = 2;
 const SIGNAL: usize = 3;
 
-/// What one try of the transaction has shown.
+/// The result of one try of the transaction.
 enum Tried {
     Done(Stat),
-    /// Our place is gone, and the server denies the new node. It is there if this try was carried out, or an earlier one
-    /// whose answer was lost.
+    /// Our node is gone, and the server denies the new node. The new node exists if this try, or an earlier one whose answer was
+    /// lost, was carried out.
     Unseen {
         is_done: bool,
     },
-    /// There is no new node, and none will be.
+    /// The new node does not exist, and no request in flight can create it.
     NotDone(NotExchanged),
-    /// There may be a new node.
+    /// The new node may exist.
     Failed(Failure),
-    /// The server refuses the signal. A plain delete serves as well: see `removal.rs`.
+    /// The server refuses the write of the hand-off. The next try only deletes the node, as `removal.rs` does.
     WithoutSignal,
 }
 
@@ -62,7 +62,7 @@ impl Tenure {
         Ok(())
     }
 
-    /// Replaces the node by a READ node.
+    /// Downgrades: replaces the WRITE node by a READ node.
     pub(crate) async fn change_to_read(&self) -> Result<(), Error> {
         if let Some(loss) = self.find_loss() {
             return Err(Error::Lost(loss));
@@ -70,7 +70,7 @@ impl Tenure {
         self.swap().await.map_err(|failure| self.lost_by(failure, "downgrade"))
     }
 
-    /// Replaces a WRITE node by a READ node of the same number, in one transaction.
+    /// Replaces the WRITE node by a READ node with the same sequence number.
     async fn swap(&self) -> Result<(), Failure> {
         let writer = self.own_node().contender();
         let reader = Contender::parse_as(&writer.downgraded(), writer.dialect());
@@ -83,7 +83,7 @@ impl Tenure {
             Operation::Delete { path: from.clone(), version: None },
         ];
         let session = self.session();
-        // From here on either name may be ours; if this future is dropped, both are removed.
+        // From here on either node may exist. If this future is dropped, both are removed.
         self.own_node().change(|it| it.known.begin_move(None));
         let mut tries = Tries::LOST_ANSWERS;
         loop {
@@ -93,12 +93,13 @@ impl Tenure {
                     tries.again(session, failure).await?;
                     continue;
                 }
-                // An earlier try, whose answer was lost, has replaced the node; or it is a stranger's; or it is gone by now.
+                // An earlier try whose answer was lost created the READ node, or the node belongs to another client, or the node
+                // is gone by now.
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => {
                     match until_known(session, || session.data(&to)).await {
                         Ok((_, stat)) if stat.ephemeral_owner == session.id() => break,
-                        // A server that denies the new node, or may not show it, does not overrule the leader, which has
-                        // no old one any more.
+                        // The leader has no WRITE node any more. A server that denies or hides the READ node does not overrule
+                        // the leader.
                         Err(Failure::NoNode | Failure::NoAuth(_))
                             if is_there(session, &from, None).await == Ok(false) =>
                         {
@@ -114,7 +115,7 @@ impl Tenure {
                 }
                 Err(failure) => failure,
             };
-            // If that is not known, either name may be ours.
+            // If the outcome is unknown, either node may exist.
             if !matches!(failure, Failure::Unknown(_)) {
                 self.own_node().end_move(NodeState::cancel_move);
             }
@@ -125,10 +126,10 @@ impl Tenure {
         Ok(())
     }
 
-    /// Exchanges our place for another node. The place must be at the head of the queue.
+    /// Exchanges our node at the head of the queue for another node.
     ///
     /// # Cancel safety
-    /// Dropping this removes whichever of the two nodes there is.
+    /// Dropping the handle removes whichever of the two nodes exists.
     pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
         let (session, own_node) = (self.session(), self.own_node());
         if !own_node.read(NodeState::has_node) {
@@ -140,7 +141,7 @@ impl Tenure {
             match self.try_to_exchange(exchange).await {
                 Tried::Done(stat) => break Ok(stat),
                 Tried::NotDone(why) => break Err(why),
-                // What the ensemble has committed, no server can deny: the leader is asked.
+                // The server may deny a committed node, so the leader is asked.
                 Tried::Unseen { is_done } => {
                     may_be_done |= is_done;
                     let is_there = may_be_done
@@ -158,7 +159,7 @@ impl Tenure {
         };
         let stat = match answer {
             Ok(stat) if stat.ephemeral_owner == session.id() => stat,
-            // The connection has changed to another session, and the node belongs to that session. It is not ours.
+            // The server has replaced our session, and the node belongs to the new session. The node is not ours.
             Ok(_) => {
                 return Err(NotExchanged::Failed(Failure::Refused(format!("{} is of another session", exchange.to))));
             }
@@ -189,8 +190,8 @@ impl Tenure {
             operations.push(Operation::Set { path: from.clone(), data: Vec::new(), version: None });
         }
         operations.push(Operation::Delete { path: from, version: None });
-        // The read is answered after the transaction, and shows what became of it. It also shows the number of the
-        // creating transaction, which some servers leave out of the answer to a transaction.
+        // The read is answered after the transaction and shows its outcome. It also shows the czxid of the new node, which some
+        // servers leave out of the answer to a transaction.
         let (answer, seen) = (session.transact(&operations), session.data(&to));
         match (answer.await, seen.await) {
             (_, Ok((_, stat))) => Tried::Done(stat),

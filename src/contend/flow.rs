@@ -1,4 +1,4 @@
-//! An acquisition from its first request until the lock is granted or given up.
+//! The way of an acquisition from its first request until the lock is granted or given up.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,48 +27,48 @@ use crate::session::{follow, listing, presence};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 
-/// How often an acquisition that finds the directory's numbers used up has the directory made anew. Other contenders
-/// may be doing the same.
+/// How often one acquisition tries to have a directory recreated whose sequence numbers are used up. Several contenders may do
+/// that at once.
 const RESTARTS: u32 = 8;
 
-/// How often a directory may vanish after it was made and before we enter it. More often means that something is wrong.
+/// How often the directory may vanish between its creation and the create of our node. More often means that something is wrong.
 pub(crate) const DIRECTORY_TRIES: usize = 64;
 
-/// Whether no contender may hold the lock by this number: two contenders may get the same, or a later one a lower
-/// number.
+/// Returns whether the contender's sequence number is unsafe: near the end of the numbers, several contenders may get the same
+/// number, and later contenders lower ones.
 pub(crate) fn is_used_up(contender: &Contender) -> bool {
     !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }
 
-/// How often a quorum may confirm our node without a valid lease. More often means that something is wrong.
+/// How often a quorum may confirm our node while the lease is invalid. More often means that something is wrong.
 pub(crate) const LEASE_TRIES: u32 = 100;
 
-/// A turn that has come, with the evidence for it.
+/// The evidence that a contender's turn has come.
 pub(crate) struct Grant {
-    /// The signal that shows it. `None` if a listing does.
+    /// The hand-off that let the contender in. `None` if a listing showed the turn.
     pub(crate) signal: Option<Arc<HandOff>>,
     pub(crate) kind: GrantKind,
-    /// The contender had to wait.
+    /// Whether the contender had to wait.
     pub(crate) has_waited: bool,
-    /// Those who have left the queue although our server shows them there.
+    /// Contenders that our server still lists although they have left the queue.
     pub(crate) ghosts: Vec<Arc<str>>,
 }
 
-/// By what it was known that the lock could be taken.
+/// How a contender learned that its turn had come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GrantKind {
-    /// A listing right after the create.
+    /// From the listing that was sent with its create.
     AtOnce,
-    /// A later listing.
+    /// From a later listing.
     Look,
-    /// The holder's signal.
+    /// From the hand-off of the holder before it.
     HandOff,
-    /// The node was held already, and is kept.
+    /// The process kept the node from an earlier use.
     Kept,
 }
 
 impl GrantKind {
-    /// As traces and metrics show it.
+    /// Returns the name that traces and metrics show.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             GrantKind::AtOnce => "at once",
@@ -80,7 +80,7 @@ impl GrantKind {
 }
 
 impl Grant {
-    /// The grant for a waiter's evidence.
+    /// Builds a grant from what the waiter decided.
     pub(crate) fn by(take: Take, entry: &Tenure) -> Grant {
         let upkeep = entry.session().upkeep();
         let signal = take.signalled_by.map(|name| upkeep.hand_off(&entry.child(&name).into()));
@@ -94,13 +94,13 @@ impl Grant {
 }
 
 impl Acquisition {
-    /// Queues up, and waits until the lock is granted.
+    /// Enters the queue, and waits until the lock is granted.
     pub(crate) async fn acquire(&mut self) -> Result<Box<Tenure>, Error> {
         let timeout = self.reported(self.check().and_then(|()| self.options.timeout()))?;
         let on_wait = self.options.on_wait.take().map(OnWait::new);
         let answer = match timeout {
             None => self.enter(IfTaken::Wait, None, on_wait).await,
-            // Boxed, because few of thousands of waiters need it: a waiter's future is as large as its largest step.
+            // Boxed, because a waiter's future is as large as its largest step, and few of thousands of waiters have a timeout.
             Some(timeout) => Box::pin(self.enter_in_time(timeout, on_wait)).await,
         };
         self.reported(answer)
@@ -111,20 +111,20 @@ impl Acquisition {
         self.within(timeout, &waiting, pin!(self.enter(IfTaken::Wait, Some(&waiting), on_wait))).await
     }
 
-    /// Queues up and waits. `waiting`, if given, records the contenders in the way.
+    /// Enters the queue and waits. `waiting` records the contenders in the way.
     pub(crate) async fn enter(
         &self,
         if_taken: IfTaken,
         waiting: Option<&WaitReport>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Tenure>, Error> {
-        // Boxed, as is what else few wait in for long.
+        // Boxed, because few waiters are in this step for long.
         let (entry, listing, mut late) = Box::pin(self.queue_up_by_a_usable_number()).await?;
         let mut wait = WaitContext { if_taken, waiting, on_wait, listing, directory: None, denials: Tries::DENIALS };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&entry, &mut wait, &mut late) => turn,
-            // A loss ends the wait also while an answer is outstanding.
+            // A loss ends the wait even if the answer to a request never comes.
             loss = entry.lost() => Err(self.handle.evicted(loss)),
         };
         Box::pin(self.take_or_give_up(&entry, turn, &mut wait, &mut late)).await?;
@@ -132,7 +132,7 @@ impl Acquisition {
         Ok(entry)
     }
 
-    /// What follows the wait.
+    /// Takes the lock, or exchanges the node for the goal, once the wait is over.
     async fn take_or_give_up(
         &self,
         entry: &Tenure,
@@ -143,7 +143,7 @@ impl Acquisition {
         let taken = match (turn, &self.goal) {
             (Ok(take), None) => {
                 let grant = Grant::by(take, entry);
-                // A waiter whose watch on its own node was used up by another client's write may have been evicted
+                // A write by another client to our node uses our watch up. A waiter without that watch may have been evicted
                 // without noticing.
                 let is_deaf =
                     grant.signal.is_some() && entry.find_loss().is_none() && !entry.own_node().has_own_watch();
@@ -160,7 +160,7 @@ impl Acquisition {
             },
             (Err(error), _) => Err(error),
         };
-        // A contender that lacks one permission may also lack the permission to leave. The error must say so.
+        // A contender that lacks one permission may also lack the permission to delete its node. Then the error says so.
         let Err(Error::PermissionDenied { operation, path, lacks }) = taken else { return taken };
         match entry.leave().await {
             Err(Failure::NoAuth(lacks)) => Err(Error::stays(entry.own_node().path(), lacks)),
@@ -169,7 +169,7 @@ impl Acquisition {
         }
     }
 
-    /// Queues up, in a directory whose numbers are not used up.
+    /// Enters the queue of a directory whose sequence numbers are not used up.
     async fn queue_up_by_a_usable_number(
         &self,
     ) -> Result<(Box<Tenure>, Option<Result<Names, Failure>>, Lateness<'_>), Error> {
@@ -193,10 +193,10 @@ impl Acquisition {
         Ok((entry, listing, Lateness::since(began, self)))
     }
 
-    /// Takes a place at the end of the queue, and lists the queue with it.
+    /// Enters at the end of the queue, and lists the queue in the same flight.
     pub(crate) async fn queue_up(&self) -> Result<(Box<Tenure>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
-        // By this number we tell our node from all others, also after the answer to its create was lost.
+        // The random part of the tag identifies our node even if the answer to the create is lost.
         let tag = Tag::new(handle.dialect, handle.dialect.new_tag(&handle.host, self.sharing.is_some(), random));
         let since = SystemTime::now();
         let metadata = Metadata {
@@ -205,7 +205,7 @@ impl Acquisition {
             label: self.options.label.clone(),
             permits: self.goal.as_ref().map(|goal| goal.count()),
         };
-        // Each waiter watches two nodes: its own, and its predecessor's, whose host may be longer.
+        // Each waiter watches two nodes: its own and its predecessor's. The predecessor's name may be longer.
         let mut watched = 2 * (handle.queue.len() + "/".len() + LONGEST_MARKER.len() + "0000000000".len());
         watched += tag.len() + handle.dialect.longest_tag(tag.len());
         if self.sharing.is_some() {
@@ -223,7 +223,7 @@ impl Acquisition {
             tries += 1;
             match self.take_place(&entry).await {
                 Ok(listing) => return Ok((entry, listing)),
-                // The session ended unnoticed while it was idle. It had no node of ours, so a fresh session will do.
+                // The session ended while it was idle and owned none of our nodes, so a fresh session will do.
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
                     follow::wait_until_known_to_be_over(entry.session()).await;
                 }
@@ -235,25 +235,23 @@ impl Acquisition {
         }
     }
 
-    /// Creates the node in the directory, and lists the children. Gives no listing if the answer to the create was lost.
+    /// Creates the node, and lists the directory. Returns no listing if the answer to the create was lost.
     pub(crate) async fn take_place(&self, entry: &Tenure) -> Result<Option<Result<Names, Failure>>, Failure> {
         let (mut missing, mut tries) = (0, Tries::LOST_ANSWERS);
         loop {
-            // All requests are on their way before one is answered.
+            // All requests are sent before the first answer is awaited.
             entry.ask_for_node();
             let (listing, is_sent) = listing::list_or_join(entry.session(), entry.queue());
             self.goal.iter().for_each(|goal| goal.send_early_read(entry, is_sent));
-            // The listing is answered after the create, so waiting for the listing first wakes the task once, and not
-            // twice.
+            // The listing is answered after the create. Awaiting the listing first wakes the task once instead of twice.
             let listing = listing.await;
             match entry.await_create().await {
                 Ok(()) => return Ok(Some(listing)),
-                // The directory can vanish again between its making and the next try: the server reaps it when it is
-                // empty.
+                // The server may reap the empty directory between its creation and the next try.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
-                    // If a server errs, the listing behind the create shows the node that it denies. A second node would
-                    // wait behind that one for ever.
+                    // A faulty server may deny a create and yet list the node. A second node of ours would wait behind the first
+                    // one forever.
                     let is_there =
                         listing.is_ok_and(|names| names.iter().any(|name| entry.own_node().tag().is_on(name)));
                     if is_there && entry.recover().await? {
@@ -261,7 +259,7 @@ impl Acquisition {
                     }
                     let has_to_stay = self.handle.dialect.keeps_directories();
                     match entry.make_directory(has_to_stay).await {
-                        // A directory above it may be a container, too, if Curator made it.
+                        // A parent directory that Curator made may be a container, and vanish too.
                         Ok(()) | Err(Failure::NoNode) => {}
                         Err(failure) => return Err(failure),
                     }
@@ -277,8 +275,8 @@ impl Acquisition {
         }
     }
 
-    /// Leaves a directory whose numbers are used up. Says whether the directory may be made anew: it may if only
-    /// contenders are left in it that will find the numbers used up, too.
+    /// Leaves a directory whose sequence numbers are used up. Returns whether the directory may be recreated: only if every
+    /// contender left in it will find the numbers used up as well.
     pub(crate) async fn leave_used_up(&self, entry: Box<Tenure>) -> Result<bool, Error> {
         let dialect = self.handle.dialect;
         match entry.leave().await {
@@ -297,10 +295,9 @@ impl Acquisition {
         }
     }
 
-    /// Takes the lock, now that no contender before us excludes us. Returns whether it did: if not, a quorum has to be asked first.
+    /// Takes the lock, because no contender ahead excludes us. Returns `false` if a quorum must be asked first.
     ///
-    /// Our evidence may be old, if we were cut off. Only under a valid lease is it certain that the session still
-    /// exists, and with it our own node.
+    /// The evidence may be old if we were cut off. Only a valid lease makes sure that our session and our node still exist.
     pub(crate) fn take(&self, entry: &Tenure, grant: &Grant) -> Result<bool, Error> {
         let (session, own_node) = (entry.session(), entry.own_node());
         if let Some(loss) = entry.find_loss() {
@@ -333,16 +330,16 @@ impl Acquisition {
                 return Ok(());
             }
         }
-        // The servers' answers take longer than the lease, or the server does not show whose session this is.
+        // The answers take longer than the lease lasts, or the server does not confirm our session.
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
-    /// Records the hold for its limit, for tracing, and for the warning that it lasts long.
+    /// Starts the limit, the trace and the warning of a hold.
     pub(crate) fn begin_hold(&self, entry: &Tenure) {
         if let Some(longest) = self.handle.max_hold {
             entry.limit(longest);
         }
-        // Of a node that is shared, each use is traced.
+        // Each use of a shared node has a trace of its own.
         if self.sharing.is_some() {
             return self.trace.record("token", entry.own_node().token());
         }

@@ -1,13 +1,14 @@
-//! One contender, from asking until its node is gone.
+//! One contender, from the first request until its node is gone.
 //!
 //! - Asking: an [`acquisition`] has the options. [`flow`] leads it to a grant, or [`attempt`] without waiting.
 //! - Waiting: [`wait`] for the turn, with a [`timeout`] and [`warnings`].
 //! - Its node and its hold: [`tenure`], in a [`directory`]; [`changes`], [`transaction`].
 //! - Leaving: [`removal`] deletes the node; [`exchange`] trades the node for a permit.
 //!
-//! Who is who: an `Acquisition` is what was asked for. A `Tenure` is its place and its hold, and a guard owns it. An `OwnNode` is the node
-//! behind a lock, which the session's thread sees too; `NodeState` is what is known of it, and `Waiter` says what it does next. A
-//! `Contender` is a node's name, parsed. A `Member` is a contender as people see it.
+//! The types: an `Acquisition` is one call of the user. A `Tenure` is the handle of its node, and later of its hold; a guard owns
+//! it. An `OwnNode` is the node behind a lock, shared with the session's thread. `NodeState` is the machine of that node, and
+//! `Waiter` decides the next step of a wait. A `Contender` is the parsed name of a node. A `Member` is a contender as people see
+//! it.
 
 pub(crate) mod acquisition;
 pub(crate) mod attempt;

@@ -1,4 +1,4 @@
-//! How a node of ours is removed: carries out what a [`Leaving`] asks.
+//! The removal of one of our nodes: I/O for the decisions of [`Leaving`].
 
 use std::future::ready;
 use std::sync::Arc;
@@ -13,8 +13,9 @@ use crate::telemetry::log::emit;
 use crate::telemetry::meter::GaugeGuard;
 use crate::telemetry::names;
 
-/// Removes a node. The first request is on its way when this returns, and the rest goes on in the background, also if the future
-/// of its outcome is dropped. `creating` is the answer to the node's create.
+/// Removes a node. The first request is sent before this returns. The rest goes on in the background, even if the reply is
+/// dropped.
+/// `creating` is the answer to the node's create, if it has not come yet.
 pub(crate) fn remove(
     session: &Arc<dyn Session>,
     own_node: &OwnNode,
@@ -45,7 +46,7 @@ fn unheard(answer: Result<(), Failure>) {
     }
 }
 
-/// On what session, and whose nodes.
+/// The session that removes a node, and what identifies the node.
 struct Remover {
     session: Arc<dyn Session>,
     directory: Arc<str>,
@@ -53,7 +54,7 @@ struct Remover {
     _pending: Option<GaugeGuard>,
 }
 
-/// A request whose answer is awaited.
+/// A request in flight.
 enum Awaited {
     Created(Reply<Created>),
     Deleted(Reply<()>),
@@ -102,7 +103,7 @@ impl Remover {
         Box::pin(async move { released.await.map(drop) })
     }
 
-    /// The paths of the owner's nodes among these names.
+    /// Returns the paths of the owner's nodes among these names.
     fn own(&self, names: Vec<String>) -> Vec<String> {
         let own = names.iter().filter(|name| self.tag.is_on(name));
         own.map(|name| format!("{}/{name}", self.directory)).collect()

@@ -1,5 +1,4 @@
-//! One contender: its place in the queue, from asking for its node until that is surely gone; the hold by it, how long the hold may
-//! last, and how it is lost.
+//! The handle of one contender: its node, from the create until the node is surely gone, and the hold that the node gives.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -26,24 +25,24 @@ use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 use crate::validation;
 
-/// A node in a lock directory, or one that is being created there, and the hold by it once it is granted. Dropping this ends the
-/// hold, and removes the node, however far its creation got.
+/// A contender's node, from its create on, and the hold once it is granted. Dropping this ends the hold and removes the node,
+/// even if the create is still in flight.
 pub(crate) struct Tenure {
     pub(super) holding: Mutex<HoldTrace>,
     session_slot: SessionSlot,
-    /// The process may keep the node between uses.
+    /// Whether the process may keep the node between uses.
     keeps: bool,
     own_node: Arc<OwnNode>,
     /// The path that the user gave.
     shown: Arc<str>,
-    /// What the node says for people to read.
+    /// The node's data, for people to read.
     data: Vec<u8>,
-    /// Keeps the coordinator alive: its last user closes the sessions, and that may be a hold.
+    /// Keeps the coordinator alive, which closes the sessions once it is dropped.
     _coordinator: Arc<dyn Coordinator>,
 }
 
 impl Tenure {
-    /// It is boxed, because several futures pass it on, and each would keep room for all of it.
+    /// Creates the handle. Boxed, because several futures pass the handle on, and each would reserve room for all of it.
     pub(crate) fn new(
         session_slot: SessionSlot,
         own_node: Arc<OwnNode>,
@@ -56,11 +55,11 @@ impl Tenure {
         Box::new(Tenure { holding: Mutex::default(), session_slot, keeps, own_node, shown, data, _coordinator })
     }
 
-    /// Asks for a node. The request is on its way when this returns. [`Tenure::await_create`] waits for the answer.
+    /// Sends the create of the node. [`Tenure::await_create`] waits for the answer.
     pub(crate) fn ask_for_node(&self) {
         let (session, now) = (self.session(), self.session().lease().now());
         let connection = session.upkeep().connection();
-        // A contender that sees the node asks after the create, so after the watch was armed.
+        // Other contenders see the node only after its create, when the watch is armed already.
         let directory_watch = self.keeps.then(|| session.watch(self.queue()));
         let reply = session.create(&self.own_node.path(), &self.data, Kind::EphemeralSequential);
         let _unlocked = self.own_node.change(|it| {
@@ -69,8 +68,9 @@ impl Tenure {
         });
     }
 
-    /// The watch that was armed before our node was created. It fires when another contender asks for the node. `None`
-    /// if no such watch is known to be armed.
+    /// Returns the watch on the directory that was armed before the create. The watch fires when another contender asks for the
+    /// node.
+    /// `None` if the watch is not known to be armed.
     pub(crate) async fn directory_watch(&self) -> Option<Watch> {
         let directory_watch = self.own_node.change(|it| it.directory_watch.take())?;
         directory_watch.await.ok()
@@ -79,7 +79,7 @@ impl Tenure {
     /// Waits for the answer to [`Tenure::ask_for_node`].
     ///
     /// # Cancel safety
-    /// Dropping the future keeps the request. Dropping this removes the node that the request makes.
+    /// Dropping the future keeps the request. Dropping the handle removes the node that the request creates.
     pub(crate) async fn await_create(&self) -> Result<(), Failure> {
         let answer = poll_fn(|context| {
             self.own_node.change(|it| match &mut it.creating {
@@ -90,7 +90,7 @@ impl Tenure {
         match answer.await {
             Ok(created) => self.stand_at(&created),
             Err(failure) => {
-                // If the create was carried out after all, nothing shows that the watch was armed before it.
+                // The create may still be carried out, but then nothing shows that the watch was armed before it.
                 let _unlocked = self.own_node.change(|it| {
                     it.known.refused(&failure);
                     (it.creating.take(), it.directory_watch.take())
@@ -104,7 +104,7 @@ impl Tenure {
         self.session().upkeep().created(&self.own_node, created, self.session().id())
     }
 
-    /// Makes the lock directory, with the directories above it.
+    /// Creates the lock directory and its missing parents.
     pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
         directory::make(self.session(), self.queue(), has_to_stay, |step| {
             self.own_node.change(|it| it.made.push(step.to_owned()))
@@ -112,8 +112,9 @@ impl Tenure {
         .await
     }
 
-    /// Removes the directories that we made and, by their ACL, cannot use, the innermost first: other clients would fail on
-    /// them. Returns whether one was removed. Only an empty directory is removed, so no other client has put anything into it.
+    /// Removes the directories that we created but cannot use because of their ACL, the innermost first, so that other clients do
+    /// not fail on them. Returns whether a directory was removed. ZooKeeper deletes only empty directories, so no other client's
+    /// nodes are lost.
     pub(crate) async fn unmake_directory(&self) -> bool {
         let mut is_removed = false;
         for step in self.own_node.change(|it| std::mem::take(&mut it.made)).iter().rev() {
@@ -122,9 +123,9 @@ impl Tenure {
         is_removed
     }
 
-    /// After a lost answer: looks for a node that the create may have made, and stands at it if it is there.
+    /// Looks for the node after the answer to its create was lost. Returns whether the node exists.
     ///
-    /// Without the sync a lagging server could hide the node, and a second node of ours would queue behind it for ever.
+    /// The sync is needed because a lagging server could hide the node. A second node of ours would then wait behind it forever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         self.own_node.change(|it| it.known.suspect_orphan());
         let (session, directory, tag) = (self.session(), self.queue(), self.own_node.tag());
@@ -148,15 +149,14 @@ impl Tenure {
         Ok(false)
     }
 
-    /// The second look after a lost answer. A listing that follows a later write of ours shows every node that the lost
-    /// request made. Only the node that we stand at may stay.
+    /// Removes orphans: nodes that lost creates of ours made. A listing after a later write of ours shows all of them.
     pub(crate) fn remove_strays(&self, children: &[String]) {
         for stray in self.own_node.read(|it| it.orphans(children)) {
             drop(remove(self.session(), &self.own_node, Leaving::delete(self.child(&stray)), None));
         }
     }
 
-    /// The children of the directory.
+    /// Lists the directory.
     pub(crate) fn list(&self) -> Reply<Names> {
         listing::list(self.session(), self.queue())
     }
@@ -165,7 +165,7 @@ impl Tenure {
         format!("{}/{name}", self.queue())
     }
 
-    /// The only hold by this node begins, for its limit. `holding` ends with it.
+    /// Starts the limit of the only hold by this node, and keeps its trace until the hold ends.
     pub(crate) fn limit_and_trace(&self, holding: HoldTrace) {
         let _until_the_node_is_gone = self.own_node.limits().begin(self.now());
         *self.holding.lock() = holding;
@@ -175,7 +175,7 @@ impl Tenure {
         self.session_slot.session()
     }
 
-    /// The directory of the queue that the node is in.
+    /// The directory of the queue.
     pub(crate) fn queue(&self) -> &Arc<str> {
         self.own_node.queue()
     }
@@ -188,28 +188,27 @@ impl Tenure {
         &self.own_node
     }
 
-    /// The present moment, on the clock of the hold's session.
+    /// Returns the time on the clock of the session's lease.
     pub(crate) fn now(&self) -> Moment {
         self.session().lease().now()
     }
 
-    /// Why the lock is not held any more, if it is not. Somebody else may have given it back: the end of a leader's term
-    /// does.
+    /// Returns why the lock is no longer held. A leader's term may have given the lock back, too.
     pub(crate) fn find_loss(&self) -> Option<Loss> {
         self.own_node().find_loss()
     }
 
-    /// The present moment, if the lock is held; `None` if only [`Tenure::find_loss`] can tell.
+    /// Returns the time if the lock is held. `None` if only [`Tenure::find_loss`] can tell.
     pub(crate) fn held_at(&self) -> Option<Moment> {
         self.own_node().held_at()
     }
 
-    /// Waits until the lock is not held any more.
+    /// Waits until the lock is lost.
     pub(crate) async fn lost(&self) -> Loss {
         self.own_node().lost(self.session()).await
     }
 
-    /// What its node says for people to read.
+    /// The node's data, for people to read.
     pub(crate) fn note(&self) -> &[u8] {
         &self.data
     }
@@ -219,12 +218,12 @@ impl Tenure {
         &self.shown
     }
 
-    /// How sure it is that the lock is held.
+    /// Returns the state of the hold, as a guard shows it.
     pub(crate) fn state(&self) -> HoldState {
         self.own_node().hold_state()
     }
 
-    /// For how long the ensemble surely keeps the hold's session, and its node.
+    /// Returns how long the ensemble surely keeps the session and the node.
     pub(crate) fn session_left(&self) -> Duration {
         match self.own_node().has_left() {
             false => {
@@ -239,8 +238,8 @@ impl Tenure {
         (Arc::clone(self.own_node()), Arc::clone(self.session()))
     }
 
-    /// Waits until some of these checks fail at the leader, although nothing was heard of that. Returns their indices, or the
-    /// loss if it is our own node that is gone.
+    /// Waits until a periodic check at the leader fails although no event came. Returns the indices of the failed checks, or the
+    /// loss if our own node is gone.
     pub(crate) async fn find_missed(
         &self,
         look: &mut Recheck<'_>,
@@ -255,7 +254,8 @@ impl Tenure {
         }
     }
 
-    /// The indices of those of these checks that fail at the leader, or the loss if our own node is gone as well.
+    /// Makes these checks, and one of our own node, at the leader. Returns the indices of those that fail, or the loss if our own
+    /// node is gone.
     pub(crate) async fn failing(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
         let checks = [vec![check(self.own_node().path(), None)], others].concat();
         let missed = presence::failing(self.session(), &checks).await;
@@ -279,20 +279,19 @@ impl Tenure {
         }
     }
 
-    /// Deletes the node. The request is on its way when this returns.
+    /// Deletes the node. The first request is sent before this returns.
     pub(crate) fn leave(&self) -> Reply<()> {
-        // The span ends here, however long the ensemble takes to answer, and also while the guard is still there.
+        // The span of the hold ends here, even if the guard lives on or the answers take long.
         let holding = std::mem::take(&mut *self.holding.lock());
         drop(holding);
         let leaving = self.session().upkeep().leave(&self.own_node, |it, may_signal| it.known.leave(may_signal));
         remove(self.session(), &self.own_node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
     }
 
-    /// Removes the node, and returns when it is surely gone.
+    /// Removes the node, and waits until it is gone.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
         let loss = self.find_loss();
-        // The node is deleted even if the lock was lost: the session may still be alive, and contenders would wait for the
-        // node.
+        // A lost lock's node is deleted too: the session may be alive, and contenders would wait for the node.
         let answer = self.leave().await;
         match (loss, answer) {
             (Some(loss), _) => Err(Error::Lost(loss)),
@@ -302,7 +301,7 @@ impl Tenure {
         }
     }
 
-    /// What a failed request about the own node means for its holder.
+    /// Returns the error for the holder whose request about its own node failed.
     pub(crate) fn lost_by(&self, failure: Failure, operation: &'static str) -> Error {
         match failure {
             Failure::NoNode => Error::Lost(Loss::Removed),
@@ -315,12 +314,12 @@ impl Tenure {
 
 impl Drop for Tenure {
     fn drop(&mut self) {
-        // The hold ends before its node does.
+        // The trace of the hold ends before the node is removed.
         drop(std::mem::take(self.holding.get_mut()));
         let end = |it: &mut Locked, may_signal| (it.known.end(may_signal), it.creating.take());
         let (removals, mut creating) = self.session().upkeep().leave(&self.own_node, end);
         for leaving in removals {
-            // It goes on in the background.
+            // The removal goes on in the background.
             drop(remove(self.session(), &self.own_node, leaving, creating.take()));
         }
     }
@@ -329,10 +328,11 @@ impl Drop for Tenure {
 /// A held node, and its session.
 pub(crate) type OneHold = (Arc<OwnNode>, Arc<dyn Session>);
 
-/// Polls `work` only while `loss` finds none, and gives its output only if there is none by then. `lost` wakes the caller.
+/// Polls `work` while `loss` returns `None`. Returns the output of `work` only if `loss` still returns `None` after the last
+/// poll. The future `lost` wakes the caller.
 ///
-/// A wake-up says nothing of the time that has passed: a process that was stopped may find an answer for its work before its
-/// timers are due. So the clock is read before each poll of the work, and once more after its last.
+/// A stopped process may find an answer for `work` before its timers fire, so a wake-up does not show that the lock is still
+/// held. Therefore the clock is read before each poll of `work`, and once more after the last one.
 pub(crate) async fn while_held<L, F: Future>(
     loss: impl Fn() -> Option<L>,
     lost: impl Future<Output = L>,
@@ -357,7 +357,8 @@ pub(crate) async fn while_held<L, F: Future>(
 pub struct NodeData {
     /// The node's data.
     pub data: Vec<u8>,
-    /// How often the data was set. [`Transaction::set_version`](crate::Transaction::set_version) takes it.
+    /// The node's version, which counts the writes to its data. [`Transaction::set_version`](crate::Transaction::set_version)
+    /// takes it.
     pub version: i32,
     pub(crate) czxid: i64,
 }
@@ -368,7 +369,7 @@ impl NodeData {
     }
 }
 
-/// One use of a kept node that may last only so long. It ends when this is dropped.
+/// One use of a kept node whose time is limited. Dropping this ends the use.
 pub(crate) struct LimitedUse {
     own_node: Arc<OwnNode>,
     end: LimitEnd,
@@ -381,7 +382,7 @@ impl Drop for LimitedUse {
 }
 
 impl Tenure {
-    /// From now on no hold by this node may last longer. The session's thread gives the node up, whatever its owner does.
+    /// Limits each hold by this node. The session's thread removes the node when the limit is exceeded.
     pub(crate) fn limit(&self, longest: Duration) {
         let (own_node, session) = self.node_and_session();
         own_node.limits().set(longest);
@@ -389,22 +390,22 @@ impl Tenure {
         by.spawn(Box::pin(give_up_in_time(own_node, session)));
     }
 
-    /// A use begins. `None` if it may last for ever.
+    /// Begins a use. `None` if uses have no limit.
     pub(crate) fn limited_use(&self) -> Option<LimitedUse> {
         let end = self.own_node().limits().begin(self.now())?;
         Some(LimitedUse { own_node: Arc::clone(self.own_node()), end })
     }
 }
 
-/// Gives the node up once it was held for too long, and its holder has had the time to stop. The node's owner may be
-/// faster. A node that was lost by its lease stands as well, if its session lives on.
+/// Removes the node after a hold exceeded its limit, and its holder had a margin to stop. Also removes a node whose lease ran out
+/// while its session lives on. The owner of the node may remove it earlier.
 async fn give_up_in_time(own_node: Arc<OwnNode>, session: Arc<dyn Session>) {
     if matches!(own_node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {
         return;
     }
     let slice = session.timeout() / 20;
     while let Some(left) = own_node.given_up_in().filter(|left| !left.is_zero() && !own_node.has_left()) {
-        // In slices, because timers stand still while the machine is suspended.
+        // Sleeps in slices, because timers stand still while the machine is suspended.
         if !slept(&session, left.min(slice)).await {
             return;
         }
@@ -412,7 +413,7 @@ async fn give_up_in_time(own_node: Arc<OwnNode>, session: Arc<dyn Session>) {
     while !own_node.has_left() {
         let path = own_node.path();
         _ = remove(&session, &own_node, Leaving::delete(path.clone()), None).await;
-        // Unless a downgrade is under way, which gives the node another name.
+        // A downgrade gives the node another name. Then the new node is removed in the next round.
         if own_node.standing_path().as_ref() == Some(&path) || !slept(&session, slice).await {
             return;
         }

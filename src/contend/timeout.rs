@@ -1,4 +1,4 @@
-//! The timeout of an acquisition: its error names the contenders in the way, as recently as they can be read.
+//! The timeout of an acquisition. Its error names the contenders in the way.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -15,15 +15,15 @@ use crate::queue::turn;
 use crate::session::contract::Session;
 use crate::sync::{Mutex, MutexGuard, Notify};
 
-/// How long before its timeout an acquisition asks the leader for those in its way, at most. If they are ghosts, it is granted
-/// within that time, also by servers that commit slowly.
+/// How long before its timeout, at most, a waiter asks the leader whether the contenders in the way are ghosts. If they are, the
+/// rest of the time is enough for a grant, even if commits are slow.
 const ASK_AHEAD: Duration = Duration::from_secs(2);
 
-/// How long before its timeout an acquisition looks up whom its error is to name, at most.
+/// How long before its timeout, at most, a waiter reads which contenders the error is to name.
 pub(super) const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 impl Acquisition {
-    /// Waits for the grant until the timeout. The error then names the contenders in the way, by `waiting`.
+    /// Waits for `granted` until the timeout. The error names the contenders in the way.
     pub(crate) async fn within<G>(
         &self,
         timeout: Duration,
@@ -47,7 +47,7 @@ impl Acquisition {
                 biased;
                 answer = &mut granted => return answer,
                 cut_off = &mut late => {
-                    // While cut off, the last listing is the best answer.
+                    // While the session is disconnected, the last listing is the best answer.
                     let blockers = found.flatten().unwrap_or_else(|| waiting.seen_in_the_way());
                     return Err(Error::Timeout { waited: timeout, blockers, cut_off });
                 }
@@ -56,7 +56,8 @@ impl Acquisition {
         }
     }
 
-    /// Asks the leader for those in the way of a waiter. Returns whether it is one already.
+    /// Asks the leader whether the contenders in the way are ghosts. Returns `false` if the acquisition does not wait in the
+    /// queue yet.
     async fn ask_for_ghosts(&self, waiting: &WaitReport) -> bool {
         let waits = waiting.waits().clone();
         let Some(WaitSnapshot { session, me, .. }) = waits else { return false };
@@ -68,14 +69,14 @@ impl Acquisition {
         if let (Some(goal), []) = (&self.goal, &turn::ahead_of(&me, &names)[..]) {
             has_ghosts |= goal.check_for_ghosts(&session).await;
         }
-        // It is granted, or it waits for others.
+        // The waiter lists the queue again: it is granted, or waits for other contenders.
         if has_ghosts {
             waiting.notify_of_ghosts();
         }
         true
     }
 
-    /// The contenders in the way of a waiter, as far as that can be read now. `None` if it has not listed any yet.
+    /// Reads the contenders in the way. `None` if the acquisition has not listed the queue yet.
     async fn in_the_way(&self, waiting: &WaitReport) -> Option<Blockers> {
         let waits = waiting.waits().clone();
         let WaitSnapshot { session, me, seen, .. } = waits?;
@@ -84,11 +85,11 @@ impl Acquisition {
     }
 }
 
-/// Where an acquisition waits, for the error of its timeout.
+/// What an acquisition that waits has seen of the queue, for the error of its timeout.
 #[derive(Default)]
 pub(crate) struct WaitReport {
     waits: Mutex<Option<WaitSnapshot>>,
-    /// Contenders in the way were found to be ghosts.
+    /// Notified when contenders in the way were found to be ghosts.
     ghosts_found: Notify,
 }
 
@@ -97,7 +98,7 @@ impl WaitReport {
         self.waits.lock()
     }
 
-    /// Waits until contenders in the way were found to be ghosts since the last listing.
+    /// Waits until contenders in the way are found to be ghosts.
     pub(crate) async fn ghosts_found(&self) {
         self.ghosts_found.notified().await;
     }
@@ -106,38 +107,38 @@ impl WaitReport {
         self.ghosts_found.notify_one();
     }
 
-    /// Records what the acquisition saw when it listed the queue.
+    /// Records a listing of the queue.
     pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
         let mut waits = self.waits();
         let looks = waits.as_ref().map_or(1, |waits| waits.looks + 1);
         *waits = Some(WaitSnapshot { session: Arc::clone(session), me: me.clone(), seen, looks });
     }
 
-    /// The acquisition has ended: what it waited for is in the way of nobody.
+    /// Forgets the listing, because the acquisition has ended.
     pub(crate) fn end(&self) {
         let waits = self.waits().take();
         drop(waits);
     }
 
-    /// The contenders in the way by the last listing.
+    /// Returns the contenders in the way by the last listing.
     pub(crate) fn seen_in_the_way(&self) -> Blockers {
         self.waits().as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()
     }
 }
 
-/// What its last listing has shown.
+/// The last listing of an acquisition that waits.
 #[derive(Clone)]
 pub(crate) struct WaitSnapshot {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) me: Contender,
-    /// The acquisition's position by its last listing.
+    /// The position and the contenders in the way.
     pub(crate) seen: Progress,
-    /// How many listings there were.
+    /// The number of listings so far.
     pub(crate) looks: usize,
 }
 
-/// Where the acquisition waits, once it has listed the queue more than `looks` times. A listing wakes the read that
-/// polls the shared acquisition, and with it all the reads that wait.
+/// Waits until the queue was listed more than `looks` times. A listing wakes the caller that polls the shared acquisition, and so
+/// all callers that wait for it.
 pub(crate) async fn looked_since(waiting: &WaitReport, looks: usize) -> WaitSnapshot {
     poll_fn(|_| match &*waiting.waits() {
         Some(waits) if waits.looks > looks => Poll::Ready(waits.clone()),

@@ -1,5 +1,4 @@
-//! Writes that happen only while a lock, or each of several locks, is held; and what became of one whose answer was lost, where the
-//! nodes that it changes show it.
+//! Transactions that are committed only while locks are held, and the search for the outcome of one whose answer was lost.
 
 use std::sync::Arc;
 use std::{fmt, slice};
@@ -35,9 +34,9 @@ use crate::validation::{self, REQUEST_LIMIT};
 /// ```
 #[must_use = "nothing is sent before `commit`"]
 pub struct Transaction<'guard> {
-    /// They have to be held. The last one was granted last.
+    /// Must all be held. The last one was granted last.
     locks: &'guard [Tenure],
-    /// Errors name the lock.
+    /// Whether errors name the lock.
     is_of_several: bool,
     operations: Vec<Operation>,
     size_limit: usize,
@@ -48,7 +47,7 @@ impl<'guard> Transaction<'guard> {
         Transaction { is_of_several: false, ..Transaction::under_all(slice::from_ref(lock)) }
     }
 
-    /// A transaction under several locks, at least one.
+    /// Begins a transaction under several locks, at least one.
     pub(crate) fn under_all(locks: &'guard [Tenure]) -> Self {
         Transaction { locks, is_of_several: true, operations: Vec::new(), size_limit: REQUEST_LIMIT }
     }
@@ -95,8 +94,8 @@ impl<'guard> Transaction<'guard> {
         self.with(Operation::Check { path: path.as_ref().to_owned(), version: None })
     }
 
-    /// How many bytes the whole request may take. Default: 1,048,575, which is what servers take by default
-    /// (`jute.maxbuffer`). Give all servers and this the same.
+    /// Sets the limit for the size of the whole request, in bytes. Defaults to 1,048,575, the default of ZooKeeper's
+    /// `jute.maxbuffer`. Use the value of your servers.
     pub fn size_limit(mut self, bytes: usize) -> Self {
         self.size_limit = bytes;
         self
@@ -107,43 +106,41 @@ impl<'guard> Transaction<'guard> {
         self
     }
 
-    /// Commits all operations if the lock is still held, and gives the outcome of each, in the order in which they were
+    /// Commits all operations if the lock is still held. Returns the outcome of each operation, in the order in which they were
     /// added.
     ///
-    /// Without operations it asks the ensemble whether the lock is still held, and changes nothing.
+    /// Without operations, this asks the ensemble whether the lock is still held, and changes nothing.
     ///
-    /// An answer is given also if the lock was lost while it was on its way: the ensemble has done the operations while the
-    /// lock was held.
+    /// If the lock is lost while the answer is on its way, the answer is still returned: the ensemble carried the operations out
+    /// while the lock was held.
     ///
-    /// # An answer that is lost
-    /// When the connection breaks before the answer, the next connection shows what became of the transaction, if something
-    /// shows it for certain:
-    /// - It only checks: it is sent again.
-    /// - A node that was there before is unchanged, although it would not be: nothing was done, and it is sent again. That needs a
-    ///   node whose version is named ([`set_version`](Self::set_version), [`delete_version`](Self::delete_version)), or that is
-    ///   created or deleted.
-    /// - Under write locks alone: a node has the version after the one that was named, and the data that was written; or it
-    ///   was created meanwhile, as it was to be. Then everything was done.
+    /// # Lost answers
+    /// If the connection breaks before the answer comes, the library looks for evidence of the outcome on the next connection:
+    /// - A transaction of checks alone is sent again.
+    /// - If a node is unchanged that the transaction changes, nothing was done, and the transaction is sent again. That needs a
+    ///   node that existed before and whose version is given ([`set_version`](Self::set_version),
+    ///   [`delete_version`](Self::delete_version)), or that the transaction creates or deletes.
+    /// - Under write locks alone: if a node has the next version and the data that the transaction sets, or was created as the
+    ///   transaction creates it, everything was done.
     ///
-    /// So name versions. What is not certain is [`Error::OutcomeUnknown`]. Clients that write the node without the lock can make it
-    /// so; one that writes the very same data at that moment is taken for this transaction.
+    /// So give versions. If nothing shows the outcome, the result is [`Error::OutcomeUnknown`]. Writes without the lock by other
+    /// clients may cause that. A client that writes the very same data at that moment is taken for this transaction.
     ///
     /// # Cancel safety
     /// The transaction is sent at the first poll. Dropping the future after that does not take it back.
     ///
     /// # Errors
-    /// - [`Error::Lost`]: the lock is gone, and nothing was changed.
-    /// - [`Error::TransactionRefused`]: an operation could not be done, and nothing was changed.
-    /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came, and nothing shows what
-    ///   became of it. Everything was done, or nothing.
-    /// - [`Error::InvalidInput`]: a path is not valid, or lies inside the lock's own directory, where a write would
-    ///   pass for a hand-off; or the request is larger than its [limit](Self::size_limit), and a server would close the
-    ///   connection. Nothing was sent.
+    /// - [`Error::Lost`]: the lock is lost, and nothing was changed.
+    /// - [`Error::TransactionRefused`]: an operation could not be carried out, and nothing was changed.
+    /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came, and nothing shows the
+    ///   outcome. Everything was done, or nothing.
+    /// - [`Error::InvalidInput`]: a path is invalid, or lies inside the lock's own directory, where a write would look like a
+    ///   hand-off; or the request exceeds its [limit](Self::size_limit), and a server would close the connection. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
         self.sent(true).await
     }
 
-    /// As [`commit`](Transaction::commit), for a caller that finds out by itself what becomes of it.
+    /// Like [`commit`](Transaction::commit), but without the search for the outcome. The caller finds the outcome itself.
     pub(crate) async fn commit_once(self) -> Result<Vec<Outcome>, Error> {
         self.sent(false).await
     }
@@ -160,7 +157,7 @@ impl<'guard> Transaction<'guard> {
         if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.find_loss()?))) {
             return Err(lost(lock, loss));
         }
-        // A check sees the nodes of every session, so one session can speak for locks that are held on several.
+        // A check sees the nodes of all sessions, so one session can send the checks of locks that are held on several.
         let Some(speaker) = locks.last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
@@ -168,16 +165,15 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(position).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // A transaction stays unsettled if its answer is lost. It does so too if it goes through another session than
-        // the lock's: the requests of two sessions have no common order. The next use of a kept node then waits for another
-        // node.
+        // A transaction stays unsettled if its answer is lost, or if another session than the lock's sends it, because requests
+        // of two sessions have no common order. The next use of a kept node then takes another node.
         let session = speaker.session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
         locks.iter().for_each(|lock| lock.own_node().begin_write());
-        // Somebody else may have given the lock back since we looked: the end of a leader's term does.
+        // The end of a leader's term may have given the lock back meanwhile.
         if let Some(lock) = locks.iter().find(|lock| lock.own_node().has_left()) {
             locks.iter().for_each(|lock| lock.own_node().settle_write());
             return Err(lost(lock, Loss::GivenBack));
@@ -197,7 +193,7 @@ impl<'guard> Transaction<'guard> {
             }
             Err(Failure::Operation { index, failure }) => match locks.get(index) {
                 Some(lock) if *failure == Failure::NoNode => {
-                    // Unless it was given back meanwhile.
+                    // The lock may have been given back meanwhile.
                     if !lock.own_node().has_left() {
                         lock.own_node().lose(Loss::Removed);
                     }
@@ -211,7 +207,7 @@ impl<'guard> Transaction<'guard> {
     }
 }
 
-/// The refusal of the operation that is the `index`th of the caller's.
+/// Returns the error for a refused operation. `index` counts the caller's operations.
 fn refused(operation: Option<&Operation>, index: usize, failure: Failure) -> Error {
     let reason = match (operation, failure) {
         (Some(Operation::Create { path, .. }), Failure::NoNode) => Failure::NoParent(parent(path).to_owned()),
@@ -228,7 +224,7 @@ impl fmt::Debug for Transaction<'_> {
 }
 
 impl Operation {
-    /// The node it is about.
+    /// Returns the path of the operation's node.
     pub fn path(&self) -> &str {
         match self {
             Operation::Create { path, .. }
@@ -249,24 +245,23 @@ fn check(path: &str, directory: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// How often a transaction is sent whose answers are lost while smaller requests pass: a server closes the connection over one
-/// that is too large for it.
+/// How often a transaction is sent at most. A server closes the connection over a request that is too large for it, each time.
 const TRIES: u32 = 4;
 
-/// A transaction, and what was known when it was sent.
+/// A transaction whose answer may be lost.
 pub(crate) struct Doubt<'a> {
     locks: &'a [Tenure],
     session: &'a Arc<dyn Session>,
-    /// The first of them check that the locks are held.
+    /// The checks of the locks come first.
     operations: &'a [Operation],
-    /// The newest change of the ensemble that was known. What is newer was changed after the transaction was sent.
+    /// The zxid of the newest change known before the transaction was sent. A later change has a greater zxid.
     newest: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fate {
     Done,
-    /// Not done, and it cannot happen any more.
+    /// Not carried out, and never will be.
     Undone,
     Unknown,
 }
@@ -277,8 +272,8 @@ impl<'a> Doubt<'a> {
         Doubt { locks, session, operations, newest: session.upkeep().newest_zxid().max(own) }
     }
 
-    /// Sends the transaction. If no answer comes, looks what became of it, and sends it again if it surely was not done. Gives up
-    /// when a lock is lost.
+    /// Sends the transaction. If no answer comes, looks for the outcome, and sends the transaction again if it was surely not
+    /// carried out. Ends when a lock is lost.
     pub(crate) async fn settled(&self) -> Result<Vec<Outcome>, Failure> {
         let answer = self.session.transact(self.operations);
         self.read_what_is_made();
@@ -289,7 +284,7 @@ impl<'a> Doubt<'a> {
         let lost = select_all(self.locks.iter().map(|lock| Box::pin(lock.lost())));
         let find_out = async {
             let mut answer = answer.clone();
-            // It was sent once.
+            // The transaction was sent once already.
             for _ in 1..TRIES {
                 let nodes = self.read_nodes().await?;
                 match self.fate(&nodes) {
@@ -307,8 +302,8 @@ impl<'a> Doubt<'a> {
         found.await.ok().flatten().unwrap_or(answer)
     }
 
-    /// Looks behind the transaction at a node that it makes, whose number no server gives in the answer: so the next transaction knows
-    /// the node as one that was there. Nobody waits for that.
+    /// Reads a node that the transaction creates, right behind it. The answer shows the zxid of the create, which the answer to a
+    /// transaction lacks, so a later transaction knows the node as older. The answer is not awaited.
     fn read_what_is_made(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
         if let Some(create) = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path())) {
@@ -316,21 +311,21 @@ impl<'a> Doubt<'a> {
         }
     }
 
-    /// What the nodes that it changes hold now, if the locks are held at that moment. A reconnect lets no earlier request of the
-    /// session pass any more: servers refuse what it sent to another one before.
+    /// Reads the nodes that the transaction changes, while the locks are held. No earlier request of the session can be carried
+    /// out after a reconnect, because servers refuse requests that were sent to the server before.
     async fn read_nodes(&self) -> Option<Contents> {
         let (session, paths) = (self.session, self.changed());
         let checks = self.locks.len().min(self.operations.len());
         session.connected().await.ok()?;
         let look = || {
-            // A quorum answers the first, which brings the second up to date.
+            // A quorum answers the checks, so the reads behind them are up to date.
             let (held, nodes) = (session.transact(&self.operations[..checks]), session.data_of_each(&paths));
             async move { held.await.and(nodes.await) }
         };
         retry::until_known(session, look).await.ok()
     }
 
-    /// The nodes that it changes, one for each operation that changes anything.
+    /// Returns the path of each operation that changes a node.
     fn changed(&self) -> Vec<String> {
         self.changes().map(|operation| operation.path().to_owned()).collect()
     }
@@ -343,7 +338,7 @@ impl<'a> Doubt<'a> {
         self.changes().filter(|other| other.path() == path).count() == 1
     }
 
-    /// Whether nobody else can hold the locks meanwhile.
+    /// Returns whether no other client can hold the locks at the same time.
     fn is_alone(&self) -> bool {
         let is_of_a_lock = |lock: &Tenure| parent(&lock.own_node().path()) == lock.shown();
         self.locks.iter().all(|lock| lock.contender().mode() == Mode::Write && is_of_a_lock(lock))
@@ -354,7 +349,7 @@ impl<'a> Doubt<'a> {
         let (session, is_alone) = (self.session.id(), self.is_alone());
         let told = told.map(|(operation, node)| shown_by(operation, node.as_ref(), self.newest, session, is_alone));
         let told: Vec<_> = told.collect();
-        // What changes nothing may be done twice.
+        // A transaction of checks alone may be carried out twice.
         let changes_nothing = self.changes().next().is_none();
         match (changes_nothing || told.contains(&Fate::Undone), told.contains(&Fate::Done)) {
             (true, _) => Fate::Undone,
@@ -363,7 +358,7 @@ impl<'a> Doubt<'a> {
         }
     }
 
-    /// The outcomes of a transaction that was done; `None` if they are not known.
+    /// Returns the outcomes of a transaction that was carried out. `None` if they cannot be known.
     fn outcomes(&self, nodes: &Contents) -> Option<Result<Vec<Outcome>, Failure>> {
         let mut nodes = nodes.iter();
         let outcome = |operation: &Operation| {
@@ -385,13 +380,13 @@ impl<'a> Doubt<'a> {
     }
 }
 
-/// What a node shows of the only operation that changes it. `newest` is the newest change that was known before.
+/// Returns what a node shows about the only operation that changes it. `newest` is the newest zxid known before the transaction.
 fn shown_by(operation: &Operation, node: Option<&(Vec<u8>, Stat)>, newest: i64, session: i64, is_alone: bool) -> Fate {
-    // Who has deleted a node, or made and deleted it, nothing tells.
+    // A missing node does not show which client deleted it.
     let Some((now, stat)) = node else { return Fate::Unknown };
     let was_there = stat.czxid <= newest;
     match operation {
-        // No write takes a version back, and only one write can follow a version.
+        // Versions only rise, and only one write can follow a version.
         Operation::Set { data, version: Some(version @ 0..), .. } if was_there => {
             match stat.version.wrapping_sub(*version) {
                 0 => Fate::Undone,

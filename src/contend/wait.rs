@@ -1,5 +1,4 @@
-//! How an acquisition that has its place waits for its turn. It carries out what a [`Waiter`] decides, and decides
-//! nothing.
+//! The wait for the turn: I/O for the decisions of [`Waiter`].
 
 use std::sync::Arc;
 
@@ -23,26 +22,26 @@ use crate::session::retry::{self, spawn_awaited};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
 
-/// What a waiter waits for.
+/// A wait behind one predecessor.
 struct Behind<'a> {
     handle: &'a Handle,
     entry: &'a Tenure,
     predecessor: Predecessor,
-    /// The listing before this one has shown it as well.
+    /// Whether the listing before showed the same predecessor.
     is_again: bool,
-    /// Whether to ask the predecessor to give its node up.
+    /// Whether to ask the predecessor for its kept node.
     asks: bool,
     directory: Option<Box<Stat>>,
-    /// The server has shown a contender that had left, and may show others.
+    /// Whether the server has shown a ghost, and may show more.
     has_ghosts: bool,
-    /// Tells of other ghosts.
+    /// Notifies of ghosts that the timeout finds.
     waiting: Option<&'a WaitReport>,
 }
 
 impl Acquisition {
-    /// Carries out what a [`Waiter`] decides, until our turn has come.
+    /// Carries out the decisions of [`Waiter`] until our turn has come.
     ///
-    /// Each of thousands of waiters keeps every value that is alive across this wait, so nothing else is done here.
+    /// Thousands of waiters each keep every value that is alive across this wait, so other work is done elsewhere.
     pub(crate) async fn wait_for_turn(
         &self,
         entry: &Tenure,
@@ -73,7 +72,7 @@ impl Acquisition {
         }
     }
 
-    /// Lists the queue. If a contender has to be waited for, reports the contenders in the way.
+    /// Lists the queue. Reports the contenders in the way, if there are any.
     async fn list(
         &self,
         entry: &Tenure,
@@ -83,7 +82,7 @@ impl Acquisition {
     ) -> Result<Step, Error> {
         let (session, me) = (entry.session(), &*entry.contender());
         let names = match wait.listing.take() {
-            // The listing's answer was lost: ask again.
+            // The answer to the first listing was lost.
             None | Some(Err(Failure::Unknown(_))) => {
                 self.goal.iter().for_each(|goal| goal.discard_early_read());
                 retry::until_known(session, || entry.list()).await
@@ -130,7 +129,8 @@ impl Acquisition {
 }
 
 impl Acquisition {
-    /// The listing did not show our node. Fails unless the leader has it: no read overrules what the ensemble has committed.
+    /// Asks the leader for our node, which the listing did not show. Fails if the leader does not have the node. A read never
+    /// overrules a committed write.
     async fn confirm_unlisted_node(&self, entry: &Tenure, wait: &mut WaitContext<'_>) -> Result<(), Error> {
         let (session, path) = (entry.session(), entry.own_node().path());
         if entry.find_loss().is_none() {
@@ -142,7 +142,8 @@ impl Acquisition {
         Err(Error::Evicted(entry.find_loss().unwrap_or(Loss::Removed)))
     }
 
-    /// Fails if the lock's path is that of a semaphore. Its node has data then: only where a listing shows that, they are read.
+    /// Fails if the lock's path is that of a semaphore. A semaphore's node has data, which are read only if the listing shows
+    /// data.
     pub(crate) async fn check_for_semaphore(
         &self,
         session: &Arc<dyn Session>,
@@ -160,7 +161,7 @@ impl Acquisition {
             Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
             }
-            // Who may not read it has no permits there either.
+            // A client that may not read the node has no permits there either.
             Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
             Err(failure) => Err(self.handle.stop(failure)),
         }
@@ -168,15 +169,15 @@ impl Acquisition {
 }
 
 impl Behind<'_> {
-    /// Watches our own node and the predecessor's, and asks the predecessor if it may only keep its node. All requests are
-    /// sent before one is answered.
+    /// Watches our own node and the predecessor's, and asks the predecessor for its node if the process there may only keep it.
+    /// All requests are sent before the first answer is awaited.
     ///
-    /// Events come in the order of the changes. Our own watch is armed first. So if our node is removed before the
-    /// predecessor lets us in, we hear of the removal first. The predecessor's watch is armed before we ask, so we hear
-    /// of it when it gives its node up.
+    /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a later
+    /// release by the predecessor. The predecessor's watch is armed before the ask, so the watch fires when the predecessor gives
+    /// its node up.
     async fn arm(&self, is_asked: &AtomicBool) -> Result<Watch, Failure> {
         let (session, own_node) = (self.entry.session(), self.entry.own_node());
-        // On the session's thread: a second look may end this wait before the answer has come.
+        // Runs in the background, because a presence check may end this wait before the answer.
         let own = own_node.ask_to_watch(session).map(|own_watch| {
             let (live, own_node) = (Arc::clone(session), Arc::clone(own_node));
             spawn_awaited(session, async move { keep_alive::store_watch(&live, &own_node, own_watch).await }, drop)
@@ -186,7 +187,7 @@ impl Behind<'_> {
             own_node.mark_asked();
             ask(&self.handle.queue, &self.handle.asking, session, self.directory.as_deref().copied());
         }
-        // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
+        // The predecessor's watch is answered last. Awaiting it first wakes the task once instead of twice.
         let watch = watch.await;
         if let Some(own) = own {
             match own.await {
@@ -198,12 +199,10 @@ impl Behind<'_> {
         watch
     }
 
-    /// Waits until the predecessor has let us in, or something has happened to its node.
-    ///
-    /// Reports changes meanwhile, if the caller wants to hear of them.
+    /// Waits until the predecessor's node changes or goes. Reports the progress meanwhile if the caller asked for that.
     async fn departure(&self, on_wait: &mut Option<Box<OnWait>>) -> Result<Departure, Error> {
         let (session, paths, me) = (self.entry.session(), &self.handle.paths, &*self.entry.contender());
-        // Boxed, because few of thousands of waiters need it.
+        // Boxed, because few of thousands of waiters report progress.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         let ghosts_found = self.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
         tokio::select! {
@@ -215,19 +214,19 @@ impl Behind<'_> {
         }
     }
 
-    /// As [`Self::departure`], if it is told.
+    /// Waits for the event of the predecessor's watch.
     async fn heard(&self) -> Result<Departure, Error> {
         let armed = Box::pin(async {
             let is_asked = AtomicBool::new(false);
             retry::until_known(self.entry.session(), || self.arm(&is_asked)).await
         });
-        // What may have failed takes more room than the watch, and thousands await theirs.
+        // The future that arms the watch is larger than the watch, and thousands of waiters await their watches.
         let watch = match armed.await {
             Ok(watch) => watch,
-            // The server lists a node that it denies: only the leader can tell.
+            // The server lists the node and denies that it exists. Only the leader can tell.
             Err(Failure::NoNode) if self.is_again => match Box::pin(self.look_again(true)).await? {
                 Some(departure) => return Ok(departure),
-                // The leader has it. `missed`, beside this, ends the wait.
+                // The leader has the node. `missed`, polled beside this future, ends the wait.
                 None => return std::future::pending().await,
             },
             Err(Failure::NoNode) => return Ok(Departure::ListAgain),
@@ -236,25 +235,25 @@ impl Behind<'_> {
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
             Event::Deleted => Departure::ListAgain,
-            // The acquisition is told so by the loss of its node.
+            // The loss of our own node ends the acquisition.
             Event::Over => std::future::pending().await,
         })
     }
 
-    /// Waits until the leader no longer has our node or the predecessor's, although nothing was heard of that.
+    /// Waits until the leader has lost our node or the predecessor's without an event.
     async fn missed(&self) -> Result<Departure, Error> {
         let mut look = Recheck::after(self.entry.session(), self.has_ghosts);
         let mut is_at_once = self.has_ghosts;
         loop {
             look.pause().await;
-            // Boxed, because thousands pause, and few look at once.
+            // Boxed, because thousands of waiters pause, and few check at once.
             if let Some(departure) = Box::pin(self.look_again(std::mem::take(&mut is_at_once))).await? {
                 return Ok(departure);
             }
         }
     }
 
-    /// One look of [`Self::missed`]; `None` if it has found nothing.
+    /// Checks both nodes at the leader once. `None` if both are there.
     async fn look_again(&self, is_at_once: bool) -> Result<Option<Departure>, Error> {
         let (entry, predecessor) = (self.entry, &self.predecessor.name);
         let missed = entry.failing(vec![check(entry.child(predecessor), None)]).await;
@@ -264,7 +263,7 @@ impl Behind<'_> {
         let (gone, kind) = (vec![Arc::clone(predecessor)], entry.contender().kind());
         let ghosts = presence::ghosts_of(entry.session(), entry.queue(), gone, kind).await;
         Ok(match ghosts.is_empty() {
-            // It has become a reader. The next listing may show the writer again: not without a pause between two of them.
+            // The predecessor has been downgraded. The next listing may still show the writer, so a pause comes before it.
             true => (!is_at_once).then_some(Departure::ListAgain),
             false => Some(Departure::GoneAtLeader),
         })

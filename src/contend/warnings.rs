@@ -1,4 +1,4 @@
-//! Warnings: an acquisition that waits for long, and a lock that is held for long.
+//! Warnings about slow acquisitions and long holds.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -22,14 +22,14 @@ use crate::session::retry::spawn_cancellable;
 use crate::sync::Mutex;
 use crate::telemetry::log::{OwnSpan, emit};
 
-/// How long an acquisition waits before it is warned of, unless the user says otherwise.
+/// After how long a warning is logged by default.
 pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 
-/// How often the task that warns looks at a queue, at most.
+/// The shortest time between two warnings of one task.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl Acquisition {
-    /// What is told of a hold, or of one use of a kept one, until it ends.
+    /// Begins the trace of a hold, or of one use of a kept node. A task warns if the hold lasts long.
     pub(crate) fn holding(&self, hold: &Tenure) -> HoldTrace {
         let (path, own_node) = (self.handle.shown(), hold.own_node());
         let mut holding = self.trace.begin_hold(self.aim(), path, self.label(), own_node);
@@ -48,7 +48,8 @@ impl Acquisition {
         holding
     }
 
-    /// Waits for the place in the queue, and warns if that takes long: no background task can, without a session.
+    /// Waits until the acquisition has entered the queue, and warns if that takes long. The caller's task warns, because without
+    /// a session there is no background task.
     pub(crate) async fn warned_of<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
         let Some(limit) = self.handle.warn_waiting else { return queued.await };
         if let Some(answer) = call::unless(self.handle.coordinator.sleep(limit), &mut queued).await {
@@ -59,7 +60,7 @@ impl Acquisition {
     }
 }
 
-/// The acquisitions of one handle that wait in the queue, so that one task can warn of all that wait for long.
+/// The waiting acquisitions of one lock handle. One task warns about all of them.
 #[derive(Default)]
 pub(crate) struct WaiterRegistry(Mutex<Table>);
 
@@ -67,7 +68,7 @@ pub(crate) struct WaiterRegistry(Mutex<Table>);
 struct Table {
     next: u64,
     all: BTreeMap<u64, RegisteredWaiter>,
-    /// Ends the task that warns of them, when it is dropped.
+    /// Cancels the warning task when dropped.
     watched: Option<oneshot::Sender<()>>,
 }
 
@@ -84,17 +85,17 @@ pub(crate) struct RegisteredWaiter {
 }
 
 impl WaiterRegistry {
-    /// Enters a waiter. Returns its number, and whether there is a task that warns.
+    /// Adds a waiter. Returns its number, and whether a warning task runs.
     pub(crate) fn enter(&self, waiter: RegisteredWaiter) -> (u64, bool) {
         let mut table = self.0.lock();
         let number = table.next;
         table.next += 1;
         table.all.insert(number, waiter);
-        // The last task may have ended with its session.
+        // The last warning task may have ended with its session.
         (number, table.watched.as_ref().is_some_and(|watched| !watched.is_closed()))
     }
 
-    /// A task warns from now on, until what is given is dropped. If another one was as fast, that one ends.
+    /// Stores the handle of a new warning task. An earlier task is cancelled.
     pub(crate) fn watched_by(&self, task: oneshot::Sender<()>) {
         let before = self.0.lock().watched.replace(task);
         drop(before);
@@ -105,12 +106,12 @@ impl WaiterRegistry {
         drop(waiter);
     }
 
-    /// How soon the first of those that nothing was said of will have waited for so long.
+    /// Returns the time until the first waiter is overdue that has no warning yet.
     pub(crate) fn next(&self, limit: Duration) -> Option<Duration> {
         self.0.lock().unwarned().next().map(|waiter| limit.saturating_sub(waiter.began.elapsed()))
     }
 
-    /// The first that has waited for so long, and how many others have.
+    /// Returns the first overdue waiter, and the number of the others. Marks all of them as warned about.
     pub(crate) fn due(&self, limit: Duration) -> Option<(RegisteredWaiter, usize)> {
         let mut table = self.0.lock();
         let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
@@ -122,7 +123,7 @@ impl WaiterRegistry {
         Some((first, others))
     }
 
-    /// The task that warns ends, unless there is something to say yet. Returns whether it ends.
+    /// Ends the warning task if no waiter still needs a warning. Returns whether it ended.
     pub(crate) fn end_watch_if_all_are_warned(&self) -> bool {
         let mut table = self.0.lock();
         let is_over = table.unwarned().next().is_none();
@@ -138,18 +139,18 @@ impl Table {
 }
 
 impl RegisteredWaiter {
-    /// Whether it has neither been granted nor given up.
+    /// Returns whether the acquisition has been neither granted nor given up.
     pub(crate) fn waits(&self) -> bool {
         !self.own_node.is_holding() && !self.own_node.has_left()
     }
 }
 
-/// Has a background task of the session warn if an acquisition waits for long, until this is dropped. An acquisition that
-/// is not polled cannot warn by itself. Once its turn has come, it blocks all contenders behind it.
+/// Registers an acquisition for a warning until this is dropped. A background task warns, because a future that is not polled
+/// cannot. Such a future blocks all contenders behind it once its turn has come.
 pub(crate) struct Lateness<'a> {
     acquisition: &'a Acquisition,
     began: Instant,
-    /// The warning of the wait for a place has said it.
+    /// Whether a warning was logged before the acquisition entered the queue.
     is_warned_of: bool,
     number: Option<u64>,
 }
@@ -160,7 +161,7 @@ impl<'a> Lateness<'a> {
         Lateness { acquisition, began, is_warned_of, number: None }
     }
 
-    /// The acquisition has a place in the queue, and may have to wait.
+    /// Registers the acquisition, which may have to wait from now on.
     pub(crate) fn begin(&mut self, held: &Tenure) {
         let Acquisition { handle, options, trace, goal, .. } = self.acquisition;
         let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };
@@ -186,9 +187,9 @@ impl Drop for Lateness<'_> {
     }
 }
 
-/// Warns of the acquisitions of one handle that wait for long, until none has waited for a while.
+/// Warns about the slow acquisitions of one lock handle. Ends when none has waited for a while.
 async fn warn_of_late(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>) -> Option<()> {
-    // A session that nobody else uses is closed. A timer that is over at once belongs to a runtime that is gone.
+    // The task keeps no session open. A timer that ends at once belongs to a runtime that has shut down.
     let sleep = async |time: Duration| {
         let (begun, timer) = (Instant::now(), session.upgrade()?.sleep(time));
         timer.await;
@@ -217,7 +218,7 @@ impl Handle {
         emit!(WARN, path, mode = %aim, label = label.map(str::to_owned), ?waited, %blockers, others, "it takes long to acquire a lock");
     }
 
-    /// Warns of an acquisition that waits for long.
+    /// Warns about one slow acquisition.
     async fn warn_of(&self, waiter: RegisteredWaiter, others: usize) {
         let RegisteredWaiter { session, own_node, label, goal, .. } = &waiter;
         let me = &own_node.contender();
