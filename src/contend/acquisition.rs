@@ -8,8 +8,8 @@ use async_trait::async_trait;
 
 use crate::contend::directory::Asking;
 use crate::contend::tenure::Tenure;
-use crate::contend::timeout::WaitReport;
-use crate::contend::warnings::WaiterRegistry;
+use crate::contend::timeout::QueueView;
+use crate::contend::warnings::SlowAcquisitions;
 use crate::error::error::Error;
 use crate::observe::lock_paths::LockPaths;
 use crate::observe::on_wait::{Listener, OnWait};
@@ -38,7 +38,7 @@ pub(crate) struct Handle {
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) asking: Arc<Asking>,
-    pub(crate) waiters: WaiterRegistry,
+    pub(crate) waiters: SlowAcquisitions,
 }
 
 impl Handle {
@@ -147,7 +147,7 @@ pub(crate) trait Goal: Send + Sync {
         acquisition: &Acquisition,
         held: &Tenure,
         turn: Take,
-        wait: &mut WaitContext<'_>,
+        wait: &mut EntryState<'_>,
     ) -> Result<(), Error>;
 }
 
@@ -201,10 +201,10 @@ pub(crate) enum IfTaken {
 }
 
 /// The state of an acquisition from the create of its node until its turn.
-pub(crate) struct WaitContext<'a> {
+pub(crate) struct EntryState<'a> {
     pub(crate) if_taken: IfTaken,
     /// Records the contenders in the way.
-    pub(crate) waiting: Option<&'a WaitReport>,
+    pub(crate) waiting: Option<&'a QueueView>,
     pub(crate) on_wait: Option<Box<OnWait>>,
     /// The answer to the listing that was sent with the create. `None` if the answer to the create was lost.
     pub(crate) listing: Option<Result<Names, Failure>>,

@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use crate::call::SESSION_TRIES;
-use crate::contend::acquisition::{Acquisition, IfTaken, WaitContext};
+use crate::contend::acquisition::{Acquisition, EntryState, IfTaken};
 use crate::contend::tenure::Tenure;
-use crate::contend::timeout::WaitReport;
+use crate::contend::timeout::QueueView;
 use crate::contend::warnings::Lateness;
 use crate::error::error::Error;
 use crate::observe::on_wait::OnWait;
@@ -107,7 +107,7 @@ impl Acquisition {
     }
 
     async fn enter_in_time(&self, timeout: Duration, on_wait: Option<Box<OnWait>>) -> Result<Box<Tenure>, Error> {
-        let waiting = WaitReport::default();
+        let waiting = QueueView::default();
         self.within(timeout, &waiting, pin!(self.enter(IfTaken::Wait, Some(&waiting), on_wait))).await
     }
 
@@ -115,12 +115,12 @@ impl Acquisition {
     pub(crate) async fn enter(
         &self,
         if_taken: IfTaken,
-        waiting: Option<&WaitReport>,
+        waiting: Option<&QueueView>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Tenure>, Error> {
         // Boxed, because few waiters are in this step for long.
         let (entry, listing, mut late) = Box::pin(self.queue_up_by_a_usable_number()).await?;
-        let mut wait = WaitContext { if_taken, waiting, on_wait, listing, directory: None, denials: Tries::DENIALS };
+        let mut wait = EntryState { if_taken, waiting, on_wait, listing, directory: None, denials: Tries::DENIALS };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&entry, &mut wait, &mut late) => turn,
@@ -137,7 +137,7 @@ impl Acquisition {
         &self,
         entry: &Tenure,
         turn: Result<Take, Error>,
-        wait: &mut WaitContext<'_>,
+        wait: &mut EntryState<'_>,
         late: &mut Lateness<'_>,
     ) -> Result<(), Error> {
         let taken = match (turn, &self.goal) {
@@ -177,7 +177,7 @@ impl Acquisition {
             goal.check_first().await?;
         }
         let began = Instant::now();
-        let (mut entry, mut listing) = self.warned_of(pin!(self.queue_up())).await?;
+        let (mut entry, mut listing) = self.warn_if_slow(pin!(self.queue_up())).await?;
         let mut tries = 0;
         while is_used_up(&entry.contender()) {
             tries += 1;

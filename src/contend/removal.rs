@@ -74,7 +74,7 @@ impl Remover {
             };
             let shown;
             (leaving, shown) = leaving.on(answer);
-            self.tell(shown);
+            self.report(shown);
             asked = match leaving.asks() {
                 Ok(ask) => self.send(ask, None),
                 Err(outcome) => return outcome.clone(),
@@ -109,7 +109,7 @@ impl Remover {
         own.map(|name| format!("{}/{name}", self.directory)).collect()
     }
 
-    fn tell(&self, shown: Option<Shown>) {
+    fn report(&self, shown: Option<Shown>) {
         let Remover { session, directory, tag, .. } = self;
         match shown {
             None => {}

@@ -150,7 +150,7 @@ impl Tenure {
     }
 
     /// Removes orphans: nodes that lost creates of ours made. A listing after a later write of ours shows all of them.
-    pub(crate) fn remove_strays(&self, children: &[String]) {
+    pub(crate) fn remove_orphans(&self, children: &[String]) {
         for stray in self.own_node.read(|it| it.orphans(children)) {
             drop(remove(self.session(), &self.own_node, Leaving::delete(self.child(&stray)), None));
         }

@@ -27,7 +27,7 @@ impl Acquisition {
     pub(crate) async fn within<G>(
         &self,
         timeout: Duration,
-        waiting: &WaitReport,
+        waiting: &QueueView,
         mut granted: impl Future<Output = Result<G, Error>> + Unpin,
     ) -> Result<G, Error> {
         let (ask, look_up) = (ASK_AHEAD.min(timeout / 5 * 2), LOOK_UP_AHEAD.min(timeout / 5));
@@ -58,9 +58,9 @@ impl Acquisition {
 
     /// Asks the leader whether the contenders in the way are ghosts. Returns `false` if the acquisition does not wait in the
     /// queue yet.
-    async fn ask_for_ghosts(&self, waiting: &WaitReport) -> bool {
+    async fn ask_for_ghosts(&self, waiting: &QueueView) -> bool {
         let waits = waiting.waits().clone();
-        let Some(WaitSnapshot { session, me, .. }) = waits else { return false };
+        let Some(QueueSnapshot { session, me, .. }) = waits else { return false };
         let Ok(names) = session.children(&self.handle.queue).await else { return true };
         let paths = &self.handle.paths;
         let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
@@ -77,9 +77,9 @@ impl Acquisition {
     }
 
     /// Reads the contenders in the way. `None` if the acquisition has not listed the queue yet.
-    async fn in_the_way(&self, waiting: &WaitReport) -> Option<Blockers> {
+    async fn in_the_way(&self, waiting: &QueueView) -> Option<Blockers> {
         let waits = waiting.waits().clone();
-        let WaitSnapshot { session, me, seen, .. } = waits?;
+        let QueueSnapshot { session, me, seen, .. } = waits?;
         let Ok(names) = session.children(&self.handle.queue).await else { return Some(seen.blockers) };
         Some(self.handle.paths.blockers(&session, &names, &me).await)
     }
@@ -87,14 +87,14 @@ impl Acquisition {
 
 /// What an acquisition that waits has seen of the queue, for the error of its timeout.
 #[derive(Default)]
-pub(crate) struct WaitReport {
-    waits: Mutex<Option<WaitSnapshot>>,
+pub(crate) struct QueueView {
+    waits: Mutex<Option<QueueSnapshot>>,
     /// Notified when contenders in the way were found to be ghosts.
     ghosts_found: Notify,
 }
 
-impl WaitReport {
-    pub(crate) fn waits(&self) -> MutexGuard<'_, Option<WaitSnapshot>> {
+impl QueueView {
+    pub(crate) fn waits(&self) -> MutexGuard<'_, Option<QueueSnapshot>> {
         self.waits.lock()
     }
 
@@ -111,7 +111,7 @@ impl WaitReport {
     pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
         let mut waits = self.waits();
         let looks = waits.as_ref().map_or(1, |waits| waits.looks + 1);
-        *waits = Some(WaitSnapshot { session: Arc::clone(session), me: me.clone(), seen, looks });
+        *waits = Some(QueueSnapshot { session: Arc::clone(session), me: me.clone(), seen, looks });
     }
 
     /// Forgets the listing, because the acquisition has ended.
@@ -128,7 +128,7 @@ impl WaitReport {
 
 /// The last listing of an acquisition that waits.
 #[derive(Clone)]
-pub(crate) struct WaitSnapshot {
+pub(crate) struct QueueSnapshot {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) me: Contender,
     /// The position and the contenders in the way.
@@ -139,7 +139,7 @@ pub(crate) struct WaitSnapshot {
 
 /// Waits until the queue was listed more than `looks` times. A listing wakes the caller that polls the shared acquisition, and so
 /// all callers that wait for it.
-pub(crate) async fn looked_since(waiting: &WaitReport, looks: usize) -> WaitSnapshot {
+pub(crate) async fn next_listing(waiting: &QueueView, looks: usize) -> QueueSnapshot {
     poll_fn(|_| match &*waiting.waits() {
         Some(waits) if waits.looks > looks => Poll::Ready(waits.clone()),
         _ => Poll::Pending,

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
 
-use crate::contend::acquisition::{Acquisition, Handle, IfTaken, WaitContext};
+use crate::contend::acquisition::{Acquisition, EntryState, Handle, IfTaken};
 use crate::contend::directory::ask;
 use crate::contend::tenure::Tenure;
-use crate::contend::timeout::WaitReport;
+use crate::contend::timeout::QueueView;
 use crate::contend::warnings::Lateness;
 use crate::error::error::{Error, PermitsError};
 use crate::observe::on_wait::OnWait;
@@ -35,7 +35,7 @@ struct Behind<'a> {
     /// Whether the server has shown a ghost, and may show more.
     has_ghosts: bool,
     /// Notifies of ghosts that the timeout finds.
-    waiting: Option<&'a WaitReport>,
+    waiting: Option<&'a QueueView>,
 }
 
 impl Acquisition {
@@ -45,7 +45,7 @@ impl Acquisition {
     pub(crate) async fn wait_for_turn(
         &self,
         entry: &Tenure,
-        wait: &mut WaitContext<'_>,
+        wait: &mut EntryState<'_>,
         late: &mut Lateness<'_>,
     ) -> Result<Take, Error> {
         if let Some(goal) = &self.goal {
@@ -76,7 +76,7 @@ impl Acquisition {
     async fn list(
         &self,
         entry: &Tenure,
-        wait: &mut WaitContext<'_>,
+        wait: &mut EntryState<'_>,
         waiter: &mut Waiter<Arc<Contender>>,
         late: &mut Lateness<'_>,
     ) -> Result<Step, Error> {
@@ -90,7 +90,7 @@ impl Acquisition {
             Some(names) => names,
         };
         let names = names.map_err(|failure| self.handle.stop(failure))?;
-        entry.remove_strays(&names);
+        entry.remove_orphans(&names);
         if !waiter.has_waited() {
             self.check_for_semaphore(session, &names, names.directory.as_ref()).await?;
             meter::entered(self.aim(), names.len().saturating_sub(1));
@@ -118,7 +118,7 @@ impl Acquisition {
         late.begin(entry);
         if let Some(on_wait) = &mut wait.on_wait {
             let seen = paths.progress(session, &names, me).await;
-            on_wait.tell(session, paths, me.dialect(), seen).await;
+            on_wait.report_read(session, paths, me.dialect(), seen).await;
         }
         if let Some(waiting) = wait.waiting {
             let names = ghosts.without(&paths.queue, &names, me.mode());
@@ -131,7 +131,7 @@ impl Acquisition {
 impl Acquisition {
     /// Asks the leader for our node, which the listing did not show. Fails if the leader does not have the node. A read never
     /// overrules a committed write.
-    async fn confirm_unlisted_node(&self, entry: &Tenure, wait: &mut WaitContext<'_>) -> Result<(), Error> {
+    async fn confirm_unlisted_node(&self, entry: &Tenure, wait: &mut EntryState<'_>) -> Result<(), Error> {
         let (session, path) = (entry.session(), entry.own_node().path());
         if entry.find_loss().is_none() {
             let is_at_leader = presence::leader_still_has(session, &path, &mut wait.denials).await;

@@ -50,7 +50,7 @@ impl Acquisition {
 
     /// Waits until the acquisition has entered the queue, and warns if that takes long. The caller's task warns, because without
     /// a session there is no background task.
-    pub(crate) async fn warned_of<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
+    pub(crate) async fn warn_if_slow<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
         let Some(limit) = self.handle.warn_waiting else { return queued.await };
         if let Some(answer) = call::unless(self.handle.coordinator.sleep(limit), &mut queued).await {
             return answer;
@@ -62,19 +62,19 @@ impl Acquisition {
 
 /// The waiting acquisitions of one lock handle. One task warns about all of them.
 #[derive(Default)]
-pub(crate) struct WaiterRegistry(Mutex<Table>);
+pub(crate) struct SlowAcquisitions(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
     next: u64,
-    all: BTreeMap<u64, RegisteredWaiter>,
+    all: BTreeMap<u64, SlowAcquisition>,
     /// Cancels the warning task when dropped.
     watched: Option<oneshot::Sender<()>>,
 }
 
 /// One acquisition that waits in the queue.
 #[derive(Clone)]
-pub(crate) struct RegisteredWaiter {
+pub(crate) struct SlowAcquisition {
     pub(crate) began: Instant,
     pub(crate) session: Arc<dyn Session>,
     pub(crate) own_node: Arc<OwnNode>,
@@ -84,9 +84,9 @@ pub(crate) struct RegisteredWaiter {
     pub(crate) is_warned_of: bool,
 }
 
-impl WaiterRegistry {
+impl SlowAcquisitions {
     /// Adds a waiter. Returns its number, and whether a warning task runs.
-    pub(crate) fn enter(&self, waiter: RegisteredWaiter) -> (u64, bool) {
+    pub(crate) fn enter(&self, waiter: SlowAcquisition) -> (u64, bool) {
         let mut table = self.0.lock();
         let number = table.next;
         table.next += 1;
@@ -96,7 +96,7 @@ impl WaiterRegistry {
     }
 
     /// Stores the handle of a new warning task. An earlier task is cancelled.
-    pub(crate) fn watched_by(&self, task: oneshot::Sender<()>) {
+    pub(crate) fn set_task(&self, task: oneshot::Sender<()>) {
         let before = self.0.lock().watched.replace(task);
         drop(before);
     }
@@ -112,7 +112,7 @@ impl WaiterRegistry {
     }
 
     /// Returns the first overdue waiter, and the number of the others. Marks all of them as warned about.
-    pub(crate) fn due(&self, limit: Duration) -> Option<(RegisteredWaiter, usize)> {
+    pub(crate) fn due(&self, limit: Duration) -> Option<(SlowAcquisition, usize)> {
         let mut table = self.0.lock();
         let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
         let first = due.next().map(|waiter| {
@@ -124,7 +124,7 @@ impl WaiterRegistry {
     }
 
     /// Ends the warning task if no waiter still needs a warning. Returns whether it ended.
-    pub(crate) fn end_watch_if_all_are_warned(&self) -> bool {
+    pub(crate) fn end_task_if_all_are_warned(&self) -> bool {
         let mut table = self.0.lock();
         let is_over = table.unwarned().next().is_none();
         table.watched.take_if(|_| is_over);
@@ -133,12 +133,12 @@ impl WaiterRegistry {
 }
 
 impl Table {
-    fn unwarned(&mut self) -> impl Iterator<Item = &mut RegisteredWaiter> {
+    fn unwarned(&mut self) -> impl Iterator<Item = &mut SlowAcquisition> {
         self.all.values_mut().filter(|waiter| !waiter.is_warned_of && waiter.waits())
     }
 }
 
-impl RegisteredWaiter {
+impl SlowAcquisition {
     /// Returns whether the acquisition has been neither granted nor given up.
     pub(crate) fn waits(&self) -> bool {
         !self.own_node.is_holding() && !self.own_node.has_left()
@@ -168,13 +168,13 @@ impl<'a> Lateness<'a> {
         let (session, own_node) = (Arc::clone(held.session()), Arc::clone(held.own_node()));
         let (label, span, goal) = (options.label.clone(), trace.span(), goal.clone());
         let (began, is_warned_of) = (self.began, self.is_warned_of);
-        let waiter = RegisteredWaiter { began, session, own_node, label, span, goal, is_warned_of };
+        let waiter = SlowAcquisition { began, session, own_node, label, span, goal, is_warned_of };
         let (number, is_watched) = handle.waiters.enter(waiter);
         self.number = Some(number);
         if !is_watched {
             let session = held.session();
-            let watch = warn_of_late(Arc::downgrade(handle), limit, Arc::downgrade(session));
-            handle.waiters.watched_by(spawn_cancellable(session, watch));
+            let watch = warn_of_slow(Arc::downgrade(handle), limit, Arc::downgrade(session));
+            handle.waiters.set_task(spawn_cancellable(session, watch));
         }
     }
 }
@@ -188,7 +188,7 @@ impl Drop for Lateness<'_> {
 }
 
 /// Warns about the slow acquisitions of one lock handle. Ends when none has waited for a while.
-async fn warn_of_late(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>) -> Option<()> {
+async fn warn_of_slow(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>) -> Option<()> {
     // The task keeps no session open. A timer that ends at once belongs to a runtime that has shut down.
     let sleep = async |time: Duration| {
         let (begun, timer) = (Instant::now(), session.upgrade()?.sleep(time));
@@ -205,7 +205,7 @@ async fn warn_of_late(handle: Weak<Handle>, limit: Duration, session: Weak<dyn S
             span.around(pin!(handle.warn_of(waiter, others))).await;
             drop(handle);
             sleep(PAUSE).await?;
-        } else if next.is_none() && handle.waiters.end_watch_if_all_are_warned() {
+        } else if next.is_none() && handle.waiters.end_task_if_all_are_warned() {
             return None;
         }
     }
@@ -219,8 +219,8 @@ impl Handle {
     }
 
     /// Warns about one slow acquisition.
-    async fn warn_of(&self, waiter: RegisteredWaiter, others: usize) {
-        let RegisteredWaiter { session, own_node, label, goal, .. } = &waiter;
+    async fn warn_of(&self, waiter: SlowAcquisition, others: usize) {
+        let SlowAcquisition { session, own_node, label, goal, .. } = &waiter;
         let me = &own_node.contender();
         let look = async {
             let names = session.children(&self.queue).await.ok()?;

@@ -1,4 +1,4 @@
-//! The nodes that one lock's handle keeps: which acquisition begins one, and the uses that join it.
+//! The cache of nodes that one lock handle keeps: the newest node, and the uses that join it.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::contend::acquisition::Handle;
 use crate::contend::tenure::{LimitedUse, Tenure};
-use crate::contend::timeout::WaitReport;
+use crate::contend::timeout::QueueView;
 use crate::error::error::Error;
 use crate::keep::kept::{Granted, Kept, Why, Work, settle, wake};
 use crate::keep::uses::Joined;
@@ -20,13 +20,13 @@ use crate::session::request::Loss;
 use crate::sync::SharedMutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// The nodes that one lock's handle keeps.
+/// The nodes that one lock handle keeps between uses.
 pub(crate) struct Cache {
     handle: Arc<Handle>,
     idle: Duration,
-    /// The newest node. Only this one is joined.
+    /// The newest node. New uses join only this one.
     newest: SharedMutex<Option<Arc<Kept>>>,
-    /// Whether the last node of this mode was kept in vain: then the next use keeps nothing.
+    /// Whether the last READ node was asked for before it was used again. Then the next use keeps no node.
     reads_in_vain: Arc<AtomicBool>,
     writes_in_vain: Arc<AtomicBool>,
 }
@@ -38,8 +38,8 @@ impl Cache {
     }
 
     /// Joins the newest node, if it covers this mode and is still kept.
-    pub(crate) fn join(&self, mode: Mode) -> Joined<KeptUse, WaitingUse> {
-        // Millions of times a second: no clone of the node, which all tasks would count in one place.
+    pub(crate) fn join(&self, mode: Mode) -> Joined<KeptUse, PendingUse> {
+        // Runs millions of times a second. A clone of the `Arc` would make all tasks contend for its counter.
         let newest = self.newest.read();
         let used = newest.as_ref().and_then(|kept| kept.join_now(mode));
         drop(newest);
@@ -50,8 +50,8 @@ impl Cache {
         newest.map_or(Joined::Refused, |kept| kept.join(mode))
     }
 
-    /// As [`Cache::join`]. If there is nothing to join, begins to acquire a node, unless that has not paid off lately.
-    pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> Work) -> Joined<KeptUse, WaitingUse> {
+    /// Like [`Cache::join`], but begins to acquire a node if there is none to join, unless keeping did not pay off lately.
+    pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> Work) -> Joined<KeptUse, PendingUse> {
         loop {
             let before = self.newest.write().clone();
             match before.as_ref().map_or(Joined::Refused, |kept| kept.join(mode)) {
@@ -65,7 +65,7 @@ impl Cache {
             kept.acquire_by(begin(&kept));
             let found = kept.join(mode);
             let mut newest = self.newest.write();
-            // Another use may have been as fast.
+            // Another use may have replaced the node meanwhile.
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
                 *newest = Some(kept);
                 drop(newest);
@@ -75,7 +75,7 @@ impl Cache {
         }
     }
 
-    /// A node of this mode that may be kept; `None` if the last one was kept in vain.
+    /// Creates a node of this mode to be kept. `None` if the last one was kept in vain.
     fn new_node(&self, mode: Mode) -> Option<Arc<Kept>> {
         let in_vain = match mode {
             Mode::Read => &self.reads_in_vain,
@@ -85,13 +85,13 @@ impl Cache {
         keeps.then(|| Kept::new(&self.handle, mode, self.idle, in_vain))
     }
 
-    /// Gives the newest node up if it is idle, because it does not cover what this process wants now.
+    /// Gives the newest node up if it is idle and does not cover the mode that this process wants now.
     pub(crate) fn let_go(&self) {
         let newest = self.newest.write().take_if(|kept| kept.is_unused());
         self.replaced(newest);
     }
 
-    /// This node is not joined any more.
+    /// Gives up a node that was replaced as the newest.
     fn replaced(&self, kept: Option<Arc<Kept>>) {
         kept.iter().for_each(|kept| kept.give_up(Why::Replaced));
     }
@@ -113,14 +113,14 @@ impl fmt::Debug for Cache {
 }
 
 impl Kept {
-    pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, WaitingUse> {
+    pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, PendingUse> {
         let mut state = self.state.lock();
         match state.uses.join(mode) {
             Joined::Refused => Joined::Refused,
             Joined::Waits(number) => {
                 drop(state);
                 self.crowded.notify_waiters();
-                Joined::Waits(WaitingUse { kept: Arc::clone(self), number, is_granted: false, is_over: false })
+                Joined::Waits(PendingUse { kept: Arc::clone(self), number, is_granted: false, is_over: false })
             }
             Joined::Runs(number) => {
                 let granted = state.granted.clone();
@@ -130,7 +130,7 @@ impl Kept {
         }
     }
 
-    /// As [`Kept::join`], if the use need not wait. The use may find the node lost.
+    /// Like [`Kept::join`], but returns `None` if the use would have to wait. The use may find the node lost.
     pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
         let mut state = self.state.lock();
         let granted = Arc::clone(state.granted.as_ref()?);
@@ -139,7 +139,7 @@ impl Kept {
         Some(KeptUse::new(granted, number))
     }
 
-    /// The use of this number, unless the node was lost. A lost node admits no use.
+    /// Returns the use of this number. `None` if the node was lost, because a lost node admits no use.
     fn run(&self, number: u64, granted: Option<Arc<Granted>>) -> Option<KeptUse> {
         let used = KeptUse::new(granted?, number);
         if let Err(loss) = used.held_at() {
@@ -150,16 +150,16 @@ impl Kept {
     }
 }
 
-/// A use of a kept node, or a share in one. Dropping the last share ends the use, and gives the node up if it was the last one of a node that is not
-/// to be kept.
+/// A running use of a kept node, or a share of one. Dropping the last share ends the use. If the node is not to be kept any
+/// longer, dropping its last use gives the node up.
 pub(crate) struct KeptUse {
     granted: Arc<Granted>,
     number: u64,
-    /// What is told of the use when it ends, if anything is.
+    /// The trace of the use.
     told: Option<Arc<HoldTrace>>,
-    /// Until when it may last, if it may not for ever.
+    /// The time limit of the use. `None` if it has none.
     limit: Option<Arc<LimitedUse>>,
-    /// A downgrade is under way, so the node may be either.
+    /// Whether a downgrade is in flight. Then the node may be READ or WRITE.
     is_changing: bool,
     is_over: bool,
 }
@@ -177,7 +177,7 @@ impl KeptUse {
         &self.granted.kept
     }
 
-    /// The present moment, unless the node was lost.
+    /// Returns the time if the node is held.
     pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
         match self.hold().held_at() {
             Some(now) => Ok(now),
@@ -185,24 +185,24 @@ impl KeptUse {
         }
     }
 
-    /// Waits until a contender waits that this use keeps out. A use of this process that waits has no node of its own, so
-    /// the contender is then this process's own.
+    /// Waits until a contender waits for this use. A waiting use of this process has no node of its own. For such a use, returns
+    /// the contender of the kept node.
     pub(crate) async fn contended(&self) -> Result<Contender, Error> {
         let kept = Arc::downgrade(&self.granted.kept);
         tokio::select! {
             biased;
             first = self.hold().contended() => first,
-            () = Kept::is_crowded(&kept) => Ok((*self.hold().contender()).clone()),
+            () = Kept::wait_until_crowded(&kept) => Ok((*self.hold().contender()).clone()),
         }
     }
 
-    /// The lock was granted to this use. `holding` ends with it.
+    /// Begins the use, with its trace.
     pub(crate) fn begin(&mut self, holding: HoldTrace) {
         self.limit = self.hold().limited_use().map(Arc::new);
         self.told = holding.is_recorded().then(|| Arc::new(holding));
     }
 
-    /// The same use once more. It ends with the last of them.
+    /// Returns another share of the use.
     pub(crate) fn share(&self) -> KeptUse {
         self.kept().state.lock().uses.share(self.number);
         let mut share = KeptUse::new(Arc::clone(&self.granted), self.number);
@@ -211,7 +211,7 @@ impl KeptUse {
         share
     }
 
-    /// Ends the use. Gives the hold, if the node goes with it.
+    /// Ends the use. Returns the hold if the node is given up with it.
     fn end(&mut self, now: impl FnOnce(&Tenure) -> Moment) -> Option<Arc<Tenure>> {
         self.told = None;
         self.limit = None;
@@ -224,7 +224,7 @@ impl KeptUse {
         self.kept().end(self.number, self.hold(), now(self.hold()))
     }
 
-    /// Ends the use, and returns when the node is surely gone, if it goes with it.
+    /// Ends the use. If the node is given up with it, waits until the node is gone.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         let now = self.held_at().map_err(Error::Lost)?;
         match self.end(|_| now) {
@@ -233,7 +233,7 @@ impl KeptUse {
         }
     }
 
-    /// Replaces the node by a READ node, under which this use goes on as a read.
+    /// Downgrades the node. The use goes on as a read.
     pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
         self.is_changing = true;
         self.hold().change_to_read().await?;
@@ -253,28 +253,28 @@ impl Drop for KeptUse {
     }
 }
 
-/// A use that waits for the node to be acquired, or for other uses of its process. Dropping it ends the wait. If it was
-/// the last one that waited for the acquisition, the acquisition is given up.
-pub(crate) struct WaitingUse {
+/// A use that waits until the node is acquired, or until other uses of its process end. Dropping it ends the wait. Dropping the
+/// last use that waits for an acquisition gives the acquisition up.
+pub(crate) struct PendingUse {
     kept: Arc<Kept>,
     number: u64,
-    /// It was seen waiting for others under a node that is granted.
+    /// Whether the node was granted when this use was last polled.
     is_granted: bool,
     is_over: bool,
 }
 
-impl WaitingUse {
-    /// Where the acquisition waits.
-    pub(crate) fn waiting(&self) -> &Arc<WaitReport> {
+impl PendingUse {
+    /// Returns what the shared acquisition has seen of the queue.
+    pub(crate) fn waiting(&self) -> &Arc<QueueView> {
         &self.kept.waiting
     }
 
-    /// The node that it waits for.
+    /// Returns the node that the use waits for.
     pub(crate) fn kept(&self) -> &Arc<Kept> {
         &self.kept
     }
 
-    /// Waits until the use may run; `None` if the node is not kept any more.
+    /// Waits until the use runs. `None` if the node is no longer kept.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -282,7 +282,7 @@ impl WaitingUse {
         poll_fn(|context| self.poll(context)).await
     }
 
-    /// Waits until the use may run, or is refused, or waits for others under a node that is granted.
+    /// Waits until the use runs or is refused, or waits for other uses of a granted node.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -305,7 +305,7 @@ impl WaitingUse {
         }
     }
 
-    /// The use, once it may run; `None` if it was refused.
+    /// Polls the use. `None` if it was refused.
     fn standing(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
         let mut state = self.kept.state.lock();
         match state.uses.standing(self.number, waker) {
@@ -327,14 +327,14 @@ impl WaitingUse {
     }
 }
 
-impl Drop for WaitingUse {
+impl Drop for PendingUse {
     fn drop(&mut self) {
         if !self.is_over {
             let mut state = self.kept.state.lock();
             let woken = state.leave(self.number, self.kept.idle);
             drop(settle(state, woken));
         }
-        // Nobody polls the acquisition of a node that is granted. Whatever woke this use to poll it has woken all others, too.
+        // After the grant no use polls the acquisition. The event that woke this use has woken the other uses, too.
         if !self.is_granted && self.kept.is_abandoned() {
             self.kept.abandon();
         }

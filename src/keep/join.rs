@@ -1,4 +1,4 @@
-//! How an acquisition joins a node that its process keeps, or acquires one to be kept, and the hold as its guards have it.
+//! How an acquisition joins a node that its process keeps, or acquires a node to keep.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -14,9 +14,9 @@ use crate::call;
 use crate::contend::acquisition::{Acquisition, Handle, IfTaken, Options};
 use crate::contend::flow::GrantKind;
 use crate::contend::tenure::Tenure;
-use crate::contend::timeout::{WaitReport, looked_since};
+use crate::contend::timeout::{QueueView, next_listing};
 use crate::error::error::Error;
-use crate::keep::cache::{Cache, KeptUse, WaitingUse};
+use crate::keep::cache::{Cache, KeptUse, PendingUse};
 use crate::keep::kept::{Kept, Work};
 use crate::keep::uses::Joined;
 use crate::observe::on_wait::OnWait;
@@ -25,16 +25,16 @@ use crate::queue::contender::Contender;
 use crate::queue::member::Progress;
 use crate::queue::mode::Mode;
 
-/// A lock's handle, with the nodes that it keeps.
+/// A lock handle, with its cache of kept nodes.
 #[derive(Debug)]
 pub struct Lock {
     pub(crate) handle: Arc<Handle>,
-    /// If the user asked for nodes to be kept.
+    /// `None` unless the user set `keep`.
     pub(crate) cache: Option<Cache>,
 }
 
-/// A task that does nothing but join must let other tasks run, too. Tokio counts 128 steps of a task before it must;
-/// a use is so short that each fourth is a step.
+/// Makes a task that only joins yield to other tasks. A tokio task has a budget of 128 steps. A use is so short that every fourth
+/// one counts as a step.
 pub(crate) fn proceeds(context: &mut Context<'_>) -> Poll<()> {
     thread_local!(static USES: Cell<u8> = const { Cell::new(0) });
     let uses = USES.get().wrapping_add(1);
@@ -43,37 +43,35 @@ pub(crate) fn proceeds(context: &mut Context<'_>) -> Poll<()> {
 }
 
 impl Lock {
-    /// What there is to join, and how long this acquisition may take.
+    /// Joins a kept node if there is one. Also returns how long the acquisition may take.
     pub(crate) fn join(
         &self,
         acquisition: &Acquisition,
-    ) -> Result<(Joined<KeptUse, WaitingUse>, Option<Duration>), Error> {
+    ) -> Result<(Joined<KeptUse, PendingUse>, Option<Duration>), Error> {
         let timeout = acquisition.reported(acquisition.options.timeout())?;
         let joined = self.cache.as_ref().map_or(Joined::Refused, |cache| cache.join(acquisition.mode));
         Ok((joined, timeout))
     }
 
-    /// Acquires the lock, now that there is no kept node to join without waiting: waits for one, or acquires one, or acquires
-    /// the lock by a node of its own.
+    /// Acquires the lock when no kept node could be joined at once: waits for a node of this process, or acquires one.
     pub(crate) async fn acquire(
         &self,
         acquisition: &mut Acquisition,
-        joined: Joined<KeptUse, WaitingUse>,
+        joined: Joined<KeptUse, PendingUse>,
         timeout: Option<Duration>,
     ) -> Result<Held, Error> {
         let Some(cache) = &self.cache else { return acquisition.acquire().await.map(Held::alone) };
         let answer = match enter(acquisition, cache, joined, timeout).await {
             Ok(Some(used)) => return Ok(Held::Kept(begin_use(acquisition, used))),
-            // Boxed, as is what else takes long: a use that waits for another is over so soon that moving much would be
-            // most of it.
+            // Boxed, because moving a large future would be most of the cost of a short wait.
             Ok(None) => Box::pin(acquisition.acquire()).await.map(Held::alone),
             Err(error) => acquisition.reported(Err(error)),
         };
-        // The error of a timeout tells of the whole wait, of which the last part alone has timed out.
+        // Only the last part of the wait has timed out. The error reports the whole timeout.
         answer.map_err(|error| error.of_the_whole(timeout))
     }
 
-    /// Takes the lock if no contender is in the way, or joins a node that this process keeps.
+    /// Takes the lock if no contender is in the way, or joins a kept node.
     pub(crate) async fn attempt(&self, mode: Mode, timeout: Option<Duration>) -> Result<Held, Error> {
         let mut acquisition = Acquisition::new(Arc::clone(&self.handle), mode, Options::default());
         if let Some(cache) = &self.cache {
@@ -86,9 +84,9 @@ impl Lock {
                     if waits.kept().hold().is_some() {
                         return acquisition.reported(Err(Error::WouldBlock { blockers: waits.kept().as_blockers() }));
                     }
-                    // Another use has begun to acquire a node. It may have to wait for it, and this one must not.
+                    // Another use has begun to acquire a node, and may have to wait. This attempt must not wait.
                 }
-                // A node that is only kept would be in the way.
+                // An idle kept node would be in the way.
                 Joined::Refused => cache.let_go(),
             }
         }
@@ -96,12 +94,12 @@ impl Lock {
     }
 }
 
-/// Waits for a node that is kept, or is being acquired to be kept. `None` if this acquisition has to enter the queue
-/// by itself.
+/// Waits for a node that this process keeps, or is acquiring. `None` if this acquisition must enter the queue with a node of its
+/// own.
 async fn enter(
     acquisition: &mut Acquisition,
     cache: &Cache,
-    mut joined: Joined<KeptUse, WaitingUse>,
+    mut joined: Joined<KeptUse, PendingUse>,
     timeout: Option<Duration>,
 ) -> Result<Option<KeptUse>, Error> {
     let began = Instant::now();
@@ -130,7 +128,7 @@ async fn enter(
         };
         match answer? {
             Some(used) => return Ok(Some(used)),
-            // It queues up behind the contender that asked, with a node of its own. Reads can share one.
+            // A write enters the queue with a node of its own, behind the contender that asked. Reads can share one node.
             None if acquisition.mode == Mode::Write => break,
             None => {}
         }
@@ -141,11 +139,11 @@ async fn enter(
     Ok(None)
 }
 
-/// Waits until the use may run under a node that is being acquired, or is refused because the node is not kept any more. One
-/// that wants to hear of its wait returns once it waits for other uses instead.
+/// Waits until the use runs under a node that is being acquired, or is refused. With an `on_wait` listener, also returns once the
+/// use waits for other uses instead.
 async fn wait_for_node(
     acquisition: &Acquisition,
-    waits: &mut WaitingUse,
+    waits: &mut PendingUse,
     left: Option<Duration>,
 ) -> Result<Joined<KeptUse, ()>, Error> {
     let (waiting, kept) = (Arc::clone(waits.waiting()), Arc::clone(waits.kept()));
@@ -158,7 +156,7 @@ async fn wait_for_node(
         tokio::select! {
             biased;
             answer = &mut settled => return answer,
-            () = tell_of(&acquisition.handle, &waiting, &mut on_wait) => {}
+            () = report_progress(&acquisition.handle, &waiting, &mut on_wait) => {}
         }
         settled.await
     };
@@ -174,16 +172,16 @@ async fn wait_for_node(
     }
 }
 
-/// As [`wait_for_node`], for other uses of this process, under a node that is granted.
+/// Like [`wait_for_node`], but waits for other uses of a granted node.
 async fn wait_for_others(
     acquisition: &Acquisition,
-    waits: &mut WaitingUse,
+    waits: &mut PendingUse,
     left: Option<Duration>,
 ) -> Result<Option<KeptUse>, Error> {
     let kept = Arc::clone(waits.kept());
     if let Some(mut on_wait) = acquisition.options.on_wait.clone().map(OnWait::new) {
         let (path, uses) = (Arc::clone(&acquisition.handle.queue), kept.uses());
-        on_wait.tell_at_once(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
+        on_wait.report(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
     }
     let Some(left) = left else { return waits.wait().await };
     tokio::select! {
@@ -195,21 +193,21 @@ async fn wait_for_others(
     }
 }
 
-/// Reports how far the shared acquisition has come, whenever that changes.
-async fn tell_of(handle: &Handle, waiting: &WaitReport, on_wait: &mut OnWait) {
-    let mut waits = looked_since(waiting, 0).await;
+/// Reports the progress of the shared acquisition at each change.
+async fn report_progress(handle: &Handle, waiting: &QueueView, on_wait: &mut OnWait) {
+    let mut waits = next_listing(waiting, 0).await;
     loop {
-        on_wait.tell(&waits.session, &handle.paths, waits.me.dialect(), waits.seen.clone()).await;
+        on_wait.report_read(&waits.session, &handle.paths, waits.me.dialect(), waits.seen.clone()).await;
         waits = tokio::select! {
             biased;
-            later = looked_since(waiting, waits.looks) => later,
+            later = next_listing(waiting, waits.looks) => later,
             never = on_wait.keep_looking(&waits.session, &handle.paths, &waits.me) => match never {},
         };
     }
 }
 
-/// The acquisition of a node that several uses share. Each use has its own timeout. The error of that timeout names
-/// the contenders that the shared acquisition waits for.
+/// Returns the acquisition of a node that several uses share. Each use has a timeout of its own, whose error names the contenders
+/// that the shared acquisition waits for.
 fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
     let options = Options { label: first.options.label.clone(), ..Options::default() };
     let mut all = Acquisition::new(Arc::clone(&first.handle), first.mode, options);
@@ -226,7 +224,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
     AcquireTrace::around(span, Box::pin(work))
 }
 
-/// A use of a kept node begins.
+/// Begins a use of a kept node.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
     trace::count_grant(acquisition.aim(), GrantKind::Kept.as_str());
     acquisition.trace.record("sequence", used.hold().contender().sequence());
@@ -234,7 +232,7 @@ pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse
     used
 }
 
-/// What a guard holds. Several guards may share it.
+/// The hold of a guard. Several guards may share it.
 pub(crate) enum Held {
     Alone(Arc<Tenure>),
     Kept(KeptUse),
@@ -245,7 +243,7 @@ impl Held {
         Held::Alone(Arc::from(hold))
     }
 
-    /// The same once more. It ends with the last of them.
+    /// Returns another share of the hold.
     pub(crate) fn share(&self) -> Held {
         match self {
             Held::Alone(hold) => Held::Alone(Arc::clone(hold)),
@@ -253,7 +251,7 @@ impl Held {
         }
     }
 
-    /// Gives the lock back. Returns when its node is surely gone, or at once if the node is kept, or is shared.
+    /// Releases the lock. Waits until the node is gone, or returns at once if the node is kept or shared.
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
             Held::Alone(hold) => {

@@ -1,4 +1,4 @@
-//! A node that a process keeps between uses, until another contender asks for it or it was idle for long.
+//! A node that a process keeps between uses, until another contender asks for it or it was idle for too long.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::contend::acquisition::Handle;
 use crate::contend::tenure::Tenure;
-use crate::contend::timeout::WaitReport;
+use crate::contend::timeout::QueueView;
 use crate::error::error::Error;
 use crate::keep::uses::Uses;
 use crate::observe::lock_paths;
@@ -28,56 +28,56 @@ use crate::telemetry::log::emit;
 use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
 
-/// The acquisition of a node that is to be kept. Any of the uses that wait for it may poll it.
+/// The acquisition of a node to be kept. Any use that waits for the node may poll it.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Tenure>, Error>> + Send>>;
 
-/// A node that several uses share, one after the other or together, from the beginning of its acquisition.
+/// A node that uses share, one after the other or at the same time, from the start of its acquisition.
 pub(crate) struct Kept {
-    /// Weak, and so is the client: the session's thread looks at the node, and the last user of the client, who waits for
-    /// the server, must not be that thread.
+    /// Weak, because the session's thread uses the node. Dropping the last handle closes the client and waits for the server,
+    /// which must not happen on that thread.
     handle: Weak<Handle>,
     warn_waiting: Option<Duration>,
     pub(super) idle: Duration,
-    /// Set if the node is asked for before it was used again.
+    /// Set if the node is asked for before its second use.
     in_vain: Arc<AtomicBool>,
     pub(super) state: Mutex<KeptState>,
-    /// The acquisition, until it is granted, or has failed, or is given up. Locked while it is polled. Whatever the poll
-    /// does may have another use looked at, on the same thread: so nothing waits for this lock.
+    /// The acquisition, until it ends. Locked while it is polled. A poll may wake and poll another use on the same thread, so no
+    /// code waits for this lock.
     work: Mutex<Option<Work>>,
-    /// A use was to poll the acquisition and has found it locked. The use that polls it now polls it once more.
+    /// Set by a use that found the acquisition locked. The use that polls the acquisition then polls it again.
     is_wanted: AtomicBool,
-    /// Why the acquisition failed, from before its uses are refused.
+    /// Why the acquisition failed. Set before the uses are refused.
     pub(super) error: OnceLock<Error>,
-    /// Wakes all uses that wait.
+    /// Wakes all waiting uses.
     waker: Waker,
-    /// Where the acquisition waits, for the errors of the uses' timeouts.
-    pub(super) waiting: Arc<WaitReport>,
-    /// A use began to wait. Counted by itself: whoever waits for that keeps no node that all others have left.
+    /// What the acquisition has seen of the queue, for the errors of timeouts.
+    pub(super) waiting: Arc<QueueView>,
+    /// Notified when a use begins to wait. In an `Arc` of its own, so that a task that awaits it does not keep the node.
     pub(super) crowded: Arc<Notify>,
 }
 
 pub(super) struct KeptState {
     pub(super) uses: Uses<Waker>,
-    /// From the grant until the node is given up.
+    /// The hold, from the grant until the node is given up.
     pub(super) granted: Option<Arc<Granted>>,
     /// When the last use ended.
     used: Moment,
-    /// Why no use joins it any more.
+    /// Why the node admits no further use.
     why: Option<Why>,
-    /// From its grant, if it was not asked for before, until the node is given up.
+    /// Counts the node in the metrics while it is kept.
     counted: Option<GaugeGuard>,
-    /// Ends the background task when it is dropped.
+    /// Cancels the background task when dropped.
     watched_over: Option<oneshot::Sender<()>>,
 }
 
-/// A node that was granted, and its hold: what each use points to, with one count for both.
+/// A granted node and its hold. Each use has a pointer to it.
 pub(super) struct Granted {
     pub(super) kept: Arc<Kept>,
     pub(super) hold: Arc<Tenure>,
 }
 
-/// What remains of a node that is given up. Drop it once the state is unlocked: the end of the background task wakes that
-/// task, and the end of the hold sends the removal.
+/// The parts of a node that is given up. Must be dropped while nothing is locked: dropping the handle of the background task
+/// wakes the task, and dropping the hold sends the removal.
 struct Gone {
     granted: Arc<Granted>,
     why: Option<Why>,
@@ -87,19 +87,19 @@ struct Gone {
     watched_over: Option<oneshot::Sender<()>>,
 }
 
-/// Why a node is not to be kept any longer.
+/// Why a node is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     /// Another contender asked for it.
     Asked,
-    /// No use came for as long as it may be idle.
+    /// The node was idle for too long.
     Idle,
     Lost,
-    /// The handle was dropped, or the client was closed.
+    /// The lock handle was dropped, or the client was closed.
     Closed,
     /// This process wants the lock in a mode that the node does not cover.
     Replaced,
-    /// It is not known what stands on the ensemble, or no watch tells when it is asked for.
+    /// The state of the node on the ensemble is unknown, or no watch shows when the node is asked for.
     Unsure,
 }
 
@@ -111,7 +111,7 @@ impl Why {
         }
     }
 
-    /// Its name in the metrics.
+    /// Returns the value of the metrics label.
     fn label(self) -> &'static str {
         match self {
             Why::Asked => "asked",
@@ -136,7 +136,7 @@ impl Wake for WakeAll {
 }
 
 impl Kept {
-    /// A node that is being acquired.
+    /// Creates a node whose acquisition has not begun.
     pub(crate) fn new(handle: &Arc<Handle>, mode: Mode, idle: Duration, in_vain: &Arc<AtomicBool>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
         let state = KeptState { uses, granted: None, used, why: None, counted: None, watched_over: None };
@@ -156,17 +156,17 @@ impl Kept {
         })
     }
 
-    /// The node is acquired by this.
+    /// Sets the acquisition of the node.
     pub(super) fn acquire_by(&self, work: Work) {
         *self.work.lock() = Some(work);
     }
 
-    /// Polls the acquisition as far as it gets. Every use that waits for it does so. So a use that is not polled, or
-    /// gives up, does not hold up the others. Returns whether it has ended just now.
+    /// Polls the acquisition. Every waiting use does this, so a use that is not polled does not hold up the others. Returns
+    /// whether the acquisition has ended in this call.
     pub(super) fn advance(self: &Arc<Self>) -> bool {
         let (ended, answer) = loop {
             self.is_wanted.store(true, Ordering::SeqCst);
-            // It may even be this use that polls it now, further up the stack.
+            // The lock may be taken further up this very call stack.
             let Some(mut work) = self.work.try_lock() else { return false };
             self.is_wanted.store(false, Ordering::SeqCst);
             let Some(under_way) = work.as_mut() else { return false };
@@ -177,7 +177,7 @@ impl Kept {
             if self.is_wanted.load(Ordering::SeqCst) {
                 continue;
             }
-            // The last use that waits for it may have left meanwhile.
+            // The last waiting use may have left meanwhile.
             if self.is_abandoned() {
                 self.abandon();
             }
@@ -195,7 +195,7 @@ impl Kept {
         true
     }
 
-    /// No use waits any more, so the acquisition is given up. A use that polls it now does that afterwards.
+    /// Gives the acquisition up, because no use waits for it any more. A use that polls it at this moment gives it up afterwards.
     pub(super) fn abandon(&self) {
         let work = self.work.try_lock().and_then(|mut work| work.take());
         if work.is_some() {
@@ -205,7 +205,7 @@ impl Kept {
         drop(work);
     }
 
-    /// The node is granted. The uses that wait may begin.
+    /// Notes the grant, and wakes the uses that may run.
     fn grant(self: &Arc<Self>, hold: Arc<Tenure>) {
         let mut state = self.state.lock();
         state.used = hold.now();
@@ -221,69 +221,70 @@ impl Kept {
         drop(settle(state, woken));
     }
 
-    /// Admits no further use. The node is given up with the last use that it has, at once if it has none.
+    /// Admits no further use. The node is given up with its last use, or at once if it has none.
     pub(crate) fn give_up(&self, why: Why) {
         let mut state = self.state.lock();
         let woken = state.ask(why);
-        // Sends the removal.
+        // Sends the removal, if there is no use.
         drop(settle(state, woken));
     }
 
-    /// Another contender asks for the node. Not the node's own acquisition, which asks for all nodes if it has to wait.
-    fn note_the_ask(&self) {
+    /// Handles an ask by another contender. Ignores the ask of the node's own acquisition, which asks for all kept nodes while it
+    /// waits.
+    fn handle_ask(&self) {
         let state = self.state.lock();
         if !state.uses.is_asked() {
             self.in_vain.store(state.uses.count() <= 1, Ordering::Release);
         }
     }
 
-    /// The node could not be acquired: all uses that wait are refused.
+    /// Refuses all waiting uses, because the acquisition failed.
     fn failed(&self) {
         let woken = self.state.lock().uses.fail();
         wake(woken);
     }
 
-    /// Whether no use waits for the node that is being acquired.
+    /// Returns whether no use waits for the acquisition.
     pub(crate) fn is_abandoned(&self) -> bool {
         let state = self.state.lock();
         state.granted.is_none() && state.uses.is_idle()
     }
 
-    /// The hold, from its grant until it is given up.
+    /// Returns the hold, from the grant until the node is given up.
     pub(crate) fn hold(&self) -> Option<Arc<Tenure>> {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
-    /// The number and the mode of the first use that waits for others, and how many wait. None waits for others before the
-    /// grant.
+    /// Returns the number and the mode of the first use that waits for other uses, and how many wait. Before the grant, no use
+    /// waits for other uses.
     fn granted_and_waiting(&self) -> Option<(u64, Mode, usize)> {
         let state = self.state.lock();
         let (number, mode) = state.granted.as_ref().and_then(|_| state.uses.first_waiting())?;
         Some((number, mode, state.uses.waiting()))
     }
 
-    /// The node, whose uses are in the way of others of this process.
+    /// Returns the node as a blocker of other uses of this process.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.hold();
         hold.map(|it| lock_paths::blocked_by(&it.contender(), it.note(), it.own_node().token())).unwrap_or_default()
     }
 
-    /// Whether the node is held, and by no use.
+    /// Returns whether the node is held and has no use.
     pub(crate) fn is_unused(&self) -> bool {
         let state = self.state.lock();
         state.granted.is_some() && state.uses.is_idle()
     }
 
-    /// How many uses run and wait.
+    /// Returns the number of running and waiting uses.
     pub(crate) fn uses(&self) -> usize {
         self.state.lock().uses.len()
     }
 
-    /// Waits until a use of this process waits for another.
-    pub(super) async fn is_crowded(kept: &Weak<Kept>) {
+    /// Waits until one use of this process waits for another.
+    pub(super) async fn wait_until_crowded(kept: &Weak<Kept>) {
         let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
-            // Registered before looking, so that a change in between is not missed.
+            // Registered before the check, so that no change in between is missed.
             let mut crowded = std::pin::pin!(crowded.notified());
             crowded.as_mut().enable();
             if kept.upgrade().is_none_or(|kept| kept.state.lock().uses.waiting() > 0) {
@@ -293,11 +294,10 @@ impl Kept {
         }
     }
 
-    /// A use has ended. Gives the hold, if it was the last use of a node that is to be given up.
+    /// Ends a use. Returns the hold if the node is given up with it.
     pub(super) fn end(&self, number: u64, hold: &Tenure, now: Moment) -> Option<Arc<Tenure>> {
         let mut state = self.state.lock();
-        // A write of this use may yet be carried out, for as long as the node is there. So the next write must not run
-        // under the same node.
+        // A write of this use may still be carried out while the node exists, so the next write must not run under the same node.
         let is_unsure = state.uses.mode() == Mode::Write && hold.own_node().may_yet_write();
         let mut woken = if is_unsure { state.ask(Why::Unsure) } else { Vec::new() };
         woken.extend(state.leave(number, self.idle));
@@ -305,7 +305,7 @@ impl Kept {
         settle(state, woken)
     }
 
-    /// How long the node may still be idle.
+    /// Returns how long the node may stay idle.
     fn may_idle(&self, now: Moment) -> Duration {
         let state = self.state.lock();
         if state.granted.is_some() && state.uses.is_idle() {
@@ -315,8 +315,8 @@ impl Kept {
         }
     }
 
-    /// Watches over the node from now on, which may not be granted yet. `asked` fires when another contender asks for it. A
-    /// node is not kept if nothing tells of that.
+    /// Starts the background task of the node, which may not be granted yet. `asked` fires when another contender asks for the
+    /// node. Without it, the node is not kept.
     pub(crate) fn entered(self: &Arc<Self>, hold: &Tenure, asked: Option<Watch>) {
         let Some(watch) = asked else { return self.give_up(Why::Unsure) };
         let ((own_node, session), kept) = (hold.node_and_session(), Arc::downgrade(self));
@@ -326,18 +326,18 @@ impl Kept {
                 biased;
                 event = watch => match event {
                     Event::Changed => Why::Asked,
-                    // A directory that is gone had no nodes left, so ours is gone, too.
+                    // A deleted directory had no nodes left, so our node is gone, too.
                     Event::Deleted | Event::Over => Why::Lost,
                 },
                 _ = own_node.lost(&session) => Why::Lost,
-                () = is_idle(&kept, &session) => Why::Idle,
-                () = is_in_the_way(&kept, &session) => Why::Asked,
-                never = warns(&kept, &session) => match never {},
+                () = wait_until_idle(&kept, &session) => Why::Idle,
+                () = wait_for_contention(&kept, &session) => Why::Asked,
+                never = warn_of_slow_uses(&kept, &session) => match never {},
             };
             let why = own_node.find_loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
                 if why == Why::Asked && !own_node.has_asked() {
-                    kept.note_the_ask();
+                    kept.handle_ask();
                 }
                 kept.give_up(why);
             }
@@ -347,7 +347,7 @@ impl Kept {
 }
 
 impl KeptState {
-    /// No use joins any more. Returns the uses to wake.
+    /// Admits no further use. Returns the uses to wake.
     fn ask(&mut self, why: Why) -> Vec<Waker> {
         self.why.get_or_insert(why);
         if !self.uses.is_asked() && !self.uses.is_idle() {
@@ -356,7 +356,7 @@ impl KeptState {
         self.uses.asked()
     }
 
-    /// A use has ended, or waits no longer. Returns the uses to wake.
+    /// Ends a use that ran or waited. Returns the uses to wake.
     pub(super) fn leave(&mut self, number: u64, idle: Duration) -> Vec<Waker> {
         let mut woken = self.uses.leave(number);
         if idle.is_zero() && self.granted.is_some() && self.uses.is_idle() {
@@ -365,7 +365,7 @@ impl KeptState {
         woken
     }
 
-    /// Nobody has to ask for the node any more.
+    /// Marks the node as leaving, so that other contenders of this process need not ask for it.
     fn leaves_soon(&self) {
         if let Some(granted) = &self.granted {
             let (own_node, session) = granted.hold.node_and_session();
@@ -373,7 +373,7 @@ impl KeptState {
         }
     }
 
-    /// The hold, if no use is left and none can come.
+    /// Returns the parts of the node if no use is left and none can come.
     fn end_if_over(&mut self) -> Option<Gone> {
         if !self.uses.is_over() {
             return None;
@@ -386,7 +386,7 @@ impl KeptState {
 }
 
 impl Gone {
-    /// Reports that a kept node is given up. Gives the hold.
+    /// Counts the end of a kept node. Returns its hold.
     fn end(self) -> Arc<Tenure> {
         let Gone { granted, why, counted, uses, idle_for, watched_over } = self;
         let hold = Arc::clone(&granted.hold);
@@ -400,7 +400,7 @@ impl Gone {
     }
 }
 
-/// Unlocks the state of a node, and then wakes these uses. Gives the hold, if no use is left and none can come.
+/// Unlocks the state of a node, and then wakes these uses. Returns the hold if no use is left and none can come.
 pub(super) fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) -> Option<Arc<Tenure>> {
     let gone = state.end_if_over();
     drop(state);
@@ -408,23 +408,23 @@ pub(super) fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) ->
     gone.map(Gone::end)
 }
 
-/// Only once nothing is locked: a task that is woken may look at once.
+/// Wakes uses. Nothing may be locked, because a woken task may be polled inside the call.
 pub(super) fn wake(woken: Vec<Waker>) {
     woken.into_iter().for_each(Waker::wake);
 }
 
-/// How often to look whether a node is idle, at most.
+/// The shortest time between two checks whether a node is idle.
 const IDLE_LOOK: Duration = Duration::from_millis(10);
 
-/// How often to look whether a contender waits whose ask was not heard: at most, and at least.
+/// The shortest and the longest time between two checks whether a contender waits behind the node without an ask that was heard.
 const QUEUE_LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
-/// How often a use is seen waiting before it is warned of.
+/// In how many checks in a row a use must wait before a warning.
 const LOOKS: u32 = 4;
 
-/// Waits until the node was idle for as long as it may be.
-async fn is_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
-    // Without an idle time, the last use gives the node up by itself.
+/// Waits until the node was idle for its idle time.
+async fn wait_until_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
+    // With an idle time of zero, the last use gives the node up.
     if kept.upgrade().is_some_and(|kept| kept.idle.is_zero()) {
         return std::future::pending().await;
     }
@@ -434,20 +434,20 @@ async fn is_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
         if left.is_zero() {
             return;
         }
-        // While it is in use, there is no need to look often.
+        // A node in use needs no frequent checks.
         if !retry::slept(session, left.max(IDLE_LOOK)).await {
             return;
         }
     }
 }
 
-/// Waits until a contender waits behind the node. It may not be allowed to ask for it, or its ask may have been lost.
-async fn is_in_the_way(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
+/// Waits until a contender waits behind the node. That contender may lack the permission to ask, or its ask may have been lost.
+async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
     while let Some(pause) = kept.upgrade().map(|kept| kept.idle.clamp(QUEUE_LOOK.0, QUEUE_LOOK.1)) {
         if !retry::slept(session, pause).await {
             return std::future::pending().await;
         }
-        // The hold itself is not kept here: it ends with its last use.
+        // The task must not keep the hold, which ends with its last use.
         let hold = kept.upgrade().and_then(|kept| kept.hold());
         let place = hold.map(|hold| (hold.contender(), Arc::clone(hold.queue())));
         let Some((me, directory)) = place else { continue };
@@ -460,14 +460,14 @@ async fn is_in_the_way(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
     std::future::pending().await
 }
 
-/// Warns of uses that wait for long for others under this node.
-async fn warns(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Infallible {
-    // Millions of uses may wait in a second. So none of them has a timer: the first that waits is looked at now and then.
+/// Warns about uses that wait long for other uses of this node.
+async fn warn_of_slow_uses(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Infallible {
+    // Millions of uses a second may wait, so uses have no timers of their own. A task samples the first waiting use instead.
     let mut first = None;
     while let Some(limit) = kept.upgrade().and_then(|kept| kept.warn_waiting) {
-        // Without a use that waits, this wakes nobody.
+        // Without a waiting use, this wakes no thread.
         if first.is_none() {
-            Kept::is_crowded(kept).await;
+            Kept::wait_until_crowded(kept).await;
             first = kept.upgrade().and_then(|kept| kept.granted_and_waiting()).map(|(number, ..)| (number, 1));
         }
         if !retry::slept(session, (limit / LOOKS).max(IDLE_LOOK)).await {

@@ -1,4 +1,4 @@
-//! Nodes that a process keeps between uses: how uses share one, and when it is given up.
+//! Kept nodes: how uses of one process share a node, and when the node is given up.
 
 pub(crate) mod cache;
 pub(crate) mod join;

@@ -1,5 +1,4 @@
-//! The uses that one process makes of a node that it keeps: which run, which wait, and when the node is given up. Knows
-//! no I/O and no clock.
+//! The uses that one process makes of a kept node: which run, which wait, and when the node is given up. No I/O and no clock.
 //!
 //! ```text
 //!                 asked while entering: of a WRITE node, all but the first wait elsewhere
@@ -12,15 +11,14 @@
 //!         Open -- asked --> Asked -- the last use leaves --> given up
 //! ```
 //!
-//! Uses that one node covers are granted first come, first served, by the rules of the lock: reads run together, a write
-//! runs alone. Once the node is asked for, no use joins it, and the uses that wait are refused: they queue up behind the
-//! contender that asked.
+//! Uses are granted first come, first served, by the rules of the lock: reads run together, a write runs alone. Once the node is
+//! asked for, no use joins it, and waiting uses are refused. They enter the queue behind the contender that asked.
 
 use std::collections::BTreeMap;
 
 use crate::queue::mode::Mode;
 
-/// The uses of one node. `W` wakes one that waits.
+/// The uses of one node. `W` wakes a waiting use.
 #[derive(Clone, Debug)]
 pub(crate) struct Uses<W> {
     mode: Mode,
@@ -35,7 +33,7 @@ pub(crate) struct Uses<W> {
 struct RunningUse {
     number: u64,
     mode: Mode,
-    /// How many guards share it.
+    /// The number of guards that share the use.
     shares: u32,
 }
 
@@ -45,22 +43,22 @@ struct QueuedUse<W> {
     waker: Option<W>,
 }
 
-/// What becomes of a use that asks to join, and where it stands later if it has to wait.
+/// The state of a use that asks to join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joined<R, W> {
     Runs(R),
     Waits(W),
-    /// There is no node, or it does not cover the use, or was asked for.
+    /// There is no node, or the node does not cover the use, or was asked for.
     Refused,
 }
 
 impl<W: Clone> Uses<W> {
-    /// The uses of a node of this mode that is not granted yet.
+    /// Creates the uses of a node of this mode that is not granted yet.
     pub(crate) fn new(mode: Mode) -> Uses<W> {
         Uses { mode, is_granted: false, is_asked: false, next: 0, running: Vec::new(), waiting: BTreeMap::new() }
     }
 
-    /// A use of this mode asks to join. It runs or waits under the number given.
+    /// Joins as a new use of this mode, which runs or waits under the returned number.
     pub(crate) fn join(&mut self, mode: Mode) -> Joined<u64, u64> {
         if self.is_asked || (mode == Mode::Write && self.mode == Mode::Read) {
             return Joined::Refused;
@@ -74,7 +72,7 @@ impl<W: Clone> Uses<W> {
         Joined::Waits(number)
     }
 
-    /// As [`Uses::join`], if the use need not wait.
+    /// Like [`Uses::join`], but returns `None` if the use would have to wait.
     pub(crate) fn join_now(&mut self, mode: Mode) -> Option<u64> {
         let covers = !self.is_asked && (mode == Mode::Read || self.mode == Mode::Write);
         let admits = self.is_granted && self.waiting.is_empty() && admits(&self.running, mode);
@@ -88,7 +86,7 @@ impl<W: Clone> Uses<W> {
         number
     }
 
-    /// Where this use stands. Wakes `waker` when that changes.
+    /// Returns the state of this use. Wakes `waker` when the state changes.
     pub(crate) fn standing(&mut self, number: u64, waker: &W) -> Joined<(), ()> {
         if self.place(number).is_some() {
             return Joined::Runs(());
@@ -102,16 +100,16 @@ impl<W: Clone> Uses<W> {
         }
     }
 
-    /// The node is granted. Returns the uses to wake.
+    /// Notes that the node is granted. Returns the uses to wake.
     pub(crate) fn grant(&mut self) -> Vec<W> {
         self.is_granted = true;
         self.admit()
     }
 
-    /// The node is asked for, or must not be kept for another reason. Returns the uses to wake.
+    /// Admits no further use, because the node is asked for or must not be kept. Returns the uses to wake.
     pub(crate) fn asked(&mut self) -> Vec<W> {
         self.is_asked = true;
-        // Reads that came before the node was asked for share it. Of several writes, the first has it.
+        // Before the grant, the reads at the front of the queue keep the node, or the first write.
         let reads = self.waiting.values().take_while(|it| it.mode == Mode::Read).count();
         let keep = if self.is_granted { 0 } else { reads.max(1) };
         let refused = self.waiting.keys().copied().nth(keep);
@@ -119,7 +117,7 @@ impl<W: Clone> Uses<W> {
         refused.into_values().filter_map(|it| it.waker).collect()
     }
 
-    /// The node cannot be acquired. Returns the uses to wake: all that wait are refused.
+    /// Refuses all waiting uses, because the node cannot be acquired. Returns the uses to wake.
     pub(crate) fn fail(&mut self) -> Vec<W> {
         self.is_asked = true;
         std::mem::take(&mut self.waiting).into_values().filter_map(|it| it.waker).collect()
@@ -129,7 +127,7 @@ impl<W: Clone> Uses<W> {
         self.mode
     }
 
-    /// The node became a READ node. Its one use, a write, reads now. Returns the uses to wake.
+    /// Notes that the node became a READ node. Its only use goes on as a read. Returns the uses to wake.
     pub(crate) fn downgraded(&mut self, number: u64) -> Vec<W> {
         self.mode = Mode::Read;
         if let Some(place) = self.place(number) {
@@ -143,14 +141,14 @@ impl<W: Clone> Uses<W> {
         woken
     }
 
-    /// One more guard has this use, which runs. The use ends when all of them have left.
+    /// Adds a guard to a running use. The use ends with its last guard.
     pub(crate) fn share(&mut self, number: u64) {
         if let Some(place) = self.place(number) {
             self.running[place].shares += 1;
         }
     }
 
-    /// This use has ended for one guard, or waits no longer. Returns the uses to wake.
+    /// Removes a guard of a running use, or a waiting use. Returns the uses to wake.
     pub(crate) fn leave(&mut self, number: u64) -> Vec<W> {
         match self.place(number) {
             Some(place) if self.running[place].shares > 1 => {
@@ -163,27 +161,27 @@ impl<W: Clone> Uses<W> {
         if self.is_granted { self.admit() } else { Vec::new() }
     }
 
-    /// Whether no use is left and none can come.
+    /// Returns whether no use is left and none can come.
     pub(crate) fn is_over(&self) -> bool {
         self.is_asked && self.is_granted && self.is_idle()
     }
 
-    /// Whether no use runs or waits.
+    /// Returns whether no use runs or waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// How many uses run and wait.
+    /// Returns the number of running and waiting uses.
     pub(crate) fn len(&self) -> usize {
         self.running.len() + self.waiting.len()
     }
 
-    /// The number and the mode of the first use that waits.
+    /// Returns the number and the mode of the first waiting use.
     pub(crate) fn first_waiting(&self) -> Option<(u64, Mode)> {
         self.waiting.first_key_value().map(|(number, it)| (*number, it.mode))
     }
 
-    /// How many uses wait.
+    /// Returns the number of waiting uses.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
@@ -192,17 +190,17 @@ impl<W: Clone> Uses<W> {
         self.is_asked
     }
 
-    /// How many uses have asked to join and were not refused at once.
+    /// Returns how many uses have joined so far, running or waiting.
     pub(crate) fn count(&self) -> u64 {
         self.next
     }
 
-    /// The wakers of all uses that wait.
+    /// Returns the wakers of all waiting uses.
     pub(crate) fn wakers(&self) -> Vec<W> {
         self.waiting.values().filter_map(|it| it.waker.clone()).collect()
     }
 
-    /// Grants the first uses that wait, as many as the rules of the lock let run.
+    /// Lets the first waiting uses run, as many as may run together.
     fn admit(&mut self) -> Vec<W> {
         let mut woken = Vec::new();
         while let Some(first) = self.waiting.first_entry() {
@@ -217,13 +215,13 @@ impl<W: Clone> Uses<W> {
         woken
     }
 
-    /// Where in the list of those that run. What came last often leaves first.
+    /// Returns the index of a running use. Searches from the end, because the latest use often ends first.
     fn place(&self, number: u64) -> Option<usize> {
         self.running.iter().rposition(|it| it.number == number)
     }
 }
 
-/// Whether a use of this mode may run beside these. A write runs alone, so the first of them speaks for all.
+/// Returns whether a use of this mode may run beside the running uses. A write runs alone, so the first running use decides.
 fn admits(running: &[RunningUse], mode: Mode) -> bool {
     running.first().is_none_or(|first| !first.mode.excludes(mode))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::call::Call;
 use crate::contend::acquisition::Handle;
-use crate::contend::warnings::{WARN_AFTER, WaiterRegistry};
+use crate::contend::warnings::{SlowAcquisitions, WARN_AFTER};
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
 use crate::keep::join::Lock;
@@ -441,7 +441,7 @@ impl RwLockBuilder {
             warn_holding: self.warn_holding,
             max_hold: self.max_hold,
             asking: Arc::default(),
-            waiters: WaiterRegistry::default(),
+            waiters: SlowAcquisitions::default(),
         })
     }
 }

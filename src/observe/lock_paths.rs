@@ -1,4 +1,4 @@
-//! The paths of a lock or a semaphore, and what is read there: who waits in the queue, and who holds.
+//! The paths of a lock or a semaphore, and the reads of its queue and its holders.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::session::contract::Session;
 use crate::session::presence::{self, NAMED};
 use crate::session::request::{Failure, Stat};
 
-/// How many nodes are read with one request for a snapshot of the queue.
+/// The number of nodes that one request of a snapshot reads.
 pub(super) const NODES_A_REQUEST: usize = 256;
 
-/// How many of these requests are under way at once.
+/// The number of these requests in flight.
 const REQUESTS_IN_FLIGHT: usize = 4;
 
 /// The directories of a lock or of a semaphore.
@@ -29,7 +29,7 @@ pub(crate) struct LockPaths {
     pub(crate) path: Arc<str>,
     /// The queue's directory.
     pub(crate) queue: Arc<str>,
-    /// The directory of the permits that are taken, if it is a semaphore.
+    /// The directory of the permits, if this is a semaphore.
     pub(crate) permits: Option<Arc<str>>,
 }
 
@@ -43,13 +43,13 @@ impl LockPaths {
         LockPaths { path, queue, permits: Some(permits) }
     }
 
-    /// The path of a member's node.
+    /// Returns the path of a member's node.
     pub(crate) fn node(&self, member: &Member) -> String {
         let holders = self.permits.as_ref().filter(|_| member.state == MemberState::Holds);
         format!("{}/{}", holders.unwrap_or(&self.queue), member.node)
     }
 
-    /// The names of the permits that are taken, and of those in the queue; none of a directory that is not there.
+    /// Lists the permits and the queue. A missing directory counts as empty.
     pub(crate) async fn names(
         &self,
         session: &Arc<dyn Session>,
@@ -64,7 +64,7 @@ impl LockPaths {
         tokio::try_join!(taken, call::names(session, &self.queue, is_synced))
     }
 
-    /// Reads the nodes of these members, all at once.
+    /// Reads the nodes of these members in one flight.
     async fn read(
         &self,
         session: &Arc<dyn Session>,
@@ -73,8 +73,8 @@ impl LockPaths {
     ) -> Result<Vec<Member>, Failure> {
         let paths: Vec<String> = members.iter().map(|member| self.node(member)).collect();
         let nodes = session.data_of_each(&paths).await?;
-        // All were in the listing, which shows one moment. Of one that has left since, or may not be read, the name remains:
-        // without it a lock that is held would show waiters, and no holder.
+        // The listing shows one moment. A member that has left since, or whose node may not be read, is still shown by its name:
+        // otherwise a held lock could seem to have waiters and no holder.
         let members = members.iter().zip(nodes).map(|(member, node)| match node {
             Some(node) => with_node(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
             None => member.clone(),
@@ -82,8 +82,8 @@ impl LockPaths {
         Ok(members.collect())
     }
 
-    /// Reads the queue that these names form, whose members are read together. `taken` are the names of a semaphore's permits,
-    /// and `permits` is their number.
+    /// Reads the members of the queue with these names. `taken` are the names of a semaphore's permits, and `permits` is their
+    /// limit.
     pub(crate) async fn read_queue(
         &self,
         session: &Arc<dyn Session>,
@@ -96,12 +96,12 @@ impl LockPaths {
         let read = |some| call::answered(session, move || self.read(session, dialect, some));
         let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
-        // The holders of permits come in the order in which they took them.
+        // Holders of permits are sorted by the order of their grants.
         members[..holders(taken).count()].sort_by_key(|member| member.token);
         Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })
     }
 
-    /// A member of the queue by its name. The holder of the lock of a semaphore's queue is the next to take permits.
+    /// Returns a member of the queue by its name. In the queue of a semaphore, the head waits for permits.
     fn queued(&self, contender: &Contender, turn: &Turn) -> Member {
         let member = member_by_name(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {
@@ -110,8 +110,7 @@ impl LockPaths {
         }
     }
 
-    /// Those in the way, without a request: the holders of these permits, and then the contenders `ahead`, who are in the
-    /// queue of these names.
+    /// Returns the blockers by their names alone: the holders of these permits, and the contenders `ahead`.
     fn in_the_way(&self, dialect: Dialect, taken: &[String], ahead: &[&str], names: &[String]) -> Blockers {
         let ahead_of_us = ahead.iter().filter_map(|name| Contender::parse_as(name, dialect));
         let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
@@ -119,13 +118,13 @@ impl LockPaths {
         Blockers { ahead: taken.len() + ahead.len(), first }
     }
 
-    /// Those in the way of `me`, as far as they can be read. The names are those in the queue.
+    /// Reads the contenders in the way of `me`. The names are those in the queue.
     pub(crate) async fn blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Blockers {
         let seen = self.progress(session, names, me).await.blockers;
         self.read_in_time(session, me.dialect(), seen).await
     }
 
-    /// Those in the way of a newcomer of this dialect and mode, as far as they can be read.
+    /// Reads the contenders in the way of a newcomer of this dialect and mode.
     pub(crate) async fn blockers_of_newcomer(
         &self,
         session: &Arc<dyn Session>,
@@ -138,14 +137,13 @@ impl LockPaths {
         self.read_in_time(session, dialect, seen).await
     }
 
-    /// The progress of `me` by the names of those in the way. The names given are those in the queue.
+    /// Returns the progress of `me` by the names in the queue. Reads only the permits.
     pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Progress {
         let names = session.upkeep().ghosts().without(&self.queue, names, me.mode());
         self.progress_beside(&self.taken(session).await, &names, me)
     }
 
-    /// Asks the leader for the contenders in the way, as `ahead` chooses them of the names in the queue. Returns the ghosts
-    /// among them.
+    /// Asks the leader for the contenders that `ahead` selects from the names in the queue. Returns the ghosts among them.
     pub(crate) async fn ghosts_ahead(
         &self,
         session: &Arc<dyn Session>,
@@ -159,14 +157,14 @@ impl LockPaths {
         call::unless(session.sleep(session.timeout()), found).await.unwrap_or_default()
     }
 
-    /// As [`LockPaths::progress`], beside these holders of permits, and without a request.
+    /// Returns the progress of `me` without a request. `taken` are the names of the permits.
     pub(crate) fn progress_beside(&self, taken: &[String], names: &[String], me: &Contender) -> Progress {
         let (place, length) = turn::place_of(me, names);
         let blockers = self.in_the_way(me.dialect(), taken, &turn::ahead_of(me, names), names);
         Progress { path: Arc::clone(&self.path), place, length, blockers }
     }
 
-    /// Those who were seen by name, with the data of their nodes.
+    /// Reads the nodes of these blockers.
     pub(crate) async fn read_again(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: &Blockers) -> Blockers {
         let first = self.read(session, dialect, &seen.first).await.unwrap_or_else(|_| seen.first.clone());
         Blockers { ahead: seen.ahead, first }
@@ -174,11 +172,11 @@ impl LockPaths {
 
     async fn read_in_time(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: Blockers) -> Blockers {
         let read = self.read_again(session, dialect, &seen);
-        // Their names alone still show the hosts.
+        // If the reads take too long, the names alone still show the hosts.
         call::unless(session.sleep(session.timeout()), read).await.unwrap_or(seen)
     }
 
-    /// The names of the permits that are taken, none if they cannot be listed soon.
+    /// Lists the permits. Returns none if that takes too long.
     async fn taken(&self, session: &Arc<dyn Session>) -> Vec<String> {
         let Some(permits) = &self.permits else { return Vec::new() };
         let names = call::unless(session.sleep(session.timeout()), session.children(permits)).await;
@@ -187,12 +185,12 @@ impl LockPaths {
     }
 }
 
-/// The holders of permits by the names of their nodes. Names that are no permit's are left out.
+/// Returns the holders of permits by the names of their nodes. Other names are left out.
 fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
     taken.iter().filter_map(|name| permit_holder(name))
 }
 
-/// A contender as its name shows it.
+/// Returns a contender by its name.
 pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
     let state = match turn {
         Turn::Granted => MemberState::Holds,
@@ -203,13 +201,13 @@ pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
     Member { keeps, ..Member::by_name(contender.name(), contender.mode(), state, contender.host()) }
 }
 
-/// A holder of permits as the name of its node shows it; `None` if the name is no permit's.
+/// Returns a holder of permits by the name of its node. `None` if the name is not that of a permit.
 fn permit_holder(name: &str) -> Option<Member> {
     let by = permits::parse(name)?;
     Some(Member { permits: Some(by.count), ..Member::by_name(name, Mode::Write, MemberState::Holds, by.host) })
 }
 
-/// The same member, with what its node says of it.
+/// Returns the member with the metadata of its node.
 fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
     let Metadata { host, pid, label, permits } = match Contender::parse_as(&member.node, dialect) {
         Some(contender) => Metadata::of(&contender, Some(data)),
@@ -228,7 +226,7 @@ fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Ve
     }
 }
 
-/// A contender of this process that is in the way. `note` is what its node says.
+/// Returns a contender of this process as a blocker. `note` is the data of its node.
 pub(crate) fn blocked_by(holder: &Contender, note: &[u8], token: i64) -> Blockers {
     let Metadata { host, pid, label, .. } = Metadata::of(holder, Some(note));
     let member =

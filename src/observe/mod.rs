@@ -1,4 +1,4 @@
-//! The queue as people see it, and what is traced of an acquisition.
+//! The queue as people see it, and the traces of acquisitions and holds.
 
 pub(crate) mod lock_paths;
 pub(crate) mod on_wait;

@@ -1,4 +1,4 @@
-//! The function of a caller that hears of its wait, and when it is called.
+//! The listener of `on_wait`: a function of the caller that is called with the progress of its wait.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -13,10 +13,10 @@ use crate::session::contract::Session;
 use crate::session::listing;
 use crate::sync::Mutex;
 
-/// How long a waiter pauses at least between two looks for changes.
+/// The shortest time between two reads of the queue.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// The caller's function that hears of its wait.
+/// The caller's function.
 #[derive(Clone)]
 pub(crate) struct Listener {
     tell: Arc<Mutex<Tell>>,
@@ -30,7 +30,7 @@ impl Listener {
     }
 }
 
-/// The listener of one waiter, and what it has heard last.
+/// The listener of one waiter, and the last progress that it was called with.
 pub(crate) struct OnWait {
     listener: Box<Listener>,
     heard: Option<Progress>,
@@ -41,8 +41,8 @@ impl OnWait {
         Box::new(OnWait { listener, heard: None })
     }
 
-    /// Reports what was seen, if it is news. Reads the nodes of the contenders in the way first.
-    pub(crate) async fn tell(
+    /// Calls the listener if the progress has changed. Reads the nodes of the contenders in the way first.
+    pub(crate) async fn report_read(
         &mut self,
         session: &Arc<dyn Session>,
         paths: &LockPaths,
@@ -54,16 +54,16 @@ impl OnWait {
             return;
         }
         let blockers = paths.read_again(session, dialect, &seen.blockers).await;
-        self.tell_at_once(Progress { blockers, ..seen });
+        self.report(Progress { blockers, ..seen });
     }
 
-    /// Reports what is known without a look at the queue.
-    pub(crate) fn tell_at_once(&mut self, progress: Progress) {
+    /// Calls the listener with this progress, without a read.
+    pub(crate) fn report(&mut self, progress: Progress) {
         self.listener.tell.lock()(&progress);
         self.heard = Some(progress);
     }
 
-    /// Looks at the queue each time the interval has passed, and reports news.
+    /// Reads the queue in intervals, and calls the listener when the progress changes.
     pub(crate) async fn keep_looking(
         &mut self,
         session: &Arc<dyn Session>,
@@ -72,17 +72,17 @@ impl OnWait {
     ) -> Infallible {
         loop {
             session.sleep(self.pause()).await;
-            // A failure is ignored here: the wait itself finds out what goes wrong.
+            // An error is ignored here, because the wait itself meets it, too.
             if let Ok(names) = listing::list(session, &paths.queue).await {
                 let seen = paths.progress(session, &names, me).await;
-                self.tell(session, paths, me.dialect(), seen).await;
+                self.report_read(session, paths, me.dialect(), seen).await;
             }
         }
     }
 
-    /// Each look reads all the names, so a waiter looks the less often, the further back it stands. At place p of n it
-    /// reads n names every p * n milliseconds. All waiters together read 1000 * (1 + 1/2 + ... + 1/n) names a second,
-    /// which is less than ten thousand.
+    /// Returns the interval between two reads. Each read lists all names, so a waiter reads less often the further back it is: at
+    /// place p of n, n names every p * n milliseconds. All waiters together list 1000 * (1 + 1/2 + ... + 1/n) names a second,
+    /// fewer than ten thousand.
     fn pause(&self) -> Duration {
         let size = self.heard.as_ref().map_or(0, |heard| heard.place.saturating_mul(heard.length));
         let by_size = Duration::from_millis(u64::try_from(size).unwrap_or(u64::MAX));

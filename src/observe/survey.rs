@@ -16,17 +16,17 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::request::{Failure, shown};
 use crate::validation;
 
-/// How many directories are listed at once.
+/// The number of listings in flight.
 const LISTINGS_IN_FLIGHT: usize = 256;
 
-/// The queues of all locks and semaphores below a prefix that have contenders, or under which a job was once done.
+/// The queues of all locks and semaphores below a prefix that have contenders, or a record of a job.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
-    /// The queues, in the order of their paths. A queue without members is that of a lock under which a job was once
-    /// [done](Queue::done). Queues of different locks are not of the same moment.
+    /// The queues, sorted by their paths. A queue without members is that of a lock with the [record](Queue::done) of a job.
+    /// Queues of different locks are read at different moments.
     pub queues: Vec<Queue>,
-    /// The nodes whose children this client may not list. There may be locks below them.
+    /// Nodes whose children this client may not list. Locks below them are missing.
     pub unreadable: Vec<String>,
 }
 
@@ -102,7 +102,7 @@ impl Survey {
     ) -> Result<(), Failure> {
         let (contenders, mut others): (Vec<_>, Vec<_>) =
             children.into_iter().partition(|name| Dialect::of(name).is_some());
-        // The directory of the queue is reaped.
+        // The servers have reaped the directory of the queue.
         if others.iter().any(|name| name == PERMITS)
             && let Some(queue) = semaphore(session, node).await?
         {
@@ -110,7 +110,7 @@ impl Survey {
             others.retain(|name| name != QUEUE && name != PERMITS);
         }
         let parent = if node == "/" { "" } else { node };
-        // The servers' own tree holds no locks.
+        // ZooKeeper's own nodes contain no locks.
         below.extend(others.iter().map(|name| format!("{parent}/{name}")).filter(|path| path != "/zookeeper"));
         for dialect in Dialect::ALL {
             if contenders.iter().any(|name| Dialect::of(name) == Some(dialect)) {
@@ -143,18 +143,18 @@ impl Survey {
     }
 }
 
-/// What is at each of these paths, all asked for at once. A record that we may not read is left out.
+/// Reads the records at these paths in one flight. A record that may not be read is left out.
 async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<Option<Done>>, Failure> {
     let nodes = session.data_of_each(paths).await?.into_iter();
     Ok(nodes.map(|node| node.and_then(|(data, stat)| metadata::read_done(&data, stat.mtime))).collect())
 }
 
-/// The queue of the semaphore at this node; `None` if it is no semaphore.
+/// Reads the queue of the semaphore at this node. `None` if the node is not a semaphore.
 async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::answered(session, || session.data(node)).await;
     let Some((data, _)) = shown(read)? else { return Ok(None) };
-    // That we may not list one of the two is said of it.
+    // A directory that may not be listed is reported in `unreadable`.
     let Some((taken, queued)) = shown(queue_paths.names(session, false).await)? else { return Ok(None) };
     let number = match permits::decode(&data) {
         Ok(Some(number)) => number,
@@ -165,7 +165,7 @@ async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queu
     Ok((number > 0 || !queue.members.is_empty()).then_some(queue))
 }
 
-/// The children of each of these nodes, all asked for at once; `None` if we may not list them.
+/// Lists the children of these nodes in one flight. `None` for a node that may not be listed.
 async fn list(session: &Arc<dyn Session>, nodes: &[String]) -> Result<Vec<Option<Vec<String>>>, Failure> {
     let listings = nodes.iter().map(|node| {
         session.children(node).map(|listed| match listed {

@@ -1,4 +1,4 @@
-//! What `tracing` records of acquisitions and holds. It costs next to nothing without a subscriber.
+//! The spans and metrics of acquisitions and holds. Without a subscriber they cost almost nothing.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ use crate::telemetry::names;
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
-/// The trace of one acquisition. Its spans are behind a pointer, because thousands of acquisitions may wait.
+/// The trace of one acquisition. Boxed, because thousands of acquisitions may wait.
 #[derive(Default)]
 pub(crate) struct AcquireTrace {
     spans: Option<Box<Spans>>,
@@ -27,13 +27,13 @@ pub(crate) struct AcquireTrace {
 
 struct Spans {
     acquire: OwnSpan,
-    /// The span that the caller was in. The hold's span belongs there, not to the acquisition.
+    /// The caller's span, which is the parent of the hold's span.
     caller: OwnSpan,
     began: Instant,
 }
 
 impl AcquireTrace {
-    /// An acquisition for several callers is not measured: each caller's own is.
+    /// Begins the trace. A shared acquisition is not measured, because each of its callers is.
     pub(crate) fn begin(path: &Arc<str>, aim: Aim, label: Option<&str>, is_for_several: bool) -> AcquireTrace {
         let acquire = OwnSpan::new(
             || debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty),
@@ -45,7 +45,7 @@ impl AcquireTrace {
         AcquireTrace { spans: spans.map(Box::new), wait }
     }
 
-    /// The trace of an acquisition for several callers. `first` is the trace of the caller that began it.
+    /// Uses the caller's span of the acquisition that began the shared one.
     pub(crate) fn share_caller_of(&mut self, first: &AcquireTrace) {
         if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
             spans.caller = first.caller.clone();
@@ -61,7 +61,7 @@ impl AcquireTrace {
         self.spans.as_ref().map(|spans| spans.acquire.clone()).unwrap_or_default()
     }
 
-    /// The lock was granted, and its hold begins.
+    /// Begins the trace of the hold.
     pub(crate) fn begin_hold(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, own_node: &OwnNode) -> HoldTrace {
         self.record("token", own_node.token());
         self.wait.granted();
@@ -70,7 +70,7 @@ impl AcquireTrace {
         HoldTrace { seen, metered: GaugeGuard::new(names::HOLDING, Some((aim, path))), warning: None }
     }
 
-    /// Fills a field of the span: `sequence` once there is a node, which may have to wait; `token` at the grant.
+    /// Sets a field of the span: `sequence` once the node is created, `token` at the grant.
     pub(crate) fn record(&self, field: &'static str, number: i64) {
         if let Some(spans) = &self.spans {
             spans.acquire.record(field, number);
@@ -105,7 +105,7 @@ pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
 pub(crate) struct HoldTrace {
     seen: Option<Box<HoldSpan>>,
     metered: GaugeGuard,
-    /// Calls the warning off that the hold lasts long, when it is dropped.
+    /// Cancels the warning task when dropped.
     warning: Option<oneshot::Sender<()>>,
 }
 
@@ -117,17 +117,17 @@ struct HoldSpan {
 }
 
 impl HoldTrace {
-    /// Whether anything is told when it ends.
+    /// Returns whether the end of the hold is recorded anywhere.
     pub(crate) fn is_recorded(&self) -> bool {
         self.seen.is_some() || self.metered.is_some() || self.warning.is_some()
     }
 
-    /// `warning` is dropped when the hold ends.
+    /// Sets the handle of the warning task.
     pub(crate) fn set_warning(&mut self, warning: oneshot::Sender<()>) {
         self.warning = Some(warning);
     }
 
-    /// A downgrade: the hold of one mode ends here, and that of the other mode begins.
+    /// Ends the trace of a write hold, and begins that of a read hold, at a downgrade.
     pub(crate) fn begin_read_hold(&mut self, path: &str, own_node: &OwnNode) {
         let goes_on = |hold: &HoldSpan| {
             HoldSpan::begin(Aim::Lock(Mode::Read), path, own_node, hold.label.as_deref(), &hold.caller, &hold.span)

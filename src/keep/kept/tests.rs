@@ -2,7 +2,7 @@ use tokio_test::assert_pending;
 
 use super::*;
 use crate::contend::warnings::WARN_AFTER;
-use crate::keep::cache::{KeptUse, WaitingUse};
+use crate::keep::cache::{KeptUse, PendingUse};
 use crate::keep::uses::Joined;
 use crate::lock::rw_lock::RwLock;
 use crate::memory::client::Memory;
@@ -10,8 +10,8 @@ use crate::session::contract::Coordinator;
 
 const IDLE: Duration = Duration::from_secs(1);
 
-/// A node that is being acquired, with so many uses that wait for it, and whether it was kept in vain.
-fn entering(uses: usize) -> (Arc<Kept>, Vec<Joined<KeptUse, WaitingUse>>, Arc<AtomicBool>) {
+/// Creates a node that is being acquired, with this many waiting uses, and the flag that it was kept in vain.
+fn entering(uses: usize) -> (Arc<Kept>, Vec<Joined<KeptUse, PendingUse>>, Arc<AtomicBool>) {
     let (lock, in_vain) = (RwLock::new(&Memory::new(), "/a").unwrap(), Arc::default());
     let kept = Kept::new(lock.handle(), Mode::Read, IDLE, &in_vain);
     let uses = (0..uses).map(|_| kept.join(Mode::Read)).collect();
@@ -23,7 +23,7 @@ fn a_node_is_kept_in_vain_that_is_asked_for_before_it_was_used_again() {
     for (uses, is_in_vain) in [(1, true), (2, false), (3, false)] {
         let (kept, _uses, in_vain) = entering(uses);
         in_vain.store(!is_in_vain, Ordering::Release);
-        kept.note_the_ask();
+        kept.handle_ask();
         assert_eq!(in_vain.load(Ordering::Acquire), is_in_vain, "{uses} uses");
     }
 }
@@ -33,7 +33,7 @@ fn a_node_that_is_given_up_already_is_not_judged_again() {
     for why in [Why::Idle, Why::Lost, Why::Closed, Why::Replaced, Why::Unsure, Why::Asked] {
         let (kept, _uses, in_vain) = entering(1);
         kept.give_up(why);
-        kept.note_the_ask();
+        kept.handle_ask();
         assert!(!in_vain.load(Ordering::Acquire), "{why:?}");
     }
 }
@@ -70,7 +70,7 @@ async fn a_node_that_no_use_waits_for_wakes_nobody_to_warn_of_them() {
     assert!(warns.is_woken(), "a use waits");
 }
 
-/// With the node it would keep the client, and a program that drops its client would end before its requests are sent.
+/// A node that kept the client alive would also keep a program from closing its client.
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_to_warn_of_uses_keeps_no_node() {
     let ((kept, ..), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
@@ -81,7 +81,7 @@ async fn whoever_waits_to_warn_of_uses_keeps_no_node() {
     assert!(seen.upgrade().is_none());
 }
 
-/// The session's thread looks at the node now and then, and must not be the last to have the client then.
+/// The session's thread uses the node now and then, and must not drop the last client.
 #[test]
 fn a_node_keeps_no_client() {
     let lock = RwLock::new(&Memory::new(), "/a").unwrap();
@@ -92,7 +92,7 @@ fn a_node_keeps_no_client() {
     drop(kept);
 }
 
-/// The names that `zk_rwlock_kept_given_up_total` is documented with.
+/// The label values that the documentation lists for `zk_rwlock_kept_given_up_total`.
 #[test]
 fn every_reason_to_give_a_node_up_has_its_name_in_the_metrics() {
     let closed = Why::by(Loss::SessionOver(Ending::Closed));

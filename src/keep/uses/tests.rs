@@ -1,4 +1,4 @@
-//! The uses of one node, driven through every short story and through long ones from a seed. What must hold is checked
+//! The uses of one node, driven through every short sequence of steps and through long random ones. The invariants are checked
 //! after each step.
 
 use super::*;
@@ -6,11 +6,11 @@ use super::*;
 const RUNS: Joined<(), ()> = Joined::Runs(());
 const WAITS: Joined<(), ()> = Joined::Waits(());
 
-/// What happens to a node.
+/// A step in the life of a node.
 #[derive(Clone, Copy, Debug)]
 enum Happens {
     Joins(Mode),
-    /// The use at this place among those that are left is polled, and waits to be woken.
+    /// The waiting use at this index is polled, and waits for its waker.
     IsPolled(usize),
     Leaves(usize),
     Granted,
@@ -19,19 +19,19 @@ enum Happens {
     Downgraded,
 }
 
-/// A use that was not refused and has not left, with where it was last seen to stand.
+/// A use that has neither been refused nor left, and its last known state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Use {
     number: u64,
     mode: Mode,
     standing: Joined<(), ()>,
-    /// It was polled while it waited, so it must be woken.
+    /// Whether it was polled while it waited, so that it must be woken.
     is_polled: bool,
 }
 
 #[derive(Clone)]
 struct Story {
-    /// A use is known by its number, also as a waker.
+    /// The waker of a use is its number.
     uses: Uses<u64>,
     left: Vec<Use>,
     is_granted: bool,
@@ -46,7 +46,7 @@ impl Story {
         Story { uses, left, is_granted: false, is_asked: false, has_failed: false, steps }
     }
 
-    /// Whether this can happen now.
+    /// Returns whether this step is possible now.
     fn allows(&self, step: Happens) -> bool {
         match step {
             Happens::Joins(_) | Happens::Asked => true,
@@ -57,7 +57,7 @@ impl Story {
         }
     }
 
-    /// The write that runs.
+    /// Returns the write that runs.
     fn writer(&self) -> Option<Use> {
         self.left.iter().copied().find(|it| it.mode == Mode::Write && it.standing == RUNS)
     }
@@ -113,7 +113,7 @@ impl Story {
         self.check();
     }
 
-    /// Sees where each use stands now, and compares.
+    /// Compares the state of each use with the state before the step.
     fn look(&mut self, step: Happens, before: &[Use], woken: &[u64]) {
         let mut uses = self.uses.clone();
         // Of a node that is asked for before its grant, the first reads stay, or the first write.
@@ -150,7 +150,7 @@ impl Story {
         self.check();
     }
 
-    /// What holds after each step.
+    /// Checks the invariants.
     fn check(&self) {
         let of = |standing| self.left.iter().filter(move |it| it.standing == standing);
         let (running, mut waiting) = (of(RUNS), of(WAITS));
@@ -173,8 +173,8 @@ impl Story {
         assert_eq!(self.uses.is_idle(), self.left.is_empty(), "{:?}", self.steps);
     }
 
-    /// Whatever came before: once the node is granted or fails, all who wait run or are refused, and once it is asked
-    /// for, it is given up.
+    /// Ends the sequence: once the node is granted or fails, each waiting use runs or is refused, and a node that is asked for is
+    /// given up.
     fn comes_to_rest(mut self) {
         if !self.is_granted && !self.has_failed {
             self.take(Happens::Granted);
@@ -188,14 +188,14 @@ impl Story {
     }
 }
 
-/// All that may happen to a node with so many uses.
+/// Returns all steps of a node with this many uses.
 fn all_that_happens(uses: usize) -> impl Iterator<Item = Happens> {
     let always = [Happens::Joins(Mode::Read), Happens::Joins(Mode::Write)].into_iter();
     let once = [Happens::Granted, Happens::Asked, Happens::Failed, Happens::Downgraded].into_iter();
     always.chain(once).chain((0..uses).flat_map(|place| [Happens::IsPolled(place), Happens::Leaves(place)]))
 }
 
-/// Tells every story of at most so many more steps. Returns how many there are.
+/// Runs every sequence of at most this many more steps. Returns their number.
 fn tell_all(story: &Story, steps: usize) -> u64 {
     story.clone().comes_to_rest();
     if steps == 0 {
@@ -221,14 +221,14 @@ fn long_stories_of_a_node_keep_its_rules() {
     for seed in 0..2_000_u64 {
         let mut random = seed;
         let mut below = |limit: usize| {
-            // The constants are of Knuth's MMIX.
+            // The constants of Knuth's MMIX generator.
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) as usize % limit
         };
         let mut story = Story::of(if seed % 3 == 0 { Mode::Read } else { Mode::Write });
         for _ in 0..60 {
             let mut next: Vec<_> = all_that_happens(story.left.len()).filter(|step| story.allows(*step)).collect();
-            // Once asked for, a node has no long story any more.
+            // A node that was asked for soon comes to its end, so these steps are rare.
             next.retain(|step| !matches!(step, Happens::Asked | Happens::Failed) || below(10) == 0);
             story.take(next[below(next.len())]);
         }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::acquisition::{Handle, IfTaken, WaitContext};
+use crate::contend::acquisition::{EntryState, Handle, IfTaken};
 use crate::contend::tenure::Tenure;
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
@@ -131,7 +131,7 @@ impl SemaphoreState {
         &self,
         held: &Tenure,
         now: &SeenPermits,
-        wait: &mut WaitContext<'_>,
+        wait: &mut EntryState<'_>,
     ) -> Result<(), Error> {
         let (session, paths, me) = (held.session(), &self.handle.paths, &*held.contender());
         let only_me = [me.name().to_owned()];
@@ -141,7 +141,7 @@ impl SemaphoreState {
         if let Some(on_wait) = &mut wait.on_wait {
             let names = session.children(&self.handle.queue).await;
             let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| only_me.to_vec());
-            on_wait.tell(session, paths, me.dialect(), paths.progress_beside(&now.names, &names, me)).await;
+            on_wait.report_read(session, paths, me.dialect(), paths.progress_beside(&now.names, &names, me)).await;
         }
         if let Some(waiting) = wait.waiting {
             waiting.record(session, me, paths.progress_beside(&now.names, &only_me, me));

@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::call;
-use crate::contend::acquisition::{Acquisition, Goal, IfTaken, WaitContext};
+use crate::contend::acquisition::{Acquisition, EntryState, Goal, IfTaken};
 use crate::contend::exchange::{Exchange, NotExchanged};
 use crate::contend::flow::{Grant, GrantKind};
 use crate::contend::tenure::Tenure;
@@ -223,7 +223,7 @@ impl Goal for PermitRequest {
         acquisition: &Acquisition,
         held: &Tenure,
         turn: Take,
-        wait: &mut WaitContext<'_>,
+        wait: &mut EntryState<'_>,
     ) -> Result<(), Error> {
         let mut grant = Grant::by(turn, held);
         let mut view = View::new(&self.state, held, &mut grant);
@@ -437,7 +437,7 @@ impl<'a> View<'a> {
     }
 
     /// Waits until permits may have been released, or the number may have changed, since `now`.
-    async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut WaitContext<'_>) -> Result<(), Error> {
+    async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut EntryState<'_>) -> Result<(), Error> {
         if self.number.is_none() {
             self.watch_number(now).await?;
         }
