@@ -222,7 +222,7 @@ fn a_node_with_an_unsure_write_is_given_up_as_unsure() {
     measured(|seen| {
         let lock = keeping(&Memory::new());
         let guard = now(lock.write()).expect("free");
-        let _given_away = guard.path();
+        let _given_away = guard.node_path();
         drop(guard);
         assert_eq!(kept(seen, "unsure"), [0.0, 1.0, 1.0]);
     });
@@ -255,7 +255,7 @@ fn refusals_and_losses_are_counted_by_their_causes() {
         assert!(now(contender.try_write()).is_err());
         assert_eq!(seen.value("zk_rwlock_would_block_total{mode=\"read\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_would_block_total{mode=\"write\"}"), 1.0);
-        zk.faults().remove(held.path());
+        zk.faults().remove(held.node_path());
         assert!(!held.is_held() && !held.is_held());
         assert_eq!(seen.value("zk_rwlock_losses_total{cause=\"removed\"}"), 1.0);
         drop(held);
@@ -669,7 +669,7 @@ fn a_recorder_that_blocks_or_panics_breaks_nothing() {
                 drop([now(kept.read()).expect("free"), now(kept.read()).expect("kept")]);
                 now(lock.ask()).expect("allowed");
             }
-            zk.faults().remove(now(lock.write()).expect("free").path());
+            zk.faults().remove(now(lock.write()).expect("free").node_path());
             drop(now(Semaphore::new(&zk, "/limit", 1).expect("valid").acquire()));
         };
         let (closed, gate) = mpsc::channel();

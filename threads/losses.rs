@@ -83,7 +83,7 @@ fn a_waiter_whose_node_is_removed_gets_an_error() {
         let (first, waiting) = (lock(&ours), lock([&ours, &theirs][draw(2)]));
         let guard = block_on(first.write().into_future()).expect("a guard");
         let waiter = spawn(move || block_on(waiting.write().into_future()).map(drop));
-        let waits = |name: &String| !guard.path().ends_with(name.as_str());
+        let waits = |name: &String| !guard.node_path().ends_with(name.as_str());
         let name = loop {
             match ours.memory.children(PATH).into_iter().find(waits) {
                 Some(name) => break name,

@@ -234,13 +234,40 @@ impl Hold {
         self.held.own_node().token()
     }
 
-    /// The path of the lock's node.
+    /// Returns the path of the lock's node, for logs and tests.
     ///
-    /// A ZooKeeper transaction of any client that checks that this node exists is done only while the lock is
-    /// held. So that the check stays exact, a [kept](crate::RwLockBuilder::keep) WRITE node is given up after
-    /// this use, once a caller has asked for the path.
-    pub fn path(&self) -> String {
-        self.held.own_node().path_for_others()
+    /// Changes nothing. For a transaction of another client, use
+    /// [`prepare_foreign_transaction`](Self::prepare_foreign_transaction).
+    pub fn node_path(&self) -> String {
+        self.held.own_node().path()
+    }
+
+    /// Returns the path of the lock's node, for a transaction that another ZooKeeper client sends.
+    ///
+    /// The client adds a check that this node exists. The ensemble commits such a transaction only while the lock is held.
+    ///
+    /// The library cannot know when that transaction is over. So this call marks the node:
+    ///
+    /// - If the lock [keeps](crate::RwLockBuilder::keep) its node and this is a WRITE node, the node is given up after this
+    ///   use. Otherwise the transaction could commit under a later use of the same node.
+    /// - A [`Shared`](crate::Shared) handle that keeps the node reads its value again at each later use of this node.
+    ///
+    /// For a transaction on the lock's own session, use [`transaction`](Self::transaction), which needs no path.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.write().await?;
+    /// let node = guard.prepare_foreign_transaction();
+    /// // With another client: multi(check(node, ANY_VERSION), set("/config", "v2"))
+    /// assert_eq!(node, guard.node_path());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn prepare_foreign_transaction(&self) -> String {
+        self.held.own_node().prepare_foreign_transaction()
     }
 
     /// Reads any node; `None` if it does not exist.

@@ -266,7 +266,7 @@ impl RwLockBuilder {
     /// # let zk = Memory::new();
     /// let lock = RwLock::builder(&zk, "/locks/config").dialect(Dialect::Kazoo).build()?;
     /// let guard = lock.read().await?; // kazoo's WriteLock(client, "/locks/config") waits, its ReadLock does not
-    /// assert!(guard.path().contains("__rlock__"));
+    /// assert!(guard.node_path().contains("__rlock__"));
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn dialect(mut self, dialect: Dialect) -> Self {
@@ -361,6 +361,8 @@ impl RwLockBuilder {
     /// - [`release`](ReadGuard::release) waits for nothing while the node is kept.
     /// - [`downgrade`](WriteGuard::downgrade) turns the kept node into a READ node, which is kept on.
     /// - The [label](Acquire::label) in the queue is that of the acquisition that made the node.
+    /// - A WRITE node is given up after a use that has called
+    ///   [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
     /// - If a node is asked for before it was used again, the next use keeps nothing.
     /// - A `try_` method joins a node that is kept, and keeps none itself. It gives up an idle node that does not cover it.
     /// - With [`Duration::ZERO`] no node stays idle: the uses that overlap share one, which goes with the last of them.

@@ -87,7 +87,7 @@ use crate::queue::mode::{self, Mode, Slot};
 /// let zk = Memory::new(); // or: ZooKeeper::connect("127.0.0.1:2181").await?
 /// let lock = RwLock::builder(&zk, "/locks/config").dialect(Dialect::Curator).build()?;
 /// let guard = lock.write().await?; // InterProcessReadWriteLock(client, "/locks/config") waits now
-/// assert!(guard.path().contains("-__WRIT__"));
+/// assert!(guard.node_path().contains("-__WRIT__"));
 ///
 /// // A lock that takes the path for a native one is refused.
 /// let error = RwLock::new(&zk, "/locks/config")?.read().await.unwrap_err();

@@ -185,7 +185,7 @@ impl OwnNode {
 
     /// Returns the path, for the caller. The caller may use it in transactions until the node is gone, so the node's
     /// writes stay unsettled until then.
-    pub(crate) fn path_for_others(&self) -> String {
+    pub(crate) fn prepare_foreign_transaction(&self) -> String {
         self.begin_write();
         self.path()
     }

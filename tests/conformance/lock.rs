@@ -247,15 +247,15 @@ pub async fn a_contender_that_lost_the_lock_can_get_it_again<H: Harness>(h: &H) 
     for of_readers in [true, false].repeat(5) {
         let (path, guard): (String, Box<dyn Send>) = if of_readers {
             let held = soon("a free lock", s.a.read()).await.expect("free");
-            (held.path(), Box::new(held))
+            (held.node_path(), Box::new(held))
         } else {
             let held = soon("a free lock", s.a.write()).await.expect("free");
-            (held.path(), Box::new(held))
+            (held.node_path(), Box::new(held))
         };
         s.operator.delete(&path).await.expect("the node existed");
         drop(guard);
         let again = soon("the lock", s.a.write()).await.expect("free");
-        assert_ne!(again.path(), path);
+        assert_ne!(again.node_path(), path);
         assert_eq!(line(&s.b).await, "W+");
         again.release().await.expect("held");
         s.becomes_empty().await;
@@ -299,7 +299,7 @@ pub async fn a_try_of_a_taken_lock_names_the_holder<H: Harness>(h: &H) {
     held.release().await.expect("held");
     let next = s.b.try_write().await.expect("free");
     let sequence = |name: &str| Contender::parse_as(name, h.dialect()).expect("a contender").sequence();
-    let name = next.path().rsplit('/').next().map(str::to_owned).expect("a path");
+    let name = next.node_path().rsplit('/').next().map(str::to_owned).expect("a path");
     assert_eq!(sequence(&name), sequence(&before[0]) + 1, "the tries have used up sequence numbers");
 }
 
@@ -426,10 +426,10 @@ pub async fn a_downgrade_keeps_the_token_and_lets_readers_in<H: Harness>(h: &H) 
     line_becomes(&s.a, "W+ R- R- W-").await;
     let last = reader(&s.a);
     line_becomes(&s.a, "W+ R- R- W- R-").await;
-    let (token, path) = (held.fencing_token(), held.path());
+    let (token, path) = (held.fencing_token(), held.node_path());
     let held = soon("the downgrade", held.downgrade()).await.expect("held");
     assert_eq!(held.fencing_token(), token);
-    assert_ne!(held.path(), path);
+    assert_ne!(held.node_path(), path);
     let (one, two) = (granted(one).await, granted(two).await);
     assert_eq!(line(&s.b).await, "R+ R+ R+ W- R-");
     assert_eq!(s.a.queue().await.expect("readable").members[0].label.as_deref(), Some("publish"));
@@ -447,7 +447,7 @@ pub async fn a_shared_guard_keeps_the_node_until_the_last_one<H: Harness>(h: &H)
     let s = Stage::set(h).await;
     let one = soon("a free lock", s.a.read()).await.expect("free");
     let (two, three) = (one.share(), one.share());
-    assert_eq!((two.path(), two.fencing_token()), (one.path(), one.fencing_token()));
+    assert_eq!((two.node_path(), two.fencing_token()), (one.node_path(), one.fencing_token()));
     assert_eq!(s.children().await.len(), 1);
     let write = writer(&s.b);
     line_becomes(&s.a, "R+ W-").await;
@@ -466,7 +466,7 @@ pub async fn shared_guards_are_lost_together<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let one = soon("a free lock", s.a.read()).await.expect("free");
     let two = one.share();
-    s.operator.delete(&one.path()).await.expect("there");
+    s.operator.delete(&one.node_path()).await.expect("there");
     assert_eq!(soon("the loss", one.lost()).await, Loss::Removed);
     assert!(!one.is_held() && !two.is_held());
     assert!(matches!(two.release().await, Err(Error::Lost(Loss::Removed))));
@@ -494,12 +494,12 @@ pub async fn uses_of_a_kept_node_share_its_loss<H: Harness>(h: &H) {
         guards.push(granted(task).await);
     }
     let one = soon("a kept node", kept.read()).await.expect("kept");
-    assert!(guards.iter().all(|guard| guard.is_held() && guard.path() == one.path()));
+    assert!(guards.iter().all(|guard| guard.is_held() && guard.node_path() == one.node_path()));
     assert_eq!((s.children().await.len(), line(&s.b).await.as_str()), (1, "R+"));
     one.transaction().create(s.beside("kept"), "x").commit().await.expect("held");
     assert_eq!(s.data(&s.beside("kept")).await.as_deref(), Some(b"x".as_slice()));
 
-    s.operator.delete(&one.path()).await.expect("there");
+    s.operator.delete(&one.node_path()).await.expect("there");
     assert_eq!(soon("the loss", one.lost()).await, Loss::Removed);
     assert!(guards.iter().all(|guard| !guard.is_held()));
     let next = soon("a fresh node", kept.read()).await.expect("free");
@@ -551,7 +551,7 @@ pub async fn a_node_that_was_asked_for_admits_no_new_use<H: Harness>(h: &H) {
     assert!(!three.is_finished() && !four.is_finished());
     write.release().await.expect("held");
     let (three, four) = (granted(three).await, granted(four).await);
-    assert_eq!(three.path(), four.path());
+    assert_eq!(three.node_path(), four.node_path());
     three.release().await.expect("held");
     four.release().await.expect("held");
     drop(kept);
@@ -634,10 +634,10 @@ pub async fn each_use_restarts_the_idle_time<H: Harness>(h: &H) {
 pub async fn releasing_a_removed_node_is_a_loss<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let write = soon("a free lock", s.a.write()).await.expect("free");
-    s.operator.delete(&write.path()).await.expect("there");
+    s.operator.delete(&write.node_path()).await.expect("there");
     assert!(matches!(write.release().await, Err(Error::Lost(Loss::Removed))));
     let read = soon("a free lock", s.a.read()).await.expect("free");
-    s.operator.delete(&read.path()).await.expect("there");
+    s.operator.delete(&read.node_path()).await.expect("there");
     assert!(matches!(read.release().await, Err(Error::Lost(Loss::Removed))));
     s.becomes_empty().await;
 }
@@ -645,7 +645,7 @@ pub async fn releasing_a_removed_node_is_a_loss<H: Harness>(h: &H) {
 pub async fn downgrading_a_removed_node_is_a_loss<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
-    s.operator.delete(&held.path()).await.expect("there");
+    s.operator.delete(&held.node_path()).await.expect("there");
     assert!(matches!(soon("the downgrade", held.downgrade()).await, Err(Error::Lost(Loss::Removed))));
     s.becomes_empty().await;
     soon("a free lock", s.b.write()).await.expect("free").release().await.expect("held");
@@ -673,7 +673,7 @@ pub async fn a_removed_node_loses_the_lock_and_stops_the_work<H: Harness>(h: &H)
                 let _canary = canary;
                 std::future::pending::<()>().await;
             }),
-            s.operator.delete(&held.path()),
+            s.operator.delete(&held.node_path()),
         )
     })
     .await;
@@ -695,7 +695,7 @@ pub async fn a_waiter_behind_a_lost_local_node_is_granted<H: Harness>(h: &H) {
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let waits = writer(&s.a);
     line_becomes(&s.b, if s.keeps { "W+" } else { "W+ W-" }).await;
-    s.operator.delete(&held.path()).await.expect("there");
+    s.operator.delete(&held.node_path()).await.expect("there");
     let next = granted(waits).await;
     // A node can be removed before its watch is armed. Then the loss is noticed when the watch is armed.
     eventually("the guard is lost", || async { !held.is_held() }).await;
@@ -846,7 +846,7 @@ pub async fn a_transaction_after_a_removal_changes_nothing<H: Harness>(h: &H) {
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let config = s.beside("config");
     held.transaction().create(&config, "v1").commit().await.expect("held");
-    s.operator.delete(&held.path()).await.expect("there");
+    s.operator.delete(&held.node_path()).await.expect("there");
     let answer = held.transaction().set(&config, "v2").commit().await;
     assert!(matches!(answer, Err(Error::Lost(Loss::Removed))), "{answer:?}");
     assert!(!held.is_held());
@@ -859,7 +859,7 @@ pub async fn a_transaction_refuses_paths_inside_the_directory<H: Harness>(h: &H)
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let (directory, config) = (s.directory.clone(), s.beside("config"));
     let before = s.children().await;
-    for path in [format!("{directory}/foo"), held.path(), format!("{directory}/foo/bar")] {
+    for path in [format!("{directory}/foo"), held.node_path(), format!("{directory}/foo/bar")] {
         let t = || held.transaction().create(&config, "v1");
         let all = [
             t().set(&path, ""),
@@ -923,7 +923,7 @@ pub async fn missing_directories_are_made<H: Harness>(h: &H) {
     assert!(lock.queue().await.expect("readable").members.is_empty());
     assert_eq!(lock.path(), deep);
     let held = soon("a free lock", lock.write()).await.expect("free");
-    assert!(held.path().starts_with(&format!("{deep}/")));
+    assert!(held.node_path().starts_with(&format!("{deep}/")));
     let tried = RwLock::new(&s.theirs, format!("{}/x/y", s.directory)).expect("valid");
     soon("a free lock", tried.try_read()).await.expect("free").release().await.expect("held");
 }
@@ -933,7 +933,7 @@ pub async fn a_directory_deleted_between_uses_is_made_again<H: Harness>(h: &H) {
     let mut token = 0;
     for round in 0..3 {
         let held = soon("a free lock", s.a.write()).await.expect("free");
-        assert!(held.path().ends_with("0000000000"), "{}", held.path());
+        assert!(held.node_path().ends_with("0000000000"), "{}", held.node_path());
         assert!(held.fencing_token() > token, "round {round}: {} after {token}", held.fencing_token());
         token = held.fencing_token();
         held.release().await.expect("held");
@@ -1062,7 +1062,7 @@ pub async fn the_queue_shows_holders_and_waiters_in_order<H: Harness>(h: &H) {
     let slack = Duration::from_secs(2);
     let since: Vec<_> = queue.members.iter().map(|m| m.since.expect("its node can be read")).collect();
     assert!(since.is_sorted() && since[0] + slack >= start && since[2] <= SystemTime::now() + slack, "{since:?}");
-    assert!(held.path().ends_with(&queue.members[0].node));
+    assert!(held.node_path().ends_with(&queue.members[0].node));
     assert_eq!((queue.holders().count(), queue.waiters().count()), (1, 2));
     let text = queue.to_string();
     assert!(text.contains("READ host-a") && text.contains("\"migrate\"") && text.contains("waits behind"), "{text}");

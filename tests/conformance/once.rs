@@ -123,7 +123,7 @@ pub async fn a_holder_whose_session_ended_records_nothing<H: Harness>(h: &H) {
 pub async fn a_holder_whose_node_was_removed_records_nothing<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let guard = due(&stage.a).await.expect("due");
-    stage.operator.delete(&guard.path()).await.expect("there");
+    stage.operator.delete(&guard.node_path()).await.expect("there");
     let lost = soon("the answer", guard.done()).await.expect_err("the node is gone");
     assert!(matches!(lost, Error::Lost(Loss::Removed)), "{lost:?}");
     assert_eq!(stage.operator.data(&stage.record()).await, Err(Failure::NoNode));

@@ -378,7 +378,7 @@ pub async fn a_removed_permit_is_lost_and_free_again<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let waits = s.queue_up(&s.b, 1).await;
-    s.operator.delete(&held.path()).await.expect("there");
+    s.operator.delete(&held.node_path()).await.expect("there");
     assert_eq!(soon("the loss", held.lost()).await, Loss::Removed);
     assert!(!held.is_held());
     assert!(matches!(held.run(std::future::pending::<()>()).await, Err(Error::Lost(Loss::Removed))));
@@ -463,7 +463,7 @@ pub async fn a_transaction_commits_while_a_permit_is_held<H: Harness>(h: &H) {
     let beside = format!("{}-beside", s.path);
     held.transaction().create(&beside, "one").commit().await.expect("held");
     assert_eq!(held.data(&beside).await.expect("held").expect("there").data, b"one");
-    s.operator.delete(&held.path()).await.expect("there");
+    s.operator.delete(&held.node_path()).await.expect("there");
     let error = held.transaction().set(&beside, "two").commit().await.expect_err("lost");
     assert!(matches!(error, Error::Lost(Loss::Removed)), "{error}");
     assert_eq!(s.operator.data(&beside).await.expect("there").0, b"one");
@@ -472,7 +472,7 @@ pub async fn a_transaction_commits_while_a_permit_is_held<H: Harness>(h: &H) {
 pub async fn a_transaction_refuses_paths_inside_the_semaphore<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
-    for path in [held.path(), s.in_it("permits/x"), s.in_it("queue/x")] {
+    for path in [held.node_path(), s.in_it("permits/x"), s.in_it("queue/x")] {
         let refused = held.transaction().set(&path, "x").commit().await;
         assert!(matches!(refused, Err(Error::InvalidInput(_))), "{path}");
     }
@@ -530,7 +530,7 @@ pub async fn a_permits_tokens_rise_with_every_grant<H: Harness>(h: &H) {
     for round in 0..6 {
         let semaphore = if round % 2 == 0 { &s.a } else { &s.b };
         let held = soon("a free permit", semaphore.acquire()).await.expect("free");
-        let (_, stat) = s.operator.data(&held.path()).await.expect("there");
+        let (_, stat) = s.operator.data(&held.node_path()).await.expect("there");
         assert_eq!(held.fencing_token(), stat.czxid);
         assert!(held.fencing_token() > last);
         last = held.fencing_token();

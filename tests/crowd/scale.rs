@@ -46,7 +46,8 @@ async fn thousands_of_waiters_keep_their_order_at_a_reconnect() {
             tokio::spawn(async move {
                 queued.fetch_add(1, Ordering::Relaxed);
                 let guard = lock.write().await.expect("a waiter survives the reconnect");
-                let sequence: i64 = guard.path().rsplit('-').next().and_then(|s| s.parse().ok()).expect("a sequence");
+                let sequence: i64 =
+                    guard.node_path().rsplit('-').next().and_then(|s| s.parse().ok()).expect("a sequence");
                 order.lock().expect("no waiter panicked").push(sequence);
                 guard.release().await.expect("held until released");
             })

@@ -116,7 +116,7 @@ impl Scene {
         proxy.heal();
 
         let token = next.fencing_token();
-        self.history.operator_deleted(&next.path(), self.history.now());
+        self.history.operator_deleted(&next.node_path(), self.history.now());
         lock_at(&self.operator, PATH).evict(token).await.expect("may be deleted").expect("it is there");
         eventually("the loss", async || !next.is_held()).await;
     }

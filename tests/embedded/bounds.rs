@@ -281,7 +281,7 @@ async fn a_removed_node_found_at_the_lease_renewal_is_evicted() {
 /// not know its predecessor yet.
 fn predecessors(directory: &str) -> usize {
     let lock = RwLock::builder(&Memory::new(), directory).host("h".repeat(64)).keep(Duration::from_secs(1));
-    now(lock.build().expect("valid").write()).expect("free").path().len()
+    now(lock.build().expect("valid").write()).expect("free").node_path().len()
 }
 
 /// The length of the longest path of a node in this directory.

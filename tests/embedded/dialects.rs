@@ -334,7 +334,7 @@ async fn writes_to_foreign_nodes_grant_and_lose_nothing() {
 
         let next = writer(&s.lock);
         line_becomes(&s.lock, "W+ W-").await;
-        s.write_to(&ours.path(), b"__REVOKE__").await;
+        s.write_to(&ours.node_path(), b"__REVOKE__").await;
         line_becomes(&s.lock, "W+ W-").await;
         assert!(ours.is_held() && !next.is_finished(), "{dialect}");
         ours.release().await.unwrap();
@@ -347,7 +347,7 @@ async fn only_a_native_release_writes_before_it_deletes() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         let held = s.lock.write().await.unwrap();
-        let watch = s.operator.watch(&held.path()).await.unwrap();
+        let watch = s.operator.watch(&held.node_path()).await.unwrap();
         held.release().await.unwrap();
         let expected = if dialect == Dialect::Native { Event::Changed } else { Event::Deleted };
         assert_eq!(soon("the event", watch).await, expected, "{dialect}");
@@ -395,7 +395,7 @@ async fn a_create_with_a_lost_reply_is_found_by_its_uuid() {
         s.zk.faults().lose_next_reply();
         let held = soon("the grant", s.lock.write()).await.unwrap();
         let (directory, name) =
-            held.path().rsplit_once('/').map(|(at, name)| (at.to_owned(), name.to_owned())).unwrap();
+            held.node_path().rsplit_once('/').map(|(at, name)| (at.to_owned(), name.to_owned())).unwrap();
         assert_eq!(s.zk.children(&directory), [name], "{dialect}");
         held.release().await.unwrap();
         assert_eq!(s.zk.children(PATH), [""; 0]);
@@ -442,7 +442,7 @@ async fn used_up_numbers_are_restarted_except_under_kazoo() {
             s.zk.faults().set_next_sequence(PATH, next);
             match s.lock.write().await {
                 Ok(guard) => {
-                    assert!(!stays && guard.path().ends_with("0000000000"), "{dialect}: {}", guard.path());
+                    assert!(!stays && guard.node_path().ends_with("0000000000"), "{dialect}: {}", guard.node_path());
                     guard.release().await.unwrap();
                 }
                 Err(error) => {

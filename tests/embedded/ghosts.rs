@@ -25,7 +25,7 @@ fn client_that_shows(theirs: &Memory, path: &str) -> Memory {
 /// A client whose server goes on showing the node of a writer that has left. Returns the client and that node's path.
 fn client_that_shows_a_writer(theirs: &Memory) -> (Memory, String) {
     let held = write(&lock_of(theirs));
-    let node = held.path();
+    let node = held.node_path();
     let ours = client_that_shows(theirs, &node);
     drop(held);
     assert!(theirs.children(PATH).is_empty());
@@ -101,13 +101,13 @@ async fn a_try_names_holders_and_no_ghost() {
     let ghosts: Vec<_> = (0..12).map(|_| read(&other)).collect();
     let ours = theirs.connect();
     drop(now(ours.session_slot(0)).expect("open"));
-    ghosts.iter().for_each(|ghost| ours.faults().freeze(ghost.path()));
+    ghosts.iter().for_each(|ghost| ours.faults().freeze(ghost.node_path()));
     drop(ghosts);
     let holder = read(&other);
     let error = lock_of(&ours).try_write().await.expect_err("taken");
     let Error::WouldBlock { blockers } = &error else { panic!("{error:?}") };
     let named: Vec<_> = blockers.first.iter().map(|it| format!("{PATH}/{}", it.node)).collect();
-    assert_eq!((blockers.ahead, named), (1, vec![holder.path()]));
+    assert_eq!((blockers.ahead, named), (1, vec![holder.node_path()]));
     drop(holder);
     drop(lock_of(&ours).try_write().await.expect("free"));
 }
@@ -143,8 +143,8 @@ async fn a_session_confirms_and_logs_a_ghost_once() {
 async fn a_try_write_fails_where_a_downgrade_was_missed() {
     let theirs = Memory::new();
     let held = write(&lock_of(&theirs));
-    let ours = client_that_shows(&theirs, &held.path());
-    ours.faults().freeze(held.path().replace("-WRITE-", "-READ-"));
+    let ours = client_that_shows(&theirs, &held.node_path());
+    ours.faults().freeze(held.node_path().replace("-WRITE-", "-READ-"));
     let reader = held.downgrade().await.expect("held");
     for _ in 0..3 {
         assert!(lock_of(&ours).try_write().await.expect_err("taken").is_would_block());
@@ -161,8 +161,8 @@ async fn a_ghost_behind_an_unreadable_node_is_found() {
     let theirs = Memory::new();
     let other = lock_of(&theirs);
     let (first, ghost) = (read(&other), read(&other));
-    let ours = client_that_shows(&theirs, &ghost.path());
-    let denied = first.path();
+    let ours = client_that_shows(&theirs, &ghost.node_path());
+    let denied = first.node_path();
     let line = Hindered::new(&ours, move |asked| match asked {
         Asked::Transact(all) => {
             let index = all.iter().position(|it| matches!(it, Operation::Check { path, .. } if *path == denied))?;
@@ -173,7 +173,7 @@ async fn a_ghost_behind_an_unreadable_node_is_found() {
     drop(ghost);
     let error = RwLock::new(&line, PATH).expect("valid").try_write().await.expect_err("taken");
     let Error::WouldBlock { blockers } = &error else { panic!("{error:?}") };
-    assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, first.path()));
+    assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, first.node_path()));
 }
 
 // Short waits.
@@ -221,7 +221,7 @@ async fn a_short_wait_passes_over_all_ghosts_of_a_session() {
     let holder = write(&other);
     let late = lock_of(&ours).write().timeout(5 * SECOND).await.expect_err("taken");
     let Error::Timeout { blockers, .. } = &late else { panic!("{late:?}") };
-    assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, holder.path()));
+    assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, holder.node_path()));
 }
 
 /// The contender stands behind a holder, and the server shows a ghost ahead of both.
@@ -233,7 +233,7 @@ async fn the_error_of_a_timeout_names_no_ghost() {
     for _ in 0..2 {
         let late = lock_of(&ours).write().timeout(SECOND).await.expect_err("taken");
         let Error::Timeout { blockers, .. } = &late else { panic!("{late:?}") };
-        assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, holder.path()), "{late}");
+        assert_eq!((blockers.ahead, format!("{PATH}/{}", blockers.first[0].node)), (1, holder.node_path()), "{late}");
         assert!(late.to_string().contains("held by") && !late.to_string().contains("waits"), "{late}");
     }
 }
@@ -254,7 +254,7 @@ async fn a_ghost_permit_is_taken_at_once() {
             let ours = theirs.connect();
             drop(now(ours.session_slot(0)).expect("open"));
             let ghost = held.swap_remove(held.len() / 2);
-            let node = ghost.path();
+            let node = ghost.node_path();
             ours.faults().freeze(&node);
             let semaphore = limit(&ours, permits);
             assert!(semaphore.try_acquire().await.expect_err("taken").is_would_block());

@@ -53,13 +53,13 @@ fn assert_nothing_left(zk: &Memory) {
 fn a_kept_node_serves_a_thousand_reads_without_a_request() {
     let (zk, kept, _) = two();
     let first = costs(&zk, 4, "arm, create, list, and the watch on our own node", || read(&kept));
-    let (path, token) = (first.path(), first.fencing_token());
+    let (path, token) = (first.node_path(), first.fencing_token());
     drop(first);
     assert_eq!(line(&zk), [Mode::Read]);
     costs(&zk, 0, "joining", || {
         for _ in 0..1_000 {
             let guard = read(&kept);
-            assert!(guard.is_held() && guard.path() == path && guard.fencing_token() == token);
+            assert!(guard.is_held() && guard.node_path() == path && guard.fencing_token() == token);
             now(guard.release()).expect("held");
         }
     });
@@ -331,7 +331,11 @@ fn a_shared_guard_ends_its_use_with_the_last_share() {
 fn a_write_node_whose_path_was_given_out_is_not_kept() {
     let (zk, kept, _) = two();
     let guard = write(&kept);
-    let path = guard.path();
+    let path = guard.node_path();
+    drop(guard);
+    let guard = write(&kept);
+    assert_eq!(guard.node_path(), path, "the call of `node_path` changes nothing");
+    assert_eq!(guard.prepare_foreign_transaction(), path);
     drop(guard);
     assert!(zk.children(DIRECTORY).iter().all(|name| !path.ends_with(name)), "a check of that path must fail by now");
 }
@@ -515,7 +519,7 @@ fn zero_idle_time_shares_a_node_among_overlapping_uses() {
     drop(one);
     let three = read(&lock);
     drop(two);
-    assert_eq!((line(&zk), three.path()), (vec![Mode::Read], read(&lock).path()));
+    assert_eq!((line(&zk), three.node_path()), (vec![Mode::Read], read(&lock).node_path()));
     now(three.release()).expect("held");
     assert_nothing_left(&zk);
 }
@@ -647,7 +651,7 @@ fn a_waiting_use_of_the_same_process_contends() {
     assert_pending!(late.poll());
     assert!(contended.is_woken());
     let contender = assert_ready_ok!(contended.poll());
-    assert!(guard.path().ends_with(contender.name()));
+    assert!(guard.node_path().ends_with(contender.name()));
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn a_try_names_the_local_use_and_no_past_holder() {
     let (_zk, kept, guard) = granted_after_a_wait();
     let error = now(kept.try_write()).unwrap_err();
     let Error::WouldBlock { blockers } = &error else { panic!("{error}") };
-    assert!(guard.path().ends_with(&blockers.first[0].node), "{error}");
+    assert!(guard.node_path().ends_with(&blockers.first[0].node), "{error}");
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn a_create_with_a_lost_reply_is_one_node_and_a_grant() {
     zk.faults().lose_next_reply();
     let guard = write(&a);
     assert_eq!(zk.children(DIRECTORY).len(), 1);
-    assert!(guard.path().ends_with(&zk.children(DIRECTORY)[0]));
+    assert!(guard.node_path().ends_with(&zk.children(DIRECTORY)[0]));
     assert!(guard.is_held());
     let mut next = writing(&b);
     assert_pending!(next.poll());
@@ -531,7 +531,7 @@ fn a_holder_awaiting_contention_learns_of_its_loss() {
         let guard = read(&a);
         let mut contended = task::spawn(guard.contended());
         assert_pending!(contended.poll());
-        lose(&zk, &guard.path());
+        lose(&zk, &guard.node_path());
         assert!(contended.is_woken());
         assert!(matches!(assert_ready_err!(contended.poll()), Error::Lost(loss) if loss == why));
         drop(contended);
@@ -1159,7 +1159,7 @@ fn a_waiter_that_takes_a_forged_hand_off_loses_the_lock() {
     let held = write(&a);
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    transact(&stranger, &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    transact(&stranger, &[Operation::Set { path: held.node_path(), data: Vec::new(), version: None }]);
     assert!(next.is_woken());
     let falsely = assert_ready_ok!(next.poll());
     assert!(!falsely.is_held());
@@ -1178,7 +1178,7 @@ fn a_forged_hand_off_is_found_by_the_first_check() {
     let held = write(&a);
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    transact(&zk.connect(), &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    transact(&zk.connect(), &[Operation::Set { path: held.node_path(), data: Vec::new(), version: None }]);
     other.faults().silence();
     for _ in 0..3 {
         other.faults().lose_next_reply();
@@ -1195,7 +1195,7 @@ fn a_forged_hand_off_is_found_despite_a_lost_check() {
     let held = write(&a);
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    transact(&zk.connect(), &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    transact(&zk.connect(), &[Operation::Set { path: held.node_path(), data: Vec::new(), version: None }]);
     other.faults().silence();
     let falsely = assert_ready_ok!(next.poll());
     other.faults().cut();
@@ -1213,7 +1213,7 @@ async fn a_grant_after_a_false_holder_is_lost_as_well() {
     let (mut next, mut last) = (writing(&b), writing(&open(&third)));
     assert_pending!(next.poll());
     assert_pending!(last.poll());
-    transact(&zk.connect(), &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    transact(&zk.connect(), &[Operation::Set { path: held.node_path(), data: Vec::new(), version: None }]);
     other.faults().silence();
     drop(assert_ready_ok!(next.poll()));
     let falsely = assert_ready_ok!(last.poll());
@@ -1227,7 +1227,7 @@ async fn a_forged_hand_off_is_found_after_a_downgrade() {
     let held = write(&a);
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    transact(&zk.connect(), &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    transact(&zk.connect(), &[Operation::Set { path: held.node_path(), data: Vec::new(), version: None }]);
     let reads = now(held.downgrade()).expect("held");
     let falsely = assert_ready_ok!(next.poll());
     assert_eq!(falsely.lost().await, Loss::Interfered);
@@ -1242,7 +1242,7 @@ fn a_false_holder_hands_off_to_nobody() {
     let (mut next, mut last) = (writing(&b), writing(&b));
     assert_pending!(next.poll());
     assert_pending!(last.poll());
-    transact(&stranger, &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    transact(&stranger, &[Operation::Set { path: held.node_path(), data: Vec::new(), version: None }]);
     let falsely = assert_ready_ok!(next.poll());
     drop(falsely);
     assert_pending!(last.poll());

@@ -41,7 +41,7 @@ async fn a_semaphore_is_refused_where_a_lock_is_in_use() {
         Semaphore::builder(&zk, PATH).build().expect("valid").set_permits(3).await,
     ] {
         let reason = reason(answer);
-        assert!(matches!(&reason, PermitsError::IsLocked { node } if held.path().ends_with(node)), "{reason}");
+        assert!(matches!(&reason, PermitsError::IsLocked { node } if held.node_path().ends_with(node)), "{reason}");
     }
     let next = lock(&zk);
     let waits = tokio::spawn(next.write().into_future());

@@ -112,7 +112,7 @@ fn a_permit_taken_with_lost_messages_is_one_node() {
         let taken = assert_ready_ok!(waits.poll());
         assert!(taken.is_held(), "{faults:?}");
         assert_eq!(zk.children(PERMITS).len(), 1, "{faults:?}");
-        assert!(taken.path().ends_with(&zk.children(PERMITS)[0]));
+        assert!(taken.node_path().ends_with(&zk.children(PERMITS)[0]));
         assert!(now(b.try_acquire()).is_err_and(|error| error.is_would_block()));
         drop((taken, waits));
         assert_eq!(left(&other), (vec![], vec![], 0), "{faults:?}");

@@ -450,7 +450,7 @@ fn a_transaction_too_large_is_refused_unsent() {
 fn a_foreign_node_at_a_downgrade_is_not_taken_as_own() {
     let memory = Memory::new();
     let guard = now(RwLock::new(&memory, PATH).expect("valid").write()).expect("free");
-    let (stranger, own) = (memory.connect(), guard.path());
+    let (stranger, own) = (memory.connect(), guard.node_path());
     let session = now(stranger.session_slot(0)).expect("open");
     let forged = own.replace("-WRITE-", "-READ-");
     now(session.session().create(&forged, b"", Kind::Ephemeral)).expect("made");

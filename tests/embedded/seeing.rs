@@ -429,7 +429,7 @@ fn suspicion_and_loss_are_logged_once() {
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].starts_with("INFO message=the connection is back"), "{lines:?}");
 
-    zk.faults().remove(guard.path());
+    zk.faults().remove(guard.node_path());
     assert!(!guard.is_held());
     let lost =
         "WARN message=a lock was lost while it was held node=.. cause=the lock's node was removed by somebody else";

@@ -157,7 +157,7 @@ async fn a_waiter_without_an_event_fails_at_its_check() {
         let own = ours
             .children(PATH)
             .into_iter()
-            .find(|name| !held.path().ends_with(name.as_str()))
+            .find(|name| !held.node_path().ends_with(name.as_str()))
             .expect("the waiter waits");
         let own = format!("{PATH}/{own}");
         silence(&ours, &own);
@@ -441,7 +441,7 @@ async fn a_head_passes_over_all_permits_of_a_session() {
     let line = counted(&ours);
     let mut head = spawn(Semaphore::new(&line, "/limit", 20).expect("valid").acquire_many(20).into_future());
     waits(&mut head).await;
-    permits.iter().for_each(|permit| ours.faults().freeze(permit.path()));
+    permits.iter().for_each(|permit| ours.faults().freeze(permit.node_path()));
     theirs.faults().expire();
     drop(permits);
     drop(ends(head).await.expect("no panic").expect("granted"));
@@ -462,9 +462,9 @@ async fn a_head_knows_which_of_1000_permits_was_freed() {
     let line = counted(&ours);
     let mut head = spawn(Semaphore::new(&line, "/limit", 1_000).expect("valid").acquire_many(3).into_future());
     waits(&mut head).await;
-    permits.sort_by_key(|permit| permit.path().to_owned());
+    permits.sort_by_key(|permit| permit.node_path().to_owned());
     let gone: Vec<_> = [999, 700, 10].map(|at| permits.remove(at)).into();
-    let nodes: Vec<_> = gone.iter().map(|permit| permit.path().to_owned()).collect();
+    let nodes: Vec<_> = gone.iter().map(|permit| permit.node_path().to_owned()).collect();
     nodes.iter().for_each(|node| ours.faults().freeze(node));
     for permit in gone {
         assert!(timeout(60 * SECOND, &mut head).await.is_err(), "more permits are held than exist");

@@ -84,7 +84,7 @@ async fn a_create_with_a_held_reply_makes_one_node() {
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
     assert!(answer.has_arrived() && stage.proxy.connections() == 1);
     assert_eq!(stage.proxy.count(Op::Create2), 1);
-    stage.wait_until_only(&guard.path()).await;
+    stage.wait_until_only(&guard.node_path()).await;
     guard.release().await.unwrap();
     assert_eq!(stage.children().await, [""; 0]);
 }
@@ -103,7 +103,7 @@ async fn a_create_cut_at_any_byte_makes_one_node() {
                         let cut = stage.proxy.apply(Rule::on(Frames::requests(Op::Create2)).close(bytes, how));
                         let guard = soon("the grant", stage.lock.write()).await.unwrap();
                         assert!(cut.has_happened() && guard.is_held());
-                        stage.wait_until_only(&guard.path()).await;
+                        stage.wait_until_only(&guard.node_path()).await;
                         let creates = stage.proxy.count(Op::Create2);
                         guard.release().await.unwrap();
                         assert_eq!(stage.children().await, [""; 0], "{how:?} after {bytes} bytes");
@@ -134,7 +134,7 @@ async fn each_lost_create_costs_at_most_one_more() {
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
     // Five creates never arrived. The reply to the sixth was lost, and its node was found.
     assert_eq!(stage.proxy.count(Op::Create2), 6);
-    stage.wait_until_only(&guard.path()).await;
+    stage.wait_until_only(&guard.node_path()).await;
     guard.release().await.unwrap();
 }
 
@@ -157,7 +157,7 @@ async fn a_cut_between_drop_and_acquisition_leaves_one_node() {
         drop(guard);
         guard = soon("the lock", stage.lock.write()).await.unwrap();
         assert!(cut.has_happened() && guard.is_held() && guard.fencing_token() > token);
-        stage.wait_until_only(&guard.path()).await;
+        stage.wait_until_only(&guard.node_path()).await;
         stage.proxy.forget_rules();
     }
     guard.release().await.unwrap();
@@ -224,7 +224,7 @@ async fn a_thousand_timeouts_in_an_outage_send_nothing_later() {
         "creates were sent for some of {} acquisitions that had given up",
         WAVES * CROWD
     );
-    stage.wait_until_only(&guard.path()).await;
+    stage.wait_until_only(&guard.node_path()).await;
     guard.release().await.unwrap();
     assert_eq!(stage.children().await, [""; 0]);
 }
@@ -246,7 +246,7 @@ async fn a_waiter_whose_listing_is_lost_keeps_its_place() {
     eventually("the waiter lists again", || async { stage.proxy.count(Op::GetChildren2) == 2 }).await;
     holder.release().await.unwrap();
     let guard = granted(waiter).await;
-    assert!(before.iter().any(|name| guard.path().ends_with(name)));
+    assert!(before.iter().any(|name| guard.node_path().ends_with(name)));
     assert!(stage.proxy.count(Op::Create2) == 1 && !last.is_finished());
     guard.release().await.unwrap();
     granted(last).await.release().await.unwrap();
@@ -264,7 +264,7 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     assert!(expired.has_happened() && lost.has_happened() && stage.proxy.count(Op::Create2) == 2);
     let now = session(&stage.zk).await;
     assert_ne!(now.id(), stage.session.id());
-    let (_, stat) = session(&stage.operator).await.data(&guard.path()).await.unwrap();
+    let (_, stat) = session(&stage.operator).await.data(&guard.node_path()).await.unwrap();
     assert_eq!(stat.ephemeral_owner, now.id());
     // The new session has removed the node if it found it. Otherwise the node went with the old session.
     assert_eq!(stage.children().await.len(), 1);
@@ -280,13 +280,13 @@ async fn a_predecessor_gone_before_the_watch_is_noticed() {
     for released in [true, false] {
         let stage = Stage::set(&format!("/faults/between-{released}"), CALM).await;
         let holder = stage.here.write().await.unwrap();
-        let watch = stage.proxy.hold(Frames::requests(Op::GetData).about(&holder.path()));
+        let watch = stage.proxy.hold(Frames::requests(Op::GetData).about(&holder.node_path()));
         let waiter = writer(&stage.lock);
         soon("the watch", watch.arrives()).await;
         if released {
             holder.release().await.unwrap();
         } else {
-            session(&stage.operator).await.delete(&holder.path()).await.unwrap();
+            session(&stage.operator).await.delete(&holder.node_path()).await.unwrap();
             drop(holder);
         }
         assert!(!waiter.is_finished());
@@ -314,12 +314,12 @@ async fn a_waiter_whose_queue_was_recreated_is_evicted() {
     soon("the loss", holder.lost()).await;
     // The same numbers again, in the same order.
     let anew = stage.here.write().await.unwrap();
-    assert!(anew.path().ends_with("-WRITE-0000000000"), "{anew:?}");
+    assert!(anew.node_path().ends_with("-WRITE-0000000000"), "{anew:?}");
     stage.proxy.heal();
     let error = refused(waiter).await;
     assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
     assert!(anew.is_held());
-    stage.wait_until_only(&anew.path()).await;
+    stage.wait_until_only(&anew.node_path()).await;
     anew.release().await.unwrap();
 }
 
@@ -387,7 +387,7 @@ async fn a_release_at_the_sessions_end_deletes_no_other_node() {
     assert!(matches!(answer, Err(Error::Lost(Loss::SessionOver(Ending::Expired)))), "{answer:?}");
     let next = granted(next).await;
     assert!(next.is_held());
-    stage.wait_until_only(&next.path()).await;
+    stage.wait_until_only(&next.node_path()).await;
     next.release().await.unwrap();
     soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
 }
@@ -402,11 +402,11 @@ async fn a_late_delete_spares_the_node_of_another() {
         operator.delete(stage.here.path()).await.unwrap();
         let (release, request, path) = if written {
             let guard = late.write().await.unwrap();
-            let (path, request) = (guard.path(), stage.proxy.hold_request(Op::Multi));
+            let (path, request) = (guard.node_path(), stage.proxy.hold_request(Op::Multi));
             (tokio::spawn(guard.release()), request, path)
         } else {
             let guard = late.read().await.unwrap();
-            let (path, request) = (guard.path(), stage.proxy.hold_request(Op::Delete));
+            let (path, request) = (guard.node_path(), stage.proxy.hold_request(Op::Delete));
             (tokio::spawn(guard.release()), request, path)
         };
         soon("the delete", request.arrives()).await;
@@ -414,11 +414,11 @@ async fn a_late_delete_spares_the_node_of_another() {
         operator.delete(stage.here.path()).await.unwrap();
         let anew = other.write().await.unwrap();
         // The same host and the same number as before.
-        assert!(path.ends_with("-0000000000") && anew.path().ends_with("-0000000000"), "{path} {anew:?}");
+        assert!(path.ends_with("-0000000000") && anew.node_path().ends_with("-0000000000"), "{path} {anew:?}");
         request.release();
         let answer = soon("the release", release).await.unwrap();
         assert!(matches!(answer, Err(Error::Lost(Loss::Removed))), "{answer:?}");
-        stage.wait_until_only(&anew.path()).await;
+        stage.wait_until_only(&anew.node_path()).await;
         assert!(anew.is_held());
         anew.release().await.unwrap();
     }
@@ -619,7 +619,7 @@ async fn a_waiter_behind_a_hidden_departure_is_granted() {
     for is_ghost in [false, true] {
         let stage = Stage::set(&format!("/faults/unheard-{is_ghost}"), SHORT).await;
         let held = stage.here.write().await.unwrap();
-        let name = held.path().rsplit('/').next().unwrap().to_owned();
+        let name = held.node_path().rsplit('/').next().unwrap().to_owned();
         let began = Instant::now();
         let mut waiter = tokio::spawn(stage.lock.write().into_future());
         eventually("the waiter watches its predecessor", || async {

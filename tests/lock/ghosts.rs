@@ -31,7 +31,7 @@ async fn ghosts_found(path: &str) -> (Tapped, ZooKeeper, String) {
     let other = connect(&shared_server().address()).await;
     let lock = directory(&other, path).await;
     let held = lock.write().await.unwrap();
-    let ghost = name_of(&held.path());
+    let ghost = name_of(&held.node_path());
     held.release().await.unwrap();
     shows(&tapped.proxy, path, &ghost);
     (tapped, other, ghost)
@@ -69,7 +69,7 @@ async fn an_error_names_the_holder_and_no_ghost() {
     for error in errors {
         let (Error::WouldBlock { blockers } | Error::Timeout { blockers, .. }) = &error else { panic!("{error:?}") };
         let named: Vec<_> = blockers.first.iter().map(|it| it.node.clone()).collect();
-        assert_eq!((blockers.ahead, named), (1, vec![name_of(&holder.path())]), "beside {ghost}");
+        assert_eq!((blockers.ahead, named), (1, vec![name_of(&holder.node_path())]), "beside {ghost}");
     }
     holder.release().await.unwrap();
 }
@@ -92,7 +92,7 @@ async fn a_ghost_permit_is_taken_at_once() {
         let tapped = Tapped::new(shared_server()).await;
         let other = connect(&shared_server().address()).await;
         let held = Semaphore::new(&other, path, 1).unwrap().acquire().await.unwrap();
-        let ghost = name_of(&held.path());
+        let ghost = name_of(&held.node_path());
         held.release().await.unwrap();
         shows(&tapped.proxy, &format!("{path}/permits"), &ghost);
         let limit = Semaphore::new(&tapped.zk, path, 1).unwrap();

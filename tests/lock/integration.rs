@@ -243,7 +243,7 @@ async fn a_holder_whose_node_an_operator_deletes_is_told() {
     let guard = lock.write().await.unwrap();
 
     let bare = session(&operator).await;
-    bare.delete(&guard.path()).await.unwrap();
+    bare.delete(&guard.node_path()).await.unwrap();
 
     assert_eq!(soon("lost()", guard.lost()).await, Loss::Removed);
     assert!(!guard.is_held());
@@ -263,7 +263,7 @@ async fn a_transaction_without_its_node_is_refused() {
     let guard = lock_at(&zk, "/locks/guarded").write().await.unwrap();
     guard.transaction().create("/guarded", "1").commit().await.unwrap();
 
-    session(&operator).await.delete(&guard.path()).await.unwrap();
+    session(&operator).await.delete(&guard.node_path()).await.unwrap();
     // The transaction is sent even if the guard has not noticed the loss yet.
     let late = guard.transaction().set("/guarded", "2").commit().await;
 
@@ -762,7 +762,7 @@ async fn a_stranger_cannot_enter_a_users_lock() {
     ] {
         assert!(matches!(error, Error::PermissionDenied { .. }), "{error:?}");
     }
-    assert!(matches!(session(&stranger).await.delete(&guard.path()).await, Err(Failure::NoAuth(_))));
+    assert!(matches!(session(&stranger).await.delete(&guard.node_path()).await, Err(Failure::NoAuth(_))));
     assert!(guard.is_held());
     assert_eq!(children(&owner, "/private-1/lock").await, before);
     assert_eq!(children(&owner, "/private-1").await, ["lock"]);
@@ -865,7 +865,7 @@ async fn a_chroot_is_made_and_holds_everything() {
     let inner = lock_at(&zk, "/locks/config");
     let guard = inner.write().await.unwrap();
 
-    let node = guard.path();
+    let node = guard.node_path();
     assert!(node.starts_with("/locks/config/"), "{node}");
     let names = children(&whole, "/apps/billing/locks/config").await;
     assert_eq!(names, [node.trim_start_matches("/locks/config/")]);
@@ -882,7 +882,7 @@ async fn a_chroot_is_made_and_holds_everything() {
     for _ in 0..20 {
         drop(guard);
         guard = soon("the lock again", lock.write()).await.unwrap();
-        assert!(guard.path().starts_with("/locks/config/"), "{}", guard.path());
+        assert!(guard.node_path().starts_with("/locks/config/"), "{}", guard.node_path());
     }
 }
 
@@ -920,7 +920,7 @@ async fn a_nodes_data_names_its_contender() {
     let before = SystemTime::now() - Duration::from_millis(1);
     let guard = lock.write().label("rotate keys").await.unwrap();
 
-    let (data, stat) = session(&operator).await.data(&guard.path()).await.unwrap();
+    let (data, stat) = session(&operator).await.data(&guard.node_path()).await.unwrap();
     let text = String::from_utf8(data).unwrap();
     let fields: BTreeMap<_, _> = text.lines().map(|line| line.split_once('=').unwrap()).collect();
     assert_eq!(fields.keys().copied().collect::<Vec<_>>(), ["host", "label", "pid", "since"]);
@@ -931,10 +931,10 @@ async fn a_nodes_data_names_its_contender() {
     assert!(before <= since && since <= SystemTime::now(), "{text}");
     assert_eq!(stat.ephemeral_owner, session(&zk).await.id());
     assert_eq!(stat.czxid, guard.fencing_token());
-    assert!(guard.path().starts_with("/locks/note/web-1~"), "{}", guard.path());
+    assert!(guard.node_path().starts_with("/locks/note/web-1~"), "{}", guard.node_path());
 
     let reader = guard.downgrade().await.unwrap();
-    let (data, stat) = session(&operator).await.data(&reader.path()).await.unwrap();
+    let (data, stat) = session(&operator).await.data(&reader.node_path()).await.unwrap();
     assert_eq!(String::from_utf8(data).unwrap(), text);
     assert_eq!(stat.version, 0);
 }
@@ -961,7 +961,7 @@ async fn the_queue_shows_members_with_their_sessions() {
     );
     assert!(queue.members.iter().all(|member| member.pid == Some(std::process::id()) && member.since.is_some()));
     assert_eq!((queue.holders().count(), queue.waiters().count()), (2, 1));
-    assert_eq!(format!("/locks/queue/{}", queue.members[0].node), first.path());
+    assert_eq!(format!("/locks/queue/{}", queue.members[0].node), first.node_path());
     let waits = MemberState::Waits { behind: queue.members[1].node.clone() };
     assert_eq!(queue.members[2].state, waits);
 }
@@ -1065,7 +1065,7 @@ async fn only_a_session_that_holds_sends_heartbeats() {
     let heartbeats = proxy.count(Op::Multi);
     // A heartbeat in each fifth of the session timeout makes fifteen.
     assert!((6..=18).contains(&heartbeats), "{heartbeats} heartbeats in three session timeouts");
-    let check = format!("Check {}", guard.path());
+    let check = format!("Check {}", guard.node_path());
     for (op, what) in proxy.requests() {
         assert!(op == Op::GetData || (op, what.as_str()) == (Op::Multi, check.as_str()), "{op:?} {what}");
     }
@@ -1206,7 +1206,7 @@ async fn a_lost_create_or_listing_leaves_one_node() {
             let directory = format!("/locks/lost-{op:?}-{mishap:?}");
             let (proxy, lock, operator) = fragile(shared_server(), &directory).await;
             let guard = mishap.inject(&proxy, op, lock.write().into_future()).await.unwrap();
-            let node = guard.path();
+            let node = guard.node_path();
             assert!(guard.is_held());
             eventually("only the guard's node is left", || async {
                 let names = children(&operator, &directory).await;
@@ -1324,7 +1324,7 @@ async fn a_waiter_that_missed_an_event_is_granted() {
         let (proxy, lock, operator) = fragile(shared_server(), &directory).await;
         let here = lock_at(&operator, &directory);
         let holder = here.write().await.unwrap();
-        let node = holder.path();
+        let node = holder.node_path();
         let waiter = if reader_waits {
             let acquisition = lock.read().into_future();
             tokio::spawn(async move { acquisition.await.map(drop) })

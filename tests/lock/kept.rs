@@ -355,7 +355,7 @@ async fn a_node_asked_for_while_arming_serves_its_waiters() {
     ask_by_hand(&operator, path).await;
     create.release();
     let (one, two) = (granted(one).await, granted(two).await);
-    assert_eq!(one.path(), two.path());
+    assert_eq!(one.node_path(), two.node_path());
     one.release().await.unwrap();
     two.release().await.unwrap();
     becomes_empty(&operator, path).await;
@@ -444,5 +444,5 @@ async fn a_directory_deleted_under_a_kept_node_ends_it() {
     guard.release().await.unwrap();
     let guard = granted(late).await;
     assert!(guard.fencing_token() > token);
-    assert!(Contender::parse(guard.path().rsplit('/').next().unwrap()).is_some());
+    assert!(Contender::parse(guard.node_path().rsplit('/').next().unwrap()).is_some());
 }

@@ -139,7 +139,7 @@ fn locks_are_taken_in_the_order_of_their_paths() {
         now(a.release()).expect("held");
         let guard = assert_ready_ok!(acquiring.poll());
         assert_eq!(guard.fencing_tokens().map(|(path, _)| path).collect::<Vec<_>>(), ["/a", "/a/b", "/b"]);
-        assert!(guard.nodes().all(|node| node.contains("-READ-") == node.starts_with("/a/b/")));
+        assert!(guard.node_paths().all(|node| node.contains("-READ-") == node.starts_with("/a/b/")));
         now(guard.release()).expect("held");
     }
 }
@@ -472,7 +472,7 @@ fn a_try_that_finds_one_taken_writes_nothing() {
     assert!(refused.to_string().starts_with("/b: would block: held by WRITE "), "{refused}");
     // The second node in /a belongs to the next contender.
     let next = write(&zk, "/a");
-    assert!(next.path().ends_with("-0000000001"), "{}", next.path());
+    assert!(next.node_path().ends_with("-0000000001"), "{}", next.node_path());
     drop((next, held));
     let guard = now(locks.try_lock()).expect("free");
     assert_eq!(queued(&zk, ["/a", "/b", "/c"]), [1; 3]);
@@ -612,7 +612,7 @@ fn a_lock_lost_during_the_next_wait_ends_the_waiting() {
 fn a_guard_is_lost_with_one_lock_and_keeps_the_others() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
-    let node = guard.nodes().nth(1).expect("three");
+    let node = guard.node_paths().nth(1).expect("three");
     let (mut lost, mut changes) = (task::spawn(guard.lost()), guard.changes());
     assert_eq!(now(changes.next()), Some(HoldState::Held));
     assert_pending!(lost.poll());
@@ -658,7 +658,7 @@ fn a_holder_learns_at_which_lock_somebody_waits_first() {
     assert_eq!((path, first.mode()), ("/b", Read));
     drop(contended);
     assert_eq!(guard.session_left(), Duration::MAX, "the embedded ensemble keeps everybody");
-    zk.faults().remove(guard.nodes().next().expect("two"));
+    zk.faults().remove(guard.node_paths().next().expect("two"));
     assert_eq!(of_one(&now(guard.contended()).unwrap_err()).0, "/a");
     drop((guard, reader));
     assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
@@ -668,7 +668,7 @@ fn a_holder_learns_at_which_lock_somebody_waits_first() {
 fn a_guard_that_lost_one_lock_releases_the_others() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Write), ("/c", Write)]));
-    zk.faults().remove(guard.nodes().next().expect("three"));
+    zk.faults().remove(guard.node_paths().next().expect("three"));
     assert_eq!(of_one(&now(guard.release()).unwrap_err()).0, "/a");
     assert_eq!((queued(&zk, ["/a", "/b", "/c"]), zk.watches()), ([0; 3], 0));
 }
@@ -769,7 +769,7 @@ fn a_transaction_fails_when_any_of_the_nodes_is_gone() {
         let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
         // The event is late, so only the ensemble knows of the removal.
         zk.faults().lag();
-        zk.connect().faults().remove(guard.nodes().nth(gone).expect("three"));
+        zk.connect().faults().remove(guard.node_paths().nth(gone).expect("three"));
         assert!(guard.is_held());
         let refused = now(guard.transaction().create("/x", "").commit()).unwrap_err();
         let path = ["/a", "/b", "/c"][gone];
@@ -957,7 +957,7 @@ async fn an_operator_who_breaks_one_lock_ends_the_guard() {
     let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);
     let locks = multi(&zk, &[("/locks/broken/a", Write), ("/locks/broken/b", Write)]);
     let guard = soon("the grant", locks.lock()).await.unwrap();
-    let broken = guard.nodes().last().expect("two");
+    let broken = guard.node_paths().last().expect("two");
     session(&operator).await.delete(&broken).await.unwrap();
 
     // The ensemble refuses, even if the guard has not noticed the loss yet.
@@ -1006,7 +1006,7 @@ async fn all_locks_end_with_their_common_session() {
     let locks = several(&zk, paths.iter().map(|path| (path.as_str(), Write))).unwrap();
     let guard = soon("the grant", locks.lock()).await.unwrap();
     let mut owners = Vec::new();
-    for node in guard.nodes() {
+    for node in guard.node_paths() {
         owners.push(session(&other).await.data(&node).await.unwrap().1.ephemeral_owner);
     }
     owners.dedup();

@@ -46,7 +46,7 @@ fn a_holder_whose_node_is_removed_lets_in_nobody() {
     let first = now(lock.write()).expect("free");
     let mut second = writing(&lock);
     assert_pending!(second.poll());
-    zk.faults().remove(first.path());
+    zk.faults().remove(first.node_path());
     assert!(!first.is_held());
     assert!(assert_ready_ok!(second.poll()).is_held(), "a waiter was not granted before the lost guard was dropped");
     drop((first, second));
@@ -151,12 +151,12 @@ async fn assert_queue_unchanged(observer: &RwLock) {
 async fn a_waiter_without_its_own_watch_still_waits() {
     let t = Tapped::new(shared_server()).await;
     let held = t.lock.write().await.unwrap();
-    let number: u64 = held.path().rsplit('-').next().unwrap().parse().unwrap();
+    let number: u64 = held.node_path().rsplit('-').next().unwrap().parse().unwrap();
     let own = Frames::replies(Op::GetData).about(&format!("WRITE-{:010}", number + 1));
     let refused = t.proxy.apply(Rule::on(own).and_all_later().claim_error(NO_AUTH));
     let waiter = writer(&t.lock);
     refused.happens().await;
-    session(&t.operator).await.delete(&held.path()).await.unwrap();
+    session(&t.operator).await.delete(&held.node_path()).await.unwrap();
     assert!(granted(waiter).await.is_held());
     soon("the loss", held.lost()).await;
 }
@@ -190,7 +190,7 @@ async fn an_unanswered_transaction_keeps_the_next_out() {
 async fn a_node_given_out_is_gone_before_the_next_grant() {
     let t = Tapped::new(shared_server()).await;
     let held = t.lock.write().await.unwrap();
-    let _for_others = held.path();
+    let _for_others = held.node_path();
     let waiter = writer(&t.lock);
     line_becomes(&t.observer, "W+ W-").await;
     let release = t.proxy.hold_request(Op::Multi);

@@ -109,7 +109,7 @@ async fn a_permit_is_taken_with_its_place_in_one_transaction() {
     let expected = [
         format!("Check {place}"),
         format!("Check {path}"),
-        format!("Create2 {}", permit.path()),
+        format!("Create2 {}", permit.node_path()),
         format!("SetData {place}"),
         format!("Delete {place}"),
     ];
@@ -263,7 +263,10 @@ async fn an_exchange_cut_at_any_byte_takes_one_permit() {
                         let permit = soon("the grant", semaphore.acquire()).await.unwrap();
                         assert!(cut.has_happened() && permit.is_held());
                         let names = children(&operator, &format!("{path}/permits")).await;
-                        assert!(names.len() == 1 && permit.path().ends_with(&names[0]), "{how:?} {bytes}: {names:?}");
+                        assert!(
+                            names.len() == 1 && permit.node_path().ends_with(&names[0]),
+                            "{how:?} {bytes}: {names:?}"
+                        );
                         assert!(here.try_acquire().await.is_err_and(|error| error.is_would_block()));
                         let takings = tapped.proxy.requests();
                         let takings = takings.iter().filter(|(op, parts)| *op == Op::Multi && parts.contains("Create"));
@@ -478,7 +481,7 @@ async fn a_killed_process_frees_its_permit_at_its_timeout() {
     let both = free(&semaphore).await;
     assert!(held.is_held() && both.is_held());
     assert_eq!(session(&zk).await.children(&format!("{path}/permits")).await.map(|names| names.len()), Ok(2));
-    let check = [Operation::Check { path: held.path(), version: None }];
+    let check = [Operation::Check { path: held.node_path(), version: None }];
     assert!(session(&zk).await.transact(&check).await.is_ok());
     assert_eq!(session(&zk).await.data(&format!("{path}/permits/x")).await, Err(Failure::NoNode));
 }

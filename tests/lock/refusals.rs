@@ -121,7 +121,7 @@ impl Case {
     /// Acquires behind a holder, which releases once the error has had its effect.
     async fn acquire(self, request: Request, code: i32, truth: Truth, stays: bool) -> End {
         let holder = self.here.write().await.unwrap();
-        let node = holder.path();
+        let node = holder.node_path();
         let fault = match request {
             Request::Create => self.lie(Frames::requests(Op::Create2), Frames::replies(Op::Create2), code, truth),
             Request::List => {
@@ -153,7 +153,7 @@ impl Case {
         if let Ok((guard, granted_at)) = answer {
             assert!(granted_at > released_at && guard.is_held(), "{}", self.name);
             eventually("one node is left", || async { self.children().await.len() == 1 }).await;
-            assert!(guard.is_held() && self.children().await.iter().all(|name| guard.path().ends_with(name)));
+            assert!(guard.is_held() && self.children().await.iter().all(|name| guard.node_path().ends_with(name)));
             guard.release().await.unwrap();
         }
         self.settle(stays, None).await;
@@ -165,7 +165,7 @@ impl Case {
         let (answer, next) = if request == Request::HandOff {
             let guard = self.lock.write().await.unwrap();
             let next = self.next("W+ W-").await;
-            let part = format!("SetData {}", guard.path());
+            let part = format!("SetData {}", guard.node_path());
             let (asked, answered) = (Frames::requests(Op::Multi).about(&part), Frames::replies(Op::Multi).about(&part));
             let fault = self.lie(asked, answered, code, truth);
             let answer = soon(&self.name, guard.release()).await;

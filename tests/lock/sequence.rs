@@ -183,7 +183,7 @@ async fn a_directory_deleted_near_the_end_loses_its_holder() {
     let (zk, a, _other, b) = two(&server).await;
     let held = soon("free", a.write()).await.expect("free");
     let operator = session(&zk).await;
-    operator.delete(&held.path()).await.expect("the node exists");
+    operator.delete(&held.node_path()).await.expect("the node exists");
     assert_eq!(soon("the loss", held.lost()).await, Loss::Removed);
     operator.delete(DIRECTORY).await.expect("the directory is empty");
     let fresh = soon("the numbers start again", b.write()).await.expect("free");

@@ -185,7 +185,7 @@ async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
     let (from, to) = (Tapped::new(&server).await, Tapped::new(&server).await);
     let lock = directory(&from.zk, "/wire/hand-off").await;
     let holder = lock.write().await.unwrap();
-    let node = holder.path();
+    let node = holder.node_path();
     let waiter = writer(&lock_at(&to.zk, "/wire/hand-off"));
     line_becomes(&lock, "W+ W-").await;
     // The holder and the waiter watch their own nodes, and the waiter watches the holder's.

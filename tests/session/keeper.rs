@@ -110,7 +110,7 @@ async fn a_session_proves_itself_where_it_cannot_list_nodes() {
         // A reply renews the lease only after the server has proved which session is connected.
         eventually("heartbeats", || async { old.count(Op::Multi) > 4 }).await;
         assert!(guard.is_held());
-        let own = guard.path();
+        let own = guard.node_path();
         assert_eq!(children(&operator, "/keeper-old").await, [own.rsplit('/').next().unwrap()]);
     }
     assert_eq!(old.count(LIST_EPHEMERALS), 0, "the refused request was repeated");

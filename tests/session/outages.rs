@@ -270,7 +270,7 @@ async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
         lock.write().await.unwrap().release().await.unwrap();
     }
     let last = lock.write().await.unwrap();
-    let (token, number) = (last.fencing_token(), sequence(last.path()).unwrap().sequence());
+    let (token, number) = (last.fencing_token(), sequence(last.node_path()).unwrap().sequence());
     last.release().await.unwrap();
 
     server.start_over();
@@ -280,14 +280,14 @@ async fn an_uncontended_lock_lists_its_queue_after_data_loss() {
         theirs.write().await.unwrap().release().await.unwrap();
     }
     let held = theirs.write().await.unwrap();
-    assert_eq!(sequence(held.path()).unwrap().sequence(), number);
+    assert_eq!(sequence(held.node_path()).unwrap().sequence(), number);
     let mut waiter = writer(&lock);
     line_becomes(&theirs, "W+ W-").await;
     assert!(tokio::time::timeout(Duration::from_millis(300), &mut waiter).await.is_err(), "granted beside the holder");
     held.release().await.unwrap();
     let guard = granted(waiter).await;
     // By the numbers alone, our contender could be the successor of its last grant.
-    assert_eq!(sequence(guard.path()).unwrap().sequence(), number + 1);
+    assert_eq!(sequence(guard.node_path()).unwrap().sequence(), number + 1);
     assert!((1..=number + 2).contains(&(guard.fencing_token() - token)), "{} after {token}", guard.fencing_token());
 }
 

@@ -124,10 +124,10 @@ async fn a_digest_users_lock_is_closed_to_strangers() {
     let guard = lock_at(&owner, "/owned/lock").write().await.unwrap();
 
     for stranger in [connect(&address).await, user(&address, "somebody-else").await] {
-        assert_shut_out(&stranger, "/owned/lock", &guard.path()).await;
+        assert_shut_out(&stranger, "/owned/lock", &guard.node_path()).await;
     }
     let wrong_password = options().digest("owner", "guessed").connect(&address).await.unwrap();
-    assert_shut_out(&wrong_password, "/owned/lock", &guard.path()).await;
+    assert_shut_out(&wrong_password, "/owned/lock", &guard.node_path()).await;
     assert_eq!(guard.state(), HoldState::Held);
     assert_eq!(children(&owner, "/owned/lock").await.len(), 1);
     guard.release().await.unwrap();
@@ -142,7 +142,7 @@ async fn anyone_can_steal_a_lock_that_is_open_to_anyone() {
     let waiter = writer(&lock_at(&stranger, "/open/lock"));
     line_becomes(&lock_at(&stranger, "/open/lock"), "W+ W-").await;
 
-    session(&stranger).await.delete(&guard.path()).await.unwrap();
+    session(&stranger).await.delete(&guard.node_path()).await.unwrap();
     assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
     assert!(!guard.is_held());
     drop(granted(waiter).await);
@@ -157,8 +157,8 @@ async fn a_queue_member_can_steal_despite_closed_nodes() {
     let guard = lock_at(&tenant, directory).write().await.unwrap();
     let guest = connect(&shared_server().address()).await;
 
-    assert!(matches!(session(&guest).await.data(&guard.path()).await, Err(Failure::NoAuth(_))));
-    session(&guest).await.delete(&guard.path()).await.unwrap();
+    assert!(matches!(session(&guest).await.data(&guard.node_path()).await, Err(Failure::NoAuth(_))));
+    session(&guest).await.delete(&guard.node_path()).await.unwrap();
     assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
     becomes_empty(&owner, directory).await;
 }
@@ -172,7 +172,7 @@ async fn a_directory_first_made_by_a_stranger_stays_theirs() {
     session(&stranger).await.create("/squatted/lock", b"", Kind::Container).await.unwrap();
     let guard = lock_at(&owner, "/squatted/lock").write().await.unwrap();
 
-    session(&stranger).await.delete(&guard.path()).await.unwrap();
+    session(&stranger).await.delete(&guard.node_path()).await.unwrap();
     assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
 }
 
@@ -233,7 +233,7 @@ async fn a_guest_who_may_not_delete_learns_a_node_stays() {
     let owner = directory_for_guests("owner", directory, Permissions::CREATE | Permissions::READ).await;
     let guest = connect(&shared_server().address()).await;
     let guard = lock_at(&guest, directory).write().await.unwrap();
-    let node = guard.path();
+    let node = guard.node_path();
 
     let error = guard.release().await.unwrap_err();
     let Error::PermissionDenied { operation, path, .. } = &error else { panic!("{error:?}") };
@@ -709,7 +709,7 @@ mod tls {
         let owner = builder.connect(&secured.address).await.unwrap();
         let guard = lock_at(&owner, "/tls-owned/lock").write().await.unwrap();
         let stranger = connect_with(secured.tls(), &secured.address).await;
-        assert_shut_out(&stranger, "/tls-owned/lock", &guard.path()).await;
+        assert_shut_out(&stranger, "/tls-owned/lock", &guard.node_path()).await;
         assert!(guard.is_held());
         guard.release().await.unwrap();
     }
@@ -820,8 +820,12 @@ mod tls {
 
         let mine = options().tls(mutual().tls_as("web-1")).acl(Acl::creator()).connect(address).await.unwrap();
         let guard = lock_at(&mine, "/machines-mine/lock").write().await.unwrap();
-        assert_shut_out(&two, "/machines-mine/lock", &guard.path()).await;
-        session(&one).await.delete(&guard.path()).await.expect("a client with the same name in its certificate may");
+        assert_shut_out(&two, "/machines-mine/lock", &guard.node_path()).await;
+        session(&one)
+            .await
+            .delete(&guard.node_path())
+            .await
+            .expect("a client with the same name in its certificate may");
     }
 
     #[support::judged]
@@ -988,7 +992,7 @@ mod sasl {
         let readable = Acl::creator().allow("world", "anyone", Permissions::READ);
         let alice = login(as_user("alice").acl(readable), &address).await.unwrap();
         let guard = lock_at(&alice, "/readable/lock").write().await.unwrap();
-        for path in ["/readable", "/readable/lock", &guard.path()] {
+        for path in ["/readable", "/readable/lock", &guard.node_path()] {
             assert_eq!(acl(&address, path), ["sasl:alice", "world:anyone"], "{path}");
         }
         guard.release().await.unwrap();
@@ -1004,7 +1008,7 @@ mod sasl {
             options().digest("alice", "password of alice").connect(&address).await.unwrap(),
             connect(&address).await,
         ] {
-            assert_shut_out(&stranger, "/of-alice/lock", &guard.path()).await;
+            assert_shut_out(&stranger, "/of-alice/lock", &guard.node_path()).await;
         }
         assert_eq!(guard.state(), HoldState::Held);
         let waiter = writer(&lock_at(&colleague, "/of-alice/lock"));
@@ -1019,7 +1023,7 @@ mod sasl {
         let address = server().address();
         let alice = login(as_user("alice").acl(Acl::anyone()), &address).await.unwrap();
         let guard = lock_at(&alice, "/open-by-alice/lock").write().await.unwrap();
-        session(&connect(&address).await).await.delete(&guard.path()).await.unwrap();
+        session(&connect(&address).await).await.delete(&guard.node_path()).await.unwrap();
         assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
     }
 

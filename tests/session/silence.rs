@@ -42,7 +42,7 @@ async fn rounds_of_silence(timeout: Duration) {
             let guard = Arc::new(lock.write().await.expect("the lock is free"));
             // Another server may lead by now, and the observer's may lag.
             observer.sync("/").await.expect("the observer's session goes on");
-            let node = match observer.get_and_watch_data(&guard.path()).await {
+            let node = match observer.get_and_watch_data(&guard.node_path()).await {
                 Ok((_, _, node)) => node,
                 // A busy machine may starve a session of one second before its round begins.
                 Err(zookeeper_client::Error::NoNode) => {

@@ -67,7 +67,7 @@ macro_rules! guard {
             }
 
             fn node(&self) -> String {
-                self.path()
+                self.node_path()
             }
         }
     };

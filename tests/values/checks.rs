@@ -437,7 +437,7 @@ pub(crate) async fn a_commit_after_the_lock_was_lost_changes_nothing(h: &impl Ha
     let mut guard = here.write().await.unwrap();
     *guard = 2;
     // An operator deletes the lock's node. The transaction itself is refused, even if the holder has not noticed yet.
-    session(&two).await.delete(guard.lock().path().as_str()).await.unwrap();
+    session(&two).await.delete(guard.lock().node_path().as_str()).await.unwrap();
     let error = guard.commit().await.unwrap_err();
     assert!(matches!(error, Error::Lost(_)), "{error}");
     assert_eq!(*there.read().await.unwrap(), 1);
@@ -554,7 +554,7 @@ pub(crate) async fn reads_can_be_kept(h: &impl Harness) {
         Shared::builder(&zk, &path).initial(|| 5).lock(|lock| lock.keep(Duration::from_secs(60))).build().unwrap();
     let (one, two) = tokio::join!(shared.read(), shared.clone().read());
     let (one, two) = (one.unwrap(), two.unwrap());
-    assert_eq!((*one, *two, one.lock().path()), (5, 5, two.lock().path()));
+    assert_eq!((*one, *two, one.lock().node_path()), (5, 5, two.lock().node_path()));
     drop((one, two));
     write(&shared, 6).await;
     assert_eq!(*shared.read().await.unwrap(), 6);

@@ -93,8 +93,8 @@ impl MultiGuard {
     ///
     /// Any client can put a check that these nodes exist into a ZooKeeper transaction: then the transaction is done
     /// only while all the locks are held.
-    pub fn nodes(&self) -> impl Iterator<Item = String> {
-        self.locks.iter().map(|held| held.own_node().path_for_others())
+    pub fn node_paths(&self) -> impl Iterator<Item = String> {
+        self.locks.iter().map(|held| held.own_node().path())
     }
 
     /// Returns the [fencing token](crate::Hold::fencing_token) of the lock in directory `path`. `None` if this guard

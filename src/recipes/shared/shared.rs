@@ -54,6 +54,8 @@ use crate::validation;
 ///
 /// A write by a client without the lock is noticed: a commit names the version that it replaces, and is refused. There
 /// is one exception: a node that such a client deletes, makes again, and writes as often as the old node was written.
+/// A client that writes the node in a transaction under the lock takes the path to check from
+/// [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
 ///
 /// # How large it may be
 /// 1,044,479 bytes, with the header: see [`size_limit`](SharedBuilder::size_limit).

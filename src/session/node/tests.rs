@@ -168,7 +168,7 @@ fn writes_are_settled_once_each_has_an_outcome() {
     assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (true, None));
     own_node.settle_write();
     assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (false, Some(2)));
-    own_node.path_for_others();
+    own_node.prepare_foreign_transaction();
     assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (true, None));
 }
 

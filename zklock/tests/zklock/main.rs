@@ -866,7 +866,7 @@ async fn ls_shows_the_queue_as_a_table_and_as_json() {
     assert_eq!(first["token"], holder.fencing_token());
     assert_eq!(first["pid"], std::process::id());
     assert_eq!((&second["state"], &second["behind"], &second["label"]), (&"waits".into(), &1.into(), &Value::Null));
-    assert!(holder.path().ends_with(first["node"].as_str().unwrap()));
+    assert!(holder.node_path().ends_with(first["node"].as_str().unwrap()));
     let session = format!("{:#x}", session(&zk).await.id());
     assert_eq!(second["session"], session);
     humantime::parse_rfc3339(first["since"].as_str().unwrap()).unwrap();
