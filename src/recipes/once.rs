@@ -205,7 +205,7 @@ impl DueCheck {
             return Err(Error::RecordVanished { path, last: Box::new(last) });
         }
         let at = humantime::format_rfc3339_millis(date(last.at));
-        emit!(DEBUG, path = hold.shown(), host = last.host, %at, "the work is not due: another host has done it");
+        emit!(DEBUG, path = hold.shown(), host = last.host, %at, "the work is not due: it was done within the period");
         // The work was done, so this answer stays right even if our lock is lost, or the period ends now.
         drop(guard);
         Ok(None)

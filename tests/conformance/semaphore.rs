@@ -369,7 +369,7 @@ pub async fn a_number_of_permits_changed_by_hand_is_noticed<H: Harness>(h: &H) {
     let waits = s.queue_up(&s.b, 1).await;
     s.set_data(&s.path, b"lots").await;
     let error = refused(waits).await;
-    assert!(error.to_string().contains("its data are \"lots\""), "{error}");
+    assert!(error.to_string().contains("its data \"lots\" is no number of permits"), "{error}");
 }
 
 // Lost permits.

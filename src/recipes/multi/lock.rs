@@ -171,10 +171,10 @@ impl MultiLock {
     async fn attempt(&self) -> Result<MultiGuard, Error> {
         // A kept node of our own process would be in the way: these locks do not join it.
         self.locks.iter().for_each(|(lock, _)| lock.let_go());
-        let looks = self.locks.iter().map(|(lock, mode)| check_free(lock, *mode));
+        let checks = self.locks.iter().map(|(lock, mode)| check_free(lock, *mode));
         let mut limit = Duration::MAX;
-        for ((lock, mode), look) in self.locks.iter().zip(join_all(looks).await) {
-            limit = look.map_err(|error| report_refusal(lock, *mode, error).of_one(lock.path()))?;
+        for ((lock, mode), check) in self.locks.iter().zip(join_all(checks).await) {
+            limit = check.map_err(|error| report_refusal(lock, *mode, error).of_one(lock.path()))?;
         }
         let mut taken = MultiGuard::of_none();
         for (lock, mode) in &*self.locks {

@@ -294,8 +294,7 @@ impl SemaphoreState {
 
     /// Returns the number of permits in the data of the semaphore's node. `None` if the data is empty.
     pub(super) fn parse_number(&self, data: &[u8]) -> Result<Option<u32>, Error> {
-        let not_a_number =
-            |what: String| self.doubtful_error(format!("its data are {what:?}, and not a number of permits"));
+        let not_a_number = |what: String| self.doubtful_error(format!("its data {what:?} is no number of permits"));
         permits::decode(data).map_err(not_a_number)
     }
 

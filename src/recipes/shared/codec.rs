@@ -128,7 +128,7 @@ impl<T: 'static> Codec<T> {
         } else {
             let migrated = match &self.migrate {
                 Some(migrate) => migrate(written.schema, payload).map_err(|problem| problem.to_string()),
-                None => Err("there is no migration".to_owned()),
+                None => Err("the handle has no migration".to_owned()),
             };
             migrated.map_err(|problem| ValueError::OlderSchema { known, problem, written: Box::new(written.clone()) })
         };
@@ -184,16 +184,16 @@ impl Envelope {
     /// Returns the bytes of a node: this header and the value's own bytes.
     pub(crate) fn seal(&self, payload: &[u8]) -> Vec<u8> {
         let Written { host, label, token, commit, at, schema } = &self.written;
-        let mut head = format!("{MAGIC}{VERSION}\nformat={}\nschema={schema}\nhost={host}\n", self.format);
+        let mut header = format!("{MAGIC}{VERSION}\nformat={}\nschema={schema}\nhost={host}\n", self.format);
         if let Some(label) = label {
-            head.push_str(&format!("label={label}\n"));
+            header.push_str(&format!("label={label}\n"));
         }
-        head.push_str(&format!("token={token}\ncommit={commit}\n"));
+        header.push_str(&format!("token={token}\ncommit={commit}\n"));
         if let Some(Mark { token, commit }) = self.after {
-            head.push_str(&format!("after={token}/{commit}\n"));
+            header.push_str(&format!("after={token}/{commit}\n"));
         }
-        head.push_str(&format!("at={}\n\n", humantime::format_rfc3339_millis(date(*at))));
-        let mut bytes = head.into_bytes();
+        header.push_str(&format!("at={}\n\n", humantime::format_rfc3339_millis(date(*at))));
+        let mut bytes = header.into_bytes();
         bytes.extend_from_slice(payload);
         bytes
     }
@@ -205,22 +205,22 @@ impl Envelope {
         if !bytes.starts_with(MAGIC.as_bytes()) {
             return Err(foreign());
         }
-        let end = bytes.windows(2).position(|pair| pair == b"\n\n").ok_or("the head has no end")?;
-        let head = std::str::from_utf8(&bytes[..end]).map_err(|_| "the head is no text")?;
-        let mut lines = head.split('\n');
+        let end = bytes.windows(2).position(|pair| pair == b"\n\n").ok_or("the header has no end")?;
+        let header = std::str::from_utf8(&bytes[..end]).map_err(|_| "the header is not text")?;
+        let mut lines = header.split('\n');
         let version = lines.next().and_then(|first| first.strip_prefix(MAGIC)).unwrap_or_default();
         if version != VERSION {
-            return Err(format!("they are laid out in version {version:?}, and this library knows {VERSION}"));
+            return Err(format!("they have layout version {version:?}, and this library reads version {VERSION}"));
         }
         let fields: Vec<(&str, &str)> = lines.filter_map(|line| line.split_once('=')).collect();
         let field = |name: &str| fields.iter().find(|(field, _)| *field == name).map(|(_, text)| *text);
-        let needed = |name: &'static str| field(name).ok_or_else(|| format!("the head has no {name}"));
-        let number = |name: &'static str| needed(name)?.parse().map_err(|_| format!("{name} is no number"));
-        let at = humantime::parse_rfc3339(needed("at")?).map_err(|_| "at is no time")?;
+        let needed = |name: &'static str| field(name).ok_or_else(|| format!("the header has no {name}"));
+        let number = |name: &'static str| needed(name)?.parse().map_err(|_| format!("{name} is not a number"));
+        let at = humantime::parse_rfc3339(needed("at")?).map_err(|_| "at is not a time")?;
         let written = Written {
             host: needed("host")?.to_owned(),
             label: field("label").map(str::to_owned),
-            token: needed("token")?.parse().map_err(|_| "token is no number")?,
+            token: needed("token")?.parse().map_err(|_| "token is not a number")?,
             commit: number("commit")?,
             at,
             schema: number("schema")?,
@@ -403,13 +403,13 @@ mod tests {
         for (bytes, reason) in [
             (&b"{\"json\": true}"[..], "they begin with \"{\\\"json\\\": true}\""),
             (b"\xff\xfe", "they begin with \"\u{fffd}\u{fffd}\""),
-            (b"zk-rwlock value 1\nformat=json\n", "the head has no end"),
-            (b"zk-rwlock value 1\n\xff\n\n", "the head is no text"),
-            (b"zk-rwlock value 2\n\n", "they are laid out in version \"2\", and this library knows 1"),
-            (b"zk-rwlock value 1\n\n", "the head has no at"),
-            (b"zk-rwlock value 1\nat=now\n\n", "at is no time"),
-            (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=x\n\n", "token is no number"),
-            (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=1\ncommit=-1\n\n", "commit is no number"),
+            (b"zk-rwlock value 1\nformat=json\n", "the header has no end"),
+            (b"zk-rwlock value 1\n\xff\n\n", "the header is not text"),
+            (b"zk-rwlock value 2\n\n", "they have layout version \"2\", and this library reads version 1"),
+            (b"zk-rwlock value 1\n\n", "the header has no at"),
+            (b"zk-rwlock value 1\nat=now\n\n", "at is not a time"),
+            (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=x\n\n", "token is not a number"),
+            (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=1\ncommit=-1\n\n", "commit is not a number"),
         ] {
             assert_eq!(Envelope::open(bytes), Err(reason.to_owned()));
         }

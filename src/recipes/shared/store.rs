@@ -484,19 +484,19 @@ mod tests {
     #[cfg(not(shuttle))]
     #[test]
     fn no_value_is_dropped_on_a_library_thread() {
-        struct Tells(mpsc::Sender<Option<String>>);
-        impl Drop for Tells {
+        struct ReportsDrop(mpsc::Sender<Option<String>>);
+        impl Drop for ReportsDrop {
             fn drop(&mut self) {
                 self.0.send(thread::current().name().map(str::to_owned)).expect("the receiver exists");
             }
         }
         for (is_ours, expected) in [(true, "zk-rwlock-values"), (false, "a caller")] {
-            let (tell, dropped) = mpsc::channel();
+            let (sender, dropped) = mpsc::channel();
             let caller = thread::Builder::new().name("a caller".to_owned()).spawn(move || {
                 if is_ours {
                     user_thread::mark_library_thread();
                 }
-                let mut owner = Some(Arc::new(Tells(tell)));
+                let mut owner = Some(Arc::new(ReportsDrop(sender)));
                 let weak = owner.as_ref().map(Arc::downgrade).unwrap_or_default();
                 assert!(with_upgraded(&weak, |_| owner.take().is_some()).is_some_and(|had_it| had_it));
                 assert!(with_upgraded(&weak, |_| ()).is_none());

@@ -50,7 +50,7 @@ async fn a_semaphore_with_an_invalid_number_is_not_free() {
     for arguments in [&["ls", path][..], &["watch", path], &["break", "-y", path, "1"]] {
         let run = run(arguments).await;
         assert_eq!(run.code, Some(65), "{arguments:?}: {run:#?}");
-        assert!(run.stderr.contains("its data are \"permits=two\", and not a number of permits"), "{run:#?}");
+        assert!(run.stderr.contains("its data \"permits=two\" is no number of permits"), "{run:#?}");
     }
     assert_eq!(json(&shared_server().address(), path).await["odd"][0]["kind"], "number");
     let tree = run(&["ls", "--tree", path]).await.stdout;
