@@ -96,7 +96,6 @@ impl Candidate {
         }
     }
 
-    /// Waits until the present pause is over.
     async fn wait_for_pause(&self) {
         let until = self.next_pause.lock().1;
         if let Some(until) = until.filter(|until| *until > Instant::now()) {
@@ -313,7 +312,6 @@ impl fmt::Debug for Term {
     }
 }
 
-/// The limit of how often the pause is doubled.
 const MAX_DOUBLINGS: u32 = 5;
 
 /// The backoff of the pauses: counts the terms in a row that were short, and the tries that failed.

@@ -78,7 +78,6 @@ const OPERATION: &str = "read the leader of";
 /// The maximum length of a node's name, in bytes.
 const NAME_BYTES: usize = 128;
 
-/// Reads who leads now.
 pub(crate) fn leader(handle: &Arc<Handle>) -> Call<Option<Leader>> {
     let lock = Arc::clone(handle);
     Call::in_time(&handle.coordinator, async move {

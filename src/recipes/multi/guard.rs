@@ -52,7 +52,6 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    /// Makes a guard without any lock.
     pub(crate) fn of_none() -> MultiGuard {
         MultiGuard { locks: Vec::new(), first_loss: OnceLock::new(), life: GuardLife::default() }
     }

@@ -234,7 +234,6 @@ impl Guard for MultiGuard {
     }
 }
 
-/// Waits until one of the locks is granted.
 async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Tenure>, Error> {
     let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, options);
     let span = acquisition.begin();

@@ -208,7 +208,6 @@ impl PermitLimit {
         }
     }
 
-    /// Stores the number that this handle has written.
     pub(crate) fn set(&self, number: u32) {
         *self.0.lock() = KnownNumber::Seen(number);
     }
@@ -228,7 +227,6 @@ impl PermitLimit {
     }
 }
 
-/// Returns an error about the number of permits of the semaphore at `path`.
 pub(crate) fn permits_error(path: &str, reason: PermitsError) -> Error {
     Error::Permits { path: path.to_owned(), reason }
 }
@@ -298,7 +296,6 @@ impl SemaphoreState {
         permits::decode(data).map_err(not_a_number)
     }
 
-    /// Reads the number in the twin of the semaphore's node.
     pub(super) async fn read_twin(&self, session: &Arc<dyn Session>) -> Result<Twin, Failure> {
         Ok(match retry::data(session, &metadata::twin_of(self.handle.shown()), false).await? {
             None => Twin::Missing,

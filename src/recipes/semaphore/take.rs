@@ -71,7 +71,6 @@ impl PermitRequest {
         }
     }
 
-    /// Stores an early read, and returns the previous one.
     fn replace(&self, read: EarlyRead) -> EarlyRead {
         std::mem::replace(&mut *self.early_read.lock(), read)
     }

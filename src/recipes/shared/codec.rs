@@ -70,7 +70,6 @@ pub(crate) struct Form {
 }
 
 impl Form {
-    /// Returns the form of a handle without options.
     pub(crate) fn new(name: &str) -> Form {
         Form { name: name.to_owned(), schema: 1, size_limit: SIZE_LIMIT }
     }
@@ -116,7 +115,6 @@ pub(crate) type Initial<T> = Box<dyn Fn() -> T + Send + Sync>;
 pub(crate) type Migrate<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync>;
 
 impl<T: 'static> Codec<T> {
-    /// Decodes a value.
     pub(crate) fn open(&self, form: &Form, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
         let (written, payload) = form.open(bytes)?;
         let known = form.schema;
@@ -159,7 +157,6 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// Returns the mark of the commit that wrote this header.
     pub(crate) fn of(written: &Written) -> Mark {
         Mark { token: written.token, commit: written.commit }
     }

@@ -26,7 +26,6 @@ pub enum CopyState {
     Over(Error),
 }
 
-/// The known state of a value's node.
 pub(crate) struct Known<T> {
     /// The newest bytes that have a valid header.
     pub(crate) newest: Option<Arc<Seen<T>>>,

@@ -69,7 +69,6 @@ impl ValueNode {
         }
     }
 
-    /// Writes a value, with its header.
     pub(crate) async fn write(
         &self,
         held: &Tenure,
@@ -202,7 +201,6 @@ impl Base {
         }
     }
 
-    /// Returns whether the node existed and is gone.
     pub(crate) fn is_vanished(&self) -> bool {
         self.version.is_none() && self.absence.is_gone
     }
@@ -222,7 +220,6 @@ enum CommitOutcome {
     Unknown,
 }
 
-/// One commit.
 struct Commit<'a> {
     node: &'a ValueNode,
     held: &'a Tenure,

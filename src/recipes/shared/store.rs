@@ -154,7 +154,6 @@ impl<T: Send + Sync + 'static> Store<T> {
         self.is_known.load(Ordering::Relaxed) || self.known.borrow().newest.is_some()
     }
 
-    /// Decodes the value of the node.
     fn open(&self, bytes: &[u8], base: &Base) -> Result<Stored<T>, ValueError> {
         let opened = self.codec.open(&self.node.form, bytes);
         match opened {
@@ -180,7 +179,6 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// Returns how fresh the newest value is.
     pub(crate) fn state(self: &Arc<Self>) -> CopyState {
         self.follow();
         let (state, newest) = {
@@ -195,7 +193,6 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// Returns a receiver of what is known of the node, and of its changes.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Known<T>> {
         self.known.subscribe()
     }
@@ -272,7 +269,6 @@ impl<T: Send + Sync + 'static> Store<T> {
         self.known.send_if_modified(|known| known.set_trouble(error));
     }
 
-    /// Returns the reason why the copy has ended.
     pub(crate) fn why_over(&self) -> Error {
         self.known.borrow().over.clone().unwrap_or(Error::Closed(Ending::Closed))
     }
