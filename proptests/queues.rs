@@ -107,7 +107,7 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     }
     for (time, leaver) in order.iter().enumerate() {
         let leaver = contender(*leaver, modes[*leaver]);
-        let at = all.iter().position(|waits| waits.me == leaver).expect("everybody leaves once");
+        let at = all.iter().position(|waits| waits.me == leaver).expect("each contender leaves once");
         let held = all.remove(at).awaits.is_none();
         let is_signalled = held && leaver.mode() == Mode::Write && vanishes >> (time % 64) & 1 == 0;
         names.retain(|name| name != leaver.name());

@@ -31,7 +31,7 @@ fn trees() -> impl Strategy<Value = Tree> {
     let leaf = prop_oneof![
         Just(Tree::Nothing),
         any::<bool>().prop_map(Tree::Flag),
-        number.prop_filter("JSON has no other", |number| number.is_finite()).prop_map(Tree::Number),
+        number.prop_filter("JSON has only finite numbers", |number| number.is_finite()).prop_map(Tree::Number),
         any::<String>().prop_map(Tree::Text),
         (any::<i8>(), any::<char>()).prop_map(|(signed, letter)| Tree::Small { signed, letter }),
         (any::<i64>(), any::<u128>()).prop_map(|(signed, large)| Tree::Pair(signed, large)),
@@ -86,7 +86,7 @@ proptest! {
     fn numbers_of_every_width_come_back(
         small in any::<(i8, u8, i16, u16, i32, u32)>(),
         large in any::<(i64, u64, i128, u128)>(),
-        exact in any::<f64>().prop_filter("JSON has no other", |number| number.is_finite()),
+        exact in any::<f64>().prop_filter("JSON has only finite numbers", |number| number.is_finite()),
     ) {
         comes_back_as_json(&small)?;
         comes_back_as_json(&large)?;
@@ -102,7 +102,7 @@ proptest! {
             let shared = Shared::new(&Memory::new(), "/proptests/value").expect("a valid path");
             pollster::block_on(async {
                 let mut guard = shared.write().replacing(numbers).await.expect("free");
-                let error = guard.commit().await.expect_err("it would come back as another");
+                let error = guard.commit().await.expect_err("JSON does not keep this number");
                 prop_assert!(matches!(error.value_error(), Some(ValueError::Unwritable { .. })), "{}", error);
                 drop(guard);
                 let error = shared.read().await.expect_err("nothing was written");

@@ -66,7 +66,7 @@ fn measured(run: impl FnOnce(&Measured)) {
     // Delivers the rest of the previous test to that test's recorder.
     zk_rwlock::metrics::flush();
     let measured = Measured::begins();
-    INSTALLED.call_once(|| metrics::set_global_recorder(Current).unwrap_or_else(|_| panic!("the first one")));
+    INSTALLED.call_once(|| metrics::set_global_recorder(Current).unwrap_or_else(|_| panic!("the first recorder")));
     run(&measured);
     assert_eq!(measured.present(), [0.0; 2], "a gauge is not zero at the end");
 }
@@ -480,7 +480,8 @@ fn a_waiter_that_loses_its_node_is_no_lost_lock() {
         let holder = zk.children(DIRECTORY);
         let mut waits = task::spawn(lock.write().into_future());
         assert_pending!(waits.poll());
-        let waiter = zk.children(DIRECTORY).into_iter().find(|name| !holder.contains(name)).expect("it waits");
+        let waiter =
+            zk.children(DIRECTORY).into_iter().find(|name| !holder.contains(name)).expect("the acquisition waits");
         zk.faults().remove(format!("{DIRECTORY}/{waiter}"));
         assert!(assert_ready!(waits.poll()).is_err());
         assert!(!seen.0.render().contains("zk_rwlock_losses_total"), "{}", seen.0.render());
@@ -575,12 +576,12 @@ fn permits_multi_locks_and_terms_count_while_held() {
         let leadership = Leadership::new(&zk, "/leader").expect("valid");
         let mut campaign = task::spawn(leadership.lead(|_term| std::future::pending::<()>()));
         assert_pending!(campaign.poll());
-        let dropped = leadership.term().expect("it leads");
+        let dropped = leadership.term().expect("the candidate leads");
         assert_eq!(seen.at("/leader", "write"), [0.0, 1.0]);
         drop(campaign);
         // A past term holds nothing, even if the program still has the value.
         assert_eq!(seen.at("/leader", "write"), [0.0, 0.0]);
-        let done = now(leadership.lead(async |term| term)).expect("it leads");
+        let done = now(leadership.lead(async |term| term)).expect("the candidate leads");
         assert_eq!(seen.at("/leader", "write"), [0.0, 0.0]);
         drop((dropped, done));
     });
@@ -612,7 +613,7 @@ fn an_acquisition_dropped_at_any_poll_leaves_no_gauge() {
                 drop(held);
             }
         }
-        assert!(granted > 0, "no acquisition got that far");
+        assert!(granted > 0, "no acquisition was granted");
     });
 }
 

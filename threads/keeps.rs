@@ -49,7 +49,7 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
                 0 => block_on(lock.read().into_future()).map(|guard| guard.is_held()),
                 _ => block_on(lock.write().into_future()).map(|guard| guard.is_held()),
             };
-            // It may have joined an acquisition from before the end of the session.
+            // This acquisition may have joined another one from before the end of the session.
             assert!(matches!(is_held, Ok(true) | Err(Error::Evicted(_))), "{is_held:?}");
         }
         users.into_iter().for_each(|user| user.join().expect("no panic"));

@@ -115,8 +115,11 @@ fn a_leader_that_has_resigned_has_no_node() {
         let_others_run(32);
         assert!(block_on(resigns.resign()));
         assert!(!term.is_leader());
-        // It campaigns again already, with another node.
-        assert!(client.memory.children(PATH).iter().all(|name| !nodes.contains(name)), "of a term that is over");
+        // The candidate campaigns again already, with another node.
+        assert!(
+            client.memory.children(PATH).iter().all(|name| !nodes.contains(name)),
+            "a node of an ended term is left"
+        );
         block_on(resigns.stop());
         led.join().expect("no panic");
         drop((resigns, term));

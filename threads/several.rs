@@ -47,7 +47,7 @@ fn works(guard: MultiGuard, which: &[(usize, Mode)], witnesses: &Witnesses) -> M
     let guard = Arc::new(guard);
     let parts = which.iter().map(|(at, mode)| (*at, Part { guard: Arc::clone(&guard), mode: *mode }));
     drop(parts.map(|(at, part)| witnesses[at].works(part)).collect::<Vec<_>>());
-    Arc::into_inner(guard).expect("nobody else has it")
+    Arc::into_inner(guard).expect("the last clone")
 }
 
 async fn one_use(client: &Client, lock: &(RwLock, usize), witnesses: &Witnesses) -> Result<(), Error> {

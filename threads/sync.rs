@@ -81,7 +81,7 @@ impl Default for Notify {
     }
 }
 
-/// Lets shuttle switch threads, as before any look at an atomic.
+/// Lets shuttle switch threads, as it may before any access to an atomic.
 fn switch() {
     let _ = atomic::AtomicBool::new(false).load(atomic::Ordering::Relaxed);
 }

@@ -49,7 +49,7 @@ impl Register {
 
     fn has(&self, number: u64) {
         let mut committed = self.0.lock().expect("no panic");
-        assert!(!committed.contains(&number), "two commits have made {number}: one of them is lost");
+        assert!(!committed.contains(&number), "two commits have written {number}: one of them is lost");
         committed.push(number);
     }
 }

@@ -71,7 +71,7 @@ impl Witness {
         let me = Arc::as_ptr(&guard).cast::<()>();
         present.retain(|it| Arc::as_ptr(it).cast::<()>() != me);
         drop(present);
-        Arc::into_inner(guard).expect("nobody else has it")
+        Arc::into_inner(guard).expect("the last clone")
     }
 
     /// Adds a guard that others may keep for longer than it is held. [`Witness::forgets`] drops it.

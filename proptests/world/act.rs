@@ -29,7 +29,7 @@ impl World {
             Action::TryRead | Action::TryWrite | Action::Update => self.ask(i, action),
             Action::Acquire(_) | Action::AcquireBriefly(_) | Action::TryAcquire(_) => self.ask(i, action),
             Action::SetPermits(number) => {
-                // If its client is cut off, the commit never finishes and may be carried out later.
+                // A commit whose client is cut off never finishes, and may be carried out later.
                 self.ledger.may_have(number);
                 let limit = &self.handles[self.handle_of[i]].limit;
                 let _now_or_later = task::spawn(limit.set_permits(number).into_future()).poll();

@@ -35,7 +35,7 @@ pub(crate) struct Ledger {
     highest_writer: i64,
     /// The largest number of permits so far: a holder keeps its permits when the number is reduced.
     most: u32,
-    /// The queue for permits at the last check: the ids and the numbers.
+    /// The contenders in the queue for permits at the last check: the sequence number of each id.
     queued: HashMap<String, i64>,
     /// Whether the lock's queue had a reader without a kept node when nothing moved.
     had_plain_reader: bool,
@@ -255,10 +255,7 @@ impl Ledger {
     pub(super) fn read(&self, actor: usize, record: &[u8]) {
         let seen: i64 = String::from_utf8_lossy(record).parse().expect("a token");
         let Some(found) = self.found.get(&actor) else { return };
-        assert!(
-            self.may_forge || *found <= seen,
-            "a holder reads {seen}, and {found} was written before it was granted"
-        );
+        assert!(self.may_forge || *found <= seen, "a holder reads {seen}, but {found} was written before its grant");
     }
 
     pub(super) fn saw_copy(&mut self, handle: usize, copy: u64) {
@@ -304,7 +301,7 @@ impl World {
                     self.ledger.lost.insert(claim.token);
                     continue;
                 }
-                assert!(!self.ledger.lost.contains(&claim.token), "what was lost is held again");
+                assert!(!self.ledger.lost.contains(&claim.token), "a lost hold is held again");
                 self.ledger.used.insert(claim.token, Instant::now());
                 match claim.what {
                     Claimed::Lock(Mode::Read) => readers += 1,
@@ -435,9 +432,9 @@ impl World {
                 let overtaken = work.behind.iter().find(|before| {
                     in_queue.iter().any(|it| it.queued == before.queued) && before.wish.excludes(claim.what)
                 });
-                // A writer asks for the kept nodes before it once it has looked. If a reader of its own session without
-                // a kept node is ahead, it looks only after that reader has left. The owners of the kept nodes learn of
-                // the ask even later.
+                // A writer asks for the kept nodes ahead of it only after a look at the queue. If a reader of its own
+                // session without a kept node is ahead, the writer looks only after that reader has left. The owners of
+                // the kept nodes learn of the request even later.
                 let reads = |actor: &Actor| matches!(actor, Actor::Holding(Held::Reader(_) | Held::ValueReader(_)));
                 let had_plain_reader = keeps && matches!(claim.what, Claimed::Lock(_)) && self.ledger.had_plain_reader;
                 let may_not_ask = had_plain_reader || (self.actors.iter().any(reads) && self.has_plain_reader());
@@ -477,8 +474,8 @@ impl World {
         }
     }
 
-    /// Checks by the ensemble's nodes that no contender stands before a holder that it excludes. Finds the nodes by
-    /// their tokens, because a guard that was asked for its path counts as one with writes in progress.
+    /// Checks by the ensemble's nodes that no excluded contender stands before a holder. The tokens identify the nodes,
+    /// because a guard whose path was read counts as one with writes in progress.
     async fn check_nodes(&mut self) {
         if !self.ledger.is_settled || self.ledger.may_forge {
             return;
@@ -515,7 +512,7 @@ impl World {
             let (Some(used), Some(keep)) = (self.ledger.used.get(&stat.czxid), keep) else { continue };
             let until = used.checked_add(Duration::from_millis(keep));
             let late = until.map(|until| Instant::now().saturating_duration_since(until));
-            assert!(late.is_none_or(|late| late <= IDLE_LOOK), "{name} is idle, and kept for {late:?} too long");
+            assert!(late.is_none_or(|late| late <= IDLE_LOOK), "{name} is idle, and was kept {late:?} too long");
             self.ledger.idle.push((name, until));
         }
     }
@@ -525,7 +522,7 @@ impl World {
         let names = self.children(LOCK);
         for (name, until) in std::mem::take(&mut self.ledger.idle) {
             let may_go = until.is_some_and(|until| until <= Instant::now());
-            assert!(may_go || names.contains(&name), "{name} was given up before it was idle for as long as it may be");
+            assert!(may_go || names.contains(&name), "{name} was given up before its idle time was over");
         }
     }
 
@@ -553,7 +550,7 @@ impl World {
         for name in taken {
             let Some(number) = self.ledger.queued.get(id(&name)) else { continue };
             let earlier = self.ledger.queued.iter().filter(|(id, other)| *other < number && queued.contains_key(*id));
-            assert_eq!(earlier.count(), 0, "{name} has overtaken");
+            assert_eq!(earlier.count(), 0, "{name} was granted before an earlier contender");
         }
         self.ledger.queued = queued;
     }
@@ -563,7 +560,7 @@ impl World {
         let (record, _) = self.observer.data(RECORD).await.expect("never deleted");
         let written = String::from_utf8_lossy(&record).parse().expect("a token");
         let ledger = &mut self.ledger;
-        assert!(ledger.may_forge || ledger.written <= written, "token {written} wrote after {}", ledger.written);
+        assert!(ledger.may_forge || ledger.written <= written, "token {written} wrote after token {}", ledger.written);
         ledger.written = written;
         for (i, actor) in self.actors.iter().enumerate() {
             match actor {

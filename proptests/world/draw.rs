@@ -148,7 +148,7 @@ fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
     (0..HANDLES).map(handle).collect()
 }
 
-/// A handle for each actor, one for all, one for every two, or at random.
+/// Draws the handle of each actor: one each, one for all, one for every two, or at random.
 fn handle_of(dice: &mut Dice) -> Vec<usize> {
     let (width, offset) = (dice.weighed(&[(3, 1), (2, ACTORS), (2, 2), (2, 0)]), dice.below(HANDLES));
     let of = |actor: usize| match width {
@@ -158,7 +158,7 @@ fn handle_of(dice: &mut Dice) -> Vec<usize> {
     (0..ACTORS).map(of).collect()
 }
 
-/// One or two kinds of trouble, seldom none or all. Trouble with requests in progress is the most frequent.
+/// Draws one or two kinds of trouble, seldom none or all. Trouble with requests in progress is the most frequent.
 fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     if subject == Subject::Idle {
         return vec![Trouble::Waiting];
@@ -340,7 +340,7 @@ impl Style {
         }
     }
 
-    /// Actors begin work and are not polled while its replies arrive and others act.
+    /// Adds actors that begin work and are not polled while its replies arrive and others act.
     fn sleep(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let sleepers: Vec<_> = (actor..actor + 1 + dice.below(ACTORS - 1)).map(|i| i % ACTORS).collect();
@@ -363,8 +363,8 @@ impl Style {
         }
     }
 
-    /// A stranger writes to a node. A contender that takes this for a hand-off learns only later that it is none, or
-    /// the reply that says so is lost.
+    /// Adds a stranger's write to a node. A contender that takes the write for a hand-off learns only later that it is
+    /// none, or the reply that says so is lost.
     fn forge(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let mut add = |actor, action, after| steps.push(Step(actor, action, after));
@@ -394,7 +394,7 @@ impl Style {
         add(actor, Flow, self.after(dice));
     }
 
-    /// Two faults, the second before the first is repaired.
+    /// Adds two faults, the second before the first is repaired.
     fn twice(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let (carried_out, part) = (dice.below(4), dice.one_of(&self.parts));
@@ -424,7 +424,7 @@ impl Style {
         }
     }
 
-    /// Requests of an actor are held up while others act.
+    /// Adds requests of an actor that are held up while others act.
     fn stall(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
         let mut add = |actor, action, after| steps.push(Step(actor, action, after));

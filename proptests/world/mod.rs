@@ -180,7 +180,7 @@ impl World {
             for i in 0..ACTORS {
                 has_moved |= self.poll(i).await;
             }
-            // As for a look: without a session, the first value would be written on a thread of the library.
+            // Without a session, the first value would be written on a thread of the library.
             for handle in self.handles.iter().filter(|handle| !self.cut[handle.plan.client]) {
                 has_moved |= handle.value.as_ref().is_some_and(Copied::goes_on);
             }

@@ -34,7 +34,7 @@ impl Site {
         let start = move || match servers {
             1 => Site::One(Server::start()),
             3 => Site::Three(Ensemble::start()),
-            other => panic!("{other} servers: it is 1 or 3"),
+            other => panic!("{other} servers: only 1 or 3 are possible"),
         };
         Arc::new(tokio::task::spawn_blocking(start).await.expect("the servers start"))
     }

@@ -153,7 +153,7 @@ impl World {
     /// Returns the present cell of this lane.
     fn cell(&self, lane: usize) -> Arc<Cell> {
         let mut cells = locked(&self.cells);
-        let last = cells.iter().rfind(|cell| cell.number % LANES == lane).expect("there is always one");
+        let last = cells.iter().rfind(|cell| cell.number % LANES == lane).expect("each lane has a cell");
         if !last.is_full() {
             return Arc::clone(last);
         }
@@ -444,7 +444,7 @@ impl Verdict {
         *locked(&self.searched) = format!("{what}: {events:#?}");
         let Some(written) = serialized(events) else {
             let lines: Vec<String> = events.iter().map(|event| format!("  {event:?}\n")).collect();
-            self.faults.push(format!("no order of what was done explains {what}:\n{}", lines.concat()));
+            self.faults.push(format!("no order of the operations explains {what}:\n{}", lines.concat()));
             return Vec::new();
         };
         // Some of the histories also test the judge, by a falsification.
@@ -469,7 +469,7 @@ async fn verdict(world: &World) -> Verdict {
     let Ok(verdict) = timeout(JUDGED_WITHIN, judged).await else {
         panic!("the search does not end: {}", locked(&searched));
     };
-    verdict.expect("it does not panic")
+    verdict.expect("the judge does not panic")
 }
 
 async fn swarm(seed: u64, seconds: u64, servers: u64) {

@@ -156,7 +156,7 @@ async fn liveness_phase(world: &Arc<World>) {
     if timeout(LIVENESS_LIMIT, tasks.join_all()).await.is_err() {
         let stuck = Semaphore::builder(&world.operator, PATH).build().expect("valid").queue().await;
         let stuck = stuck.map_or_else(|error| error.to_string(), |queue| queue.to_string());
-        panic!("not everybody got the permits within {LIVENESS_LIMIT:?}:\n{stuck}");
+        panic!("a client did not get the permits within {LIVENESS_LIMIT:?}:\n{stuck}");
     }
 }
 

@@ -384,7 +384,7 @@ async fn build(site: Arc<Site>, dice: &mut Seeded) -> World {
     let operator = connect(&addresses.join(",")).await;
     for (path, counter) in PATHS.into_iter().zip(COUNTERS).chain([(LED, LEDGER)]) {
         let guard = lock_at(&operator, path).write().await.expect("free");
-        guard.transaction().create(counter, "0").commit().await.expect("it does not exist yet");
+        guard.transaction().create(counter, "0").commit().await.expect("the counter does not exist yet");
         guard.release().await.expect("held");
     }
     let mut clients = Vec::new();
@@ -497,9 +497,9 @@ async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration 
     if timeout(LIVENESS_LIMIT, all).await.is_err() {
         let mut stuck = String::new();
         for path in PATHS {
-            stuck += &format!("{}\n", lock_at(&world.operator, path).queue().await.expect("the servers are well"));
+            stuck += &format!("{}\n", lock_at(&world.operator, path).queue().await.expect("the servers run"));
         }
-        world.surprise(format!("not everybody got the lock within {LIVENESS_LIMIT:?}:\n{stuck}"));
+        world.surprise(format!("a client did not get the lock within {LIVENESS_LIMIT:?}:\n{stuck}"));
     }
     began.elapsed()
 }

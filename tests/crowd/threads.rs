@@ -26,7 +26,7 @@ struct Holders {
 
 impl Holders {
     fn read<G>(&self, guard: Result<G, Error>) {
-        let guard = guard.expect("nothing fails but a timeout");
+        let guard = guard.expect("an acquisition fails only by its timeout");
         safe!(self.now.fetch_add(1, Ordering::SeqCst) >= 0, "a reader and a writer hold together");
         thread::yield_now();
         self.now.fetch_sub(1, Ordering::SeqCst);
@@ -35,7 +35,7 @@ impl Holders {
     }
 
     fn write<G>(&self, guard: Result<G, Error>) {
-        let guard = guard.expect("nothing fails but a timeout");
+        let guard = guard.expect("an acquisition fails only by its timeout");
         safe!(self.now.swap(WRITES, Ordering::SeqCst) == 0, "a writer and another holder hold together");
         thread::yield_now();
         safe!(self.now.swap(0, Ordering::SeqCst) == WRITES, "another holder joined a writer");

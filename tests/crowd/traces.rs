@@ -130,7 +130,8 @@ impl Scene {
         let mut waiting = Vec::new();
         for (before, limit) in limits.iter().enumerate() {
             waiting.push(tokio::spawn(limit.acquire().into_future()));
-            eventually("it waits", async || children(&self.operator, &queue).await.len() == before + 1).await;
+            eventually("the acquisition waits", async || children(&self.operator, &queue).await.len() == before + 1)
+                .await;
         }
         both.release().await.expect("held");
         for permit in waiting {
@@ -233,10 +234,10 @@ fn takes_permits(txn: &Txn) -> bool {
 /// Returns the index of the grant by the first hand-off, and the transaction of the hand-off.
 fn hand_off(run: &Run) -> (usize, Txn) {
     let is_it = |event: &Event| event.what == What::Granted && event.how == "hand-off" && event.path == PATH;
-    let at = run.events.iter().position(is_it).expect("one was granted so");
+    let at = run.events.iter().position(is_it).expect("a contender was granted by a hand-off");
     let granted = &run.events[at];
     let by = run.log.iter().filter(|txn| signals(txn) && txn.time <= granted.at).max_by_key(|txn| txn.zxid);
-    (at, by.expect("it was handed over").clone())
+    (at, by.expect("a release precedes the grant").clone())
 }
 
 /// Returns the transactions that created and deleted the node of the contender that gave up.
@@ -247,7 +248,7 @@ fn gave_up(run: &Run) -> (Txn, Txn) {
         run.log.iter().find(|txn| txn.ops.iter().any(creates))
     };
     let mut left = run.log.iter().filter_map(|txn| Some((created(left(txn, PATH)?)?.clone(), txn.clone())));
-    left.find(|(created, _)| !told.contains(&created.zxid)).expect("one gave up")
+    left.find(|(created, _)| !told.contains(&created.zxid)).expect("a waiter gave up")
 }
 
 fn find(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> &mut Txn {
@@ -257,7 +258,7 @@ fn find(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> &mut Txn {
 /// Swaps the operations of two transactions. Returns the first of them.
 fn swap(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> Txn {
     let mut found = run.log.iter().enumerate().filter(|(_, txn)| wanted(txn)).map(|(at, _)| at);
-    let (one, other) = (found.next().expect("two"), found.next().expect("two"));
+    let (one, other) = (found.next().expect("two transactions"), found.next().expect("two transactions"));
     let (first, second) = (run.log[one].clone(), run.log[other].clone());
     (run.log[one].ops, run.log[one].session) = (second.ops, second.session);
     (run.log[other].ops, run.log[other].session) = (first.ops, first.session);
@@ -325,7 +326,7 @@ fn a_grant_with_a_foreign_token_is_found() {
 fn a_grant_to_a_waiter_that_gave_up_is_found() {
     is_found(|run| {
         let (created, left_by) = gave_up(run);
-        let path = left(&left_by, PATH).expect("it left");
+        let path = left(&left_by, PATH).expect("the node was deleted");
         let at = hand_off(run).0;
         run.events[at].token = created.zxid;
         run.events[at].sequence = path[path.len() - 10..].parse().expect("a number");
@@ -338,7 +339,7 @@ fn a_signal_by_a_waiter_is_found() {
     is_found(|run| {
         let zxid = gave_up(run).1.zxid;
         let txn = find(run, |txn| txn.zxid == zxid);
-        let path = left(txn, PATH).expect("it left").to_owned();
+        let path = left(txn, PATH).expect("the node was deleted").to_owned();
         txn.ops.insert(0, Write::Set { path: path.clone(), data: Vec::new() });
         words(["Release", &path, &at_zxid(txn), "only a holder signals"])
     });
@@ -348,7 +349,7 @@ fn a_signal_by_a_waiter_is_found() {
 fn a_signal_by_a_reader_is_found() {
     is_found(|run| {
         let txn = find(run, |txn| left(txn, PATH).is_some_and(|path| path.contains("-READ-")));
-        let path = left(txn, PATH).expect("it left").to_owned();
+        let path = left(txn, PATH).expect("the node was deleted").to_owned();
         txn.ops.insert(0, Write::Set { path: path.clone(), data: Vec::new() });
         words(["Release", &path, &at_zxid(txn), "only a writer signals"])
     });
@@ -359,7 +360,12 @@ fn a_writer_that_releases_without_a_signal_is_found() {
     is_found(|run| {
         let txn = find(run, signals);
         txn.ops.remove(0);
-        words(["Release", left(txn, PATH).expect("it left"), &at_zxid(txn), "a writer that held must signal"])
+        words([
+            "Release",
+            left(txn, PATH).expect("the node was deleted"),
+            &at_zxid(txn),
+            "a writer that held must signal",
+        ])
     });
 }
 
@@ -369,7 +375,7 @@ fn two_releases_in_the_wrong_order_are_found() {
         // The holder's release, and the downgrade by the waiter behind it.
         let is_one = |txn: &Txn| left(txn, PATH).is_some() && txn.ops.len() == 2;
         let first = swap(run, is_one);
-        let path = left(&first, PATH).expect("it left").to_owned();
+        let path = left(&first, PATH).expect("the node was deleted").to_owned();
         words(["Downgrade", &path, &at_zxid(&first), "only a holder"])
     });
 }
@@ -379,7 +385,7 @@ fn a_delete_by_another_session_is_found() {
     is_found(|run| {
         let txn = find(run, signals);
         txn.session += 1;
-        words(["Delete", left(txn, PATH).expect("it left"), &at_zxid(txn), "another's"])
+        words(["Delete", left(txn, PATH).expect("the node was deleted"), &at_zxid(txn), "another's"])
     });
 }
 
@@ -387,7 +393,7 @@ fn a_delete_by_another_session_is_found() {
 fn a_write_to_a_node_that_stays_is_found() {
     is_found(|run| {
         let txn = find(run, signals);
-        let path = left(txn, PATH).expect("it left").to_owned();
+        let path = left(txn, PATH).expect("the node was deleted").to_owned();
         txn.ops.pop();
         words(["Set", &path, &at_zxid(txn), "nobody writes"])
     });
@@ -429,11 +435,12 @@ fn a_second_node_of_one_contender_is_found() {
     second_node_is_found(|_, _, _| {});
 }
 
-/// `excuse` is told which transaction it is, and of whom.
+/// Checks that a second node of one contender is found. `excuse` may add an event; it gets the transaction of the
+/// second node and the name of its contender.
 fn second_node_is_found(excuse: impl FnOnce(&mut Run, &Txn, &str)) {
     is_found(|run| {
         let (at, by) = hand_off(run);
-        let (token, holder) = (run.events[at].token, left(&by, PATH).expect("it left").to_owned());
+        let (token, holder) = (run.events[at].token, left(&by, PATH).expect("the node was deleted").to_owned());
         let txn = find(run, |txn| txn.zxid == token);
         let Some(Write::Create { path, .. }) = txn.ops.first_mut() else { panic!("{txn:?}") };
         *path = format!("{}{}", &holder[..holder.len() - 10], &path[path.len() - 10..]);
@@ -470,7 +477,7 @@ fn two_nodes_with_one_number_are_found() {
 fn a_downgrade_that_changes_its_number_is_found() {
     is_found(|run| {
         let txn = find(run, downgrades);
-        let old = left(txn, PATH).expect("it left").to_owned();
+        let old = left(txn, PATH).expect("the node was deleted").to_owned();
         for op in &mut txn.ops {
             if let Write::Create { path, .. } = op {
                 path.replace_range(path.len() - 1.., "9");
@@ -484,7 +491,7 @@ fn a_downgrade_that_changes_its_number_is_found() {
 fn a_downgrade_of_a_reader_is_found() {
     is_found(|run| {
         let txn = find(run, |txn| left(txn, PATH).is_some_and(|path| path.contains("-READ-")));
-        let path = left(txn, PATH).expect("it left").to_owned();
+        let path = left(txn, PATH).expect("the node was deleted").to_owned();
         txn.ops.insert(0, Write::Create { path: path.clone(), data: Vec::new(), ephemeral: true });
         words(["Downgrade", &path, &at_zxid(txn), "only a writer becomes a reader"])
     });
@@ -495,7 +502,7 @@ fn a_downgrade_on_another_session_is_found() {
     is_found(|run| {
         let txn = find(run, downgrades);
         txn.session += 1;
-        words(["Delete", left(txn, PATH).expect("it left"), &at_zxid(txn), "another's"])
+        words(["Delete", left(txn, PATH).expect("the node was deleted"), &at_zxid(txn), "another's"])
     });
 }
 
@@ -512,7 +519,7 @@ fn a_commit_under_a_foreign_node_is_found() {
 fn a_commit_of_a_waiter_is_found() {
     is_found(|run| {
         let (created, left_by) = gave_up(run);
-        let path = left(&left_by, PATH).expect("it left").to_owned();
+        let path = left(&left_by, PATH).expect("the node was deleted").to_owned();
         let sets = Write::Set { path: "/traced-value".to_owned(), data: b"2".to_vec() };
         then(run, &created, vec![Write::Check { path: path.clone() }, sets]);
         words(["Commit", &path, &at_zxid(&created), "only a holder commits"])
@@ -587,7 +594,7 @@ fn a_permit_taken_behind_the_head_is_found() {
 
 /// Returns the hold with this name and mode.
 fn hold<'r>(run: &'r mut Run, host: &str, mode: Mode) -> &'r mut Hold {
-    run.holds.iter_mut().find(|hold| hold.host == host && hold.mode == mode).expect("it held")
+    run.holds.iter_mut().find(|hold| hold.host == host && hold.mode == mode).expect("the contender held")
 }
 
 /// Returns the zxid at which the session of the node with this token ended.
@@ -599,7 +606,7 @@ fn session_end(run: &mut Run, token: i64) -> String {
 /// Returns the event that ended the hold with this token.
 fn released(run: &mut Run, token: i64) -> &mut Event {
     let is_it = |event: &&mut Event| event.what == What::Released && event.token == token;
-    run.events.iter_mut().find(is_it).expect("it was given back")
+    run.events.iter_mut().find(is_it).expect("the hold was released")
 }
 
 #[test]
@@ -628,7 +635,7 @@ fn a_hold_before_its_turn_is_found() {
     is_found(|run| {
         let (at, by) = hand_off(run);
         let (token, from) = (run.events[at].token, by.time - run.leeway - MILLISECOND);
-        let early = run.holds.iter_mut().find(|hold| hold.token == token).expect("it held");
+        let early = run.holds.iter_mut().find(|hold| hold.token == token).expect("the contender held");
         early.from = from;
         let node = early.node.clone();
         words(["Hold", &node, &format!("it began before zxid {}", at_zxid(&by))])
@@ -682,7 +689,12 @@ fn a_wait_without_an_end_is_found() {
         let (at, by) = hand_off(run);
         let sequence = run.events[at].sequence;
         let is_it = |event: &Event| event.path == PATH && event.sequence == sequence && event.mode == "WRITE";
-        let who = run.events.iter().find(|event| event.what == What::Created && is_it(event)).expect("it waited").who;
+        let who = run
+            .events
+            .iter()
+            .find(|event| event.what == What::Created && is_it(event))
+            .expect("the contender waited")
+            .who;
         run.events.retain(|event| event.who != who || event.what != What::Ended);
         let last = run.log.last().map_or(by.zxid, |txn| txn.zxid);
         let number = format!("number {sequence}");

@@ -26,7 +26,8 @@ use zk_rwlock::coordinator::Kind;
 use zk_rwlock::{Dialect, Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 use zookeeper_client as zk;
 
-/// The session timeout of every process: long enough for a busy machine. Each kill delays the waiters by it.
+/// The session timeout of every process. It is long enough for a busy machine, and each kill delays the waiters by this
+/// time.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Each contender continues until it has held this often, even after the time is over. So a starved contender never
@@ -300,7 +301,7 @@ impl Field {
     }
 
     async fn queue_has(&self, members: usize) {
-        eventually("it queues up", || async { children(&self.zk, &self.path).await.len() == members }).await;
+        eventually("the contender queues up", || async { children(&self.zk, &self.path).await.len() == members }).await;
     }
 }
 

@@ -102,7 +102,7 @@ fn an_operators_deletion_ends_one_hold_only() {
     let holds = [write(1, 0, 10), write(2, 9, 20), write(3, 16, 18), write(4, 19, 30)];
     let definite = definite(&holds, &deletions);
     assert_eq!(definite.iter().map(|hold| hold.token).collect::<Vec<_>>(), [1, 2, 4]);
-    assert_eq!(overlaps(&definite).len(), 1, "2 and 4 were not deleted");
+    assert_eq!(overlaps(&definite).len(), 1, "the overlap of the holds 2 and 4 is not found");
 }
 
 fn access(deed: Deed, acquisition: u64, at: u64) -> Access {

@@ -204,7 +204,7 @@ impl Member {
         for leaving in removals {
             if let Leaving::Coming { .. } = leaving {
                 let create = self.sent.iter_mut().find(|it| it.what == What::Create);
-                create.expect("it is under way").by = By::Removal(self.removals.len());
+                create.expect("the create is in progress").by = By::Removal(self.removals.len());
             }
             self.begins(leaving);
         }
@@ -238,7 +238,7 @@ impl Member {
 
     fn stands_at(&mut self, path: String) {
         let created = Created { path, czxid: 1, ctime: SystemTime::UNIX_EPOCH, ephemeral_owner: 1 };
-        self.node.created(&created, 1, NOW).expect("it is ours");
+        self.node.created(&created, 1, NOW).expect("the node is ours");
     }
 
     fn path(&self) -> String {

@@ -126,9 +126,9 @@ pub(super) enum Action {
     List(usize),
     Arm(usize),
     See(usize),
-    /// Its change of the directory's data reaches the server.
+    /// The member's change of the directory's data reaches the server.
     Ask(usize),
-    /// It learns that the directory's data has changed.
+    /// The member learns that the directory's data has changed.
     Notify(usize),
     OperatorAsks,
     /// A use ends.

@@ -48,7 +48,7 @@ fn a_failure_on_a_quiet_machine_is_reported_at_once() {
 #[test]
 fn ten_standstills_are_reported_as_not_judged() {
     let (rounds, said) = judged(StoodStill, |round| panic!("{}", ["the session ended", "no answer"][round % 2]));
-    let said = said.expect("it fails");
+    let said = said.expect("the rounds fail");
     assert_eq!(rounds, 10);
     assert!(said.starts_with("the machine stood still: 10 rounds") && said.ends_with("the session ended"), "{said}");
 }
@@ -77,7 +77,7 @@ fn lost_safety_counts_despite_a_standstill() {
     let planted: [&dyn Fn(usize); 4] = [
         &|_| violated!("two hold the lock"),
         &|_| safe!(1 + 1 == 3, "two hold the lock"),
-        // As the failure of a child process or of a task is passed on.
+        // The message of a failure in a child process or a task, as it is passed on.
         &|_| panic!("a child says: {VIOLATED}two hold the lock"),
         &|_| {
             let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");

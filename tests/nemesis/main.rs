@@ -123,8 +123,8 @@ impl Field {
         let node = contenders.holder.says("held");
         contenders.waiters.wait(&self.ensemble.server(self.leader).address(), &path);
         let both = || async { children(&self.operator, &path).await.len() == 2 };
-        self.runtime.block_on(eventually("the other queues up", both));
-        assert_eq!(contenders.waiters.granted(&path), None, "two hold {path}, and there was no fault");
+        self.runtime.block_on(eventually("the other contender queues up", both));
+        assert_eq!(contenders.waiters.granted(&path), None, "two hold {path} without a fault");
         Held { fault, path, node, contenders }
     }
 
@@ -147,7 +147,7 @@ impl Field {
                 signal(held.contenders.holder.child.id(), "CONT");
             }
             _ => self.runtime.block_on(async {
-                session(&self.operator).await.delete(&held.node).await.expect("the operator may");
+                session(&self.operator).await.delete(&held.node).await.expect("the operator may delete");
             }),
         }
         thread::sleep(LONG.saturating_sub(Duration::from_nanos(clock() - begun)));
@@ -169,10 +169,10 @@ impl Field {
         let since = |time: u64| (time as f64 - begun as f64) / 1e6;
         let time = |word: &str| Some(word.parse::<u64>().expect("a time")).filter(|time| *time > 0);
         let went_on = time(went_on).filter(|_| resumed.is_some());
-        assert!(went_on >= resumed, "{library}: nobody asked after the pause");
+        assert!(went_on >= resumed, "{library}: no question was asked after the pause");
         let deadline = Instant::now() + SOON;
         while waiters.granted(&path).is_none() {
-            assert!(Instant::now() < deadline, "{path} is never granted to the other");
+            assert!(Instant::now() < deadline, "{path} is never granted to the other contender");
             thread::sleep(Duration::from_millis(20));
         }
         Round {
@@ -183,7 +183,7 @@ impl Field {
             granted: granted.map(since),
             resumed: resumed.map(since),
             first_answer: went_on.map(|_| answer.to_owned()),
-            held_until: since(time(held_until).expect("it holds at first")),
+            held_until: since(time(held_until).expect("the holder holds at first")),
             denied_from: time(denied_from).map(since),
             signal: time(signal).map(since),
             lost: time(lost).map(since),
@@ -230,7 +230,7 @@ impl Company {
             peer.send("end");
             peer.says("ended");
         }
-        let waiters = Waiters::of(peers.pop().expect("one more than the holders"));
+        let waiters = Waiters::of(peers.pop().expect("one process more than holders"));
         Company { library, holders: peers, waiters }
     }
 

@@ -63,7 +63,7 @@ async fn open(servers: &str) -> ZooKeeper {
 }
 
 async fn acquire(zk: &ZooKeeper, path: &str) -> WriteGuard {
-    RwLock::new(zk, path).expect("a valid path").write().await.expect("it is granted")
+    RwLock::new(zk, path).expect("a valid path").write().await.expect("the lock is granted")
 }
 
 impl Hold {
@@ -95,7 +95,7 @@ impl Hold {
     async fn end(self) -> String {
         let (signal, lost) = (self.said.signal.load(Ordering::SeqCst), self.said.lost.load(Ordering::SeqCst));
         self.said.over.store(true, Ordering::SeqCst);
-        let asked = self.asker.join().expect("the thread that asks does not panic");
+        let asked = self.asker.join().expect("the asking thread does not panic");
         self.zk.close().await;
         format!("ended {signal} {lost} {asked}")
     }

@@ -138,7 +138,7 @@ pub(crate) fn table(rounds: &[Round]) -> String {
     let mut table = format!("| | {} |\n|---|---|---|---|\n", columns.join(" | "));
     let mut row = |name: &str, cell: &dyn Fn(&str) -> String| {
         let cells: Vec<String> = LIBRARIES.iter().map(|library| cell(library)).collect();
-        writeln!(table, "| {name} | {} |", cells.join(" | ")).expect("a string takes all");
+        writeln!(table, "| {name} | {} |", cells.join(" | ")).expect("a string accepts all text");
     };
     for fault in FAULTS.iter().filter(|fault| **fault != BREAK) {
         row(fault, &|library| {

@@ -105,8 +105,7 @@ impl Fake {
 impl Drop for Fake {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        // One more connection wakes the listener, which then ends. If the listener has ended already, the connection
-        // fails.
+        // This connection wakes the listener, which then ends.
         let _ = TcpStream::connect(self.port.address());
         let _ = self.thread.take().map(JoinHandle::join);
     }

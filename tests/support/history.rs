@@ -209,8 +209,8 @@ impl<G: Guard> Holding<G> {
     /// Records the end, and returns the guard for its release.
     pub fn leave(mut self) -> G {
         self.book.close(self.number);
-        let guard = self.guard.take().expect("it is taken once");
-        Arc::into_inner(guard).expect("the witness has let go of it")
+        let guard = self.guard.take().expect("the guard is taken once");
+        Arc::into_inner(guard).expect("the witness has dropped its clone")
     }
 
     /// Records one more guard of the same node.
@@ -230,7 +230,7 @@ impl<G: Guard> Deref for Holding<G> {
     type Target = G;
 
     fn deref(&self) -> &G {
-        self.guard.as_ref().expect("it is taken at the end")
+        self.guard.as_ref().expect("the guard is taken only at the end")
     }
 }
 

@@ -38,7 +38,7 @@ pub fn python(file: &str) -> Command {
 /// Returns a command that runs `the_child_process_of_other_tests` of the module with this [`module_path!`], in this
 /// test binary.
 pub fn child_of(module: &str) -> Command {
-    let mut child = Command::new(std::env::current_exe().expect("it runs"));
+    let mut child = Command::new(std::env::current_exe().expect("the test binary is known"));
     child.args([&test_in(module, "the_child_process_of_other_tests"), "--exact", "--nocapture"]);
     child
 }
@@ -67,7 +67,7 @@ impl Peer {
     }
 
     pub fn send(&mut self, command: &str) {
-        self.commands.write_all(format!("{command}\n").as_bytes()).expect("it lives");
+        self.commands.write_all(format!("{command}\n").as_bytes()).expect("the process lives");
     }
 
     /// Returns the rest of the next line, which must begin with this word. Blocks until the line arrives.
@@ -97,12 +97,12 @@ impl Peer {
     /// Waits until the process has died of a command that it could not carry out.
     pub async fn ends(&self) {
         let has_ended = || matches!(self.said.try_recv(), Err(TryRecvError::Disconnected));
-        eventually("it ends", || async { has_ended() }).await;
+        eventually("the process ends", || async { has_ended() }).await;
     }
 
     pub fn kill(&mut self) {
-        self.child.kill().expect("it lives");
-        self.child.wait().expect("it is ours");
+        self.child.kill().expect("the process lives");
+        self.child.wait().expect("the process is a child");
     }
 }
 

@@ -69,7 +69,7 @@ impl Process {
 
     /// Returns the next line of the child. Blocks until there is one.
     pub fn says(&mut self) -> String {
-        self.said().next().expect("the child says something before it ends")
+        self.said().next().expect("the child prints a line before it ends")
     }
 
     /// Returns all lines of the child, until it ends.

@@ -29,7 +29,7 @@ pub fn program(name: &str) -> PathBuf {
 /// Returns the sources of a program from cargo's note: the program, a colon, and the sources, with a backslash before
 /// each space in a name.
 pub fn sources_in(note: &str) -> Vec<PathBuf> {
-    let (_, sources) = note.trim_end().split_once(": ").expect("the program, and the files that it was built from");
+    let (_, sources) = note.trim_end().split_once(": ").expect("a program and its sources");
     // No file name contains this character.
     let sources = sources.replace("\\ ", "\0");
     sources.split(' ').map(|source| source.replace('\0', " ").into()).collect()

@@ -601,7 +601,7 @@ impl Replay<'_> {
                         *asked = event;
                     }
                 }
-                // For a killed process, this ends all that was open.
+                // The end of a killed process ends all its acquisitions and holds.
                 (What::Ended, _) => _ = (open.remove(&event.who), held.remove(&event.who)),
                 (What::Holds, _) => {
                     // A downgrade is another hold, and no other use.

@@ -24,7 +24,8 @@ const ROUNDS: usize = 10;
 /// The number of rounds of a test that may fail on a busy machine before a failure counts.
 const BUSY_ROUNDS: usize = 4;
 
-/// The same for all tests of a process together. A real fault makes more rounds fail, and each would be run again.
+/// The number of rounds that may fail on a busy machine in all tests of a process together. A real fault makes more
+/// rounds fail, and each would be run again.
 const BUSY_ROUNDS_OF_ALL: usize = 40;
 
 /// A standstill shortly before a round may have ended sessions that the round uses.
@@ -215,5 +216,5 @@ pub fn shared<T: Ends>(cell: &'static OnceLock<T>, start: impl FnOnce() -> T) ->
         let it: &'static T = Box::leak(Box::new(start()));
         Own { it: Box::new(it), end: Box::new(|| it.end()) }
     });
-    own.it.downcast_ref::<&'static T>().expect("one kind of thing in one place")
+    own.it.downcast_ref::<&'static T>().expect("a place holds one type")
 }

@@ -146,17 +146,17 @@ impl Server {
 
     /// Ends a session by its number and password, as an operator can.
     pub fn end_session(&self, granted: &Hello) {
-        let mut stream = TcpStream::connect(self.address()).expect("it listens");
+        let mut stream = TcpStream::connect(self.address()).expect("the server listens");
         stream.set_read_timeout(Some(STARTUP_LIMIT)).expect("a limit");
-        stream.write_all(&granted.take_over()).expect("it reads");
+        stream.write_all(&granted.take_over()).expect("the server reads");
         let mut length = [0; 4];
-        stream.read_exact(&mut length).expect("the session is there");
-        stream.read_exact(&mut vec![0; u32::from_be_bytes(length) as usize]).expect("the session is there");
+        stream.read_exact(&mut length).expect("the server replies");
+        stream.read_exact(&mut vec![0; u32::from_be_bytes(length) as usize]).expect("the server replies");
         let (xid, close) = (1_i32, -11_i32);
-        stream.write_all(&framed(&[xid.to_be_bytes(), close.to_be_bytes()].concat())).expect("it reads");
+        stream.write_all(&framed(&[xid.to_be_bytes(), close.to_be_bytes()].concat())).expect("the server reads");
         // The server replies, and closes the connection.
         let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).expect("it answers");
+        stream.read_to_end(&mut answer).expect("the server answers");
         assert_eq!(answer.len(), 20, "{answer:?}");
     }
 

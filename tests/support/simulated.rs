@@ -52,7 +52,7 @@ pub async fn minutes(clients: usize, written: &[bool]) -> Vec<Minute> {
         let before = so_far();
         sleep_until(starts + MINUTE / 2).await;
         if *is_written {
-            writer.write().await.expect("it is granted").release().await.expect("nothing is lost");
+            writer.write().await.expect("the lock is granted").release().await.expect("nothing is lost");
         }
         starts += MINUTE;
         sleep_until(starts - Duration::from_millis(1)).await;

@@ -209,7 +209,7 @@ pub async fn storm(world: &World, storm: Storm) -> Seen {
     };
     fleet.is_back(entered + again).await;
     let back_after = came_back.elapsed();
-    // Until all requests are answered, and all leases that can expire have expired.
+    // Wait until all requests are answered and all leases that can expire have expired.
     while fleet.servers.oldest() > Duration::from_millis(100) {
         sleep(Duration::from_millis(100)).await;
     }

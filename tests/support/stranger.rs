@@ -16,14 +16,14 @@ const DELETE_CONTAINER: i32 = 20;
 
 /// Returns whether the server deletes this node for a connection that only asks (CVE-2026-79993).
 pub fn deletes(server: &Server, path: &str) -> bool {
-    let mut stream = TcpStream::connect(server.address()).expect("it listens");
+    let mut stream = TcpStream::connect(server.address()).expect("the server listens");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit");
-    stream.write_all(&Hello::of_a_new_session(4_000).frame()).expect("it reads");
+    stream.write_all(&Hello::of_a_new_session(4_000).frame()).expect("the server reads");
     answer(&mut stream).expect("a session");
     let length = u32::try_from(path.len()).expect("paths are short");
     let (xid, kind) = (1_i32.to_be_bytes(), DELETE_CONTAINER.to_be_bytes());
     let request = [&xid[..], &kind, &length.to_be_bytes(), path.as_bytes()].concat();
-    stream.write_all(&framed(&request)).expect("it reads");
+    stream.write_all(&framed(&request)).expect("the server reads");
     // The error code follows the xid and the zxid. Newer servers close the connection.
     answer(&mut stream).is_ok_and(|reply| reply[12..16] == [0; 4])
 }
@@ -32,7 +32,7 @@ pub fn deletes(server: &Server, path: &str) -> bool {
 /// request.
 pub async fn remove_node(server: &Server, session: &dyn Session, path: &str) {
     if !deletes(server, path) {
-        session.delete(path).await.expect("it may");
+        session.delete(path).await.expect("the client may delete");
     }
     session.sync(path).await.expect("in time");
     assert!(matches!(session.data(path).await, Err(Failure::NoNode)), "{path} is still there");

@@ -125,7 +125,7 @@ fn sample() -> (Duration, Instant) {
         (before.elapsed(), (time, before))
     };
     let readings = (0..32).map(|_| read());
-    readings.min_by_key(|(took, _)| *took).expect("some readings").1
+    readings.min_by_key(|(took, _)| *took).expect("at least one reading").1
 }
 
 /// The events of this process on the recorded paths.
@@ -188,7 +188,7 @@ pub fn read(file: &Path, is_killed: impl Fn(u32) -> bool) -> Vec<Event> {
 /// Returns the recorded events on paths with these prefixes.
 pub fn recorded(paths: &[&str]) -> Vec<Event> {
     // A thread of the library delivers the events of its background threads.
-    assert!(zk_rwlock::coordinator::flush_events(Duration::from_secs(60)), "the events are told");
+    assert!(zk_rwlock::coordinator::flush_events(Duration::from_secs(60)), "the events were not delivered in time");
     let book = book();
     let is_wanted = |event: &&Event| paths.iter().any(|path| event.path.starts_with(path));
     let mut events: Vec<Event> = book.events.iter().filter(is_wanted).cloned().collect();

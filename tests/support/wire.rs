@@ -70,7 +70,7 @@ impl Proxy {
                     .expect("a runtime for the proxy");
                 runtime.block_on(async {
                     let listener = listen(&port);
-                    ready.send(()).expect("start() waits for it");
+                    ready.send(()).expect("start() waits for the signal");
                     Switchboard::new(listener, port, server_address, tap).run(orders).await;
                 });
             }

@@ -39,7 +39,7 @@ struct State {
     sent: usize,
 }
 
-/// More requests than any schedule sends. Code that repeats a request without a pause reaches this number.
+/// More requests than any schedule sends. Code that repeats a request for ever reaches this number, and the test fails.
 const ENDLESS: usize = 20_000;
 
 impl std::fmt::Debug for State {
