@@ -25,7 +25,7 @@ pub(crate) async fn cut_short<T>(polls: usize, future: impl IntoFuture<Output = 
     std::future::poll_fn(move |context| match future.as_mut().poll(context) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
         Poll::Pending if left == 0 => {
-            // The event that it waits for may arrive before the drop.
+            // The event that the future waits for may arrive before the drop.
             let_others_run(8);
             Poll::Ready(None)
         }

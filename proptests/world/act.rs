@@ -234,7 +234,7 @@ impl World {
             Action::Forge(part) => {
                 if let Some(path) = self.node_in(part, i) {
                     let set = Operation::Set { path, data: Vec::new(), version: None };
-                    self.observer.transact(&[set]).await.expect("it is there");
+                    self.observer.transact(&[set]).await.expect("the node exists");
                 }
             }
             Action::Forget => {

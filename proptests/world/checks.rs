@@ -60,9 +60,9 @@ pub(crate) struct Ledger {
     may_cut: bool,
     /// A stranger may cause false grants, until they are found out.
     may_forge: bool,
-    /// Whether all actors use one handle that never gives up a node in use. Two cases make it false. A write that gives
-    /// up before its grant leaves its WRITE node to the reads that wait under it. A write that asks for the READ node
-    /// before it asks its own node too, and without background tasks uses join that node before it learns of the ask.
+    /// Whether all actors use one handle that never gives up a node in use. It does so in two cases: a write is dropped
+    /// before its grant and leaves a WRITE node to the reads behind it, or a write asks for the READ node before it and
+    /// thereby for its own.
     has_one_node: bool,
     /// The number of permits in the semaphore's node, and the permits taken at the last check.
     number: u32,

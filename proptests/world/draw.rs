@@ -219,7 +219,7 @@ impl Style {
         if locks {
             asking.extend([(dice.one_of(&[1, 3, 8]), Read), (dice.one_of(&[1, 3, 8]), Write)]);
             let changes = [Downgrade, Share, Unshare, Look, Commit];
-            // A commit in progress may end the keeping.
+            // A commit in progress may make a process give up its kept node.
             holding.extend(swarm(dice, if subject == Subject::Idle { &changes[..4] } else { &changes }));
             parts.push(Part::Lock);
             if is_brief {

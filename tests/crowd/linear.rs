@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const JUDGED_WITHIN: Duration = Duration::from_secs(300);
 /// The number of operations that are enough for a judgement.
 const ENOUGH: usize = 100;
-/// The value that an update has read before it learns what it was.
+/// A placeholder for the value that an update reads, until the update reports it.
 const NOTHING: u64 = u64::MAX;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

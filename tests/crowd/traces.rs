@@ -117,7 +117,7 @@ impl Scene {
 
         let token = next.fencing_token();
         self.history.operator_deleted(&next.node_path(), self.history.now());
-        lock_at(&self.operator, PATH).evict(token).await.expect("may be deleted").expect("it is there");
+        lock_at(&self.operator, PATH).evict(token).await.expect("may be deleted").expect("the node exists");
         eventually("the loss", async || !next.is_held()).await;
     }
 
@@ -267,7 +267,7 @@ fn swap(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> Txn {
 
 /// Inserts a transaction of the same session after this one.
 fn then(run: &mut Run, after: &Txn, ops: Vec<Write>) {
-    let at = run.log.iter().position(|txn| txn.zxid == after.zxid).expect("it is there");
+    let at = run.log.iter().position(|txn| txn.zxid == after.zxid).expect("the transaction is in the log");
     run.log.insert(at + 1, Txn { ops, ..after.clone() });
 }
 

@@ -34,7 +34,7 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(4);
 /// ends.
 const HOLDS_AT_LEAST: u64 = 3;
 
-/// The environment variables of the drivers in Rust, and the values of the first one.
+/// The environment variable that makes this test binary a driver.
 const CHILD: &str = "ZK_RWLOCK_INTEROP_CHILD";
 
 fn seconds() -> u64 {
@@ -260,7 +260,7 @@ impl Field {
         }
         session.create(&value, b"0", Kind::Persistent).await.unwrap();
         let field = Field { zk, dialect, path, value, files: tempfile::tempdir().unwrap() };
-        // The drivers append to it.
+        // The drivers append to this file.
         std::fs::File::create(field.log()).unwrap();
         field
     }

@@ -10,7 +10,7 @@ fn ms(moment: u64) -> Duration {
     Duration::from_millis(moment)
 }
 
-/// Returns a hold of the lock `/l`, with times in milliseconds. Its token is also its number.
+/// Returns a hold of the lock `/l` from `from` to `until` in milliseconds. The token is also the sequence number.
 fn hold(mode: Mode, token: i64, from: u64, until: u64) -> Hold {
     let acquisition = token.unsigned_abs();
     let (path, node, host) = ("/l".to_owned(), format!("/l/{token}"), "h".to_owned());

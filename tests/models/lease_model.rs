@@ -1,6 +1,5 @@
-//! The lease against a model of how a session's end moves in ZooKeeper: a client, followers that note which sessions
-//! they hear from, and a leader that pings them. Time is virtual. Stalls, pauses, and a cut or a new leader occur at
-//! random.
+//! The lease, checked against a model of sessions in ZooKeeper: a client, followers that note which sessions they hear
+//! from, and a leader that pings them. Time is virtual. Stalls, pauses, and a cut or a new leader occur at random.
 //!
 //! The client's side is the real [`Lease`]. `LEASE_HISTORIES` sets the number of histories (`make soak` sets it high),
 //! and `LEASE_SEED` the seed of the first.

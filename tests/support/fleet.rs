@@ -249,7 +249,7 @@ struct Client {
     opening: tokio::sync::Mutex<()>,
 }
 
-/// The length of the client crate's list of servers: see `to_connect_to` in `src/zookeeper/connect.rs`.
+/// The number of servers in the client crate's list: see `to_connect_to` in `src/zookeeper/connect.rs`.
 const NAMES: u32 = 24;
 
 impl Client {

@@ -121,7 +121,7 @@ pub const STANDSTILL: Duration = Duration::from_millis(250);
 /// The sum of delays within a second on a busy machine: threads wait for a core.
 pub const BUSY: Duration = Duration::from_millis(100);
 
-/// Fails a test that has done too little in minutes. The message says whether the machine stood still since `since`.
+/// Fails a test that did too little within minutes. The message says whether the machine stood still since `since`.
 pub fn too_little(since: Moment, what: &str) -> ! {
     let lost = most_lost_since(since).in_all;
     assert!(lost < BUSY, "{STOOD_STILL}, for {lost:?} within a second: {what}");
