@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::Parser;
 use serde_json::json;
 use support::fleet::{Capacity, Habits};
-use support::storm::{Seen, Storm, World, storm};
+use support::storm::{Measured, Storm, World, storm};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -51,7 +51,7 @@ const STORMS: [(&str, Storm, bool); 4] = [
     ("rolling restart", Storm::RollingRestart(SECOND.saturating_mul(30)), true),
 ];
 
-fn simulated(world: &World, what: Storm) -> Result<Seen> {
+fn simulated(world: &World, what: Storm) -> Result<Measured> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     Ok(runtime.block_on(storm(world, what)))
 }

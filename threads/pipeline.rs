@@ -29,14 +29,14 @@ fn draw(of: usize) -> usize {
 
 /// The requests to a server, and whether the session was closed.
 #[derive(Default)]
-struct Seen {
+struct ServerLog {
     requests: Vec<String>,
     is_closed: bool,
 }
 
 /// Replaces the client crate's client. Dropping the last clone closes the session.
 pub struct Client {
-    seen: Arc<Mutex<Seen>>,
+    log: Arc<Mutex<ServerLog>>,
     /// The session that the server reports.
     session: i64,
     /// One in this many requests is never answered; deletes always are.
@@ -61,7 +61,7 @@ impl Client {
     /// Sends the request in the first poll. The reply arrives at once or later.
     async fn sends(&self, request: String) {
         let is_ignored = !request.contains("delete") && self.ignores_one_in.is_some_and(|some| draw(some) == 0);
-        self.seen.lock().expect("no panic").requests.push(request);
+        self.log.lock().expect("no panic").requests.push(request);
         if is_ignored {
             std::future::pending::<()>().await;
         }
@@ -92,7 +92,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        self.seen.lock().expect("no panic").is_closed = true;
+        self.log.lock().expect("no panic").is_closed = true;
     }
 }
 
@@ -284,11 +284,11 @@ mod zookeeper {
 /// Runs two threads that delete, create and read, and one that closes the session. The server may report another
 /// session.
 fn a_session_is_used_and_closed(is_replaced: bool, is_rash: bool) {
-    let seen = Arc::new(Mutex::new(Seen::default()));
+    let log = Arc::new(Mutex::new(ServerLog::default()));
     // A request that is never answered ends with the session, and must not keep the session alive.
     let is_closed_early = draw(2) == 0;
     let client = Client {
-        seen: Arc::clone(&seen),
+        log: Arc::clone(&log),
         session: if is_replaced { 2 } else { 1 },
         ignores_one_in: is_closed_early.then_some(4),
     };
@@ -306,10 +306,10 @@ fn a_session_is_used_and_closed(is_replaced: bool, is_rash: bool) {
     session.close();
     drop(session);
     // Until no request and no task of the session is left.
-    while !seen.lock().expect("no panic").is_closed || !background.is_idle() {
+    while !log.lock().expect("no panic").is_closed || !background.is_idle() {
         thread::yield_now();
     }
-    let requests = std::mem::take(&mut seen.lock().expect("no panic").requests);
+    let requests = std::mem::take(&mut log.lock().expect("no panic").requests);
     for (name, is_done) in ["a", "b"].into_iter().zip(is_done) {
         let at = |what: &str| requests.iter().position(|it| it.contains(&format!("{what} /lock/{name}")));
         let times = requests.iter().filter(|it| it.contains(&format!("delete /lock/{name}"))).count();

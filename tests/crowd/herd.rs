@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use support::fleet::{Capacity, Habits};
-use support::storm::{Seen, Storm, World, storm};
+use support::storm::{Measured, Storm, World, storm};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -22,7 +22,7 @@ const FLEET: World = World {
 /// A quarter of the processes each take a lock, keep a read lock, take a permit, or campaign.
 #[tokio::test(start_paused = true)]
 async fn clients_come_back_spread_out_after_a_mass_expiry() {
-    let Seen { before, peak, longest_wait, back_after, sessions, lost_elsewhere, .. } =
+    let Measured { before, peak, longest_wait, back_after, sessions, lost_elsewhere, .. } =
         storm(&FLEET, Storm::Expiry(60 * SECOND)).await;
     assert!((60..120).contains(&before), "{before}");
     assert!(peak < 3 * before, "{peak} requests in a second, and {before} before");
@@ -35,7 +35,7 @@ async fn clients_come_back_spread_out_after_a_mass_expiry() {
 #[tokio::test(start_paused = true)]
 async fn leader_changes_and_restarts_cost_no_client_its_lock() {
     for event in [Storm::LeaderChange(2 * SECOND), Storm::RollingRestart(20 * SECOND)] {
-        let Seen { longest_wait, sessions, lost, lost_elsewhere, .. } = storm(&FLEET, event).await;
+        let Measured { longest_wait, sessions, lost, lost_elsewhere, .. } = storm(&FLEET, event).await;
         assert_eq!((sessions, lost, lost_elsewhere), (0, 0, 0), "{event:?}");
         // Long before a lease ends.
         assert!(longest_wait < 8 * SECOND, "{event:?}: a request waited for {longest_wait:?}");

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use support::hindered::{Asked, Count, Hindered, refused_at};
+use support::hindered::{Count, Hindered, Request, refused_at};
 use support::polled::now;
 use support::slow::Slow;
 use tokio::time::Instant;
@@ -27,7 +27,7 @@ async fn answered_with(failure: Failure) -> (usize, Error) {
     let count = Count::default();
     let tries = count.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::Create(_, Kind::EphemeralSequential) => {
+        Request::Create(_, Kind::EphemeralSequential) => {
             tries.one_more();
             Some(failure.clone())
         }
@@ -70,8 +70,8 @@ async fn a_vanishing_directory_is_made_64_times() {
     let makings = Count::default();
     let made = makings.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::Create(_, Kind::EphemeralSequential) => Some(Failure::NoNode),
-        Asked::Create(PATH, _) => {
+        Request::Create(_, Kind::EphemeralSequential) => Some(Failure::NoNode),
+        Request::Create(PATH, _) => {
             made.one_more();
             None
         }
@@ -86,7 +86,7 @@ async fn a_removed_initial_value_is_written_64_times() {
     let writings = Count::default();
     let written = writings.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::Transact(operations) => {
+        Request::Transact(operations) => {
             let at = operations.iter().position(|it| matches!(it, Operation::Create { .. }))?;
             written.one_more();
             Some(refused_at(at, Failure::NodeExists))
@@ -105,7 +105,7 @@ async fn a_guard_can_commit_again_after_a_commit_in_doubt() {
     let (memory, is_cut_off) = (Memory::new(), Arc::new(AtomicBool::new(false)));
     let cut = Arc::clone(&is_cut_off);
     let zk = Hindered::new(&memory, move |asked| match asked {
-        Asked::Data("/value/value") if cut.load(Ordering::Relaxed) => Some(Failure::Unknown("lost".to_owned())),
+        Request::Data("/value/value") if cut.load(Ordering::Relaxed) => Some(Failure::Unknown("lost".to_owned())),
         _ => None,
     });
     let value = Shared::builder(&zk, "/value").initial(|| 1_u8).build().expect("valid");
@@ -136,7 +136,7 @@ async fn a_downgrade_with_lost_replies_is_sent_65_times() {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => {
+        Request::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => {
             count.one_more();
             Some(Failure::Unknown("lost".to_owned()))
         }
@@ -155,7 +155,7 @@ async fn a_directory_of_used_up_numbers_is_remade_8_times() {
     let (count, ensemble) = (Count::default(), memory.clone());
     let tries = count.clone();
     let zk = Hindered::new(&memory, move |asked| {
-        if let Asked::Create(_, Kind::EphemeralSequential) = asked {
+        if let Request::Create(_, Kind::EphemeralSequential) = asked {
             // A create before the directory exists uses up no number.
             if !ensemble.children("/locks/of-a-service").is_empty() {
                 tries.one_more();
@@ -175,7 +175,7 @@ async fn a_queue_is_read_on_three_ended_sessions() {
     let count = Count::default();
     let tries = count.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::Children(PATH) => {
+        Request::Children(PATH) => {
             tries.one_more();
             Some(Failure::Over(Ending::Expired))
         }
@@ -229,7 +229,7 @@ async fn confirmed_by(
     let (count, heard) = (Count::default(), Arc::clone(&upkeep));
     let tries = count.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| {
-        let Asked::Transact([Operation::Check { path, version: None }]) = asked else { return None };
+        let Request::Transact([Operation::Check { path, version: None }]) = asked else { return None };
         // A sync is a check of the directory.
         if !path.contains("-WRITE-") {
             return None;
@@ -373,8 +373,8 @@ fn a_directory_reaped_before_use_is_made_again() {
             }
         };
         match asked {
-            Asked::Create(path, kind) => reap(path, kind),
-            Asked::Transact(operations) => operations.iter().for_each(|operation| {
+            Request::Create(path, kind) => reap(path, kind),
+            Request::Transact(operations) => operations.iter().for_each(|operation| {
                 if let Operation::Create { path, kind, .. } = operation {
                     reap(path, *kind);
                 }

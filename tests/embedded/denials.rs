@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Hindered, Request};
 use support::polled::{Lost, lose, now, write};
 use zk_rwlock::coordinator::Failure;
 use zk_rwlock::{Error, Memory, RwLock, Semaphore, Shared};
@@ -17,7 +17,7 @@ fn denying(memory: &Memory, of: &'static str, failure: Failure, reads: usize) ->
     let left = Arc::new(AtomicUsize::new(reads));
     let counted = Arc::clone(&left);
     let line = Hindered::new(memory, move |asked| match asked {
-        Asked::Data(path) | Asked::Watch(path) if path.contains(of) => {
+        Request::Data(path) | Request::Watch(path) if path.contains(of) => {
             let denies = |left: usize| left.checked_sub(1);
             counted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, denies).is_ok().then(|| failure.clone())
         }

@@ -4,7 +4,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use support::hindered::{Asked, Count, Hindered, refused_at};
+use support::hindered::{Count, Hindered, Request, refused_at};
 use support::polled::{now, read, write, writing};
 use tokio::task::{JoinHandle, spawn};
 use tokio::time::{Instant, sleep, timeout};
@@ -38,10 +38,10 @@ fn counted(zk: &Memory) -> (Hindered, Count, Count) {
     let (checked, created) = (checks.clone(), creates.clone());
     let line = Hindered::new(zk, move |asked| {
         match asked {
-            Asked::Transact(all) if all.iter().all(|it| matches!(it, Operation::Check { .. })) => {
+            Request::Transact(all) if all.iter().all(|it| matches!(it, Operation::Check { .. })) => {
                 checked.one_more();
             }
-            Asked::Create(..) => {
+            Request::Create(..) => {
                 created.one_more();
             }
             _ => {}
@@ -164,7 +164,7 @@ async fn a_ghost_behind_an_unreadable_node_is_found() {
     let ours = client_that_shows(&theirs, &ghost.node_path());
     let denied = first.node_path();
     let line = Hindered::new(&ours, move |asked| match asked {
-        Asked::Transact(all) => {
+        Request::Transact(all) => {
             let index = all.iter().position(|it| matches!(it, Operation::Check { path, .. } if *path == denied))?;
             Some(refused_at(index, Failure::NoAuth(Box::default())))
         }
@@ -395,7 +395,7 @@ async fn a_listed_and_denied_ghost_is_passed_over_and_logged() {
         let (ours, node) = client_that_shows_a_writer(&theirs);
         let denied = node.clone();
         let line = Hindered::new(&ours, move |asked| {
-            let denies = matches!(asked, Asked::Data(path) | Asked::Watch(path) if *path == *denied);
+            let denies = matches!(asked, Request::Data(path) | Request::Watch(path) if *path == *denied);
             denies.then_some(Failure::NoNode)
         });
         let lock = RwLock::new(&line, PATH).expect("valid");

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Hindered, Request};
 use support::polled::*;
 use support::slow::{Slow, SlowSession};
 use tokio::task::JoinSet;
@@ -388,7 +388,7 @@ async fn a_waiter_whose_listing_failed_hears_of_changes_later() {
     let (lock, fails) = (open(&zk), Arc::new(AtomicBool::new(false)));
     let failing = Arc::clone(&fails);
     let hindered = Hindered::new(&zk.connect(), move |asked| {
-        let fails = matches!(asked, Asked::Children(DIRECTORY)) && failing.swap(false, Ordering::Relaxed);
+        let fails = matches!(asked, Request::Children(DIRECTORY)) && failing.swap(false, Ordering::Relaxed);
         fails.then(|| Failure::Unknown("the connection broke".to_owned()))
     });
     let holder = write(&lock);

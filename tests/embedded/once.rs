@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use crate::memory::costs;
-use support::hindered::{Asked, Hindered, refused_at};
+use support::hindered::{Hindered, Request, refused_at};
 use support::polled::*;
 use support::scene::Seeded;
 use support::slow::Slow;
@@ -254,10 +254,10 @@ fn an_empty_record_is_none_and_a_foreign_one_is_refused() {
 }
 
 /// Whether the request deletes the record.
-fn forgets(asked: Asked<'_>) -> bool {
+fn forgets(asked: Request<'_>) -> bool {
     match asked {
-        Asked::Delete(path) => path == RECORD,
-        Asked::Transact([Operation::Delete { path, .. }, ..]) => path == RECORD,
+        Request::Delete(path) => path == RECORD,
+        Request::Transact([Operation::Delete { path, .. }, ..]) => path == RECORD,
         _ => false,
     }
 }

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use support::hindered::{Asked, Count, Hindered};
+use support::hindered::{Count, Hindered, Request};
 use support::polled::{Acquiring, FAULTS, lose, now, poll_up_to};
 use support::slow::Slow;
 use support::wired::Wired;
@@ -87,7 +87,7 @@ async fn the_number_of_permits_is_set_on_the_next_session() {
     let (zk, is_over) = (Memory::new(), AtomicBool::new(false));
     let client = zk.clone();
     let line = Hindered::new(&zk, move |asked| {
-        if matches!(asked, Asked::Children(PATH)) && !is_over.swap(true, Ordering::Relaxed) {
+        if matches!(asked, Request::Children(PATH)) && !is_over.swap(true, Ordering::Relaxed) {
             client.faults().expire();
         }
         None
@@ -712,7 +712,7 @@ async fn a_holder_backs_off_from_a_waiter_that_idles() {
     let line = Hindered::new(&zk.connect(), {
         let looks = looks.clone();
         move |asked| {
-            if let Asked::WatchChildren(QUEUE) = asked {
+            if let Request::WatchChildren(QUEUE) = asked {
                 looks.one_more();
             }
             None
@@ -734,7 +734,7 @@ fn a_lost_reply_reports_no_waiter_that_finds_enough() {
     let (zk, ..) = two(2);
     let is_lost = AtomicBool::new(false);
     let line = Hindered::new(&zk.connect(), move |asked| match asked {
-        Asked::Data(path) if path.starts_with(QUEUE) && !is_lost.swap(true, Ordering::Relaxed) => {
+        Request::Data(path) if path.starts_with(QUEUE) && !is_lost.swap(true, Ordering::Relaxed) => {
             Some(Failure::Unknown("lost".to_owned()))
         }
         _ => None,

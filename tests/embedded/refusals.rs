@@ -4,7 +4,7 @@ use std::future::IntoFuture;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use support::hindered::{Asked, Count, Hindered, refused_at};
+use support::hindered::{Count, Hindered, Request, refused_at};
 use support::polled::now;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_ok, task};
@@ -19,7 +19,7 @@ const PERMITS: &str = "/limit/permits";
 /// The result of an acquisition on an ensemble that refuses some requests.
 fn write_where(
     memory: &Memory,
-    refuses: impl Fn(Asked<'_>) -> Option<Failure> + Send + Sync + 'static,
+    refuses: impl Fn(Request<'_>) -> Option<Failure> + Send + Sync + 'static,
 ) -> Result<WriteGuard, Error> {
     now(RwLock::new(&Hindered::new(memory, refuses), PATH).expect("valid").write())
 }
@@ -44,7 +44,7 @@ fn with_directory() -> Memory {
 #[test]
 fn an_existing_parent_needs_no_right_to_create() {
     let refuses =
-        |asked: Asked<'_>| matches!(asked, Asked::Create(ABOVE, _)).then_some(Failure::NoAuth(Box::default()));
+        |asked: Request<'_>| matches!(asked, Request::Create(ABOVE, _)).then_some(Failure::NoAuth(Box::default()));
     let memory = Memory::new();
     drop(now(RwLock::new(&memory.connect(), "/locks/other").expect("valid").write()).expect("free"));
     assert!(write_where(&memory, refuses).expect("the node exists").is_held());
@@ -58,7 +58,7 @@ fn a_forbidden_directory_is_requested_once() {
     let tries = Count::default();
     let count = tries.clone();
     let refused = write_where(&Memory::new(), move |asked| match asked {
-        Asked::Create(PATH, _) => {
+        Request::Create(PATH, _) => {
             count.one_more();
             Some(Failure::NoAuth(Box::default()))
         }
@@ -72,7 +72,7 @@ fn a_forbidden_directory_is_requested_once() {
 fn a_parent_that_vanishes_is_made_again() {
     let tries = Count::default();
     let granted = write_where(&Memory::new(), move |asked| match asked {
-        Asked::Create(PATH, _) if tries.one_more() == 0 => Some(Failure::NoNode),
+        Request::Create(PATH, _) if tries.one_more() == 0 => Some(Failure::NoNode),
         _ => None,
     });
     assert!(granted.expect("made again").is_held());
@@ -82,8 +82,8 @@ fn a_parent_that_vanishes_is_made_again() {
 fn a_contender_denied_its_new_directory_removes_it() {
     let refuses = |memory: &Memory| {
         let ensemble = memory.clone();
-        move |asked: Asked<'_>| match asked {
-            Asked::Create(path, Kind::EphemeralSequential) if path.starts_with(PATH) => {
+        move |asked: Request<'_>| match asked {
+            Request::Create(path, Kind::EphemeralSequential) if path.starts_with(PATH) => {
                 let is_there = ensemble.children(ABOVE).iter().any(|it| it == "config");
                 is_there.then_some(Failure::NoAuth(Box::default()))
             }
@@ -103,7 +103,7 @@ fn a_contender_denied_its_new_directory_removes_it() {
 #[test]
 fn a_contender_denied_the_listing_leaves_the_queue() {
     let may_not_list =
-        |asked: Asked<'_>| matches!(asked, Asked::Children(PATH)).then_some(Failure::NoAuth(Box::default()));
+        |asked: Request<'_>| matches!(asked, Request::Children(PATH)).then_some(Failure::NoAuth(Box::default()));
     let memory = Memory::new();
     let (own, path) = denied(write_where(&memory, may_not_list));
     assert_eq!((path.as_str(), memory.children("/")), (PATH, vec![]));
@@ -117,8 +117,8 @@ fn a_contender_denied_the_listing_leaves_the_queue() {
 #[test]
 fn a_contender_that_cannot_leave_names_its_node() {
     let refused = write_where(&with_directory(), |asked| match asked {
-        Asked::Children(PATH) => Some(Failure::NoAuth(Box::default())),
-        Asked::Delete(_) | Asked::Transact(_) => Some(Failure::NoAuth(Box::default())),
+        Request::Children(PATH) => Some(Failure::NoAuth(Box::default())),
+        Request::Delete(_) | Request::Transact(_) => Some(Failure::NoAuth(Box::default())),
         _ => None,
     });
     let (_, path) = denied(refused);
@@ -129,8 +129,8 @@ fn a_contender_that_cannot_leave_names_its_node() {
 
 /// The result of a transaction whose check of the lock's own node fails with `failure`.
 fn committed_with(failure: Failure) -> (Result<(), Error>, WriteGuard) {
-    let refuses = move |asked: Asked<'_>| match asked {
-        Asked::Transact([Operation::Check { .. }, Operation::Set { .. }, ..]) => Some(refused_at(0, failure.clone())),
+    let refuses = move |asked: Request<'_>| match asked {
+        Request::Transact([Operation::Check { .. }, Operation::Set { .. }, ..]) => Some(refused_at(0, failure.clone())),
         _ => None,
     };
     let guard = write_where(&Memory::new(), refuses).expect("free");
@@ -158,7 +158,7 @@ async fn a_queue_with_lost_listings_is_listed_66_times() {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&with_directory(), move |asked| match asked {
-        Asked::Children(PATH) => {
+        Request::Children(PATH) => {
             count.one_more();
             Some(Failure::Unknown("lost".to_owned()))
         }
@@ -177,7 +177,7 @@ fn without_signals(memory: &Memory, failure: Failure) -> (Hindered, Count) {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(memory, move |asked| {
-        let Asked::Transact(operations) = asked else { return None };
+        let Request::Transact(operations) = asked else { return None };
         let is_signal = |it: &Operation| matches!(it, Operation::Set { path, .. } if path.contains("-WRITE-"));
         let index = operations.iter().position(is_signal)?;
         count.one_more();
@@ -210,7 +210,7 @@ fn a_refused_signal_is_sent_once() {
 fn a_place_that_cannot_be_deleted_is_not_exchanged() {
     let tries = Count::default();
     let zk = Hindered::new(&Memory::new(), move |asked| {
-        let Asked::Transact(operations) = asked else { return None };
+        let Request::Transact(operations) = asked else { return None };
         let may_not = matches!(operations, [_, _, Operation::Create { .. }, ..]);
         tries.one_more();
         // The fourth operation is the signal or, without a signal, the delete.
@@ -226,7 +226,7 @@ fn a_release_says_whether_the_node_was_gone_before() {
         let (memory, tries) = (Memory::new(), Count::default());
         let ensemble = memory.connect();
         let granted = write_where(&memory, move |asked| match asked {
-            Asked::Transact([Operation::Set { path, .. }, Operation::Delete { .. }]) => {
+            Request::Transact([Operation::Set { path, .. }, Operation::Delete { .. }]) => {
                 let slot = now(ensemble.session_slot(0)).expect("open");
                 let _gone = now(slot.session().delete(path));
                 let is_first = tries.one_more() == 0;
@@ -243,8 +243,8 @@ fn a_release_says_whether_the_node_was_gone_before() {
 
 #[test]
 fn a_refused_delete_is_not_retried_without_the_signal() {
-    let refuses = |asked: Asked<'_>| match asked {
-        Asked::Transact([Operation::Set { .. }, Operation::Delete { .. }]) => {
+    let refuses = |asked: Request<'_>| match asked {
+        Request::Transact([Operation::Set { .. }, Operation::Delete { .. }]) => {
             Some(refused_at(1, Failure::NoAuth(Box::default())))
         }
         _ => None,
@@ -260,7 +260,7 @@ fn a_sync_needs_no_node_and_no_permission() {
     let is_synced = |failure: Failure| {
         let answer = failure.clone();
         let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-            Asked::Transact([Operation::Check { .. }]) => Some(answer.clone()),
+            Request::Transact([Operation::Check { .. }]) => Some(answer.clone()),
             _ => None,
         });
         let slot = now(zk.session_slot(0)).expect("open");
@@ -288,7 +288,7 @@ async fn recorded_on(
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(memory, move |asked| match asked {
-        Asked::Transact([Operation::Check { .. }, write, _twin]) if write.path().ends_with(".done") => {
+        Request::Transact([Operation::Check { .. }, write, _twin]) if write.path().ends_with(".done") => {
             count.one_more();
             Some(answers(write))
         }
@@ -341,7 +341,7 @@ async fn a_value_written_just_before_the_watch_is_seen() {
     let other = Shared::builder(&memory.connect(), "/value").initial(|| 0_u64).build().expect("valid");
     let tries = Count::default();
     let zk = Hindered::new(&memory, move |asked| {
-        if matches!(asked, Asked::WatchChildren(_)) && tries.one_more() == 0 {
+        if matches!(asked, Request::WatchChildren(_)) && tries.one_more() == 0 {
             let mut value = now(other.write()).expect("free");
             *value = 7;
             now(value.commit()).expect("held");
@@ -360,7 +360,7 @@ async fn a_value_written_just_before_the_watch_is_seen() {
 fn granted_after_a_late_create(memory: &Memory, late: Memory) -> Vec<String> {
     let first = Mutex::new(None);
     let granted = write_where(memory, move |asked| match asked {
-        Asked::Create(path, kind @ Kind::EphemeralSequential) => {
+        Request::Create(path, kind @ Kind::EphemeralSequential) => {
             let mut first = first.lock().expect("no panic");
             match first.take() {
                 None => {
@@ -397,7 +397,7 @@ fn a_foreign_sessions_node_is_not_taken_as_own() {
 
     let (other, tries) = (memory.connect(), Count::default());
     let granted = write_where(&memory, move |asked| match asked {
-        Asked::Create(path, kind @ Kind::EphemeralSequential) if tries.one_more() == 0 => {
+        Request::Create(path, kind @ Kind::EphemeralSequential) if tries.one_more() == 0 => {
             let slot = now(other.session_slot(0)).expect("open");
             now(slot.session().create(path, b"", kind)).expect("the directory is there");
             Some(Failure::Unknown("lost".to_owned()))
@@ -410,7 +410,7 @@ fn a_foreign_sessions_node_is_not_taken_as_own() {
 #[test]
 fn a_refused_downgrade_is_an_error() {
     let guard = write_where(&Memory::new(), |asked| match asked {
-        Asked::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => {
+        Request::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => {
             Some(refused_at(0, Failure::NoAuth(Box::default())))
         }
         _ => None,
@@ -425,7 +425,7 @@ fn a_transaction_too_large_is_refused_unsent() {
     let count = sent.clone();
     // The outcome is asked for by the check alone, which is small.
     let guard = write_where(&Memory::new(), move |asked| match asked {
-        Asked::Transact([_, _, ..]) => {
+        Request::Transact([_, _, ..]) => {
             count.one_more();
             Some(Failure::Unknown("the server has closed the connection".to_owned()))
         }
@@ -467,7 +467,7 @@ async fn taken_with(failure: Failure) -> (usize, Result<(), Error>) {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::Transact([_, _, Operation::Create { .. }, ..]) => {
+        Request::Transact([_, _, Operation::Create { .. }, ..]) => {
             count.one_more();
             Some(failure.clone())
         }
@@ -500,7 +500,7 @@ async fn permits_with_lost_replies_are_listed_65_times() {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::WatchChildren(PERMITS) => {
+        Request::WatchChildren(PERMITS) => {
             count.one_more();
             Some(Failure::Unknown("lost".to_owned()))
         }
@@ -522,7 +522,7 @@ fn a_number_of_permits_first_set_by_another_is_used() {
     let memory = Memory::new();
     let (other, tries) = (memory.connect(), Count::default());
     let first = Hindered::new(&memory, move |asked| match asked {
-        Asked::Transact([Operation::Set { path, .. }, _twin]) if path == LIMIT => {
+        Request::Transact([Operation::Set { path, .. }, _twin]) if path == LIMIT => {
             if tries.one_more() == 0 {
                 now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(1)).expect("allowed");
             }
@@ -538,7 +538,7 @@ fn a_forbidden_number_of_permits_is_refused_at_once() {
     let tries = Count::default();
     let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::Transact([Operation::Set { path, .. }, _twin]) if path == LIMIT => {
+        Request::Transact([Operation::Set { path, .. }, _twin]) if path == LIMIT => {
             count.one_more();
             Some(refused_at(0, Failure::NoAuth(Box::default())))
         }
@@ -555,7 +555,7 @@ fn a_number_of_permits_changed_meanwhile_is_set_again() {
     let (other, tries) = (memory.connect(), Count::default());
     let count = tries.clone();
     let zk = Hindered::new(&memory, move |asked| match asked {
-        Asked::Transact([Operation::Set { path, .. }, _twin]) if path == LIMIT => {
+        Request::Transact([Operation::Set { path, .. }, _twin]) if path == LIMIT => {
             match count.one_more() {
                 0 => now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(3)).expect("allowed"),
                 1 => {}
@@ -582,7 +582,7 @@ fn permits_added_just_before_the_watch_are_noticed() {
     let admin = Semaphore::new(&other, LIMIT, 1).expect("valid");
     let _held = now(admin.acquire()).expect("free");
     let late = Hindered::new(&memory, move |asked| {
-        if matches!(asked, Asked::Watch(LIMIT)) && tries.one_more() == 0 {
+        if matches!(asked, Request::Watch(LIMIT)) && tries.one_more() == 0 {
             now(admin.set_permits(2)).expect("allowed");
         }
         None

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Hindered, Request};
 use support::polled::now;
 use support::several::several;
 use tokio_test::task;
@@ -755,7 +755,7 @@ async fn a_permit_timeout_separates_holders_and_waiters() {
 fn leaving<G: Send + 'static>(zk: &Memory, guard: G) -> Hindered {
     let leaves = Mutex::new(Some(guard));
     Hindered::new(&zk.connect(), move |asked| {
-        if matches!(asked, Asked::Data(node) if node.starts_with("/s/permits/") || node.starts_with("/lock/")) {
+        if matches!(asked, Request::Data(node) if node.starts_with("/s/permits/") || node.starts_with("/lock/")) {
             drop(leaves.lock().expect("no panic").take());
         }
         None

@@ -9,7 +9,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use support::hindered::{Asked, Count, Hindered, refused_at};
+use support::hindered::{Count, Hindered, Request, refused_at};
 use support::polled::{now, read, write, writing};
 use tokio::task::{JoinHandle, spawn};
 use tokio::time::{Instant, sleep, timeout};
@@ -172,7 +172,7 @@ async fn a_waiter_without_an_event_fails_at_its_check() {
 fn without_checks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hindered {
     let is_check = |operation: &Operation| matches!(operation, Operation::Check { .. });
     Hindered::new(zk, move |asked| match asked {
-        Asked::Transact(all) if checks.contains(&all.len()) && all.iter().all(is_check) => Some(failure.clone()),
+        Request::Transact(all) if checks.contains(&all.len()) && all.iter().all(is_check) => Some(failure.clone()),
         _ => None,
     })
 }
@@ -254,8 +254,8 @@ async fn a_waiter_past_a_ghost_asks_seldom_for_a_downgrade() {
     let (listed, looked) = (listings.clone(), looks.clone());
     let line = Hindered::new(&ours, move |asked| {
         match asked {
-            Asked::Children(_) => drop(listed.one_more()),
-            Asked::Transact(_) => drop(looked.one_more()),
+            Request::Children(_) => drop(listed.one_more()),
+            Request::Transact(_) => drop(looked.one_more()),
             _ => {}
         }
         None
@@ -358,7 +358,7 @@ async fn a_waiter_checks_less_often_and_never_while_cut_off() {
     let asked = Count::default();
     let count = asked.clone();
     let client = Hindered::new(&ours, move |asked| {
-        if matches!(asked, Asked::Transact([Operation::Check { .. }, Operation::Check { .. }])) {
+        if matches!(asked, Request::Transact([Operation::Check { .. }, Operation::Check { .. }])) {
             count.one_more();
         }
         None
@@ -498,7 +498,7 @@ async fn a_number_of_permits_changed_in_the_exchange_counts() {
     let permit = now(other.acquire()).expect("free");
     let has_changed = AtomicBool::new(false);
     let line = Hindered::new(&ours, move |asked| {
-        let takes = matches!(asked, Asked::Transact([_, Operation::Check { .. }, Operation::Create { .. }, ..]));
+        let takes = matches!(asked, Request::Transact([_, Operation::Check { .. }, Operation::Create { .. }, ..]));
         if takes && !has_changed.swap(true, Ordering::Relaxed) {
             now(other.set_permits(2)).expect("allowed");
         }
@@ -519,7 +519,7 @@ async fn a_number_of_permits_the_leader_lacks_backs_off() {
         let (tries, looks) = (Count::default(), Count::default());
         let (tried, looked) = (tries.clone(), looks.clone());
         let zk = Hindered::new(&Memory::new(), move |asked| {
-            let Asked::Transact(operations) = asked else { return None };
+            let Request::Transact(operations) = asked else { return None };
             let is_number =
                 |it: &Operation| matches!(it, Operation::Check { path, version: Some(_) } if path == "/limit");
             let index = operations.iter().position(is_number)?;
@@ -547,7 +547,7 @@ async fn a_number_of_permits_the_leader_denies_backs_off() {
     let tries = Count::default();
     let tried = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::Transact([Operation::Set { path, .. }, _twin]) if path == "/limit" => {
+        Request::Transact([Operation::Set { path, .. }, _twin]) if path == "/limit" => {
             tried.one_more();
             Some(refused_at(0, Failure::BadVersion))
         }
@@ -566,14 +566,14 @@ async fn a_denied_permits_directory_is_retried_slowly() {
         drop(limit(&zk, 1).acquire().await.expect("free"));
         let tried = tries.clone();
         let line = Hindered::new(&zk, move |asked| match asked {
-            Asked::Create("/limit/permits", _) => {
+            Request::Create("/limit/permits", _) => {
                 tried.one_more();
                 None
             }
-            Asked::WatchChildren(path) | Asked::Children(path) | Asked::Data(path) => {
+            Request::WatchChildren(path) | Request::Children(path) | Request::Data(path) => {
                 (!is_shown && path == "/limit/permits").then_some(Failure::NoNode)
             }
-            Asked::Transact([_, Operation::Check { .. }, Operation::Create { .. }, ..]) => {
+            Request::Transact([_, Operation::Check { .. }, Operation::Create { .. }, ..]) => {
                 Some(refused_at(2, Failure::NoNode))
             }
             _ => None,
@@ -618,7 +618,7 @@ async fn a_head_past_a_ghost_counts_hidden_permits() {
         assert_pending!(second.poll());
         let (looks, failure) = (Count::default(), hindered.clone());
         let line = Hindered::new(&ours, move |asked| match asked {
-            Asked::Transact([Operation::Check { path, .. }]) if path.starts_with("/limit/permits/") => {
+            Request::Transact([Operation::Check { path, .. }]) if path.starts_with("/limit/permits/") => {
                 looks.one_more();
                 failure.clone()
             }
@@ -659,10 +659,10 @@ async fn a_head_on_another_server_counts_shown_permits() {
         let (memory, read) = (ours.clone(), ghost.clone());
         let (has_listed, has_broken) = (AtomicBool::new(false), AtomicBool::new(false));
         let line = Hindered::new(&ours, move |asked| {
-            if matches!(asked, Asked::WatchChildren("/limit/permits")) {
+            if matches!(asked, Request::WatchChildren("/limit/permits")) {
                 has_listed.store(true, Ordering::Relaxed);
             }
-            let is_read = matches!(asked, Asked::Data(path) if *path == *read) && has_listed.load(Ordering::Relaxed);
+            let is_read = matches!(asked, Request::Data(path) if *path == *read) && has_listed.load(Ordering::Relaxed);
             (is_read && !has_broken.swap(true, Ordering::Relaxed)).then(|| {
                 if comes_back {
                     return Failure::NoNode;
@@ -868,7 +868,7 @@ async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
         let (began, used) = (Instant::now(), in_use(kept));
         sleep(at_last - 5 * SECOND).await;
         let may_not_ask = Hindered::new(&zk.connect(), |asked| match asked {
-            Asked::Transact([Operation::Set { path, .. }]) if path == PATH => {
+            Request::Transact([Operation::Set { path, .. }]) if path == PATH => {
                 Some(refused_at(0, Failure::NoAuth(Box::default())))
             }
             _ => None,

@@ -17,7 +17,7 @@ use zk_rwlock::leadership::Term;
 use zk_rwlock::{Error, Leadership, Loss, Memory, RwLock};
 
 use support::candidate::{Candidate, TermEvent, endless};
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Hindered, Request};
 use support::polled::{now, poll_up_to, write, writing};
 use support::scene::soon;
 use support::slow::Slow;
@@ -496,7 +496,7 @@ fn a_transaction_sent_after_the_term_is_refused() {
     let ends: Arc<Mutex<Option<Box<dyn Send>>>> = Arc::default();
     let end = Arc::clone(&ends);
     let zk = Hindered::new(&memory, move |asked| {
-        if matches!(asked, Asked::Transact(operations) if operations.iter().any(|it| it.path() == "/late")) {
+        if matches!(asked, Request::Transact(operations) if operations.iter().any(|it| it.path() == "/late")) {
             drop(end.lock().unwrap().take());
         }
         None

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Hindered, Request};
 use support::polled::now;
 use support::scene::*;
 use support::server::shared_server;
@@ -100,7 +100,7 @@ async fn forestalled(stranger: impl Fn(&Memory) + Send + Sync + 'static) -> Resu
     let (zk, is_lost) = (Memory::new(), AtomicBool::new(false));
     let other = zk.connect();
     let line = Hindered::new(&zk, move |asked| match asked {
-        Asked::Transact([_, Operation::Set { .. }]) if !is_lost.swap(true, Ordering::Relaxed) => {
+        Request::Transact([_, Operation::Set { .. }]) if !is_lost.swap(true, Ordering::Relaxed) => {
             stranger(&other);
             Some(Failure::Unknown("lost".to_owned()))
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use support::process::{Process, role, say};
 use support::rounds::Machine::{self, StoodStill, WasBusy, WentOn};
 use support::rounds::{VIOLATED, judge_rounds};
-use support::standstill::{BUSY, Lost, Patience, Record, STANDSTILL, Stint, most_lost_since, now, watch};
+use support::standstill::{BUSY, Delays, Patience, Record, STANDSTILL, Stint, most_lost_since, now, watch};
 use support::{safe, violated};
 
 const TICK: Duration = Duration::from_millis(10);
@@ -108,7 +108,7 @@ fn late_timers_are_no_standstill() {
     // As late as timers of Linux are: some sixty microseconds, and now and then a millisecond.
     let pauses = (0..6_000).map(|tick| TICK + Duration::from_micros(if tick % 100 == 0 { 1_000 } else { 60 }));
     let lost = record(pauses).0.most_lost_since(Duration::ZERO);
-    assert!(lost.in_all < BUSY / 2 && lost.at_once < STANDSTILL / 2, "{lost:?}");
+    assert!(lost.sum < BUSY / 2 && lost.longest < STANDSTILL / 2, "{lost:?}");
 }
 
 #[test]
@@ -117,11 +117,11 @@ fn one_long_pause_or_many_short_ones_are_a_standstill() {
     let stop = Duration::from_secs(3);
     let (stopped, end) = record(calm().chain([stop]).chain(calm()));
     let lost = stop - TICK;
-    assert_eq!(stopped.most_lost_since(Duration::ZERO), Lost { in_all: lost, at_once: lost });
+    assert_eq!(stopped.most_lost_since(Duration::ZERO), Delays { sum: lost, longest: lost });
     let (busy, _) = record(calm().chain([2 * TICK; 20]).chain(calm()));
-    assert_eq!(busy.most_lost_since(Duration::ZERO), Lost { in_all: 20 * TICK, at_once: TICK });
+    assert_eq!(busy.most_lost_since(Duration::ZERO), Delays { sum: 20 * TICK, longest: TICK });
     // An earlier standstill does not count.
-    assert_eq!(stopped.most_lost_since(end - 90 * TICK), Lost::default());
+    assert_eq!(stopped.most_lost_since(end - 90 * TICK), Delays::default());
 }
 
 /// The code under test blocks the runtime, but the machine runs well.
@@ -131,7 +131,7 @@ async fn a_blocked_runtime_is_no_standstill() {
     let blocked = Duration::from_secs(2);
     let began = now();
     thread::sleep(blocked);
-    let lost = most_lost_since(began).at_once;
+    let lost = most_lost_since(began).longest;
     assert!(lost < blocked / 2, "{lost:?} of {blocked:?}");
 }
 
@@ -144,7 +144,7 @@ fn the_child_process_of_other_tests() {
     watch();
     let began = now();
     say("goes on");
-    while most_lost_since(began).at_once < Duration::from_secs(1) {}
+    while most_lost_since(began).longest < Duration::from_secs(1) {}
     say("stood still");
 }
 

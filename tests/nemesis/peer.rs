@@ -44,7 +44,7 @@ pub(crate) fn clock() -> u64 {
 
 /// What the API has said of a hold, and when. Zero means never.
 #[derive(Debug, Default)]
-struct Said {
+struct Report {
     signal: AtomicU64,
     lost: AtomicU64,
     over: AtomicBool,
@@ -52,7 +52,7 @@ struct Said {
 
 struct Hold {
     guard: Arc<WriteGuard>,
-    said: Arc<Said>,
+    said: Arc<Report>,
     asker: JoinHandle<String>,
     zk: ZooKeeper,
 }
@@ -69,7 +69,7 @@ async fn acquire(zk: &ZooKeeper, path: &str) -> WriteGuard {
 impl Hold {
     async fn begin(servers: &str, path: &str) -> Hold {
         let zk = open(servers).await;
-        let (guard, said) = (Arc::new(acquire(&zk, path).await), Arc::<Said>::default());
+        let (guard, said) = (Arc::new(acquire(&zk, path).await), Arc::<Report>::default());
         let mut changes = guard.changes();
         tokio::spawn({
             let said = Arc::clone(&said);
@@ -101,7 +101,7 @@ impl Hold {
     }
 }
 
-fn ask(guard: &WriteGuard, said: &Said) -> String {
+fn ask(guard: &WriteGuard, said: &Report) -> String {
     let (mut held_until, mut denied_from, mut resumed) = (0, 0, "0 -".to_owned());
     let mut last = clock();
     while !said.over.load(Ordering::SeqCst) {

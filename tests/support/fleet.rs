@@ -27,7 +27,7 @@ use super::scene::Seeded;
 
 /// A kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Asked {
+pub enum RequestKind {
     /// Opens a session.
     Session,
     /// Resumes a session on a new connection.
@@ -43,10 +43,10 @@ pub enum Asked {
     End,
 }
 
-impl Asked {
+impl RequestKind {
     /// Returns whether a majority must agree. A read is answered by one server alone.
     fn is_write(self) -> bool {
-        !matches!(self, Asked::Resume | Asked::List | Asked::Read)
+        !matches!(self, RequestKind::Resume | RequestKind::List | RequestKind::Read)
     }
 }
 
@@ -73,7 +73,7 @@ pub struct Habits {
 #[derive(Clone, Debug, Default)]
 pub struct Second {
     /// The number of requests of each kind.
-    pub asked: BTreeMap<Asked, u64>,
+    pub asked: BTreeMap<RequestKind, u64>,
     /// The longest time between a request and its reply.
     pub longest_wait: Duration,
     /// The largest number of creates in progress at the same time.
@@ -95,19 +95,19 @@ pub struct Servers {
     seconds: Mutex<Vec<Second>>,
     creates_under_way: AtomicU64,
     entered: AtomicU64,
-    sessions: Mutex<BTreeMap<i64, Known>>,
+    sessions: Mutex<BTreeMap<i64, SessionRecord>>,
 }
 
 /// Carries the request out, and returns the number of names in its reply.
 type Act = Box<dyn FnOnce() -> usize + Send>;
 
 struct Request {
-    asked: Asked,
+    asked: RequestKind,
     came: Instant,
     act: Act,
 }
 
-struct Known {
+struct SessionRecord {
     heard: Instant,
     timeout: Duration,
     session: Weak<Line>,
@@ -167,9 +167,9 @@ impl Servers {
         note(&mut seconds[second]);
     }
 
-    fn ask(&self, asked: Asked, act: Act) {
+    fn ask(&self, asked: RequestKind, act: Act) {
         let under_way = match asked {
-            Asked::Create => self.creates_under_way.fetch_add(1, Ordering::Relaxed) + 1,
+            RequestKind::Create => self.creates_under_way.fetch_add(1, Ordering::Relaxed) + 1,
             _ => 0,
         };
         self.note(|second| {
@@ -198,7 +198,7 @@ impl Servers {
             }
             let names = act();
             is_free += if asked.is_write() { write } else { read } + Duration::from_secs_f64(names as f64 * name);
-            if asked == Asked::Create {
+            if asked == RequestKind::Create {
                 self.creates_under_way.fetch_sub(1, Ordering::Relaxed);
             }
             self.note(|second| second.longest_wait = second.longest_wait.max(came.elapsed()));
@@ -222,7 +222,7 @@ impl Servers {
                     }
                     0
                 };
-                self.ask(Asked::End, Box::new(end));
+                self.ask(RequestKind::End, Box::new(end));
             }
         }
     }
@@ -281,7 +281,7 @@ impl Client {
             drop(reply.send(line));
             0
         };
-        self.servers.ask(Asked::Session, Box::new(open));
+        self.servers.ask(RequestKind::Session, Box::new(open));
         timeout(silence, answer).await.ok()?.ok()
     }
 
@@ -424,7 +424,7 @@ struct Line {
     /// The state of the connection, and its number.
     link: watch::Sender<(Link, u64)>,
     /// Requests that wait for a connection.
-    held: Mutex<Vec<(Asked, Act)>>,
+    held: Mutex<Vec<(RequestKind, Act)>>,
     answered: Mutex<Instant>,
     this: Weak<Line>,
 }
@@ -449,7 +449,7 @@ impl Line {
             answered: Mutex::new(asked),
             this: Weak::clone(this),
         });
-        let known = Known { heard: Instant::now(), timeout, session: Arc::downgrade(&line), embedded };
+        let known = SessionRecord { heard: Instant::now(), timeout, session: Arc::downgrade(&line), embedded };
         locked(&client.servers.sessions).insert(line.session.id(), known);
         let shared: Arc<dyn Session> = line.clone();
         tokio::spawn(keep_alive(Arc::downgrade(&shared), Duration::from_millis(5)));
@@ -492,7 +492,7 @@ impl Line {
                     let _has_given_up = reply.send(servers.hears(id));
                     0
                 };
-                self.servers.ask(Asked::Resume, Box::new(resume));
+                self.servers.ask(RequestKind::Resume, Box::new(resume));
                 match timeout((self.timeout / 12).max(Duration::from_millis(350)), answer).await {
                     Ok(Ok(true)) => return self.is_back().await,
                     Ok(Ok(false)) => return self.is_over(),
@@ -506,7 +506,7 @@ impl Line {
     /// Does what follows each reconnect: sets the watches again, and asks the server for the session's identity.
     async fn is_back(self: Arc<Self>) {
         *locked(&self.answered) = Instant::now();
-        self.servers.ask(Asked::Read, Box::new(|| 0));
+        self.servers.ask(RequestKind::Read, Box::new(|| 0));
         self.link.send_modify(|link| link.0 = Link::Up);
         self.upkeep.connected(true);
         for (asked, act) in std::mem::take(&mut *locked(&self.held)) {
@@ -519,7 +519,7 @@ impl Line {
 
     fn ask<T: Send + 'static>(
         &self,
-        asked: Asked,
+        asked: RequestKind,
         names: fn(&T) -> usize,
         ask: impl FnOnce(&dyn Session) -> Reply<T> + Send + 'static,
     ) -> Reply<T> {
@@ -538,7 +538,7 @@ impl Line {
                     false => line.upkeep.answered(sent),
                 }
             }
-            if asked == Asked::Create && answer.is_ok() {
+            if asked == RequestKind::Create && answer.is_ok() {
                 line.servers.entered.fetch_add(1, Ordering::Relaxed);
             }
             let names = answer.as_ref().map_or(0, names);
@@ -564,11 +564,11 @@ impl Line {
     }
 
     fn read<T: Send + 'static>(&self, ask: impl FnOnce(&dyn Session) -> Reply<T> + Send + 'static) -> Reply<T> {
-        self.ask(Asked::Read, |_| 0, ask)
+        self.ask(RequestKind::Read, |_| 0, ask)
     }
 
     fn write<T: Send + 'static>(&self, ask: impl FnOnce(&dyn Session) -> Reply<T> + Send + 'static) -> Reply<T> {
-        self.ask(Asked::Write, |_| 0, ask)
+        self.ask(RequestKind::Write, |_| 0, ask)
     }
 
     /// Passes on an event of the embedded ensemble once the session is connected.
@@ -614,7 +614,7 @@ impl Session for Line {
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
         let (path, data) = (path.to_owned(), data.to_vec());
-        let asked = if kind == Kind::EphemeralSequential { Asked::Create } else { Asked::Write };
+        let asked = if kind == Kind::EphemeralSequential { RequestKind::Create } else { RequestKind::Write };
         self.ask(asked, |_| 0, move |session| session.create(&path, &data, kind))
     }
 
@@ -625,12 +625,12 @@ impl Session for Line {
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
         let path = path.to_owned();
-        self.ask(Asked::List, Vec::len, move |session| session.children(&path))
+        self.ask(RequestKind::List, Vec::len, move |session| session.children(&path))
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
         let path = path.to_owned();
-        self.ask(Asked::List, |(names, _)| names.len(), move |session| session.children_and_stat(&path))
+        self.ask(RequestKind::List, |(names, _)| names.len(), move |session| session.children_and_stat(&path))
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
@@ -649,7 +649,7 @@ impl Session for Line {
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
         let (path, line) = (path.to_owned(), Weak::clone(&self.this));
         let armed = self.ask(
-            Asked::List,
+            RequestKind::List,
             |(names, _): &(Vec<_>, Watch)| names.len(),
             move |session| session.watch_children(&path),
         );

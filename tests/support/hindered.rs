@@ -18,7 +18,7 @@ use zk_rwlock::coordinator::{
 
 /// A request to the ensemble.
 #[derive(Clone, Copy, Debug)]
-pub enum Asked<'a> {
+pub enum Request<'a> {
     /// A request for a session slot with room for this many bytes of watched paths.
     Slot(usize),
     Create(&'a str, Kind),
@@ -31,7 +31,7 @@ pub enum Asked<'a> {
 }
 
 /// Returns the failure of a request, which is not carried out then, or `None` to let it pass.
-type Hinder = dyn Fn(Asked<'_>) -> Option<Failure> + Send + Sync;
+type Hinder = dyn Fn(Request<'_>) -> Option<Failure> + Send + Sync;
 
 /// A client whose requests can fail.
 #[derive(Clone)]
@@ -47,7 +47,7 @@ pub struct Hindered {
 type Listing = dyn Fn(Vec<String>) -> Vec<String> + Send + Sync;
 
 impl Hindered {
-    pub fn new(memory: &Memory, hinder: impl Fn(Asked<'_>) -> Option<Failure> + Send + Sync + 'static) -> Hindered {
+    pub fn new(memory: &Memory, hinder: impl Fn(Request<'_>) -> Option<Failure> + Send + Sync + 'static) -> Hindered {
         Hindered {
             memory: memory.clone(),
             hinder: Arc::new(hinder),
@@ -63,7 +63,7 @@ impl Hindered {
         let count = Count::default();
         let counted = count.clone();
         let line = Hindered::new(memory, move |asked| {
-            if let Asked::Create(_, Kind::EphemeralSequential) = asked {
+            if let Request::Create(_, Kind::EphemeralSequential) = asked {
                 first(counted.one_more());
             }
             None
@@ -77,7 +77,7 @@ impl Hindered {
         let most = Arc::new(AtomicUsize::new(0));
         let noted = Arc::clone(&most);
         let line = Hindered::new(memory, move |asked| {
-            if let Asked::Slot(watched_bytes) = asked {
+            if let Request::Slot(watched_bytes) = asked {
                 noted.fetch_max(watched_bytes, Ordering::Relaxed);
             }
             None
@@ -114,7 +114,7 @@ struct Line {
 }
 
 impl Line {
-    fn or<T: Send + 'static>(&self, asked: Asked<'_>, send: impl FnOnce(&dyn Session) -> Reply<T>) -> Reply<T> {
+    fn or<T: Send + 'static>(&self, asked: Request<'_>, send: impl FnOnce(&dyn Session) -> Reply<T>) -> Reply<T> {
         match (self.client.hinder)(asked) {
             Some(failure) => Box::pin(std::future::ready(Err(failure))),
             None => send(&*self.inner),
@@ -125,7 +125,7 @@ impl Line {
 #[async_trait]
 impl Coordinator for Hindered {
     async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
-        if let Some(failure) = (self.hinder)(Asked::Slot(watched_bytes)) {
+        if let Some(failure) = (self.hinder)(Request::Slot(watched_bytes)) {
             return Err(failure);
         }
         let inner = Arc::clone(self.memory.session_slot(watched_bytes).await?.session());
@@ -164,33 +164,33 @@ impl Session for Line {
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
-        self.or(Asked::Create(path, kind), |line| line.create(path, data, kind))
+        self.or(Request::Create(path, kind), |line| line.create(path, data, kind))
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
-        self.or(Asked::Delete(path), |line| line.delete(path))
+        self.or(Request::Delete(path), |line| line.delete(path))
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
         let (names, listing) =
-            (self.or(Asked::Children(path), |line| line.children(path)), Arc::clone(&self.client.listing));
+            (self.or(Request::Children(path), |line| line.children(path)), Arc::clone(&self.client.listing));
         Box::pin(async move { names.await.map(|names| listing(names)) })
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
-        self.or(Asked::Data(path), |line| line.data(path))
+        self.or(Request::Data(path), |line| line.data(path))
     }
 
     fn watch(&self, path: &str) -> Reply<Watch> {
-        self.or(Asked::Watch(path), |line| line.watch(path))
+        self.or(Request::Watch(path), |line| line.watch(path))
     }
 
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
-        self.or(Asked::WatchChildren(path), |line| line.watch_children(path))
+        self.or(Request::WatchChildren(path), |line| line.watch_children(path))
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
-        let reply = self.or(Asked::Transact(operations), |inner| inner.transact(operations));
+        let reply = self.or(Request::Transact(operations), |inner| inner.transact(operations));
         match self.client.commit_takes {
             Duration::ZERO => reply,
             late => {

@@ -99,8 +99,8 @@ pub fn judge_plain<O: Outcome>(test: impl Fn() -> O) {
         return test().check();
     }
     let machine = |from| match most_lost_since(from) {
-        lost if lost.at_once >= STANDSTILL => Machine::StoodStill,
-        lost if lost.in_all >= BUSY => Machine::WasBusy,
+        lost if lost.longest >= STANDSTILL => Machine::StoodStill,
+        lost if lost.sum >= BUSY => Machine::WasBusy,
         _ => Machine::WentOn,
     };
     judge_rounds(&machine, &|round| {

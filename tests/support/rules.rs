@@ -89,7 +89,7 @@ impl Frames {
         Self { error: Some(code), ..self }
     }
 
-    fn contain(&self, frame: &Seen<'_>) -> bool {
+    fn contain(&self, frame: &FrameInfo<'_>) -> bool {
         self.direction == frame.direction
             && self.op.is_none_or(|op| op == frame.op)
             && !self.except.contains(&frame.op)
@@ -197,7 +197,7 @@ struct Active {
 
 /// The properties of a frame that rules look at.
 #[derive(Debug)]
-pub(super) struct Seen<'a> {
+pub(super) struct FrameInfo<'a> {
     pub(super) direction: Direction,
     pub(super) op: Op,
     pub(super) path: &'a str,
@@ -242,7 +242,7 @@ impl Rules {
     }
 
     /// Counts the frame against every rule. If several rules apply, the oldest decides.
-    pub(super) fn fate(&mut self, frame: &Seen<'_>) -> Fate {
+    pub(super) fn fate(&mut self, frame: &FrameInfo<'_>) -> Fate {
         let mut fate = Fate::Pass;
         self.0.retain_mut(|Active { rule, happened }| {
             if rule.fate.is_over() {

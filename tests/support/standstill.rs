@@ -33,16 +33,16 @@ pub struct Record {
     /// The delays of the last [`SPAN`], with their moments.
     late: VecDeque<(Moment, Duration)>,
     /// The worst delays of each span, with the moment at which the span ended.
-    lost: Vec<(Moment, Lost)>,
+    lost: Vec<(Moment, Delays)>,
 }
 
 /// How late the clock's thread woke.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Lost {
+pub struct Delays {
     /// The sum of the delays within one second.
-    pub in_all: Duration,
+    pub sum: Duration,
     /// The longest single delay.
-    pub at_once: Duration,
+    pub longest: Duration,
 }
 
 impl Record {
@@ -55,9 +55,9 @@ impl Record {
             self.late.pop_front();
         }
         let late = || self.late.iter().map(|(_, late)| *late);
-        let lost = Lost { in_all: late().sum(), at_once: late().max().unwrap_or_default() };
+        let lost = Delays { sum: late().sum(), longest: late().max().unwrap_or_default() };
         match self.lost.last_mut() {
-            _ if lost.in_all < NOTED => {}
+            _ if lost.sum < NOTED => {}
             Some((then, most)) if *then + SPAN >= now => {
                 if lost > *most {
                     (*then, *most) = (now, lost);
@@ -68,10 +68,10 @@ impl Record {
     }
 
     /// Returns the worst delays of the spans that ended after `then`.
-    pub fn most_lost_since(&self, then: Moment) -> Lost {
+    pub fn most_lost_since(&self, then: Moment) -> Delays {
         let since = || self.lost.iter().rev().take_while(|(ended, _)| *ended >= then).map(|(_, lost)| *lost);
-        let most = |of: fn(Lost) -> Duration| since().map(of).max().unwrap_or_default();
-        Lost { in_all: most(|lost| lost.in_all), at_once: most(|lost| lost.at_once) }
+        let most = |of: fn(Delays) -> Duration| since().map(of).max().unwrap_or_default();
+        Delays { sum: most(|lost| lost.sum), longest: most(|lost| lost.longest) }
     }
 }
 
@@ -99,7 +99,7 @@ pub fn watch() {
 }
 
 /// Returns the most that the machine lost within one second since `then`.
-pub fn most_lost_since(then: Moment) -> Lost {
+pub fn most_lost_since(then: Moment) -> Delays {
     let asked = now();
     loop {
         let record = record();
@@ -123,7 +123,7 @@ pub const BUSY: Duration = Duration::from_millis(100);
 
 /// Fails a test that did too little within minutes. The message says whether the machine stood still since `since`.
 pub fn too_little(since: Moment, what: &str) -> ! {
-    let lost = most_lost_since(since).in_all;
+    let lost = most_lost_since(since).sum;
     assert!(lost < BUSY, "{STOOD_STILL}, for {lost:?} within a second: {what}");
     panic!("{what}");
 }

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use zk_rwlock::{Leadership, Memory, RwLock, Semaphore};
 
-use super::fleet::{Asked, Capacity, Habits, Process, Second, Servers};
+use super::fleet::{Capacity, Habits, Process, RequestKind, Second, Servers};
 
 /// The processes and their locks.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub enum Storm {
 
 /// The ensemble's measurements, from the moment when the clients could reconnect.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
+pub struct Measured {
     /// Requests per second, in the ten seconds before the fault.
     pub before: u64,
     /// Requests in the busiest second.
@@ -177,7 +177,7 @@ impl Fleet {
 }
 
 /// Runs the storm. Must be called in a runtime whose clock is paused.
-pub async fn storm(world: &World, storm: Storm) -> Seen {
+pub async fn storm(world: &World, storm: Storm) -> Measured {
     let mut fleet = Fleet::settle(world).await;
     let settled = fleet.second() - 1;
     let lost_before = fleet.lost.load(Ordering::Relaxed);
@@ -220,14 +220,14 @@ pub async fn storm(world: &World, storm: Storm) -> Seen {
     let after = &seconds[from - 1..];
     let busiest = after.iter().max_by_key(|second| second.requests()).cloned().unwrap_or_default();
     let of = |second: &Second, asked| second.asked.get(&asked).copied().unwrap_or(0);
-    Seen {
+    Measured {
         before: seconds[settled - 10..settled].iter().map(Second::requests).sum::<u64>() / 10,
         peak: busiest.requests(),
-        comebacks_at_peak: of(&busiest, Asked::Session) + of(&busiest, Asked::Create),
+        comebacks_at_peak: of(&busiest, RequestKind::Session) + of(&busiest, RequestKind::Create),
         longest_wait: after.iter().map(|second| second.longest_wait).max().unwrap_or_default(),
         back_after,
         creates_under_way: after.iter().map(|second| second.creates_under_way).max().unwrap_or_default(),
-        sessions: after.iter().map(|second| of(second, Asked::Session)).sum(),
+        sessions: after.iter().map(|second| of(second, RequestKind::Session)).sum(),
         lost_elsewhere,
         lost: lost - lost_before,
     }

@@ -19,7 +19,7 @@ use super::frames::{Direction, Fields, NOTIFICATION_XID, path, read_frame, refus
 pub use super::frames::{Hello, Op};
 use super::port::Port;
 pub use super::rules::{Close, Fault, Frames, Rule, UNIMPLEMENTED};
-use super::rules::{Fate, Rules, Seen};
+use super::rules::{Fate, FrameInfo, Rules};
 
 /// A proxy between clients and one server. Dropping it closes every connection through it.
 ///
@@ -645,7 +645,7 @@ impl Connection {
                     *self.tap.granted.lock().unwrap_or_else(PoisonError::into_inner) = Hello::read(direction, frame);
                 }
             }
-            let seen = Seen { direction, op: Op::Handshake, path: "", error: None };
+            let seen = FrameInfo { direction, op: Op::Handshake, path: "", error: None };
             return (self.tap.rules().fate(&seen), 0);
         }
         let mut fields = Fields::of(frame);
@@ -656,8 +656,9 @@ impl Connection {
             Direction::ToServer => self.asks(xid, fields).map(|(op, path)| (op, path, None)),
             Direction::ToClient => self.answers(xid, fields),
         };
-        let fate = what
-            .map_or(Fate::Pass, |(op, path, error)| self.tap.rules().fate(&Seen { direction, op, path: &path, error }));
+        let fate = what.map_or(Fate::Pass, |(op, path, error)| {
+            self.tap.rules().fate(&FrameInfo { direction, op, path: &path, error })
+        });
         (fate, xid)
     }
 

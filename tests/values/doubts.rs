@@ -10,7 +10,7 @@ use zk_rwlock::error::ValueError;
 use zk_rwlock::{Error, Memory, Shared};
 
 use crate::checks::{bytes, counter, put, session, write};
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Hindered, Request};
 use support::polled::{Lost, lose, now};
 use support::scene::soon;
 
@@ -50,7 +50,7 @@ async fn a_commit_with_lost_messages_is_done_at_most_once() {
 fn line(zk: &Memory, fault: impl Fn(usize) -> Option<Failure> + Send + Sync + 'static) -> Hindered {
     let commits = AtomicUsize::new(0);
     Hindered::new(zk, move |asked| {
-        let Asked::Transact([_, Operation::Set { path, .. }]) = asked else { return None };
+        let Request::Transact([_, Operation::Set { path, .. }]) = asked else { return None };
         path.ends_with("/value").then(|| fault(commits.fetch_add(1, Ordering::Relaxed))).flatten()
     })
 }
@@ -101,7 +101,7 @@ async fn a_commit_in_doubt_is_settled_on_the_next_session() {
         write(&counter(&zk, path), 7).await;
         let (client, is_asked) = (zk.clone(), AtomicBool::new(false));
         let line = Hindered::new(&zk, move |asked| match asked {
-            Asked::Transact([_, Operation::Set { path, .. }]) if path.ends_with("/value") => {
+            Request::Transact([_, Operation::Set { path, .. }]) if path.ends_with("/value") => {
                 is_asked.store(true, Ordering::Relaxed);
                 if is_done {
                     client.faults().lose_next_reply();
@@ -109,7 +109,7 @@ async fn a_commit_in_doubt_is_settled_on_the_next_session() {
                 }
                 no_answer()
             }
-            Asked::Data(path) if path.ends_with("/value") && is_asked.swap(false, Ordering::Relaxed) => {
+            Request::Data(path) if path.ends_with("/value") && is_asked.swap(false, Ordering::Relaxed) => {
                 client.faults().expire();
                 None
             }
@@ -147,11 +147,11 @@ async fn a_removed_initial_value_is_written_again() {
     let (stranger, was_written, is_second) = (zk.connect(), AtomicBool::new(false), AtomicBool::new(false));
     let line = Hindered::new(&zk, move |asked| {
         match asked {
-            Asked::Transact([_, Operation::Create { path, .. }]) if path.ends_with("/value") => {
+            Request::Transact([_, Operation::Create { path, .. }]) if path.ends_with("/value") => {
                 was_written.store(!is_second.swap(true, Ordering::Relaxed), Ordering::Relaxed);
             }
             // The copy reads the value after its event, but too late.
-            Asked::Data(path) if path.ends_with("/value") && was_written.swap(false, Ordering::Relaxed) => {
+            Request::Data(path) if path.ends_with("/value") && was_written.swap(false, Ordering::Relaxed) => {
                 now(now(session(&stranger)).delete(path)).expect("the value was just written");
             }
             _ => {}
@@ -217,7 +217,7 @@ async fn a_removed_empty_node_fails_no_initial_write() {
     put(&zk, path, b"").await;
     let stranger = zk.connect();
     let line = Hindered::new(&zk, move |asked| {
-        if let Asked::Transact([_, Operation::Set { path, .. }]) = asked {
+        if let Request::Transact([_, Operation::Set { path, .. }]) = asked {
             now(now(session(&stranger)).delete(path)).expect("empty until now");
         }
         None

@@ -9,7 +9,7 @@ use zk_rwlock::coordinator::Failure;
 use zk_rwlock::shared::CopyState;
 
 use crate::checks::{counter, next, session, write};
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Hindered, Request};
 use support::scene::{CALM, connect, connect_with, eventually, lock_at, soon};
 use support::server::Server;
 use support::wire::Proxy;
@@ -55,7 +55,7 @@ async fn a_copy_rolls_back_its_own_unread_commit() {
     let is_lost = Arc::new(AtomicBool::new(false));
     let hinders = Arc::clone(&is_lost);
     let line = Hindered::new(&zk, move |asked| {
-        let loses = hinders.load(Ordering::Relaxed) && matches!(asked, Asked::Data(_));
+        let loses = hinders.load(Ordering::Relaxed) && matches!(asked, Request::Data(_));
         loses.then(|| Failure::Unknown("lost".to_owned()))
     });
     let here = counter(&line, path);
@@ -79,7 +79,7 @@ async fn a_copy_is_current_only_after_a_read_on_the_session() {
     let is_lost = Arc::new(AtomicBool::new(false));
     let hinders = Arc::clone(&is_lost);
     let line = Hindered::new(&zk, move |asked| {
-        let loses = hinders.load(Ordering::Relaxed) && matches!(asked, Asked::Transact(_) | Asked::Data(_));
+        let loses = hinders.load(Ordering::Relaxed) && matches!(asked, Request::Transact(_) | Request::Data(_));
         loses.then(|| Failure::Unknown("lost".to_owned()))
     });
     let live = soon("the value", counter(&line, path).live()).await.unwrap();

@@ -11,7 +11,7 @@ use zk_rwlock::{Error, Memory, Shared, ZooKeeper};
 
 use crate::checks::{self, session};
 use support::copy::Copied;
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Hindered, Request};
 use support::polled::now;
 use support::scene::{CALM, becomes_empty, connect, connect_with, soon};
 use support::server::{Server, shared_server};
@@ -150,7 +150,7 @@ async fn a_commit_in_doubt_does_not_overwrite_a_recreated_node() {
     let has_happened = AtomicBool::new(false);
     let (operator, node) = (zk.connect(), format!("{path}/value"));
     let line = Hindered::new(&zk, move |asked| {
-        let Asked::Transact([_, Operation::Set { path, .. }]) = asked else { return None };
+        let Request::Transact([_, Operation::Set { path, .. }]) = asked else { return None };
         if has_happened.swap(true, Ordering::Relaxed) {
             return None;
         }
