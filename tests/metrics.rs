@@ -63,7 +63,7 @@ fn measured(run: impl FnOnce(&Measured)) {
     static ALONE: Mutex<()> = Mutex::new(());
     static INSTALLED: Once = Once::new();
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Delivers the rest of the previous test to that test's recorder.
+    // Delivers the remaining metrics of the previous test to that test's recorder.
     zk_rwlock::metrics::flush();
     let measured = Measured::begins();
     INSTALLED.call_once(|| metrics::set_global_recorder(Current).unwrap_or_else(|_| panic!("the first recorder")));
@@ -346,7 +346,7 @@ fn a_lease_expiry_is_counted_though_nobody_looks() {
         tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
             let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
             let zk = connect_with(&server.address(), Duration::from_secs(2)).await;
-            // Longer than half of the session timeout, after which a heartbeat would be due.
+            // A wait of more than half of the session timeout, after which a heartbeat would be due.
             tokio::time::sleep(Duration::from_millis(1_200)).await;
             assert_eq!(seen.value("zk_rwlock_heartbeats_total"), 0.0, "nothing is held");
             let guard = lock_at(&zk, "/locks/nobody-looks").write().await.expect("free");

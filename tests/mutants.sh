@@ -49,7 +49,7 @@ look_for() {
             --cap-lints true "${cargo[@]}" "$@" -- -- -Zunstable-options --fail-fast \
             --skip zookeeper:: --skip wire:: --skip crashes:: --skip processes::
     ) || status=$?
-    # 2: some were missed, 3: some hung. With any other code the run is void.
+    # Exit code 2 means missed faults, 3 means hung tests. With any other code the run is void.
     if ((status != 0 && status != 2 && status != 3)); then
         echo 'make mutants: FAILED: the faults could not be tried' >&2
         exit 1

@@ -3,6 +3,6 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cfg=shuttle");
-    // The features of the library that this package lacks.
+    // The library's features that this package does not have.
     println!("cargo::rustc-check-cfg=cfg(feature, values(\"json\", \"tls\", \"metrics\", \"sasl-digest-md5\"))");
 }

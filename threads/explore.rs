@@ -64,7 +64,7 @@ pub(crate) fn replay_each(schedules: usize, test: impl Fn() + Send + Sync + 'sta
 }
 
 fn run_under<S: Scheduler + 'static>(scheduler: S, test: impl Fn() + Send + Sync + 'static) {
-    // Time stands still, so it decides nothing.
+    // Time stands still, so that it decides nothing.
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
     let _in_its_time = runtime.enter();
     Runner::new(scheduler, config()).run(test);

@@ -124,7 +124,7 @@ fn every_use_gets_the_error_of_its_failed_node() {
 #[test]
 fn a_kept_node_is_asked_for_while_its_use_downgrades() {
     explore(1_500, || {
-        // No timer ends a node without an ask.
+        // No timer ends a node that no contender asks for.
         let (world, witness) = (World::with_timers(false), Witness::of_lock());
         let client = world.client();
         let (kept, plain) = (

@@ -122,7 +122,7 @@ impl Plan {
                 if keeps { builder.keep(LONG).build() } else { builder.build() }.expect("a lock")
             })
             .collect();
-        // Few kinds in one schedule, so that they meet often.
+        // Each schedule has few kinds of uses, so that they meet often.
         let (has_losses, kinds) = (self.has_losses, [draw(KINDS), draw(KINDS), draw(KINDS)]);
         let workers = (0..self.threads).map(|_| {
             let (lock, witness, uses) = (handles[draw(handles.len())].clone(), Arc::clone(&witness), self.uses);

@@ -305,7 +305,7 @@ fn a_session_is_used_and_closed(is_replaced: bool, is_rash: bool) {
     let is_done: Vec<bool> = users.into_iter().map(|user| user.join().expect("no panic")).collect();
     session.close();
     drop(session);
-    // Until no request and no task of the session is left.
+    // Wait until no request and no task of the session is left.
     while !log.lock().expect("no panic").is_closed || !background.is_idle() {
         thread::yield_now();
     }

@@ -10,7 +10,7 @@ use zk_rwlock::{ReadGuard, WriteGuard};
 
 /// A guard's own statements.
 pub(crate) trait Says: Send + Sync + 'static {
-    /// Returns the guard's share of the whole: all for a writer, the smallest part for a reader.
+    /// Returns how much of the lock the guard takes: a writer takes all, a reader the smallest part.
     fn weight(&self, whole: usize) -> usize;
 
     fn says_held(&self) -> bool;
@@ -87,7 +87,7 @@ impl Witness {
     fn comes(&self, me: Arc<dyn Says>) {
         let mut present = self.present.lock().expect("no panic");
         let held: usize = present.iter().filter(|it| it.says_held()).map(|it| it.weight(self.whole)).sum();
-        // Asked last: a guard that is held now was held while the others were asked.
+        // The new guard is asked last: if it is held now, it was held while the others were asked.
         if me.says_held() {
             assert!(held + me.weight(self.whole) <= self.whole, "held at once: {held} and {}", me.weight(self.whole));
         }

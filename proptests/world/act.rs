@@ -21,7 +21,7 @@ impl World {
             self.forget_queue();
         }
         if let Action::Drop | Action::Release | Action::Unshare = action {
-            // A guard's changes end with the guard.
+            // The listener ends with its guard.
             self.listeners[i] = None;
         }
         match action {
@@ -264,7 +264,7 @@ impl World {
     fn node_in(&self, part: Part, i: usize) -> Option<String> {
         let directory = World::directory(part);
         let mut children = self.children(directory);
-        // Not by the names, which begin with a random id.
+        // Sorted by number: the names begin with a random id.
         children.sort_by_key(|name| name.rsplit(|c: char| !c.is_ascii_digit()).next().map(str::to_owned));
         children.get(i % children.len().max(1)).map(|child| format!("{directory}/{child}"))
     }

@@ -148,7 +148,7 @@ impl Work {
 
 impl Held {
     pub(crate) fn claims(&self) -> Vec<Claim> {
-        // The state first: it finds a loss, and `is_held` must not contradict it.
+        // Reads the state first, because that notices a loss. `is_held` must then agree.
         macro_rules! claim {
             ($guard:expr, $token:expr, $what:expr) => {{
                 let state = $guard.state();

@@ -207,7 +207,7 @@ impl Ledger {
     pub(super) fn gives_up(&mut self, actor: &Actor) {
         let Actor::Busy(work) = actor else { return };
         self.has_one_node &= work.wish() != Some(Claimed::Lock(Mode::Write));
-        // It may have used its node until now, without saying which.
+        // The dropped work may have used a kept node until now.
         self.is_calm &= !work.holds() && !work.is_woken();
     }
 
@@ -343,7 +343,7 @@ impl World {
                     held.extend(claims.iter().filter(|claim| claim.is_held()).map(|claim| claim.what));
                 }
                 Actor::Busy(work) if work.holds() => return,
-                // Its turn may have come.
+                // This waiter is not polled, so its turn may have come unnoticed.
                 Actor::Busy(work) if self.is_asleep[i] && !work.is_new() => {
                     let Some(wish) = work.wish() else { return };
                     is_sure_of_permits &= !matches!(wish, Claimed::Permits(_));
@@ -474,8 +474,8 @@ impl World {
         }
     }
 
-    /// Checks by the ensemble's nodes that no excluded contender stands before a holder. The tokens identify the nodes,
-    /// because a guard whose path was read counts as one with writes in progress.
+    /// Checks by the ensemble's nodes that no excluded contender stands before a holder, which its token
+    /// identifies.
     async fn check_nodes(&mut self) {
         if !self.ledger.is_settled || self.ledger.may_forge {
             return;

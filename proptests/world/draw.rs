@@ -127,7 +127,7 @@ fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
     let sessions = dice.weighed(&[(3, 1), (3, CLIENTS), (2, 2)]);
     let spread = dice.chance(50);
     let while_ms = WHILE.as_millis() as u64;
-    // Over before, with or after the next [`Action::Wait`], or never.
+    // The idle time is over before, with or after the next [`Action::Wait`], or never.
     let times = [while_ms / 2, while_ms, while_ms * 3 / 2, 2 * while_ms, u64::MAX, u64::MAX, u64::MAX];
     // The percentages of handles that keep their nodes and that use the value.
     let (keep, value) = (dice.weighed(&[(3, 0), (3, 100), (2, 50)]), dice.weighed(&[(2, 100), (1, 60)]));

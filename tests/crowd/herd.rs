@@ -27,7 +27,7 @@ async fn clients_come_back_spread_out_after_a_mass_expiry() {
     assert!((60..120).contains(&before), "{before}");
     assert!(peak < 3 * before, "{peak} requests in a second, and {before} before");
     assert!(longest_wait < SECOND, "a request waited for {longest_wait:?}");
-    // A quarter of the time away, and the time to reconnect.
+    // The jitter is up to a quarter of the time away, and the rest is the time to reconnect.
     assert!(back_after < 18 * SECOND, "{back_after:?}");
     assert_eq!((sessions, lost_elsewhere), (300, 0));
 }
@@ -37,7 +37,7 @@ async fn leader_changes_and_restarts_cost_no_client_its_lock() {
     for event in [Storm::LeaderChange(2 * SECOND), Storm::RollingRestart(20 * SECOND)] {
         let Measured { longest_wait, sessions, lost, lost_elsewhere, .. } = storm(&FLEET, event).await;
         assert_eq!((sessions, lost, lost_elsewhere), (0, 0, 0), "{event:?}");
-        // Long before a lease ends.
+        // Every reply arrives long before a lease ends.
         assert!(longest_wait < 8 * SECOND, "{event:?}: a request waited for {longest_wait:?}");
     }
 }

@@ -112,7 +112,7 @@ fn noticed(events: &[Event]) -> Vec<Event> {
 
 /// Returns whether a copy that lags but never goes back can have shown these values, given this order of writes.
 pub(super) fn is_followed(written: &[u64], looks: &[u64]) -> bool {
-    // Looks come first, so that the search ends at its first try.
+    // Looks have the lower number and are tried first, so that the search ends at once.
     const LOOKS: usize = 0;
     const WRITES: usize = 1;
     let mut tester = SequentialConsistencyTester::new(Register::default());

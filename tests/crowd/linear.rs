@@ -110,7 +110,7 @@ struct World {
     clients: Vec<Client>,
     began: Instant,
     cells: Mutex<Vec<Arc<Cell>>>,
-    /// The source of values. Each write has a value of its own.
+    /// The next value to write.
     values: AtomicU64,
     seen: Mutex<BTreeMap<String, u64>>,
     surprises: Mutex<Vec<String>>,

@@ -223,7 +223,7 @@ async fn use_writer(world: &World, holding: Holding<WriteGuard>, which: usize, d
         hold_on(world, &holding, dice).await;
     }
     store.update(&holding, tokio::task::yield_now()).await;
-    // Sent even after a loss, as a late packet would be.
+    // The write is sent even after a loss, as a late packet would be.
     store.write_fenced(&holding);
     if dice.below(4) == 0 {
         let downgrade = holding.changed(async |writer| writer.downgrade().await);
@@ -332,7 +332,7 @@ async fn do_once(world: &World, client: &Client, mut dice: Seeded, end: Instant)
 
 /// Leads, and records each term.
 async fn lead(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
-    // By default, a candidate pauses after so short a term.
+    // A short pause, because a candidate waits longer by default after so short a term.
     let leadership =
         Leadership::builder(&client.zk, LED).pause(Duration::from_millis(1)).lock(|lock| lock.host(&client.name));
     let leadership = leadership.build().expect("valid");
@@ -570,7 +570,7 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     let took = loop {
         let waiters = safety_phase(&world, &mut dice, Instant::now() + Duration::from_secs(seconds)).await;
         let took = liveness_phase(&world, waiters).await;
-        // Every client is granted four times after the faults.
+        // The last phase alone grants the lock four times to every client.
         let grants = world.history.holds().len() as u64;
         if !surprises(&world).is_empty() || stint.is_over(grants > 8 * CLIENTS, || format!("only {grants} grants")) {
             break took;

@@ -58,7 +58,7 @@ fn use_lock(lock: &RwLock, holders: &Holders, mut dice: Seeded, is_over: &Atomic
                 Err(error) if error.is_would_block() => {}
                 granted => holders.write(granted),
             },
-            // Dropped after its first poll, granted or not.
+            // The acquisition is dropped after its first poll, granted or not.
             14 => drop(task::spawn(lock.read().into_future()).poll()),
             _ => drop(task::spawn(lock.write().into_future()).poll()),
         }
@@ -95,7 +95,7 @@ fn threads_that_share_a_kept_node_exclude_and_end() {
         for number in 0..threads {
             if ends.recv_timeout(limit.saturating_duration_since(Instant::now())).is_err() {
                 eprintln!("only {number} of {threads} threads came to an end: {:?}", zk.children(DIRECTORY));
-                // No other way to end the remaining threads.
+                // Nothing else can end the remaining threads.
                 std::process::exit(1);
             }
         }

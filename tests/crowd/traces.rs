@@ -403,7 +403,7 @@ fn a_write_to_a_node_that_stays_is_found() {
 fn an_ask_without_a_kept_node_ahead_is_found() {
     is_found(|run| {
         run.operators.remove(PATH);
-        // The operator's own is the last.
+        // The operator's request is the last one.
         let asks: Vec<i64> = run.log.iter().filter(|txn| asks(txn)).map(|txn| txn.zxid).collect();
         assert_eq!(asks.len(), 2, "a contender and an operator asked");
         words(["Ask", PATH, &format!("{:#x}", asks[1]), "only a contender behind a kept node"])
@@ -584,7 +584,7 @@ fn a_permit_taken_without_giving_up_its_place_is_found() {
 #[test]
 fn a_permit_taken_behind_the_head_is_found() {
     is_found(|run| {
-        // The last two waited together.
+        // The last two contenders waited at the same time.
         let taken: Vec<i64> = run.log.iter().filter(|txn| takes_permits(txn)).map(|txn| txn.zxid).collect();
         let last = taken[taken.len() - 2..].to_vec();
         let first = swap(run, |txn| last.contains(&txn.zxid));

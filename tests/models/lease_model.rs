@@ -114,7 +114,7 @@ struct World {
     arrives: [Time; 8],
     /// For each follower: whether it has heard from the session since its last reply to a ping.
     noted: [bool; 2],
-    /// The client's present follower. Its connection to the other one is closed.
+    /// The number of the client's present follower.
     follower: usize,
     connected: bool,
     cut: Option<usize>,
@@ -237,7 +237,7 @@ impl World {
         if self.random.one_in(2) {
             self.at(cut, Event::Cut);
         } else {
-            // The client's connection breaks, and then returns to the same follower.
+            // The client's connection breaks, and the client reconnects to the same follower.
             let breaks = cut + self.random.below(self.timeout);
             let heals = breaks + self.random.below(self.timeout / 4);
             self.at(cut, Event::Deposed);
@@ -309,7 +309,7 @@ impl World {
                 if request.is_handshake && !self.is_deposed {
                     self.session_end = self.session_end.max(self.now + self.timeout);
                 }
-                // The other follower has acknowledged it.
+                // The other follower has acknowledged the request.
                 self.send(DOWN + follower, Event::Committed(follower, request));
             }
             Event::Committed(follower, request) => {

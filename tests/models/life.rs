@@ -342,7 +342,7 @@ impl State {
         if *failure == unknown() {
             let late = &mut self.members[me].late;
             for Request { what, .. } in &failed {
-                // A second late delete or swap changes nothing. A second create does.
+                // A delete or swap that is carried out twice changes nothing more, but a second create does.
                 if *what == What::Create || !late.contains(what) && *what != What::List {
                     late.push_back(what.clone());
                 }

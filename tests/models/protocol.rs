@@ -359,7 +359,7 @@ impl Model for Protocol {
             Action::EnterRequestLost(i) => state.members[i].unsure(),
             Action::ArmDirectory(i) => state.members[i].directory = Watching::Armed,
             Action::Recover(i) => {
-                // Sync, list, and look for its own id.
+                // The member sends a sync, lists the directory, and looks for its own id.
                 let mine = state.nodes.iter().find(|node| node.owner == i).copied();
                 match mine {
                     _ if state.members[i].expired => state.members[i].step = Step::Done,

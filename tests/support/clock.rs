@@ -65,7 +65,7 @@ impl Clock {
 
     /// Sets the clock, also for processes that are running.
     pub fn set(&self, seconds: i64) {
-        // A rename, so that no process reads a half-written file.
+        // The rename keeps a process from reading a half-written file.
         fs::write(self.file("next"), seconds.to_string()).expect("writable");
         fs::rename(self.file("next"), self.file("ahead")).expect("writable");
     }

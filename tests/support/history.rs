@@ -131,7 +131,7 @@ impl std::fmt::Debug for Open {
 impl Open {
     /// Asks the guard. Returns a fault if a lost guard says "held" again.
     fn ask(&mut self, book: &Book) -> Option<String> {
-        // Read before the question: the answer is from this moment or later.
+        // The time is read before the question, so the answer is from this moment or later.
         let asked = book.now();
         let held = self.guard.says_held();
         if held && !self.hold.lost {
@@ -471,11 +471,11 @@ pub struct Access {
     pub acquisition: u64,
     pub node: String,
     pub granted: Moment,
-    /// Before the first step.
+    /// The moment before the first step of the access.
     pub began: Moment,
-    /// Just before the last step.
+    /// The moment just before the last step.
     pub at: Moment,
-    /// After the last step.
+    /// The moment after the last step.
     pub done: Moment,
     /// Whether the guard said "held" after the last step, and so during it.
     pub sure: bool,

@@ -604,7 +604,7 @@ impl Replay<'_> {
                 // The end of a killed process ends all its acquisitions and holds.
                 (What::Ended, _) => _ = (open.remove(&event.who), held.remove(&event.who)),
                 (What::Holds, _) => {
-                    // A downgrade is another hold, and no other use.
+                    // A downgrade begins another hold, but not another use.
                     if !used.insert((event.token, &*event.mode)) {
                         self.saw("UseAgain");
                     }

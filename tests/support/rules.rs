@@ -246,7 +246,7 @@ impl Rules {
         let mut fate = Fate::Pass;
         self.0.retain_mut(|Active { rule, happened }| {
             if rule.fate.is_over() {
-                // Released before its frame arrived.
+                // The handle was dropped before a frame arrived.
                 return false;
             }
             if !rule.frames.contain(frame) {

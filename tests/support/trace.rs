@@ -154,7 +154,7 @@ fn book() -> MutexGuard<'static, Book> {
 /// Records from now on the events on paths with these prefixes. Forgets earlier events on them.
 pub fn record(paths: &[&str]) {
     now();
-    // Another test of this process may have set it already.
+    // Another test of this process may have set the subscriber already.
     let _ = tracing::subscriber::set_global_default(Recorder);
     let is_old = |event: &Event| paths.iter().any(|path| event.path.starts_with(path));
     let mut book = book();

@@ -155,7 +155,7 @@ impl Body for (i32, &[u8]) {
             }
             2 | 20 => Op::Delete { path: body.text()? },
             5 => Op::Set { path: body.text()?, data: body.buffer()?.to_vec() },
-            // A change of an ACL matters as little as a check.
+            // A change of an ACL is treated as a check: neither changes data.
             7 | 13 => Op::Check { path: body.text()? },
             kind => panic!("a transaction of the unknown kind {kind}"),
         })

@@ -243,7 +243,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The end of the commands ends the thread.
+        // The thread ends when its channel of commands is closed.
         self.commands = None;
         let outcome = self.thread.take().map(JoinHandle::join);
         if let (Some(Err(_)), false) = (outcome, thread::panicking()) {
@@ -478,7 +478,7 @@ impl Connection {
             }
             return;
         }
-        // The proxy would connect to itself, for ever.
+        // Otherwise the proxy would connect to itself, for ever.
         if client.local_addr().is_ok_and(|ours| ours.to_string() == server_address) {
             return;
         }
@@ -493,7 +493,7 @@ impl Connection {
         let (mut from_server, mut into_server) = server.split();
         let (to_server, requests) = mpsc::unbounded_channel();
         let (to_client, replies) = mpsc::unbounded_channel();
-        // Weak, so that the proxy's own replies do not keep the connection open.
+        // A weak sender, so that the proxy's own replies do not keep the connection open.
         let answers = to_client.downgrade();
         let traffic = async {
             // The first error ends all four tasks. The ordinary end of one direction leaves the other one alone.

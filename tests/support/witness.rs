@@ -26,7 +26,7 @@ impl Witness {
             let mut last_held = Instant::now();
             let mut was_lost = false;
             while !stopped.load(Ordering::Relaxed) {
-                // Read before the question: the answer is from this moment or later.
+                // The time is read before the question, so the answer is from this moment or later.
                 let asked = Instant::now();
                 let held = guard.is_held();
                 safe!(!(held && was_lost), "a lost guard became valid again");
