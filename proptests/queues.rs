@@ -25,7 +25,7 @@ fn turns(queue: &[Contender]) -> Vec<Turn> {
     queue.iter().map(|me| turn(me, &names)).collect()
 }
 
-/// P1 exclusion, P2 progress, P3 no cycle, and no overtaking.
+/// Checks P1 exclusion, P2 progress, P3 no cycle, and that no contender overtakes another.
 fn check_turns(queue: &[Contender]) {
     let turns = turns(queue);
     let granted: Vec<_> = queue.iter().zip(&turns).filter(|(_, turn)| **turn == Turn::Granted).collect();
@@ -45,8 +45,8 @@ fn check_turns(queue: &[Contender]) {
     }
 }
 
-/// P4 no herd, and no lost wake-up: if a departure changes a contender's turn, the contender watched the node that
-/// left.
+/// Checks P4, no herd and no lost wake-up: if a departure changes a contender's turn, the contender watched the node
+/// that left.
 fn check_departure(queue: &[Contender], leaver: usize) {
     let before: HashMap<&str, Turn> = names(queue).into_iter().zip(turns(queue)).collect();
     let mut rest = queue.to_vec();
@@ -96,7 +96,7 @@ impl Waits {
     }
 }
 
-/// P1 to P4 through time: contenders leave one after the other, and every waiter acts exactly at its turn. If
+/// Checks P1 to P4 through time: contenders leave one after the other, and every waiter acts exactly at its turn. If
 /// `vanishes` has the writer's bit, that writer vanishes instead of releasing.
 fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     let mut names: Vec<String> = queue(modes).iter().map(|it| it.name().to_owned()).collect();
@@ -127,7 +127,7 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     }
 }
 
-/// P5: the order of the listing and foreign names never change the answer.
+/// Checks P5: the order of the listing and foreign names never change the answer.
 fn check_indifference(queue: &[Contender], listing: &[&str]) {
     let straight = turns(queue);
     for (me, expected) in queue.iter().zip(straight) {
@@ -135,7 +135,7 @@ fn check_indifference(queue: &[Contender], listing: &[&str]) {
     }
 }
 
-/// P6: no contender with a shared or a negative number is granted, and later contenders wait.
+/// Checks P6: no contender with a shared or a negative number is granted, and later contenders wait.
 fn check_doubt(modes: &[Mode], sequences: &[i64]) {
     let name = |(i, (mode, sequence)): (usize, (&Mode, &i64))| format!("h~{i}-{mode}-{sequence:010}");
     let names: Vec<String> = modes.iter().zip(sequences).enumerate().map(name).collect();

@@ -35,9 +35,9 @@ pub(crate) fn random() -> u64 {
     shuttle::rand::thread_rng().next_u64()
 }
 
-/// Tokio's `Notified`, with a switch before each step. Without the switch, no other thread could run between a look
-/// under a lock and the wait for a notification. Tokio's `oneshot` needs no switch: a task that polls one does nothing
-/// else.
+/// Replaces tokio's `Notified`, and switches threads before each step. Without the switch, no other thread could run
+/// between a look under a lock and the wait for a notification. Tokio's `oneshot` needs no switch: a task that polls
+/// one does nothing else.
 pub(crate) type Notified<'a> = waits::Awaited<tokio::sync::futures::Notified<'a>>;
 
 impl Notified<'_> {
@@ -86,8 +86,8 @@ fn switch() {
     let _ = atomic::AtomicBool::new(false).load(atomic::Ordering::Relaxed);
 }
 
-/// As the standard library's `OnceLock`. The second thread waits by shuttle's lock, because all threads of a test are
-/// one thread of the system.
+/// Replaces the standard library's `OnceLock`. The second thread waits by shuttle's lock, because all threads of a test
+/// are one thread of the system.
 pub(crate) struct OnceLock<T> {
     begun: Mutex<()>,
     value: std::sync::OnceLock<T>,

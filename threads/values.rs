@@ -14,7 +14,7 @@ use crate::world::{Client, World, draw, let_others_run, spawn, warned};
 const PATH: &str = "/value";
 const LOCK: &str = "/value/lock";
 
-/// Decimal numbers.
+/// A format that writes decimal numbers.
 struct Decimal;
 
 impl Format<u64> for Decimal {

@@ -73,7 +73,7 @@ fn taken<G>(address: usize, take: impl FnOnce() -> G) -> G {
 
 /// A future that says what it waits for.
 pub(crate) struct Awaited<F> {
-    /// Boxed, so that its address is its own.
+    /// The future, in a box so that it has an address of its own.
     pub(crate) future: Pin<Box<F>>,
     what: String,
 }

@@ -1,4 +1,4 @@
-//! P8 and P9: one world that contains everything: a lock, the value that it guards, and a semaphore; contenders of one
+//! One world that contains everything: a lock, the value that it guards, and a semaphore; contenders of one
 //! session and of several; and every fault of the embedded ensemble. It is polled by hand, in virtual time.
 //!
 //! After the schedule all faults are repaired, and then every waiter must be granted.

@@ -21,7 +21,7 @@ pub(crate) const WHILE: Duration = LONG.checked_div(4).expect("not divided by ze
 pub(crate) enum Action {
     Read,
     Write,
-    /// With a timeout that ends with the next [`Action::Wait`].
+    /// Reads or writes with a timeout that ends with the next [`Action::Wait`].
     ReadBriefly,
     WriteBriefly,
     TryRead,

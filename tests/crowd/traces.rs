@@ -55,7 +55,7 @@ impl Scene {
         Scene { server, history: History::start(), operator, locks }
     }
 
-    /// A hand-off to a writer, which downgrades; a waiter that gives up; a commit.
+    /// Plays a hand-off to a writer, which downgrades; a waiter that gives up; and a commit.
     async fn wait(&self) {
         let [one, other] = &self.locks;
         let first = self.history.granted(one.write().await.expect("free"), "one");
@@ -76,8 +76,8 @@ impl Scene {
         second.leave().release().await.expect("held");
     }
 
-    /// A node that is kept and used again, requested by a contender and by an operator, and given up after its idle
-    /// time.
+    /// Plays a node that is kept and used again, requested by a contender and by an operator, and given up after its
+    /// idle time.
     async fn keep(&self) {
         let zk = connect(&self.server.address()).await;
         let keep = |idle| RwLock::builder(&zk, PATH).keep(idle).build().expect("valid");
@@ -94,7 +94,7 @@ impl Scene {
         becomes_empty(&self.operator, PATH).await;
     }
 
-    /// A lost request and a lost reply; a session that ends while it holds; an operator who deletes a node.
+    /// Plays a lost request and a lost reply; a session that ends while it holds; and an operator who deletes a node.
     async fn lose(&self) {
         let proxy = Proxy::start(self.server.address());
         let zk = connect(&proxy.address()).await;
@@ -121,7 +121,7 @@ impl Scene {
         eventually("the loss", async || !next.is_held()).await;
     }
 
-    /// Two permits, and two waiters for them.
+    /// Plays two permits, and two waiters for them.
     async fn limit(&self) {
         let zk = [connect(&self.server.address()).await, connect(&self.server.address()).await];
         let limits = zk.map(|zk| Semaphore::new(&zk, LIMIT, 2).expect("valid"));

@@ -23,7 +23,7 @@ pub(super) enum Asking {
     CreatedBeforeArmed,
     ForgottenBeforeTheGrant,
     NobodyAsks,
-    /// With the version that the directory had at first.
+    /// Contenders ask with the version that the directory had at first.
     ByAnOldVersion,
 }
 
@@ -90,7 +90,7 @@ pub(super) struct Member {
 enum Watching {
     No,
     Armed,
-    /// Its event is on the way.
+    /// The watch has fired, and its event is on the way.
     Fired,
     Over,
 }
@@ -101,7 +101,7 @@ pub(super) enum Step {
     /// The reply to its create was lost. It does not know whether it has a node.
     Unsure,
     Listing(Node),
-    /// Its own node, the predecessor, and the version with which it asks, if it asks.
+    /// The member's own node, its predecessor, and the version with which it asks, if it asks.
     Arming(Node, Node, Option<u8>),
     Waiting(Node, Node),
     Holding(Node),

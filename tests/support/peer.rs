@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::process::{SAYS, test_in};
 use super::scene::eventually;
 
-/// Twenty Java virtual machines that start at once on two cores take this long.
+/// The limit for a line. Twenty Java virtual machines that start at once on two cores take this long.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 fn home() -> PathBuf {

@@ -17,7 +17,7 @@ use crate::history::{Hold, falling_fences, overlaps};
 use crate::trace::{Event, What, drift, recorded};
 use crate::txn_log::{Op, Txn};
 
-/// Leaders record times in whole milliseconds.
+/// The precision of the times in a server's log.
 pub const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// The error code for a create of an existing node.

@@ -182,9 +182,9 @@ pub const UNIMPLEMENTED: i32 = -6;
 /// How the proxy closes a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Close {
-    /// With a FIN: data sent before arrives.
+    /// Closes with a FIN: data sent earlier still arrives.
     Fin,
-    /// With a RST, which may overtake data sent before.
+    /// Closes with a RST, which may overtake data sent earlier.
     Rst,
 }
 

@@ -159,7 +159,7 @@ pub struct Stint {
 }
 
 impl Stint {
-    /// Work that is not done in this time fails.
+    /// The extra time after which work that is not done fails.
     const MOST: Duration = Duration::from_secs(300);
 
     pub fn begin(lasts: Duration) -> Stint {

@@ -60,7 +60,7 @@ pub struct Measured {
     pub lost: u64,
 }
 
-/// As many other processes hold one lock each, and are never cut off.
+/// The number of other processes, which hold one lock each and are never cut off.
 const OTHERS: usize = 100;
 
 /// Acquires the lock again whenever it is lost, as a user's program does.

@@ -165,12 +165,12 @@ impl Proxy {
         self.order(Command::Holes(Holes { to_server: true, to_client: true }));
     }
 
-    /// Does the same only for data from clients. Data from the server still arrives.
+    /// As [`Proxy::black_hole`], but only for data from clients. Data from the server still arrives.
     pub fn black_hole_to_server(&self) {
         self.order(Command::Holes(Holes { to_server: true, to_client: false }));
     }
 
-    /// Does the same only for data from the server. Data from clients still arrives.
+    /// As [`Proxy::black_hole`], but only for data from the server. Data from clients still arrives.
     pub fn black_hole_to_client(&self) {
         self.order(Command::Holes(Holes { to_server: false, to_client: true }));
     }
