@@ -1,9 +1,9 @@
 //! Asks the leader whether it has certain nodes, and decides when a waiter asks. Waiters, holders and hand-offs use it.
 //!
-//! A server can lose the event of a watch when it crashes, and can show a node that the ensemble no longer has. So a task
-//! that has received no event for long asks the leader, by transactions that only check nodes and change nothing. The
-//! leader answers in the order of all writes, and after every event of an earlier write. A failed transaction names only
-//! the first operation that failed, so the checks behind it are asked again.
+//! A crash of a server can lose the event of a watch, and a server can show a node that the ensemble no longer has. A
+//! task that has received no event for long therefore asks the leader, by transactions that only check nodes and change
+//! nothing. The leader answers in the order of all writes, and after every event of an earlier write. A failed
+//! transaction names only the first operation that failed, so the checks behind it are asked again.
 
 use std::collections::BTreeSet;
 use std::future::pending;

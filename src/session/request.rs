@@ -46,39 +46,39 @@ pub enum Kind {
     Persistent,
     /// Stays until deleted, or until the ensemble reaps it some time after its last child has gone.
     Container,
-    /// Goes with its session.
+    /// Deleted with its session.
     Ephemeral,
-    /// Goes with its session; the ensemble appends a rising number to its name.
+    /// Deleted with its session. The ensemble appends a rising number to the name.
     EphemeralSequential,
 }
 
 /// A node that was created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Created {
-    /// Its whole path, with the sequence number if it has one.
+    /// The node's path, with the sequence number if it has one.
     pub path: String,
-    /// The ensemble-wide number of the transaction that created it.
+    /// The ensemble-wide number of the transaction that created the node.
     pub czxid: i64,
-    /// When it was created, on the ensemble's clock.
+    /// When the node was created, on the ensemble's clock.
     pub ctime: SystemTime,
-    /// The session that owns it, 0 if it is not ephemeral.
+    /// The session that owns the node, 0 if the node is not ephemeral.
     pub ephemeral_owner: i64,
 }
 
 /// The metadata of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// The ensemble-wide number of the transaction that created it.
+    /// The ensemble-wide number of the transaction that created the node.
     pub czxid: i64,
-    /// How often its data was set.
+    /// How often the node's data was set.
     pub version: i32,
-    /// When it was created, on the ensemble's clock.
+    /// When the node was created, on the ensemble's clock.
     pub ctime: SystemTime,
-    /// When its data was last set, on the ensemble's clock. At first that is when it was created.
+    /// When the node's data was last set, on the ensemble's clock. At first this is the creation time.
     pub mtime: SystemTime,
-    /// The session that owns it, 0 if it is not ephemeral.
+    /// The session that owns the node, 0 if the node is not ephemeral.
     pub ephemeral_owner: i64,
-    /// How many bytes of data it has.
+    /// The length of the node's data in bytes.
     pub data_length: usize,
 }
 
@@ -89,9 +89,9 @@ pub enum Operation {
     Create {
         /// The path of the new node.
         path: String,
-        /// Its data.
+        /// The data of the new node.
         data: Vec<u8>,
-        /// Its kind.
+        /// The kind of the new node.
         kind: Kind,
     },
     /// Sets a node's data.
@@ -100,21 +100,21 @@ pub enum Operation {
         path: String,
         /// The new data.
         data: Vec<u8>,
-        /// Only if the node has this version.
+        /// The version that the node must have, if one is given.
         version: Option<i32>,
     },
     /// Deletes a node.
     Delete {
         /// The path of the node.
         path: String,
-        /// Only if the node has this version.
+        /// The version that the node must have, if one is given.
         version: Option<i32>,
     },
     /// Changes nothing, but fails the transaction when the node is not there.
     Check {
         /// The path of the node.
         path: String,
-        /// Only if the node has this version.
+        /// The version that the node must have, if one is given.
         version: Option<i32>,
     },
 }
@@ -188,10 +188,10 @@ pub enum Ending {
     /// The ensemble expired the session, or was not reached for longer than the session timeout.
     #[error("the session expired")]
     Expired,
-    /// This process closed it.
+    /// This process closed the session.
     #[error("the session was closed")]
     Closed,
-    /// The ensemble refused its credentials.
+    /// The ensemble refused the session's credentials.
     #[error("the session's credentials were refused")]
     AuthFailed,
     /// A reconnect was answered with a different session, so the nodes of the old session are not ours any more.
@@ -216,7 +216,7 @@ pub enum Ending {
 pub struct Denied {
     /// The right that the request needs: `READ`, `WRITE`, `CREATE` or `DELETE`.
     pub right: &'static str,
-    /// The node on which it needs the right.
+    /// The node on which the request needs the right.
     pub node: String,
     /// The identity of the client by its credentials, in words. Empty without credentials.
     pub whom: String,

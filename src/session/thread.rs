@@ -215,7 +215,8 @@ impl BackgroundThread {
         };
         let id = start("zk-rwlock", &is_running, move |alive| {
             let _context = of_tokio.handle.enter();
-            // The flag is cleared before the tasks are dropped, because a task's drop may make others look at it.
+            // The flag is cleared before the tasks are dropped, because the drop of a task may wake code that reads the
+            // flag.
             let (executor, _alive) = (executor, alive);
             let mut running = pin!(executor.run(until_stopped));
             async_io::block_on(poll_fn(|context| {

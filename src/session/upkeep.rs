@@ -189,8 +189,8 @@ impl fmt::Debug for Upkeep {
     }
 }
 
-/// A signal that a holder has released the lock. Another client may have forged it, so it is confirmed only once no
-/// contender up to the holder's node is left.
+/// A signal that a holder has released the lock. Another client may have forged the signal, so it is confirmed only
+/// once no contender up to the holder's node is left.
 pub(crate) struct HandOff {
     pub(crate) path: Arc<str>,
     is_gone: AtomicBool,
@@ -232,8 +232,8 @@ struct HandedOff {
 }
 
 impl Upkeep {
-    /// Adds a node that exists, until [`Upkeep::remove`]. Wakes the renewal of the lease if it would run too late for the
-    /// node.
+    /// Adds a node that exists, until [`Upkeep::remove`]. Wakes the renewal of the lease if that would run too late for
+    /// the node.
     pub(super) fn add(&self, own_node: &Arc<OwnNode>) {
         let renewed_by = self.lease.now() + self.lease.heartbeat_period();
         let mut members = self.members.lock();
@@ -259,7 +259,7 @@ impl Upkeep {
         known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
     }
 
-    /// Asks keep-alive to check that the holder's node is gone, because its signal let `own_node` in.
+    /// Asks keep-alive to check that the holder's node is gone, because that holder's signal let `own_node` in.
     pub(crate) fn request_check(&self, signal: &Arc<HandOff>, own_node: &Arc<OwnNode>) {
         let mut members = self.members.lock();
         let is_gone = signal.is_confirmed() || members.gone.as_ref().is_some_and(|gone| gone.path == signal.path);

@@ -1,7 +1,7 @@
 //! The locks, atomics and maps that the library's threads share, and its random numbers.
 //!
-//! They come from the standard library and tokio. All other files import them from here, because a test of schedules
-//! replaces them (`threads/sync.rs`) and then decides each switch from one thread to another.
+//! These types come from the standard library and tokio. All other files import them from here, because a test of
+//! schedules replaces them (`threads/sync.rs`) and then decides each switch from one thread to another.
 
 mod lock;
 

@@ -14,10 +14,10 @@
 //! afterwards).
 //! ```
 //!
-//! A node also has the reason of its loss, which is set once and never taken back: the session is over; the lease had a
-//! gap since the grant (for a waiter: since the lease was first valid); the hold exceeded its limit; the node was
-//! removed; a stranger forged the grant. The owner of a lost node still leaves it, and deletes the node in case it is
-//! there.
+//! A lost node also has the reason of the loss, which is set once and never taken back. There are five reasons: the
+//! session is over; the lease had a gap since the grant (for a waiter: since the lease was first valid); the hold
+//! exceeded its limit; the node was removed; a stranger forged the grant. The owner of a lost node still leaves the node,
+//! and deletes it in case it exists.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -228,7 +228,7 @@ impl NodeState {
         }
         let node = self.leave(may_signal);
         self.phase = Phase::Left;
-        // The place in the queue is removed first, because the exchange fails without it.
+        // The place in the queue is removed first, because the exchange fails without that place.
         let outside = self.unseen.take().map(Leaving::delete);
         let orphans = std::mem::take(&mut self.may_have_orphan).then_some(Leaving::Listing);
         node.into_iter().chain(outside).chain(orphans).collect()
