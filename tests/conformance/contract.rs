@@ -357,8 +357,8 @@ pub async fn a_child_watch_ignores_data_and_grandchildren<H: Harness>(h: &H) {
     stage.a.transact(&[set(&path)]).await.expect("set");
     // Events arrive in order.
     assert_eq!(event(data).await, Event::Changed);
-    let told = std::future::poll_fn(|context| std::task::Poll::Ready(watch.as_mut().poll(context))).await;
-    assert_eq!(told, std::task::Poll::Pending);
+    let polled = std::future::poll_fn(|context| std::task::Poll::Ready(watch.as_mut().poll(context))).await;
+    assert_eq!(polled, std::task::Poll::Pending);
     stage.node("another", Kind::Ephemeral).await;
     assert_eq!(soon("an event", watch).await, Event::Changed);
 }
@@ -507,11 +507,11 @@ pub async fn a_lease_runs_out_when_no_quorum_answers<H: Harness>(h: &H) {
 
 pub async fn a_background_task_runs_without_its_caller<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
-    let (session, path) = (Arc::clone(&stage.a), stage.path("chore"));
+    let (session, path) = (Arc::clone(&stage.a), stage.path("task"));
     stage.a.spawn(Box::pin(async move {
         session.create(&path, b"", Kind::Persistent).await.expect("created");
     }));
-    eventually("the chore is done", || async { stage.b.data(&stage.path("chore")).await.is_ok() }).await;
+    eventually("the task is done", || async { stage.b.data(&stage.path("task")).await.is_ok() }).await;
 }
 
 pub async fn a_slot_of_either_client_serves_a_lock<H: Harness>(h: &H) {

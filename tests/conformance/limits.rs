@@ -25,12 +25,12 @@ pub async fn a_holder_hears_of_its_limit_before_the_next_grant<H: Harness>(h: &H
             async move { (writer(&next).await.expect("no panic").expect("the lock is given up"), Instant::now()) }
         });
         let why = soon("the end of its time", guard.lost()).await;
-        let told = Instant::now();
+        let heard = Instant::now();
         assert_eq!((why, guard.is_held()), (Loss::HeldTooLong, false));
-        assert!(told - began >= LIMIT);
+        assert!(heard - began >= LIMIT);
         let guard = keeps_its_guard.then_some(guard);
         let (granted, at) = soon("the next grant", waits).await.expect("no panic");
-        assert!(told < at, "granted {:?} before the holder was told", told - at);
+        assert!(heard < at, "granted {:?} before the holder heard of its limit", heard - at);
         granted.release().await.expect("held");
         drop(guard);
     }
@@ -43,9 +43,9 @@ pub async fn permits_are_given_up_at_their_limit<H: Harness>(h: &H) {
     let next = Semaphore::new(&theirs, &directory, 1).expect("valid");
     let waits = tokio::spawn(async move { (next.acquire().await.expect("the lock is given up"), Instant::now()) });
     assert_eq!(soon("the end of its time", permit.lost()).await, Loss::HeldTooLong);
-    let told = Instant::now();
+    let heard = Instant::now();
     let (granted, at) = soon("the next grant", waits).await.expect("no panic");
-    assert!(told < at && !permit.is_held());
+    assert!(heard < at && !permit.is_held());
     granted.release().await.expect("held");
 }
 

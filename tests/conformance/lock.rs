@@ -609,21 +609,21 @@ pub async fn each_use_restarts_the_idle_time<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let idle = Duration::from_secs(1);
     let kept = RwLock::builder(&s.mine, &s.directory).keep(idle).build().expect("valid");
-    let (mut granted, mut told) = (None, 0);
+    let (mut granted, mut late_uses) = (None, 0);
     // A busy machine may pause for longer than the idle time, and a new node follows.
     for _ in 0..100 {
         let guard = soon("a free lock", kept.write()).await.expect("free");
         let (token, now) = (guard.fencing_token(), Instant::now());
         match granted {
             Some((before, at, _)) if token == before => {
-                told += u32::from(now > at + 2 * idle);
+                late_uses += u32::from(now > at + 2 * idle);
                 granted = Some((token, at, Instant::now()));
             }
             Some((before, _, used)) if now - used < idle / 2 => panic!("{before} was idle for {:?}", now - used),
             _ => granted = Some((token, now, Instant::now())),
         }
         drop(guard);
-        if told > 0 {
+        if late_uses > 0 {
             return;
         }
         tokio::time::sleep(idle / 5).await;
@@ -952,7 +952,7 @@ pub async fn an_ephemeral_node_is_no_lock_directory<H: Harness>(h: &H) {
             soon("the refusal", lock.write()).await.expect_err("no directory"),
             soon("the refusal", lock.try_read()).await.expect_err("no directory"),
         ] {
-            assert!(matches!(&error, Error::EphemeralParent { path: told } if *told == path), "{error:?}");
+            assert!(matches!(&error, Error::EphemeralParent { path: named } if *named == path), "{error:?}");
         }
     }
 }
@@ -1044,7 +1044,7 @@ pub async fn the_queue_shows_holders_and_waiters_in_order<H: Harness>(h: &H) {
     assert_eq!(queue.path, s.directory);
     let mine = session(&s.mine).await.id();
     let theirs = session(&s.theirs).await.id();
-    let told: Vec<_> = queue
+    let states: Vec<_> = queue
         .members
         .iter()
         .map(|m| (m.mode, m.host.as_str(), m.pid, m.label.as_deref(), m.session, m.state.clone()))
@@ -1052,7 +1052,7 @@ pub async fn the_queue_shows_holders_and_waiters_in_order<H: Harness>(h: &H) {
     let pid = Some(process::id());
     let behind = |i: usize| MemberState::Waits { behind: queue.members[i].node.clone() };
     assert_eq!(
-        told,
+        states,
         [
             (Mode::Read, "host-a", pid, Some("report"), Some(mine), MemberState::Holds),
             (Mode::Write, "host-b", pid, Some("migrate"), Some(theirs), behind(0)),
@@ -1141,8 +1141,8 @@ pub async fn closing_ends_guards_waiters_and_acquisitions<H: Harness>(h: &H) {
     assert!(!held.is_held());
     assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::Closed));
     let error = refused(write).await;
-    let told = matches!(&error, Error::Closed(Ending::Closed) | Error::Evicted(Loss::SessionOver(Ending::Closed)));
-    assert!(told, "{error:?}");
+    let is_closed = matches!(&error, Error::Closed(Ending::Closed) | Error::Evicted(Loss::SessionOver(Ending::Closed)));
+    assert!(is_closed, "{error:?}");
     for error in [
         soon("the refusal", s.a.read()).await.expect_err("closed"),
         soon("the refusal", s.a.write()).await.expect_err("closed"),

@@ -582,9 +582,9 @@ pub async fn on_wait_names_the_holders_of_permits<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;
     let held = take_all(&s.b, 2).await;
     let heard = Arc::new(Mutex::new(Vec::new()));
-    let tell = Arc::clone(&heard);
+    let sink = Arc::clone(&heard);
     let acquire = s.a.acquire().on_wait(move |progress| {
-        tell.lock().expect("no panic").push((progress.path.to_string(), progress.to_string()));
+        sink.lock().expect("no panic").push((progress.path.to_string(), progress.to_string()));
     });
     let waits = tokio::spawn(acquire.into_future());
     eventually("the waiter is notified", || async { !heard.lock().expect("no panic").is_empty() }).await;

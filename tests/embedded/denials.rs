@@ -123,7 +123,7 @@ async fn a_denied_value_is_not_reported_as_unwritten() {
                 let builder = Shared::builder(&denying(&memory, "/v/value", Failure::NoNode, reads).0, "/v");
                 if has_initial { builder.initial(|| 1_u64).build() } else { builder.build() }.expect("valid")
             };
-            let told = |error: Error| {
+            let check_error = |error: Error| {
                 assert!(!is_read && error.value_error().is_none(), "{reads}: {error}");
                 let is_true = |words| error.to_string().contains(words);
                 let exists = has_initial && is_true("nothing was changed: the node exists");
@@ -131,17 +131,17 @@ async fn a_denied_value_is_not_reported_as_unwritten() {
             };
             match value().update(|value| *value += 1).await {
                 Ok(_) => assert_eq!(*well.read().await.expect("free"), 8),
-                Err(error) => told(error),
+                Err(error) => check_error(error),
             }
             match value().read().await {
                 Ok(read) => assert_eq!(*read, 8),
-                Err(error) => told(error),
+                Err(error) => check_error(error),
             }
             // A live value with an initial value waits until the server shows the node.
             let live = tokio::time::timeout(Duration::from_secs(60), value().live()).await;
             match live {
                 Ok(Ok(live)) => assert_eq!(**live.get(), 8),
-                Ok(Err(error)) => told(error),
+                Ok(Err(error)) => check_error(error),
                 Err(_) => assert!(has_initial && !is_read),
             }
         }

@@ -365,9 +365,9 @@ async fn no_call_returns_a_ghost_as_leader() {
     sleep(SECOND).await;
     assert!(here.leader().await.expect("readable").expect("the candidate leads").term > dead);
     sleep(12 * SECOND).await;
-    let told = changes.next().await.expect("open").expect("readable").expect("the candidate leads").term;
-    assert!(told > dead);
-    assert_eq!(here.leader().await.expect("readable").expect("the candidate leads").term, told);
+    let reported = changes.next().await.expect("open").expect("readable").expect("the candidate leads").term;
+    assert!(reported > dead);
+    assert_eq!(here.leader().await.expect("readable").expect("the candidate leads").term, reported);
 }
 
 #[tokio::test(start_paused = true)]

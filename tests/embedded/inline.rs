@@ -64,12 +64,12 @@ impl<T: Send + 'static> Wake for Inline<T> {
 
 /// Fails if the test deadlocks.
 fn ends(test: impl FnOnce() + Send + 'static) {
-    let (tell, told) = mpsc::channel();
+    let (done, is_done) = mpsc::channel();
     let tested = thread::spawn(move || {
         test();
-        let _ = tell.send(());
+        let _ = done.send(());
     });
-    match told.recv_timeout(FOR_EVER) {
+    match is_done.recv_timeout(FOR_EVER) {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("deadlock: a thread waits for itself"),
         _ => tested.join().expect("no panic"),
     }

@@ -116,11 +116,11 @@ fn a_try_names_the_holder_of_the_kept_node() {
 async fn on_wait_reports_a_wait_for_a_local_use() {
     let (_zk, kept, _other) = two();
     let guard = kept.write().await.unwrap();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let tell = Arc::clone(&told);
-    let waits = kept.write().on_wait(move |progress| tell.lock().unwrap().push(progress.to_string()));
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&reports);
+    let waits = kept.write().on_wait(move |progress| sink.lock().unwrap().push(progress.to_string()));
     waits.timeout(SOON * 10).await.unwrap_err();
-    assert!(!told.lock().unwrap().is_empty(), "the waiter heard nothing for ten seconds");
+    assert!(!reports.lock().unwrap().is_empty(), "the waiter heard nothing for ten seconds");
     drop(guard);
 }
 
@@ -130,16 +130,16 @@ fn on_wait_reports_a_grant_to_another_local_use() {
     let holder = now(other.write().label("left before")).unwrap();
     let mut first = writing(&kept);
     assert_pending!(first.poll());
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let tell = Arc::clone(&told);
-    let waits = kept.write().on_wait(move |progress| tell.lock().unwrap().push(format!("{progress:?}")));
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&reports);
+    let waits = kept.write().on_wait(move |progress| sink.lock().unwrap().push(format!("{progress:?}")));
     let mut second = task::spawn(waits.into_future());
     assert_pending!(second.poll());
     drop(holder);
     let first = assert_ready_ok!(first.poll());
     assert!(second.is_woken());
     assert_pending!(second.poll());
-    let last = told.lock().unwrap().last().cloned().expect("the waiter hears of the change");
+    let last = reports.lock().unwrap().last().cloned().expect("the waiter hears of the change");
     assert!(last.contains("~keep-WRITE-") && !last.contains("left before"), "{last}");
     drop(first);
     drop(assert_ready_ok!(second.poll()));
@@ -300,15 +300,18 @@ fn a_try_refused_by_a_local_use_keeps_the_node() {
 #[test]
 fn on_wait_does_not_report_departed_contenders() {
     let (_zk, kept, guard) = granted_after_a_wait();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let tell = Arc::clone(&told);
-    let waits = kept.write().on_wait(move |progress| tell.lock().unwrap().push(format!("{progress:?}")));
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&reports);
+    let waits = kept.write().on_wait(move |progress| sink.lock().unwrap().push(format!("{progress:?}")));
     let mut waits = tokio_test::task::spawn(waits.into_future());
     assert_pending!(waits.poll());
-    let told = told.lock().unwrap().clone();
+    let reports = reports.lock().unwrap().clone();
     drop(guard);
-    let [told] = &told[..] else { panic!("{told:?}") };
-    assert!(told.contains("place: 2") && told.contains("~keep-WRITE-") && !told.contains("left long ago"), "{told}");
+    let [reports] = &reports[..] else { panic!("{reports:?}") };
+    assert!(
+        reports.contains("place: 2") && reports.contains("~keep-WRITE-") && !reports.contains("left long ago"),
+        "{reports}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -317,12 +320,12 @@ async fn each_use_waiting_for_the_node_hears_its_progress() {
     let first = other.write().label("first").await.unwrap();
     let second = tokio::spawn(other.write().label("second").into_future());
     spin().await;
-    let told = [(); 2].map(|()| Arc::new(Mutex::new(Vec::new())));
-    let [one, two] = told.each_ref().map(|told| {
-        let tell = Arc::clone(told);
+    let reports = [(); 2].map(|()| Arc::new(Mutex::new(Vec::new())));
+    let [one, two] = reports.each_ref().map(|reports| {
+        let sink = Arc::clone(reports);
         let hears = move |progress: &zk_rwlock::queue::Progress| {
             let labels: Vec<_> = progress.blockers.first.iter().filter_map(|it| it.label.clone()).collect();
-            tell.lock().unwrap().push((progress.place, labels));
+            sink.lock().unwrap().push((progress.place, labels));
         };
         tokio::spawn(kept.read().on_wait(hears).into_future())
     });
@@ -331,9 +334,9 @@ async fn each_use_waiting_for_the_node_hears_its_progress() {
     drop(first);
     let second = second.await.unwrap().unwrap();
     tokio::time::sleep(SOON * 60).await;
-    for told in &told {
-        let told = told.lock().unwrap().clone();
-        let labels: Vec<_> = told.iter().map(|(place, labels)| (*place, labels.join(", "))).collect();
+    for reports in &reports {
+        let reports = reports.lock().unwrap().clone();
+        let labels: Vec<_> = reports.iter().map(|(place, labels)| (*place, labels.join(", "))).collect();
         assert_eq!(
             labels,
             [(3, "first, second".to_owned()), (2, "second".to_owned())],

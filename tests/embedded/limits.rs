@@ -45,7 +45,7 @@ async fn a_holder_hears_of_its_limit_before_the_next_grant() {
     let zk = Memory::new();
     let guard = Arc::new(lock(&zk).write().await.expect("free"));
     let began = Instant::now();
-    let told = tokio::spawn({
+    let heard = tokio::spawn({
         let guard = Arc::clone(&guard);
         async move { (guard.lost().await, began.elapsed(), guard.state()) }
     });
@@ -58,15 +58,15 @@ async fn a_holder_hears_of_its_limit_before_the_next_grant() {
     assert!(guard.is_held() && guard.session_left() > MARGIN && guard.session_left() <= MARGIN + TICK);
     let next = waits.await.expect("no panic").expect("the node is removed after the limit");
     let granted = began.elapsed();
-    let (why, told, state) = told.await.expect("no panic");
+    let (why, heard, state) = heard.await.expect("no panic");
     assert_eq!((why, state), (Loss::HeldTooLong, HoldState::Lost { why }));
     let (work, stopped) = dropped.await.expect("no panic");
     assert_held_too_long(work);
     assert!(
-        LIMIT <= told && told <= LIMIT + TICK && LIMIT <= stopped && stopped <= LIMIT + TICK,
-        "{told:?} {stopped:?}"
+        LIMIT <= heard && heard <= LIMIT + TICK && LIMIT <= stopped && stopped <= LIMIT + TICK,
+        "{heard:?} {stopped:?}"
     );
-    assert!(told + MARGIN - 2 * TICK <= granted && granted <= LIMIT + MARGIN + 2 * TICK, "{granted:?}");
+    assert!(heard + MARGIN - 2 * TICK <= granted && granted <= LIMIT + MARGIN + 2 * TICK, "{granted:?}");
     assert_eq!(guard.session_left(), Duration::ZERO);
     assert_held_too_long(guard.transaction().create("/late", "").commit().await);
     assert_held_too_long(guard.data("/late").await);

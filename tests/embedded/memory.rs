@@ -278,9 +278,9 @@ fn heard(hears: &mpsc::Receiver<Progress>) -> Vec<(usize, usize, String)> {
     hears.try_iter().map(text).collect()
 }
 
-fn tell() -> (impl Fn(&Progress) + Clone + Send + 'static, mpsc::Receiver<Progress>) {
-    let (told, hears) = mpsc::channel();
-    (move |progress: &Progress| told.send(progress.clone()).expect("somebody hears"), hears)
+fn listener() -> (impl Fn(&Progress) + Clone + Send + 'static, mpsc::Receiver<Progress>) {
+    let (sender, hears) = mpsc::channel();
+    (move |progress: &Progress| sender.send(progress.clone()).expect("somebody hears"), hears)
 }
 
 /// The text of a queue member that entered with this label.
@@ -298,8 +298,8 @@ fn a_waiter_hears_its_changed_place_and_blockers() {
     assert_pending!(reader.poll());
     assert_pending!(writer.poll());
 
-    let (tell, hears) = tell();
-    let mut last = task::spawn(lock.write().on_wait(tell).into_future());
+    let (listener, hears) = listener();
+    let mut last = task::spawn(lock.write().on_wait(listener).into_future());
     assert_pending!(last.poll());
     assert_eq!(heard(&hears), [(4, 3, entry("WRITE", "h", "holds"))]);
 
@@ -327,8 +327,8 @@ fn a_waiter_hears_that_its_predecessor_gave_up() {
     for writer in &mut writers {
         assert_pending!(writer.poll());
     }
-    let (tell, hears) = tell();
-    let mut reader = task::spawn(lock.read().on_wait(tell).into_future());
+    let (listener, hears) = listener();
+    let mut reader = task::spawn(lock.read().on_wait(listener).into_future());
     assert_pending!(reader.poll());
     // Readers ahead of a reader do not block it.
     assert_eq!(heard(&hears).iter().map(|(place, ahead, _)| (*place, *ahead)).collect::<Vec<_>>(), [(5, 2)]);
@@ -350,8 +350,8 @@ fn on_wait_costs_a_read_per_name_and_no_listing() {
         let (zk, _other, a, b) = two();
         let _held = write(&a);
         let before = zk.requests();
-        let (tell, hears) = tell();
-        let waiting = if names { b.write().on_wait(tell) } else { b.write() };
+        let (listener, hears) = listener();
+        let waiting = if names { b.write().on_wait(listener) } else { b.write() };
         let mut waiting = task::spawn(waiting.into_future());
         assert_pending!(waiting.poll());
         (zk.requests() - before, hears.try_iter().count())
@@ -369,15 +369,15 @@ async fn a_waiter_in_a_short_queue_hears_of_changes_in_1_s() {
     for reader in &mut readers {
         assert_pending!(reader.poll());
     }
-    let (tell, hears) = tell();
-    let mut last = task::spawn(lock.write().on_wait(tell).into_future());
+    let (listener, hears) = listener();
+    let mut last = task::spawn(lock.write().on_wait(listener).into_future());
     assert_pending!(last.poll());
     drop(holder);
     drop(assert_ready_ok!(readers[0].poll()));
     tokio::time::advance(Duration::from_secs(1)).await;
     assert_pending!(last.poll());
-    let told = hears.try_iter().map(|progress| (progress.place, progress.length)).collect::<Vec<_>>();
-    assert_eq!(told, [(4, 4), (2, 2)]);
+    let reported = hears.try_iter().map(|progress| (progress.place, progress.length)).collect::<Vec<_>>();
+    assert_eq!(reported, [(4, 4), (2, 2)]);
     drop(assert_ready_ok!(readers[1].poll()));
     drop(assert_ready_ok!(last.poll()));
 }
@@ -396,18 +396,18 @@ async fn a_waiter_whose_listing_failed_hears_of_changes_later() {
     for reader in &mut readers {
         assert_pending!(reader.poll());
     }
-    let (tell, hears) = tell();
+    let (listener, hears) = listener();
     let waits = RwLock::new(&hindered, DIRECTORY).expect("valid");
-    let mut last = task::spawn(waits.write().on_wait(tell).into_future());
+    let mut last = task::spawn(waits.write().on_wait(listener).into_future());
     assert_pending!(last.poll());
     drop(holder);
     drop(assert_ready_ok!(readers[0].poll()));
     fails.store(true, Ordering::Relaxed);
-    for told in [&[(4, 4)][..], &[(2, 2)]] {
+    for expected in [&[(4, 4)][..], &[(2, 2)]] {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_pending!(last.poll());
         assert!(!fails.load(Ordering::Relaxed), "the holder has listed the queue");
-        assert_eq!(hears.try_iter().map(|progress| (progress.place, progress.length)).collect::<Vec<_>>(), told);
+        assert_eq!(hears.try_iter().map(|progress| (progress.place, progress.length)).collect::<Vec<_>>(), expected);
     }
     drop(assert_ready_ok!(readers[1].poll()));
     drop(assert_ready_ok!(last.poll()));
@@ -1073,7 +1073,7 @@ async fn a_suspended_machine_has_lost_its_locks_before_timers() {
     assert_pending!(lost.poll());
     assert!(asked.is_held());
     clock.fetch_add(3_600, Ordering::SeqCst);
-    assert!(!asked.is_held(), "the first look after the suspend says so");
+    assert!(!asked.is_held(), "a guard is held after the suspend");
     // A task that awaits the loss hears of it after the current slice of its timer, before the whole lease has passed.
     tokio::time::advance(Duration::from_millis(501)).await;
     assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);

@@ -77,17 +77,17 @@ async fn a_lock_is_refused_at_the_path_of_a_semaphore() {
 
     // A contender of the lock that has just come is refused. The semaphore is not.
     let mut refused = task::spawn(lock(&zk).write().into_future());
-    let stray = Operation::Create {
+    let foreign = Operation::Create {
         path: format!("{PATH}/h~1-WRITE-0000000009"),
         data: vec![],
         kind: zk_rwlock::coordinator::Kind::Ephemeral,
     };
     let session = std::sync::Arc::clone(zk.session_slot(0).await.expect("open").session());
-    session.transact(std::slice::from_ref(&stray)).await.expect("allowed");
+    session.transact(std::slice::from_ref(&foreign)).await.expect("allowed");
     let fresh = semaphore(&zk);
     let mut acquires = task::spawn(fresh.acquire().into_future());
     assert!(acquires.poll().is_pending());
-    session.delete(stray.path()).await.expect("the node exists");
+    session.delete(foreign.path()).await.expect("the node exists");
     drop(acquires.into_inner().await.expect("the contender has left"));
     drop(refused.poll());
 

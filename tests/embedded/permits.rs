@@ -641,8 +641,8 @@ impl Session for Lagging {
         self.inner.transact(operations)
     }
 
-    fn spawn(&self, chore: Task) {
-        self.inner.spawn(chore);
+    fn spawn(&self, task: Task) {
+        self.inner.spawn(task);
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -708,25 +708,25 @@ fn queued_and_polled_no_more(zk: &Memory) -> Acquiring<Permit> {
 #[tokio::test(start_paused = true)]
 async fn a_holder_backs_off_from_a_waiter_that_idles() {
     let (zk, ..) = two(2);
-    let looks = Count::default();
+    let listings = Count::default();
     let line = Hindered::new(&zk.connect(), {
-        let looks = looks.clone();
+        let listings = listings.clone();
         move |asked| {
             if let Request::WatchChildren(QUEUE) = asked {
-                looks.one_more();
+                listings.one_more();
             }
             None
         }
     });
     let held = acquire(&open(&line, 2));
     let _stands_still = queued_and_polled_no_more(&zk);
-    let before = looks.now();
+    let before = listings.now();
     assert!(
         timeout(Duration::from_secs(600), held.contended()).await.is_err(),
         "the holder heard of a waiter that finds enough permits"
     );
     // Each pause is twice the last, up to the session timeout of 10 s.
-    assert!((60..=75).contains(&(looks.now() - before)), "{} looks", looks.now() - before);
+    assert!((60..=75).contains(&(listings.now() - before)), "{} listings", listings.now() - before);
 }
 
 #[test]

@@ -207,7 +207,7 @@ async fn terms_and_unhealthy_candidates_are_logged() {
     let builder = Leadership::builder(&zk, DIRECTORY).data("http://web-1");
     let leadership = builder.health(Duration::from_secs(5), check).build().expect("valid");
     let (log, _guard) = Log::start();
-    let told = || {
+    let logged = || {
         let lines = log.lines().into_iter();
         lines.filter(|line| line.starts_with("INFO") || line.contains("health check")).collect::<Vec<_>>()
     };
@@ -222,32 +222,32 @@ async fn terms_and_unhealthy_candidates_are_logged() {
         format!("INFO message=a term ends path=.. term={term} data=\"http://web-1\" lasted={lasted} why=\"{why}\"")
     };
     let term = goes_on(0).await.expect("the candidate leads");
-    assert_eq!(told(), [begins(term)]);
+    assert_eq!(logged(), [begins(term)]);
     let mut resigning = task::spawn(leadership.resign());
     assert_pending!(resigning.poll());
     let next = goes_on(2).await.expect("the candidate leads");
-    assert_eq!(told(), [ends(term, "2s", "resigned"), begins(next)]);
+    assert_eq!(logged(), [ends(term, "2s", "resigned"), begins(next)]);
     well.store(false, Ordering::Relaxed);
     assert_eq!(goes_on(5).await, None);
     let unhealthy = "the health check failed: not campaigning until it succeeds path=.. data=\"http://web-1\"";
-    assert_eq!(told(), [format!("WARN message={unhealthy}"), ends(next, "5s", "unhealthy")]);
+    assert_eq!(logged(), [format!("WARN message={unhealthy}"), ends(next, "5s", "unhealthy")]);
     assert_eq!(goes_on(5).await, None);
-    assert_eq!(told(), [""; 0], "told once");
+    assert_eq!(logged(), [""; 0], "logged once");
     well.store(true, Ordering::Relaxed);
     let last = goes_on(5).await.expect("the candidate leads");
     let healthy = "the health check succeeds: campaigning again path=.. data=\"http://web-1\" unhealthy=10s";
-    assert_eq!(told(), [format!("INFO message={healthy}"), begins(last)]);
+    assert_eq!(logged(), [format!("INFO message={healthy}"), begins(last)]);
     zk.faults().expire();
     assert_eq!(goes_on(0).await, None);
-    assert_eq!(told(), [ends(last, "0ns", "lost")]);
+    assert_eq!(logged(), [ends(last, "0ns", "lost")]);
     let again = goes_on(60).await.expect("the candidate leads");
-    assert_eq!(told(), [begins(again)]);
+    assert_eq!(logged(), [begins(again)]);
     drop(campaign);
-    assert_eq!(told(), [ends(again, "0ns", "dropped")]);
+    assert_eq!(logged(), [ends(again, "0ns", "dropped")]);
     drop(resigning);
     let work = async |_term| ();
     now(leadership.lead(work)).expect("the candidate leads");
-    assert_eq!(told().last().map(|line| line.ends_with("lasted=0ns why=\"done\"")), Some(true));
+    assert_eq!(logged().last().map(|line| line.ends_with("lasted=0ns why=\"done\"")), Some(true));
 }
 
 #[test]
@@ -499,13 +499,13 @@ async fn a_long_wait_is_warned_of_despite_a_long_on_wait() {
     let (log, _guard) = Log::start();
     let mut waiting = task::spawn(lock.read().on_wait(move |_| std::thread::sleep(2 * limit)).into_future());
     assert_pending!(waiting.poll());
-    let told = async {
+    let logged = async {
         while log.lines().is_empty() {
             tokio::time::sleep(limit / 5).await;
             assert_pending!(waiting.poll());
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), told).await.expect("the waiter is notified");
+    tokio::time::timeout(Duration::from_secs(60), logged).await.expect("the waiter is notified");
 }
 
 /// The acquisition is polled once, which queues it up, and never again.
@@ -741,8 +741,8 @@ async fn a_permit_timeout_separates_holders_and_waiters() {
     }
     let error = fourth.acquire().timeout(Duration::from_secs(60)).await.expect_err("one permit is not enough");
     let Error::Timeout { blockers, .. } = &error else { panic!("{error}") };
-    let told: Vec<_> = blockers.first.iter().map(|it| (it.host.as_str(), it.label.as_deref().unwrap_or(""))).collect();
-    assert_eq!(told, [("first", "the holder"), ("second", "the head"), ("third", "behind the head")]);
+    let named: Vec<_> = blockers.first.iter().map(|it| (it.host.as_str(), it.label.as_deref().unwrap_or(""))).collect();
+    assert_eq!(named, [("first", "the holder"), ("second", "the head"), ("third", "behind the head")]);
     let states: Vec<_> = blockers.first.iter().map(|it| &it.state).collect();
     let MemberState::Waits { behind: head } = states[1] else { panic!("{states:?}") };
     let MemberState::Waits { behind } = states[2] else { panic!("{states:?}") };
@@ -772,18 +772,18 @@ fn a_read_queue_shows_a_holder_that_leaves_meanwhile() {
         assert_pending!(waits.poll());
         (leaving(&zk, holder), waits)
     };
-    let (looks, _waits) = held();
-    let queue = now(RwLock::new(&looks, DIRECTORY).expect("valid").queue()).expect("readable");
+    let (client, _waits) = held();
+    let queue = now(RwLock::new(&client, DIRECTORY).expect("valid").queue()).expect("readable");
     let holders: Vec<_> =
         queue.holders().map(|it| (it.host.as_str(), it.mode, it.label.as_deref(), it.token)).collect();
     assert_eq!((holders, queue.waiters().count()), (vec![("web-1", Mode::Write, None, None)], 1), "{queue}");
     drop(_waits);
-    let (looks, _waits) = held();
-    let survey = now(Survey::below(&looks, "/")).expect("readable");
+    let (client, _waits) = held();
+    let survey = now(Survey::below(&client, "/")).expect("readable");
     assert_eq!((survey.queues[0].holders().count(), survey.queues[0].waiters().count()), (1, 1), "{survey:?}");
     drop(_waits);
-    let (looks, _waits) = held();
-    let taken = now(RwLock::new(&looks, DIRECTORY).expect("valid").try_write()).unwrap_err();
+    let (client, _waits) = held();
+    let taken = now(RwLock::new(&client, DIRECTORY).expect("valid").try_write()).unwrap_err();
     assert_eq!(taken.to_string(), "would block: held by WRITE web-1; 2 ahead");
 
     let semaphore = Semaphore::builder(&zk, "/s").permits(3).lock(|lock| lock.host("web-1")).build().expect("valid");

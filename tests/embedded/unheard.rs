@@ -250,12 +250,12 @@ async fn a_waiter_past_a_ghost_asks_seldom_for_a_downgrade() {
     let held = write(&other);
     let mut ghost = writing(&other);
     assert_pending!(ghost.poll());
-    let (listings, looks) = (Count::default(), Count::default());
-    let (listed, looked) = (listings.clone(), looks.clone());
+    let (listings, checks) = (Count::default(), Count::default());
+    let (listed, checked) = (listings.clone(), checks.clone());
     let line = Hindered::new(&ours, move |asked| {
         match asked {
             Request::Children(_) => drop(listed.one_more()),
-            Request::Transact(_) => drop(looked.one_more()),
+            Request::Transact(_) => drop(checked.one_more()),
             _ => {}
         }
         None
@@ -266,12 +266,15 @@ async fn a_waiter_past_a_ghost_asks_seldom_for_a_downgrade() {
     drop(ghost);
     assert!(timeout(15 * SECOND, &mut waiter).await.is_err(), "the waiter holds beside the writer");
     let reader = held.downgrade().await.expect("held");
-    let before = (listings.now(), looks.now());
+    let before = (listings.now(), checks.now());
     let early = timeout(600 * SECOND, &mut waiter).await;
     assert!(early.is_err(), "the waiter holds beside the reader: {early:?}");
-    let (listings, looks) = (listings.now() - before.0, looks.now() - before.1);
+    let (listings, checks) = (listings.now() - before.0, checks.now() - before.1);
     // Each listing is followed by a check at once, and by another a session timeout later. A check is two transactions.
-    assert!((50..=60).contains(&listings) && (200..=245).contains(&looks), "{listings} listings, {looks} transactions");
+    assert!(
+        (50..=60).contains(&listings) && (200..=245).contains(&checks),
+        "{listings} listings, {checks} transactions"
+    );
     drop(reader);
     drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
 }
@@ -365,24 +368,24 @@ async fn a_waiter_checks_less_often_and_never_while_cut_off() {
     });
     let mut waiter = spawn(RwLock::new(&client, PATH).expect("valid").write().into_future());
     waits(&mut waiter).await;
-    let looks = async |seconds| {
+    let checks = async |seconds| {
         let before = asked.now();
         sleep(seconds * SECOND).await;
         asked.now() - before
     };
-    assert_eq!((looks(9).await, looks(3).await, looks(7).await), (0, 1, 0));
+    assert_eq!((checks(9).await, checks(3).await, checks(7).await), (0, 1, 0));
     // Each pause is twice the last, and ten minutes at most.
-    let more = looks(6_000).await;
+    let more = checks(6_000).await;
     assert!((12..=15).contains(&more), "{more}");
     waiter.abort();
 
     let mut waiter = spawn(RwLock::new(&client, PATH).expect("valid").write().into_future());
     waits(&mut waiter).await;
-    assert_eq!((looks(12).await, looks(16).await), (1, 0));
+    assert_eq!((checks(12).await, checks(16).await), (1, 0));
     ours.faults().cut();
-    assert_eq!(looks(6).await, 0, "the client is cut off when the second check is due");
+    assert_eq!(checks(6).await, 0, "the client is cut off when the second check is due");
     ours.faults().heal();
-    assert_eq!((looks(9).await, looks(3).await), (0, 1), "the pauses did not start from the beginning");
+    assert_eq!((checks(9).await, checks(3).await), (0, 1), "the pauses did not start from the beginning");
     waiter.abort();
 }
 
@@ -516,14 +519,14 @@ async fn a_number_of_permits_changed_in_the_exchange_counts() {
 async fn a_number_of_permits_the_leader_lacks_backs_off() {
     for comes_back in [false, true] {
         let errors = diverged();
-        let (tries, looks) = (Count::default(), Count::default());
-        let (tried, looked) = (tries.clone(), looks.clone());
+        let (tries, checks) = (Count::default(), Count::default());
+        let (tried, checked) = (tries.clone(), checks.clone());
         let zk = Hindered::new(&Memory::new(), move |asked| {
             let Request::Transact(operations) = asked else { return None };
             let is_number =
                 |it: &Operation| matches!(it, Operation::Check { path, version: Some(_) } if path == "/limit");
             let index = operations.iter().position(is_number)?;
-            let before = if index > 0 { tried.one_more() } else { looked.one_more() };
+            let before = if index > 0 { tried.one_more() } else { checked.one_more() };
             let is_back = comes_back && index == 0 && before % 2 == 1;
             (!is_back).then(|| refused_at(index, Failure::BadVersion))
         });
@@ -534,7 +537,7 @@ async fn a_number_of_permits_the_leader_lacks_backs_off() {
         assert!((5..=8).contains(&tries), "{tries}");
         // The first refusal may come from a change that has just been made. After each later refusal, the leader is asked
         // before and after the server is read.
-        assert_eq!(looks.now(), 2 * (tries - 1));
+        assert_eq!(checks.now(), 2 * (tries - 1));
         assert_eq!(errors(), vec!["/limit"; if comes_back { 0 } else { tries - 1 }]);
         let tried = limit.try_acquire().await.expect_err("no grant while the number is in doubt").to_string();
         assert!(tried.ends_with("its number has changed, and the server does not show it yet"), "{tried}");
@@ -597,8 +600,8 @@ async fn a_missed_number_of_permits_is_logged() {
     ours.faults().freeze("/limit");
     other.set_permits(2).await.expect("allowed");
     assert!(timeout(60 * SECOND, &mut head).await.is_err(), "the server hides the free permit");
-    let told = errors();
-    assert!((4..=6).contains(&told.len()) && told.iter().all(|node| node == "/limit"), "{told:?}");
+    let logged = errors();
+    assert!((4..=6).contains(&logged.len()) && logged.iter().all(|node| node == "/limit"), "{logged:?}");
     ours.faults().cut();
     ours.faults().heal();
     drop(ends(head).await.expect("no panic").expect("granted"));
@@ -616,10 +619,10 @@ async fn a_head_past_a_ghost_counts_hidden_permits() {
         let first = now(other.acquire_many(count)).expect("free");
         let mut second = tokio_test::task::spawn(other.acquire_many(count).into_future());
         assert_pending!(second.poll());
-        let (looks, failure) = (Count::default(), hindered.clone());
+        let (checks, failure) = (Count::default(), hindered.clone());
         let line = Hindered::new(&ours, move |asked| match asked {
             Request::Transact([Operation::Check { path, .. }]) if path.starts_with("/limit/permits/") => {
-                looks.one_more();
+                checks.one_more();
                 failure.clone()
             }
             _ => None,
@@ -700,7 +703,7 @@ async fn a_copy_without_an_event_sees_a_commit_at_its_check() {
     // After an event the pauses start from the beginning.
     sleep(600 * SECOND).await;
     value.update(|value| *value = 3).await.expect("free");
-    assert_eq!(**timeout(SECOND, changes.next()).await.expect("told").expect("open").expect("a value"), 3);
+    assert_eq!(**timeout(SECOND, changes.next()).await.expect("an event").expect("open").expect("a value"), 3);
     let began = Instant::now();
     ours.faults().forget_watches();
     value.update(|value| *value = 4).await.expect("free");
@@ -728,9 +731,9 @@ async fn a_copy_at_a_lagging_server_reports_it_is_behind() {
     assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
     assert_eq!(ours.requests() - before, 3, "the leader is asked, and the node is read and watched again");
     assert!(matches!(&error, Error::Refused { path, .. } if *path == node), "{error}");
-    for looks in 1..3 {
+    for checks in 1..3 {
         assert!(matches!(live.state(), CopyState::Behind(Error::Refused { .. })), "{:?}", live.state());
-        assert_eq!((**live.get(), errors()), (2, vec![node.clone(); looks]));
+        assert_eq!((**live.get(), errors()), (2, vec![node.clone(); checks]));
         sleep(2 * FIRST_CHECK.end).await;
     }
     ours.faults().cut();

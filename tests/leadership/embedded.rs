@@ -49,15 +49,15 @@ fn a_candidate_dropped_at_any_poll_leaves_nothing() {
             let held = contended.then(|| write(&lock(&other)));
             let before = (other.children(PATH), other.watches());
             let candidate = Leadership::new(&Slow(zk), PATH).expect("valid");
-            let (tell, mut news) = mpsc::unbounded_channel();
-            let mut campaign = spawn(candidate.lead(endless(tell)));
+            let (sender, mut events) = mpsc::unbounded_channel();
+            let mut campaign = spawn(candidate.lead(endless(sender)));
             assert!(!matches!(poll_up_to(&mut campaign, polls), Some(Poll::Ready(_))));
             led += usize::from(candidate.is_leader());
             drop(campaign);
             assert!(!candidate.is_leader());
             assert_eq!((other.children(PATH), other.watches()), before, "at poll {polls}, contended: {contended}");
-            if let Ok(TermEvent::Leads(term)) = news.try_recv() {
-                assert!(matches!(news.try_recv(), Ok(TermEvent::Dropped(_))) && !term.is_leader());
+            if let Ok(TermEvent::Leads(term)) = events.try_recv() {
+                assert!(matches!(events.try_recv(), Ok(TermEvent::Dropped(_))) && !term.is_leader());
             }
             drop(held);
             drop(write(&lock(&other)));
@@ -73,17 +73,17 @@ fn a_dropped_resignation_or_stop_is_done_anyway() {
         for stops in [false, true] {
             let zk = Memory::new();
             let candidate = Leadership::new(&Slow(zk.clone()), PATH).expect("valid");
-            let (tell, mut news) = mpsc::unbounded_channel();
-            let mut campaign = spawn(candidate.lead(endless(tell)));
+            let (sender, mut events) = mpsc::unbounded_channel();
+            let mut campaign = spawn(candidate.lead(endless(sender)));
             assert!(poll_up_to(&mut campaign, POLLS).is_none());
-            let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("the candidate leads") };
+            let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate leads") };
             if stops {
                 let _dropped = poll_up_to(&mut spawn(candidate.stop()), polls);
             } else {
                 let _dropped = poll_up_to(&mut spawn(candidate.resign()), polls);
             }
             let ended = poll_up_to(&mut campaign, POLLS);
-            assert!(!term.is_leader() && matches!(news.try_recv(), Ok(TermEvent::Dropped(_))));
+            assert!(!term.is_leader() && matches!(events.try_recv(), Ok(TermEvent::Dropped(_))));
             if stops {
                 assert!(matches!(ended, Some(Poll::Ready(Ok(None)))), "{ended:?}");
                 assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
@@ -171,8 +171,8 @@ fn an_observer_that_lags_sees_no_past_leader() {
     let after = write(&lock(&zk));
     let observer = Leadership::new(&TwoSessions::one_after_the_other(&clients), PATH).expect("valid");
     let mut changes = observer.changes();
-    let told = now(changes.next()).expect("open").expect("readable").expect("somebody leads");
-    assert_eq!(told.term, after.fencing_token());
+    let reported = now(changes.next()).expect("open").expect("readable").expect("somebody leads");
+    assert_eq!(reported.term, after.fencing_token());
     clients[0].faults().expire();
     // Nothing has changed since the last poll.
     assert_pending!(spawn(changes.next()).poll());
@@ -188,10 +188,10 @@ fn an_observer_sees_a_reused_number_after_a_restore() {
     let mut changes = leadership(&zk).changes();
     let [before, after] = [0, 1].map(|client| {
         let leader = write(&lock(&clients[client]));
-        let told = now(changes.next()).expect("open").expect("readable").expect("somebody leads");
-        assert_eq!(told.term, leader.fencing_token());
+        let reported = now(changes.next()).expect("open").expect("readable").expect("somebody leads");
+        assert_eq!(reported.term, leader.fencing_token());
         zk.faults().restore(&backup);
-        told
+        reported
     });
     assert_eq!(before.term, after.term);
     assert_ne!(before.session, after.session);
@@ -205,10 +205,10 @@ fn an_observer_sees_each_leader_once_at_any_poll() {
         now(write(&lock(&zk)).release()).expect("held");
         let observer = Leadership::new(&Slow(zk.connect()), PATH).expect("valid");
         let mut changes = observer.changes();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let mut watching = spawn(async {
             while let Some(change) = changes.next().await {
-                told.push(change.expect("readable").map(|leader| leader.term));
+                reported.push(change.expect("readable").map(|leader| leader.term));
             }
         });
         let is_watching = poll_up_to(&mut watching, polls).is_none();
@@ -221,8 +221,8 @@ fn an_observer_sees_each_leader_once_at_any_poll() {
         drop(leader);
         assert!(poll_up_to(&mut watching, POLLS).is_none());
         drop(watching);
-        told.retain(|term| term.is_some());
-        assert_eq!(told, [Some(term)], "the leader came after {polls} polls");
+        reported.retain(|term| term.is_some());
+        assert_eq!(reported, [Some(term)], "the leader came after {polls} polls");
         came += usize::from(!is_watching);
     }
     assert!(came > 3, "{came}");
@@ -241,17 +241,17 @@ async fn an_observer_of_a_missing_directory_backs_off() {
         sleep(Duration::from_secs(60)).await;
         assert!(!next.is_woken() || next.poll().is_pending());
     }
-    let looks = zk.requests() - before;
-    assert!((8..=12).contains(&looks), "{looks}");
+    let requests = zk.requests() - before;
+    assert!((8..=12).contains(&requests), "{requests}");
     let leader = write(&RwLock::new(&zk, "/not/there/yet").expect("valid"));
     assert!(next.is_woken());
-    let told = next.await.expect("open").expect("readable").expect("somebody leads");
-    assert_eq!(told.term, leader.fencing_token());
+    let reported = next.await.expect("open").expect("readable").expect("somebody leads");
+    assert_eq!(reported.term, leader.fencing_token());
 }
 
 #[test]
 fn an_observer_dropped_at_any_poll_leaves_nothing() {
-    let mut told = 0;
+    let mut reported = 0;
     for polls in 0..POLLS {
         for leads in [false, true] {
             let zk = Memory::new();
@@ -261,7 +261,7 @@ fn an_observer_dropped_at_any_poll_leaves_nothing() {
             let mut changes = observer.changes();
             if let Some(Poll::Ready(answer)) = poll_up_to(&mut spawn(changes.next()), polls) {
                 assert_eq!(answer.expect("open").expect("readable").is_some(), leads);
-                told += 1;
+                reported += 1;
             }
             drop(changes);
             if let Some(Poll::Ready(answer)) = poll_up_to(&mut spawn(observer.leader()), polls) {
@@ -271,7 +271,7 @@ fn an_observer_dropped_at_any_poll_leaves_nothing() {
             drop(held);
         }
     }
-    assert!(told > 0, "{POLLS} polls are too few");
+    assert!(reported > 0, "{POLLS} polls are too few");
 }
 
 #[test]
@@ -476,10 +476,10 @@ fn a_loss_at_the_end_of_the_work_repeats_the_work() {
 fn a_transaction_of_a_past_term_is_not_sent() {
     let zk = Memory::new();
     let candidate = leadership(&zk);
-    let (tell, mut news) = mpsc::unbounded_channel();
-    let mut campaign = spawn(candidate.lead(endless(tell)));
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let mut campaign = spawn(candidate.lead(endless(sender)));
     assert_pending!(campaign.poll());
-    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("the candidate leads") };
+    let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate leads") };
     zk.faults().lose_next_request();
     drop(campaign);
     let before = zk.requests();
@@ -502,10 +502,10 @@ fn a_transaction_sent_after_the_term_is_refused() {
         None
     });
     let candidate = Leadership::new(&zk, "/leaders").expect("valid");
-    let (tell, mut news) = mpsc::unbounded_channel();
-    let mut campaign = spawn(async move { candidate.lead(endless(tell)).await });
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let mut campaign = spawn(async move { candidate.lead(endless(sender)).await });
     assert_pending!(campaign.poll());
-    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("the candidate leads") };
+    let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate leads") };
     *ends.lock().unwrap() = Some(Box::new(campaign));
     let refused = now(term.transaction().create("/late", "").commit()).unwrap_err();
     assert!(matches!(refused, Error::Lost(Loss::GivenBack)), "{refused}");
@@ -517,10 +517,10 @@ fn a_transaction_sent_after_the_term_is_refused() {
 fn a_read_of_a_past_term_is_not_sent() {
     let zk = Memory::new();
     let candidate = leadership(&zk);
-    let (tell, mut news) = mpsc::unbounded_channel();
-    let mut campaign = spawn(candidate.lead(endless(tell)));
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let mut campaign = spawn(candidate.lead(endless(sender)));
     assert_pending!(campaign.poll());
-    let Ok(TermEvent::Leads(term)) = news.try_recv() else { panic!("the candidate leads") };
+    let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate leads") };
     assert!(now(term.data("/leaders")).expect("the candidate leads").is_some());
     drop(campaign);
     let before = zk.requests();

@@ -140,8 +140,8 @@ async fn a_stopped_leader_loses_and_campaigns_again() {
     leader.signal("STOP");
     let second = next.leads().await.number();
     leader.signal("CONT");
-    let told = spawn_blocking(move || (leader.says(), leader));
-    let (no, mut leader) = soon("the answer", told).await.unwrap();
+    let answer = spawn_blocking(move || (leader.says(), leader));
+    let (no, mut leader) = soon("the answer", answer).await.unwrap();
     assert_eq!(no, format!("no {term}"));
     let lock = lock_at(&zk, PATH);
     eventually("the candidate campaigns again", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;

@@ -34,18 +34,18 @@ async fn an_observer_costs_four_requests_a_change() {
     let server = shared_server();
     let (tapped, watched, waiting) =
         (Proxy::start(server.address()), Proxy::start(server.address()), Proxy::start(server.address()));
-    let (looks, leads, waits) =
+    let (observer, leads, waits) =
         (connect(&tapped.address()).await, connect(&watched.address()).await, connect(&waiting.address()).await);
     let mut a =
         Candidate::campaigns(Leadership::builder(&leads, PATH).lock(|lock| lock.host("host-a")).build().unwrap());
     let first = a.leads().await.number();
     tapped.reset();
-    let mut changes = leadership(&looks, PATH).changes();
+    let mut changes = leadership(&observer, PATH).changes();
     assert_eq!(next(&mut changes).await.map(|leader| leader.term), Some(first));
-    let looked = [Op::GetChildren, Op::GetData, Op::GetData, Op::Multi];
-    assert_eq!(requests(&tapped, "none"), looked, "the ensemble's leader is asked");
+    let asked = [Op::GetChildren, Op::GetData, Op::GetData, Op::Multi];
+    assert_eq!(requests(&tapped, "none"), asked, "the ensemble's leader is asked");
     tapped.reset();
-    assert_eq!(leadership(&looks, PATH).leader().await.unwrap().map(|leader| leader.term), Some(first));
+    assert_eq!(leadership(&observer, PATH).leader().await.unwrap().map(|leader| leader.term), Some(first));
     assert_eq!(requests(&tapped, "none"), [Op::GetChildren, Op::GetData, Op::Multi], "the ensemble's leader is asked");
 
     // Candidates that join or leave the queue are no change of the leader.
@@ -63,7 +63,7 @@ async fn an_observer_costs_four_requests_a_change() {
     assert_eq!((tapped.requests(), tapped.notifications()), (vec![], 0));
 
     // Twenty more observers do not affect the candidates.
-    let mut crowd: Vec<_> = (0..20).map(|_| leadership(&looks, PATH).changes()).collect();
+    let mut crowd: Vec<_> = (0..20).map(|_| leadership(&observer, PATH).changes()).collect();
     for changes in &mut crowd {
         assert_eq!(next(changes).await.map(|leader| leader.term), Some(first));
     }
@@ -74,8 +74,8 @@ async fn an_observer_costs_four_requests_a_change() {
     for changes in crowd.iter_mut().chain([&mut changes]) {
         assert_eq!(next(changes).await.map(|leader| leader.term), Some(second));
     }
-    let looked = requests(&tapped, "none");
-    assert_eq!((looked.len(), tapped.notifications()), (21 * 4, 1), "{looked:?}");
+    let asked = requests(&tapped, "none");
+    assert_eq!((asked.len(), tapped.notifications()), (21 * 4, 1), "{asked:?}");
     // The leaving leader hands over in one transaction, and the next leader gets one notification.
     assert_eq!(requests(&watched, "host-a"), [Op::Multi]);
     assert_eq!(waiting.notifications(), 1);
@@ -89,23 +89,23 @@ async fn an_observer_survives_a_session_that_ends_at_once() {
     let (server, proxy) = (shared_server(), Proxy::start(shared_server().address()));
     let mut leads = Candidate::campaigns(leadership(&connect(&server.address()).await, "/leaders-of/sessions"));
     let term = leads.leads().await.number();
-    let looks = connect(&format!("{}/leaders-of", proxy.address())).await;
-    let mut changes = leadership(&looks, "/sessions").changes();
+    let observer = connect(&format!("{}/leaders-of", proxy.address())).await;
+    let mut changes = leadership(&observer, "/sessions").changes();
     assert_eq!(next(&mut changes).await.map(|leader| leader.term), Some(term));
     // The client sends this request to look for the path of the connect string.
-    let look = proxy.hold_request(Op::Exists);
+    let lookup = proxy.hold_request(Op::Exists);
     let ends = || {
         proxy.cut();
         server.end_session(&proxy.granted().expect("a session"));
         proxy.heal();
     };
     ends();
-    let told = tokio::spawn(async move { next(&mut changes).await });
-    soon("the next session", look.arrives()).await;
+    let change = tokio::spawn(async move { next(&mut changes).await });
+    soon("the next session", lookup.arrives()).await;
     ends();
-    look.release();
+    lookup.release();
     soon("the stop", leads.leadership.stop()).await;
-    assert_eq!(told.await.expect("the observer goes on"), None);
+    assert_eq!(change.await.expect("the observer goes on"), None);
 }
 
 #[support::judged]

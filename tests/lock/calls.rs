@@ -270,7 +270,7 @@ async fn each_failure_to_read_a_queue_has_its_own_error() {
     let _held = lock_at(&operator, handles.lock.path()).write().label("held").await.unwrap();
     let listing = || Rule::on(Frames::from_clients().but(&[Op::Handshake, Op::Ping, Op::GetData])).and_all_later();
     let reading = || Rule::on(Frames::requests(Op::GetData)).and_all_later();
-    let look = async |rule: Rule| {
+    let read_queue = async |rule: Rule| {
         let fault = proxy.apply(rule);
         let answer = soon("an answer", handles.lock.queue()).await;
         assert!(fault.has_happened());
@@ -279,24 +279,24 @@ async fn each_failure_to_read_a_queue_has_its_own_error() {
             assert!(!error.is_lost() && !error.to_string().contains("the place in the queue"), "{error}");
         })
     };
-    let denied = look(listing().refuse(NO_AUTH)).await;
+    let denied = read_queue(listing().refuse(NO_AUTH)).await;
     assert!(matches!(denied, Err(Error::PermissionDenied { operation: "read the queue of", .. })), "{denied:?}");
-    let refused = look(listing().refuse(UNIMPLEMENTED)).await;
+    let refused = read_queue(listing().refuse(UNIMPLEMENTED)).await;
     assert!(matches!(refused, Err(Error::Refused { .. } | Error::Unreachable(_))), "{refused:?}");
-    assert!(look(listing().refuse(NO_NODE)).await.unwrap().is_empty());
-    let expired = look(listing().refuse(SESSION_EXPIRED)).await;
+    assert!(read_queue(listing().refuse(NO_NODE)).await.unwrap().is_empty());
+    let expired = read_queue(listing().refuse(SESSION_EXPIRED)).await;
     assert!(matches!(&expired, Err(Error::Unreachable(why)) if why == "the session expired"), "{expired:?}");
     for rule in [listing(), reading()] {
-        let unanswered = look(rule.lose()).await;
+        let unanswered = read_queue(rule.lose()).await;
         assert!(matches!(unanswered, Err(Error::Unreachable(_))), "{unanswered:?}");
         proxy.rst();
     }
     for rule in [listing(), reading()] {
-        let broken = look(rule.close(0, Close::Rst)).await;
+        let broken = read_queue(rule.close(0, Close::Rst)).await;
         assert!(matches!(broken, Err(Error::Unreachable(_))), "{broken:?}");
     }
     for has_left_or_is_closed in [NO_NODE, NO_AUTH] {
-        let unreadable = look(reading().refuse(has_left_or_is_closed)).await.unwrap();
+        let unreadable = read_queue(reading().refuse(has_left_or_is_closed)).await.unwrap();
         assert!(matches!(&unreadable[..], [member] if member.label.is_none()), "{unreadable:?}");
     }
     assert_eq!(handles.lock.queue().await.unwrap().members.len(), 1);

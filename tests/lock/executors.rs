@@ -40,9 +40,9 @@ async fn round(directory: &str) -> Result<(), Error> {
         seen.notify_one();
         leader
     };
-    let (led, told) = join!(leadership.lead(work), observe);
+    let (led, reported) = join!(leadership.lead(work), observe);
     let (term, leader) = led?.expect("not stopped")?;
-    assert_eq!((none, leader, told?.map(|it| it.term)), (None, Some(term), Some(term)));
+    assert_eq!((none, leader, reported?.map(|it| it.term)), (None, Some(term), Some(term)));
     zk.close().await;
     Ok(())
 }

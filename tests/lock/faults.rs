@@ -632,7 +632,7 @@ async fn a_waiter_behind_a_hidden_departure_is_granted() {
         let shown = is_ghost.then(|| stage.proxy.apply(Rule::on(lists).show(&name).and_all_later()));
         held.release().await.unwrap();
         soon("the lost notification", lost.happens()).await;
-        let guard = soon("the first look", &mut waiter).await.unwrap().unwrap();
+        let guard = soon("the first check", &mut waiter).await.unwrap().unwrap();
         assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
         assert!(guard.is_held() && shown.is_none_or(|shown| shown.has_happened()));
         guard.release().await.unwrap();

@@ -904,9 +904,9 @@ async fn a_queue_that_is_read_never_lacks_its_holder() {
             }
         });
     }
-    let looks = lock_at(&connect(&shared_server().address()).await, path);
+    let observer = lock_at(&connect(&shared_server().address()).await, path);
     for _ in 0..100 {
-        let queue = looks.queue().await.unwrap();
+        let queue = observer.queue().await.unwrap();
         assert!(queue.members.is_empty() || queue.holders().count() == 1, "{queue}");
     }
     assert!(busy.try_join_next().is_none(), "the tasks ended too early");

@@ -285,7 +285,7 @@ async fn an_ask_refused_by_an_acl_is_logged_once() {
     let _ = tracing::subscriber::set_global_default(Warnings);
     WARNINGS.lock().expect("no panic").clear();
     let warnings = || {
-        assert!(flush_events(SOON), "the events are told");
+        assert!(flush_events(SOON), "the events are not flushed");
         let all = WARNINGS.lock().expect("no panic");
         all.iter().filter(|text| text.contains("cannot ask") && text.contains(path)).count()
     };
@@ -313,11 +313,11 @@ async fn a_busy_kept_node_is_given_up_to_a_denied_asker() {
     let (owner, guest) = (owner(&proxy.address()).await, connect(&shared_server().address()).await);
     let kept = RwLock::builder(&owner, path).keep(Duration::from_secs(1)).build().unwrap();
     let lock = lock_at(&guest, path);
-    let (told, mut tokens) = watch::channel(0);
+    let (sender, mut tokens) = watch::channel(0);
     let uses = tokio::spawn(async move {
         loop {
             let guard = kept.read().await.expect("granted");
-            told.send_replace(guard.fencing_token());
+            sender.send_replace(guard.fencing_token());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     });

@@ -402,18 +402,18 @@ fn a_waiter_hears_its_lock_and_its_place() {
     let zk = Memory::new();
     let locks = multi(&zk, &[("/a", Write), ("/b", Write)]);
     let [a, b] = ["/a", "/b"].map(|path| write(&zk.connect(), path));
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let hears = Arc::clone(&told);
-    let tell = move |progress: &Progress| {
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&reported);
+    let on_wait = move |progress: &Progress| {
         hears.lock().unwrap().push((progress.path.to_string(), progress.place, progress.blockers.ahead));
     };
-    let mut acquiring = task::spawn(locks.lock().on_wait(tell).into_future());
+    let mut acquiring = task::spawn(locks.lock().on_wait(on_wait).into_future());
     assert_pending!(acquiring.poll());
     drop(a);
     assert_pending!(acquiring.poll());
     drop(b);
     drop(assert_ready_ok!(acquiring.poll()));
-    assert_eq!(*told.lock().unwrap(), [("/a".to_owned(), 2, 1), ("/b".to_owned(), 2, 1)]);
+    assert_eq!(*reported.lock().unwrap(), [("/a".to_owned(), 2, 1), ("/b".to_owned(), 2, 1)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -594,8 +594,8 @@ fn a_lock_lost_during_the_next_wait_ends_the_waiting() {
         assert!(acquiring.is_woken());
         let lost = assert_ready_err!(acquiring.poll());
         assert!(lost.is_lost());
-        let (_, Error::Evicted(told)) = of_one(&lost) else { panic!("{lost}") };
-        assert_eq!(*told, why);
+        let (_, Error::Evicted(reported)) = of_one(&lost) else { panic!("{lost}") };
+        assert_eq!(*reported, why);
         // An ended session takes both locks, and the wait for /b fails first.
         assert_eq!(of_one(&lost).0, if expire { "/b" } else { "/a" });
         drop(acquiring);
@@ -773,8 +773,8 @@ fn a_transaction_fails_when_any_of_the_nodes_is_gone() {
         assert!(guard.is_held());
         let refused = now(guard.transaction().create("/x", "").commit()).unwrap_err();
         let path = ["/a", "/b", "/c"][gone];
-        let (told, cause) = of_one(&refused);
-        assert_eq!(told, path);
+        let (reported, cause) = of_one(&refused);
+        assert_eq!(reported, path);
         assert!(matches!(cause, Error::Lost(Loss::Removed)), "{refused}");
         assert!(!guard.is_held() && zk.children("/x").is_empty());
         assert_eq!(now(guard.lost()).0, path);
@@ -963,7 +963,7 @@ async fn an_operator_who_breaks_one_lock_ends_the_guard() {
     // The ensemble refuses, even if the guard has not noticed the loss yet.
     let refused = guard.transaction().create("/from-the-broken", "").commit().await.unwrap_err();
     assert!(matches!(of_one(&refused), ("/locks/broken/b", Error::Lost(Loss::Removed))), "{refused}");
-    assert_eq!(soon("the news", guard.lost()).await, ("/locks/broken/b", Loss::Removed));
+    assert_eq!(soon("the loss", guard.lost()).await, ("/locks/broken/b", Loss::Removed));
     assert!(session(&operator).await.data("/from-the-broken").await.is_err());
     assert_eq!(children(&operator, "/locks/broken/a").await.len(), 1);
     assert_eq!(of_one(&guard.release().await.unwrap_err()).0, "/locks/broken/b");
@@ -1012,7 +1012,7 @@ async fn all_locks_end_with_their_common_session() {
     owners.dedup();
     assert_eq!(owners, [session(&zk).await.id()]);
     zk.close().await;
-    assert_eq!(soon("the news", guard.lost()).await, (paths[0].as_str(), Loss::SessionOver(Ending::Closed)));
+    assert_eq!(soon("the loss", guard.lost()).await, (paths[0].as_str(), Loss::SessionOver(Ending::Closed)));
     for path in &paths {
         becomes_empty(&other, path).await;
     }

@@ -166,7 +166,7 @@ async fn a_returned_permit_wakes_one_of_forty() {
     assert_eq!(head.proxy.notifications(), 1);
     // On a slow machine a heartbeat may follow.
     assert!(ops(&head.proxy).starts_with(&[Op::GetChildren, Op::Multi]), "{:?}", ops(&head.proxy));
-    let told = async |waiting: &[(Tapped, JoinHandle<_>)]| {
+    let notified = async |waiting: &[(Tapped, JoinHandle<_>)]| {
         let mut all = Vec::new();
         for (tapped, _) in waiting {
             tapped.settle().await;
@@ -174,16 +174,16 @@ async fn a_returned_permit_wakes_one_of_forty() {
         }
         all
     };
-    assert_eq!(told(&waiting).await, [0; 39]);
+    assert_eq!(notified(&waiting).await, [0; 39]);
     taking.release();
     held.push(granted(task).await);
     // The exchange lets the next waiter become the head, which lists the permits and waits.
     all_watches(&server, held.len() + 2 * waiting.len() + 1).await;
-    assert_eq!(told(&waiting).await[..2], [1, 0]);
-    assert_eq!(told(&waiting).await.iter().sum::<u64>(), 1);
-    let looks = without_settle(&waiting[0].0);
+    assert_eq!(notified(&waiting).await[..2], [1, 0]);
+    assert_eq!(notified(&waiting).await.iter().sum::<u64>(), 1);
+    let requests = without_settle(&waiting[0].0);
     // The list of permits with a watch, the predecessor's permit, the number of permits, and that number again with a watch.
-    assert_eq!(looks, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData]);
+    assert_eq!(requests, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData]);
     assert!(waiting.iter().skip(1).all(|(tapped, _)| without_settle(tapped).is_empty()));
     assert!(waiting.iter().all(|(_, task)| !task.is_finished()));
     assert!(from.proxy.count(Op::GetChildren) == 0 && held.iter().all(|permit| permit.is_held()));
@@ -193,19 +193,19 @@ async fn a_returned_permit_wakes_one_of_forty() {
 async fn a_head_with_a_departed_predecessor_lists_once() {
     let Line { server: _server, from: _from, mut held, mut waiting } = Line::of(2, 1).await;
     let ((_head, first), (next, second)) = (waiting.remove(0), waiting.remove(0));
-    let look = next.proxy.hold_request(Op::GetChildren);
+    let listing = next.proxy.hold_request(Op::GetChildren);
     held.remove(0).release().await.unwrap();
     let permit = granted(first).await;
-    soon("the look", look.arrives()).await;
+    soon("the listing", listing.arrives()).await;
     permit.release().await.unwrap();
-    look.release();
+    listing.release();
     let permit = granted(second).await;
     let requests = next.proxy.requests();
     let parts = |(op, path): &(Op, String)| Some((*op, path.strip_prefix("/permits/line")?.to_owned()));
     let reads = requests.iter().filter(|(op, _)| *op != Op::Multi).filter_map(parts).collect::<Vec<_>>();
     let (permits, number, queue) = ("/permits".to_owned(), String::new(), "/queue".to_owned());
-    let look = [(Op::GetChildren, permits), (Op::GetData, number)];
-    assert!(reads.starts_with(&[&look[..], &[(Op::GetChildren, queue)], &look[..]].concat()), "{reads:?}");
+    let listing = [(Op::GetChildren, permits), (Op::GetData, number)];
+    assert!(reads.starts_with(&[&listing[..], &[(Op::GetChildren, queue)], &listing[..]].concat()), "{reads:?}");
     permit.release().await.unwrap();
 }
 

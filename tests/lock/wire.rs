@@ -203,7 +203,7 @@ async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
     assert_eq!(to.proxy.notifications(), 1);
     to.proxy.heal();
     // After the grant, the waiter checks once that the holder's node is really gone.
-    eventually("the look", || async { to.proxy.count(Op::GetData) == 1 }).await;
+    eventually("the check", || async { to.proxy.count(Op::GetData) == 1 }).await;
     to.settle().await;
     assert_eq!(to.proxy.requests(), [(Op::GetData, node), (Op::Multi, "Check /".to_owned())]);
     assert!(guard.is_held());
@@ -402,7 +402,7 @@ async fn a_hand_off_costs_as_much_with_200_waiters_as_with_10() {
         let Line { server: _server, from, to, holder, mut waiters } = Line::of_writers(count).await;
         holder.release().await.unwrap();
         let _first = granted(waiters.remove(0)).await;
-        eventually("the look after the grant", || async { to.proxy.count(Op::GetData) == 1 }).await;
+        eventually("the check after the grant", || async { to.proxy.count(Op::GetData) == 1 }).await;
         from.settle().await;
         to.settle().await;
 
@@ -465,7 +465,7 @@ async fn a_thousand_readers_are_let_in_without_a_request() {
     }
     for tapped in &sessions {
         // One read of the writer's node for all readers of a session.
-        eventually("the look", || async { tapped.proxy.count(Op::GetData) == 1 }).await;
+        eventually("the check", || async { tapped.proxy.count(Op::GetData) == 1 }).await;
         tapped.settle().await;
         assert_eq!(ops(&tapped.proxy), [Op::GetData, Op::Multi]);
     }
@@ -546,19 +546,19 @@ async fn a_waiter_that_gives_up_leaves_no_watch() {
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_is_read_with_a_request_for_each_256_members() {
-    let [fleet, looker] = [(); 2].map(|()| Tapped::new(shared_server()));
-    let (fleet, looker) = (fleet.await, looker.await);
+    let [fleet, observer] = [(); 2].map(|()| Tapped::new(shared_server()));
+    let (fleet, observer) = (fleet.await, observer.await);
     let lock = directory(&fleet.zk, "/wire/looked-at").await;
     let mut held = Vec::new();
     for _ in 0..258 {
         held.push(lock.read().await.unwrap());
     }
-    looker.settle().await;
-    let before = ops(&looker.proxy).len();
-    let queue = lock_at(&looker.zk, "/wire/looked-at").queue().await.unwrap();
+    observer.settle().await;
+    let before = ops(&observer.proxy).len();
+    let queue = lock_at(&observer.zk, "/wire/looked-at").queue().await.unwrap();
     assert_eq!(queue.members.len(), 258);
     assert!(queue.members.iter().all(|member| member.pid == Some(std::process::id()) && !member.node.is_empty()));
-    let mut sent = ops(&looker.proxy).split_off(before);
+    let mut sent = ops(&observer.proxy).split_off(before);
     sent.sort_by_key(|op| format!("{op:?}"));
     assert_eq!(sent, [Op::GetChildren, Op::GetData, READ_SEVERAL, READ_SEVERAL], "the record is one of them");
 }

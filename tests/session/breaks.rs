@@ -80,7 +80,7 @@ impl Link {
         }
     }
 
-    fn mends(&self) {
+    fn heal(&self) {
         self.state.lock().expect("nobody panics").broken = None;
     }
 }
@@ -148,7 +148,7 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
             let broke = Instant::now();
             let left = guard.session_left();
             tokio::time::sleep(timeout.mul_f64(share)).await;
-            link.mends();
+            link.heal();
             // The lease of the time of the break has run out by then, so a guard that still holds was renewed.
             let lost = tokio::time::timeout(timeout, guard.lost()).await.is_ok();
             if lost {

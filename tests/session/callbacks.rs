@@ -140,7 +140,7 @@ fn the_child_process_of_other_tests() {
         losses(&one, &two).await;
         one.close().await;
     });
-    assert!(flush_events(SOON), "the events are told");
+    assert!(flush_events(SOON), "the events are not flushed");
     assert!(DROPPED.load(Ordering::Relaxed) > 0);
     for said in SAID.lock().expect("no panic").iter() {
         say(said);
@@ -225,12 +225,12 @@ async fn no_user_code_runs_on_the_session_threads() {
     let said: Vec<_> = tokio::task::spawn_blocking(move || child.said().collect()).await.expect("no panic");
     let wrong: Vec<_> = said.iter().filter(|said| said.starts_with("wrong")).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
-    for told in [
+    for expected in [
         "zk_rwlock: it takes long to",
         "zk_rwlock: a lock was lost",
         "zk_rwlock: granted",
         "zookeeper_client: enter state",
     ] {
-        assert!(said.iter().any(|said| said.starts_with(told)), "{told} is not among {said:#?}");
+        assert!(said.iter().any(|said| said.starts_with(expected)), "{expected} is not among {said:#?}");
     }
 }

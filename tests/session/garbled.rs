@@ -332,8 +332,8 @@ fn no_garbled_frame_hangs_a_call_or_makes_two_holders() {
             }
         }
         cases += 2 * AT_ONCE;
-        let told = || format!("of {cases} cases {ended} were ended, and only {updates} updates were done");
-        if stint.is_over(ended < cases && updates > 0 && has_released(&traces), told) {
+        let message = || format!("of {cases} cases {ended} were ended, and only {updates} updates were done");
+        if stint.is_over(ended < cases && updates > 0 && has_released(&traces), message) {
             break;
         }
     }

@@ -48,18 +48,18 @@ async fn round(holder: &ZooKeeper, other: &ZooKeeper, path: String, offset: Dura
     cut();
     let cut_at = Instant::now();
     let why = guard.lost().await;
-    let told_at = Instant::now();
+    let heard_at = Instant::now();
     let (granted_at, next) = next.await.expect("the waiter does not panic");
     let last_held = witness.last_held();
     assert_eq!(why, Loss::LeaseRanOut);
-    let told = format!(
+    let message = format!(
         "offset {offset:?}: said held until {:?}, said lost at {:?}, next granted at {:?} after the cut",
         last_held.saturating_duration_since(cut_at),
-        told_at - cut_at,
+        heard_at - cut_at,
         granted_at - cut_at,
     );
-    safe!(last_held < granted_at, "{told}");
-    assert!(told_at < granted_at, "{told}");
+    safe!(last_held < granted_at, "{message}");
+    assert!(heard_at < granted_at, "{message}");
     assert!(!guard.is_held());
     next.release().await.expect("the next holder's session is alive");
 }

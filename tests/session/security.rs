@@ -375,8 +375,8 @@ async fn a_directory_closed_to_its_maker_is_removed() {
                 soon("the refusal", lock.read()).await.unwrap_err(),
                 soon("the refusal", lock.try_write()).await.unwrap_err(),
             ] {
-                let Error::PermissionDenied { operation, path: told, .. } = &error else { panic!("{error:?}") };
-                assert_eq!((*operation, &**told), (Error::ENTER_OWN_DIRECTORY, path), "{error}");
+                let Error::PermissionDenied { operation, path: named, .. } = &error else { panic!("{error:?}") };
+                assert_eq!((*operation, &**named), (Error::ENTER_OWN_DIRECTORY, path), "{error}");
             }
             assert_eq!(children(&operator, "/shut-out").await, [""; 0]);
         }

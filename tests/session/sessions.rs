@@ -194,12 +194,12 @@ async fn an_idle_further_session_is_given_up() {
 
 /// Waits until the reason of an outage is known. Returns the start of the outage and the reason.
 async fn reason(zk: &ZooKeeper) -> (Instant, String) {
-    let told = || match zk.state() {
+    let reason_now = || match zk.state() {
         ConnectionState::Connecting { since, why: Some(why) } => Some((since, why)),
         _ => None,
     };
-    eventually("the reason is known", || async { told().is_some() }).await;
-    told().expect("the server is away")
+    eventually("the reason is known", || async { reason_now().is_some() }).await;
+    reason_now().expect("the server is away")
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -331,8 +331,8 @@ async fn a_session_ends_despite_an_unanswered_request() {
         let path = format!("/sessions/unanswered-{way}");
         let guard = lock_at(&zk, &path).write().await.expect("free");
         let lost = proxy.apply(Rule::on(Frames::replies(Op::GetChildren)).lose());
-        let looked = soon("the look", async { lock_at(&zk, &path).queue().timeout(TIMEOUT / 10).await }).await;
-        assert!(looked.expect_err("no answer comes").is_timeout() && lost.has_happened());
+        let listing = soon("the listing", async { lock_at(&zk, &path).queue().timeout(TIMEOUT / 10).await }).await;
+        assert!(listing.expect_err("no answer comes").is_timeout() && lost.has_happened());
         assert_eq!(proxy.connections(), 1, "{way}: a connection that breaks ends all its requests");
         if way == "close" {
             soon("the close", zk.close()).await;
@@ -361,9 +361,9 @@ async fn a_further_session_is_kept_until_it_was_used() {
             }
         }
     });
-    let mut berths = Vec::new();
+    let mut slots = Vec::new();
     for _ in 0..SESSIONS {
-        berths.push(soon("a session", zk.session_slot(room_for_one)).await.expect("the server is there"));
+        slots.push(soon("a session", zk.session_slot(room_for_one)).await.expect("the server is there"));
     }
     looking.abort();
     assert_eq!(proxy.connections(), SESSIONS as u64);

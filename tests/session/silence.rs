@@ -51,7 +51,7 @@ async fn rounds_of_silence(timeout: Duration) {
                     stint.is_over(false, || format!("{starved} sessions were lost before their round"));
                     continue;
                 }
-                Err(error) => panic!("the observer is told: {error}"),
+                Err(error) => panic!("the observer fails: {error}"),
             };
             let gone = tokio::spawn(async move {
                 node.changed().await;

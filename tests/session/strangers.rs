@@ -64,9 +64,9 @@ struct BadSubscriber(Habit);
 
 impl BadSubscriber {
     fn is_told(&self, event: &Event<'_>) -> bool {
-        let mut told = Message(String::new());
-        event.record(&mut told);
-        told.0.contains("it takes long to acquire a lock")
+        let mut report = Message(String::new());
+        event.record(&mut report);
+        report.0.contains("it takes long to acquire a lock")
     }
 }
 
@@ -108,7 +108,7 @@ impl Subscriber for BadSubscriber {
             for_ever();
         }
         if self.is_told(event) {
-            say("told");
+            say("logged");
             self.0.follow();
         }
     }
@@ -203,7 +203,7 @@ async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
     let other = lock_at(zk, &format!("{path}-other"));
     let guard = other.write().await.unwrap();
     let line = other.clone();
-    let ((arm, is_to_arm), (tell, armed)) = (mpsc::channel::<()>(), oneshot::channel());
+    let ((arm, is_to_arm), (notify, armed)) = (mpsc::channel::<()>(), oneshot::channel());
     // A thread of its own, because the waiting future must not be dropped.
     thread::spawn(move || {
         let mut waits = pin!(line.write().into_future());
@@ -213,7 +213,7 @@ async fn be_woken(zk: &ZooKeeper, path: &str, habit: Habit) {
         }
         let waker = Waker::from(Arc::new(BadWaker(habit)));
         assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        tell.send(()).expect("the other thread waits");
+        notify.send(()).expect("the other thread waits");
         for_ever();
     });
     line_becomes(&other, "W+ W-").await;
@@ -242,7 +242,7 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
     let its_own = Arc::clone(&session);
     // The task begins on this thread, and continues on the library's.
     const PAUSE: Duration = Duration::from_millis(1);
-    let (tell, is_called) = oneshot::channel();
+    let (notify, is_called) = oneshot::channel();
     session.spawn(match fault {
         "task" => Box::pin(async { panic!("on purpose") }),
         // A watch that fires calls the waker in the client crate's task.
@@ -260,7 +260,7 @@ async fn go_on_after(zk: &ZooKeeper, path: &str, held: WriteGuard, fault: &str) 
             let mut sleep = its_own.sleep(Duration::from_millis(20));
             assert!(sleep.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             its_own.sleep(Duration::from_millis(40)).await;
-            tell.send(()).expect("the other thread waits");
+            notify.send(()).expect("the other thread waits");
         }),
     });
     drop(session);
@@ -301,7 +301,7 @@ async fn begin(what: &str, habit: &str, sessions: usize) -> (String, Proxy, Proc
     let mut child = Process::start(module_path!(), &format!("{what} {habit} {sessions} {} {path}", proxy.address()));
     let mut said = std::collections::BTreeSet::new();
     let wanted = match what {
-        "subscriber" => &["held", "told"][..],
+        "subscriber" => &["held", "logged"][..],
         "waker" => &["held", "woken"],
         _ => &["held"],
     };
@@ -327,13 +327,13 @@ fn contend(lock: RwLock) -> JoinHandle<(u64, WriteGuard)> {
 /// Checks that the child ended its work and heard of the loss before the next grant.
 async fn ends(mut child: Process, next: JoinHandle<(u64, WriteGuard)>) -> Process {
     let (granted_at, guard) = within(SHORT * 5, "the grant", next).await.expect("no panic");
-    let told = tokio::task::spawn_blocking(move || {
-        let told = child.said().find(|it| it.contains(' '));
-        (told, child)
+    let report = tokio::task::spawn_blocking(move || {
+        let report = child.said().find(|it| it.contains(' '));
+        (report, child)
     });
-    let (told, child) = told.await.expect("no panic");
-    let told = told.expect("the child hears of the loss");
-    let (worked, heard) = told.split_once(' ').expect("two moments");
+    let (report, child) = report.await.expect("no panic");
+    let report = report.expect("the child hears of the loss");
+    let (worked, heard) = report.split_once(' ').expect("two moments");
     let (worked, heard): (u64, u64) = (worked.parse().unwrap(), heard.parse().unwrap());
     assert!(worked < granted_at && heard < granted_at, "worked {worked}, heard {heard}, granted {granted_at}");
     guard.release().await.unwrap();

@@ -68,7 +68,7 @@ async fn a_vanished_value_is_an_error_until_another_is_set() {
     here.write().replacing(7).await.expect("free").commit().await.expect("held");
     let live = soon("the value", here.live()).await.expect("a value");
     vanishes(&zk, "/vanished/value/value").await;
-    eventually("the copy is told", || async { matches!(live.state(), CopyState::Behind(_)) }).await;
+    eventually("the copy notices", || async { matches!(live.state(), CopyState::Behind(_)) }).await;
     assert_eq!(**live.get(), 7);
     for shared in [&here, &open(&zk), &open(&other), &never_set] {
         assert_eq!(value_error(shared.read().await), ValueError::Vanished);

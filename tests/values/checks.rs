@@ -534,16 +534,16 @@ pub(crate) async fn failed_tries_and_waits_name_the_holder(h: &impl Harness) {
     for error in [there.try_read().await.unwrap_err(), there.try_write().await.unwrap_err()] {
         assert!(error.is_would_block() && error.to_string().contains("rotate keys"), "{error}");
     }
-    let told = Arc::new(AtomicUsize::new(0));
-    let telling = Arc::clone(&told);
-    let tell = move |_: &zk_rwlock::queue::Progress| {
-        telling.fetch_add(1, Ordering::Relaxed);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let on_wait = move |_: &zk_rwlock::queue::Progress| {
+        counted.fetch_add(1, Ordering::Relaxed);
     };
-    let late = there.read().timeout(Duration::from_millis(200)).on_wait(tell.clone()).await.unwrap_err();
+    let late = there.read().timeout(Duration::from_millis(200)).on_wait(on_wait.clone()).await.unwrap_err();
     assert!(late.is_timeout() && late.to_string().contains("rotate keys"), "{late}");
-    let late = there.write().on_wait(tell).timeout(Duration::from_millis(200)).await.unwrap_err();
+    let late = there.write().on_wait(on_wait).timeout(Duration::from_millis(200)).await.unwrap_err();
     assert!(late.is_timeout() && late.to_string().contains("rotate keys"), "{late}");
-    assert_eq!(told.load(Ordering::Relaxed), 2);
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
     guard.release().await.unwrap();
     assert_eq!(*there.try_read().await.unwrap(), 0);
 }
@@ -686,12 +686,12 @@ pub(crate) async fn the_changes_are_a_stream(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
     let mut changes = tokio_test::task::spawn(here.changes());
-    let mut told = 0;
+    let mut latest = 0;
     for number in 1..5 {
         write(&there, number).await;
-        while told < number {
+        while latest < number {
             match changes.poll_next() {
-                Poll::Ready(news) => told = news.expect("open").map_or(0, |value| **value),
+                Poll::Ready(change) => latest = change.expect("open").map_or(0, |value| **value),
                 Poll::Pending => eventually("the waiter is woken", || async { changes.is_woken() }).await,
             }
         }

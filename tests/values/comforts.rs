@@ -411,7 +411,7 @@ struct Curious {
 }
 
 impl Curious {
-    fn looks(&self) {
+    fn observe(&self) {
         self.threads.lock().unwrap().insert(thread::current().id());
         // The copy is taken out block_on_here, because reading it may call the format again.
         let copy = self.copy.lock().unwrap().take();
@@ -424,17 +424,17 @@ impl Curious {
 
 impl Format<u64> for Curious {
     fn name(&self) -> &str {
-        self.looks();
+        self.observe();
         "curious"
     }
 
     fn encode(&self, value: &u64) -> Result<Vec<u8>, FormatError> {
-        self.looks();
+        self.observe();
         Ok(value.to_string().into_bytes())
     }
 
     fn decode(&self, bytes: &[u8]) -> Result<u64, FormatError> {
-        self.looks();
+        self.observe();
         Ok(std::str::from_utf8(bytes)?.parse()?)
     }
 }
