@@ -406,7 +406,7 @@ async fn a_waiter_whose_listing_failed_hears_of_changes_later() {
     for expected in [&[(4, 4)][..], &[(2, 2)]] {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_pending!(last.poll());
-        assert!(!fails.load(Ordering::Relaxed), "the holder has listed the queue");
+        assert!(!fails.load(Ordering::Relaxed), "the waiter did not list the queue");
         assert_eq!(hears.try_iter().map(|progress| (progress.place, progress.length)).collect::<Vec<_>>(), expected);
     }
     drop(assert_ready_ok!(readers[1].poll()));
