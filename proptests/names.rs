@@ -1,4 +1,4 @@
-//! P7: a formatted name parses back to the same contender, and no text makes the parser panic.
+//! A formatted name parses back to the same contender, and no text makes the parser panic.
 
 use proptest::prelude::*;
 use zk_rwlock::Mode;

@@ -1,4 +1,4 @@
-//! P1 to P6: the turns in every queue, exhaustively for up to six contenders and sampled for large queues.
+//! The turns in every queue, exhaustively for up to six contenders and sampled for large queues.
 
 use std::collections::HashMap;
 
@@ -25,28 +25,28 @@ fn turns(queue: &[Contender]) -> Vec<Turn> {
     queue.iter().map(|me| turn(me, &names)).collect()
 }
 
-/// Checks P1 exclusion, P2 progress, P3 no cycle, and that no contender overtakes another.
+/// Checks exclusion, progress, that there is no cycle, and that no contender overtakes another.
 fn check_turns(queue: &[Contender]) {
     let turns = turns(queue);
     let granted: Vec<_> = queue.iter().zip(&turns).filter(|(_, turn)| **turn == Turn::Granted).collect();
     let writers = granted.iter().filter(|(contender, _)| contender.mode() == Mode::Write).count();
-    assert!(writers == 0 || granted.len() == 1, "P1: a writer holds together with another contender: {queue:?}");
-    assert_eq!(granted.is_empty(), queue.is_empty(), "P2: no contender is granted: {queue:?}");
+    assert!(writers == 0 || granted.len() == 1, "a writer holds together with another contender: {queue:?}");
+    assert_eq!(granted.is_empty(), queue.is_empty(), "no contender is granted: {queue:?}");
     for (me, turn) in queue.iter().zip(&turns) {
         let mut excluding = queue.iter().filter(|p| p.sequence() < me.sequence() && p.mode().excludes(me.mode()));
         match turn {
             Turn::Granted => assert_eq!(excluding.next(), None, "{me} overtakes: {queue:?}"),
             Turn::Behind(p) => {
                 let nearest = excluding.max_by_key(|p| p.sequence());
-                assert_eq!(Some(p), nearest, "P3: {me} does not wait for its predecessor: {queue:?}");
+                assert_eq!(Some(p), nearest, "{me} does not wait for its predecessor: {queue:?}");
             }
             Turn::Evicted => panic!("{me} is in the queue: {queue:?}"),
         }
     }
 }
 
-/// Checks P4, no herd and no lost wake-up: if a departure changes a contender's turn, the contender watched the node
-/// that left.
+/// Checks that a departure causes no herd and loses no wake-up: if it changes a contender's turn, that contender
+/// watched the node that left.
 fn check_departure(queue: &[Contender], leaver: usize) {
     let before: HashMap<&str, Turn> = names(queue).into_iter().zip(turns(queue)).collect();
     let mut rest = queue.to_vec();
@@ -54,12 +54,12 @@ fn check_departure(queue: &[Contender], leaver: usize) {
     let watches = |name: &str| matches!(&before[name], Turn::Behind(watched) if *watched == gone);
     let woken: Vec<_> = rest.iter().filter(|contender| watches(contender.name())).collect();
     let writers = woken.iter().filter(|contender| contender.mode() == Mode::Write).count();
-    assert!(writers <= 1, "P4: {gone} wakes {woken:?}");
+    assert!(writers <= 1, "{gone} wakes {woken:?}");
     for reader in woken.iter().filter(|contender| contender.mode() == Mode::Read) {
         let between = |c: &&Contender| {
             c.mode() == Mode::Write && c.sequence() > gone.sequence() && c.sequence() < reader.sequence()
         };
-        assert_eq!(rest.iter().find(between), None, "P4: {gone} wakes {reader}, which another writer still blocks");
+        assert_eq!(rest.iter().find(between), None, "{gone} wakes {reader}, which another writer still blocks");
     }
     for (contender, now) in rest.iter().zip(turns(&rest)) {
         let changed = before[contender.name()] != now;
@@ -96,8 +96,8 @@ impl Waits {
     }
 }
 
-/// Checks P1 to P4 through time: contenders leave one after the other, and every waiter acts exactly at its turn. If
-/// `vanishes` has the writer's bit, that writer vanishes instead of releasing.
+/// Checks turns and departures through time: contenders leave one after the other, and every waiter acts exactly at its
+/// turn. If `vanishes` has the writer's bit, that writer vanishes instead of releasing.
 fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     let mut names: Vec<String> = queue(modes).iter().map(|it| it.name().to_owned()).collect();
     let begin = |me: Contender| Waits { waiter: Waiter::new(me.clone(), true), me, awaits: None };
@@ -127,15 +127,15 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     }
 }
 
-/// Checks P5: the order of the listing and foreign names never change the answer.
+/// Checks that the order of the listing and foreign names never change the answer.
 fn check_indifference(queue: &[Contender], listing: &[&str]) {
     let straight = turns(queue);
     for (me, expected) in queue.iter().zip(straight) {
-        assert_eq!(turn(me, listing), expected, "P5: {me} in {listing:?}");
+        assert_eq!(turn(me, listing), expected, "{me}: the order or a foreign name changes the turn in {listing:?}");
     }
 }
 
-/// Checks P6: no contender with a shared or a negative number is granted, and later contenders wait.
+/// Checks that no contender with a shared or a negative number is granted, and that later contenders wait.
 fn check_doubt(modes: &[Mode], sequences: &[i64]) {
     let name = |(i, (mode, sequence)): (usize, (&Mode, &i64))| format!("h~{i}-{mode}-{sequence:010}");
     let names: Vec<String> = modes.iter().zip(sequences).enumerate().map(name).collect();
@@ -146,15 +146,15 @@ fn check_doubt(modes: &[Mode], sequences: &[i64]) {
         let doubtful = me.sequence() < 0 || members.iter().filter(|c| c.sequence() == me.sequence()).count() > 1;
         match turn(me, &names) {
             Turn::Granted => {
-                assert!(!doubtful, "P6: {me} is granted in {names:?}");
+                assert!(!doubtful, "{me} is granted in {names:?}");
                 granted.push(me);
             }
-            Turn::Evicted => assert!(doubtful, "P6: {me} is evicted from {names:?}"),
+            Turn::Evicted => assert!(doubtful, "{me} is evicted from {names:?}"),
             Turn::Behind(_) => assert!(!doubtful),
         }
     }
     let writers = granted.iter().filter(|contender| contender.mode() == Mode::Write).count();
-    assert!(writers == 0 || granted.len() == 1, "P6: {granted:?} hold at once in {names:?}");
+    assert!(writers == 0 || granted.len() == 1, "{granted:?} hold at once in {names:?}");
 }
 
 fn mode_vectors(size: usize) -> impl Iterator<Item = Vec<Mode>> {

@@ -173,7 +173,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// P8: no schedule breaks a promise. P9: every schedule ends with all waiters granted and nothing left.
+/// No schedule breaks a promise, and every schedule ends with all waiters granted and nothing left.
 #[test]
 fn every_schedule_keeps_all_promises_and_ends() {
     let began = Instant::now();

@@ -504,7 +504,7 @@ async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration 
     began.elapsed()
 }
 
-/// J5: checks that no node and no watch is left.
+/// Checks that no node and no watch is left.
 async fn nothing_is_left(world: &World) {
     for path in PATHS.into_iter().chain([ONCE, LED]) {
         becomes_empty(&world.operator, path).await;
@@ -534,7 +534,7 @@ async fn judge(world: &World) -> Vec<String> {
 /// Returns the operations that sent more requests than necessary.
 fn wastes(world: &World) -> Vec<String> {
     let mut faults = Vec::new();
-    // J6: one create for each attempt, and one more only if a connection broke under one of up to four attempts at a
+    // One create for each attempt, and one more only if a connection broke under one of up to four attempts at a
     // time, or the directory was missing.
     for client in world.clients.iter().take(CLIENTS as usize) {
         let count = |op| client.proxies.iter().map(|proxy| proxy.count(op)).sum::<u64>();

@@ -347,7 +347,7 @@ pub fn definite(holds: &[Hold], deletions: &HashMap<String, Moment>) -> Vec<Hold
     holds.iter().map(cut).filter(|hold| hold.until > hold.from).collect()
 }
 
-/// J1: finds a writer that holds together with another holder.
+/// Finds a writer that holds together with another holder.
 pub fn overlaps(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
     each_path(holds, |holds| {
@@ -385,7 +385,7 @@ pub fn overdrawn(holds: &[Hold], permits: u64) -> Vec<String> {
     faults
 }
 
-/// S4: finds a token that is not higher than the token of an earlier, excluded holder, and a token of two nodes.
+/// Finds a token that is not higher than the token of an earlier, excluded holder, and a token of two nodes.
 pub fn falling_fences(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
     each_path(holds, |holds| {
@@ -413,7 +413,7 @@ pub fn falling_fences(holds: &[Hold]) -> Vec<String> {
     faults
 }
 
-/// J4: finds a grant before that of an excluded contender with an older node. Readers may be granted in any order among
+/// Finds a grant before that of an excluded contender with an older node. Readers may be granted in any order among
 /// themselves.
 pub fn overtakings(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
@@ -452,7 +452,7 @@ fn each_path<'h>(holds: &'h [Hold], mut judge: impl FnMut(&[&'h Hold])) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// J3: what the lock protects
+// What the lock protects
 
 /// What one lock protects: a value without protection of its own, and a store that checks fencing tokens.
 #[derive(Debug)]
@@ -547,7 +547,7 @@ impl Store {
     }
 }
 
-/// J3 without tokens: finds a lost update, and a value that changed under a reader.
+/// Finds, without the tokens, a lost update, and a value that changed under a reader.
 ///
 /// Judges only holders that surely held. A read may show the write of any other holder: an operator had deleted its
 /// node, or its lease ended during the write.
@@ -583,7 +583,7 @@ pub fn lost_updates(accesses: &[Access], deletions: &HashMap<String, Moment>) ->
     faults
 }
 
-/// J3 with tokens: finds a holder that the store refused, and a late write that the store accepted.
+/// Finds, with the tokens, a holder that the store refused, and a late write that the store accepted.
 pub fn wrong_fences(accesses: &[Access], deletions: &HashMap<String, Moment>) -> Vec<String> {
     let mut faults = Vec::new();
     let mut accesses: Vec<&Access> = accesses.iter().collect();
