@@ -1,7 +1,8 @@
 //! Puts one library's lock through one workload. `benches/compare.py` starts this program and documents its orders.
 //!
 //! All contenders are in this process and share the given number of sessions. Contenders of zk-rwlock on one session
-//! know of each other, as the tasks of one service do. With a session each, they do not, as in separate processes.
+//! know of each other, as the tasks of one service do. Contenders with a session each do not know of each other, like
+//! separate processes.
 
 mod contender;
 

@@ -604,7 +604,7 @@ fn positive(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|time| if time.is_zero() { Err("it must be more than zero".to_owned()) } else { Ok(time) })
 }
 
-/// The number of permits that `-j` states. `None` if the number in the ensemble counts.
+/// The number of permits that `-j` states. `None` means the number that is set in the ensemble.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permits(pub(crate) Option<NonZeroU32>);
 

@@ -1,16 +1,16 @@
 //! The hidden subcommand `complete`, which the completion scripts of the shells call. It reads a command line up to the
 //! cursor and prints the possible next words. It prints no error, because a user is typing.
 //!
-//! The words come by standard input, each ended by a zero byte. They are no arguments, because a password among them
-//! would show in the list of processes. bash sends one more word: the part at the end of the last word that bash is
-//! going to replace. The first line of the answer is `words`, `file` or `command N`, where N is the number of words
-//! before the command. After `words` comes a line for each candidate: the word, a tab, and its description. For bash, a
-//! candidate is the text to insert, with its quotes. For zsh and fish, it is the whole word, because these shells quote
-//! by themselves.
+//! The words come by standard input, each ended by a zero byte. They are not passed as arguments, because a password
+//! among them would show in the list of processes. bash sends one more word: the part at the end of the last word that
+//! bash is going to replace. The first line of the answer is `words`, `file` or `command N`, where N is the number of
+//! words before the command. After `words` comes a line for each candidate: the word, a tab, and its description. For
+//! bash, a candidate is the text to insert, with its quotes. For zsh and fish, it is the whole word, because these
+//! shells quote by themselves.
 //!
-//! The engine of `clap_complete` does not do. Its completer of a value sees only the word at the cursor, and not the
-//! servers and the login elsewhere on the line. Its scripts pass the words as arguments. And it is behind a feature
-//! that is called unstable.
+//! The engine of `clap_complete` cannot be used here. Its completer of a value sees only the word at the cursor, and
+//! not the servers and the login elsewhere on the line. Its scripts pass the words as arguments. And the engine is
+//! behind an unstable feature.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn asked_servers_are_counted_against_the_ensemble() {
+    fn the_result_counts_how_many_servers_were_asked() {
         let of = |number: i64| ServerReport { session: Some(number << 56), ..server("zk", "follower", [&["a"]; 3]) };
         let known = |numbers: &[u8]| Members::Known(numbers.iter().copied().collect());
         let seen = |servers: &[ServerReport], members: &Members| {

@@ -72,10 +72,10 @@ impl Place {
     }
 }
 
-/// Whether the path is a semaphore. A valid number of permits decides. If the data is invalid, a directory of permits
-/// makes the path a semaphore. If the data is empty, a held permit makes the path a semaphore. The directory of the
-/// queue decides nothing, because the servers remove it when it is empty. A path whose data this client may not read
-/// counts as a lock.
+/// Whether the path is a semaphore. A path with a valid number of permits is one. If the data is invalid, a directory
+/// of permits makes the path a semaphore. If the data is empty, a held permit makes the path a semaphore. The directory
+/// of the queue decides nothing, because the servers remove it when it is empty. A path whose data this client may not
+/// read counts as a lock.
 pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> Result<bool, Error> {
     let is_doubtful = match semaphore.permits().await {
         Ok(Some(_)) => return Ok(true),

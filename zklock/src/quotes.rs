@@ -1,4 +1,4 @@
-//! Reads quoted words as bash and fish do, and quotes the rest of a word for bash.
+//! Reads quoted words of bash and fish command lines, and quotes completions for bash.
 
 /// The quotes that are open at the end of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

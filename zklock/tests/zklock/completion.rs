@@ -139,8 +139,8 @@ fn has(shell: &str) -> bool {
     found
 }
 
-/// Returns what bash completes at the end of a line. The script stands for readline, without open quotes, and prints
-/// each candidate on a line.
+/// Returns the candidates of bash at the end of a line, one on each line. The script calls the completion as readline
+/// does outside of quotes.
 async fn in_bash(commands: &tempfile::TempDir, before: &str, words: &[&str]) -> String {
     let script = r#"
         compopt() { echo "compopt $*"; }

@@ -68,7 +68,7 @@ async fn a_variable_that_is_not_utf_8_is_not_shown() {
 }
 
 #[support::judged]
-async fn an_empty_variable_is_unset_and_help_reads_none() {
+async fn an_empty_variable_is_unset_and_help_needs_none() {
     let names = WRONG.map(|(_, variable, ..)| variable);
     let mut command = zklock(&["/zklock/settings", "true"]);
     for name in names.iter().filter(|name| **name != "ZK_HOSTS") {
