@@ -23,7 +23,7 @@ pub(crate) fn shows(name: &str, line: &Line) -> bool {
     let is_kept = line.text("case").starts_with("kept-");
     match name {
         "kept" => is_kept,
-        // Queues that are emptied are shown in plots instead.
+        // The cases that empty a whole queue are shown in plots instead.
         "second" if ["drain", "readers"].contains(&line.text("kind")) => false,
         name => !is_kept && figure(name).is_some_and(|figure| line.text("place") == figure.place),
     }

@@ -58,7 +58,7 @@ async fn outlives(zk: &ZooKeeper, path: &str, signal: i32, left: &str) -> bool {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn each_ending_signal_ends_the_whole_group_first() {
+async fn the_whole_group_ends_before_the_next_grant() {
     assert_eq!(ending().len(), 52, "{:?}", ending());
     let zk = connect(&shared_server().address()).await;
     for signals in ending().chunks(AT_ONCE) {
@@ -73,7 +73,7 @@ async fn each_ending_signal_ends_the_whole_group_first() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn processes_that_ignore_the_signal_are_killed_first() {
+async fn deaf_processes_are_killed_before_the_next_grant() {
     let zk = connect(&shared_server().address()).await;
     for signal in [Signal::ALARM, Signal::TERM, Signal::INT] {
         let deaf = "sh -c \"trap '' ALRM TERM INT; echo \\$\\$; exec sleep 100\"";
@@ -83,7 +83,7 @@ async fn processes_that_ignore_the_signal_are_killed_first() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn each_ending_signal_removes_a_waiter_first() {
+async fn a_signalled_waiter_leaves_the_queue_before_it_ends() {
     let (_zk, lock) = server_lock("/zklock/each-signal-waiting").await;
     let held = lock.write().await.expect("free");
     for signals in ending().chunks(AT_ONCE) {
