@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_random_between_half_and_all() {
+    fn a_pause_is_random_above_half_of_the_longest() {
         let pauses: Vec<_> = [0, 500, 999, 1_000, u64::MAX].map(|random| random_pause(SECOND, random)).to_vec();
         assert!(pauses.iter().all(|it| (SECOND / 2..=SECOND).contains(it)), "{pauses:?}");
         assert!(pauses[0] < pauses[1] && pauses[1] < pauses[2] && pauses[0] == pauses[3]);

@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_writer_leads_without_a_reader_or_tie_first() {
+    fn a_writer_leads_unless_tied_or_behind_a_reader() {
         let leading = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
             leading(Dialect::Native, &names).map(|leads| leads.name().to_owned())

@@ -32,7 +32,7 @@ use crate::telemetry::user_thread::{self, UserThread};
 /// The operation that an error names.
 const WATCH: &str = "watch";
 
-/// The limit of how often a read writes the first value, and then finds no value again.
+/// The maximum number of times that one read writes the first value, if the value disappears each time.
 const MAX_INITIAL_WRITES: u32 = 64;
 
 /// The state that all clones of a [`Shared`](crate::Shared) share.
@@ -62,7 +62,7 @@ struct KeptValue<T> {
     writes: usize,
 }
 
-/// The value and the node's state at the begin of a write.
+/// The value and the node's state at the start of a write.
 pub(crate) struct Loaded<T> {
     pub(crate) value: T,
     pub(crate) written: Option<Written>,
@@ -131,7 +131,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// Returns the value at the begin of a write: `instead` if that is given, otherwise the present value, otherwise
+    /// Returns the value at the start of a write: `instead` if that is given, otherwise the present value, otherwise
     /// the initial value, which is not in the node yet.
     pub(crate) async fn load(&self, held: &Tenure, instead: Option<T>) -> Result<Loaded<T>, Error> {
         let Store { node, codec, .. } = self;
@@ -215,7 +215,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         });
     }
 
-    /// Returns the value of these bytes. The first caller decodes them.
+    /// Returns the decoded value of `seen`. The first caller decodes the bytes.
     ///
     /// A format is user code: it may take long, panic, or use this copy. So no lock is held during the decoding, and a
     /// second caller does not wait for the first one, but decodes the bytes, too.
