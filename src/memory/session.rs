@@ -60,10 +60,10 @@ impl MemorySession {
     fn read<T: Send + 'static>(
         &self,
         path: &str,
-        look: impl FnOnce(&Tree, &str) -> Result<T, Failure> + Send + 'static,
+        read: impl FnOnce(&Tree, &str) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
         let (id, path) = (self.id, path.to_owned());
-        self.request(false, move |world, _| look(&world.shown_to(id), &path))
+        self.request(false, move |world, _| read(&world.shown_to(id), &path))
     }
 }
 

@@ -264,7 +264,7 @@ const LATEST: u64 = i64::MAX.unsigned_abs();
 pub(super) struct Index {
     /// By the key of the watch. May contain a session whose watch has already fired.
     watching: BTreeSet<(String, i64)>,
-    /// The sessions with a lagging server. They are told of every change, because a client may set a watch on a node
+    /// The sessions with a lagging server. Every change concerns them, because a client may set a watch on a node
     /// that only its lagging server still has.
     lagging: BTreeSet<i64>,
     owned: BTreeSet<(i64, String)>,

@@ -45,13 +45,13 @@ impl Metadata {
 
     /// Returns a contender's metadata, from its name and from its node's data if they could be read.
     pub(crate) fn of(contender: &Contender, data: Option<&[u8]>) -> Metadata {
-        let noted = data.map(read).unwrap_or_default();
+        let in_data = data.map(read).unwrap_or_default();
         match (contender.dialect(), data) {
-            (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..noted },
+            (Dialect::Native, _) | (_, None) => Metadata { host: contender.host().to_owned(), ..in_data },
             // Only this library writes a process id.
-            _ if noted.pid.is_some() => match dialect::host_problem(&noted.host) {
-                Some(_) => Metadata { host: String::new(), ..noted },
-                None => noted,
+            _ if in_data.pid.is_some() => match dialect::host_problem(&in_data.host) {
+                Some(_) => Metadata { host: String::new(), ..in_data },
+                None => in_data,
             },
             (_, Some(data)) => read_foreign(data),
         }
@@ -135,8 +135,8 @@ pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8
 pub fn read_done(data: &[u8], at: SystemTime) -> Option<Done> {
     let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;
     let token = text.split('\n').find_map(|line| line.strip_prefix("token=")).and_then(|token| token.parse().ok());
-    let said = read(data);
-    Some(Done { at: date(at), host: said.host, pid: said.pid, label: said.label, token })
+    let Metadata { host, pid, label, .. } = read(data);
+    Some(Done { at: date(at), host, pid, label, token })
 }
 
 /// The present time on the ensemble's clock, as a range because the exact time is unknown.
@@ -187,14 +187,14 @@ mod tests {
     fn encoded_metadata_is_parsed_back() {
         let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
         let label = Some("migrate = v42".to_owned());
-        let note = Metadata { host: "web-1".to_owned(), pid: Some(42), label, permits: None };
-        let text = String::from_utf8(note.encode(since)).unwrap();
+        let metadata = Metadata { host: "web-1".to_owned(), pid: Some(42), label, permits: None };
+        let text = String::from_utf8(metadata.encode(since)).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n");
-        assert_eq!(read(text.as_bytes()), note);
-        let note = Metadata { permits: Some(3), ..note };
-        let text = String::from_utf8(note.encode(since)).unwrap();
+        assert_eq!(read(text.as_bytes()), metadata);
+        let metadata = Metadata { permits: Some(3), ..metadata };
+        let text = String::from_utf8(metadata.encode(since)).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n");
-        assert_eq!(read(text.as_bytes()), note);
+        assert_eq!(read(text.as_bytes()), metadata);
     }
 
     #[test]
@@ -206,19 +206,19 @@ mod tests {
             (UNIX_EPOCH + day * 2_932_897, "9999-12-31T23:59:59.000Z"),
             (UNIX_EPOCH + day * 100_000_000, "9999-12-31T23:59:59.000Z"),
         ] {
-            let note = Metadata { host: "web-1".to_owned(), pid: Some(42), ..Metadata::default() };
-            let text = String::from_utf8(note.encode(since)).unwrap();
+            let metadata = Metadata { host: "web-1".to_owned(), pid: Some(42), ..Metadata::default() };
+            let text = String::from_utf8(metadata.encode(since)).unwrap();
             assert_eq!(text, format!("host=web-1\npid=42\nsince={written}\n"));
         }
     }
 
     #[test]
     fn foreign_data_are_a_host_if_an_address_else_a_label() {
-        let said = |data| (read_foreign(data).host, read_foreign(data).label);
-        assert_eq!(said(b"10.1.2.3"), ("10.1.2.3".to_owned(), None));
-        assert_eq!(said(b"nightly report"), (String::new(), Some("nightly report".to_owned())));
+        let read_as = |data| (read_foreign(data).host, read_foreign(data).label);
+        assert_eq!(read_as(b"10.1.2.3"), ("10.1.2.3".to_owned(), None));
+        assert_eq!(read_as(b"nightly report"), (String::new(), Some("nightly report".to_owned())));
         let of_bytes = |count| "x".repeat(count);
-        assert_eq!(said(of_bytes(256).as_bytes()), (String::new(), Some(of_bytes(256))));
+        assert_eq!(read_as(of_bytes(256).as_bytes()), (String::new(), Some(of_bytes(256))));
         for data in [&b""[..], b"\xff\xfe", b"two\nlines", of_bytes(257).as_bytes(), of_bytes(1000).as_bytes()] {
             assert_eq!(read_foreign(data), Metadata::default());
         }
@@ -227,11 +227,11 @@ mod tests {
     #[test]
     fn an_invalid_host_in_a_nodes_data_is_ignored() {
         let contender = Contender::parse_as("x__lock__0000000001", Dialect::Kazoo).unwrap();
-        for (host, said) in [("web-1", "web-1"), ("two words", ""), ("", "")] {
-            let note = format!("host={host}\npid=42\nlabel=x\n");
+        for (host, expected_host) in [("web-1", "web-1"), ("two words", ""), ("", "")] {
+            let metadata = format!("host={host}\npid=42\nlabel=x\n");
             let expected =
-                Metadata { host: said.to_owned(), pid: Some(42), label: Some("x".to_owned()), permits: None };
-            assert_eq!(Metadata::of(&contender, Some(note.as_bytes())), expected);
+                Metadata { host: expected_host.to_owned(), pid: Some(42), label: Some("x".to_owned()), permits: None };
+            assert_eq!(Metadata::of(&contender, Some(metadata.as_bytes())), expected);
         }
     }
 
@@ -244,14 +244,14 @@ mod tests {
 
     #[test]
     fn fuzzed_metadata_is_the_same_when_written_again() {
-        let note = "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n";
-        fuzz(&[note, "10.1.2.3", "nightly report"], |data| {
-            let said = Metadata { pid: read(data).pid.or(Some(7)), ..read(data) };
-            assert_eq!(read(&said.encode(UNIX_EPOCH)), said);
+        let metadata = "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n";
+        fuzz(&[metadata, "10.1.2.3", "nightly report"], |data| {
+            let metadata = Metadata { pid: read(data).pid.or(Some(7)), ..read(data) };
+            assert_eq!(read(&metadata.encode(UNIX_EPOCH)), metadata);
             for name in ["h~i-READ-0000000001", "x__lock__0000000001", "_c_x__WRIT__0000000001"] {
                 let dialect = Dialect::of(name).unwrap();
-                let said = Metadata::of(&Contender::parse_as(name, dialect).unwrap(), Some(data));
-                assert!(dialect == Dialect::Native || !said.host.contains(char::is_control), "{said:?}");
+                let metadata = Metadata::of(&Contender::parse_as(name, dialect).unwrap(), Some(data));
+                assert!(dialect == Dialect::Native || !metadata.host.contains(char::is_control), "{metadata:?}");
             }
         });
     }

@@ -67,12 +67,12 @@ where
 /// because the rules of the foreign contender may differ.
 pub(crate) fn turn_among_foreign<'q>(me: &Contender, queue: &'q [String]) -> (Turn, Option<&'q str>) {
     let mut foreign: Option<&str> = None;
-    let look = |name: &'q String| {
+    let note_foreign = |name: &'q String| {
         if me.dialect().foreign(name).is_some() && foreign.is_none_or(|first| &name[..] < first) {
             foreign = Some(name);
         }
     };
-    let turn = decide(me, queue, look, |_| false);
+    let turn = decide(me, queue, note_foreign, |_| false);
     (turn, foreign)
 }
 
@@ -82,9 +82,9 @@ pub(crate) fn as_seen(me: &Contender, queue: &[String]) -> Turn {
     decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.slot()))
 }
 
-/// Calls `pass_over` for each name that is not a contender's. `may_share` says whether another contender may have the
+/// Calls `on_other_name` for each name that is not a contender's. `may_share` says whether another contender may have the
 /// same number as `me`.
-fn decide<I>(me: &Contender, queue: I, mut pass_over: impl FnMut(I::Item), may_share: impl Fn(Slot) -> bool) -> Turn
+fn decide<I>(me: &Contender, queue: I, mut on_other_name: impl FnMut(I::Item), may_share: impl Fn(Slot) -> bool) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
 {
@@ -103,7 +103,7 @@ where
             continue;
         }
         let Some(other) = dialect.slot(name) else {
-            pass_over(child);
+            on_other_name(child);
             continue;
         };
         if name == me.name() {

@@ -237,9 +237,10 @@ fn connect_string(servers: &Servers, session_timeout: Duration, silent: &BTreeSe
         let some = servers.each().enumerate().filter(move |(index, _)| silent.contains(index) == is_silent);
         some.map(|(index, server)| (index, server.text)).collect::<Vec<_>>()
     };
-    let heard = of(false);
-    let times = (names as usize).div_ceil(heard.len().max(1));
-    let (order, names): (Vec<usize>, Vec<_>) = [vec![heard; times].concat(), of(true)].concat().into_iter().unzip();
+    let responsive = of(false);
+    let times = (names as usize).div_ceil(responsive.len().max(1));
+    let (order, names): (Vec<usize>, Vec<_>) =
+        [vec![responsive; times].concat(), of(true)].concat().into_iter().unzip();
     (names.join(",") + servers.root(), ServerOrder::of(order))
 }
 

@@ -228,7 +228,7 @@ impl ZooKeeperBuilder {
         self.credentials().try_for_each(Credentials::check)?;
         // A server without SASL ignores the SASL login. Nodes would then belong to the digest user.
         if self.credentials().count() > 1 {
-            return Err(Error::invalid("digest beside SASL: a client is one user"));
+            return Err(Error::invalid("digest together with SASL: a client is one user"));
         }
         Ok(())
     }
@@ -418,7 +418,7 @@ mod tests {
             ),
             (new().digest("a:b", "c"), "digest user"),
             #[cfg(feature = "sasl-digest-md5")]
-            (new().digest("a", "b").sasl(Sasl::digest_md5("a", "b")), "digest beside SASL"),
+            (new().digest("a", "b").sasl(Sasl::digest_md5("a", "b")), "digest together with SASL"),
         ] {
             let refused = options.check().expect_err(problem).to_string();
             assert!(refused.starts_with(&format!("invalid input: {problem}")), "{refused}");

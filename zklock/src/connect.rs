@@ -103,7 +103,7 @@ fn invalid(problem: &str, connection: &Connection) -> Option<String> {
         }
         _ if problem.starts_with("a tick time ") => name(settings::TICK_TIME.given(connection.tick_time.as_ref())),
         _ if problem.starts_with("SASL user ") => source(&sasl(connection)),
-        _ if problem.starts_with("digest beside SASL") => source(&digest(connection)),
+        _ if problem.starts_with("digest together with SASL") => source(&digest(connection)),
         _ => None,
     }
 }
