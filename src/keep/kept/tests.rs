@@ -59,7 +59,7 @@ fn a_node_that_is_not_granted_yet_is_not_idle() {
 async fn a_node_that_no_use_waits_for_wakes_nobody_to_warn_of_them() {
     let ((kept, _uses, _), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
     let seen = Arc::downgrade(&kept);
-    let mut warns = tokio_test::task::spawn(warns(&seen, slot.session()));
+    let mut warns = tokio_test::task::spawn(warn_of_slow_uses(&seen, slot.session()));
     assert_pending!(warns.poll());
     tokio::time::advance(10 * WARN_AFTER).await;
     assert!(!warns.is_woken());
@@ -75,7 +75,7 @@ async fn a_node_that_no_use_waits_for_wakes_nobody_to_warn_of_them() {
 async fn whoever_waits_to_warn_of_uses_keeps_no_node() {
     let ((kept, ..), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
     let seen = Arc::downgrade(&kept);
-    let mut warns = tokio_test::task::spawn(warns(&seen, slot.session()));
+    let mut warns = tokio_test::task::spawn(warn_of_slow_uses(&seen, slot.session()));
     assert_pending!(warns.poll());
     drop(kept);
     assert!(seen.upgrade().is_none());
