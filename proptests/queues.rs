@@ -183,7 +183,7 @@ fn number_vectors(size: usize) -> impl Iterator<Item = Vec<i64>> {
 }
 
 #[test]
-fn every_queue_of_up_to_six_has_its_turns() {
+fn every_queue_up_to_six_has_correct_turns() {
     for modes in (0..=6).flat_map(mode_vectors) {
         check_turns(&queue(&modes));
     }
@@ -230,7 +230,7 @@ fn modes() -> impl Strategy<Value = Vec<Mode>> {
 
 proptest! {
     #[test]
-    fn large_queues_have_their_turns(modes in modes(), leaver in any::<prop::sample::Index>()) {
+    fn large_queues_have_correct_turns(modes in modes(), leaver in any::<prop::sample::Index>()) {
         check_turns(&queue(&modes));
         check_departure(&queue(&modes), leaver.index(modes.len()));
     }
@@ -243,7 +243,7 @@ proptest! {
     }
 
     #[test]
-    fn order_and_foreign_names_change_nothing(
+    fn order_and_foreign_names_change_no_turn(
         modes in modes(),
         foreign in prop::collection::vec("[a-z]{1,5}(-READ-[0-9]{1,9})?", 0..10),
         seed in any::<u64>(),
@@ -256,7 +256,7 @@ proptest! {
     }
 
     #[test]
-    fn doubt_fails_closed_in_large_queues(
+    fn doubtful_numbers_grant_nobody_in_large_queues(
         members in prop::collection::vec((prop_oneof![Just(Mode::Read), Just(Mode::Write)], -2_i64..12), 0..30),
     ) {
         let (modes, sequences): (Vec<_>, Vec<_>) = members.into_iter().unzip();

@@ -122,7 +122,7 @@ fn every_use_gets_the_error_of_its_failed_node() {
 
 /// A contender of the same session finds a WRITE node, which may be a READ node when it asks for the node.
 #[test]
-fn a_kept_node_is_asked_for_while_its_use_downgrades() {
+fn a_kept_node_may_be_asked_for_during_a_downgrade() {
     explore(1_500, || {
         // No timer ends a node that no contender asks for.
         let (world, witness) = (World::with_timers(false), Witness::of_lock());

@@ -89,7 +89,7 @@ fn two_candidates_never_lead_at_once_or_hang() {
 }
 
 #[test]
-fn two_candidates_never_lead_after_losing_sessions() {
+fn two_candidates_never_lead_despite_lost_sessions() {
     explore(300, || candidates_lead(true));
 }
 

@@ -27,7 +27,7 @@ mod session {
     pub(crate) mod request;
 
     #[test]
-    fn a_hold_is_not_covered_once_its_lease_had_a_gap() {
+    fn a_hold_counts_as_lost_after_a_gap_in_its_lease() {
         use std::sync::Arc;
         use std::time::Duration;
 
@@ -60,7 +60,7 @@ mod session {
     }
 
     #[test]
-    fn a_hold_is_not_covered_once_its_session_is_over() {
+    fn a_hold_counts_as_lost_after_its_sessions_end() {
         use std::sync::Arc;
         use std::time::Duration;
 

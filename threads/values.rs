@@ -171,6 +171,6 @@ fn no_commit_is_lost_and_no_read_is_stale() {
 }
 
 #[test]
-fn no_commit_is_lost_with_the_sessions() {
+fn no_commit_is_lost_when_sessions_end() {
     explore(600, || threads_share_a_value(true));
 }

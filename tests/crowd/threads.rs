@@ -66,7 +66,7 @@ fn use_lock(lock: &RwLock, holders: &Holders, mut dice: Seeded, is_over: &Atomic
 }
 
 #[support::judged]
-fn threads_that_share_a_kept_node_exclude_and_end() {
+fn threads_with_a_kept_node_exclude_and_never_hang() {
     let seconds = std::env::var("KEPT_SECONDS").ok().map_or(2, |it| it.parse().expect("a number"));
     let zk = Memory::new();
     let (holders, is_over) = (Holders::default(), AtomicBool::new(false));

@@ -270,7 +270,7 @@ fn suffer(field: &Field, companies: &mut [Company], fault: &'static str, rounds:
 }
 
 #[test]
-fn every_library_suffers_every_fault() {
+fn our_lock_keeps_its_promises_under_every_fault() {
     let (runtime, rounds) = (Runtime::new().unwrap(), rounds());
     let field = Field::set(&runtime);
     let server = field.ensemble.server(field.leader).address();
