@@ -1,7 +1,7 @@
 //! What went wrong, by what the caller can do about it.
 
+use std::io;
 use std::time::Duration;
-use std::{fmt, io};
 
 use thiserror::Error;
 
@@ -14,12 +14,38 @@ use crate::session::request::{Denied, Ending, Failure, Loss};
 
 /// Why a lock operation did not succeed.
 ///
-/// Its text includes the text of its [`source`](std::error::Error::source), and is also what `{:?}` shows: of a `main` that
-/// fails, or of an `unwrap`. It converts into an [`io::Error`] whose
-/// kind says the same, as far as the standard library has a kind for it. [`into_inner`](io::Error::into_inner) gives
-/// this error back.
+/// `Display` gives a text for people, which includes the text of the [`source`](std::error::Error::source). `Debug` gives the
+/// variant and its fields. A `main` that returns an error prints it by `Debug`, so print it by `Display` instead, as below.
+///
+/// An `Error` converts into an [`io::Error`] of the kind that fits best. [`into_inner`](io::Error::into_inner) gives this error
+/// back.
 ///
 /// # Examples
+///
+/// A program that prints its error by `Display`:
+///
+/// ```
+/// use std::process::ExitCode;
+/// use zk_rwlock::{Error, Memory, RwLock};
+///
+/// async fn run() -> Result<(), Error> {
+///     let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+///     lock.write().await?.release().await
+/// }
+///
+/// #[tokio::main]
+/// async fn main() -> ExitCode {
+///     match run().await {
+///         Ok(()) => ExitCode::SUCCESS,
+///         Err(error) => {
+///             eprintln!("{error}");
+///             ExitCode::FAILURE
+///         }
+///     }
+/// }
+/// ```
+///
+/// A function that returns an `io::Error`:
 ///
 /// ```
 /// # use std::error::Error as _;
@@ -36,7 +62,7 @@ use crate::session::request::{Denied, Ending, Failure, Loss};
 /// assert_eq!(Error::Lost(Loss::Removed).source().unwrap().to_string(), Loss::Removed.to_string());
 /// # Ok::<(), Error>(())
 /// ```
-#[derive(Clone, Error)]
+#[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The call itself was wrong, and nothing was sent. Mend the program or its configuration.
@@ -234,13 +260,6 @@ pub enum Error {
         /// What the server said.
         reason: String,
     },
-}
-
-/// As [`Display`](fmt::Display): `main` shows an error so, and its reader needs the text.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
 }
 
 /// So many characters of a problem with an input stay as they are: those about a path of 1,024 bytes do.
