@@ -297,7 +297,7 @@ pub trait Format<T>: Send + Sync + 'static {
 }
 
 /// JSON, by serde. People can read the values with `zkCli`, too. Numbers come back exactly, also floating-point
-/// numbers. JSON has no infinities and no NaN, and writes `null` for them. An `f64` cannot be read from `null`, so the
+/// numbers: for that, this library turns on the feature `float_roundtrip` of `serde_json`. JSON has no infinities and no NaN, and writes `null` for them. An `f64` cannot be read from `null`, so the
 /// commit is [refused](crate::error::ValueError::Unwritable). An `Option<f64>` comes back as `None`, and so does
 /// `Some(None)`.
 #[cfg(feature = "json")]
