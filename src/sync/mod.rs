@@ -27,5 +27,6 @@ mod raw {
 
 /// Returns a random number.
 pub(crate) fn random() -> u64 {
-    RandomState::new().hash_one(std::process::id())
+    // The operating system has random numbers on each platform that the library supports.
+    getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(std::process::id()))
 }
