@@ -1,5 +1,5 @@
 //! The lease of a session: until when the session is surely alive, computed from the times of requests and answers. A
-//! guard is valid only while the lease is.
+//! guard is valid only while the lease is valid.
 //!
 //! The ensemble may expire a session one session timeout T after its leader last heard of it. Neither the state of the
 //! connection nor a read of the own node shows this in time, because both look healthy on a server that is cut off from

@@ -19,8 +19,8 @@ use crate::session::shield::shielded;
 /// The longest wait of a large listing for the large listings of other sessions.
 const TURN_MAX: Duration = Duration::from_millis(250);
 
-/// Lists the children of a directory. The answer shows them at a moment after this call, and after every request that was
-/// sent on this session before.
+/// Lists the children of a directory. The answer shows the children at a moment after this call, and after every earlier
+/// request of this session took effect.
 pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
     list_or_join(session, directory).0
 }

@@ -22,7 +22,7 @@ pub(crate) struct Tries {
 
 impl Tries {
     pub(crate) const NONE: Tries = Tries { made: 0, most: 0 };
-    /// The limit for lost answers, because a broken server must not be asked for ever. Beyond it the outcome stays
+    /// The limit for lost answers, because a broken server must not be asked for ever. Beyond the limit the outcome stays
     /// unknown.
     pub(crate) const LOST_ANSWERS: Tries = Tries { made: 0, most: 64 };
     /// The limit for a server that denies a node which the leader has.

@@ -33,7 +33,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// The background thread of this process, while it has a user.
 static BACKGROUND: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
-/// The id of the process that connected first. The client crate runs a thread in that process until its end. A forked
+/// The id of the process that connected first. The client crate runs a thread there until the process ends. A forked
 /// process lacks that thread, so nothing would serve its connections.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 

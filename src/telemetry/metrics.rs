@@ -19,7 +19,7 @@
 //!
 //! `mode` is `read`, `write` or `permit`; `permit` stands for the queue of a [`Semaphore`](crate::Semaphore). Only the
 //! gauges `zk_rwlock_waiting` and `zk_rwlock_holding` have the lock's `path`. A program with very many locks may remove
-//! the label before its recorder.
+//! the label before it reaches the recorder.
 //!
 //! The recorder has to be a global one. A thread of its own calls it, so a recorder that blocks or panics delays no lock.
 //! Counters and gauges are summed up while it blocks. Of the measurements of histograms, 100,000 wait for it, and later
