@@ -522,7 +522,7 @@ pub async fn an_unreadable_number_of_permits_is_an_error<H: Harness>(h: &H) {
     assert!(matches!(never.a.set_permits(3).await, Err(Error::Permits { .. })));
 }
 
-// What people see.
+// The queue as people see it.
 
 pub async fn a_permits_tokens_rise_with_every_grant<H: Harness>(h: &H) {
     let s = Stage::set(h, 2).await;

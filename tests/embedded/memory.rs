@@ -794,7 +794,7 @@ fn a_create_brings_a_lagging_server_up_to_date() {
     other.faults().lag();
     let held = write(&a);
     let mut next = writing(&b);
-    // The waiter's server showed an empty directory when it came.
+    // The waiter's server showed an empty directory when the waiter came.
     assert_pending!(next.poll());
     drop(held);
     assert!(!next.is_woken(), "the event has not arrived yet");

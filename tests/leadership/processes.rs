@@ -54,7 +54,7 @@ fn the_child_process_of_other_tests() {
             }
         };
         leadership.lead(work).await.unwrap();
-        // As if `main` returned: nothing is closed in order.
+        // Exits without closing the client, as at the end of `main`.
         std::process::exit(0);
     });
 }

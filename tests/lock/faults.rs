@@ -425,7 +425,7 @@ async fn a_late_delete_spares_the_node_of_another() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Sessions that are not what they were
+// Replaced and altered sessions
 
 #[support::judged]
 async fn a_reconnect_with_another_session_loses_the_lock() {

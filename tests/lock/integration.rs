@@ -887,7 +887,7 @@ async fn a_chroot_is_made_and_holds_everything() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// What people see
+// The queue as people see it
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_that_is_read_never_lacks_its_holder() {
@@ -967,7 +967,7 @@ async fn the_queue_shows_members_with_their_sessions() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Sessions that end, and sessions that must not
+// Ends of sessions
 
 /// Asks the guard without pause until it says lost. Returns the guard and the time before the last call that said held.
 fn watch_closely(guard: WriteGuard) -> thread::JoinHandle<(WriteGuard, Option<Instant>)> {
@@ -1149,7 +1149,7 @@ async fn a_server_that_crashes_and_returns_loses_nothing() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Requests, answers and events that are lost
+// Lost requests, replies and events
 
 /// How one frame of a session is lost, together with its connection.
 #[derive(Clone, Copy, Debug)]

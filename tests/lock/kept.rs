@@ -75,7 +75,7 @@ async fn keeper(directory: &str, writes: bool) -> (Tapped, RwLock) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// What it costs
+// Costs
 
 #[support::judged]
 async fn a_kept_node_costs_one_more_read_and_its_uses_nothing() {
@@ -234,7 +234,7 @@ async fn a_waiter_of_the_same_session_asks_like_any_other() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// An ask that goes wrong
+// Faults of an ask
 
 /// A subscriber that collects the text of each warning from any thread.
 struct Warnings;
@@ -281,7 +281,7 @@ async fn owner(address: &str) -> ZooKeeper {
 #[support::judged]
 async fn an_ask_refused_by_an_acl_is_logged_once() {
     let path = "/kept-acl/lock";
-    // The only subscriber in this chapter. In a second round it is set already.
+    // The only subscriber in this chapter. In a second round this subscriber is set already.
     let _ = tracing::subscriber::set_global_default(Warnings);
     WARNINGS.lock().expect("no panic").clear();
     let warnings = || {

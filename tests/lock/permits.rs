@@ -60,7 +60,7 @@ fn without_own_watch(ops: Vec<Op>) -> Vec<Op> {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// What it costs
+// Costs
 
 #[support::judged]
 async fn a_free_permit_costs_two_round_trips() {
@@ -142,8 +142,8 @@ impl Line {
             eventually("the waiter stands in line", standing).await;
             waiting.push((tapped, task));
         }
-        // A watch on each holder's node, on each waiter's node and on its predecessor's. The head watches the permits and
-        // the number instead of a predecessor.
+        // A watch on each holder's node, on each waiter's node and on its predecessor's. The head watches the
+        // list of permits and their number instead of a predecessor.
         all_watches(&server, held.len() + 2 * waiters + 1).await;
         for (tapped, _) in &waiting {
             tapped.settle().await;
@@ -238,7 +238,7 @@ async fn a_hundred_contenders_of_a_session_leave_no_watch() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// What the network does
+// Network faults
 
 /// The last cut comes after the whole frame: the transaction takes effect, and only its reply is lost.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -376,7 +376,7 @@ async fn a_holder_in_a_black_hole_loses_the_lock_in_time() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// What operators and ACLs do
+// Operators and ACLs
 
 #[support::judged]
 async fn deleted_nodes_of_a_semaphore_end_its_holders() {

@@ -195,7 +195,7 @@ async fn a_keeper_on_a_lagging_server_is_asked_later() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// A process that stands still
+// Stopped processes
 
 /// Nanoseconds of the monotonic clock, which all processes of this machine share.
 fn clock() -> u64 {

@@ -54,7 +54,7 @@ fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandl
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// One way only
+// Links that fail in one direction
 
 /// Events of the server still arrive, so the client believes that it is connected until the server ends its session.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
@@ -255,7 +255,7 @@ async fn nobody_holds_beside_another_on_flapping_links() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// A server that comes back with nothing
+// Servers that come back empty
 
 /// The emptied server counts from the beginning, and its next number may follow that of our last grant. Consecutive
 /// numbers do not prove that no contender came between.

@@ -115,7 +115,7 @@ fn set(path: &str) -> Operation {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Who can steal a lock
+// Contenders that can steal a lock
 
 #[support::judged]
 async fn a_digest_users_lock_is_closed_to_strangers() {
@@ -187,7 +187,7 @@ async fn a_user_name_misread_by_the_server_is_refused() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Some permissions, and not all that it takes: what is left behind
+// Contenders that lack some of the permissions
 
 #[support::judged]
 async fn a_guest_who_may_not_list_leaves_no_node() {
