@@ -244,7 +244,7 @@ async fn a_waiter_with_an_unseen_downgrade_awaits_the_reader() {
 
 /// The session knows a ghost of this server already, so the first check comes at once.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_past_a_ghost_asks_seldom_for_a_downgrade() {
+async fn an_unseen_downgrade_after_a_ghost_is_checked_rarely() {
     let (ours, theirs) = two();
     let other = lock_of(&theirs);
     let held = write(&other);

@@ -1043,7 +1043,7 @@ async fn an_expired_waiter_fails_and_its_handle_works() {
 }
 
 #[support::judged]
-async fn only_a_session_that_holds_sends_heartbeats() {
+async fn only_a_session_with_a_hold_sends_heartbeats() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let zk = connect_with(&proxy.address(), SHORT).await;

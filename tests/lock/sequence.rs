@@ -148,7 +148,7 @@ async fn several_contenders_with_the_last_number_all_fail() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn an_empty_directory_of_used_up_numbers_serves_one() {
+async fn an_empty_directory_of_used_up_numbers_works_again() {
     let server = server_at(REFUSED_FROM, false).await;
     for (again, next) in [(false, REFUSED_FROM), (true, i32::MAX), (true, -1), (true, i32::MIN)] {
         if again {

@@ -58,7 +58,7 @@ fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandl
 
 /// Events of the server still arrive, so the client believes that it is connected until the server ends its session.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_with_events_alone_loses_the_lock_in_time() {
+async fn a_holder_that_receives_only_events_loses_in_time() {
     const NODES: usize = 200;
     let server = shared_server();
     let proxy = Proxy::start(server.address());

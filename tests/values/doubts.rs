@@ -85,7 +85,7 @@ async fn a_commit_in_doubt_loses_to_another_write() {
 }
 
 #[support::judged]
-async fn a_commit_followed_by_many_writes_is_unknown() {
+async fn a_commit_followed_by_many_writes_stays_in_doubt() {
     // The other client writes before the first request, or before the repeated one, which is therefore refused.
     let refused = "operation 0 on /doubts/value failed, and nothing was changed: the node has another version";
     for (at, why) in [(0, "nobody has answered"), (1, refused)] {
