@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_option_overrides_its_variable_empty_is_unset() {
+    fn options_override_variables_and_empty_is_unset() {
         let given = |option: Option<&str>, variable: Option<&str>| {
             let given = TICK_TIME.of(option.map(OsString::from), variable.map(OsString::from));
             given.map(|given| (given.name(), given.text().unwrap().to_owned()))

@@ -39,7 +39,7 @@ async fn too_few_open_files_are_reported() {
 }
 
 #[support::judged]
-async fn a_wider_acl_than_this_clients_is_odd() {
+async fn an_acl_wider_than_this_clients_is_odd() {
     let path = "/zklock/edges/wider";
     assert_eq!(run(&[path, "true"]).await.code, Some(0));
     assert_eq!(run(&["check", path]).await.stdout, format!("{path}: nothing odd, on 1 of 1 servers\n"));

@@ -49,7 +49,7 @@ async fn max_hold_ends_a_permit_with_term() {
 }
 
 #[support::judged]
-async fn a_zero_limit_is_refused_and_a_long_one_unnoticed() {
+async fn a_limit_of_zero_is_refused_and_one_hour_is_not() {
     assert_eq!(run(&["--max-hold", "0", "/zklock/unlimited", "true"]).await.code, Some(64));
     assert_eq!(run(&["--max-hold", "1h", "/zklock/unlimited", "-c", "exit 3"]).await.code, Some(3));
 }

@@ -1607,7 +1607,7 @@ async fn break_asks_for_confirmation_on_a_terminal() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn colours_need_a_terminal_and_no_no_color() {
+async fn colours_need_a_terminal_without_no_color() {
     let path = "/zklock/tty/colour";
     let (_zk, lock) = server_lock(path).await;
     let _held = lock.write().await.unwrap();

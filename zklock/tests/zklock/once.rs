@@ -202,7 +202,7 @@ async fn an_unconfirmed_record_of_a_success_exits_with_75() {
 }
 
 #[support::judged]
-async fn a_taken_lock_is_a_conflict_without_waiting() {
+async fn a_host_that_does_not_wait_exits_with_a_conflict() {
     let (_zk, lock) = server_lock("/zklock/once/taken").await;
     let held = lock.write().await.unwrap();
     let taken = run(&["-n", "-E", "9", "--once-in", "50m", lock.path(), "-c", "echo ran"]).await;
@@ -213,7 +213,7 @@ async fn a_taken_lock_is_a_conflict_without_waiting() {
 }
 
 #[support::judged]
-async fn wrong_options_are_refused_unsent() {
+async fn wrong_options_are_refused_before_connecting() {
     for (arguments, problem) in [
         (&["--once-in", "0", "/zklock/once/wrong", "true"][..], "--once-in needs a time that is not zero"),
         (&["--once-in", "soon", "/zklock/once/wrong", "true"], "invalid value 'soon'"),
