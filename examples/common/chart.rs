@@ -136,7 +136,7 @@ impl Chart {
         drawn + &legend + "</svg>\n"
     }
 
-    /// The names of the lines below the panels, and how high the picture is with them.
+    /// Returns the names of the lines, drawn below the panels, and the height of the picture with them.
     fn legend(&self, width: f64, top: f64, column: f64) -> (String, f64) {
         let columns = (((width - MARGIN) / column) as usize).max(1);
         let mut drawn = String::new();

@@ -17,7 +17,7 @@ use crate::settings::{self, Given, Setting};
 /// The connect string if neither `--zk` nor `ZK_HOSTS` is set.
 const DEFAULT_HOSTS: &str = "127.0.0.1:2181";
 
-/// A tick time in seconds that no server has. A larger number is taken for milliseconds.
+/// A tick time in seconds that is longer than any server's. A larger number is taken for milliseconds.
 const LONGEST_TICK: f64 = 100.0;
 
 /// Connects, waits for a session, and refuses a path that no lock can have before anything is sent.
