@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocking_or_panicking_work_stops_only_its_thread() {
+    fn blocking_or_panicking_work_stops_one_thread() {
         static THREAD: UserThread = UserThread::new("a user thread");
         let (sender, receiver) = mpsc::channel();
         assert!(THREAD.flush(Duration::ZERO), "no work waits");
