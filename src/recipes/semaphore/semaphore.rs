@@ -391,8 +391,8 @@ impl Semaphore {
         Call::in_time(&self.state.handle.coordinator, async move { queue(&state, false).await })
     }
 
-    /// Removes the holder or waiter that has this [token](crate::queue::Member::token), and returns it. If no member has the
-    /// token, returns `None` and changes nothing.
+    /// Removes the holder or waiter that has this [token](crate::queue::Member::token), and returns it. If no member
+    /// has the token, returns `None` and changes nothing.
     ///
     /// Works like [`RwLock::evict`](crate::RwLock::evict). A holder is notified at once, but perhaps only after its
     /// permits were granted to another contender.

@@ -98,9 +98,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// it starts calls this.
     ///
     /// Waits until the client is connected and the node has been read. If there is no value yet, and an
-    /// [initial](crate::shared::SharedBuilder::initial) one was given, the initial value is written first, under the read lock.
-    /// This write waits for a holder of the write lock, so the task that holds the write lock must not await this call.
-    /// The call waits without a limit: bound it with [`timeout`](Call::timeout).
+    /// [initial](crate::shared::SharedBuilder::initial) one was given, the initial value is written first, under the
+    /// read lock. This write waits for a holder of the write lock, so the task that holds the write lock must not await
+    /// this call. The call waits without a limit: bound it with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -196,9 +196,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
 ///
 /// An error is yielded once, in three cases: the node holds no value now ([`ValueError`](crate::error::ValueError) says
 /// why), the node cannot be watched now, or this client's server has missed a change that the ensemble has
-/// ([`Error::Refused`]). If no value was there from the beginning, the [initial](crate::shared::SharedBuilder::initial) one
-/// comes in place of that error. The next value ends the error state. A lost connection, or the end of a session, is no
-/// error: the watch is set up again, and a missed change is reported then.
+/// ([`Error::Refused`]). If no value was there from the beginning, the [initial](crate::shared::SharedBuilder::initial)
+/// one comes in place of that error. The next value ends the error state. A lost connection, or the end of a session,
+/// is no error: the watch is set up again, and a missed change is reported then.
 ///
 /// # Examples
 ///

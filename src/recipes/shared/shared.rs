@@ -16,9 +16,9 @@ use crate::validation;
 /// A value that many machines share behind a read/write lock, as many tasks share a `tokio::sync::RwLock<T>`.
 ///
 /// [`read`](Self::read) returns a guard that derefs to the value, fresh under the lock. [`write`](Self::write) returns
-/// a guard for changes. [`commit`](crate::shared::SharedWriteGuard::commit) writes the changes, in a transaction that checks
-/// that the lock is held. Changes without a commit are discarded. [`update`](Self::update) does all of that in one
-/// call.
+/// a guard for changes. [`commit`](crate::shared::SharedWriteGuard::commit) writes the changes, in a transaction that
+/// checks that the lock is held. Changes without a commit are discarded. [`update`](Self::update) does all of that in
+/// one call.
 ///
 /// [`live`](Self::live) returns a copy in this process, kept fresh by a watch, for hot paths.
 /// [`changes`](Self::changes) returns a stream of the values, and [`wait_for`](Self::wait_for) waits for one of them. A
