@@ -765,8 +765,8 @@ fn the_names_of_hosts_do_not_decide_who_is_first() {
     drop(assert_ready_ok!(third.poll()));
 }
 
-/// There is no upgrade, because two upgrades would be a deadlock. The errors of two readers that try by hand name the
-/// contenders that they wait for.
+/// There is no upgrade, because two upgrades would be a deadlock. The errors of two readers that try to upgrade by
+/// hand name the contenders that they wait for.
 #[tokio::test(start_paused = true)]
 async fn two_readers_that_try_to_write_time_out() {
     let (zk, _other, a, b) = two();

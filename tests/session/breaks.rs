@@ -149,7 +149,7 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
             let left = guard.session_left();
             tokio::time::sleep(timeout.mul_f64(share)).await;
             link.heal();
-            // The lease of the time of the break has run out by then, so a guard that still holds was renewed.
+            // The lease from before the break has run out by then, so a guard that still holds has renewed it.
             let lost = tokio::time::timeout(timeout, guard.lost()).await.is_ok();
             if lost {
                 println!("    lost {:?} after the break began, with {left:?} of the session", broke.elapsed());

@@ -282,7 +282,7 @@ async fn a_break_below_two_fifths_loses_nothing() {
                 begin(&proxy);
                 tokio::time::sleep(TIMEOUT.mul_f64(0.38)).await;
                 proxy.heal();
-                // The lease of the time before the break has run out by then, so a guard that still holds was renewed.
+                // The lease from before the break has run out by then, so a guard that still holds has renewed it.
                 tokio::time::sleep(TIMEOUT).await;
                 assert!(guard.is_held(), "{kind}, step {step}: {:?}", guard.state());
                 guard.release().await.expect("held");

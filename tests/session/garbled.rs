@@ -49,7 +49,7 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 /// The duration of the garbling in one case.
 const GARBLED_FOR: Duration = Duration::from_millis(1_500);
 
-/// A call that exceeds its timeout by this time hangs.
+/// A call counts as hung if it exceeds its timeout by this time.
 const HANGS: Duration = Duration::from_secs(20);
 
 /// The number of cases that a child runs at once. A case that claims too much memory ends the whole child.

@@ -162,7 +162,7 @@ async fn a_brief_disconnect_makes_a_hold_only_suspect() {
     assert!(guard.is_held(), "suspect is not lost");
     proxy.heal();
     assert_eq!(changes.next().await, Some(HoldState::Held));
-    // The lease of the time of the blip has run out by now, so a guard that still holds was renewed.
+    // The lease from before the disconnect has run out by now, so a guard that still holds has renewed it.
     tokio::time::sleep(SESSION_TIMEOUT).await;
     guard.release().await.expect("a blip loses nothing");
 }

@@ -17,8 +17,8 @@ use support::wire::Proxy;
 /// The timeout of sessions that expire in a test.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// The timeout of sessions for which a test waits until the next check at the leader.
-const LOOKS: Duration = Duration::from_secs(10);
+/// The timeout of sessions whose next check at the leader a test awaits.
+const CHECKED: Duration = Duration::from_secs(10);
 
 #[support::judged]
 async fn a_copy_goes_back_with_a_restored_ensemble() {
@@ -120,7 +120,7 @@ async fn follows_a_server_that_lost_a_commit(is_silent: bool) {
     const PATH: &str = "/restored/lost";
     let server = Server::start();
     let proxy = Proxy::start(server.address());
-    let zk = connect_with(&proxy.address(), if is_silent { LOOKS } else { CALM }).await;
+    let zk = connect_with(&proxy.address(), if is_silent { CHECKED } else { CALM }).await;
     let here = counter(&zk, PATH);
     write(&here, 1).await;
     server.back_up();
