@@ -214,7 +214,7 @@ fn one_ask_releases_the_kept_reads_of_many_processes() {
 }
 
 #[test]
-fn an_ask_leaves_the_data_of_the_directory_as_they_are() {
+fn an_ask_does_not_change_the_directorys_data() {
     let (_zk, kept, other) = two();
     let guard = write(&other);
     now(guard.transaction().set(DIRECTORY, "what an application keeps there").commit()).expect("held");

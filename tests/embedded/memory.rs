@@ -906,7 +906,7 @@ fn an_eviction_reports_the_removed_despite_a_lost_reply() {
 }
 
 #[test]
-fn a_contender_that_left_earlier_was_not_evicted() {
+fn an_eviction_reports_no_contender_that_had_left() {
     let (mut evicted, mut left) = (0, 0);
     for polls in 0..20 {
         let (zk, other, a, _) = two();

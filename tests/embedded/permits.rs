@@ -682,7 +682,7 @@ fn a_reconnected_head_counts_permits_after_a_sync() {
 }
 
 #[test]
-fn a_holder_hears_only_of_waiters_without_permits() {
+fn a_holder_hears_only_of_waiters_that_lack_permits() {
     for polls in 1..POLLS {
         let (zk, _other, _a, b) = two(2);
         let held = acquire(&b);

@@ -105,7 +105,10 @@ fn a_second_campaign_of_one_candidate_is_refused() {
     assert_pending!(first.poll());
     let term = candidate.term().expect("the candidate leads").number();
     let refused = now(candidate.lead(|_term| async {})).unwrap_err();
-    assert!(matches!(&refused, Error::InvalidInput(text) if text.starts_with("this candidate campaigns already")), "{refused}");
+    assert!(
+        matches!(&refused, Error::InvalidInput(text) if text.starts_with("this candidate campaigns already")),
+        "{refused}"
+    );
     assert_eq!(candidate.term().map(|term| term.number()), Some(term));
     drop(first);
     assert_eq!(now(candidate.lead(|_term| async { 1 })).expect("the first is over"), Some(1));

@@ -235,7 +235,7 @@ async fn a_writer_that_gives_up_lets_nobody_in_early() {
 // Operators
 
 #[support::judged]
-async fn a_holder_whose_node_an_operator_deletes_is_told() {
+async fn a_holder_learns_of_its_deleted_node() {
     let server = shared_server();
     let zk = connect(&server.address()).await;
     let operator = connect(&server.address()).await;
@@ -608,7 +608,7 @@ async fn the_last_drop_of_guard_or_handle_frees_the_lock() {
 }
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_loses_the_guards_before_the_next_grant() {
+async fn closing_ends_the_guards_before_the_next_grant() {
     let server = shared_server();
     let other = connect(&server.address()).await;
     let next = lock_at(&other, "/locks/closing");
@@ -890,7 +890,7 @@ async fn a_chroot_is_made_and_holds_everything() {
 // The queue as people see it
 
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_queue_that_is_read_never_lacks_its_holder() {
+async fn a_queue_never_shows_waiters_without_a_holder() {
     let path = "/locks/brief";
     let mut busy = JoinSet::new();
     for _ in 0..3 {

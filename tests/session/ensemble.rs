@@ -296,7 +296,7 @@ async fn a_break_below_two_fifths_loses_nothing() {
 
 /// Found by the swarm: the client crate gives up after a session timeout, even with a longer connect timeout.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connect_timeout_above_the_session_s_is_kept() {
+async fn a_connect_timeout_above_the_session_timeout_holds() {
     let proxy = Proxy::start(shared_server().address());
     proxy.cut();
     let builder = ZooKeeper::builder().session_timeout(Duration::from_secs(1)).connect_timeout(SOON);

@@ -111,7 +111,7 @@ async fn a_request_refused_by_the_client_renews_no_lease() {
 
 /// Without this rule the handle's present session would be closed, and the session being opened would start afterwards.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_being_opened_ends_with_its_closed_handle() {
+async fn closing_a_handle_ends_a_session_being_opened() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
     let zk = ZooKeeper::builder().session_timeout(Duration::from_secs(2)).connect_timeout(10 * SOON);
