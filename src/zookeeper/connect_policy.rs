@@ -46,7 +46,7 @@ impl ConnectPolicy {
     /// Returns how long a connection may be silent; `None` for the client crate's default. A break that lasts
     /// `rides_out` must cost no lock.
     ///
-    /// A connection survives a server's pause of half of this limit: see docs/upstream/README.md. The client crate
+    /// A connection survives a server's pause of half of this limit: see docs/upstream/read-timeout.patch. The client crate
     /// notices the end of the limit late, by up to an eighth.
     pub fn silence(self, session_timeout: Duration, rides_out: Duration) -> Option<Duration> {
         let attempt = self.attempt(session_timeout)?;
