@@ -289,9 +289,7 @@ pub mod cost {}
 /// [cron]: crate::guide#jobs-that-cron-starts-on-every-host
 /// [keep]: crate::guide#keep-the-lock-between-uses
 /// [semaphore]: crate::guide#at-most-so-many-at-once
-/// [migrations]: crate::guide#database-migrations
-/// [deployment]: https://docs.rs/crate/zk-rwlock/latest/source/examples/kubernetes/deployment.yaml
-/// [cronjob]: https://docs.rs/crate/zk-rwlock/latest/source/examples/kubernetes/cronjob.yaml
+/// [kubernetes]: https://docs.rs/crate/zk-rwlock/latest/source/examples/kubernetes/README.md
 /// [service]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md
 /// [guarded]: crate::guide#guarded-writes
 /// [versions]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md

@@ -8,12 +8,13 @@ use support::page::anchor;
 
 use crate::snippets::{WRITE, files, read, root};
 
-const BESIDES: [&str; 7] = [
+const BESIDES: [&str; 8] = [
     "README.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CHANGELOG.md",
     "examples/README.md",
+    "examples/kubernetes/README.md",
     "tests/README.md",
     "docs/upstream/README.md",
 ];
