@@ -1,22 +1,22 @@
-# What a contributor runs and what CI runs are the same commands: `make lint`, `make test` and a short `make interop`.
-# The workspace is the library and, as packages of their own, the command `zklock`, the tests, property tests, benchmarks and three examples.
+# Contributors and CI run the same commands: `make lint`, `make test` and a short `make interop`.
+# The workspace has the library, and packages for the command `zklock`, the tests, the property tests, the benchmarks and three examples.
 
 SHELL := /bin/bash
-# One shell for a whole recipe, which stops at the first failure, also inside a pipe.
+# One shell runs a whole recipe, and stops at the first failure, also inside a pipe.
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
-# What is built needs what is installed before it.
+# Builds need the packages that earlier targets install.
 .NOTPARALLEL:
 
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
-# Every package with every feature. What is built for one of these commands is built for all of them.
+# Every package with every feature, so that all commands share one build.
 WHOLE := --workspace --all-features
 
 .PHONY: test plan programs lint soak mutants interop nemesis versions growth scale performance figures shells kerberos databases pages upstream msrv deny semver package \
 	filled-in binary deb zookeeper servers
 
-# Says what it will do, installs what is missing, builds, and runs every chapter to its end: tests/chapters.sh. The tests start their own
-# ZooKeeper servers, and a run that started none fails however green the tests look.
+# Prints a plan, installs missing packages, builds, and runs every chapter to its end: tests/chapters.sh. The tests start their own
+# ZooKeeper servers, and a run that started no server fails.
 test: plan servers programs
 	@tests/chapters.sh run $(WHOLE)
 
@@ -24,25 +24,25 @@ plan:
 	@$(SERVER_PACKAGES)
 	tests/chapters.sh plan "$${packages[@]}"
 
-# What the tests run as a user would: `zklock` and the examples. The tests refuse one that is older than its sources.
+# Builds the programs that the tests run: `zklock` and the examples. The tests refuse a program that is older than its sources.
 programs:
 	cargo build $(WHOLE) --bins --examples
 
-# The long versions of what `make test` runs: more rounds, more waiters, more schedules, more contenders, more crashes,
-# ten minutes of threads, and the swarms for twenty minutes on one server and as long on three. Each stage says how many descriptors it had open at most.
+# Runs the long versions of `make test`: more rounds, waiters, schedules, contenders and crashes, ten minutes of threads, and the swarms
+# for twenty minutes on one server and as long on three. Each stage prints its largest number of open descriptors.
 COUNTED_TEST := cargo --config 'target."cfg(unix)".runner = ["$(CURDIR)/tests/descriptors.sh"]' test --release
 soak: zookeeper
 	export SCHEDULES=1000000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SILENCE_ROUNDS=200 LEASE_HISTORIES=60000 BREAK_ROUNDS=20 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
 	export ALONE_TIMEOUT=40 FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600 LINEAR_SECONDS=300
 	export FUZZ_SECONDS=$${FUZZ_SECONDS:-120}
-	# Each of 23 tests for so long, as many at once as there are cores.
+	# Each of 23 tests runs for this long, one on each core.
 	export THREADS_SECONDS=$$((600 * $$(nproc) / 23))
 	failed='$(CURDIR)/target/soak.failed'
 	mkdir -p target
 	rm -f "$$failed"
 	stage() { $(COUNTED_TEST) "$${@:2}" || echo "$$1" >>"$$failed"; }
 	trap 'kill 0' INT TERM
-	# What computes all the time goes beside what mostly waits.
+	# The stages that compute run at the same time as the stages that mostly wait.
 	{
 		stage proptests -p zk-rwlock-proptests -- --nocapture
 		stage threads -p zk-rwlock-threads -- --nocapture
@@ -64,26 +64,25 @@ soak: zookeeper
 	fi
 	echo 'make soak: all stages passed'
 
-# Plants fault after fault in the code that decides, and has the tests find it. What they do not find is explained in
-# tests/mutants.txt. FAULTS is a regular expression, for some of them: make mutants FAULTS=src/queue/turn.rs
+# Plants fault after fault in the code that decides; the tests must find it. tests/mutants.txt explains the faults that they do not
+# find. FAULTS is a regular expression that selects faults: make mutants FAULTS=src/queue/turn.rs
 FAULTS ?= .
 mutants:
 	@$(call NEEDS,cargo-mutants)
 	tests/mutants.sh '$(FAULTS)'
 
-# The lock among real Curator, kazoo and zookeeper-client on one path, each killed in turn: fleets that contend for so
-# many seconds in all. The first run needs the network: PySpark's source distribution (456 MB) for Curator's jars, and
-# kazoo.
+# Runs fleets of this library, Curator, kazoo and zookeeper-client on one path for INTEROP_SECONDS in all, and kills their processes in
+# turn. The first run needs the network: PySpark's source distribution (456 MB) for Curator's jars, and kazoo.
 INTEROP_SECONDS ?= 180
 interop: zookeeper
 	tests/interop/setup.sh
 	INTEROP_SECONDS=$(INTEROP_SECONDS) cargo test $(WHOLE) --test interop -- --nocapture
 
-# Says in each line of a file in which run it was measured.
+# Adds the run, the commit and the machine to each line of a file of results.
 STAMP = sed "s/^{/{\"run\":\"$$(date -u +%FT%TZ)\",\"commit\":\"$$(git describe --always --dirty)\",\"machine\":\"$$(nproc) cores, Linux $$(uname -r)\",/" '$(1).part' >'$(1)'; rm '$(1).part'
 
-# One holder, one waiting writer and one fault after the other, the same for us, Curator and kazoo, so many rounds of each. Some
-# minutes, of which it mostly sleeps. `cp target/nemesis.jsonl docs/ && make pages` has docs/comparison.md show what was seen.
+# Causes one fault after the other for one holder and one waiting writer, the same for this library, Curator and kazoo, NEMESIS_ROUNDS
+# times each. This takes some minutes. `cp target/nemesis.jsonl docs/ && make pages` puts the results into docs/comparison.md.
 NEMESIS_ROUNDS ?= 20
 NEMESIS := $(CURDIR)/target/nemesis.jsonl
 nemesis: zookeeper
@@ -92,14 +91,14 @@ nemesis: zookeeper
 	NEMESIS_ROUNDS=$(NEMESIS_ROUNDS) cargo test $(WHOLE) --test nemesis -- --nocapture
 	$(call STAMP,$(NEMESIS))
 
-# The server tests on ZooKeeper 3.6.3, 3.8.0 and 3.9.3 to 3.9.6 in turn, and on a server that behaves like ClickHouse Keeper;
-# VERSIONS names some of them. The first run needs the network: PySpark's source distributions (318, 456 and 456 MB) for the jars,
+# Runs the server tests on ZooKeeper 3.6.3, 3.8.0 and 3.9.3 to 3.9.6 in turn, and on a server that behaves like ClickHouse Keeper;
+# VERSIONS selects some of them. The first run needs the network: PySpark's source distributions (318, 456 and 456 MB) for the jars,
 # and packages of Debian 13 and sid.
 VERSIONS ?= 3.6.3 3.8.0 3.9.3 3.9.4 3.9.5 3.9.6 keeper
 versions: zookeeper programs
 	tests/versions.sh $(VERSIONS)
 
-# What everything costs as it grows to a hundred thousand, in time of the processor and in bytes. Some minutes.
+# Measures processor time and bytes up to a hundred thousand locks, holds, waiters and members. This takes some minutes.
 GROWTH := $(CURDIR)/target/performance/growth.jsonl
 growth: zookeeper
 	cargo build --release -p zklock
@@ -108,7 +107,7 @@ growth: zookeeper
 	cargo bench -p zk-rwlock-benches --bench growth -- --all --out '$(GROWTH).part'
 	$(call STAMP,$(GROWTH))
 
-# A hundred thousand clients that come back all at once, in virtual time: what the ensemble is asked. Some minutes.
+# Simulates, in virtual time, a hundred thousand clients that reconnect at once. This takes some minutes.
 STORMS := $(CURDIR)/target/performance/storms.jsonl
 scale:
 	mkdir -p target/performance
@@ -116,9 +115,9 @@ scale:
 	cargo bench -p zk-rwlock-benches --bench scale -- --contenders 100000 --out '$(STORMS).part'
 	$(call STAMP,$(STORMS))
 
-# What docs/performance.md compares, in one run of some 20 minutes: ours, the other libraries and bare nodes, in turns on a link of
-# 10 ms each way, on loopback and on an ensemble of three. Its tables and plots are in target/performance. As root, or where
-# users may make namespaces. `make performance ONLY='--cases write --peers ours-apart raw'` runs some of it: `benches/compare.py --help`.
+# Measures everything that docs/performance.md compares, in one run of some 20 minutes: this library, the other libraries and bare nodes, in
+# turns on a link of 10 ms each way, on loopback and on an ensemble of three. The tables and plots go to target/performance. Needs root, or
+# user namespaces. `make performance ONLY='--cases write --peers ours-apart raw'` runs a part: `benches/compare.py --help`.
 ROUNDS := 3
 performance: zookeeper
 	tests/interop/setup.sh
@@ -129,20 +128,20 @@ performance: zookeeper
 	python3 benches/compare.py --rounds $(ROUNDS) $(ONLY)
 	cargo run --release --example performance -- target/performance
 
-# The tables, plots and figures of docs/performance.md and README.md, from the results that are committed with them.
-# `make figures RESULTS=target/performance/results.jsonl` first puts another run in the place of the one that is there.
+# Makes the tables, plots and figures of docs/performance.md and README.md from the committed results.
+# `make figures RESULTS=target/performance/results.jsonl` first replaces the committed run.
 figures:
 	if [[ -n '$(RESULTS)' ]]; then
 		cp '$(RESULTS)' docs/performance/
 	fi
 	cargo run --release --example performance -- docs/performance docs/performance.md README.md
 
-# The Rust in README.md and in docs/, from the snippets in tests/pages, which are compiled and run; docs/pictures.txt; and the
-# table of docs/comparison.md, from docs/nemesis.jsonl.
+# Copies the snippets of tests/pages, which are compiled and run, into README.md and docs/; makes docs/pictures.txt, and the table of
+# docs/comparison.md from docs/nemesis.jsonl.
 pages:
 	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents -- --nocapture snippets:: nemesis:: the_pictures_of
 
-# Completion of `zklock` in the shells that are not on every machine; `make test` tries what is there, and says what is not.
+# Tests the completion of `zklock` in zsh and fish, which it installs. `make test` uses only installed shells.
 shells: zookeeper programs
 	@packages=()
 	for shell in zsh fish; do
@@ -153,32 +152,31 @@ shells: zookeeper programs
 	( $(INSTALL) )
 	cargo test $(WHOLE) --test zklock -- completion::
 
-# Kerberos is behind a cfg, because it needs C headers and libclang to build; the tests run in a realm of their own.
+# Tests Kerberos in a realm of its own. Kerberos is behind a cfg, because its build needs C headers and libclang.
 # On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user
 kerberos: zookeeper
 	tests/kerberos.sh
 
-# The SQL of docs/guide.md, on a PostgreSQL and a MariaDB that are started for it; docs/guide.md says what must be refused.
+# Runs the SQL of docs/guide.md on a PostgreSQL and a MariaDB of its own. docs/guide.md says what must be refused.
 # On Debian: apt-get install postgresql mariadb-server
 databases:
 	tests/databases.sh
 
-# What docs/upstream/ proposes to the client crate: applies each patch to it, and runs the test that the patch brings.
+# Applies each patch of docs/upstream/ to the client crate, and runs the test in the patch.
 upstream:
 	tests/upstream.sh
 
-# The oldest Rust that Cargo.toml states, for real: rustup installs it. `make lint` asks clippy only.
+# Builds with the oldest Rust that Cargo.toml states; rustup installs it.
 msrv:
 	cargo +$$(sed -n 's/^rust-version = "\(.*\)"/\1.0/p' Cargo.toml) check -p zk-rwlock -p zklock --all-features --lib --bins
 
-# What the dependencies must keep to is in deny.toml: licences, known faults, sources. Needs the network for the list of
-# known faults.
+# Checks the licences, known faults and sources of the dependencies by deny.toml. Needs the network for the list of known faults.
 deny:
 	@$(call NEEDS,cargo-deny)
 	cargo deny --workspace check
 
-# Whether the version that Cargo.toml states allows for what has changed since the last release, which is a tag `v1.2.3`.
-# Semantic versioning does not cover the module `coordinator`: a finding there needs no more than a word in CHANGELOG.md.
+# Checks whether the version in Cargo.toml allows the changes since the last release, which is a tag `v1.2.3`.
+# Semantic versioning does not cover the module `coordinator`: a finding there needs only a line in CHANGELOG.md.
 semver:
 	@released=$$(git describe --tags --match 'v[0-9]*' --abbrev=0 2>/dev/null || true)
 	if [[ -z $$released ]]; then
@@ -188,11 +186,11 @@ semver:
 	$(call NEEDS,cargo-semver-checks)
 	cargo semver-checks --all-features --baseline-rev "$$released"
 
-# What would be published, built from nothing but itself. Needs cargo 1.90, a clean work tree, and what only the publisher can fill in.
+# Builds the packages as they would be published. Needs cargo 1.90, a clean work tree, and the placeholders filled in.
 package: filled-in
 	cargo publish --dry-run -p zk-rwlock -p zklock
 
-# A placeholder is a name that ends with `.invalid`, which no host and no address will ever have.
+# A placeholder is a name that ends with `.invalid`, which no real host has.
 filled-in:
 	@if grep -nE '[A-Za-z0-9-]+\.invalid' Cargo.toml SECURITY.md >&2; then
 		echo 'make package: REFUSED: the lines above have placeholders. Fill in:' >&2
@@ -202,9 +200,8 @@ filled-in:
 		exit 1
 	fi
 
-# `zklock` for machines without Rust, with its manual and completions, as an archive in target/archives. TAG, if it is given,
-# has to be that of the version in Cargo.toml. TARGET builds for another target of Rust: one for musl gives a program that
-# needs no C library of the system's.
+# Packs `zklock`, its manual and its completions into an archive in target/archives. TAG, if given, must be that of the version in
+# Cargo.toml. TARGET builds for another target of Rust; a program for a musl target needs no C library of the system.
 binary:
 	@version=$$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 	if [[ -n '$(TAG)' && '$(TAG)' != "v$$version" ]]; then
@@ -230,8 +227,7 @@ binary:
 	sha256sum "$$name.tar.gz" >"$$name.tar.gz.sha256"
 	echo "make binary: target/archives/$$name.tar.gz"
 
-# The same as a package for Debian and its kin, in target/archives or where OUT says. PROGRAM, if it is given, is packed
-# instead of a release build.
+# Packs the same as a package for Debian, into target/archives or OUT. PROGRAM, if given, is packed instead of a release build.
 deb:
 	@program='$(PROGRAM)'
 	if [[ -z $$program ]]; then
@@ -254,7 +250,7 @@ deb:
 	"$$program" completions fish >"$$share/fish/vendor_completions.d/zklock.fish"
 	gzip -9 -n <CHANGELOG.md >"$$share/doc/zklock/changelog.gz"
 	{ echo 'Licensed under either of these, as you like.'; cat LICENSE-MIT LICENSE-APACHE; } >"$$share/doc/zklock/copyright"
-	# The newest C library that the program asks for. One that is linked statically asks for none.
+	# The newest C library that the program needs. A statically linked program needs none.
 	glibc=$$(objdump -T "$$program" 2>/dev/null | grep -o 'GLIBC_[0-9.]*' | sort -V | tail -n 1 || true)
 	version=$$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 	architecture=$$(dpkg --print-architecture)
@@ -278,7 +274,7 @@ lint:
 	cargo clippy $(WHOLE) --test interop --test nemesis -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --all-features -p zk-rwlock
 
-# Has a tool of cargo's at hand: CI installs it, and people are told how to.
+# Requires a tool of cargo's: CI installs the tool, and a person gets the command.
 define NEEDS
 if ! command -v $(1) >/dev/null; then
 	if [[ -z "$${CI:-}" ]]; then
@@ -289,7 +285,7 @@ if ! command -v $(1) >/dev/null; then
 fi
 endef
 
-# Installs Debian's `packages`, if there are any. Two runs at once install one after the other, and wait for whoever else installs something.
+# Installs Debian's `packages`, if any. Several installations at once wait for each other.
 define INSTALL
 if [[ $${#packages[@]} -eq 0 ]]; then
 	exit 0
@@ -310,27 +306,27 @@ if [[ $$(id -u) -ne 0 ]]; then
 	fi
 fi
 echo "make test: installing $${packages[*]}"
-# The tests start a PostgreSQL of their own; the package would make and start one that nobody asked for.
+# The tests start a PostgreSQL of their own; by default the package would start another.
 "$${as_root[@]}" flock /var/lib/dpkg bash -euc '
 	if [[ " $$* " == *" postgresql "* && ! -e /etc/postgresql-common/createcluster.conf ]]; then
 		mkdir -p /etc/postgresql-common
 		echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf
 	fi
-	# It does not wait for another one by itself.
+	# apt-get does not wait for another update by itself.
 	for _ in {1..20}; do apt-get update && break || sleep 5; done
 	DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y --no-install-recommends "$$@"' bash "$${packages[@]}"
 endef
 
-# A release of ZooKeeper to test on, fetched into target/zookeeper: `make test ZOOKEEPER_VERSION=3.9.5`.
+# Fetches a release of ZooKeeper into target/zookeeper: `make test ZOOKEEPER_VERSION=3.9.5`.
 ZOOKEEPER_ARCHIVES := https://archive.apache.org/dist/zookeeper
 ifdef ZOOKEEPER_VERSION
-# Without the path to here, which may have a space: make has no word for such a file.
+# A relative path: make cannot handle a space in the path of this directory.
 ZOOKEEPER_RELEASE := target/zookeeper/apache-zookeeper-$(ZOOKEEPER_VERSION)-bin
 export ZOOKEEPER_CLASSPATH := $(CURDIR)/$(ZOOKEEPER_RELEASE)/lib/*
 
 zookeeper servers: | $(ZOOKEEPER_RELEASE)
 
-# The checksum comes from the same place: it tells of a broken download, and TLS of a false one.
+# The checksum comes from the same host: it detects a broken download, and TLS a false host.
 $(ZOOKEEPER_RELEASE):
 	@mkdir -p '$(@D)'
 	cd '$(@D)'
@@ -346,8 +342,7 @@ $(ZOOKEEPER_RELEASE):
 	rm -r unpacked "$$archive" "$$archive.sha512"
 endif
 
-# What is missing of a ZooKeeper for the tests: the release that ZOOKEEPER_VERSION says, the one that ZOOKEEPER_CLASSPATH names, or
-# else Debian's.
+# Lists the missing packages for a ZooKeeper: none for the Java archives of ZOOKEEPER_VERSION or ZOOKEEPER_CLASSPATH, else Debian's.
 define ZOOKEEPER_PACKAGES
 packages=()
 if [[ -z "$${ZOOKEEPER_CLASSPATH:-}" && ! -e $(DEBIAN_JAR) ]]; then
@@ -358,7 +353,7 @@ if ! command -v java >/dev/null; then
 fi
 endef
 
-# What is missing of all that `make test` needs beside Rust: for the migrations also a PostgreSQL.
+# Lists the missing packages of everything that `make test` needs: for the migrations also a PostgreSQL.
 define SERVER_PACKAGES
 $(ZOOKEEPER_PACKAGES)
 if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
