@@ -348,6 +348,6 @@ fn a_reply_for_another_session_hangs_no_thread() {
 /// A former fault, which the test must find.
 #[test]
 #[should_panic = "is malformed"]
-fn a_session_that_closes_its_pipeline_while_it_sends_is_found() {
+fn a_close_of_the_pipeline_during_a_send_is_found() {
     explore::explore(2_000, || a_session_is_used_and_closed(true, true));
 }
