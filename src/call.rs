@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::error::Error;
@@ -64,29 +65,40 @@ pub struct Call<T> {
     shield: Shield,
 }
 
-/// Blocks the thread until something that can be awaited is done: for programs that are not async.
+/// Blocks the thread until a future of this library is done, and returns its output. For programs that are not async.
 ///
-/// Needs no runtime. A call from an async task blocks that task's thread. The sessions live on a thread of their own, and are not
-/// disturbed. [`Acquire`](crate::Acquire) and [`Call`] have `blocking` without this trait, too.
+/// [`Acquire`](crate::Acquire) and [`Call`] have a method for this: [`Call::blocking`]. This function is for the `async` methods,
+/// such as [`WriteGuard::release`](crate::WriteGuard::release).
+///
+/// No runtime is needed: sessions live on a thread of the library.
+///
+/// # Panics
+/// Inside a tokio runtime, as the `blocking_lock` of tokio does. A blocked thread of a runtime runs no other task: if one of
+/// these tasks holds the lock, the call would wait for ever. Await the future there, or use `tokio::task::spawn_blocking`.
 ///
 /// # Examples
 ///
 /// ```
-/// use zk_rwlock::{Blocking, Error, Memory, RwLock};
+/// use zk_rwlock::{Error, Memory, RwLock, block_on};
 ///
 /// let lock = RwLock::new(&Memory::new(), "/locks/config")?;
 /// let guard = lock.write().blocking()?;
-/// guard.release().blocking()?;
+/// block_on(guard.release())?;
 /// # Ok::<(), Error>(())
 /// ```
-pub trait Blocking: IntoFuture + Sized {
-    /// Blocks the thread until this is done, and gives its output.
-    fn blocking(self) -> Self::Output {
-        pollster::block_on(self.into_future())
-    }
+#[track_caller]
+pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
+    assert_outside_a_runtime();
+    pollster::block_on(future.into_future())
 }
 
-impl<F: IntoFuture> Blocking for F {}
+/// Panics with tokio's message if the caller runs on a thread of a tokio runtime that must not block.
+#[track_caller]
+fn assert_outside_a_runtime() {
+    let (sender, receiver) = oneshot::channel();
+    let _ = sender.send(());
+    let _ = receiver.blocking_recv();
+}
 
 /// Makes the future of the answer, which must come within the time given.
 type Begin<T> = dyn FnOnce(Option<Duration>) -> Answer<T> + Send;
@@ -126,8 +138,12 @@ impl<T: Send + 'static> Call<T> {
     ///
     /// # Errors
     /// As when awaited.
+    ///
+    /// # Panics
+    /// Inside a tokio runtime: see [`block_on`].
+    #[track_caller]
     pub fn blocking(self) -> Result<T, Error> {
-        pollster::block_on(self)
+        block_on(self)
     }
 }
 

@@ -45,7 +45,7 @@
 //! | a time limit, a label, a word while I wait | [`Acquire`] |
 //! | to see who holds and who waits | [`RwLock::queue`], [`Survey`] |
 //! | one path together with Curator or kazoo | [`Dialect`] |
-//! | no asynchronous runtime | [`Blocking`] |
+//! | no asynchronous runtime | [`Acquire::blocking`], [`block_on`] |
 //! | tests without a server | [`Memory`], and its [faults](memory::Faults) |
 //! | TLS, SASL, an ACL, a session timeout | [`ZooKeeperBuilder`], [`security`] |
 //! | what to do about an error | [`Error`] |
@@ -115,7 +115,7 @@ mod telemetry;
 mod validation;
 mod zookeeper;
 
-pub use crate::call::{Blocking, Call};
+pub use crate::call::{Call, block_on};
 pub use crate::contend::transaction::Transaction;
 pub use crate::error::error::Error;
 pub use crate::lock::acquire::{Acquire, Granting, Guard};

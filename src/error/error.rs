@@ -51,10 +51,10 @@ use crate::session::request::{Denied, Ending, Failure, Loss};
 /// # use std::error::Error as _;
 /// # use std::io;
 /// # use std::time::Duration;
-/// # use zk_rwlock::{Blocking, Error, Loss, Memory, RwLock};
+/// # use zk_rwlock::{Error, Loss, Memory, RwLock, block_on};
 /// fn migrate(lock: &RwLock) -> io::Result<()> {
 ///     let guard = lock.write().timeout(Duration::from_millis(10)).blocking()?;
-///     Ok(guard.release().blocking()?)
+///     Ok(block_on(guard.release())?)
 /// }
 /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
 /// let _held = lock.read().blocking()?;

@@ -166,8 +166,12 @@ impl<G: Guard> Acquire<G> {
     ///
     /// # Errors
     /// As when awaited.
+    ///
+    /// # Panics
+    /// Inside a tokio runtime: see [`block_on`](crate::block_on).
+    #[track_caller]
     pub fn blocking(self) -> Result<G, Error> {
-        pollster::block_on(self.into_future())
+        call::block_on(self)
     }
 }
 

@@ -13,7 +13,7 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::queue::MemberState;
 use zk_rwlock::semaphore::Permit;
-use zk_rwlock::{Blocking, Error, HoldState, Loss, Mode, RwLock, Semaphore, Survey};
+use zk_rwlock::{Error, HoldState, Loss, Mode, RwLock, Semaphore, Survey, block_on};
 
 use support::harness::Harness;
 use support::scene::{SOON, eventually, granted, refused, soon, with_time_enough};
@@ -612,7 +612,7 @@ pub async fn a_plain_thread_acquires_a_permit_by_blocking<H: Harness>(h: &H) {
     let worked = tokio::task::spawn_blocking(move || {
         let held = semaphore.acquire().blocking().expect("free");
         assert!(semaphore.try_acquire().blocking().is_err_and(|error| error.is_would_block()));
-        held.release().blocking()
+        block_on(held.release())
     });
     soon("the thread", worked).await.expect("no panic").expect("held");
     s.becomes_empty().await;

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use support::several::several;
 use zk_rwlock::error::{Ending, Failure, ValueError};
 use zk_rwlock::leadership::Term;
 use zk_rwlock::queue::Blockers;
-use zk_rwlock::{Blocking, Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared, Survey, ZooKeeper};
+use zk_rwlock::{Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared, Survey, ZooKeeper, block_on};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -19,27 +20,27 @@ fn every_call_works_without_a_runtime() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, "/locks/config").unwrap();
     let writer = lock.write().timeout(LONG).label("migrate").blocking().unwrap();
-    writer.transaction().create("/config", "v1").commit().blocking().unwrap();
-    assert_eq!(writer.data("/config").blocking().unwrap().unwrap().data, b"v1");
+    block_on(writer.transaction().create("/config", "v1").commit()).unwrap();
+    assert_eq!(block_on(writer.data("/config")).unwrap().unwrap().data, b"v1");
     assert_eq!(lock.queue().blocking().unwrap().holders().count(), 1);
     assert!(lock.try_read().blocking().unwrap_err().is_would_block());
-    let reader = writer.downgrade().blocking().unwrap();
-    lock.try_read().blocking().unwrap().release().blocking().unwrap();
-    reader.release().blocking().unwrap();
+    let reader = block_on(writer.downgrade()).unwrap();
+    block_on(lock.try_read().blocking().unwrap().release()).unwrap();
+    block_on(reader.release()).unwrap();
 
     let both = several(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)]).unwrap();
     let guard = both.lock().blocking().unwrap();
-    assert_eq!(guard.data("/config").blocking().unwrap().unwrap().data, b"v1");
-    guard.release().blocking().unwrap();
+    assert_eq!(block_on(guard.data("/config")).unwrap().unwrap().data, b"v1");
+    block_on(guard.release()).unwrap();
 
     let limit: Shared<u32> = Shared::builder(&zk, "/limit").initial(|| 1).build().unwrap();
     let mut value = limit.write().blocking().unwrap();
     *value = 2;
-    value.commit().blocking().unwrap();
-    let value = value.downgrade().blocking().unwrap();
+    block_on(value.commit()).unwrap();
+    let value = block_on(value.downgrade()).unwrap();
     assert_eq!(*value, 2);
-    value.release().blocking().unwrap();
-    zk.close().blocking();
+    block_on(value.release()).unwrap();
+    block_on(zk.close());
     assert!(matches!(lock.read().blocking(), Err(Error::Closed(_))));
 }
 
@@ -98,23 +99,44 @@ fn a_blocking_release_of_a_lost_lock_is_an_error() {
     let both = several(&zk, [("/a", Mode::Write), ("/b", Mode::Read)]).unwrap().lock().blocking().unwrap();
     let once = lock("/job").try_once_in(LONG).blocking().unwrap().unwrap();
     let permit = Semaphore::builder(&zk, "/permits").permits(2).build().unwrap().acquire().blocking().unwrap();
-    write.transaction().create("/config", "v1").commit().blocking().unwrap();
-    assert_eq!(permit.data("/config").blocking().unwrap().unwrap().data, b"v1");
+    block_on(write.transaction().create("/config", "v1").commit()).unwrap();
+    assert_eq!(block_on(permit.data("/config")).unwrap().unwrap().data, b"v1");
     zk.faults().expire();
     for released in [
-        read.release().blocking(),
-        write.release().blocking(),
-        both.release().blocking(),
-        once.release().blocking(),
-        permit.release().blocking(),
+        block_on(read.release()),
+        block_on(write.release()),
+        block_on(both.release()),
+        block_on(once.release()),
+        block_on(permit.release()),
     ] {
         assert!(released.as_ref().is_err_and(Error::is_lost), "{released:?}");
     }
 }
 
+#[tokio::test]
+async fn a_blocking_call_in_a_runtime_panics_and_sends_nothing() {
+    let zk = Memory::new();
+    let lock = RwLock::new(&zk, "/lock").unwrap();
+    let before = zk.requests();
+    let calls: [fn(&RwLock); 3] = [
+        |lock| drop(lock.write().blocking()),
+        |lock| drop(lock.queue().blocking()),
+        |lock| drop(block_on(async { lock.write().await })),
+    ];
+    for call in calls {
+        let panic = catch_unwind(AssertUnwindSafe(|| call(&lock))).unwrap_err();
+        let message = panic.downcast_ref::<String>().cloned();
+        let message = message.unwrap_or_else(|| panic.downcast_ref::<&str>().copied().unwrap_or_default().to_owned());
+        assert!(message.contains("Cannot block the current thread from within a runtime"), "{message}");
+    }
+    assert_eq!(zk.requests(), before, "a refused call sent a request");
+    let allowed = lock.clone();
+    tokio::task::spawn_blocking(move || allowed.write().blocking().map(drop)).await.unwrap().unwrap();
+}
+
 #[test]
 fn an_invalid_connection_is_refused_without_a_runtime() {
-    assert!(matches!(ZooKeeper::connect("no list of servers").blocking(), Err(Error::InvalidInput(_))));
+    assert!(matches!(block_on(ZooKeeper::connect("no list of servers")), Err(Error::InvalidInput(_))));
 }
 
 #[test]
@@ -128,7 +150,7 @@ fn a_path_may_be_any_kind_of_text() {
     assert_eq!(both.paths().count(), 2);
     assert!(Shared::<u32>::new(&zk, &owned).is_ok());
     let guard = both.lock().blocking().unwrap();
-    guard.transaction().create(String::from("/made"), "").check_exists(&owned).commit().blocking().unwrap();
+    block_on(guard.transaction().create(String::from("/made"), "").check_exists(&owned).commit()).unwrap();
     assert_eq!(Survey::below(&zk, String::from("/locks")).blocking().unwrap().queues.len(), 2);
 }
 

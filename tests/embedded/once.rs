@@ -16,7 +16,7 @@ use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
 use zk_rwlock::once::OnceGuard;
-use zk_rwlock::{Blocking, Dialect, Error, Loss, Memory, RwLock};
+use zk_rwlock::{Dialect, Error, Loss, Memory, RwLock, block_on};
 
 const DIRECTORY: &str = "/cron/report";
 
@@ -669,7 +669,7 @@ fn a_try_of_a_taken_lock_would_block() {
 fn once_works_on_a_thread_without_a_runtime() {
     let (_zk, _other, a, b) = two();
     let guard = a.write().once_in(PERIOD).blocking().expect("free").expect("due");
-    guard.done().blocking().expect("recorded");
-    guard.release().blocking().expect("held");
+    block_on(guard.done()).expect("recorded");
+    block_on(guard.release()).expect("held");
     assert!(b.try_once_in(PERIOD).blocking().expect("free").is_none());
 }

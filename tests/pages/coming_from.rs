@@ -63,7 +63,7 @@ async fn kazoo() -> Result<(), Error> {
     let (zk, path) = (Memory::new(), "/locks/config");
     // shown
     let lock = RwLock::builder(&zk, path).host("web-1").build()?;
-    let guard = lock.write().blocking()?;
+    let guard = lock.write().await?;
     let its = lock.clone();
     let waiting = tokio::spawn(async move { its.read().await });
     waiting.abort();
@@ -72,7 +72,7 @@ async fn kazoo() -> Result<(), Error> {
     println!("{:?}", changes.next().await);
     drop(guard);
 
-    let guard = lock.write().timeout(Duration::from_secs(30)).blocking()?;
+    let guard = lock.write().timeout(Duration::from_secs(30)).await?;
     drop(guard);
     let guard = lock.try_read().await?;
     // end

@@ -186,10 +186,10 @@ async fn mixed_fleets() -> Result<(), Error> {
 fn programs_without_a_runtime() -> std::io::Result<()> {
     // page: programs-without-a-runtime
     use std::time::Duration;
-    use zk_rwlock::{Blocking, Memory, RwLock};
+    use zk_rwlock::{Memory, RwLock, block_on};
 
     fn main() -> std::io::Result<()> {
-        let zk = Memory::new(); // or: ZooKeeper::connect("zk1:2181,zk2:2181,zk3:2181").blocking()?
+        let zk = Memory::new(); // or: block_on(ZooKeeper::connect("zk1:2181,zk2:2181,zk3:2181"))?
         let lock = RwLock::new(&zk, "/locks/report")?;
 
         let guard = lock.write().label("monthly report").timeout(Duration::from_secs(60)).blocking()?;
@@ -197,11 +197,11 @@ fn programs_without_a_runtime() -> std::io::Result<()> {
             if !guard.is_held() {
                 break; // somebody else may have the lock
             }
-            guard.transaction().create(format!("/page-{page}"), "done").commit().blocking()?;
+            block_on(guard.transaction().create(format!("/page-{page}"), "done").commit())?;
         }
         println!("{}", lock.queue().blocking()?);
-        guard.release().blocking()?;
-        zk.close().blocking();
+        block_on(guard.release())?;
+        block_on(zk.close());
         Ok(())
     }
     // end

@@ -9,7 +9,7 @@ use support::process::{Process, role, say};
 use support::scene::*;
 use support::server::shared_server;
 use zk_rwlock::error::Ending;
-use zk_rwlock::{Blocking, ConnectionState, Error, HoldState, Leadership, Loss, RwLock, Semaphore, Shared, ZooKeeper};
+use zk_rwlock::{ConnectionState, Error, HoldState, Leadership, Loss, RwLock, Semaphore, Shared, ZooKeeper, block_on};
 
 const PATH: &str = "/forks/held";
 
@@ -35,15 +35,15 @@ fn the_child_process_of_other_tests() {
     let Some(role) = role() else { return };
     let (server, ended) = role.split_once(' ').expect("a server, and where the child says that it has ended");
     let builder = ZooKeeper::builder().session_timeout(CALM);
-    let zk = builder.clone().connect(server).blocking().expect("the server is reachable");
+    let zk = block_on(builder.clone().connect(server)).expect("the server is reachable");
     let guard = open(&zk).write().blocking().expect("free");
     let kept = RwLock::builder(&zk, "/forks/kept").keep(CALM).build().expect("valid");
-    kept.read().blocking().expect("free").release().blocking().expect("held");
+    block_on(kept.read().blocking().expect("free").release()).expect("held");
     if fork() {
         let forked = Loss::SessionOver(Ending::Forked);
         assert!(!guard.is_held() && guard.state() == HoldState::Lost { why: forked } && guard.session_left().is_zero());
-        assert_eq!(guard.lost().blocking(), forked);
-        assert!(matches!(guard.run(async {}).blocking(), Err(Error::Lost(loss)) if loss == forked));
+        assert_eq!(block_on(guard.lost()), forked);
+        assert!(matches!(block_on(guard.run(async {})), Err(Error::Lost(loss)) if loss == forked));
         let began = Instant::now();
         let lock = open(&zk);
         assert_refused(lock.read().blocking());
@@ -52,15 +52,15 @@ fn the_child_process_of_other_tests() {
         assert_refused(lock.queue().blocking());
         assert_refused(Semaphore::new(&zk, "/forks/permits", 1).expect("valid").acquire().blocking());
         assert_refused(Shared::<u32>::new(&zk, "/forks/value").expect("valid").read().blocking());
-        assert_refused(Leadership::new(&zk, "/forks/leader").expect("valid").lead(|_| async {}).blocking());
-        assert_refused(guard.transaction().create("/forks/never", "").commit().blocking());
-        assert_refused(guard.data("/forks").blocking());
+        assert_refused(block_on(Leadership::new(&zk, "/forks/leader").expect("valid").lead(|_| async {})));
+        assert_refused(block_on(guard.transaction().create("/forks/never", "").commit()));
+        assert_refused(block_on(guard.data("/forks")));
         assert!(matches!(zk.state(), ConnectionState::Closed), "{}", zk.state());
         drop((guard, kept));
-        zk.close().blocking();
+        block_on(zk.close());
         drop((lock, zk));
         assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
-        assert_refused(builder.connect(server).blocking());
+        assert_refused(block_on(builder.connect(server)));
         fs::write(ended, "").expect("writable");
         std::process::exit(0);
     }
@@ -70,9 +70,9 @@ fn the_child_process_of_other_tests() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(guard.is_held());
-    guard.transaction().commit().blocking().expect("the child has deleted nothing");
+    block_on(guard.transaction().commit()).expect("the child has deleted nothing");
     assert_eq!(kept.queue().blocking().expect("readable").members.len(), 1, "the node is still kept");
-    guard.release().blocking().expect("held");
+    block_on(guard.release()).expect("held");
     say("held");
 }
 
