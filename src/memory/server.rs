@@ -35,7 +35,6 @@ type Job = Box<dyn FnOnce(&mut World, &mut Vec<Notification>) + Send>;
 #[derive(Default)]
 pub(super) struct World {
     tree: Arc<Tree>,
-    /// The id of the newest transaction.
     pub(super) zxid: i64,
     pub(super) clock: Clock,
     last_session: i64,
@@ -136,12 +135,10 @@ impl Ensemble {
         answer
     }
 
-    /// Returns the number of requests, for all sessions together.
     pub(super) fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Runs a task on the threads that wake it.
     pub(super) fn spawn(&self, task: Task) {
         self.executor.spawn(task);
     }
@@ -284,7 +281,6 @@ impl World {
         }
     }
 
-    /// Sets a watch.
     pub(super) fn arm(&mut self, session: i64, key: String, ensemble: Weak<Ensemble>) -> Watch {
         let (sender, event) = oneshot::channel();
         self.last_watch += 1;
@@ -309,7 +305,6 @@ impl World {
         }
     }
 
-    /// Creates one node.
     pub(super) fn create(
         &mut self,
         session: i64,
@@ -399,7 +394,6 @@ impl World {
         }
     }
 
-    /// Cuts a session's connection.
     pub(super) fn cut(&mut self, session: i64, fired: &mut Vec<Notification>) {
         let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) else { return };
         state.seen = self.zxid;
@@ -413,7 +407,6 @@ impl World {
         ]);
     }
 
-    /// Makes a session's server silent.
     pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Notification>) {
         if let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) {
             state.withheld.get_or_insert_default();
@@ -455,7 +448,6 @@ impl World {
         }
     }
 
-    /// Returns a copy of all nodes.
     pub(super) fn back_up(&self) -> Backup {
         Backup { tree: Arc::clone(&self.tree), zxid: self.zxid }
     }
@@ -473,7 +465,6 @@ impl World {
         }
     }
 
-    /// Returns when a session's connection was cut, if it is cut.
     pub(super) fn cut_since(&self, session: i64) -> Option<Instant> {
         self.sessions.get(&session)?.cut
     }
@@ -498,14 +489,12 @@ impl World {
         }
     }
 
-    /// Adds a fault for a session's next write.
     pub(super) fn add_fault(&mut self, session: i64, fault: Fault) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.faults.push_back(fault);
         }
     }
 
-    /// Returns the number of watches, for all sessions together.
     pub(super) fn watches(&self) -> usize {
         self.sessions.values().map(|state| state.watches.values().map(Vec::len).sum::<usize>()).sum()
     }
@@ -515,7 +504,6 @@ impl World {
         children_of(&self.tree, path)
     }
 
-    /// Sets the number of a directory's next sequential child.
     pub(super) fn set_next_sequence(&mut self, directory: &str, next: i32) {
         if let Some(node) = Arc::make_mut(&mut self.tree).get_mut(directory) {
             node.next_sequence = next;

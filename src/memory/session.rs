@@ -23,7 +23,6 @@ use crate::session::upkeep::Upkeep;
 /// The timeout of every session of an embedded ensemble.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One session of an embedded ensemble.
 pub(super) struct MemorySession {
     id: i64,
     ensemble: Arc<Ensemble>,
@@ -177,7 +176,6 @@ impl fmt::Debug for MemorySession {
 }
 
 impl Drop for MemorySession {
-    /// Closes the session, which deletes its nodes.
     fn drop(&mut self) {
         self.ensemble.change(|world, fired| world.expire(self.id, Ending::Closed, fired));
     }

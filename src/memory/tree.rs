@@ -302,7 +302,6 @@ impl Index {
         of_session.take_while(|(owner, _)| *owner == session).map(|(_, path)| path.clone()).collect()
     }
 
-    /// Replaces all ephemeral nodes in the index.
     pub(super) fn reset_owned(&mut self, all: impl Iterator<Item = Owned>) {
         self.owned.clear();
         all.for_each(|node| self.record(node));

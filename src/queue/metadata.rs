@@ -121,7 +121,6 @@ pub(crate) fn lock_of_record(path: &str) -> Option<&str> {
     path.strip_suffix(RECORD_SUFFIX).filter(|directory| !directory.ends_with('/'))
 }
 
-/// Returns the data of a record.
 pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8> {
     let mut text = format!("{HEADING}1\nhost={host}\npid={}\ntoken={token}\n", std::process::id());
     if let Some(label) = label {

@@ -183,7 +183,6 @@ mod system {
         shows().unwrap_or(false)
     });
 
-    /// The attempts at these servers that are under way.
     pub(super) struct Attempts {
         servers: Vec<SocketAddr>,
         /// When each socket was first seen. `None` for a socket that needs no further check.

@@ -201,7 +201,6 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Refuses invalid options.
     pub(super) fn check(&self) -> Result<(), Error> {
         if self.session_timeout < SHORTEST_TIMEOUT || self.session_timeout > LONGEST_TIMEOUT {
             return Err(Error::invalid(format!(
@@ -334,7 +333,6 @@ impl ZooKeeperBuilder {
         self.tls.as_ref()
     }
 
-    /// Returns the ACL of the nodes that are made.
     pub(super) fn acl_of_nodes(&self) -> Acl {
         let default = || if self.credentials().next().is_some() { Acl::creator() } else { Acl::anyone() };
         self.acl.clone().unwrap_or_else(default)

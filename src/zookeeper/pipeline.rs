@@ -197,7 +197,6 @@ impl Identity {
         Identity { session, confirm: Box::new(confirm), connection, confirmed_on, is_checking: AtomicBool::new(false) }
     }
 
-    /// Returns the number of the present connection.
     pub(super) fn connection(&self) -> u64 {
         self.connection.load(Ordering::Acquire)
     }

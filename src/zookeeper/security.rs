@@ -200,7 +200,6 @@ impl Sasl {
     }
 }
 
-/// The credentials of a client.
 #[derive(Clone)]
 pub(super) enum Credentials {
     /// ZooKeeper's `digest` scheme.

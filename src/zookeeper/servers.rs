@@ -102,7 +102,6 @@ impl<'a> Server<'a> {
         self.host_and_port().map_or(self.without_scheme(), |(host, _port)| host)
     }
 
-    /// Returns the server without its scheme.
     fn without_scheme(&self) -> &'a str {
         &self.text[self.scheme().map_or(0, str::len)..]
     }

@@ -47,7 +47,6 @@ const _: () = assert!(WATCHED_BYTES_MAX < REQUEST_LIMIT / 2);
 /// The delay before a holder watches its node: see [`keep_alive`].
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
-/// One session of a ZooKeeper ensemble.
 pub(super) struct ZooKeeperSession {
     id: i64,
     acl: Acl,
@@ -174,7 +173,6 @@ impl ZooKeeperSession {
         });
     }
 
-    /// Returns a session slot, if the session has room.
     pub(super) fn session_slot(self: &Arc<Self>, watched_bytes: usize) -> Option<SessionSlot> {
         // The server counts each path including the root. A slot watches at most three paths: a waiter behind a kept
         // node also watches the directory, and the head of a semaphore's queue watches the number and the permits.

@@ -134,7 +134,6 @@ pub(super) fn stat(stat: &zk::Stat) -> Stat {
     }
 }
 
-/// Returns the result of a create of the node at `path`.
 pub(super) fn created(path: String, stat: &zk::Stat) -> Created {
     Created { path, czxid: stat.czxid, ctime: time(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
 }
