@@ -1,15 +1,17 @@
 //! An acquisition: its options, its goal, the handle that it comes from, and the errors that end it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::contend::directory::Asking;
+use crate::contend::queue_view::QueueView;
 use crate::contend::tenure::Tenure;
-use crate::contend::timeout::QueueView;
-use crate::contend::warnings::SlowAcquisitions;
 use crate::error::error::Error;
 use crate::observe::lock_paths::LockPaths;
 use crate::observe::on_wait::{Listener, OnWait};
@@ -19,8 +21,10 @@ use crate::queue::mode::{Aim, Mode};
 use crate::queue::turn::{self, Take};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::directories::Names;
+use crate::session::node::OwnNode;
 use crate::session::request::{Ending, Failure, Loss, Stat, Watch};
 use crate::session::retry::Tries;
+use crate::sync::Mutex;
 use crate::telemetry::log::OwnSpan;
 use crate::validation;
 
@@ -190,6 +194,91 @@ impl Acquisition {
     /// Reports a failure to tracing and metrics.
     pub(crate) fn reported<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
         answer.inspect_err(|error| trace::not_granted(self.handle.shown(), self.aim(), error))
+    }
+}
+
+/// The waiting acquisitions of one lock handle. One task warns about all of them.
+#[derive(Default)]
+pub(crate) struct SlowAcquisitions(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    all: BTreeMap<u64, SlowAcquisition>,
+    /// Cancels the warning task when dropped.
+    watched: Option<oneshot::Sender<()>>,
+}
+
+/// One acquisition that waits in the queue.
+#[derive(Clone)]
+pub(crate) struct SlowAcquisition {
+    pub(crate) began: Instant,
+    pub(crate) session: Arc<dyn Session>,
+    pub(crate) own_node: Arc<OwnNode>,
+    pub(crate) label: Option<String>,
+    pub(crate) span: OwnSpan,
+    pub(crate) goal: Option<Arc<dyn Goal>>,
+    pub(crate) is_warned_of: bool,
+}
+
+impl SlowAcquisitions {
+    /// Adds a waiter. Returns its number, and whether a warning task runs.
+    pub(crate) fn enter(&self, waiter: SlowAcquisition) -> (u64, bool) {
+        let mut table = self.0.lock();
+        let number = table.next;
+        table.next += 1;
+        table.all.insert(number, waiter);
+        // The last warning task may have ended with its session.
+        (number, table.watched.as_ref().is_some_and(|watched| !watched.is_closed()))
+    }
+
+    /// Stores the handle of a new warning task. An earlier task is cancelled.
+    pub(crate) fn set_task(&self, task: oneshot::Sender<()>) {
+        let before = self.0.lock().watched.replace(task);
+        drop(before);
+    }
+
+    pub(crate) fn leave(&self, number: u64) {
+        let waiter = self.0.lock().all.remove(&number);
+        drop(waiter);
+    }
+
+    /// Returns the time until the first waiter is overdue that has no warning yet.
+    pub(crate) fn next(&self, limit: Duration) -> Option<Duration> {
+        self.0.lock().unwarned().next().map(|waiter| limit.saturating_sub(waiter.began.elapsed()))
+    }
+
+    /// Returns the first overdue waiter, and the number of the others. Marks all of them as warned about.
+    pub(crate) fn due(&self, limit: Duration) -> Option<(SlowAcquisition, usize)> {
+        let mut table = self.0.lock();
+        let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
+        let first = due.next().map(|waiter| {
+            waiter.is_warned_of = true;
+            waiter.clone()
+        })?;
+        let others = due.map(|waiter| waiter.is_warned_of = true).count();
+        Some((first, others))
+    }
+
+    /// Ends the warning task if no waiter still needs a warning. Returns whether it ended.
+    pub(crate) fn end_task_if_all_are_warned(&self) -> bool {
+        let mut table = self.0.lock();
+        let is_over = table.unwarned().next().is_none();
+        table.watched.take_if(|_| is_over);
+        is_over
+    }
+}
+
+impl Table {
+    fn unwarned(&mut self) -> impl Iterator<Item = &mut SlowAcquisition> {
+        self.all.values_mut().filter(|waiter| !waiter.is_warned_of && waiter.waits())
+    }
+}
+
+impl SlowAcquisition {
+    /// Returns whether the acquisition has been neither granted nor given up.
+    pub(crate) fn waits(&self) -> bool {
+        !self.own_node.is_holding() && !self.own_node.has_left()
     }
 }
 

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::call::SESSION_TRIES;
 use crate::contend::acquisition::{Acquisition, EntryState, IfTaken};
+use crate::contend::queue_view::QueueView;
 use crate::contend::tenure::Tenure;
-use crate::contend::timeout::QueueView;
 use crate::contend::warnings::Lateness;
 use crate::error::error::Error;
 use crate::observe::on_wait::OnWait;

@@ -1,7 +1,7 @@
 //! One contender, from the first request until its node is gone.
 //!
 //! - Asking: an [`acquisition`] has the options. [`flow`] leads it to a grant, or [`attempt`] without waiting.
-//! - Waiting: [`wait`] for the turn, with a [`timeout`] and [`warnings`].
+//! - Waiting: [`wait`] for the turn, with a [`timeout`] and [`warnings`]; a [`queue_view`] has the last listing.
 //! - Its node and its hold: [`tenure`], in a [`directory`]; [`changes`], [`transaction`].
 //! - Leaving: [`removal`] deletes the node; [`exchange`] trades the node for a permit.
 //!
@@ -16,6 +16,7 @@ pub(crate) mod changes;
 pub(crate) mod directory;
 pub(crate) mod exchange;
 pub(crate) mod flow;
+pub(crate) mod queue_view;
 pub(crate) mod removal;
 pub(crate) mod tenure;
 pub(crate) mod timeout;

@@ -6,8 +6,8 @@ use futures_util::future::OptionFuture;
 
 use crate::contend::acquisition::{Acquisition, EntryState, Handle, IfTaken};
 use crate::contend::directory::ask;
+use crate::contend::queue_view::QueueView;
 use crate::contend::tenure::Tenure;
-use crate::contend::timeout::QueueView;
 use crate::contend::warnings::Lateness;
 use crate::error::error::{Error, PermitsError};
 use crate::observe::on_wait::OnWait;

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::contend::acquisition::Handle;
+use crate::contend::queue_view::QueueView;
 use crate::contend::tenure::{LimitedUse, Tenure};
-use crate::contend::timeout::QueueView;
 use crate::error::error::Error;
 use crate::keep::kept::{Granted, Kept, Why, Work, settle, wake};
 use crate::keep::uses::Joined;

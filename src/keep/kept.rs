@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::contend::acquisition::Handle;
+use crate::contend::queue_view::QueueView;
 use crate::contend::tenure::Tenure;
-use crate::contend::timeout::QueueView;
 use crate::error::error::Error;
 use crate::keep::uses::Uses;
 use crate::observe::lock_paths;

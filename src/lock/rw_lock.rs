@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::acquisition::Handle;
-use crate::contend::warnings::{SlowAcquisitions, WARN_AFTER};
+use crate::contend::acquisition::{Handle, SlowAcquisitions};
+use crate::contend::warnings::WARN_AFTER;
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
 use crate::keep::join::Lock;
