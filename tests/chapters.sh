@@ -74,7 +74,7 @@ build() {
 start() {
     local name=$1 threads=$2 command=("${program[$1]}" --show-output)
     if [[ $name == doc ]]; then
-        # Only names of documentation tests contain this.
+        # Only the names of documentation tests contain `(line `.
         command=(cargo test "${options[@]}" -- "(line ")
     fi
     (
@@ -89,7 +89,8 @@ start() {
     started[$name]=$SECONDS
 }
 
-# Stops a chapter that prints nothing any more. It counts its looks, so a standstill of the machine does not count.
+# Stops a chapter that prints nothing any more. The limit counts checks and not seconds, so a standstill of the machine
+# does not count.
 end_if_silent() {
     local silent=0 size=-1 now
     while sleep 1 && kill -0 "$1"; do

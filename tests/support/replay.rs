@@ -4,7 +4,7 @@
 //!
 //! The log does not show what a contender knows, only bounds of it. A contender can know of its turn from the
 //! transaction that makes it its turn. It can know of a kept node in its way from the transaction that puts the node
-//! there, until some contender has asked for it. It holds once it has said so.
+//! there, until some contender has asked for it. A hold begins when the contender reports it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;

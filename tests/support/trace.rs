@@ -174,7 +174,7 @@ pub fn record_to(file: &Path, paths: &[&str]) {
     record(paths);
 }
 
-/// Returns the events in this file. For each killed process it adds the end of what was open at its last event.
+/// Returns the events in this file. Adds, for each killed process, the end of its open acquisitions and holds.
 pub fn read(file: &Path, is_killed: impl Fn(u32) -> bool) -> Vec<Event> {
     let text = std::fs::read_to_string(file).expect("the file of the trace can be read");
     let mut events: Vec<Event> = text.lines().map(|line| line.parse().expect("a line of a trace")).collect();
