@@ -96,7 +96,7 @@ fn red(lines: &[String]) -> Vec<&str> {
 }
 
 #[test]
-fn a_run_whose_chapters_are_green_says_what_they_were_and_nothing_of_what_they_print() {
+fn a_green_run_lists_its_chapters_without_their_output() {
     let chapters = Chapters::new(&[SERVER]);
     fs::write(chapters.root.join("metadata"), r#"{"test":true},{"test":false}"#).unwrap();
     let (plan, code) = chapters.run(&["plan", "zookeeper", "postgresql"]);
@@ -121,7 +121,7 @@ fn a_run_whose_chapters_are_green_says_what_they_were_and_nothing_of_what_they_p
 }
 
 #[test]
-fn a_red_chapter_does_not_end_the_run_whose_list_has_chapter_test_message_and_log() {
+fn a_red_chapter_is_listed_and_the_run_goes_on() {
     let failing = r#"
         mod leases {
             #[test]
@@ -162,7 +162,7 @@ fn a_red_chapter_does_not_end_the_run_whose_list_has_chapter_test_message_and_lo
 }
 
 #[test]
-fn a_test_that_could_not_be_judged_is_listed_without_its_name_and_one_that_was_with_it() {
+fn an_unjudged_test_is_listed_without_its_name() {
     let failing = r#"
         #[test]
         fn a_pause_makes_two_holders() {
@@ -188,7 +188,7 @@ fn a_test_that_could_not_be_judged_is_listed_without_its_name_and_one_that_was_w
 }
 
 #[test]
-fn a_chapter_that_is_killed_hangs_or_gives_no_result_is_red_and_leaves_nothing_behind() {
+fn a_chapter_without_a_result_is_red() {
     let killed = r#"
         #[test]
         fn good() {}
@@ -243,7 +243,7 @@ fn a_run_that_started_no_server_is_red() {
 }
 
 #[test]
-fn a_compile_error_ends_the_run_at_once_with_what_the_compiler_says() {
+fn a_compile_error_ends_the_run_at_once() {
     let chapters = Chapters::new(&[SERVER]);
     chapters.cargo("cat built; echo 'error[E0425]: cannot find value' >&2; exit 101");
     let (lines, code) = chapters.run(&["run"]);
@@ -252,7 +252,7 @@ fn a_compile_error_ends_the_run_at_once_with_what_the_compiler_says() {
 
 /// `id` says that this is no root, and `sudo` that it has no rights.
 #[test]
-fn without_root_what_is_to_be_installed_is_said_with_the_command_and_nothing_is_built() {
+fn without_root_the_install_command_is_printed() {
     let bin = TempDir::new().unwrap();
     executable(&bin.path().join("id"), "#!/bin/sh\necho 1000\n");
     executable(&bin.path().join("sudo"), "#!/bin/sh\nexit 1\n");

@@ -294,7 +294,7 @@ async fn two_processes_share_a_batch() {
 }
 
 #[support::judged]
-async fn a_batch_worker_that_is_asked_to_stop_frees_its_partitions_at_once() {
+async fn a_stopped_batch_worker_frees_its_partitions_at_once() {
     for (signal, path) in [("TERM", "stop_by_term"), ("INT", "stop_by_int")] {
         let arguments = On::Server.arguments(path);
         let zk = ZooKeeper::connect(&arguments[1]).await.unwrap();
@@ -336,7 +336,7 @@ async fn a_batch_worker_that_is_asked_to_stop_frees_its_partitions_at_once() {
 
 /// What one release costs the server: in the naive ways more with each waiter, in ours always the same.
 #[support::judged]
-async fn a_release_wakes_the_whole_herd_unless_each_watches_the_one_before() {
+async fn only_watching_the_predecessor_wakes_no_herd() {
     // A server of its own: it counts the requests of all its clients together.
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let directory = tempfile::tempdir().expect("a directory can be made");
@@ -402,7 +402,7 @@ fn is_well_formed(svg: &str) {
 
 /// What `benches/compare.py` reads of it. Without orders it goes on at once.
 #[support::judged]
-async fn the_driver_runs_every_workload_and_sees_no_errors() {
+async fn the_driver_runs_every_workload_without_errors() {
     let server = tokio::task::spawn_blocking(|| shared_server().address()).await.expect("the server starts");
     for (peer, kind, acquisitions, times) in [
         ("raw", "contend", "40", 1),
@@ -431,7 +431,7 @@ async fn the_driver_runs_every_workload_and_sees_no_errors() {
 }
 
 #[test]
-fn what_a_program_was_built_from_is_known_also_in_a_folder_with_a_space() {
+fn the_sources_of_a_program_are_found_despite_a_space() {
     let note = r"/a\ b/target/debug/herd: /a\ b/examples/herd/main.rs /a\ b/src/lib.rs";
     let sources = support::program::sources_in(note);
     assert_eq!(sources, [Path::new("/a b/examples/herd/main.rs"), Path::new("/a b/src/lib.rs")]);
@@ -465,7 +465,7 @@ async fn help_is_no_error() {
 }
 
 #[support::judged]
-async fn a_server_that_is_not_there_is_told_in_one_line() {
+async fn a_missing_server_is_reported_in_one_line() {
     let port = Port::reserve();
     let address = port.address();
     for example in ALL {

@@ -32,7 +32,7 @@ pub(super) fn exists(name: &str) -> bool {
 }
 
 #[test]
-fn every_fault_of_the_table_has_a_test_that_exists() {
+fn every_test_in_the_catalogue_exists() {
     let table = include_str!("../FAULTS.md");
     let missing: Vec<_> = named(table).into_iter().filter(|name| !exists(name)).collect();
     assert_eq!(missing, Vec::<&str>::new());
@@ -41,7 +41,7 @@ fn every_fault_of_the_table_has_a_test_that_exists() {
 
 /// `chapter file::test` of whoever finds it, or `unit` or `shuttle` before the name of the test. Of one that lives: why.
 #[test]
-fn every_planted_fault_names_a_function_and_tests_that_exist() {
+fn every_planted_fault_names_code_and_tests_that_exist() {
     for line in include_str!("../planted.txt").lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let cells: Vec<&str> = line.split(" | ").collect();
         let is_tried_no_more = cells[2] == "lives" || cells[2].ends_with("the line is gone");
@@ -61,7 +61,7 @@ fn every_planted_fault_names_a_function_and_tests_that_exist() {
 }
 
 #[test]
-fn the_catalogue_is_numbered_and_names_a_test_for_each_fault() {
+fn each_fault_has_its_number_and_a_test() {
     let table = include_str!("../FAULTS.md");
     let rows: Vec<&str> =
         table.lines().filter(|line| line.starts_with("| ") && line.matches('|').count() == 7).collect();
@@ -80,7 +80,7 @@ fn rows<'a>(text: &'a str, columns: &str) -> Vec<Vec<&'a str>> {
 }
 
 #[test]
-fn every_promise_names_its_instruments_and_each_of_them_is_there() {
+fn every_promise_names_instruments_that_exist() {
     let (faults, promises) = (include_str!("../FAULTS.md"), include_str!("../../docs/guarantees.md"));
     let instruments = rows(faults, "| instrument |");
     let names: Vec<&str> = instruments.iter().map(|row| row[1]).collect();
@@ -123,7 +123,7 @@ fn stages(recipe: &str) -> Vec<String> {
 /// What an instrument is told by the environment is what `make soak` tells it, and each of its tests is among those that run
 /// there.
 #[test]
-fn the_long_run_of_every_instrument_is_part_of_the_soak() {
+fn every_instrument_is_part_of_the_soak() {
     let soak = include_str!("../../Makefile").split("\nsoak:").nth(1).and_then(|rest| rest.split("\n\n").next());
     let soak = soak.expect("the Makefile has it");
     let stages = stages(soak);

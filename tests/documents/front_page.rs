@@ -4,7 +4,7 @@ use crate::snippets::{read, root};
 
 /// The row of the guide is checked against the lease by `guide`.
 #[test]
-fn the_front_page_has_the_figures_of_the_guide_and_the_catalogue() {
+fn the_figures_are_those_of_guide_and_catalogue() {
     let page = read(&root().join("README.md"));
     let guide = read(&root().join("docs/guide.md"));
     let row: Vec<&str> = guide.lines().find(|line| line.starts_with("| 10 s |")).expect("a row").split(" | ").collect();
@@ -27,7 +27,7 @@ fn between<'t>(text: &'t str, begin: &str, end: &str) -> &'t str {
 }
 
 #[test]
-fn the_pages_and_the_workflow_name_the_servers_of_make_versions() {
+fn pages_and_workflow_name_the_tested_servers() {
     let [front, page, workflow, script] =
         ["README.md", "docs/versions.md", ".github/workflows/ci.yml", "tests/versions.sh"]
             .map(|it| read(&root().join(it)));

@@ -40,7 +40,7 @@ fn tokens() -> (i64, i64) {
 }
 
 #[test]
-fn the_fence_of_a_lock_lets_each_holder_in_again_and_never_an_earlier_one() {
+fn a_fence_refuses_only_earlier_holders() {
     let (mut database, of_holders) = set_up(blocks(GUIDE, "sql sqlite")[0]);
     let [fence] = of_holders.try_into().expect("one statement");
     database.execute_batch("CREATE TABLE work (holder INTEGER NOT NULL)").expect("valid SQL");
@@ -64,7 +64,7 @@ fn the_fence_of_a_lock_lets_each_holder_in_again_and_never_an_earlier_one() {
 }
 
 #[test]
-fn a_token_in_each_row_refuses_an_earlier_holder_of_that_row() {
+fn a_token_in_a_row_refuses_only_earlier_holders() {
     let (database, of_holders) = set_up(blocks(GUIDE, "sql sqlite")[1]);
     let [update, upsert] = of_holders.try_into().expect("two statements");
     let (earlier, later) = tokens();
@@ -122,7 +122,7 @@ fn every_fence_compares_with_at_most() {
 }
 
 #[test]
-fn the_table_of_session_timeouts_follows_from_the_lease_and_heartbeats() {
+fn the_table_of_session_timeouts_follows_from_the_lease() {
     let rows: Vec<_> = rows(GUIDE).into_iter().filter(|row| row.len() == 6).collect();
     assert_eq!(rows.len(), 4);
     for row in rows {
@@ -140,7 +140,7 @@ fn the_table_of_session_timeouts_follows_from_the_lease_and_heartbeats() {
 }
 
 #[test]
-fn every_error_and_every_loss_has_a_row_that_says_what_to_do() {
+fn every_error_and_every_loss_has_a_row() {
     let variants = |source: &str, of: &str| -> BTreeSet<String> {
         let body = source.split(&format!("pub enum {of} {{\n")).nth(1).expect("the enum").split("\n}\n").next();
         let names = body.expect("its end").lines().filter_map(|line| line.strip_prefix("    "));
@@ -161,7 +161,7 @@ fn every_error_and_every_loss_has_a_row_that_says_what_to_do() {
 
 /// The reasons of the table are words of the library or of the system, and a test on a real peer has heard each of them.
 #[test]
-fn every_reason_for_no_session_in_the_table_is_one_that_a_test_has_heard() {
+fn every_reason_for_no_session_occurs_in_a_test() {
     let words = |source: &str| source.replace("\\\n     ", "");
     let said = words(include_str!("../../src/zookeeper/probe.rs"));
     let heard = [include_str!("../session/reasons.rs"), include_str!("../session/security.rs")].map(words).concat();
@@ -179,7 +179,7 @@ fn every_reason_for_no_session_in_the_table_is_one_that_a_test_has_heard() {
 }
 
 #[test]
-fn the_classes_for_kazoo_are_those_that_contend_with_curator() {
+fn the_classes_for_kazoo_are_the_tested_ones() {
     let classes = blocks(GUIDE, "python");
     assert_eq!(classes.len(), 1);
     assert!(include_str!("../interop/kazoo_peer.py").contains(classes[0]), "{}", classes[0]);

@@ -147,7 +147,7 @@ async fn ended(pod: Child) -> (Option<i32>, String) {
 }
 
 #[support::judged]
-async fn of_three_pods_one_migrates_and_a_later_one_does_not() {
+async fn one_of_three_pods_migrates_and_a_later_pod_does_not() {
     // Sessions of two seconds at most, so that the lock of a pod that was killed is soon free.
     let server = tokio::task::spawn_blocking(|| Server::start_with(&["maxSessionTimeout=2000"], &[])).await.unwrap();
     let cluster = Cluster::new("deployment.yaml", &server);
@@ -213,7 +213,7 @@ fn with_user(password: &str) -> Server {
 }
 
 #[support::judged]
-async fn of_three_clusters_one_does_the_job_and_if_it_fails_another() {
+async fn one_of_three_clusters_does_the_job() {
     let server = tokio::task::spawn_blocking(|| with_user("PASSWORD")).await.unwrap();
     let cluster = Cluster::new("cronjob.yaml", &server);
     let zk = ZooKeeper::builder().sasl(Sasl::digest_md5("report", "PASSWORD")).connect_timeout(SOON);
@@ -238,7 +238,7 @@ async fn of_three_clusters_one_does_the_job_and_if_it_fails_another() {
 }
 
 #[support::judged]
-async fn the_job_fails_for_good_where_another_try_would_be_of_no_use() {
+async fn the_job_fails_without_retry_on_a_permanent_error() {
     let server = tokio::task::spawn_blocking(|| with_user("another")).await.unwrap();
     let cluster = Cluster::new("cronjob.yaml", &server);
     let secret = cluster.place.path().join("report-zookeeper/sasl");

@@ -187,7 +187,7 @@ fn locks_atomics_and_chance_come_from_one_file() {
 
 /// Others check a node only in a transaction that changes something, or to bring reads up to date.
 #[test]
-fn whether_the_leader_has_a_node_is_asked_in_one_place() {
+fn one_place_asks_the_leader_about_a_node() {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
     let makes = |line: &str| line.contains("Operation::Check {") && !line.contains("..") && !line.contains("=>");
@@ -211,7 +211,7 @@ fn events_and_spans_go_one_way() {
 }
 
 #[test]
-fn whether_work_is_due_is_decided_without_the_time_of_day_of_any_host() {
+fn no_hosts_time_of_day_decides_whether_work_is_due() {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
     let deciding = ["recipes::once", "queue::metadata", "lock::admin", "session::node::state"];
@@ -222,7 +222,7 @@ fn whether_work_is_due_is_decided_without_the_time_of_day_of_any_host() {
 
 /// One circle stood there unseen, between a wait and the permits that it waits for.
 #[test]
-fn a_call_through_self_into_another_file_counts_as_an_import() {
+fn a_call_through_self_counts_as_an_import() {
     let calls = calls_through_self();
     let knows = |file: &str, other: &str| calls[file].contains(other);
     assert!(knows("contend::flow", "contend::wait") && knows("contend::exchange", "contend::tenure"), "{calls:?}");

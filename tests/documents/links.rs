@@ -88,7 +88,7 @@ fn included() -> Vec<(&'static str, &'static str)> {
 
 /// There are no files beside the documentation of a library, so a link to one would be broken there.
 #[test]
-fn a_page_in_the_librarys_documentation_has_no_relative_link() {
+fn a_page_of_the_crate_documentation_has_no_relative_link() {
     let included = included();
     assert_eq!(included.len(), 6, "{included:?}");
     let pictures = read(&root().join("docs/pictures.txt"));
@@ -119,7 +119,7 @@ fn data(picture: &Path) -> String {
 }
 
 #[test]
-fn the_pictures_of_the_librarys_documentation_are_those_of_the_pages() {
+fn the_pictures_of_the_crate_documentation_are_current() {
     let line = |(name, file): (&str, &str)| format!("[{name}]: data:image/svg+xml,{}\n", data(&root().join(file)));
     let made: String = [("picture", "docs/protocol.svg"), ("lease", "docs/lease.svg")].map(line).concat();
     let file = root().join("docs/pictures.txt");

@@ -296,7 +296,7 @@ async fn killed_between_the_last_commit_and_the_release(on: On) {
     world.is_whole().await;
 }
 
-async fn asked_to_stop_it_lets_go_at_once(on: On) {
+async fn a_deploy_that_gets_term_releases_the_lock_at_once(on: On) {
     let world = World::new(on, "asked").await;
     let lock = lock_of(&world).await;
     let mut first = world.start(&world.stuck_in(2), &["up"]);
@@ -383,7 +383,7 @@ async fn stale<'c>(connection: &'c mut AnyConnection, token: i64) -> (Transactio
 }
 
 /// A transaction like that of `psql -f` under `zklock`: the example does not know that it is an earlier holder's.
-async fn what_others_have_begun_is_waited_for_and_nothing_begins_later(on: On) {
+async fn an_earlier_holders_transaction_is_waited_for(on: On) {
     let world = World::new(on, "others").await;
     world.up(&world.up_to(1)).await.with(DONE);
     let [token] = world.numbers("SELECT token FROM lock_fence").await[..] else { panic!("one fence") };
@@ -412,7 +412,7 @@ async fn what_others_have_begun_is_waited_for_and_nothing_begins_later(on: On) {
 
 /// Neither a migration nor an instance begins while what it relies on may still change.
 #[support::judged]
-async fn an_earlier_holder_cannot_commit_what_he_had_begun() {
+async fn an_earlier_holder_cannot_commit_an_open_transaction() {
     for (name, role) in [("before_a_job", &["up"][..]), ("before_an_instance", &["serve", "--for", "0"])] {
         let world = World::new(On::Postgres, name).await;
         world.up(&world.up_to(1)).await.with(DONE);
@@ -485,7 +485,7 @@ async fn statements_that_arrive_late_change_nothing() {
 
 /// Its session lives on: without an end of its patience it would hold the lock for as long as the network is away.
 #[support::judged]
-async fn cut_off_from_the_database_it_gives_the_lock_back() {
+async fn a_process_without_its_database_releases_the_lock() {
     let world = World::new(On::Postgres, "silent").await;
     let postgres = Proxy::start_opaque(shared_postgres().address());
     let through_proxy = world.database.replace(&shared_postgres().address(), &postgres.address());
@@ -516,7 +516,7 @@ async fn cut_off_from_the_database_it_gives_the_lock_back() {
 // ---------------------------------------------------------------------------------------------------------------
 // Instances
 
-async fn instances_stop_before_the_migration_and_newcomers_come_in_after_it(on: On) {
+async fn instances_stop_before_a_migration_and_start_after_it(on: On) {
     let world = World::new(on, "gate").await;
     let (old, new) = (world.up_to(1), world.up_to(3));
     world.up(&old).await.with(DONE);
@@ -588,7 +588,7 @@ async fn instances_that_migrate_by_themselves_all_serve_in_the_end(on: On) {
 // ---------------------------------------------------------------------------------------------------------------
 // Refused
 
-async fn a_failed_migration_is_rolled_back_and_a_mended_one_goes_on(on: On) {
+async fn a_failed_migration_is_rolled_back_and_can_be_fixed(on: On) {
     let world = World::new(on, "failed").await;
     let broken = format!("{} INSERT INTO nowhere VALUES (1);", VERSIONS[1].1);
     let broken = world.build("broken", &[VERSIONS[0], (VERSIONS[1].0, &broken), VERSIONS[2]]);
@@ -599,7 +599,7 @@ async fn a_failed_migration_is_rolled_back_and_a_mended_one_goes_on(on: On) {
     world.is_whole().await;
 }
 
-async fn what_does_not_fit_is_refused(on: On) {
+async fn a_mismatched_database_or_build_is_refused(on: On) {
     let world = World::new(on, "refused").await;
     let whole = world.up_to(3);
     let serve = async |build: &PathBuf| world.start(build, &["serve"]).ends().await;
@@ -635,7 +635,7 @@ async fn after_the_loss_of_the_ensemble_the_fence_is_lowered_by_hand(on: On) {
     world.is_whole().await;
 }
 
-async fn who_is_not_let_in_is_told_by_whom(on: On) {
+async fn a_refused_process_names_the_holder(on: On) {
     let world = World::new(on, "in_vain").await;
     let old = world.up_to(1);
     world.up(&old).await.with(DONE);
@@ -659,7 +659,7 @@ async fn who_is_not_let_in_is_told_by_whom(on: On) {
 
 /// The database is busy for another program, such as a report that runs for hours and knows nothing of a fence.
 #[support::judged]
-async fn a_table_that_somebody_uses_is_waited_for_no_longer_than_allowed() {
+async fn a_wait_for_a_busy_table_ends_at_its_limit() {
     let world = World::new(On::Postgres, "in_use").await;
     world.up(&world.up_to(1)).await.with(DONE);
     let mut connection = world.connect().await;
@@ -675,7 +675,7 @@ async fn a_table_that_somebody_uses_is_waited_for_no_longer_than_allowed() {
 
 /// Each would otherwise be a deploy that says it is done and has done nothing, or half.
 #[support::judged]
-async fn a_wrong_command_line_or_directory_is_refused_before_anything_is_done() {
+async fn a_wrong_command_line_or_directory_is_refused() {
     let world = World::new(On::Sqlite, "not_meant").await;
     let zookeeper = shared_server().address();
     for (database, reason) in [
@@ -724,16 +724,16 @@ on_both! {
     killed_within_each_migration
     killed_between_two_migrations
     killed_between_the_last_commit_and_the_release
-    asked_to_stop_it_lets_go_at_once
+    a_deploy_that_gets_term_releases_the_lock_at_once
     stopped_past_its_session
     cut_off_from_zookeeper_in_the_middle
-    what_others_have_begun_is_waited_for_and_nothing_begins_later
-    instances_stop_before_the_migration_and_newcomers_come_in_after_it
+    an_earlier_holders_transaction_is_waited_for
+    instances_stop_before_a_migration_and_start_after_it
     an_instance_that_is_cut_off_stops_before_the_migration
     an_instance_that_serves_keeps_out_earlier_holders
     instances_that_migrate_by_themselves_all_serve_in_the_end
-    a_failed_migration_is_rolled_back_and_a_mended_one_goes_on
-    what_does_not_fit_is_refused
+    a_failed_migration_is_rolled_back_and_can_be_fixed
+    a_mismatched_database_or_build_is_refused
     after_the_loss_of_the_ensemble_the_fence_is_lowered_by_hand
-    who_is_not_let_in_is_told_by_whom
+    a_refused_process_names_the_holder
 }

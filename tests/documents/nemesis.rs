@@ -34,12 +34,12 @@ fn the_table_is_what_the_rounds_have_shown() {
 }
 
 #[test]
-fn all_rounds_are_there_and_none_of_ours_held_beside_another_unless_its_node_was_deleted() {
+fn every_round_is_there_and_ours_pass_the_judge() {
     results::judge(&rounds(), ROUNDS);
 }
 
 #[test]
-fn a_round_of_ours_that_holds_on_is_told_late_or_loses_for_nobody_is_refused() {
+fn a_falsified_round_is_refused() {
     let is_refused = |fault: &str, falsify: &dyn Fn(&mut Round)| {
         let mut rounds = rounds();
         falsify(rounds.iter_mut().find(|it| it.fault == fault && it.library == results::OURS).expect("it is there"));
@@ -61,7 +61,7 @@ fn a_round_of_ours_that_holds_on_is_told_late_or_loses_for_nobody_is_refused() {
 
 /// What the page names as better in the others.
 #[test]
-fn the_page_says_how_long_before_the_other_is_granted_ours_is_given_up() {
+fn the_page_says_how_early_our_holder_gives_up() {
     let away = [results::BLACK_HOLE, results::ANSWERS_LOST, results::REQUESTS_LOST, results::CUT_ALONE];
     let rounds = rounds();
     let of_ours = rounds.iter().filter(|it| it.library == results::OURS && away.contains(&&*it.fault));
@@ -90,7 +90,7 @@ fn round(granted: Option<f64>, denied_from: Option<f64>, signal: Option<f64>) ->
 }
 
 #[test]
-fn a_cell_says_the_middle_and_the_worst_of_what_was_held_beside_another() {
+fn a_cell_has_the_median_and_the_worst_overlap() {
     let cell = |rounds: &[Round]| {
         let table = results::table(rounds);
         let row = table.lines().find(|line| line.starts_with("| node deleted")).expect("it has a row");

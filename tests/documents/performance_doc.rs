@@ -30,7 +30,7 @@ fn results() -> Results {
 }
 
 #[test]
-fn the_pages_say_what_was_measured() {
+fn the_figures_are_those_of_the_results() {
     let results = results();
     for file in files("docs", "md").into_iter().chain([root().join("README.md")]) {
         let (name, page) = (file.display(), read(&file));
@@ -55,7 +55,7 @@ fn the_front_page_has_its_table() {
 }
 
 #[test]
-fn the_plots_show_what_was_measured_and_each_is_on_the_page() {
+fn the_plots_show_the_results_and_are_on_the_page() {
     let page = text(PAGE);
     let made = plots::svgs(&results());
     for (file, svg) in &made {
@@ -109,7 +109,7 @@ fn a_marker_that_means_nothing_is_an_error() {
 
 /// The arithmetic on names is about the names that are made.
 #[support::judged]
-async fn a_waiter_takes_the_watched_bytes_that_the_page_says() {
+async fn a_waiter_reserves_the_bytes_that_the_page_says() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
     let lock = RwLock::builder(&zk, "/locks/config").host("web-1").build().expect("valid");
     let _held = lock.write().await.expect("free");
@@ -147,7 +147,7 @@ fn medians_lie_in_the_middle() {
 }
 
 #[test]
-fn what_grows_with_the_square_has_the_exponent_two() {
+fn quadratic_growth_has_the_exponent_two() {
     let square = [1.0, 10.0, 100.0].map(|n| (n, 3.0 * n * n));
     assert_eq!(format!("{:.2}", tables::exponent(&square)), "2.00");
     let each_as_much = [1.0, 10.0, 1_000.0].map(|n| (n, 7.0 * n));

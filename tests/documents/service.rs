@@ -57,7 +57,7 @@ async fn answer(address: String, method: &str, path: &str, body: &str) -> (u16, 
 }
 
 #[support::judged]
-async fn a_service_is_ready_while_its_session_lives_and_gives_its_locks_back() {
+async fn a_service_is_ready_during_its_session_and_stops_cleanly() {
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     server.kill();
     let mut service = Instance::start(&server, "0").await;

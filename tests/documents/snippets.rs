@@ -39,7 +39,7 @@ fn pages() -> Vec<(PathBuf, Vec<Snippet>)> {
 }
 
 #[test]
-fn the_rust_of_each_page_is_that_of_its_snippets_to_the_letter() {
+fn the_rust_of_each_page_is_that_of_its_snippets() {
     let mut shown = 0;
     for (file, snippets) in pages() {
         let page = read(&file);
@@ -85,7 +85,7 @@ fn every_snippet_is_run_or_needs_a_server() {
 }
 
 #[test]
-fn no_page_shows_what_only_a_documentation_test_needs() {
+fn no_page_has_hidden_lines() {
     for (file, snippets) in pages() {
         let page = read(&file);
         assert_eq!(page.matches("```rust").count(), page.matches("\n```rust\n").count(), "{}", file.display());
@@ -97,7 +97,7 @@ fn no_page_shows_what_only_a_documentation_test_needs() {
 }
 
 #[test]
-fn a_snippet_is_what_is_shown_without_its_indentation() {
+fn a_snippet_has_no_hidden_lines_or_indentation() {
     let source = "#[test]\nfn one() {\n    let before = 1;\n    // page: a-page\n    if true {\n        now();\n    }\n    \
                   // hidden\n    fn inside() {\n        // shown\n        then();\n        // hidden\n    }\n    // shown\n\n    \
                   last();\n    // end\n    after();\n}\n";
