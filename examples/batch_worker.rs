@@ -131,7 +131,7 @@ impl Worker {
 
     async fn work(&mut self, partition: u32, guard: WriteGuard) -> common::Result<()> {
         let (name, batch) = (&self.name, &self.batch);
-        let mark = guard.data(&node(partition)).await?.ok_or("the partition's node is gone")?;
+        let mark = guard.read_node(&node(partition)).await?.ok_or("the partition's node is gone")?;
         if mark.data == batch.name.as_bytes() {
             batch.found_done(partition);
             return Ok(guard.release().await?);

@@ -129,8 +129,8 @@ impl World {
     /// Reads the record under the lock, if the reply arrives at once.
     fn look(&mut self, i: usize) {
         let read: Poll<Result<Option<NodeData>, Error>> = match &self.actors[i] {
-            Actor::Holding(Held::Reader(guards)) => task::spawn(guards[0].data(RECORD)).poll(),
-            Actor::Holding(Held::Writer(guard)) => task::spawn(guard.data(RECORD)).poll(),
+            Actor::Holding(Held::Reader(guards)) => task::spawn(guards[0].read_node(RECORD)).poll(),
+            Actor::Holding(Held::Writer(guard)) => task::spawn(guard.read_node(RECORD)).poll(),
             _ => return,
         };
         if let Poll::Ready(Ok(Some(node))) = read {

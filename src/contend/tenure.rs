@@ -351,7 +351,7 @@ pub(crate) async fn while_held<L, F: Future>(
     until_lost.await
 }
 
-/// What a node holds, as [`Hold::data`](crate::Hold::data) reads it.
+/// What a node holds, as [`Hold::read_node`](crate::Hold::read_node) reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeData {

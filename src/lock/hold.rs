@@ -288,13 +288,13 @@ impl Hold {
     /// # tokio_test::block_on(async {
     /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
     /// let guard = lock.write().await?;
-    /// match guard.data("/config").await? {
+    /// match guard.read_node("/config").await? {
     ///     Some(config) => println!("version {}: {} bytes", config.version, config.data.len()),
     ///     None => println!("not configured yet"),
     /// }
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
+    pub async fn read_node(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
         self.held.data(path.as_ref()).await
     }
 

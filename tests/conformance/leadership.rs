@@ -114,7 +114,7 @@ pub async fn a_transaction_of_a_past_term_is_refused(h: &impl Harness) {
     let term = stage.a.leadership.term().expect("the candidate leads");
     let node = format!("{}-written", stage.path);
     term.transaction().create(&node, "by the leader").commit().await.unwrap();
-    assert_eq!(term.data(&node).await.unwrap().expect("written").data, b"by the leader");
+    assert_eq!(term.read_node(&node).await.unwrap().expect("written").data, b"by the leader");
     assert!(term.is_leader() && term.session_left() > Duration::ZERO);
     soon("the resignation", stage.a.leadership.resign()).await;
     let next = stage.b.leads().await;
@@ -127,7 +127,7 @@ pub async fn a_transaction_of_a_past_term_is_refused(h: &impl Harness) {
     assert!(given_back() && soon("the end", term.lost()).await == Loss::GivenBack);
     h.expire(&stage.mine).await;
     assert!(given_back() && soon("the end", term.run(async {})).await.is_err());
-    assert_eq!(next.data(&node).await.unwrap().expect("written").data, b"by the leader");
+    assert_eq!(next.read_node(&node).await.unwrap().expect("written").data, b"by the leader");
     stage.ends().await;
 }
 

@@ -685,7 +685,7 @@ pub async fn a_removed_node_loses_the_lock_and_stops_the_work<H: Harness>(h: &H)
     assert_eq!(held.state(), HoldState::Lost { why: Loss::Removed });
     // Even work that is ready at its first poll is refused.
     assert!(matches!(held.run(async {}).await, Err(Error::Lost(Loss::Removed))));
-    assert!(matches!(held.data(&s.directory).await, Err(Error::Lost(Loss::Removed))));
+    assert!(matches!(held.read_node(&s.directory).await, Err(Error::Lost(Loss::Removed))));
     soon("a free lock", s.b.write()).await.expect("free").release().await.expect("held");
 }
 
@@ -822,13 +822,13 @@ pub async fn a_transaction_commits_while_the_lock_is_held<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let (config, mark) = (s.beside("config"), s.beside("mark"));
-    assert_eq!(held.data(&config).await.expect("held"), None);
+    assert_eq!(held.read_node(&config).await.expect("held"), None);
     let outcomes = held.transaction().create(&config, "v1").create_ephemeral(&mark, "").commit().await;
     assert_eq!(outcomes.expect("held"), [Outcome::Created, Outcome::Created]);
     let outcomes = held.transaction().check(&config, 0).set_version(&config, "v2", 0).set(&config, "v3").commit().await;
     let expected = [Outcome::Checked, Outcome::Set { version: 1 }, Outcome::Set { version: 2 }];
     assert_eq!(outcomes.expect("held"), expected);
-    let data = held.data(&config).await.expect("held").expect("there");
+    let data = held.read_node(&config).await.expect("held").expect("there");
     assert_eq!((data.data.as_slice(), data.version), (b"v3".as_slice(), 2));
     let outcomes = held.transaction().check_exists(&config).delete_version(&config, 2).delete(&mark).commit().await;
     assert_eq!(outcomes.expect("held"), [Outcome::Checked, Outcome::Deleted, Outcome::Deleted]);
@@ -875,7 +875,7 @@ pub async fn a_transaction_refuses_paths_inside_the_directory<H: Harness>(h: &H)
     }
     for path in ["", "relative", "/trailing/", "/double//slash", "/a/../b"] {
         assert!(is_invalid(held.transaction().create(&config, "").set(path, "").commit().await), "{path:?}");
-        assert!(is_invalid(held.data(path).await), "{path:?}");
+        assert!(is_invalid(held.read_node(path).await), "{path:?}");
     }
     assert_eq!((s.children().await, s.data(&config).await), (before, None));
     held.release().await.expect("held");

@@ -462,7 +462,7 @@ pub async fn a_transaction_commits_while_a_permit_is_held<H: Harness>(h: &H) {
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let beside = format!("{}-beside", s.path);
     held.transaction().create(&beside, "one").commit().await.expect("held");
-    assert_eq!(held.data(&beside).await.expect("held").expect("there").data, b"one");
+    assert_eq!(held.read_node(&beside).await.expect("held").expect("there").data, b"one");
     s.operator.delete(&held.node_path()).await.expect("there");
     let error = held.transaction().set(&beside, "two").commit().await.expect_err("lost");
     assert!(matches!(error, Error::Lost(Loss::Removed)), "{error}");

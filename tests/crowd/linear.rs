@@ -283,7 +283,7 @@ impl Hand<'_> {
         let acquisition = open.lock.read().timeout(self.limit());
         let Some(guard) = self.acquired("read", async { acquisition.await }).await else { return };
         let from = self.world.now();
-        match timeout(PATIENCE, guard.data(&open.register)).await {
+        match timeout(PATIENCE, guard.read_node(&open.register)).await {
             Ok(Ok(node)) => {
                 let saw = node.map_or(0, |node| number(&node.data));
                 self.did(&open.cell.bare, Op::Read { saw }, from);
@@ -298,7 +298,7 @@ impl Hand<'_> {
         let acquisition = open.lock.write().timeout(self.limit());
         let Some(guard) = self.acquired("write", async { acquisition.await }).await else { return };
         let from = self.world.now();
-        let node = match timeout(PATIENCE, guard.data(&open.register)).await {
+        let node = match timeout(PATIENCE, guard.read_node(&open.register)).await {
             Ok(Ok(node)) => node,
             Ok(Err(error)) => return self.world.failed("data", &error),
             Err(_) => return self.world.saw("data: dropped"),

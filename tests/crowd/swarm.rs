@@ -286,7 +286,7 @@ async fn leave<G: Guard>(
 
 /// Increments a number in ZooKeeper, which only transactions under the lock change.
 async fn count_in_zookeeper(world: &World, holding: &Holding<WriteGuard>, which: usize) {
-    let Ok(Ok(Some(node))) = timeout(PATIENCE, holding.data(COUNTERS[which])).await else {
+    let Ok(Ok(Some(node))) = timeout(PATIENCE, holding.read_node(COUNTERS[which])).await else {
         return world.saw("transaction: could not read");
     };
     let next = number(&node.data) + 1;

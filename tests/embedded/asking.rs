@@ -23,7 +23,7 @@ fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
 /// Returns the version of the directory's data, which counts the asks.
 fn version(zk: &Memory) -> i32 {
     let guard = now(plain(&zk.connect()).try_read()).expect("shared");
-    now(guard.data(DIRECTORY)).expect("held").expect("the node exists").version
+    now(guard.read_node(DIRECTORY)).expect("held").expect("the node exists").version
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn asking_changes_no_data_and_no_plain_holder() {
     let guard = write(&lock);
     now(guard.transaction().set(DIRECTORY, "what an application keeps there").commit()).expect("held");
     now(lock.ask()).expect("allowed");
-    let node = now(guard.data(DIRECTORY)).expect("held").expect("the node exists");
+    let node = now(guard.read_node(DIRECTORY)).expect("held").expect("the node exists");
     assert_eq!((&node.data[..], node.version), (&b"what an application keeps there"[..], 2));
     assert!(guard.is_held());
 }

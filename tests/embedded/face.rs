@@ -21,7 +21,7 @@ fn every_call_works_without_a_runtime() {
     let lock = RwLock::new(&zk, "/locks/config").unwrap();
     let writer = lock.write().timeout(LONG).label("migrate").blocking().unwrap();
     block_on(writer.transaction().create("/config", "v1").commit()).unwrap();
-    assert_eq!(block_on(writer.data("/config")).unwrap().unwrap().data, b"v1");
+    assert_eq!(block_on(writer.read_node("/config")).unwrap().unwrap().data, b"v1");
     assert_eq!(lock.queue().blocking().unwrap().holders().count(), 1);
     assert!(lock.try_read().blocking().unwrap_err().is_would_block());
     let reader = block_on(writer.downgrade()).unwrap();
@@ -30,7 +30,7 @@ fn every_call_works_without_a_runtime() {
 
     let both = several(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)]).unwrap();
     let guard = both.lock().blocking().unwrap();
-    assert_eq!(block_on(guard.data("/config")).unwrap().unwrap().data, b"v1");
+    assert_eq!(block_on(guard.read_node("/config")).unwrap().unwrap().data, b"v1");
     block_on(guard.release()).unwrap();
 
     let limit: Shared<u32> = Shared::builder(&zk, "/limit").initial(|| 1).build().unwrap();
@@ -100,7 +100,7 @@ fn a_blocking_release_of_a_lost_lock_is_an_error() {
     let once = lock("/job").try_once_in(LONG).blocking().unwrap().unwrap();
     let permit = Semaphore::builder(&zk, "/permits").permits(2).build().unwrap().acquire().blocking().unwrap();
     block_on(write.transaction().create("/config", "v1").commit()).unwrap();
-    assert_eq!(block_on(permit.data("/config")).unwrap().unwrap().data, b"v1");
+    assert_eq!(block_on(permit.read_node("/config")).unwrap().unwrap().data, b"v1");
     zk.faults().expire();
     for released in [
         block_on(read.release()),

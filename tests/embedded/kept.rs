@@ -221,7 +221,7 @@ fn an_ask_does_not_change_the_directorys_data() {
     drop(guard);
     drop((read(&kept), read(&kept)));
     let guard = write(&other);
-    let node = now(guard.data(DIRECTORY)).expect("held").expect("the node exists");
+    let node = now(guard.read_node(DIRECTORY)).expect("held").expect("the node exists");
     assert_eq!(node.data, b"what an application keeps there");
 }
 

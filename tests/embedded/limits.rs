@@ -69,7 +69,7 @@ async fn a_holder_hears_of_its_limit_before_the_next_grant() {
     assert!(heard + MARGIN - 2 * TICK <= granted && granted <= LIMIT + MARGIN + 2 * TICK, "{granted:?}");
     assert_eq!(guard.session_left(), Duration::ZERO);
     assert_held_too_long(guard.transaction().create("/late", "").commit().await);
-    assert_held_too_long(guard.data("/late").await);
+    assert_held_too_long(guard.read_node("/late").await);
     assert_held_too_long(Arc::into_inner(guard).expect("alone").release().await);
     assert!(next.is_held());
     sleep(10 * LIMIT).await;

@@ -1501,7 +1501,7 @@ fn each_step_sends_only_the_requests_that_it_needs() {
     costs(&zk, 0, "the same node", || drop(held.share()));
     let third = costs(&zk, 4, "the listing before, and an acquisition", || now(a.try_read()).expect("shared"));
     costs(&zk, 1, "one transaction", || now(held.transaction().commit()).expect("held"));
-    costs(&zk, 1, "one read", || now(held.data("/config")).expect("held"));
+    costs(&zk, 1, "one read", || now(held.read_node("/config")).expect("held"));
     let inside = format!("{DIRECTORY}/foo");
     costs(&zk, 0, "refused", || now(held.transaction().set(&inside, "").commit()).expect_err("inside"));
     costs(&zk, 0, "refused", || now(a.read().timeout(Duration::ZERO).into_future()).expect_err("zero"));

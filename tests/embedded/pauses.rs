@@ -127,7 +127,7 @@ async fn a_lock_lost_in_a_stop_reads_and_reports_nothing() {
     let zk = Memory::new();
     let guard = RwLock::new(&Slow(zk.clone()), PATH).expect("valid").write().await.expect("free");
     let other = lock(&zk.connect());
-    let (mut read, mut contended) = (task::spawn(guard.data("/config")), task::spawn(guard.contended()));
+    let (mut read, mut contended) = (task::spawn(guard.read_node("/config")), task::spawn(guard.contended()));
     assert_pending!(read.poll());
     assert_pending!(contended.poll());
     let _waits = task::spawn(async move { other.write().await }).poll();

@@ -524,10 +524,10 @@ fn a_read_of_a_past_term_is_not_sent() {
     let mut campaign = spawn(candidate.lead(endless(sender)));
     assert_pending!(campaign.poll());
     let Ok(TermEvent::Leads(term)) = events.try_recv() else { panic!("the candidate leads") };
-    assert!(now(term.data("/leaders")).expect("the candidate leads").is_some());
+    assert!(now(term.read_node("/leaders")).expect("the candidate leads").is_some());
     drop(campaign);
     let before = zk.requests();
-    let refused = now(term.data("/leaders")).unwrap_err();
+    let refused = now(term.read_node("/leaders")).unwrap_err();
     assert!(matches!(refused, Error::Lost(Loss::GivenBack)), "{refused}");
     assert_eq!(zk.requests(), before);
 }

@@ -630,7 +630,7 @@ fn a_guard_is_lost_with_one_lock_and_keeps_the_others() {
     assert_eq!(guard.state(), HoldState::Lost { why: Loss::Removed });
     assert_eq!(now(changes.next()), Some(HoldState::Lost { why: Loss::Removed }));
     assert_eq!(now(changes.next()), None);
-    assert!(matches!(of_one(&now(guard.data("/x")).unwrap_err()), ("/b", Error::Lost(_))));
+    assert!(matches!(of_one(&now(guard.read_node("/x")).unwrap_err()), ("/b", Error::Lost(_))));
     assert_eq!(queued(&zk, ["/a", "/b", "/c"]), [1, 0, 1]);
 
     drop((lost, working));
@@ -749,7 +749,7 @@ fn a_transaction_counts_only_its_own_operations() {
     let done = now(guard.transaction().create("/x", "1").set("/x", "2").commit()).expect("held");
     assert_eq!(done, [Outcome::Created, Outcome::Set { version: 1 }]);
     assert_eq!(now(guard.transaction().commit()).expect("held"), []);
-    assert_eq!(now(guard.data("/x")).expect("held").expect("made").data, b"2");
+    assert_eq!(now(guard.read_node("/x")).expect("held").expect("made").data, b"2");
     let refused = now(guard.transaction().set("/x", "3").delete("/missing").commit()).unwrap_err();
     assert!(
         matches!(&refused, Error::TransactionRefused { index: 1, path, reason: Failure::NoNode } if path == "/missing"),
@@ -758,7 +758,7 @@ fn a_transaction_counts_only_its_own_operations() {
     for inside in ["/a/x", "/b/x", "/c/x"] {
         assert!(matches!(now(guard.transaction().create(inside, "").commit()), Err(Error::InvalidInput(_))));
     }
-    assert_eq!(now(guard.data("/x")).expect("held").expect("made").data, b"2");
+    assert_eq!(now(guard.read_node("/x")).expect("held").expect("made").data, b"2");
     assert!(guard.is_held());
 }
 
@@ -796,7 +796,7 @@ fn locks_of_two_sessions_share_transactions_and_losses() {
         let [one, other] = clients.each_ref().map(|client| client.session_id().expect("open"));
         assert_ne!(one, other);
         now(guard.transaction().create("/x", "1").commit()).expect("held");
-        assert_eq!(now(guard.data("/x")).expect("held").expect("made").data, b"1");
+        assert_eq!(now(guard.read_node("/x")).expect("held").expect("made").data, b"1");
 
         clients[ends].faults().lag();
         clients[ends].faults().expire();
@@ -817,7 +817,7 @@ fn a_read_under_several_locks_ends_when_one_is_lost() {
     let clients = [zk.connect(), zk.connect()];
     let guard = lock(&multi(&TwoSessions::alternately(&clients), &[("/a", Write), ("/b", Write)]));
     clients[1].faults().cut();
-    let mut read = tokio_test::task::spawn(guard.data("/x"));
+    let mut read = tokio_test::task::spawn(guard.read_node("/x"));
     assert!(read.poll().is_pending());
     clients[0].faults().expire();
     clients[1].faults().heal();
@@ -856,7 +856,7 @@ fn a_guard_reads_earlier_writes_whichever_session_lags() {
         now(before.release()).expect("held");
         clients[1].faults().catch_up();
         let guard = assert_ready_ok!(acquiring.poll());
-        let seen = now(guard.data("/x")).expect("held").expect("written before the lock was let go");
+        let seen = now(guard.read_node("/x")).expect("held").expect("written before the lock was let go");
         assert_eq!(seen.data, b"new");
     }
 }
@@ -897,7 +897,7 @@ fn guards_and_futures_can_go_to_other_threads() {
     borrowed(&guard.lost());
     borrowed(&guard.run(std::future::ready(())));
     borrowed(&guard.transaction().commit());
-    borrowed(&guard.data("/x"));
+    borrowed(&guard.read_node("/x"));
     let mut changes = guard.changes();
     borrowed(&changes.next());
     std::thread::spawn(move || drop(guard)).join().expect("dropping does not panic");
@@ -932,7 +932,7 @@ async fn transfers_in_any_order_of_accounts_lose_nothing() {
                 let both = several(&zk, [(lock_of(&from), Write), (lock_of(&to), Write)]).unwrap();
                 let guard = both.lock().timeout(SOON).await.unwrap();
                 let balance = async |account: &str| {
-                    let node = guard.data(account).await.unwrap().expect("an account");
+                    let node = guard.read_node(account).await.unwrap().expect("an account");
                     String::from_utf8(node.data).unwrap().parse::<i64>().unwrap()
                 };
                 let (less, more) = (balance(&from).await - 7, balance(&to).await + 7);

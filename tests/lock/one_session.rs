@@ -178,9 +178,9 @@ async fn an_unanswered_transaction_keeps_the_next_out() {
     assert!(!waiter.is_finished(), "the transaction before may still be carried out");
     on_its_way.release();
     let next = granted(waiter).await;
-    assert_eq!(next.data(&value).await.unwrap().unwrap().data, b"2");
+    assert_eq!(next.read_node(&value).await.unwrap().unwrap().data, b"2");
     next.transaction().set(&value, "3").commit().await.unwrap();
-    assert_eq!(next.data(&value).await.unwrap().unwrap().data, b"3");
+    assert_eq!(next.read_node(&value).await.unwrap().unwrap().data, b"3");
     next.release().await.unwrap();
 }
 
@@ -239,7 +239,7 @@ async fn a_transaction_of_another_session_delays_a_grant() {
     assert!(!waiter.is_finished());
     release.release();
     let next = granted(waiter).await;
-    assert_eq!(next.data(&value).await.unwrap().unwrap().data, b"1");
+    assert_eq!(next.read_node(&value).await.unwrap().unwrap().data, b"1");
 }
 
 /// Safety comes before speed: a waiter watches its own node before its predecessor's release can let it in.

@@ -49,7 +49,7 @@ async fn guarded_writes() -> Result<(), Error> {
     let lock = RwLock::new(&zk, "/locks/config")?;
     let guard = lock.write().await?;
     guard.transaction().create("/endpoint", "db-1").create("/password", "secret-1").commit().await?;
-    let endpoint = guard.data("/endpoint").await?.expect("just created");
+    let endpoint = guard.read_node("/endpoint").await?.expect("just created");
     guard
         .transaction()
         .set_version("/endpoint", "db-2", endpoint.version)

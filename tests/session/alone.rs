@@ -138,7 +138,7 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
 
     let old = session(&stays).await;
     assert_eq!(old.data(REGISTER).await.expect("there").0, b"1", "a read without a lock is old there");
-    assert_eq!(held.data("/alone-held").await.expect("held").expect("there").data, b"1");
+    assert_eq!(held.read_node("/alone-held").await.expect("held").expect("there").data, b"1");
     // From here on the old leader answers nothing, because a session's requests wait for the unanswered ones before them.
     assert!(timeout(A_WHILE, old.sync("/")).await.is_err(), "the old leader answers a sync");
     assert!(!waits_there.is_finished(), "a waiter was granted at the old leader");
@@ -154,10 +154,10 @@ async fn a_leader_alone_grants_nothing_and_serves_no_old_data() {
 
     becomes_whole(&ensemble).await;
     let guard = granted(waits_there).await;
-    assert_eq!(guard.data(REGISTER).await.expect("held").expect("there").data, b"2");
+    assert_eq!(guard.read_node(REGISTER).await.expect("held").expect("there").data, b"2");
     held.release().await.expect("the holder's session has survived");
     let excluded = granted(excluded).await;
-    assert_eq!(excluded.data("/alone-held").await.expect("held").expect("there").data, b"2");
+    assert_eq!(excluded.read_node("/alone-held").await.expect("held").expect("there").data, b"2");
     excluded.release().await.expect("held");
     soon("the commit", commits).await.expect("no panic").expect("the kept node was given up");
     assert_eq!(*soon("the value", kept.read()).await.expect("free"), 2);

@@ -54,7 +54,7 @@ fn the_child_process_of_other_tests() {
         assert_refused(Shared::<u32>::new(&zk, "/forks/value").expect("valid").read().blocking());
         assert_refused(block_on(Leadership::new(&zk, "/forks/leader").expect("valid").lead(|_| async {})));
         assert_refused(block_on(guard.transaction().create("/forks/never", "").commit()));
-        assert_refused(block_on(guard.data("/forks")));
+        assert_refused(block_on(guard.read_node("/forks")));
         assert!(matches!(zk.state(), ConnectionState::Closed), "{}", zk.state());
         drop((guard, kept));
         block_on(zk.close());

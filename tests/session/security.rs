@@ -416,7 +416,7 @@ async fn a_transaction_on_a_forbidden_node_keeps_the_lock() {
         matches!(&error, Error::TransactionRefused { index: 0, reason: Failure::NoAuth(_), path } if path == "/forbidden"),
         "{error:?}"
     );
-    let error = guard.data("/forbidden").await.unwrap_err();
+    let error = guard.read_node("/forbidden").await.unwrap_err();
     assert!(is_denied(&error), "{error:?}");
     assert!(guard.is_held());
     guard.release().await.unwrap();
@@ -454,7 +454,7 @@ async fn each_refusal_names_the_right_the_node_and_the_user() {
         (limit.acquire().await.unwrap_err(), "CREATE", pool),
         (limit.set_permits(3).await.unwrap_err(), "WRITE", pool),
         (both.lock().await.unwrap_err(), "CREATE", directory),
-        (own.data(closed).await.unwrap_err(), "READ", closed),
+        (own.read_node(closed).await.unwrap_err(), "READ", closed),
         (commit(own.transaction().set(above, "")).await, "WRITE", above),
         (commit(own.transaction().create("/partly-7/new", "")).await, "CREATE", above),
         (commit(own.transaction().delete(closed)).await, "DELETE", above),

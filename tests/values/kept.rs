@@ -103,7 +103,7 @@ async fn the_next_kept_read_sees_a_manual_transaction() {
         .build()
         .unwrap();
     let guard = shared.read().await.unwrap();
-    let bytes = guard.lock().data(shared.value_path()).await.unwrap().unwrap().data;
+    let bytes = guard.lock().read_node(shared.value_path()).await.unwrap().unwrap().data;
     let other = String::from_utf8(bytes).unwrap().replace("one", "two");
     guard.lock().transaction().set(shared.value_path(), other).commit().await.unwrap();
     drop(guard);
@@ -125,7 +125,7 @@ async fn a_read_that_races_a_manual_write_is_not_cached() {
         drop(shared.write().replacing("one".to_owned()).await.unwrap().commit().await.unwrap());
         // This guard makes the lock's node known, but reads no value.
         let beside = shared.lock().read().await.unwrap();
-        let bytes = beside.data(shared.value_path()).await.unwrap().unwrap().data;
+        let bytes = beside.read_node(shared.value_path()).await.unwrap().unwrap().data;
         let mut reading = spawn(shared.read().into_future());
         let early = poll_up_to(&mut reading, polls);
         let other = String::from_utf8(bytes).unwrap().replace("one", "two");

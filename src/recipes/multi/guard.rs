@@ -280,10 +280,10 @@ impl MultiGuard {
     /// # let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
     /// # let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Read)])?;
     /// let guard = both.lock().await?;
-    /// assert_eq!(guard.data("/config").await?, None);
+    /// assert_eq!(guard.read_node("/config").await?, None);
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
+    pub async fn read_node(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
         validation::check(path.as_ref())?;
         let Some(last) = self.locks.last() else { return Ok(None) };
         // The last lock's node was created last. So its session sees everything that was written before any of the
