@@ -1,7 +1,7 @@
-//! The small types that two threads share without a lock, under loom: every order of their steps, and every value that
-//! the memory model allows. Shuttle tries neither.
+//! The small types that two threads share without a lock, under loom, which tries every order of their steps and every
+//! value that the memory model allows. Shuttle does not try all of them.
 //!
-//! Their files are compiled here again, with loom's atomics instead of the standard library's.
+//! The files of these types are compiled here again, with loom's atomics instead of the standard library's.
 
 /// The part of `src/sync/mod.rs` that is used here. A lock of loom is never poisoned.
 mod sync {

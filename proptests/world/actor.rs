@@ -27,8 +27,8 @@ pub(crate) struct Work {
     wish: Option<Claimed>,
     /// The contenders that waited in the queue when it was begun.
     pub(crate) behind: Vec<Waits>,
-    /// The number of this work among all work that waits in a queue. Known only while nothing moves, and until a node
-    /// in the queue changes.
+    /// The number of this work among all work that waits in a queue. `None` while something moves, and after a change
+    /// of a node in the queue.
     pub(crate) queued: Option<u64>,
     /// How often the ensemble had been restored when it was begun.
     pub(crate) age: u32,

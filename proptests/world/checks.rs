@@ -60,9 +60,9 @@ pub(crate) struct Ledger {
     may_cut: bool,
     /// A stranger may cause false grants, until they are found out.
     may_forge: bool,
-    /// Whether all actors use one handle that never gives up a node in use. It does so in two cases: a write is dropped
-    /// before its grant and leaves a WRITE node to the reads behind it, or a write asks for the READ node before it and
-    /// thereby for its own.
+    /// Whether all actors use one handle that never gives up a node in use. A handle does so in two cases: a write is
+    /// dropped before its grant and leaves its WRITE node to the reads behind it, or a write asks for the READ node
+    /// before it and thereby for its own node, which uses may still join while no background task runs.
     has_one_node: bool,
     /// The number of permits in the semaphore's node, and the permits taken at the last check.
     number: u32,

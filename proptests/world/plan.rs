@@ -1,6 +1,6 @@
 //! The steps and handles of a schedule, and their form in a file.
 //!
-//! A file has the schedule itself and not its seed. So it stays the same schedule when the drawing changes.
+//! A file has the steps themselves and not a seed, so that it keeps its meaning when the way of drawing changes.
 
 use std::time::Duration;
 

@@ -143,12 +143,12 @@ pub fn reader(lock: &RwLock) -> JoinHandle<Result<ReadGuard, Error>> {
     tokio::spawn(lock.read().into_future())
 }
 
-/// Returns the guard of an acquisition. Fails if it is not granted soon.
+/// Returns the guard of an acquisition that must be granted. Panics if the grant takes too long.
 pub async fn granted<G>(task: JoinHandle<Result<G, Error>>) -> G {
     soon("the grant", task).await.expect("the task does not panic").expect("the lock is granted")
 }
 
-/// Returns the error of an acquisition. Fails if it does not fail soon.
+/// Returns the error of an acquisition that must fail. Panics if the error takes too long.
 pub async fn refused<G>(task: JoinHandle<Result<G, Error>>) -> Error {
     match soon("the refusal", task).await.expect("the task does not panic") {
         Ok(_) => panic!("the lock was granted"),
