@@ -250,7 +250,8 @@ pub async fn a_contender_that_lost_the_lock_can_get_it_again<H: Harness>(h: &H) 
             (held.node_path(), Box::new(held))
         } else {
             let held = soon("a free lock", s.a.write()).await.expect("free");
-            (held.node_path(), Box::new(held))
+            // A kept WRITE node would serve the next use until the event of its removal arrives.
+            (held.prepare_foreign_transaction(), Box::new(held))
         };
         s.operator.delete(&path).await.expect("the node existed");
         drop(guard);
@@ -937,6 +938,7 @@ pub async fn a_directory_deleted_between_uses_is_made_again<H: Harness>(h: &H) {
         assert!(held.fencing_token() > token, "round {round}: {} after {token}", held.fencing_token());
         token = held.fencing_token();
         held.release().await.expect("held");
+        s.becomes_empty().await;
         s.operator.delete(&s.directory).await.expect("empty");
     }
     soon("a free lock", s.b.try_write()).await.expect("free").release().await.expect("held");
