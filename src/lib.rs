@@ -141,7 +141,7 @@ pub use crate::zookeeper::options::ZooKeeperBuilder;
 /// The parts of a [`Hold`]: the changes of its state, the nodes that it reads, the results of its transactions.
 pub mod hold {
     pub use crate::contend::changes::Changes;
-    pub use crate::contend::tenure::NodeData;
+    pub use crate::contend::handle::NodeData;
     pub use crate::session::request::Outcome;
 }
 

@@ -1,4 +1,4 @@
-//! An acquisition: its options, its goal, the handle that it comes from, and the errors that end it.
+//! An acquisition: its options, its target, the handle that it comes from, and the errors that end it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::contend::directory::Asking;
+use crate::contend::handle::ContenderHandle;
 use crate::contend::queue_view::QueueView;
-use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::observe::lock_paths::LockPaths;
 use crate::observe::on_wait::{Listener, OnWait};
@@ -113,31 +113,31 @@ impl Options {
 
 /// Is called once the node exists, if uses other than the caller's may share the node. The watch fires when another contender
 /// asks for the node. `None` if no such watch is armed.
-pub(crate) type Sharing = Box<dyn Fn(&Tenure, Option<Watch>) + Send + Sync>;
+pub(crate) type Sharing = Box<dyn Fn(&ContenderHandle, Option<Watch>) + Send + Sync>;
 
-/// A resource for which the head of the queue exchanges its node. Without a goal, the head holds the lock.
+/// A resource for which the head of the queue exchanges its node. Without a target, the head holds the lock.
 #[async_trait]
-pub(crate) trait Goal: Send + Sync {
+pub(crate) trait ExchangeTarget: Send + Sync {
     /// Returns the number of permits requested.
     fn count(&self) -> u32;
 
-    /// Returns the total length of the paths that the head watches for the goal.
+    /// Returns the total length of the paths that the head watches for the target.
     fn watched_bytes(&self) -> usize;
 
-    /// Fails if the goal can never be granted. Sends nothing.
+    /// Fails if the target can never be granted. Sends nothing.
     fn check(&self) -> Result<(), Error>;
 
-    /// Like [`Goal::check`], but may ask the ensemble.
+    /// Like [`ExchangeTarget::check`], but may ask the ensemble.
     async fn check_first(&self) -> Result<(), Error>;
 
-    /// Sends an early read of the goal behind the create of our node, if the listing of the queue was sent, too.
-    fn send_early_read(&self, entry: &Tenure, is_listed: bool);
+    /// Sends an early read of the target behind the create of our node, if the listing of the queue was sent, too.
+    fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool);
 
     /// Discards the early read. It is too old when the queue is listed again.
     fn discard_early_read(&self);
 
-    /// Waits for the early read, and fails if the goal can never be granted.
-    async fn check_early_read(&self, held: &Tenure) -> Result<(), Error>;
+    /// Waits for the early read, and fails if the target can never be granted.
+    async fn check_early_read(&self, held: &ContenderHandle) -> Result<(), Error>;
 
     /// Returns whether the head of the queue could make the exchange now. `None` if that cannot be read.
     async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
@@ -145,11 +145,11 @@ pub(crate) trait Goal: Send + Sync {
     /// Asks the leader about the holders. Returns whether the server shows ghosts among them.
     async fn check_for_ghosts(&self, session: &Arc<dyn Session>) -> bool;
 
-    /// Exchanges the head's place for the goal. Waits until that is possible.
+    /// Exchanges the head's place for the target. Waits until that is possible.
     async fn exchange(
         &self,
         acquisition: &Acquisition,
-        held: &Tenure,
+        held: &ContenderHandle,
         turn: Take,
         wait: &mut EntryState<'_>,
     ) -> Result<(), Error>;
@@ -162,24 +162,24 @@ pub(crate) struct Acquisition {
     pub(crate) options: Options,
     pub(crate) trace: AcquireTrace,
     pub(crate) sharing: Option<Sharing>,
-    pub(crate) goal: Option<Arc<dyn Goal>>,
+    pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
 }
 
 impl Acquisition {
     /// Creates an acquisition. Its label defaults to the lock's label.
     pub(crate) fn new(handle: Arc<Handle>, mode: Mode, mut options: Options) -> Acquisition {
         options.label = options.label.or_else(|| handle.label.clone());
-        Acquisition { handle, mode, options, trace: AcquireTrace::default(), sharing: None, goal: None }
+        Acquisition { handle, mode, options, trace: AcquireTrace::default(), sharing: None, target: None }
     }
 
     /// Returns what the acquisition asks for: a lock in one mode, or a permit.
     pub(crate) fn aim(&self) -> Aim {
-        if self.goal.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
+        if self.target.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
     }
 
-    /// Fails if the goal can never be granted. Sends nothing.
+    /// Fails if the target can never be granted. Sends nothing.
     pub(super) fn check(&self) -> Result<(), Error> {
-        self.goal.as_ref().map_or(Ok(()), |goal| goal.check())
+        self.target.as_ref().map_or(Ok(()), |target| target.check())
     }
 
     pub(crate) fn label(&self) -> Option<&str> {
@@ -217,7 +217,7 @@ pub(crate) struct SlowAcquisition {
     pub(crate) own_node: Arc<OwnNode>,
     pub(crate) label: Option<String>,
     pub(crate) span: OwnSpan,
-    pub(crate) goal: Option<Arc<dyn Goal>>,
+    pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
     pub(crate) is_warned_of: bool,
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::call::{self, SESSION_TRIES};
 use crate::contend::acquisition::{Acquisition, IfTaken};
-use crate::contend::tenure::Tenure;
+use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
 use crate::queue::turn;
 use crate::session::contract::Session;
@@ -15,7 +15,7 @@ use crate::validation;
 
 impl Acquisition {
     /// Acquires without waiting. Writes nothing if the lock is taken.
-    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Tenure>, Error> {
+    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<ContenderHandle>, Error> {
         let span = self.begin();
         let attempt = async {
             let mut tries = 0;
@@ -45,7 +45,7 @@ impl Acquisition {
         });
         let (session, names) = seen.await?;
         self.handle.check_for_foreign(&names)?;
-        if self.goal.is_none() {
+        if self.target.is_none() {
             let check = self.check_for_semaphore(&session, &names, None);
             call::bounded(&self.handle.coordinator, session.timeout(), check).await?;
         }
@@ -62,13 +62,15 @@ impl Acquisition {
         Err(Error::WouldBlock { blockers: paths.blockers_of_newcomer(&session, &names, newcomer).await })
     }
 
-    /// Returns whether the head of the queue could be granted its goal now. If not, and if the newcomer would be the head, asks
+    /// Returns whether the head of the queue could be granted its target now. If not, and if the newcomer would be the head, asks
     /// the leader whether the holders are ghosts.
     async fn has_enough(&self, session: &Arc<dyn Session>, is_its_turn: bool) -> Result<bool, Error> {
-        let Some(goal) = &self.goal else { return Ok(true) };
+        let Some(target) = &self.target else { return Ok(true) };
         let has_enough = async {
-            match goal.is_available(session).await? {
-                Some(false) if is_its_turn && goal.check_for_ghosts(session).await => goal.is_available(session).await,
+            match target.is_available(session).await? {
+                Some(false) if is_its_turn && target.check_for_ghosts(session).await => {
+                    target.is_available(session).await
+                }
                 is_there => Ok(is_there),
             }
         };
@@ -76,7 +78,7 @@ impl Acquisition {
     }
 
     /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for the servers.
-    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Tenure>, Error> {
+    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<ContenderHandle>, Error> {
         call::bounded(&self.handle.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
     }
 }

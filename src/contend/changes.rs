@@ -13,7 +13,7 @@ use futures_util::future::select_all;
 use futures_util::stream::unfold;
 use futures_util::{FutureExt, StreamExt};
 
-use crate::contend::tenure::{OneHold, Tenure};
+use crate::contend::handle::{ContenderHandle, OneHold};
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
@@ -157,7 +157,7 @@ pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldSt
 /// The shortest time between two listings while a holder waits for contention.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-impl Tenure {
+impl ContenderHandle {
     /// Waits until a contender waits for this hold. Returns the first such contender.
     pub(crate) async fn contended(&self) -> Result<Contender, Error> {
         self.run(self.somebody_waits()).await?

@@ -4,7 +4,7 @@
 //! The transaction checks that our node is there, so the ensemble refuses a contender that is no longer the head. It ends like a
 //! writer's release, so the same commit lets the next contender in.
 
-use crate::contend::tenure::Tenure;
+use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
 use crate::session::node::state::NodeState;
@@ -55,7 +55,7 @@ enum Tried {
     WithoutSignal,
 }
 
-impl Tenure {
+impl ContenderHandle {
     pub(crate) async fn downgrade(&self) -> Result<(), Error> {
         self.change_to_read().await?;
         self.holding.lock().begin_read_hold(self.shown(), self.own_node());

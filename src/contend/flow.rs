@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::call::SESSION_TRIES;
 use crate::contend::acquisition::{Acquisition, EntryState, IfTaken};
+use crate::contend::handle::ContenderHandle;
 use crate::contend::queue_view::QueueView;
-use crate::contend::tenure::Tenure;
 use crate::contend::warnings::Lateness;
 use crate::error::error::Error;
 use crate::observe::on_wait::OnWait;
@@ -81,7 +81,7 @@ impl GrantKind {
 
 impl Grant {
     /// Builds a grant from what the waiter decided.
-    pub(crate) fn by(take: Take, entry: &Tenure) -> Grant {
+    pub(crate) fn by(take: Take, entry: &ContenderHandle) -> Grant {
         let upkeep = entry.session().upkeep();
         let signal = take.signalled_by.map(|name| upkeep.hand_off(&entry.child(&name).into()));
         let kind = match (&signal, take.has_waited) {
@@ -95,7 +95,7 @@ impl Grant {
 
 impl Acquisition {
     /// Enters the queue, and waits until the lock is granted.
-    pub(crate) async fn acquire(&mut self) -> Result<Box<Tenure>, Error> {
+    pub(crate) async fn acquire(&mut self) -> Result<Box<ContenderHandle>, Error> {
         let timeout = self.reported(self.check().and_then(|()| self.options.timeout()))?;
         let on_wait = self.options.on_wait.take().map(OnWait::new);
         let answer = match timeout {
@@ -106,7 +106,11 @@ impl Acquisition {
         self.reported(answer)
     }
 
-    async fn enter_in_time(&self, timeout: Duration, on_wait: Option<Box<OnWait>>) -> Result<Box<Tenure>, Error> {
+    async fn enter_in_time(
+        &self,
+        timeout: Duration,
+        on_wait: Option<Box<OnWait>>,
+    ) -> Result<Box<ContenderHandle>, Error> {
         let waiting = QueueView::default();
         self.within(timeout, &waiting, pin!(self.enter(IfTaken::Wait, Some(&waiting), on_wait))).await
     }
@@ -117,7 +121,7 @@ impl Acquisition {
         if_taken: IfTaken,
         waiting: Option<&QueueView>,
         on_wait: Option<Box<OnWait>>,
-    ) -> Result<Box<Tenure>, Error> {
+    ) -> Result<Box<ContenderHandle>, Error> {
         // Boxed, because few waiters are in this step for long.
         let (entry, listing, mut late) = Box::pin(self.queue_up_by_a_usable_number()).await?;
         let mut wait = EntryState { if_taken, waiting, on_wait, listing, directory: None, denials: Tries::DENIALS };
@@ -132,15 +136,15 @@ impl Acquisition {
         Ok(entry)
     }
 
-    /// Takes the lock, or exchanges the node for the goal, once the wait is over.
+    /// Takes the lock, or exchanges the node for the target, once the wait is over.
     async fn take_or_give_up(
         &self,
-        entry: &Tenure,
+        entry: &ContenderHandle,
         turn: Result<Take, Error>,
         wait: &mut EntryState<'_>,
         late: &mut Lateness<'_>,
     ) -> Result<(), Error> {
-        let taken = match (turn, &self.goal) {
+        let taken = match (turn, &self.target) {
             (Ok(take), None) => {
                 let grant = Grant::by(take, entry);
                 // A write by another client to our node uses our watch up. A waiter without that watch may have been evicted
@@ -153,9 +157,9 @@ impl Acquisition {
                 late.begin(entry);
                 self.grant_once_confirmed(entry, grant).await
             }
-            (Ok(take), Some(goal)) => tokio::select! {
+            (Ok(take), Some(target)) => tokio::select! {
                 biased;
-                exchanged = goal.exchange(self, entry, take, wait) => exchanged,
+                exchanged = target.exchange(self, entry, take, wait) => exchanged,
                 loss = entry.lost() => Err(self.handle.evicted(loss)),
             },
             (Err(error), _) => Err(error),
@@ -172,9 +176,9 @@ impl Acquisition {
     /// Enters the queue of a directory whose sequence numbers are not used up.
     async fn queue_up_by_a_usable_number(
         &self,
-    ) -> Result<(Box<Tenure>, Option<Result<Names, Failure>>, Lateness<'_>), Error> {
-        if let Some(goal) = &self.goal {
-            goal.check_first().await?;
+    ) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>, Lateness<'_>), Error> {
+        if let Some(target) = &self.target {
+            target.check_first().await?;
         }
         let began = Instant::now();
         let (mut entry, mut listing) = self.warn_if_slow(pin!(self.queue_up())).await?;
@@ -194,7 +198,7 @@ impl Acquisition {
     }
 
     /// Enters at the end of the queue, and lists the queue in the same flight.
-    pub(crate) async fn queue_up(&self) -> Result<(Box<Tenure>, Option<Result<Names, Failure>>), Error> {
+    pub(crate) async fn queue_up(&self) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
         // The random part of the tag identifies our node even if the answer to the create is lost.
         let tag = Tag::new(handle.dialect, handle.dialect.new_tag(&handle.host, self.sharing.is_some(), random));
@@ -203,7 +207,7 @@ impl Acquisition {
             host: handle.host.clone(),
             pid: Some(std::process::id()),
             label: self.options.label.clone(),
-            permits: self.goal.as_ref().map(|goal| goal.count()),
+            permits: self.target.as_ref().map(|target| target.count()),
         };
         // Each waiter watches two nodes: its own and its predecessor's. The predecessor's name may be longer.
         let mut watched = 2 * (handle.queue.len() + "/".len() + LONGEST_MARKER.len() + "0000000000".len());
@@ -211,7 +215,7 @@ impl Acquisition {
         if self.sharing.is_some() {
             watched += handle.queue.len();
         }
-        watched += self.goal.as_ref().map_or(0, |goal| goal.watched_bytes());
+        watched += self.target.as_ref().map_or(0, |target| target.watched_bytes());
         let mut tries = 0;
         loop {
             let session_slot =
@@ -219,7 +223,7 @@ impl Acquisition {
             let node = session_slot.session().upkeep().begin(&handle.queue, &tag, self.mode);
             let keeps = self.sharing.is_some();
             let note = metadata.encode(since);
-            let entry = Tenure::new(session_slot, node, keeps, handle.shown(), &handle.coordinator, note);
+            let entry = ContenderHandle::new(session_slot, node, keeps, handle.shown(), &handle.coordinator, note);
             tries += 1;
             match self.take_place(&entry).await {
                 Ok(listing) => return Ok((entry, listing)),
@@ -236,13 +240,13 @@ impl Acquisition {
     }
 
     /// Creates the node, and lists the directory. Returns no listing if the answer to the create was lost.
-    pub(crate) async fn take_place(&self, entry: &Tenure) -> Result<Option<Result<Names, Failure>>, Failure> {
+    pub(crate) async fn take_place(&self, entry: &ContenderHandle) -> Result<Option<Result<Names, Failure>>, Failure> {
         let (mut missing, mut tries) = (0, Tries::LOST_ANSWERS);
         loop {
             // All requests are sent before the first answer is awaited.
             entry.ask_for_node();
             let (listing, is_sent) = listing::list_or_join(entry.session(), entry.queue());
-            self.goal.iter().for_each(|goal| goal.send_early_read(entry, is_sent));
+            self.target.iter().for_each(|target| target.send_early_read(entry, is_sent));
             // The listing is answered after the create. Awaiting the listing first wakes the task once instead of twice.
             let listing = listing.await;
             match entry.await_create().await {
@@ -277,7 +281,7 @@ impl Acquisition {
 
     /// Leaves a directory whose sequence numbers are used up. Returns whether the directory may be recreated: only if every
     /// contender left in it will find the numbers used up as well.
-    pub(crate) async fn leave_used_up(&self, entry: Box<Tenure>) -> Result<bool, Error> {
+    pub(crate) async fn leave_used_up(&self, entry: Box<ContenderHandle>) -> Result<bool, Error> {
         let dialect = self.handle.dialect;
         match entry.leave().await {
             Ok(()) | Err(Failure::NoNode) => {}
@@ -298,7 +302,7 @@ impl Acquisition {
     /// Takes the lock, because no contender ahead excludes us. Returns `false` if a quorum must be asked first.
     ///
     /// The evidence may be old if we were cut off. Only a valid lease makes sure that our session and our node still exist.
-    pub(crate) fn take(&self, entry: &Tenure, grant: &Grant) -> Result<bool, Error> {
+    pub(crate) fn take(&self, entry: &ContenderHandle, grant: &Grant) -> Result<bool, Error> {
         let (session, own_node) = (entry.session(), entry.own_node());
         if let Some(loss) = entry.find_loss() {
             return Err(Error::Evicted(loss));
@@ -315,7 +319,7 @@ impl Acquisition {
         Ok(true)
     }
 
-    pub(crate) async fn grant_once_confirmed(&self, entry: &Tenure, grant: Grant) -> Result<(), Error> {
+    pub(crate) async fn grant_once_confirmed(&self, entry: &ContenderHandle, grant: Grant) -> Result<(), Error> {
         let (session, own_node) = (entry.session(), entry.own_node());
         for tries in 0..LEASE_TRIES {
             if tries > 1 {
@@ -335,7 +339,7 @@ impl Acquisition {
     }
 
     /// Starts the limit, the trace and the warning of a hold.
-    pub(crate) fn begin_hold(&self, entry: &Tenure) {
+    pub(crate) fn begin_hold(&self, entry: &ContenderHandle) {
         if let Some(longest) = self.handle.max_hold {
             entry.limit(longest);
         }

@@ -61,8 +61,8 @@ impl Acquisition {
         let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
         let mut has_ghosts = !ghosts.is_empty();
         let names = session.upkeep().ghosts().without(&self.handle.queue, &names, me.mode());
-        if let (Some(goal), []) = (&self.goal, &turn::ahead_of(&me, &names)[..]) {
-            has_ghosts |= goal.check_for_ghosts(&session).await;
+        if let (Some(target), []) = (&self.target, &turn::ahead_of(&me, &names)[..]) {
+            has_ghosts |= target.check_for_ghosts(&session).await;
         }
         // The waiter lists the queue again: it is granted, or waits for other contenders.
         if has_ghosts {

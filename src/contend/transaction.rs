@@ -5,7 +5,7 @@ use std::{fmt, slice};
 
 use futures_util::future::select_all;
 
-use crate::contend::tenure::{Tenure, while_held};
+use crate::contend::handle::{ContenderHandle, while_held};
 use crate::error::error::Error;
 use crate::queue::mode::Mode;
 use crate::session::contract::Session;
@@ -35,7 +35,7 @@ use crate::validation::{self, REQUEST_LIMIT};
 #[must_use = "nothing is sent before `commit`"]
 pub struct Transaction<'guard> {
     /// Must all be held. The last one was granted last.
-    locks: &'guard [Tenure],
+    locks: &'guard [ContenderHandle],
     /// Whether errors name the lock.
     is_of_several: bool,
     operations: Vec<Operation>,
@@ -43,12 +43,12 @@ pub struct Transaction<'guard> {
 }
 
 impl<'guard> Transaction<'guard> {
-    pub(crate) fn under(lock: &'guard Tenure) -> Self {
+    pub(crate) fn under(lock: &'guard ContenderHandle) -> Self {
         Transaction { is_of_several: false, ..Transaction::under_all(slice::from_ref(lock)) }
     }
 
     /// Begins a transaction under several locks, at least one.
-    pub(crate) fn under_all(locks: &'guard [Tenure]) -> Self {
+    pub(crate) fn under_all(locks: &'guard [ContenderHandle]) -> Self {
         Transaction { locks, is_of_several: true, operations: Vec::new(), size_limit: REQUEST_LIMIT }
     }
 
@@ -147,7 +147,7 @@ impl<'guard> Transaction<'guard> {
 
     async fn sent(self, is_found_out: bool) -> Result<Vec<Outcome>, Error> {
         let Transaction { locks, is_of_several, operations: wanted, size_limit } = self;
-        let lost = |lock: &Tenure, loss| match is_of_several {
+        let lost = |lock: &ContenderHandle, loss| match is_of_several {
             true => Error::Lost(loss).of_one(lock.shown()),
             false => Error::Lost(loss),
         };
@@ -161,7 +161,7 @@ impl<'guard> Transaction<'guard> {
         let Some(speaker) = locks.last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
-        let position = |lock: &Tenure| Operation::Check { path: lock.own_node().path(), version: None };
+        let position = |lock: &ContenderHandle| Operation::Check { path: lock.own_node().path(), version: None };
         let mut operations: Vec<_> = locks.iter().map(position).collect();
         let checks = operations.len();
         operations.extend(wanted);
@@ -250,7 +250,7 @@ const TRIES: u32 = 4;
 
 /// A transaction whose answer may be lost.
 pub(crate) struct Doubt<'a> {
-    locks: &'a [Tenure],
+    locks: &'a [ContenderHandle],
     session: &'a Arc<dyn Session>,
     /// The checks of the locks come first.
     operations: &'a [Operation],
@@ -267,7 +267,11 @@ enum Fate {
 }
 
 impl<'a> Doubt<'a> {
-    pub(crate) fn of(locks: &'a [Tenure], session: &'a Arc<dyn Session>, operations: &'a [Operation]) -> Doubt<'a> {
+    pub(crate) fn of(
+        locks: &'a [ContenderHandle],
+        session: &'a Arc<dyn Session>,
+        operations: &'a [Operation],
+    ) -> Doubt<'a> {
         let own = locks.iter().map(|lock| lock.own_node().token()).max().unwrap_or_default();
         Doubt { locks, session, operations, newest: session.upkeep().newest_zxid().max(own) }
     }
@@ -298,7 +302,8 @@ impl<'a> Doubt<'a> {
             }
             Some(answer)
         };
-        let found = while_held(|| self.locks.iter().find_map(Tenure::find_loss), async { lost.await.0 }, find_out);
+        let found =
+            while_held(|| self.locks.iter().find_map(ContenderHandle::find_loss), async { lost.await.0 }, find_out);
         found.await.ok().flatten().unwrap_or(answer)
     }
 
@@ -340,7 +345,7 @@ impl<'a> Doubt<'a> {
 
     /// Returns whether no other client can hold the locks at the same time.
     fn is_alone(&self) -> bool {
-        let is_of_a_lock = |lock: &Tenure| parent(&lock.own_node().path()) == lock.shown();
+        let is_of_a_lock = |lock: &ContenderHandle| parent(&lock.own_node().path()) == lock.shown();
         self.locks.iter().all(|lock| lock.contender().mode() == Mode::Write && is_of_a_lock(lock))
     }
 

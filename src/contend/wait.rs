@@ -6,8 +6,8 @@ use futures_util::future::OptionFuture;
 
 use crate::contend::acquisition::{Acquisition, EntryState, Handle, IfTaken};
 use crate::contend::directory::ask;
+use crate::contend::handle::ContenderHandle;
 use crate::contend::queue_view::QueueView;
-use crate::contend::tenure::Tenure;
 use crate::contend::warnings::Lateness;
 use crate::error::error::{Error, PermitsError};
 use crate::observe::on_wait::OnWait;
@@ -25,7 +25,7 @@ use crate::telemetry::meter;
 /// A wait behind one predecessor.
 struct Behind<'a> {
     handle: &'a Handle,
-    entry: &'a Tenure,
+    entry: &'a ContenderHandle,
     predecessor: Predecessor,
     /// Whether the listing before showed the same predecessor.
     is_again: bool,
@@ -44,13 +44,13 @@ impl Acquisition {
     /// Thousands of waiters each keep every value that is alive across this wait, so other work is done elsewhere.
     pub(crate) async fn wait_for_turn(
         &self,
-        entry: &Tenure,
+        entry: &ContenderHandle,
         wait: &mut EntryState<'_>,
         late: &mut Lateness<'_>,
     ) -> Result<Take, Error> {
-        if let Some(goal) = &self.goal {
+        if let Some(target) = &self.target {
             late.begin(entry);
-            goal.check_early_read(entry).await?;
+            target.check_early_read(entry).await?;
         }
         let mut waiter = Waiter::new(entry.contender(), self.handle.dialect.hands_off());
         let (mut step, mut before) = (Step::List, None);
@@ -75,7 +75,7 @@ impl Acquisition {
     /// Lists the queue. Reports the contenders in the way, if there are any.
     async fn list(
         &self,
-        entry: &Tenure,
+        entry: &ContenderHandle,
         wait: &mut EntryState<'_>,
         waiter: &mut Waiter<Arc<Contender>>,
         late: &mut Lateness<'_>,
@@ -84,7 +84,7 @@ impl Acquisition {
         let names = match wait.listing.take() {
             // The answer to the first listing was lost.
             None | Some(Err(Failure::Unknown(_))) => {
-                self.goal.iter().for_each(|goal| goal.discard_early_read());
+                self.target.iter().for_each(|target| target.discard_early_read());
                 retry::until_known(session, || entry.list()).await
             }
             Some(names) => names,
@@ -131,7 +131,7 @@ impl Acquisition {
 impl Acquisition {
     /// Asks the leader for our node, which the listing did not show. Fails if the leader does not have the node. A read never
     /// overrules a committed write.
-    async fn confirm_unlisted_node(&self, entry: &Tenure, wait: &mut EntryState<'_>) -> Result<(), Error> {
+    async fn confirm_unlisted_node(&self, entry: &ContenderHandle, wait: &mut EntryState<'_>) -> Result<(), Error> {
         let (session, path) = (entry.session(), entry.own_node().path());
         if entry.find_loss().is_none() {
             let is_at_leader = presence::leader_still_has(session, &path, &mut wait.denials).await;
@@ -151,7 +151,7 @@ impl Acquisition {
         directory: Option<&Stat>,
     ) -> Result<(), Error> {
         let is_known_to_be_none = || !names.iter().any(|name| name == QUEUE || name == PERMITS);
-        if self.goal.is_some()
+        if self.target.is_some()
             || directory.map_or_else(is_known_to_be_none, |stat| !permits::may_be_number(stat.data_length))
         {
             return Ok(());

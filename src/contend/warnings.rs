@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::call;
 use crate::contend::acquisition::{Acquisition, Handle, SlowAcquisition};
-use crate::contend::tenure::Tenure;
+use crate::contend::handle::ContenderHandle;
 use crate::contend::timeout::LOOK_UP_AHEAD;
 use crate::observe::trace::HoldTrace;
 use crate::queue::member::Blockers;
@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 impl Acquisition {
     /// Begins the trace of a hold, or of one use of a kept node. A task warns if the hold lasts long.
-    pub(crate) fn holding(&self, hold: &Tenure) -> HoldTrace {
+    pub(crate) fn holding(&self, hold: &ContenderHandle) -> HoldTrace {
         let (path, own_node) = (self.handle.shown(), hold.own_node());
         let mut holding = self.trace.begin_hold(self.aim(), path, self.label(), own_node);
         if let Some(limit) = self.handle.warn_holding {
@@ -73,13 +73,13 @@ impl<'a> Lateness<'a> {
     }
 
     /// Registers the acquisition, which may have to wait from now on.
-    pub(crate) fn begin(&mut self, held: &Tenure) {
-        let Acquisition { handle, options, trace, goal, .. } = self.acquisition;
+    pub(crate) fn begin(&mut self, held: &ContenderHandle) {
+        let Acquisition { handle, options, trace, target, .. } = self.acquisition;
         let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };
         let (session, own_node) = (Arc::clone(held.session()), Arc::clone(held.own_node()));
-        let (label, span, goal) = (options.label.clone(), trace.span(), goal.clone());
+        let (label, span, target) = (options.label.clone(), trace.span(), target.clone());
         let (began, is_warned_of) = (self.began, self.is_warned_of);
-        let waiter = SlowAcquisition { began, session, own_node, label, span, goal, is_warned_of };
+        let waiter = SlowAcquisition { began, session, own_node, label, span, target, is_warned_of };
         let (number, is_watched) = handle.waiters.enter(waiter);
         self.number = Some(number);
         if !is_watched {
@@ -131,7 +131,7 @@ impl Handle {
 
     /// Warns about one slow acquisition.
     async fn warn_of(&self, waiter: SlowAcquisition, others: usize) {
-        let SlowAcquisition { session, own_node, label, goal, .. } = &waiter;
+        let SlowAcquisition { session, own_node, label, target, .. } = &waiter;
         let me = &own_node.contender();
         let look = async {
             let names = session.children(&self.queue).await.ok()?;
@@ -139,13 +139,13 @@ impl Handle {
         };
         let found = call::unless(session.sleep(LOOK_UP_AHEAD), look).await.flatten();
         let mut is_its_turn = matches!(found, Some((Turn::Granted, _)));
-        if let Some(goal) = goal.as_ref().filter(|_| is_its_turn) {
-            is_its_turn = matches!(goal.is_available(session).await, Ok(Some(true)));
+        if let Some(target) = target.as_ref().filter(|_| is_its_turn) {
+            is_its_turn = matches!(target.is_available(session).await, Ok(Some(true)));
         }
         if is_its_turn {
             session.sleep(LOOK_UP_AHEAD).await;
         }
-        let aim = if goal.is_some() { Aim::Permit } else { Aim::Lock(me.mode()) };
+        let aim = if target.is_some() { Aim::Permit } else { Aim::Lock(me.mode()) };
         if is_its_turn && waiter.waits() {
             let (path, node, waited) = (&**self.shown(), me.name(), self.warn_waiting.unwrap_or_default());
             emit!(WARN,

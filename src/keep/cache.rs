@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::contend::acquisition::Handle;
+use crate::contend::handle::{ContenderHandle, LimitedUse};
 use crate::contend::queue_view::QueueView;
-use crate::contend::tenure::{LimitedUse, Tenure};
 use crate::error::error::Error;
 use crate::keep::kept::{Granted, Kept, Why, Work, settle, wake};
 use crate::keep::uses::Joined;
@@ -169,7 +169,7 @@ impl KeptUse {
         KeptUse { granted, number, told: None, limit: None, is_changing: false, is_over: false }
     }
 
-    pub(crate) fn hold(&self) -> &Arc<Tenure> {
+    pub(crate) fn hold(&self) -> &Arc<ContenderHandle> {
         &self.granted.hold
     }
 
@@ -212,7 +212,7 @@ impl KeptUse {
     }
 
     /// Ends the use. Returns the hold if the node is given up with it.
-    fn end(&mut self, now: impl FnOnce(&Tenure) -> Moment) -> Option<Arc<Tenure>> {
+    fn end(&mut self, now: impl FnOnce(&ContenderHandle) -> Moment) -> Option<Arc<ContenderHandle>> {
         self.told = None;
         self.limit = None;
         if std::mem::replace(&mut self.is_over, true) {
@@ -249,7 +249,7 @@ impl KeptUse {
 
 impl Drop for KeptUse {
     fn drop(&mut self) {
-        drop(self.end(Tenure::now));
+        drop(self.end(ContenderHandle::now));
     }
 }
 

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use crate::call;
 use crate::contend::acquisition::{Acquisition, Handle, IfTaken, Options};
 use crate::contend::flow::GrantKind;
+use crate::contend::handle::ContenderHandle;
 use crate::contend::queue_view::{QueueView, next_listing};
-use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::keep::cache::{Cache, KeptUse, PendingUse};
 use crate::keep::kept::{Kept, Work};
@@ -59,12 +59,12 @@ impl Lock {
         acquisition: &mut Acquisition,
         joined: Joined<KeptUse, PendingUse>,
         timeout: Option<Duration>,
-    ) -> Result<Held, Error> {
-        let Some(cache) = &self.cache else { return acquisition.acquire().await.map(Held::alone) };
+    ) -> Result<GuardHold, Error> {
+        let Some(cache) = &self.cache else { return acquisition.acquire().await.map(GuardHold::alone) };
         let answer = match enter(acquisition, cache, joined, timeout).await {
-            Ok(Some(used)) => return Ok(Held::Kept(begin_use(acquisition, used))),
+            Ok(Some(used)) => return Ok(GuardHold::Kept(begin_use(acquisition, used))),
             // Boxed, because moving a large future would be most of the cost of a short wait.
-            Ok(None) => Box::pin(acquisition.acquire()).await.map(Held::alone),
+            Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::alone),
             Err(error) => acquisition.reported(Err(error)),
         };
         // Only the last part of the wait has timed out. The error reports the whole timeout.
@@ -72,13 +72,13 @@ impl Lock {
     }
 
     /// Takes the lock if no contender is in the way, or joins a kept node.
-    pub(crate) async fn attempt(&self, mode: Mode, timeout: Option<Duration>) -> Result<Held, Error> {
+    pub(crate) async fn attempt(&self, mode: Mode, timeout: Option<Duration>) -> Result<GuardHold, Error> {
         let mut acquisition = Acquisition::new(Arc::clone(&self.handle), mode, Options::default());
         if let Some(cache) = &self.cache {
             match cache.join(mode) {
                 Joined::Runs(used) => {
                     let _span = acquisition.begin();
-                    return Ok(Held::Kept(begin_use(&acquisition, used)));
+                    return Ok(GuardHold::Kept(begin_use(&acquisition, used)));
                 }
                 Joined::Waits(waits) => {
                     if waits.kept().hold().is_some() {
@@ -90,7 +90,7 @@ impl Lock {
                 Joined::Refused => cache.let_go(),
             }
         }
-        acquisition.attempt(timeout).await.map(Held::alone)
+        acquisition.attempt(timeout).await.map(GuardHold::alone)
     }
 }
 
@@ -233,60 +233,60 @@ pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse
 }
 
 /// The hold of a guard. Several guards may share it.
-pub(crate) enum Held {
-    Alone(Arc<Tenure>),
+pub(crate) enum GuardHold {
+    Alone(Arc<ContenderHandle>),
     Kept(KeptUse),
 }
 
-impl Held {
-    pub(crate) fn alone(hold: Box<Tenure>) -> Held {
-        Held::Alone(Arc::from(hold))
+impl GuardHold {
+    pub(crate) fn alone(hold: Box<ContenderHandle>) -> GuardHold {
+        GuardHold::Alone(Arc::from(hold))
     }
 
     /// Returns another share of the hold.
-    pub(crate) fn share(&self) -> Held {
+    pub(crate) fn share(&self) -> GuardHold {
         match self {
-            Held::Alone(hold) => Held::Alone(Arc::clone(hold)),
-            Held::Kept(used) => Held::Kept(used.share()),
+            GuardHold::Alone(hold) => GuardHold::Alone(Arc::clone(hold)),
+            GuardHold::Kept(used) => GuardHold::Kept(used.share()),
         }
     }
 
     /// Releases the lock. Waits until the node is gone, or returns at once if the node is kept or shared.
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
-            Held::Alone(hold) => {
+            GuardHold::Alone(hold) => {
                 let loss = hold.find_loss();
                 match Arc::into_inner(hold) {
                     Some(hold) => hold.give_back().await,
                     None => loss.map_or(Ok(()), |loss| Err(Error::Lost(loss))),
                 }
             }
-            Held::Kept(used) => used.release().await,
+            GuardHold::Kept(used) => used.release().await,
         }
     }
 
     pub(crate) async fn contended(&self) -> Result<Contender, Error> {
         match self {
-            Held::Alone(hold) => hold.contended().await,
-            Held::Kept(used) => used.contended().await,
+            GuardHold::Alone(hold) => hold.contended().await,
+            GuardHold::Kept(used) => used.contended().await,
         }
     }
 
     pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
         match self {
-            Held::Alone(hold) => hold.downgrade().await,
-            Held::Kept(used) => used.downgrade().await,
+            GuardHold::Alone(hold) => hold.downgrade().await,
+            GuardHold::Kept(used) => used.downgrade().await,
         }
     }
 }
 
-impl Deref for Held {
-    type Target = Tenure;
+impl Deref for GuardHold {
+    type Target = ContenderHandle;
 
-    fn deref(&self) -> &Tenure {
+    fn deref(&self) -> &ContenderHandle {
         match self {
-            Held::Alone(hold) => hold,
-            Held::Kept(used) => used.hold(),
+            GuardHold::Alone(hold) => hold,
+            GuardHold::Kept(used) => used.hold(),
         }
     }
 }

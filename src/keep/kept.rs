@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::contend::acquisition::Handle;
+use crate::contend::handle::ContenderHandle;
 use crate::contend::queue_view::QueueView;
-use crate::contend::tenure::Tenure;
 use crate::error::error::Error;
 use crate::keep::uses::Uses;
 use crate::observe::lock_paths;
@@ -29,7 +29,7 @@ use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
 
 /// The acquisition of a node to be kept. Any use that waits for the node may poll it.
-pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Tenure>, Error>> + Send>>;
+pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<ContenderHandle>, Error>> + Send>>;
 
 /// A node that uses share, one after the other or at the same time, from the start of its acquisition.
 pub(crate) struct Kept {
@@ -73,7 +73,7 @@ pub(super) struct KeptState {
 /// A granted node and its hold. Each use has a pointer to it.
 pub(super) struct Granted {
     pub(super) kept: Arc<Kept>,
-    pub(super) hold: Arc<Tenure>,
+    pub(super) hold: Arc<ContenderHandle>,
 }
 
 /// The parts of a node that is given up. Must be dropped while nothing is locked: dropping the handle of the background task
@@ -206,7 +206,7 @@ impl Kept {
     }
 
     /// Notes the grant, and wakes the uses that may run.
-    fn grant(self: &Arc<Self>, hold: Arc<Tenure>) {
+    fn grant(self: &Arc<Self>, hold: Arc<ContenderHandle>) {
         let mut state = self.state.lock();
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
@@ -251,7 +251,7 @@ impl Kept {
     }
 
     /// Returns the hold, from the grant until the node is given up.
-    pub(crate) fn hold(&self) -> Option<Arc<Tenure>> {
+    pub(crate) fn hold(&self) -> Option<Arc<ContenderHandle>> {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
@@ -295,7 +295,7 @@ impl Kept {
     }
 
     /// Ends a use. Returns the hold if the node is given up with it.
-    pub(super) fn end(&self, number: u64, hold: &Tenure, now: Moment) -> Option<Arc<Tenure>> {
+    pub(super) fn end(&self, number: u64, hold: &ContenderHandle, now: Moment) -> Option<Arc<ContenderHandle>> {
         let mut state = self.state.lock();
         // A write of this use may still be carried out while the node exists, so the next write must not run under the same node.
         let is_unsure = state.uses.mode() == Mode::Write && hold.own_node().may_yet_write();
@@ -317,7 +317,7 @@ impl Kept {
 
     /// Starts the background task of the node, which may not be granted yet. `asked` fires when another contender asks for the
     /// node. Without it, the node is not kept.
-    pub(crate) fn entered(self: &Arc<Self>, hold: &Tenure, asked: Option<Watch>) {
+    pub(crate) fn entered(self: &Arc<Self>, hold: &ContenderHandle, asked: Option<Watch>) {
         let Some(watch) = asked else { return self.give_up(Why::Unsure) };
         let ((own_node, session), kept) = (hold.node_and_session(), Arc::downgrade(self));
         let by = Arc::clone(&session);
@@ -387,7 +387,7 @@ impl KeptState {
 
 impl Gone {
     /// Counts the end of a kept node. Returns its hold.
-    fn end(self) -> Arc<Tenure> {
+    fn end(self) -> Arc<ContenderHandle> {
         let Gone { granted, why, counted, uses, idle_for, watched_over } = self;
         let hold = Arc::clone(&granted.hold);
         drop(watched_over);
@@ -401,7 +401,7 @@ impl Gone {
 }
 
 /// Unlocks the state of a node, and then wakes these uses. Returns the hold if no use is left and none can come.
-pub(super) fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) -> Option<Arc<Tenure>> {
+pub(super) fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) -> Option<Arc<ContenderHandle>> {
     let gone = state.end_if_over();
     drop(state);
     wake(woken);

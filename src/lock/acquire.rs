@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::call::{self, Late};
 use crate::contend::acquisition::{Acquisition, Options};
 use crate::error::error::Error;
-use crate::keep::join::{self, Held, Lock};
+use crate::keep::join::{self, GuardHold, Lock};
 use crate::keep::uses::Joined;
 use crate::lock::hold::{ReadGuard, WriteGuard};
 use crate::observe::on_wait::Listener;
@@ -64,7 +64,7 @@ enum Stage<G> {
     Joining {
         lock: Arc<Lock>,
         acquisition: Acquisition,
-        guard: fn(Held) -> G,
+        guard: fn(GuardHold) -> G,
     },
     Working(Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>),
     Over,
@@ -85,7 +85,7 @@ impl<G: 'static> Future for Granting<G> {
             let guard = *guard;
             let (joined, timeout) = match lock.join(acquisition) {
                 Ok((Joined::Runs(used), _)) => {
-                    let held = Held::Kept(join::begin_use(acquisition, used));
+                    let held = GuardHold::Kept(join::begin_use(acquisition, used));
                     self.0 = Stage::Over;
                     return Poll::Ready(Ok(guard(held)));
                 }
@@ -207,14 +207,14 @@ impl Guard for ReadGuard {
 }
 
 /// Acquires the lock, by a node of its own or by one that this process keeps.
-fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(Held) -> G) -> Granting<G> {
+fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(GuardHold) -> G) -> Granting<G> {
     let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, options);
     let span = acquisition.begin();
     if lock.cache.is_some() {
         let joining = Granting(Stage::Joining { lock, acquisition, guard }, Shield::default());
         return if span.is_none() { joining } else { Granting::by(span.around(joining)) };
     }
-    let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::alone(hold))) });
+    let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(GuardHold::alone(hold))) });
     Granting(Stage::Working(AcquireTrace::around(span, work)), Shield::default())
 }
 
@@ -239,7 +239,7 @@ pub(crate) async fn attempt<L, G, F>(
     lock: Arc<Lock>,
     mode: Mode,
     timeout: Option<Duration>,
-    guard: fn(Held) -> L,
+    guard: fn(GuardHold) -> L,
     rest: impl FnOnce(L) -> F,
 ) -> Result<G, Error>
 where

@@ -6,10 +6,10 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use crate::contend::changes::{Changes, GuardLife, states_of};
-use crate::contend::tenure::NodeData;
+use crate::contend::handle::NodeData;
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
-use crate::keep::join::Held;
+use crate::keep::join::GuardHold;
 use crate::queue::contender::Contender;
 use crate::session::request::{HoldState, Loss};
 
@@ -18,24 +18,24 @@ use crate::session::request::{HoldState, Loss};
 ///
 /// Below, "the lock" is also a semaphore's permits, or a leader's term.
 pub struct Hold {
-    held: Held,
+    held: GuardHold,
     life: GuardLife,
 }
 
 impl Hold {
-    pub(crate) fn new(held: Held) -> Hold {
+    pub(crate) fn new(held: GuardHold) -> Hold {
         Hold { held, life: GuardLife::default() }
     }
 
-    pub(crate) fn held(&self) -> &Held {
+    pub(crate) fn held(&self) -> &GuardHold {
         &self.held
     }
 
-    pub(crate) fn held_mut(&mut self) -> &mut Held {
+    pub(crate) fn held_mut(&mut self) -> &mut GuardHold {
         &mut self.held
     }
 
-    pub(crate) fn into_held(self) -> Held {
+    pub(crate) fn into_held(self) -> GuardHold {
         self.held
     }
 
@@ -337,7 +337,7 @@ pub struct WriteGuard {
 macro_rules! guard {
     ($guard:ident) => {
         impl $guard {
-            pub(crate) fn new(held: Held) -> $guard {
+            pub(crate) fn new(held: GuardHold) -> $guard {
                 $guard { hold: Hold::new(held) }
             }
         }
@@ -364,7 +364,7 @@ guard!(WriteGuard);
 impl ReadGuard {
     /// Whether its node is kept between uses.
     pub(crate) fn is_kept(&self) -> bool {
-        matches!(self.hold.held(), Held::Kept(_))
+        matches!(self.hold.held(), GuardHold::Kept(_))
     }
 
     /// One more guard on the same node, without queueing. Use it for a re-entrant read.

@@ -176,7 +176,7 @@ impl OwnNode {
 
     /// Returns the epoch of the lease on which the node relies, if the lease is valid.
     pub(crate) fn epoch(&self) -> Option<u64> {
-        self.epoch_since(self.read(NodeState::birth).answered)
+        self.epoch_since(self.read(NodeState::creation).answered)
     }
 
     fn epoch_since(&self, entered: Moment) -> Option<u64> {
@@ -293,7 +293,7 @@ impl OwnNode {
         let (loss, event) = self.change(|it| {
             if it.known.loss().is_none() && it.known.has_node() {
                 if it.known.lacks_epoch() {
-                    it.known.rely_on(self.epoch_since(it.known.birth().answered));
+                    it.known.rely_on(self.epoch_since(it.known.creation().answered));
                 }
                 it.known.find_loss(&Evidence {
                     valid_in: lease.epoch_at(now),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::tenure::while_held;
+use crate::contend::handle::while_held;
 use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::recipes::leadership::campaign::{Candidate, Check, Term};

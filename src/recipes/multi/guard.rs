@@ -8,7 +8,7 @@ use std::{fmt, mem};
 use futures_util::future::{join_all, select_all};
 
 use crate::contend::changes::{Changes, GuardLife, states_of, worst_of};
-use crate::contend::tenure::{NodeData, Tenure, while_held};
+use crate::contend::handle::{ContenderHandle, NodeData, while_held};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
@@ -46,7 +46,7 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 #[must_use = "if unused, the locks are given back at once"]
 pub struct MultiGuard {
     /// In the order of their paths, in which they were taken. Not empty once all locks are taken.
-    locks: Vec<Tenure>,
+    locks: Vec<ContenderHandle>,
     first_loss: OnceLock<(String, Loss)>,
     life: GuardLife,
 }
@@ -60,7 +60,7 @@ impl MultiGuard {
     pub(crate) async fn add(
         &mut self,
         lock: &RwLock,
-        granted: impl Future<Output = Result<Box<Tenure>, Error>>,
+        granted: impl Future<Output = Result<Box<ContenderHandle>, Error>>,
     ) -> Result<(), Error> {
         let held = tokio::select! {
             biased;
@@ -135,7 +135,7 @@ impl MultiGuard {
     pub fn state(&self) -> HoldState {
         match self.loss() {
             Some((_, why)) => HoldState::Lost { why },
-            None => worst_of(self.locks.iter().map(Tenure::state)).unwrap_or(HoldState::Held),
+            None => worst_of(self.locks.iter().map(ContenderHandle::state)).unwrap_or(HoldState::Held),
         }
     }
 
@@ -158,7 +158,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        states_of(self.locks.iter().map(Tenure::node_and_session), self.life.ended())
+        states_of(self.locks.iter().map(ContenderHandle::node_and_session), self.life.ended())
     }
 
     /// Waits until one of the locks is lost, and returns its directory and the reason. The method returns before the
@@ -190,14 +190,14 @@ impl MultiGuard {
             if let Some(loss) = self.loss() {
                 return loss;
             }
-            first_of(self.locks.iter().map(Tenure::lost)).await;
+            first_of(self.locks.iter().map(ContenderHandle::lost)).await;
         }
     }
 
     /// Returns for how long the ensemble surely keeps the sessions of all the locks. See
     /// [`Hold::session_left`](crate::Hold::session_left).
     pub fn session_left(&self) -> Duration {
-        self.locks.iter().map(Tenure::session_left).min().unwrap_or_default()
+        self.locks.iter().map(ContenderHandle::session_left).min().unwrap_or_default()
     }
 
     /// Waits until one of the locks excludes a contender in its queue. Returns that lock's directory, and the first
@@ -331,7 +331,7 @@ impl MultiGuard {
     pub async fn release(mut self) -> Result<(), Error> {
         let loss = self.loss().map(lost_error);
         let locks = mem::take(&mut self.locks);
-        let release = |held: Tenure| async move {
+        let release = |held: ContenderHandle| async move {
             let path = held.shown().to_owned();
             held.give_back().await.map_err(|error| error.of_one(&path))
         };

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::call::Call;
 use crate::contend::acquisition::{Acquisition, Options};
-use crate::contend::tenure::Tenure;
+use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::rw_lock::RwLock;
@@ -234,14 +234,14 @@ impl Guard for MultiGuard {
     }
 }
 
-async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Tenure>, Error> {
+async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<ContenderHandle>, Error> {
     let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, options);
     let span = acquisition.begin();
     span.around(pin!(acquisition.acquire())).await
 }
 
 /// Takes a lock that was free a moment ago. Waits for no contender, and for the servers no longer than `limit`.
-async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Tenure>, Error> {
+async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<ContenderHandle>, Error> {
     let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, Options::default());
     let span = acquisition.begin();
     let take = async { acquisition.reported(acquisition.take_now(limit).await) };

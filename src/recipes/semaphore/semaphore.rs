@@ -8,9 +8,9 @@ use std::time::Duration;
 use crate::call::{self, Call};
 use crate::contend::acquisition::{Acquisition, Options};
 use crate::contend::directory;
-use crate::contend::tenure::Tenure;
+use crate::contend::handle::ContenderHandle;
 use crate::error::error::{Error, PermitsError};
-use crate::keep::join::Held;
+use crate::keep::join::GuardHold;
 use crate::lock::acquire::{Acquire, Granting, Guard};
 use crate::lock::hold::Hold;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
@@ -235,7 +235,7 @@ impl Guard for Permit {
 
 fn acquisition(state: Arc<SemaphoreState>, permits: u32, options: Options) -> Acquisition {
     let mut acquisition = Acquisition::new(Arc::clone(&state.handle), Mode::Write, options);
-    acquisition.goal = Some(Arc::new(PermitRequest::new(state, permits)));
+    acquisition.target = Some(Arc::new(PermitRequest::new(state, permits)));
     acquisition
 }
 
@@ -317,8 +317,8 @@ pub struct Permit {
 }
 
 impl Permit {
-    pub(super) fn new(held: Box<Tenure>, count: u32) -> Permit {
-        Permit { hold: Hold::new(Held::alone(held)), count }
+    pub(super) fn new(held: Box<ContenderHandle>, count: u32) -> Permit {
+        Permit { hold: Hold::new(GuardHold::alone(held)), count }
     }
 
     /// Returns the number of permits that were acquired together.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::contend::acquisition::{EntryState, Handle, IfTaken};
-use crate::contend::tenure::Tenure;
+use crate::contend::handle::ContenderHandle;
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
@@ -129,7 +129,7 @@ impl SemaphoreState {
     /// Reports the holders when too few permits are free. Fails if the acquisition must not wait.
     pub(super) async fn report_shortage(
         &self,
-        held: &Tenure,
+        held: &ContenderHandle,
         now: &SeenPermits,
         wait: &mut EntryState<'_>,
     ) -> Result<(), Error> {

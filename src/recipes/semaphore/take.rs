@@ -16,10 +16,10 @@ use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::call;
-use crate::contend::acquisition::{Acquisition, EntryState, Goal, IfTaken};
+use crate::contend::acquisition::{Acquisition, EntryState, ExchangeTarget, IfTaken};
 use crate::contend::exchange::{Exchange, NotExchanged};
 use crate::contend::flow::{Grant, GrantKind};
-use crate::contend::tenure::Tenure;
+use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
 use crate::queue::contender::Contender;
 use crate::queue::metadata;
@@ -37,7 +37,7 @@ use crate::session::upkeep::HandOff;
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 
-/// A request for `count` permits: the goal of an acquisition.
+/// A request for `count` permits: the target of an acquisition.
 pub(crate) struct PermitRequest {
     state: Arc<SemaphoreState>,
     count: u32,
@@ -87,7 +87,7 @@ impl PermitRequest {
     /// is the version of the semaphore's node that the leader refused last time.
     async fn try_exchange(
         &self,
-        held: &Tenure,
+        held: &ContenderHandle,
         version: i32,
         refused: &mut Option<i32>,
         rounds: &mut u32,
@@ -124,7 +124,7 @@ impl PermitRequest {
 }
 
 #[async_trait]
-impl Goal for PermitRequest {
+impl ExchangeTarget for PermitRequest {
     fn count(&self) -> u32 {
         self.count
     }
@@ -155,7 +155,7 @@ impl Goal for PermitRequest {
     }
 
     /// Sends an early read only behind the listing: an early read from before the listing does not count.
-    fn send_early_read(&self, entry: &Tenure, is_listed: bool) {
+    fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool) {
         let (session, path) = (entry.session(), self.state.handle.shown());
         let asked = || {
             let (names, number) = (session.children(&self.state.taken), session.data(path));
@@ -171,7 +171,7 @@ impl Goal for PermitRequest {
         drop(self.replace(EarlyRead::None));
     }
 
-    async fn check_early_read(&self, held: &Tenure) -> Result<(), Error> {
+    async fn check_early_read(&self, held: &ContenderHandle) -> Result<(), Error> {
         let EarlyRead::Sent { names, number, children } = self.replace(EarlyRead::None) else { return Ok(()) };
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
@@ -220,7 +220,7 @@ impl Goal for PermitRequest {
     async fn exchange(
         &self,
         acquisition: &Acquisition,
-        held: &Tenure,
+        held: &ContenderHandle,
         turn: Take,
         wait: &mut EntryState<'_>,
     ) -> Result<(), Error> {
@@ -270,7 +270,7 @@ impl Goal for PermitRequest {
 /// The permits and the number as the head of the queue sees them, with the watches on both.
 struct View<'a> {
     state: &'a SemaphoreState,
-    held: &'a Tenure,
+    held: &'a ContenderHandle,
     /// The connection on which the head learned that it is the head, or on which it has read after a sync.
     connection: u64,
     /// The number of permits, the version of the semaphore's node, and the watch on that node.
@@ -291,7 +291,7 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    fn new(state: &'a SemaphoreState, held: &'a Tenure, grant: &mut Grant) -> View<'a> {
+    fn new(state: &'a SemaphoreState, held: &'a ContenderHandle, grant: &mut Grant) -> View<'a> {
         let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
         let (connection, ghosts) = (held.own_node().read(NodeState::connection), std::mem::take(&mut grant.ghosts));
         let (shown_ghosts, gone) = (ghosts.len(), Vec::new());

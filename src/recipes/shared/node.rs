@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::contend::tenure::{NodeData, Tenure};
+use crate::contend::handle::{ContenderHandle, NodeData};
 use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
@@ -46,7 +46,12 @@ impl ValueNode {
 
     /// Reads the node's content, which is empty if there is no node. `is_known` says whether a value was seen there
     /// before. If `is_needed`, the leader is asked about a node that the server does not show.
-    pub(crate) async fn read(&self, held: &Tenure, is_known: bool, is_needed: bool) -> Result<(Vec<u8>, Base), Error> {
+    pub(crate) async fn read(
+        &self,
+        held: &ContenderHandle,
+        is_known: bool,
+        is_needed: bool,
+    ) -> Result<(Vec<u8>, Base), Error> {
         let (session, mut denials) = (held.session(), Tries::DENIALS);
         loop {
             let node = held.data(&self.path).await?;
@@ -71,7 +76,7 @@ impl ValueNode {
 
     pub(crate) async fn write(
         &self,
-        held: &Tenure,
+        held: &ContenderHandle,
         payload: &[u8],
         label: &Option<String>,
         base: Base,
@@ -99,7 +104,7 @@ impl ValueNode {
     /// Writes the first value. Returns `None` if another reader was faster, or an operator's empty node has gone.
     pub(crate) async fn write_initial(
         &self,
-        held: &Tenure,
+        held: &ContenderHandle,
         payload: &[u8],
         base: Base,
     ) -> Result<Option<NewValue>, Error> {
@@ -144,7 +149,7 @@ impl ValueNode {
 
     /// Returns what our next commit may replace after a commit of ours with an unknown outcome: the node's content if
     /// we wrote it. The commit must not replace what an earlier holder, or a client without the lock, has written.
-    pub(crate) async fn next_base(&self, held: &Tenure, before: Base) -> Result<Base, Error> {
+    pub(crate) async fn next_base(&self, held: &ContenderHandle, before: Base) -> Result<Base, Error> {
         if let Some(loss) = held.find_loss() {
             return Err(Error::Lost(loss));
         }
@@ -222,7 +227,7 @@ enum CommitOutcome {
 
 struct Commit<'a> {
     node: &'a ValueNode,
-    held: &'a Tenure,
+    held: &'a ContenderHandle,
     bytes: &'a [u8],
     mark: Mark,
     base: Base,

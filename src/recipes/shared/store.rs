@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
-use crate::contend::tenure::Tenure;
+use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::keep::join::Lock;
@@ -133,7 +133,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// Returns the value at the start of a write: `instead` if that is given, otherwise the present value, otherwise
     /// the initial value, which is not in the node yet.
-    pub(crate) async fn load(&self, held: &Tenure, instead: Option<T>) -> Result<Loaded<T>, Error> {
+    pub(crate) async fn load(&self, held: &ContenderHandle, instead: Option<T>) -> Result<Loaded<T>, Error> {
         let Store { node, codec, .. } = self;
         let is_needed = codec.initial.is_none() && instead.is_none();
         let (bytes, base) = node.read(held, self.is_known(), is_needed).await?;

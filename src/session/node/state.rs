@@ -49,7 +49,7 @@ pub enum Phase {
 
 /// When the first node of a contender was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Birth {
+pub(crate) struct Creation {
     /// The time on the ensemble's clock.
     pub(crate) ctime: SystemTime,
     /// A moment before the create, on the session's clock.
@@ -76,7 +76,7 @@ pub struct NodeState {
     path: String,
     /// The id of the transaction that created the node: unique in the ensemble, rising, never reset.
     token: i64,
-    birth: Birth,
+    creation: Creation,
     /// The number of the connection on which the create was sent, as `Upkeep::connection` counts them.
     connection: u64,
     /// Whether there may be an orphan in the queue: a node of ours that no answer has shown, because the answer to a
@@ -101,7 +101,7 @@ impl NodeState {
             path: format!("{directory}/{}", contender.name()),
             contender: Arc::new(contender),
             token: 0,
-            birth: Birth { ctime: SystemTime::UNIX_EPOCH, asked: Moment::MAX, answered: Moment::MAX },
+            creation: Creation { ctime: SystemTime::UNIX_EPOCH, asked: Moment::MAX, answered: Moment::MAX },
             connection: 0,
             may_have_orphan: false,
             unseen: None,
@@ -115,7 +115,7 @@ impl NodeState {
     /// Records that the create was sent.
     pub fn asked(&mut self, now: Moment, connection: u64) {
         (self.phase, self.connection) = (Phase::Coming, connection);
-        self.birth.asked = self.birth.asked.min(now);
+        self.creation.asked = self.creation.asked.min(now);
     }
 
     /// Records that the create failed, or that its answer was lost.
@@ -147,7 +147,7 @@ impl NodeState {
         self.path.truncate(self.path.rfind('/').map_or(0, |end| end + 1));
         self.path.push_str(name);
         (self.contender, self.token) = (Arc::new(contender), created.czxid);
-        (self.birth.ctime, self.birth.answered) = (created.ctime, now);
+        (self.creation.ctime, self.creation.answered) = (created.ctime, now);
         Ok(())
     }
 
@@ -365,8 +365,8 @@ impl NodeState {
         self.token
     }
 
-    pub(crate) fn birth(&self) -> Birth {
-        self.birth
+    pub(crate) fn creation(&self) -> Creation {
+        self.creation
     }
 
     pub(crate) fn connection(&self) -> u64 {

@@ -9,7 +9,7 @@ impl NodeState {
     pub(in crate::session) fn waiting_at(path: String, now: Moment) -> NodeState {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
         let mut record = NodeState::new("/lock", tag.unnumbered(Mode::Write));
-        (record.phase, record.path, record.birth.answered) = (Phase::Waiting, path, now);
+        (record.phase, record.path, record.creation.answered) = (Phase::Waiting, path, now);
         record
     }
 }
@@ -97,7 +97,7 @@ fn a_failed_create_is_repeated_under_the_same_name() {
     record.created(&created(WRITER), SESSION, 3 * NOW).unwrap();
     assert_eq!((record.phase(), record.path(), record.contender().sequence()), (Phase::Waiting, WRITER, 3));
     assert_eq!((record.token(), record.connection()), (40, 3));
-    assert_eq!((record.birth().asked, record.birth().answered), (NOW, 3 * NOW));
+    assert_eq!((record.creation().asked, record.creation().answered), (NOW, 3 * NOW));
 }
 
 #[test]

@@ -27,7 +27,7 @@ use crate::validation;
 
 /// A contender's node, from its create on, and the hold once it is granted. Dropping this ends the hold and removes the node,
 /// even if the create is still in flight.
-pub(crate) struct Tenure {
+pub(crate) struct ContenderHandle {
     pub(super) holding: Mutex<HoldTrace>,
     session_slot: SessionSlot,
     /// Whether the process may keep the node between uses.
@@ -41,7 +41,7 @@ pub(crate) struct Tenure {
     _coordinator: Arc<dyn Coordinator>,
 }
 
-impl Tenure {
+impl ContenderHandle {
     /// Creates the handle. Boxed, because several futures pass the handle on, and each would reserve room for all of it.
     pub(crate) fn new(
         session_slot: SessionSlot,
@@ -50,12 +50,20 @@ impl Tenure {
         shown: &Arc<str>,
         coordinator: &Arc<dyn Coordinator>,
         data: Vec<u8>,
-    ) -> Box<Tenure> {
+    ) -> Box<ContenderHandle> {
         let (shown, _coordinator) = (Arc::clone(shown), Arc::clone(coordinator));
-        Box::new(Tenure { holding: Mutex::default(), session_slot, keeps, own_node, shown, data, _coordinator })
+        Box::new(ContenderHandle {
+            holding: Mutex::default(),
+            session_slot,
+            keeps,
+            own_node,
+            shown,
+            data,
+            _coordinator,
+        })
     }
 
-    /// Sends the create of the node. [`Tenure::await_create`] waits for the answer.
+    /// Sends the create of the node. [`ContenderHandle::await_create`] waits for the answer.
     pub(crate) fn ask_for_node(&self) {
         let (session, now) = (self.session(), self.session().lease().now());
         let connection = session.upkeep().connection();
@@ -76,7 +84,7 @@ impl Tenure {
         directory_watch.await.ok()
     }
 
-    /// Waits for the answer to [`Tenure::ask_for_node`].
+    /// Waits for the answer to [`ContenderHandle::ask_for_node`].
     ///
     /// # Cancel safety
     /// Dropping the future keeps the request. Dropping the handle removes the node that the request creates.
@@ -198,7 +206,7 @@ impl Tenure {
         self.own_node().find_loss()
     }
 
-    /// Returns the time if the lock is held. `None` if only [`Tenure::find_loss`] can tell.
+    /// Returns the time if the lock is held. `None` if only [`ContenderHandle::find_loss`] can tell.
     pub(crate) fn held_at(&self) -> Option<Moment> {
         self.own_node().held_at()
     }
@@ -312,7 +320,7 @@ impl Tenure {
     }
 }
 
-impl Drop for Tenure {
+impl Drop for ContenderHandle {
     fn drop(&mut self) {
         // The trace of the hold ends before the node is removed.
         drop(std::mem::take(self.holding.get_mut()));
@@ -381,7 +389,7 @@ impl Drop for LimitedUse {
     }
 }
 
-impl Tenure {
+impl ContenderHandle {
     /// Limits each hold by this node. The session's thread removes the node when the limit is exceeded.
     pub(crate) fn limit(&self, longest: Duration) {
         let (own_node, session) = self.node_and_session();
