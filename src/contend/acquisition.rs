@@ -21,7 +21,7 @@ use crate::queue::mode::{Aim, Mode};
 use crate::queue::turn::{self, Take};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::directories::Names;
-use crate::session::node::OwnNode;
+use crate::session::node::ContenderNode;
 use crate::session::request::{Ending, Failure, Loss, Stat, Watch};
 use crate::session::retry::Tries;
 use crate::sync::Mutex;
@@ -214,7 +214,7 @@ struct Table {
 pub(crate) struct SlowAcquisition {
     pub(crate) began: Instant,
     pub(crate) session: Arc<dyn Session>,
-    pub(crate) own_node: Arc<OwnNode>,
+    pub(crate) node: Arc<ContenderNode>,
     pub(crate) label: Option<String>,
     pub(crate) span: OwnSpan,
     pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
@@ -278,7 +278,7 @@ impl Table {
 impl SlowAcquisition {
     /// Returns whether the acquisition has been neither granted nor given up.
     pub(crate) fn waits(&self) -> bool {
-        !self.own_node.is_holding() && !self.own_node.has_left()
+        !self.node.is_holding() && !self.node.has_left()
     }
 }
 

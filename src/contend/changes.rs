@@ -139,8 +139,8 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
 }
 
 /// Returns the state of one hold. `None` if it was released.
-fn state_of((own_node, _): &OneHold) -> Option<HoldState> {
-    (!own_node.has_left()).then(|| own_node.hold_state())
+fn state_of((node, _): &OneHold) -> Option<HoldState> {
+    (!node.has_left()).then(|| node.hold_state())
 }
 
 /// Combines the states of several holds. `None` if there are none. The first loss in the list wins. Otherwise the earliest end of

@@ -58,7 +58,7 @@ enum Tried {
 impl ContenderHandle {
     pub(crate) async fn downgrade(&self) -> Result<(), Error> {
         self.change_to_read().await?;
-        self.holding.lock().begin_read_hold(self.shown(), self.own_node());
+        self.holding.lock().begin_read_hold(self.shown(), self.node());
         Ok(())
     }
 
@@ -72,9 +72,9 @@ impl ContenderHandle {
 
     /// Replaces the WRITE node by a READ node with the same sequence number.
     async fn swap(&self) -> Result<(), Failure> {
-        let writer = self.own_node().contender();
+        let writer = self.node().contender();
         let reader = Contender::parse_as(&writer.downgraded(), writer.dialect());
-        let Some(reader) = reader.filter(|_| self.own_node().read(NodeState::has_node)) else {
+        let Some(reader) = reader.filter(|_| self.node().read(NodeState::has_node)) else {
             return Err(Failure::NoNode);
         };
         let (from, to) = (self.child(writer.name()), self.child(reader.name()));
@@ -84,7 +84,7 @@ impl ContenderHandle {
         ];
         let session = self.session();
         // From here on either node may exist. If this future is dropped, both are removed.
-        self.own_node().change(|it| it.known.begin_move(None));
+        self.node().change(|it| it.known.begin_move(None));
         let mut tries = Tries::LOST_ANSWERS;
         loop {
             let failure = match session.transact(&swap).await {
@@ -117,12 +117,12 @@ impl ContenderHandle {
             };
             // If the outcome is unknown, either node may exist.
             if !matches!(failure, Failure::Unknown(_)) {
-                self.own_node().end_move(NodeState::cancel_move);
+                self.node().end_move(NodeState::cancel_move);
             }
             return Err(failure);
         }
-        self.own_node().end_move(|it| it.downgraded(reader));
-        session.upkeep().unwatched.add(self.own_node());
+        self.node().end_move(|it| it.downgraded(reader));
+        session.upkeep().unwatched.add(self.node());
         Ok(())
     }
 
@@ -131,11 +131,11 @@ impl ContenderHandle {
     /// # Cancel safety
     /// Dropping the handle removes whichever of the two nodes exists.
     pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
-        let (session, own_node) = (self.session(), self.own_node());
-        if !own_node.read(NodeState::has_node) {
+        let (session, node) = (self.session(), self.node());
+        if !node.read(NodeState::has_node) {
             return Err(NotExchanged::Evicted);
         }
-        own_node.change(|it| it.known.begin_move(Some(exchange.to.clone())));
+        node.change(|it| it.known.begin_move(Some(exchange.to.clone())));
         let (mut tries, mut denials, mut may_be_done) = (Tries::LOST_ANSWERS, Tries::DENIALS, false);
         let answer = loop {
             match self.try_to_exchange(exchange).await {
@@ -164,21 +164,21 @@ impl ContenderHandle {
                 return Err(NotExchanged::Failed(Failure::Refused(format!("{} is of another session", exchange.to))));
             }
             Err(why) => {
-                own_node.end_move(NodeState::cancel_move);
+                node.end_move(NodeState::cancel_move);
                 match why {
-                    NotExchanged::Evicted => own_node.lose(Loss::Removed),
-                    _ => session.upkeep().unwatched.add(own_node),
+                    NotExchanged::Evicted => node.lose(Loss::Removed),
+                    _ => session.upkeep().unwatched.add(node),
                 }
                 return Err(why);
             }
         };
-        own_node.end_move(|it| it.exchanged(stat.czxid));
-        session.upkeep().unwatched.add(own_node);
+        node.end_move(|it| it.exchanged(stat.czxid));
+        session.upkeep().unwatched.add(node);
         Ok(())
     }
 
     async fn try_to_exchange(&self, exchange: &Exchange<'_>) -> Tried {
-        let (session, from) = (self.session(), self.own_node().path());
+        let (session, from) = (self.session(), self.node().path());
         let (to, (unchanged, version)) = (exchange.to.clone(), exchange.unchanged);
         let mut operations = vec![
             Operation::Check { path: from.clone(), version: None },

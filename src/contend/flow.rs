@@ -149,8 +149,7 @@ impl Acquisition {
                 let grant = Grant::by(take, entry);
                 // A write by another client to our node uses our watch up. A waiter without that watch may have been evicted
                 // without noticing.
-                let is_deaf =
-                    grant.signal.is_some() && entry.find_loss().is_none() && !entry.own_node().has_own_watch();
+                let is_deaf = grant.signal.is_some() && entry.find_loss().is_none() && !entry.node().has_own_watch();
                 if !is_deaf && self.take(entry, &grant)? {
                     return Ok(());
                 }
@@ -167,7 +166,7 @@ impl Acquisition {
         // A contender that lacks one permission may also lack the permission to delete its node. Then the error says so.
         let Err(Error::PermissionDenied { operation, path, lacks }) = taken else { return taken };
         match entry.leave().await {
-            Err(Failure::NoAuth(lacks)) => Err(Error::stays(entry.own_node().path(), lacks)),
+            Err(Failure::NoAuth(lacks)) => Err(Error::stays(entry.node().path(), lacks)),
             Ok(()) if entry.unmake_directory().await => Err(Error::shut_out(&self.handle.queue, lacks)),
             _ => Err(Error::PermissionDenied { operation, path, lacks }),
         }
@@ -256,8 +255,7 @@ impl Acquisition {
                     missing += 1;
                     // A faulty server may deny a create and yet list the node. A second node of ours would wait behind the first
                     // one forever.
-                    let is_there =
-                        listing.is_ok_and(|names| names.iter().any(|name| entry.own_node().tag().is_on(name)));
+                    let is_there = listing.is_ok_and(|names| names.iter().any(|name| entry.node().tag().is_on(name)));
                     if is_there && entry.recover().await? {
                         return Ok(None);
                     }
@@ -285,7 +283,7 @@ impl Acquisition {
         let dialect = self.handle.dialect;
         match entry.leave().await {
             Ok(()) | Err(Failure::NoNode) => {}
-            Err(Failure::NoAuth(lacks)) => return Err(Error::stays(entry.own_node().path(), lacks)),
+            Err(Failure::NoAuth(lacks)) => return Err(Error::stays(entry.node().path(), lacks)),
             Err(failure) => return Err(self.handle.stop(failure)),
         }
         if dialect.keeps_directories() {
@@ -303,31 +301,31 @@ impl Acquisition {
     ///
     /// The evidence may be old if we were cut off. Only a valid lease makes sure that our session and our node still exist.
     pub(crate) fn take(&self, entry: &ContenderHandle, grant: &Grant) -> Result<bool, Error> {
-        let (session, own_node) = (entry.session(), entry.own_node());
+        let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.find_loss() {
             return Err(Error::Evicted(loss));
         }
-        let Some(epoch) = own_node.epoch() else { return Ok(false) };
-        own_node.hold(epoch);
+        let Some(epoch) = node.epoch() else { return Ok(false) };
+        node.hold(epoch);
         if let Some(signal) = &grant.signal {
-            session.upkeep().request_check(signal, own_node);
+            session.upkeep().request_check(signal, node);
         }
         let kind = grant.kind.as_str();
         trace::count_grant(self.aim(), kind);
-        let (sequence, token) = (entry.contender().sequence(), entry.own_node().token());
+        let (sequence, token) = (entry.contender().sequence(), entry.node().token());
         emit!(DEBUG, path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
         Ok(true)
     }
 
     pub(crate) async fn grant_once_confirmed(&self, entry: &ContenderHandle, grant: Grant) -> Result<(), Error> {
-        let (session, own_node) = (entry.session(), entry.own_node());
+        let (session, node) = (entry.session(), entry.node());
         for tries in 0..LEASE_TRIES {
             if tries > 1 {
                 session.sleep(session.timeout() / 20).await;
             }
-            match presence::is_there(session, own_node.path(), None).await {
+            match presence::is_there(session, node.path(), None).await {
                 Ok(true) => {}
-                Ok(false) => own_node.lose(Loss::Removed),
+                Ok(false) => node.lose(Loss::Removed),
                 Err(failure) => return Err(self.handle.stop(failure)),
             }
             if self.take(entry, &grant)? {
@@ -345,7 +343,7 @@ impl Acquisition {
         }
         // Each use of a shared node has a trace of its own.
         if self.sharing.is_some() {
-            return self.trace.record("token", entry.own_node().token());
+            return self.trace.record("token", entry.node().token());
         }
         entry.limit_and_trace(self.holding(entry));
     }

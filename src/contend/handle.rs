@@ -16,7 +16,7 @@ use crate::session::directories::Names;
 use crate::session::lease::Moment;
 use crate::session::leaving::Leaving;
 use crate::session::listing;
-use crate::session::node::{LimitEnd, Locked, OwnNode};
+use crate::session::node::{ContenderNode, LimitEnd, Locked};
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Created, Failure, HoldState, Kind, Loss, Operation, Reply, Stat, Watch};
 use crate::session::retry::{self, none_without_directory, slept, synced, until_known};
@@ -32,7 +32,7 @@ pub(crate) struct ContenderHandle {
     session_slot: SessionSlot,
     /// Whether the process may keep the node between uses.
     keeps: bool,
-    own_node: Arc<OwnNode>,
+    node: Arc<ContenderNode>,
     /// The path that the user gave.
     shown: Arc<str>,
     /// The node's data, for people to read.
@@ -45,22 +45,14 @@ impl ContenderHandle {
     /// Creates the handle. Boxed, because several futures pass the handle on, and each would reserve room for all of it.
     pub(crate) fn new(
         session_slot: SessionSlot,
-        own_node: Arc<OwnNode>,
+        node: Arc<ContenderNode>,
         keeps: bool,
         shown: &Arc<str>,
         coordinator: &Arc<dyn Coordinator>,
         data: Vec<u8>,
     ) -> Box<ContenderHandle> {
         let (shown, _coordinator) = (Arc::clone(shown), Arc::clone(coordinator));
-        Box::new(ContenderHandle {
-            holding: Mutex::default(),
-            session_slot,
-            keeps,
-            own_node,
-            shown,
-            data,
-            _coordinator,
-        })
+        Box::new(ContenderHandle { holding: Mutex::default(), session_slot, keeps, node, shown, data, _coordinator })
     }
 
     /// Sends the create of the node. [`ContenderHandle::await_create`] waits for the answer.
@@ -69,8 +61,8 @@ impl ContenderHandle {
         let connection = session.upkeep().connection();
         // Other contenders see the node only after its create, when the watch is armed already.
         let directory_watch = self.keeps.then(|| session.watch(self.queue()));
-        let reply = session.create(&self.own_node.path(), &self.data, Kind::EphemeralSequential);
-        let _unlocked = self.own_node.change(|it| {
+        let reply = session.create(&self.node.path(), &self.data, Kind::EphemeralSequential);
+        let _unlocked = self.node.change(|it| {
             it.known.asked(now, connection);
             (it.creating.replace(reply), std::mem::replace(&mut it.directory_watch, directory_watch))
         });
@@ -80,7 +72,7 @@ impl ContenderHandle {
     /// node.
     /// `None` if the watch is not known to be armed.
     pub(crate) async fn directory_watch(&self) -> Option<Watch> {
-        let directory_watch = self.own_node.change(|it| it.directory_watch.take())?;
+        let directory_watch = self.node.change(|it| it.directory_watch.take())?;
         directory_watch.await.ok()
     }
 
@@ -90,7 +82,7 @@ impl ContenderHandle {
     /// Dropping the future keeps the request. Dropping the handle removes the node that the request creates.
     pub(crate) async fn await_create(&self) -> Result<(), Failure> {
         let answer = poll_fn(|context| {
-            self.own_node.change(|it| match &mut it.creating {
+            self.node.change(|it| match &mut it.creating {
                 Some(reply) => reply.as_mut().poll(context),
                 None => Poll::Ready(Err(Failure::Unknown("no node was asked for".to_owned()))),
             })
@@ -99,7 +91,7 @@ impl ContenderHandle {
             Ok(created) => self.stand_at(&created),
             Err(failure) => {
                 // The create may still be carried out, but then nothing shows that the watch was armed before it.
-                let _unlocked = self.own_node.change(|it| {
+                let _unlocked = self.node.change(|it| {
                     it.known.refused(&failure);
                     (it.creating.take(), it.directory_watch.take())
                 });
@@ -109,13 +101,13 @@ impl ContenderHandle {
     }
 
     fn stand_at(&self, created: &Created) -> Result<(), Failure> {
-        self.session().upkeep().created(&self.own_node, created, self.session().id())
+        self.session().upkeep().created(&self.node, created, self.session().id())
     }
 
     /// Creates the lock directory and its missing parents.
     pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
         directory::make(self.session(), self.queue(), has_to_stay, |step| {
-            self.own_node.change(|it| it.made.push(step.to_owned()))
+            self.node.change(|it| it.made.push(step.to_owned()))
         })
         .await
     }
@@ -125,7 +117,7 @@ impl ContenderHandle {
     /// nodes are lost.
     pub(crate) async fn unmake_directory(&self) -> bool {
         let mut is_removed = false;
-        for step in self.own_node.change(|it| std::mem::take(&mut it.made)).iter().rev() {
+        for step in self.node.change(|it| std::mem::take(&mut it.made)).iter().rev() {
             is_removed |= until_known(self.session(), || self.session().delete(step)).await.is_ok();
         }
         is_removed
@@ -135,8 +127,8 @@ impl ContenderHandle {
     ///
     /// The sync is needed because a lagging server could hide the node. A second node of ours would then wait behind it forever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
-        self.own_node.change(|it| it.known.suspect_orphan());
-        let (session, directory, tag) = (self.session(), self.queue(), self.own_node.tag());
+        self.node.change(|it| it.known.suspect_orphan());
+        let (session, directory, tag) = (self.session(), self.queue(), self.node.tag());
         let children = until_known(session, || synced(session, directory, |it, path| it.children(path)));
         let children = children.await.or_else(none_without_directory)?;
         for child in children.iter().filter(|child| tag.is_on(child)) {
@@ -159,8 +151,8 @@ impl ContenderHandle {
 
     /// Removes orphans: nodes that lost creates of ours made. A listing after a later write of ours shows all of them.
     pub(crate) fn remove_orphans(&self, children: &[String]) {
-        for stray in self.own_node.read(|it| it.orphans(children)) {
-            drop(remove(self.session(), &self.own_node, Leaving::delete(self.child(&stray)), None));
+        for stray in self.node.read(|it| it.orphans(children)) {
+            drop(remove(self.session(), &self.node, Leaving::delete(self.child(&stray)), None));
         }
     }
 
@@ -175,7 +167,7 @@ impl ContenderHandle {
 
     /// Starts the limit of the only hold by this node, and keeps its trace until the hold ends.
     pub(crate) fn limit_and_trace(&self, holding: HoldTrace) {
-        let _until_the_node_is_gone = self.own_node.limits().begin(self.now());
+        let _until_the_node_is_gone = self.node.limits().begin(self.now());
         *self.holding.lock() = holding;
     }
 
@@ -185,15 +177,15 @@ impl ContenderHandle {
 
     /// The directory of the queue.
     pub(crate) fn queue(&self) -> &Arc<str> {
-        self.own_node.queue()
+        self.node.queue()
     }
 
     pub(crate) fn contender(&self) -> Arc<Contender> {
-        self.own_node().contender()
+        self.node().contender()
     }
 
-    pub(crate) fn own_node(&self) -> &Arc<OwnNode> {
-        &self.own_node
+    pub(crate) fn node(&self) -> &Arc<ContenderNode> {
+        &self.node
     }
 
     /// Returns the time on the clock of the session's lease.
@@ -203,17 +195,17 @@ impl ContenderHandle {
 
     /// Returns why the lock is no longer held. A leader's term may have given the lock back, too.
     pub(crate) fn find_loss(&self) -> Option<Loss> {
-        self.own_node().find_loss()
+        self.node().find_loss()
     }
 
     /// Returns the time if the lock is held. `None` if only [`ContenderHandle::find_loss`] can tell.
     pub(crate) fn held_at(&self) -> Option<Moment> {
-        self.own_node().held_at()
+        self.node().held_at()
     }
 
     /// Waits until the lock is lost.
     pub(crate) async fn lost(&self) -> Loss {
-        self.own_node().lost(self.session()).await
+        self.node().lost(self.session()).await
     }
 
     /// The node's data, for people to read.
@@ -228,22 +220,22 @@ impl ContenderHandle {
 
     /// Returns the state of the hold, as a guard shows it.
     pub(crate) fn state(&self) -> HoldState {
-        self.own_node().hold_state()
+        self.node().hold_state()
     }
 
     /// Returns how long the ensemble surely keeps the session and the node.
     pub(crate) fn session_left(&self) -> Duration {
-        match self.own_node().has_left() {
+        match self.node().has_left() {
             false => {
                 let session_left = self.session().lease().session_left();
-                self.own_node().given_up_in().map_or(session_left, |left| left.min(session_left))
+                self.node().given_up_in().map_or(session_left, |left| left.min(session_left))
             }
             true => Duration::ZERO,
         }
     }
 
     pub(crate) fn node_and_session(&self) -> OneHold {
-        (Arc::clone(self.own_node()), Arc::clone(self.session()))
+        (Arc::clone(self.node()), Arc::clone(self.session()))
     }
 
     /// Waits until a periodic check at the leader fails although no event came. Returns the indices of the failed checks, or the
@@ -265,10 +257,10 @@ impl ContenderHandle {
     /// Makes these checks, and one of our own node, at the leader. Returns the indices of those that fail, or the loss if our own
     /// node is gone.
     pub(crate) async fn failing(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
-        let checks = [vec![check(self.own_node().path(), None)], others].concat();
+        let checks = [vec![check(self.node().path(), None)], others].concat();
         let missed = presence::failing(self.session(), &checks).await;
         if missed.contains(&0) {
-            self.own_node().lose(Loss::Removed);
+            self.node().lose(Loss::Removed);
             return Err(Loss::Removed);
         }
         Ok(missed.into_iter().map(|index| index - 1).collect())
@@ -292,8 +284,8 @@ impl ContenderHandle {
         // The span of the hold ends here, even if the guard lives on or the answers take long.
         let holding = std::mem::take(&mut *self.holding.lock());
         drop(holding);
-        let leaving = self.session().upkeep().leave(&self.own_node, |it, may_signal| it.known.leave(may_signal));
-        remove(self.session(), &self.own_node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
+        let leaving = self.session().upkeep().leave(&self.node, |it, may_signal| it.known.leave(may_signal));
+        remove(self.session(), &self.node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
     }
 
     /// Removes the node, and waits until it is gone.
@@ -304,7 +296,7 @@ impl ContenderHandle {
         match (loss, answer) {
             (Some(loss), _) => Err(Error::Lost(loss)),
             (None, Ok(())) => Ok(()),
-            (None, Err(Failure::NoAuth(lacks))) => Err(Error::stays(self.own_node().path(), lacks)),
+            (None, Err(Failure::NoAuth(lacks))) => Err(Error::stays(self.node().path(), lacks)),
             (None, Err(failure)) => Err(self.lost_by(failure, "release")),
         }
     }
@@ -325,16 +317,16 @@ impl Drop for ContenderHandle {
         // The trace of the hold ends before the node is removed.
         drop(std::mem::take(self.holding.get_mut()));
         let end = |it: &mut Locked, may_signal| (it.known.end(may_signal), it.creating.take());
-        let (removals, mut creating) = self.session().upkeep().leave(&self.own_node, end);
+        let (removals, mut creating) = self.session().upkeep().leave(&self.node, end);
         for leaving in removals {
             // The removal goes on in the background.
-            drop(remove(self.session(), &self.own_node, leaving, creating.take()));
+            drop(remove(self.session(), &self.node, leaving, creating.take()));
         }
     }
 }
 
 /// A held node, and its session.
-pub(crate) type OneHold = (Arc<OwnNode>, Arc<dyn Session>);
+pub(crate) type OneHold = (Arc<ContenderNode>, Arc<dyn Session>);
 
 /// Polls `work` while `loss` returns `None`. Returns the output of `work` only if `loss` still returns `None` after the last
 /// poll. The future `lost` wakes the caller.
@@ -379,50 +371,50 @@ impl NodeData {
 
 /// One use of a kept node whose time is limited. Dropping this ends the use.
 pub(crate) struct LimitedUse {
-    own_node: Arc<OwnNode>,
+    node: Arc<ContenderNode>,
     end: LimitEnd,
 }
 
 impl Drop for LimitedUse {
     fn drop(&mut self) {
-        self.own_node.limits().end(self.end);
+        self.node.limits().end(self.end);
     }
 }
 
 impl ContenderHandle {
     /// Limits each hold by this node. The session's thread removes the node when the limit is exceeded.
     pub(crate) fn limit(&self, longest: Duration) {
-        let (own_node, session) = self.node_and_session();
-        own_node.limits().set(longest);
+        let (node, session) = self.node_and_session();
+        node.limits().set(longest);
         let by = Arc::clone(&session);
-        by.spawn(Box::pin(give_up_in_time(own_node, session)));
+        by.spawn(Box::pin(give_up_in_time(node, session)));
     }
 
     /// Begins a use. `None` if uses have no limit.
     pub(crate) fn limited_use(&self) -> Option<LimitedUse> {
-        let end = self.own_node().limits().begin(self.now())?;
-        Some(LimitedUse { own_node: Arc::clone(self.own_node()), end })
+        let end = self.node().limits().begin(self.now())?;
+        Some(LimitedUse { node: Arc::clone(self.node()), end })
     }
 }
 
 /// Removes the node after a hold exceeded its limit, and its holder had a margin to stop. Also removes a node whose lease ran out
 /// while its session lives on. The owner of the node may remove it earlier.
-async fn give_up_in_time(own_node: Arc<OwnNode>, session: Arc<dyn Session>) {
-    if matches!(own_node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {
+async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
+    if matches!(node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {
         return;
     }
     let slice = session.timeout() / 20;
-    while let Some(left) = own_node.given_up_in().filter(|left| !left.is_zero() && !own_node.has_left()) {
+    while let Some(left) = node.given_up_in().filter(|left| !left.is_zero() && !node.has_left()) {
         // Sleeps in slices, because timers stand still while the machine is suspended.
         if !slept(&session, left.min(slice)).await {
             return;
         }
     }
-    while !own_node.has_left() {
-        let path = own_node.path();
-        _ = remove(&session, &own_node, Leaving::delete(path.clone()), None).await;
+    while !node.has_left() {
+        let path = node.path();
+        _ = remove(&session, &node, Leaving::delete(path.clone()), None).await;
         // A downgrade gives the node another name. Then the new node is removed in the next round.
-        if own_node.standing_path().as_ref() == Some(&path) || !slept(&session, slice).await {
+        if node.standing_path().as_ref() == Some(&path) || !slept(&session, slice).await {
             return;
         }
     }

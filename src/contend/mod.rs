@@ -6,7 +6,7 @@
 //! - Leaving: [`removal`] deletes the node; [`exchange`] trades the node for a permit.
 //!
 //! The types: an `Acquisition` is one call of the user. A `ContenderHandle` is the handle of its node, and later of its hold; a guard owns
-//! it. An `OwnNode` is the node behind a lock, shared with the session's thread. `NodeState` is the machine of that node, and
+//! it. An `ContenderNode` is the node behind a lock, shared with the session's thread. `NodeState` is the machine of that node, and
 //! `Waiter` decides the next step of a wait. A `Contender` is the parsed name of a node. A `Member` is a contender as people see
 //! it.
 

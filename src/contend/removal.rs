@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::queue::contender::Tag;
 use crate::session::contract::Session;
 use crate::session::leaving::{Ask, Deletion, Input, Leaving, Shown};
-use crate::session::node::OwnNode;
+use crate::session::node::ContenderNode;
 use crate::session::request::{Created, Failure, Operation, Reply};
 use crate::session::retry::{Tries, spawn_awaited, synced};
 use crate::telemetry::log::emit;
@@ -18,12 +18,12 @@ use crate::telemetry::names;
 /// `creating` is the answer to the node's create, if it has not come yet.
 pub(crate) fn remove(
     session: &Arc<dyn Session>,
-    own_node: &OwnNode,
+    node: &ContenderNode,
     leaving: Leaving,
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {
     let pending = leaving.asks().is_ok().then(|| GaugeGuard::new(names::REMOVALS_PENDING, None));
-    let (directory, tag) = (Arc::clone(own_node.queue()), own_node.tag().clone());
+    let (directory, tag) = (Arc::clone(node.queue()), node.tag().clone());
     let by = Remover { session: Arc::clone(session), directory, tag, _pending: pending };
     match leaving.asks() {
         Ok(ask) => {

@@ -161,7 +161,7 @@ impl<'guard> Transaction<'guard> {
         let Some(speaker) = locks.last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
-        let position = |lock: &ContenderHandle| Operation::Check { path: lock.own_node().path(), version: None };
+        let position = |lock: &ContenderHandle| Operation::Check { path: lock.node().path(), version: None };
         let mut operations: Vec<_> = locks.iter().map(position).collect();
         let checks = operations.len();
         operations.extend(wanted);
@@ -172,10 +172,10 @@ impl<'guard> Transaction<'guard> {
         if bytes > size_limit {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
-        locks.iter().for_each(|lock| lock.own_node().begin_write());
+        locks.iter().for_each(|lock| lock.node().begin_write());
         // The end of a leader's term may have given the lock back meanwhile.
-        if let Some(lock) = locks.iter().find(|lock| lock.own_node().has_left()) {
-            locks.iter().for_each(|lock| lock.own_node().settle_write());
+        if let Some(lock) = locks.iter().find(|lock| lock.node().has_left()) {
+            locks.iter().for_each(|lock| lock.node().settle_write());
             return Err(lost(lock, Loss::GivenBack));
         }
         let answer = match is_found_out {
@@ -184,7 +184,7 @@ impl<'guard> Transaction<'guard> {
         };
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
             let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.session(), session));
-            of_this_session.for_each(|lock| lock.own_node().settle_write());
+            of_this_session.for_each(|lock| lock.node().settle_write());
         }
         match answer {
             Ok(mut outcomes) => {
@@ -194,8 +194,8 @@ impl<'guard> Transaction<'guard> {
             Err(Failure::Operation { index, failure }) => match locks.get(index) {
                 Some(lock) if *failure == Failure::NoNode => {
                     // The lock may have been given back meanwhile.
-                    if !lock.own_node().has_left() {
-                        lock.own_node().lose(Loss::Removed);
+                    if !lock.node().has_left() {
+                        lock.node().lose(Loss::Removed);
                     }
                     Err(lost(lock, lock.find_loss().unwrap_or(Loss::Removed)))
                 }
@@ -272,7 +272,7 @@ impl<'a> Doubt<'a> {
         session: &'a Arc<dyn Session>,
         operations: &'a [Operation],
     ) -> Doubt<'a> {
-        let own = locks.iter().map(|lock| lock.own_node().token()).max().unwrap_or_default();
+        let own = locks.iter().map(|lock| lock.node().token()).max().unwrap_or_default();
         Doubt { locks, session, operations, newest: session.upkeep().newest_zxid().max(own) }
     }
 
@@ -345,7 +345,7 @@ impl<'a> Doubt<'a> {
 
     /// Returns whether no other client can hold the locks at the same time.
     fn is_alone(&self) -> bool {
-        let is_of_a_lock = |lock: &ContenderHandle| parent(&lock.own_node().path()) == lock.shown();
+        let is_of_a_lock = |lock: &ContenderHandle| parent(&lock.node().path()) == lock.shown();
         self.locks.iter().all(|lock| lock.contender().mode() == Mode::Write && is_of_a_lock(lock))
     }
 

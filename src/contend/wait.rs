@@ -132,7 +132,7 @@ impl Acquisition {
     /// Asks the leader for our node, which the listing did not show. Fails if the leader does not have the node. A read never
     /// overrules a committed write.
     async fn confirm_unlisted_node(&self, entry: &ContenderHandle, wait: &mut EntryState<'_>) -> Result<(), Error> {
-        let (session, path) = (entry.session(), entry.own_node().path());
+        let (session, path) = (entry.session(), entry.node().path());
         if entry.find_loss().is_none() {
             let is_at_leader = presence::leader_still_has(session, &path, &mut wait.denials).await;
             if is_at_leader.map_err(|failure| self.handle.stop(failure))? {
@@ -176,15 +176,15 @@ impl Behind<'_> {
     /// release by the predecessor. The predecessor's watch is armed before the ask, so the watch fires when the predecessor gives
     /// its node up.
     async fn arm(&self, is_asked: &AtomicBool) -> Result<Watch, Failure> {
-        let (session, own_node) = (self.entry.session(), self.entry.own_node());
+        let (session, node) = (self.entry.session(), self.entry.node());
         // Runs in the background, because a presence check may end this wait before the answer.
-        let own = own_node.ask_to_watch(session).map(|own_watch| {
-            let (live, own_node) = (Arc::clone(session), Arc::clone(own_node));
-            spawn_awaited(session, async move { keep_alive::store_watch(&live, &own_node, own_watch).await }, drop)
+        let own = node.ask_to_watch(session).map(|own_watch| {
+            let (live, node) = (Arc::clone(session), Arc::clone(node));
+            spawn_awaited(session, async move { keep_alive::store_watch(&live, &node, own_watch).await }, drop)
         });
         let watch = session.watch(&self.entry.child(&self.predecessor.name));
         if self.asks && !is_asked.swap(true, Ordering::Relaxed) {
-            own_node.mark_asked();
+            node.mark_asked();
             ask(&self.handle.queue, &self.handle.asking, session, self.directory.as_deref().copied());
         }
         // The predecessor's watch is answered last. Awaiting it first wakes the task once instead of twice.
@@ -192,7 +192,7 @@ impl Behind<'_> {
         if let Some(own) = own {
             match own.await {
                 Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
-                Err(failure) => keep_alive::cannot_watch(own_node, &failure),
+                Err(failure) => keep_alive::cannot_watch(node, &failure),
                 Ok(()) => {}
             }
         }

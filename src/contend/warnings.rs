@@ -27,16 +27,16 @@ const PAUSE: Duration = Duration::from_secs(1);
 impl Acquisition {
     /// Begins the trace of a hold, or of one use of a kept node. A task warns if the hold lasts long.
     pub(crate) fn holding(&self, hold: &ContenderHandle) -> HoldTrace {
-        let (path, own_node) = (self.handle.shown(), hold.own_node());
-        let mut holding = self.trace.begin_hold(self.aim(), path, self.label(), own_node);
+        let (path, node) = (self.handle.shown(), hold.node());
+        let mut holding = self.trace.begin_hold(self.aim(), path, self.label(), node);
         if let Some(limit) = self.handle.warn_holding {
-            let (own_node, session) = hold.node_and_session();
-            let (path, label, token) = (Arc::clone(path), self.options.label.clone(), own_node.token());
+            let (node, session) = hold.node_and_session();
+            let (path, label, token) = (Arc::clone(path), self.options.label.clone(), node.token());
             let late = session.sleep(limit);
             holding.set_warning(spawn_cancellable(&session, async move {
                 late.await;
-                if own_node.find_loss().is_none() {
-                    let node = own_node.path();
+                if node.find_loss().is_none() {
+                    let node = node.path();
                     emit!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is held for long");
                 }
             }));
@@ -76,10 +76,10 @@ impl<'a> Lateness<'a> {
     pub(crate) fn begin(&mut self, held: &ContenderHandle) {
         let Acquisition { handle, options, trace, target, .. } = self.acquisition;
         let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };
-        let (session, own_node) = (Arc::clone(held.session()), Arc::clone(held.own_node()));
+        let (session, node) = (Arc::clone(held.session()), Arc::clone(held.node()));
         let (label, span, target) = (options.label.clone(), trace.span(), target.clone());
         let (began, is_warned_of) = (self.began, self.is_warned_of);
-        let waiter = SlowAcquisition { began, session, own_node, label, span, target, is_warned_of };
+        let waiter = SlowAcquisition { began, session, node, label, span, target, is_warned_of };
         let (number, is_watched) = handle.waiters.enter(waiter);
         self.number = Some(number);
         if !is_watched {
@@ -131,8 +131,8 @@ impl Handle {
 
     /// Warns about one slow acquisition.
     async fn warn_of(&self, waiter: SlowAcquisition, others: usize) {
-        let SlowAcquisition { session, own_node, label, target, .. } = &waiter;
-        let me = &own_node.contender();
+        let SlowAcquisition { session, node, label, target, .. } = &waiter;
+        let me = &node.contender();
         let look = async {
             let names = session.children(&self.queue).await.ok()?;
             Some((turn::turn(me, &names), self.paths.blockers(session, &names, me).await))

@@ -239,7 +239,7 @@ impl KeptUse {
         self.hold().change_to_read().await?;
         self.is_changing = false;
         if let Some(holding) = self.told.as_mut().and_then(Arc::get_mut) {
-            holding.begin_read_hold(self.granted.hold.shown(), self.granted.hold.own_node());
+            holding.begin_read_hold(self.granted.hold.shown(), self.granted.hold.node());
         }
         let woken = self.kept().state.lock().uses.downgraded(self.number);
         wake(woken);

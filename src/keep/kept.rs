@@ -266,7 +266,7 @@ impl Kept {
     /// Returns the node as a blocker of other uses of this process.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.hold();
-        hold.map(|it| lock_paths::blocked_by(&it.contender(), it.note(), it.own_node().token())).unwrap_or_default()
+        hold.map(|it| lock_paths::blocked_by(&it.contender(), it.note(), it.node().token())).unwrap_or_default()
     }
 
     /// Returns whether the node is held and has no use.
@@ -298,7 +298,7 @@ impl Kept {
     pub(super) fn end(&self, number: u64, hold: &ContenderHandle, now: Moment) -> Option<Arc<ContenderHandle>> {
         let mut state = self.state.lock();
         // A write of this use may still be carried out while the node exists, so the next write must not run under the same node.
-        let is_unsure = state.uses.mode() == Mode::Write && hold.own_node().may_yet_write();
+        let is_unsure = state.uses.mode() == Mode::Write && hold.node().may_yet_write();
         let mut woken = if is_unsure { state.ask(Why::Unsure) } else { Vec::new() };
         woken.extend(state.leave(number, self.idle));
         state.used = state.used.max(now);
@@ -319,7 +319,7 @@ impl Kept {
     /// node. Without it, the node is not kept.
     pub(crate) fn entered(self: &Arc<Self>, hold: &ContenderHandle, asked: Option<Watch>) {
         let Some(watch) = asked else { return self.give_up(Why::Unsure) };
-        let ((own_node, session), kept) = (hold.node_and_session(), Arc::downgrade(self));
+        let ((node, session), kept) = (hold.node_and_session(), Arc::downgrade(self));
         let by = Arc::clone(&session);
         let watched_over = spawn_cancellable(&by, async move {
             let why = tokio::select! {
@@ -329,14 +329,14 @@ impl Kept {
                     // A deleted directory had no nodes left, so our node is gone, too.
                     Event::Deleted | Event::Over => Why::Lost,
                 },
-                _ = own_node.lost(&session) => Why::Lost,
+                _ = node.lost(&session) => Why::Lost,
                 () = wait_until_idle(&kept, &session) => Why::Idle,
                 () = wait_for_contention(&kept, &session) => Why::Asked,
                 never = warn_of_slow_uses(&kept, &session) => match never {},
             };
-            let why = own_node.find_loss().map_or(why, Why::by);
+            let why = node.find_loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
-                if why == Why::Asked && !own_node.has_asked() {
+                if why == Why::Asked && !node.has_asked() {
                     kept.handle_ask();
                 }
                 kept.give_up(why);
@@ -368,8 +368,8 @@ impl KeptState {
     /// Marks the node as leaving, so that other contenders of this process need not ask for it.
     fn leaves_soon(&self) {
         if let Some(granted) = &self.granted {
-            let (own_node, session) = granted.hold.node_and_session();
-            session.upkeep().mark_leaving(&own_node);
+            let (node, session) = granted.hold.node_and_session();
+            session.upkeep().mark_leaving(&node);
         }
     }
 

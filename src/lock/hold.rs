@@ -41,7 +41,7 @@ impl Hold {
 
     /// The fields that `Debug` shows, of this and of what derefs to it.
     pub(crate) fn describe(&self, mut debug: fmt::DebugStruct<'_, '_>) -> fmt::Result {
-        debug.field("path", &self.held.own_node().path()).field("fencing_token", &self.fencing_token());
+        debug.field("path", &self.held.node().path()).field("fencing_token", &self.fencing_token());
         debug.field("is_held", &self.is_held()).finish()
     }
 
@@ -231,7 +231,7 @@ impl Hold {
     /// Guards that use one [kept](crate::RwLockBuilder::keep) node have one token. So tokens rise with each
     /// node, and not with each use within a process.
     pub fn fencing_token(&self) -> i64 {
-        self.held.own_node().token()
+        self.held.node().token()
     }
 
     /// Returns the path of the lock's node, for logs and tests.
@@ -239,7 +239,7 @@ impl Hold {
     /// Changes nothing. For a transaction of another client, use
     /// [`prepare_foreign_transaction`](Self::prepare_foreign_transaction).
     pub fn node_path(&self) -> String {
-        self.held.own_node().path()
+        self.held.node().path()
     }
 
     /// Returns the path of the lock's node, for a transaction that another ZooKeeper client sends.
@@ -267,7 +267,7 @@ impl Hold {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn prepare_foreign_transaction(&self) -> String {
-        self.held.own_node().prepare_foreign_transaction()
+        self.held.node().prepare_foreign_transaction()
     }
 
     /// Reads any node; `None` if it does not exist.

@@ -11,7 +11,7 @@ use tracing::{Span, debug_span};
 
 use crate::error::error::Error;
 use crate::queue::mode::{Aim, Mode};
-use crate::session::node::OwnNode;
+use crate::session::node::ContenderNode;
 use crate::telemetry::log::{OwnSpan, emit};
 use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
@@ -62,10 +62,10 @@ impl AcquireTrace {
     }
 
     /// Begins the trace of the hold.
-    pub(crate) fn begin_hold(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, own_node: &OwnNode) -> HoldTrace {
-        self.record("token", own_node.token());
+    pub(crate) fn begin_hold(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, node: &ContenderNode) -> HoldTrace {
+        self.record("token", node.token());
         self.wait.granted();
-        let begin = |spans: &Spans| HoldSpan::begin(aim, path, own_node, label, &spans.caller, &spans.acquire);
+        let begin = |spans: &Spans| HoldSpan::begin(aim, path, node, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
         HoldTrace { seen, metered: GaugeGuard::new(names::HOLDING, Some((aim, path))), warning: None }
     }
@@ -128,9 +128,9 @@ impl HoldTrace {
     }
 
     /// Ends the trace of a write hold, and begins that of a read hold, at a downgrade.
-    pub(crate) fn begin_read_hold(&mut self, path: &str, own_node: &OwnNode) {
+    pub(crate) fn begin_read_hold(&mut self, path: &str, node: &ContenderNode) {
         let goes_on = |hold: &HoldSpan| {
-            HoldSpan::begin(Aim::Lock(Mode::Read), path, own_node, hold.label.as_deref(), &hold.caller, &hold.span)
+            HoldSpan::begin(Aim::Lock(Mode::Read), path, node, hold.label.as_deref(), &hold.caller, &hold.span)
         };
         self.seen = self.seen.as_deref().map(goes_on).map(Box::new);
         self.metered.change_to_read();
@@ -141,12 +141,12 @@ impl HoldSpan {
     fn begin(
         aim: Aim,
         path: &str,
-        own_node: &OwnNode,
+        node: &ContenderNode,
         label: Option<&str>,
         caller: &OwnSpan,
         after: &OwnSpan,
     ) -> HoldSpan {
-        let (sequence, token) = (own_node.contender().sequence(), own_node.token());
+        let (sequence, token) = (node.contender().sequence(), node.token());
         let span = OwnSpan::new(|| {
             let span =
                 debug_span!(parent: caller.id(), "hold", path, mode = %aim, sequence, token, label, held = Empty);

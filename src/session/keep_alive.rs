@@ -1,5 +1,5 @@
 //! Keeps one session alive by heartbeats, watches our nodes on it, and checks hand-offs, until the session is over. A
-//! backend spawns [`keep_alive`] for each session; a holder awaits the loss of its node by [`OwnNode::lost`].
+//! backend spawns [`keep_alive`] for each session; a holder awaits the loss of its node by [`ContenderNode::lost`].
 
 use std::future::ready;
 use std::sync::{Arc, Weak};
@@ -9,7 +9,7 @@ use crate::queue::contender::Contender;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
 use crate::session::listing;
-use crate::session::node::{OwnNode, OwnWatch};
+use crate::session::node::{ContenderNode, OwnWatch};
 use crate::session::presence::{self, check};
 use crate::session::request::{Failure, Loss};
 use crate::session::retry::{Tries, repeated, slept};
@@ -63,18 +63,18 @@ async fn watch_nodes(session: &Weak<dyn Session>, upkeep: &Upkeep, grace: Durati
 }
 
 /// Arms the watches on our nodes, at most [`ARMED_AT_ONCE`] at a time.
-async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) {
+async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNode>>) {
     let mut tries = Tries::ENDLESS;
     while !unwatched.is_empty() {
         let mut unknown = Vec::new();
         for some in unwatched.chunks(ARMED_AT_ONCE) {
-            let asked: Vec<_> = some.iter().map(|own_node| (own_node, own_node.ask_to_watch(&session))).collect();
-            for (own_node, asked) in asked {
+            let asked: Vec<_> = some.iter().map(|node| (node, node.ask_to_watch(&session))).collect();
+            for (node, asked) in asked {
                 let Some(asked) = asked else { continue };
-                match store_watch(&session, own_node, asked).await {
+                match store_watch(&session, node, asked).await {
                     Ok(()) | Err(Failure::Over(_)) => {}
-                    Err(Failure::Unknown(_)) => unknown.push(Arc::clone(own_node)),
-                    Err(failure) => cannot_watch(own_node, &failure),
+                    Err(Failure::Unknown(_)) => unknown.push(Arc::clone(node)),
+                    Err(failure) => cannot_watch(node, &failure),
                 }
             }
         }
@@ -93,7 +93,7 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<OwnNode>>) 
 /// wait goes on.
 pub(crate) async fn store_watch(
     session: &Arc<dyn Session>,
-    own_node: &Arc<OwnNode>,
+    node: &Arc<ContenderNode>,
     asked: OwnWatch,
 ) -> Result<(), Failure> {
     let OwnWatch { path, watch } = asked;
@@ -105,11 +105,11 @@ pub(crate) async fn store_watch(
         },
         answer => answer,
     };
-    own_node.store_watch(OwnWatch { path, watch: Box::pin(ready(answer)) }).await
+    node.store_watch(OwnWatch { path, watch: Box::pin(ready(answer)) }).await
 }
 
-pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
-    emit!(WARN, path = own_node.path(), %failure, "cannot watch a lock node of our own");
+pub(crate) fn cannot_watch(node: &ContenderNode, failure: &Failure) {
+    emit!(WARN, path = node.path(), %failure, "cannot watch a lock node of our own");
 }
 
 /// Checks that the node of a hand-off is gone. A hand-off is the only write to a lock node, and the same transaction
@@ -136,7 +136,7 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     let Some(live) = session.upgrade() else { return };
     let upkeep = live.upkeep();
     let Some((signal, granted)) = upkeep.finish_check(&path) else { return };
-    if left == Ok(None) && granted.iter().any(|own_node| own_node.is_holding()) {
+    if left == Ok(None) && granted.iter().any(|node| node.is_holding()) {
         left = left_before(&live, &path).await;
         if left == Ok(None) {
             upkeep.record_confirmed(signal);
@@ -148,10 +148,10 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
 }
 
 /// Marks these nodes as lost, because they were granted by a stranger's write.
-pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<OwnNode>>) {
+pub(crate) fn lose_interfered<'n>(path: &str, left: &str, granted: impl IntoIterator<Item = &'n Arc<ContenderNode>>) {
     emit!(ERROR, path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
-    for own_node in granted {
-        own_node.lose(Loss::Interfered);
+    for node in granted {
+        node.lose(Loss::Interfered);
     }
 }
 
@@ -262,9 +262,9 @@ async fn check_own(session: &Arc<dyn Session>) {
         drop(session.sync("/").await);
     }
     let checks: Vec<_> = to_check.iter().map(|(_, path)| check(path, None)).collect();
-    for ((own_node, path), holds) in to_check.iter().zip(presence::ask_once(session, &checks).await) {
+    for ((node, path), holds) in to_check.iter().zip(presence::ask_once(session, &checks).await) {
         match holds {
-            Ok(false) => own_node.record_gone_from(path),
+            Ok(false) => node.record_gone_from(path),
             Err(failure @ Failure::NoAuth(_)) => {
                 emit!(WARN, path, %failure, "a heartbeat cannot check a lock node of our own");
             }
@@ -273,7 +273,7 @@ async fn check_own(session: &Arc<dyn Session>) {
     }
 }
 
-impl OwnNode {
+impl ContenderNode {
     /// Waits until the hold is lost or given back, and returns the reason.
     pub(crate) async fn lost(self: &Arc<Self>, session: &Arc<dyn Session>) -> Loss {
         shielded(self.until(session, || self.find_loss())).await

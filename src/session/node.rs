@@ -34,14 +34,14 @@ pub(crate) struct Unwatched {
 }
 
 struct WatchedSoon {
-    own_node: Arc<OwnNode>,
+    node: Arc<ContenderNode>,
     was_passed_over: bool,
 }
 
 impl Unwatched {
-    pub(crate) fn add(&self, own_node: &Arc<OwnNode>) {
+    pub(crate) fn add(&self, node: &Arc<ContenderNode>) {
         let mut nodes = self.nodes.lock();
-        nodes.push(WatchedSoon { own_node: Arc::clone(own_node), was_passed_over: false });
+        nodes.push(WatchedSoon { node: Arc::clone(node), was_passed_over: false });
         let is_first = nodes.len() == 1;
         drop(nodes);
         if is_first {
@@ -52,15 +52,15 @@ impl Unwatched {
     /// Takes the nodes to watch now, and returns whether there are more. Called once in each `grace`.
     ///
     /// Each node is passed over once, because many nodes are deleted again before the next call.
-    pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<OwnNode>>, bool) {
+    pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<ContenderNode>>, bool) {
         let mut nodes = self.nodes.lock();
         let mut due = Vec::new();
         nodes.retain_mut(|it| {
-            let has_left = it.own_node.has_left();
+            let has_left = it.node.has_left();
             let is_due = grace.is_zero() || it.was_passed_over;
             it.was_passed_over = true;
             if is_due && !has_left {
-                due.push(Arc::clone(&it.own_node));
+                due.push(Arc::clone(&it.node));
             }
             !is_due && !has_left
         });
@@ -69,7 +69,7 @@ impl Unwatched {
 }
 
 /// One node of ours, from before its create until it is surely gone.
-pub(crate) struct OwnNode {
+pub(crate) struct ContenderNode {
     /// The node's number among those of its session.
     pub(super) number: u64,
     /// The directory of the queue.
@@ -99,24 +99,24 @@ pub(crate) struct Locked {
     pub(crate) creating: Option<Reply<Created>>,
     /// The watch on the directory's data. Other contenders set the data to ask that kept nodes be given up.
     pub(crate) directory_watch: Option<Reply<Watch>>,
-    /// The watch on this node, and its waker, which is this `OwnNode` itself, so thousands of waiters need no task each.
-    /// The waker keeps the `OwnNode` alive until the watch has fired.
+    /// The watch on this node, and its waker, which is this `ContenderNode` itself, so thousands of waiters need no task each.
+    /// The waker keeps the `ContenderNode` alive until the watch has fired.
     own: Option<(Watch, Waker)>,
     /// The directories that this contender made, the outermost first.
     pub(crate) made: Vec<String>,
 }
 
-impl OwnNode {
+impl ContenderNode {
     pub(super) fn new(
         number: u64,
         (queue, tag): (Arc<str>, Tag),
         mode: Mode,
         lease: &Arc<Lease>,
         unwatched: &Arc<Unwatched>,
-    ) -> Arc<OwnNode> {
+    ) -> Arc<ContenderNode> {
         let known = NodeState::new(&queue, tag.unnumbered(mode));
         let state = Locked { known, creating: None, directory_watch: None, own: None, made: Vec::new() };
-        Arc::new(OwnNode {
+        Arc::new(ContenderNode {
             number,
             queue,
             tag,
@@ -311,7 +311,7 @@ impl OwnNode {
         loss
     }
 
-    /// Returns the present moment if the node is held and no loss was found so far. `None` if only [`OwnNode::find_loss`]
+    /// Returns the present moment if the node is held and no loss was found so far. `None` if only [`ContenderNode::find_loss`]
     /// can tell.
     pub(crate) fn held_at(&self) -> Option<Moment> {
         let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
@@ -409,7 +409,7 @@ impl OwnNode {
     }
 }
 
-impl Wake for OwnNode {
+impl Wake for ContenderNode {
     fn wake(self: Arc<Self>) {
         self.find_loss();
     }

@@ -14,7 +14,7 @@ use crate::queue::contender::Tag;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::session::contract::Session;
-use crate::session::node::OwnNode;
+use crate::session::node::ContenderNode;
 use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::upkeep::Upkeep;
 
@@ -45,12 +45,12 @@ pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
 
 impl Upkeep {
     /// Adds a node of ours that waits at this path.
-    pub(super) fn enter(&self, path: String) -> Arc<OwnNode> {
+    pub(super) fn enter(&self, path: String) -> Arc<ContenderNode> {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
-        let own_node = self.begin(&Arc::from("/lock"), &tag, Mode::Write);
-        own_node.waits_at(path);
-        self.add(&own_node);
-        own_node
+        let node = self.begin(&Arc::from("/lock"), &tag, Mode::Write);
+        node.waits_at(path);
+        self.add(&node);
+        node
     }
 }
 

@@ -10,7 +10,7 @@ use crate::queue::contender::Tag;
 use crate::queue::mode::Mode;
 use crate::session::directories::{Ghosts, Listings};
 use crate::session::lease::{Lease, Moment};
-use crate::session::node::{Locked, OwnNode, Unwatched};
+use crate::session::node::{ContenderNode, Locked, Unwatched};
 use crate::session::request::{Created, Ending, Failure};
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
@@ -130,26 +130,26 @@ impl Upkeep {
     }
 
     /// Returns a new node for this directory. Its create is not sent yet.
-    pub(crate) fn begin(&self, directory: &Arc<str>, tag: &Tag, mode: Mode) -> Arc<OwnNode> {
+    pub(crate) fn begin(&self, directory: &Arc<str>, tag: &Tag, mode: Mode) -> Arc<ContenderNode> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        OwnNode::new(number, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
+        ContenderNode::new(number, (Arc::clone(directory), tag.clone()), mode, &self.lease, &self.unwatched)
     }
 
     /// Records that the node was created by this session, or was found after a lost answer. Keep-alive watches the node
     /// until [`Upkeep::leave`].
-    pub(crate) fn created(&self, own_node: &Arc<OwnNode>, created: &Created, session: i64) -> Result<(), Failure> {
+    pub(crate) fn created(&self, node: &Arc<ContenderNode>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
-        let (answer, _unlocked) = own_node.change(|it| (it.known.created(created, session, now), it.creating.take()));
+        let (answer, _unlocked) = node.change(|it| (it.known.created(created, session, now), it.creating.take()));
         answer?;
-        self.add(own_node);
+        self.add(node);
         Ok(())
     }
 
     /// Takes a node out of the session's record, because its owner gives it back or was dropped. Applies `change`, and
     /// returns its result. The second argument of `change` is whether the node may signal its release.
-    pub(crate) fn leave<T>(&self, own_node: &Arc<OwnNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
-        let removals = own_node.leave(|it| change(it, !self.is_signal_refused()));
-        self.remove(own_node);
+    pub(crate) fn leave<T>(&self, node: &Arc<ContenderNode>, change: impl FnOnce(&mut Locked, bool) -> T) -> T {
+        let removals = node.leave(|it| change(it, !self.is_signal_refused()));
+        self.remove(node);
         removals
     }
 
@@ -213,13 +213,13 @@ impl HandOff {
 
 #[derive(Default)]
 struct Members {
-    all: HashMap<u64, Arc<OwnNode>>,
+    all: HashMap<u64, Arc<ContenderNode>>,
     /// Hand-offs to check, by the path of the node that must be gone.
     handed_off: HashMap<Arc<str>, HandedOff>,
     /// The last hand-off that was confirmed.
     gone: Option<Arc<HandOff>>,
     /// Nodes that are deleted after their last use.
-    leaving: Vec<Weak<OwnNode>>,
+    leaving: Vec<Weak<ContenderNode>>,
     over: bool,
     /// When the renewal of the lease runs next.
     renewal: Moment,
@@ -227,28 +227,28 @@ struct Members {
 
 struct HandedOff {
     signal: Arc<HandOff>,
-    granted: Vec<Arc<OwnNode>>,
+    granted: Vec<Arc<ContenderNode>>,
     is_asked: bool,
 }
 
 impl Upkeep {
     /// Adds a node that exists, until [`Upkeep::remove`]. Wakes the renewal of the lease if that would run too late for
     /// the node.
-    pub(super) fn add(&self, own_node: &Arc<OwnNode>) {
+    pub(super) fn add(&self, node: &Arc<ContenderNode>) {
         let renewed_by = self.lease.now() + self.lease.heartbeat_period();
         let mut members = self.members.lock();
-        members.all.insert(own_node.number, Arc::clone(own_node));
+        members.all.insert(node.number, Arc::clone(node));
         let is_late = members.all.len() == 1 && members.renewal > renewed_by;
         drop(members);
         // A wake-up of the session's thread for each short hold would cost a tenth of that hold's time.
         if is_late {
             self.wake_renewal();
         }
-        self.unwatched.add(own_node);
+        self.unwatched.add(node);
     }
 
-    pub(super) fn remove(&self, own_node: &OwnNode) {
-        self.members.lock().all.remove(&own_node.number);
+    pub(super) fn remove(&self, node: &ContenderNode) {
+        self.members.lock().all.remove(&node.number);
     }
 
     /// Returns the signal of the holder whose node is at `path`. One signal may let in thousands of readers.
@@ -259,8 +259,8 @@ impl Upkeep {
         known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
     }
 
-    /// Asks keep-alive to check that the holder's node is gone, because that holder's signal let `own_node` in.
-    pub(crate) fn request_check(&self, signal: &Arc<HandOff>, own_node: &Arc<OwnNode>) {
+    /// Asks keep-alive to check that the holder's node is gone, because that holder's signal let `node` in.
+    pub(crate) fn request_check(&self, signal: &Arc<HandOff>, node: &Arc<ContenderNode>) {
         let mut members = self.members.lock();
         let is_gone = signal.is_confirmed() || members.gone.as_ref().is_some_and(|gone| gone.path == signal.path);
         if is_gone && !members.handed_off.contains_key(&signal.path) {
@@ -270,23 +270,23 @@ impl Upkeep {
             let signal = Arc::clone(signal);
             HandedOff { signal, granted: Vec::new(), is_asked: false }
         });
-        handed.granted.push(Arc::clone(own_node));
+        handed.granted.push(Arc::clone(node));
         drop(members);
         self.unwatched.wake.notify_one();
     }
 
     /// Records that this node is no longer kept. The node is deleted after its last use, so no contender needs to ask
     /// that it be given up.
-    pub(crate) fn mark_leaving(&self, own_node: &Arc<OwnNode>) {
+    pub(crate) fn mark_leaving(&self, node: &Arc<ContenderNode>) {
         let mut members = self.members.lock();
         members.leaving.retain(|node| node.strong_count() > 0);
-        members.leaving.push(Arc::downgrade(own_node));
+        members.leaving.push(Arc::downgrade(node));
     }
 
     /// Returns the names of the nodes in this directory that are deleted after their last use.
     pub(crate) fn leaving_soon(&self, directory: &str) -> Vec<String> {
         let leaving: Vec<_> = self.members.lock().leaving.iter().filter_map(Weak::upgrade).collect();
-        let name = |node: Arc<OwnNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
+        let name = |node: Arc<ContenderNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
         leaving.into_iter().filter_map(name).collect()
     }
 
@@ -310,7 +310,7 @@ impl Upkeep {
     }
 
     /// Ends the check of a hand-off. Returns the hand-off, and our nodes that were granted by it.
-    pub(super) fn finish_check(&self, path: &Arc<str>) -> Option<(Arc<HandOff>, Vec<Arc<OwnNode>>)> {
+    pub(super) fn finish_check(&self, path: &Arc<str>) -> Option<(Arc<HandOff>, Vec<Arc<ContenderNode>>)> {
         self.members.lock().handed_off.remove(path).map(|handed| (handed.signal, handed.granted))
     }
 
@@ -320,8 +320,8 @@ impl Upkeep {
 
     /// Looks at each node and reports each loss. Then wakes every task that waits for a loss.
     pub(crate) fn look_at_all(&self) {
-        for own_node in self.all() {
-            own_node.find_loss();
+        for node in self.all() {
+            node.find_loss();
         }
         self.notify_all();
     }
@@ -331,10 +331,8 @@ impl Upkeep {
         if LevelFilter::current() < LevelFilter::WARN {
             return;
         }
-        for own_node in
-            self.all().into_iter().filter(|own_node| own_node.is_holding() && own_node.find_loss().is_none())
-        {
-            let (node, left) = (own_node.path(), self.lease.remaining().unwrap_or_default());
+        for node in self.all().into_iter().filter(|node| node.is_holding() && node.find_loss().is_none()) {
+            let (node, left) = (node.path(), self.lease.remaining().unwrap_or_default());
             if is_connected {
                 emit!(INFO, node, ?left, "the connection is back, and the lock is still held");
             } else {
@@ -345,20 +343,20 @@ impl Upkeep {
 
     /// Wakes every task that waits for a loss.
     pub(crate) fn notify_all(&self) {
-        for own_node in self.all() {
-            own_node.wake_all();
+        for node in self.all() {
+            node.wake_all();
         }
     }
 
-    fn all(&self) -> Vec<Arc<OwnNode>> {
+    fn all(&self) -> Vec<Arc<ContenderNode>> {
         self.members.lock().all.values().cloned().collect()
     }
 
     /// Returns the nodes that a heartbeat checks: all nodes of holders, or else one node of a waiter.
-    pub(crate) fn to_check(&self) -> Vec<(Arc<OwnNode>, String)> {
+    pub(crate) fn to_check(&self) -> Vec<(Arc<ContenderNode>, String)> {
         let members = self.members.lock();
-        let standing = |own_node: &Arc<OwnNode>| Some((Arc::clone(own_node), own_node.standing_path()?));
-        let holding = members.all.values().filter(|own_node| own_node.is_held());
+        let standing = |node: &Arc<ContenderNode>| Some((Arc::clone(node), node.standing_path()?));
+        let holding = members.all.values().filter(|node| node.is_held());
         let mut chosen: Vec<_> = holding.filter_map(standing).collect();
         if chosen.is_empty() {
             chosen.extend(members.all.values().find_map(standing));

@@ -93,7 +93,7 @@ impl MultiGuard {
     /// Any client can put a check that these nodes exist into a ZooKeeper transaction: then the transaction is done
     /// only while all the locks are held.
     pub fn node_paths(&self) -> impl Iterator<Item = String> {
-        self.locks.iter().map(|held| held.own_node().path())
+        self.locks.iter().map(|held| held.node().path())
     }
 
     /// Returns the [fencing token](crate::Hold::fencing_token) of the lock in directory `path`. `None` if this guard
@@ -122,7 +122,7 @@ impl MultiGuard {
 
     /// Returns each lock's directory and fencing token, in the order in which the locks were taken.
     pub fn fencing_tokens(&self) -> impl Iterator<Item = (&str, i64)> {
-        self.locks.iter().map(|held| (held.shown(), held.own_node().token()))
+        self.locks.iter().map(|held| (held.shown(), held.node().token()))
     }
 
     /// Returns whether all the locks are still held. See [`Hold::is_held`](crate::Hold::is_held).
@@ -352,7 +352,7 @@ impl Drop for MultiGuard {
 impl fmt::Debug for MultiGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MultiGuard")
-            .field("nodes", &self.locks.iter().map(|held| held.own_node().path()).collect::<Vec<_>>())
+            .field("nodes", &self.locks.iter().map(|held| held.node().path()).collect::<Vec<_>>())
             .field("is_held", &self.is_held())
             .finish()
     }

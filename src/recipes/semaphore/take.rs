@@ -94,7 +94,7 @@ impl PermitRequest {
         if_taken: IfTaken,
     ) -> Result<bool, Error> {
         let SemaphoreState { handle, taken, .. } = &*self.state;
-        let name = permits::name(&held.own_node().tag().to_string(), self.count);
+        let name = permits::name(&held.node().tag().to_string(), self.count);
         let to = format!("{taken}/{name}");
         let exchange = Exchange { to, data: held.note(), unchanged: (handle.shown(), version) };
         match held.exchange(&exchange).await {
@@ -293,7 +293,7 @@ struct View<'a> {
 impl<'a> View<'a> {
     fn new(state: &'a SemaphoreState, held: &'a ContenderHandle, grant: &mut Grant) -> View<'a> {
         let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
-        let (connection, ghosts) = (held.own_node().read(NodeState::connection), std::mem::take(&mut grant.ghosts));
+        let (connection, ghosts) = (held.node().read(NodeState::connection), std::mem::take(&mut grant.ghosts));
         let (shown_ghosts, gone) = (ghosts.len(), Vec::new());
         View { state, held, connection, number: None, names: None, signal, ghosts, shown_ghosts, gone, rounds: 0 }
     }
@@ -382,7 +382,7 @@ impl<'a> View<'a> {
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
         let shown = keep_alive::up_to(&queue, &signal.path);
         if let Some(left) = presence::first_there(self.held.session(), &shown).await? {
-            keep_alive::lose_interfered(&signal.path, &left, [self.held.own_node()]);
+            keep_alive::lose_interfered(&signal.path, &left, [self.held.node()]);
             return Err(Failure::NoNode);
         }
         self.ghosts.extend(shown.iter().filter_map(|path| path.rsplit('/').next()).map(Arc::from));

@@ -81,12 +81,12 @@ impl ValueNode {
         label: &Option<String>,
         base: Base,
     ) -> Result<NewValue, Error> {
-        let (own_node, handle) = (held.own_node(), self.lock.handle());
+        let (node, handle) = (held.node(), self.lock.handle());
         let written = Written {
             host: handle.host.clone(),
             label: label.clone(),
-            token: own_node.token(),
-            commit: own_node.next_commit(),
+            token: node.token(),
+            commit: node.next_commit(),
             at: codec::now(),
             schema: self.form.schema,
         };
@@ -94,7 +94,7 @@ impl ValueNode {
         let envelope = Envelope { format: self.form.name.clone(), written, after: base.mark };
         let bytes = envelope.seal(payload);
         if bytes.len() > self.form.size_limit {
-            own_node.commit_not_sent(mark.commit);
+            node.commit_not_sent(mark.commit);
             return Err(self.fault(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.form.size_limit) }));
         }
         let version = Commit { node: self, held, bytes: &bytes, mark, base }.put().await?;
@@ -159,7 +159,7 @@ impl ValueNode {
             Err(failure) => return Err(Error::from_failure(failure, "read", &self.path)),
         };
         let now = Base::of(node.as_ref());
-        if now.mark.is_some_and(|mark| mark.token == held.own_node().token()) {
+        if now.mark.is_some_and(|mark| mark.token == held.node().token()) {
             return Ok(now);
         }
         if now.czxid.is_some_and(|czxid| before.is_replaced(czxid)) {
@@ -295,9 +295,9 @@ impl Commit<'_> {
     /// Returns `None` if the delete fails.
     async fn read_after_session_end(&self) -> Option<Option<NodeData>> {
         let session_slot = self.node.coordinator().session_slot(0).await.ok()?;
-        let (session, node) = (session_slot.session(), self.held.own_node().path());
+        let (session, node) = (session_slot.session(), self.held.node().path());
         match retry::until_known(session, || session.delete(&node)).await {
-            Ok(()) | Err(Failure::NoNode) => self.held.own_node().lose(Loss::Removed),
+            Ok(()) | Err(Failure::NoNode) => self.held.node().lose(Loss::Removed),
             Err(_) => return None,
         }
         read_node(session, &self.node.path).await.ok()

@@ -20,7 +20,7 @@ use crate::recipes::shared::node::{self, Base, NewValue, ValueNode};
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::follow::{self, Followed, follow};
 use crate::session::lease::Lease;
-use crate::session::node::OwnNode;
+use crate::session::node::ContenderNode;
 use crate::session::presence::{self, Recheck};
 use crate::session::request::{Ending, Failure, Stat, Task};
 use crate::session::retry::{self, Tries};
@@ -57,7 +57,7 @@ struct KeptValue<T> {
     value: Arc<Stored<T>>,
     /// The kept node. Its token does not identify it, because an ensemble that is restored from a backup gives the same
     /// tokens again.
-    under: Weak<OwnNode>,
+    under: Weak<ContenderNode>,
     /// The number of transactions that were sent under the node before the read.
     writes: usize,
 }
@@ -84,16 +84,16 @@ impl<T> Store<T> {
     /// Returns the value that an earlier read has found under the same kept node. The value cannot have changed since:
     /// another writer would need the lock, and a transaction of this process would have been counted.
     fn kept_value(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
-        let own_node = guard.held().own_node();
-        let writes = own_node.settled_writes().filter(|_| guard.is_kept())?;
+        let node = guard.held().node();
+        let writes = node.settled_writes().filter(|_| guard.is_kept())?;
         let kept = self.kept.lock();
-        let known = kept.as_ref().filter(|kept| kept.under.as_ptr() == Arc::as_ptr(own_node));
+        let known = kept.as_ref().filter(|kept| kept.under.as_ptr() == Arc::as_ptr(node));
         known.filter(|kept| kept.writes == writes).map(|kept| Arc::clone(&kept.value))
     }
 
     fn keep_value(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
         if let Some(writes) = writes.filter(|_| guard.is_kept()) {
-            let kept = KeptValue { value: Arc::clone(value), under: Arc::downgrade(guard.held().own_node()), writes };
+            let kept = KeptValue { value: Arc::clone(value), under: Arc::downgrade(guard.held().node()), writes };
             let before = self.kept.lock().replace(kept);
             // The old value is dropped without the lock, because its destructor is user code.
             drop(before);
@@ -110,7 +110,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         let (held, Store { node, codec, .. }) = (guard.held(), self);
         let mut tries = 0;
         loop {
-            let writes = held.own_node().settled_writes();
+            let writes = held.node().settled_writes();
             let is_needed = codec.initial.is_none() || tries == MAX_INITIAL_WRITES;
             let (bytes, base) = node.read(held, self.is_known(), is_needed).await?;
             match (self.open(&bytes, &base), &codec.initial) {

@@ -51,10 +51,10 @@ impl Noted {
         (noted, task)
     }
 
-    fn holder(&self, name: &str) -> Arc<OwnNode> {
-        let own_node = self.upkeep.enter(name.to_owned());
-        own_node.hold(self.upkeep.lease().epoch().unwrap());
-        own_node
+    fn holder(&self, name: &str) -> Arc<ContenderNode> {
+        let node = self.upkeep.enter(name.to_owned());
+        node.hold(self.upkeep.lease().epoch().unwrap());
+        node
     }
 
     /// Waits until `milliseconds` after the start. Returns the requests since the last call.
@@ -145,34 +145,34 @@ async fn reads_alone_keep_an_idle_session_where_possible() {
 #[tokio::test(start_paused = true)]
 async fn a_check_follows_each_touch_by_the_settling_time() {
     let (session, _task) = Noted::kept_alive();
-    let own_node = session.holder("/a/1");
+    let node = session.holder("/a/1");
     let sent = [(200, "watch /a/1"), (1_200, "read /"), (2_400, "read /"), (2_450, "check /a/1"), (3_600, "read /")];
     assert_eq!(session.after(3_640).await, notes(sent));
     assert_eq!(session.after(3_660).await, notes([(3_650, "check /a/1")]));
     session.after(120_000).await;
-    assert_eq!(own_node.find_loss(), None);
+    assert_eq!(node.find_loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_node_that_moves_keeps_its_lease() {
     let (session, _task) = Noted::kept_alive();
-    let own_node = session.holder("/a/1");
-    own_node.change(|it| it.known.begin_move(None));
+    let node = session.holder("/a/1");
+    node.change(|it| it.known.begin_move(None));
     let sent = session.after(20_000).await;
     assert!(sent.iter().all(|(_, what)| what == "read /" || what == "check /" || what == "watch /a/1"), "{sent:?}");
-    assert_eq!(own_node.find_loss(), None);
+    assert_eq!(node.find_loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_busy_session_sends_no_touch_and_no_check() {
     let (session, _task) = Noted::kept_alive();
-    let own_node = session.holder("/a/1");
+    let node = session.holder("/a/1");
     for now in (250..20_000).step_by(250) {
         session.after(now).await;
         assert_eq!(*session.notes.lock().unwrap(), [], "{now}");
         session.upkeep.acknowledged(session.lease().now());
     }
-    assert_eq!(own_node.find_loss(), None);
+    assert_eq!(node.find_loss(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -201,19 +201,19 @@ async fn steady_mode_sends_no_heartbeat() {
 #[tokio::test(start_paused = true)]
 async fn a_lapse_of_the_lease_wakes_the_holder_at_once() {
     let (session, _task) = Noted::kept_alive();
-    let own_node = session.holder("/a/1");
+    let node = session.holder("/a/1");
     *session.is_cut_off.lock().unwrap() = true;
     let woken = tokio::spawn(async move {
-        own_node.changed().await;
-        own_node
+        node.changed().await;
+        node
     });
     session.after(4_999).await;
     assert!(!woken.is_finished());
     session.after(5_001).await;
     assert!(woken.is_finished());
-    let own_node = woken.await.unwrap();
-    own_node.lose(Loss::Removed);
-    assert_eq!(own_node.find_loss(), Some(Loss::LeaseRanOut));
+    let node = woken.await.unwrap();
+    node.lose(Loss::Removed);
+    assert_eq!(node.find_loss(), Some(Loss::LeaseRanOut));
 }
 
 #[tokio::test(start_paused = true)]
@@ -223,7 +223,7 @@ async fn a_heartbeat_ends_only_the_hold_of_a_missing_node() {
         let own_nodes = ["/a/1", "/a/2", "/a/3"].map(|path| session.holder(path));
         session.wrong.lock().unwrap().push(("/a/2".to_owned(), failure));
         session.after(2_500).await;
-        assert_eq!(own_nodes.map(|own_node| own_node.find_loss()), [None, loss, None]);
+        assert_eq!(own_nodes.map(|node| node.find_loss()), [None, loss, None]);
     }
 }
 
@@ -258,13 +258,13 @@ async fn a_watch_request_with_a_lost_answer_is_repeated() {
 #[tokio::test(start_paused = true)]
 async fn watch_retries_back_off_and_end_with_the_node() {
     let (session, _task) = Noted::kept_alive();
-    let own_node = session.holder("/a/1");
+    let node = session.holder("/a/1");
     *session.is_cut_off.lock().unwrap() = true;
     let mut watches = session.after(60_000).await;
     watches.retain(|(_, what)| what == "watch /a/1");
     // From the twelfth pause on, each has 1,440 ms.
     assert_eq!(watches.len(), 4 + 12 + (60_000 - 200 - 120 * 78) / 1_440, "{watches:?}");
-    own_node.leave(|it| it.known.leave(true));
+    node.leave(|it| it.known.leave(true));
     session.after(62_000).await;
     assert!(session.after(70_000).await.iter().all(|(_, what)| what != "watch /a/1"));
 }
@@ -293,23 +293,23 @@ impl Answers for Silent {
 }
 
 /// Returns a held node on a session of 6 s, and a function that advances the session's clock.
-fn holding() -> (Arc<OwnNode>, Arc<dyn Session>, impl Fn(u64)) {
+fn holding() -> (Arc<ContenderNode>, Arc<dyn Session>, impl Fn(u64)) {
     let clock = Arc::new(AtomicU64::new(100_000));
     let hands = Arc::clone(&clock);
     let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
     let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
     upkeep.began(upkeep.lease().now());
-    let own_node = upkeep.enter("/lock/node".to_owned());
-    own_node.hold(upkeep.lease().epoch().unwrap());
+    let node = upkeep.enter("/lock/node".to_owned());
+    node.hold(upkeep.lease().epoch().unwrap());
     let forward = move |milliseconds| {
         clock.fetch_add(milliseconds, Ordering::SeqCst);
     };
-    (own_node, Arc::new(Stub(Silent(upkeep))), forward)
+    (node, Arc::new(Stub(Silent(upkeep))), forward)
 }
 
 #[test]
 fn a_lapse_during_a_look_is_found_by_the_next_look() {
-    let (own_node, session, forward) = holding();
+    let (node, session, forward) = holding();
     let mut looks = 0;
     let look = || {
         looks += 1;
@@ -317,22 +317,22 @@ fn a_lapse_during_a_look_is_found_by_the_next_look() {
             forward(6_000);
             return None;
         }
-        own_node.find_loss()
+        node.find_loss()
     };
-    let found = pin!(own_node.until(&session, look)).poll(&mut Context::from_waker(Waker::noop()));
+    let found = pin!(node.until(&session, look)).poll(&mut Context::from_waker(Waker::noop()));
     assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
 }
 
 /// Timers stand still while the machine is suspended, and the lease does not.
 #[tokio::test(start_paused = true)]
 async fn a_holder_learns_of_a_suspend_within_300_ms() {
-    let (own_node, session, forward) = holding();
+    let (node, session, forward) = holding();
     let wakes = async {
         tokio::time::sleep(Duration::from_millis(1)).await;
         forward(6_000);
         tokio::time::Instant::now()
     };
-    let (why, woke) = tokio::join!(own_node.until(&session, || own_node.find_loss()), wakes);
+    let (why, woke) = tokio::join!(node.until(&session, || node.find_loss()), wakes);
     assert_eq!(why, Loss::LeaseRanOut);
     assert!(woke.elapsed() <= Duration::from_millis(300), "{:?}", woke.elapsed());
 }

@@ -1,5 +1,5 @@
 //! The state of one node of ours, from before its create until it is given back: decisions alone, with no I/O, lock or
-//! clock. [`OwnNode`](crate::session::node::OwnNode) keeps it behind a lock, and the exhaustive model (`tests/models/`)
+//! clock. [`ContenderNode`](crate::session::node::ContenderNode) keeps it behind a lock, and the exhaustive model (`tests/models/`)
 //! drives it.
 //!
 //! ```text

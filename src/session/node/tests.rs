@@ -8,7 +8,7 @@ use crate::session::request::Ending;
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::AtomicBool;
 
-impl OwnNode {
+impl ContenderNode {
     pub(in crate::session) fn waits_at(&self, path: String) {
         let now = self.lease.now();
         self.change(|it| it.known = NodeState::waiting_at(path, now));
@@ -16,39 +16,39 @@ impl OwnNode {
 }
 
 /// Returns a held node on a valid lease, and its session's upkeep.
-fn holding() -> (Arc<OwnNode>, Arc<Upkeep>) {
+fn holding() -> (Arc<ContenderNode>, Arc<Upkeep>) {
     let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
     upkeep.began(upkeep.lease().now());
-    let own_node = upkeep.enter("/lock/node".to_owned());
+    let node = upkeep.enter("/lock/node".to_owned());
     upkeep.unwatched.take(Duration::ZERO);
-    own_node.hold(upkeep.lease().epoch().unwrap());
-    assert!(own_node.held_at().is_some());
-    (own_node, upkeep)
+    node.hold(upkeep.lease().epoch().unwrap());
+    assert!(node.held_at().is_some());
+    (node, upkeep)
 }
 
 /// The two ends of a hold: it is given back, or lost.
-const ENDS: [fn(&Arc<OwnNode>); 2] =
+const ENDS: [fn(&Arc<ContenderNode>); 2] =
     [|node| drop(node.leave(|it| it.known.leave(true))), |node| node.lose(Loss::Removed)];
 
 /// `is_held` reads only an atomic, so the atomic must change together with the node.
 #[test]
 fn held_at_is_none_once_the_node_is_lost_or_left() {
     for end in ENDS {
-        let (own_node, _upkeep) = holding();
-        end(&own_node);
-        assert_eq!(own_node.held_at(), None);
+        let (node, _upkeep) = holding();
+        end(&node);
+        assert_eq!(node.held_at(), None);
     }
 }
 
 /// A waker that looks at the node at once, like an executor that polls a task where it is woken.
 struct Looks {
-    own_node: Arc<OwnNode>,
+    node: Arc<ContenderNode>,
     has_seen: AtomicBool,
 }
 
 impl Wake for Looks {
     fn wake(self: Arc<Self>) {
-        let is_over = !self.own_node.is_holding() || self.own_node.find_loss().is_some();
+        let is_over = !self.node.is_holding() || self.node.find_loss().is_some();
         self.has_seen.store(is_over, Ordering::SeqCst);
     }
 }
@@ -56,13 +56,13 @@ impl Wake for Looks {
 #[test]
 fn a_task_woken_by_a_loss_finds_it_at_once() {
     for end in ENDS {
-        let (own_node, _upkeep) = holding();
+        let (node, _upkeep) = holding();
         let has_seen = AtomicBool::new(false);
-        let looks = Arc::new(Looks { own_node: Arc::clone(&own_node), has_seen });
-        let mut changed = pin!(own_node.changed());
+        let looks = Arc::new(Looks { node: Arc::clone(&node), has_seen });
+        let mut changed = pin!(node.changed());
         let waker = Waker::from(Arc::clone(&looks));
         assert!(changed.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        end(&own_node);
+        end(&node);
         assert!(looks.has_seen.load(Ordering::SeqCst));
     }
 }
@@ -77,18 +77,18 @@ fn a_removal_after_a_lapse_counts_as_the_lapse() {
         let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
         let lease = upkeep.lease();
         upkeep.began(lease.now());
-        let own_node = upkeep.enter("/lock/node".to_owned());
-        own_node.hold(lease.epoch().unwrap());
-        assert_eq!(own_node.find_loss(), None);
+        let node = upkeep.enter("/lock/node".to_owned());
+        node.hold(lease.epoch().unwrap());
+        assert_eq!(node.find_loss(), None);
 
         clock.fetch_add(stopped_for, Ordering::SeqCst);
-        own_node.arm("/lock/node", Box::pin(std::future::ready(Event::Deleted)));
-        assert_eq!(own_node.find_loss(), Some(why));
+        node.arm("/lock/node", Box::pin(std::future::ready(Event::Deleted)));
+        assert_eq!(node.find_loss(), Some(why));
     }
 }
 
-fn to_watch(own_node: &OwnNode) -> Option<String> {
-    own_node.change(|it| it.known.begin_to_watch())
+fn to_watch(node: &ContenderNode) -> Option<String> {
+    node.change(|it| it.known.begin_to_watch())
 }
 
 fn fired(event: Event) -> Watch {
@@ -100,8 +100,8 @@ fn asked(watch: Result<Watch, Failure>) -> OwnWatch {
 }
 
 /// Stores the answer to a watch request.
-fn watched(own_node: &Arc<OwnNode>, watch: Result<Watch, Failure>) -> Result<(), Failure> {
-    let mut outcome = pin!(own_node.store_watch(asked(watch)));
+fn watched(node: &Arc<ContenderNode>, watch: Result<Watch, Failure>) -> Result<(), Failure> {
+    let mut outcome = pin!(node.store_watch(asked(watch)));
     let Poll::Ready(outcome) = outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("the answer has come, but the future is pending");
     };
@@ -110,66 +110,66 @@ fn watched(own_node: &Arc<OwnNode>, watch: Result<Watch, Failure>) -> Result<(),
 
 #[test]
 fn a_watch_is_armed_again_after_a_failure_or_a_write() {
-    let (own_node, upkeep) = holding();
+    let (node, upkeep) = holding();
     let path = || Some("/lock/node".to_owned());
-    assert_eq!((to_watch(&own_node), to_watch(&own_node)), (path(), None));
+    assert_eq!((to_watch(&node), to_watch(&node)), (path(), None));
     let unknown = Failure::Unknown(String::new());
-    assert_eq!(watched(&own_node, Err(unknown.clone())), Err(unknown));
-    assert_eq!((own_node.has_own_watch(), to_watch(&own_node)), (false, path()));
-    assert_eq!(watched(&own_node, Ok(Box::pin(std::future::pending()))), Ok(()));
-    assert_eq!((own_node.has_own_watch(), to_watch(&own_node)), (true, None));
+    assert_eq!(watched(&node, Err(unknown.clone())), Err(unknown));
+    assert_eq!((node.has_own_watch(), to_watch(&node)), (false, path()));
+    assert_eq!(watched(&node, Ok(Box::pin(std::future::pending()))), Ok(()));
+    assert_eq!((node.has_own_watch(), to_watch(&node)), (true, None));
     assert!(upkeep.unwatched.take(Duration::ZERO).0.is_empty());
 
-    let (own_node, upkeep) = holding();
-    assert_eq!(watched(&own_node, Ok(fired(Event::Changed))), Ok(()));
-    assert_eq!((own_node.has_own_watch(), own_node.find_loss()), (false, None));
-    assert_eq!((upkeep.unwatched.take(Duration::ZERO).0.len(), to_watch(&own_node)), (1, path()));
+    let (node, upkeep) = holding();
+    assert_eq!(watched(&node, Ok(fired(Event::Changed))), Ok(()));
+    assert_eq!((node.has_own_watch(), node.find_loss()), (false, None));
+    assert_eq!((upkeep.unwatched.take(Duration::ZERO).0.len(), to_watch(&node)), (1, path()));
 }
 
 #[test]
 fn events_of_a_replaced_node_do_not_end_the_new_hold() {
-    let (own_node, _upkeep) = holding();
-    to_watch(&own_node);
-    own_node.change(|it| it.known.begin_move(Some("/lock/new".to_owned())));
-    own_node.record_gone_from("/lock/node");
-    assert_eq!((own_node.find_loss(), to_watch(&own_node)), (None, None));
-    own_node.end_move(|it| it.exchanged(0));
-    assert_eq!(to_watch(&own_node), Some("/lock/new".to_owned()));
-    assert!(watched(&own_node, Err(Failure::Unknown(String::new()))).is_err());
-    assert_eq!(to_watch(&own_node), None, "a watch on the new node was requested already");
-    assert_eq!(watched(&own_node, Ok(fired(Event::Deleted))), Ok(()));
-    assert_eq!(watched(&own_node, Err(Failure::NoNode)), Ok(()));
-    assert_eq!((own_node.find_loss(), own_node.has_own_watch()), (None, false));
-    own_node.record_gone_from("/lock/new");
-    assert_eq!(own_node.find_loss(), Some(Loss::Removed));
+    let (node, _upkeep) = holding();
+    to_watch(&node);
+    node.change(|it| it.known.begin_move(Some("/lock/new".to_owned())));
+    node.record_gone_from("/lock/node");
+    assert_eq!((node.find_loss(), to_watch(&node)), (None, None));
+    node.end_move(|it| it.exchanged(0));
+    assert_eq!(to_watch(&node), Some("/lock/new".to_owned()));
+    assert!(watched(&node, Err(Failure::Unknown(String::new()))).is_err());
+    assert_eq!(to_watch(&node), None, "a watch on the new node was requested already");
+    assert_eq!(watched(&node, Ok(fired(Event::Deleted))), Ok(()));
+    assert_eq!(watched(&node, Err(Failure::NoNode)), Ok(()));
+    assert_eq!((node.find_loss(), node.has_own_watch()), (None, false));
+    node.record_gone_from("/lock/new");
+    assert_eq!(node.find_loss(), Some(Loss::Removed));
 }
 
 #[test]
 fn a_hold_is_suspect_while_its_connection_is_lost() {
-    let (own_node, upkeep) = holding();
-    assert_eq!(own_node.hold_state(), HoldState::Held);
+    let (node, upkeep) = holding();
+    assert_eq!(node.hold_state(), HoldState::Held);
     upkeep.connected(false);
-    assert!(matches!(own_node.hold_state(), HoldState::Suspect { .. }));
+    assert!(matches!(node.hold_state(), HoldState::Suspect { .. }));
     upkeep.connected(true);
-    assert_eq!(own_node.hold_state(), HoldState::Held);
+    assert_eq!(node.hold_state(), HoldState::Held);
     upkeep.end(Ending::Expired);
     let why = Loss::SessionOver(Ending::Expired);
-    assert_eq!(own_node.hold_state(), HoldState::Lost { why });
+    assert_eq!(node.hold_state(), HoldState::Lost { why });
 }
 
 /// A path that was given to the caller may be used at any time.
 #[test]
 fn writes_are_settled_once_each_has_an_outcome() {
-    let (own_node, _upkeep) = holding();
-    assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (false, Some(0)));
-    own_node.begin_write();
-    own_node.begin_write();
-    own_node.settle_write();
-    assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (true, None));
-    own_node.settle_write();
-    assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (false, Some(2)));
-    own_node.prepare_foreign_transaction();
-    assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (true, None));
+    let (node, _upkeep) = holding();
+    assert_eq!((node.may_yet_write(), node.settled_writes()), (false, Some(0)));
+    node.begin_write();
+    node.begin_write();
+    node.settle_write();
+    assert_eq!((node.may_yet_write(), node.settled_writes()), (true, None));
+    node.settle_write();
+    assert_eq!((node.may_yet_write(), node.settled_writes()), (false, Some(2)));
+    node.prepare_foreign_transaction();
+    assert_eq!((node.may_yet_write(), node.settled_writes()), (true, None));
 }
 
 const MARGIN: Duration = Duration::from_secs(2);

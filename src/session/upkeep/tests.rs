@@ -17,10 +17,10 @@ fn begun() -> (Arc<Upkeep>, Arc<AtomicU64>) {
     (upkeep, clock)
 }
 
-fn holding(upkeep: &Arc<Upkeep>) -> Arc<OwnNode> {
-    let own_node = upkeep.enter("/lock/node".to_owned());
-    own_node.hold(upkeep.lease().epoch().expect("it has just begun"));
-    own_node
+fn holding(upkeep: &Arc<Upkeep>) -> Arc<ContenderNode> {
+    let node = upkeep.enter("/lock/node".to_owned());
+    node.hold(upkeep.lease().epoch().expect("it has just begun"));
+    node
 }
 
 #[test]
@@ -36,12 +36,12 @@ fn a_renewal_after_a_lapse_revives_no_hold() {
     ];
     for renew in renewals {
         let (upkeep, clock) = begun();
-        let own_node = holding(&upkeep);
+        let node = holding(&upkeep);
         upkeep.answered(upkeep.lease().now());
         clock.fetch_add(30, Ordering::SeqCst);
         renew(&upkeep);
-        assert_eq!(own_node.find_loss(), Some(Loss::LeaseRanOut));
-        assert!(own_node.held_at().is_none());
+        assert_eq!(node.find_loss(), Some(Loss::LeaseRanOut));
+        assert!(node.held_at().is_none());
     }
 }
 
@@ -98,12 +98,12 @@ fn upkeep() -> Arc<Upkeep> {
     upkeep
 }
 
-fn enter<const N: usize>(upkeep: &Arc<Upkeep>, names: [&str; N]) -> [Arc<OwnNode>; N] {
+fn enter<const N: usize>(upkeep: &Arc<Upkeep>, names: [&str; N]) -> [Arc<ContenderNode>; N] {
     names.map(|name| upkeep.enter(format!("/a/{name}")))
 }
 
-fn names(own_nodes: &[Arc<OwnNode>]) -> Vec<String> {
-    own_nodes.iter().map(|own_node| own_node.path()).collect()
+fn names(own_nodes: &[Arc<ContenderNode>]) -> Vec<String> {
+    own_nodes.iter().map(|node| node.path()).collect()
 }
 
 #[test]
@@ -235,12 +235,12 @@ fn a_loss_by_the_session_end_keeps_its_reason() {
     assert!(!upkeep.is_over());
     upkeep.end(Ending::Expired);
     assert!(upkeep.is_over());
-    for (own_node, loss) in [
+    for (node, loss) in [
         (holder, Loss::SessionOver(Ending::Expired)),
         (waiter, Loss::SessionOver(Ending::Expired)),
         (removed, Loss::Removed),
     ] {
-        own_node.lose(Loss::Interfered);
-        assert_eq!(own_node.find_loss(), Some(loss));
+        node.lose(Loss::Interfered);
+        assert_eq!(node.find_loss(), Some(loss));
     }
 }
