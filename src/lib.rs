@@ -198,7 +198,7 @@ pub mod coordinator {
     pub use crate::session::request::{
         Contents, Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
     };
-    pub use crate::session::upkeep::Upkeep;
+    pub use crate::session::store::SessionStore;
     pub use crate::telemetry::log::flush_events;
     pub use crate::zookeeper::connect_policy::{ConnectPolicy, reconnect_jitter};
     pub use crate::zookeeper::probe::four_letter_word;

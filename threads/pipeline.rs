@@ -107,17 +107,17 @@ mod session {
         }
     }
 
-    pub(crate) mod upkeep {
+    pub(crate) mod store {
         use std::time::Duration;
 
         use crate::session::request::Ending;
 
-        /// The part of the library's `Upkeep` that a pipeline needs.
+        /// The part of the library's `SessionStore` that a pipeline needs.
         #[derive(Default)]
-        pub(crate) struct Upkeep;
+        pub(crate) struct SessionStore;
 
-        impl Upkeep {
-            pub(crate) fn lease(&self) -> &Upkeep {
+        impl SessionStore {
+            pub(crate) fn lease(&self) -> &SessionStore {
                 self
             }
 
@@ -218,8 +218,8 @@ mod zookeeper {
 
         use crate::Client;
         use crate::session::request::{Created, Ending, Failure, Reply};
+        use crate::session::store::SessionStore;
         use crate::session::thread::BackgroundThread;
-        use crate::session::upkeep::Upkeep;
         use crate::zookeeper::pipeline::{Identity, Pipeline, Request};
         use crate::zookeeper::translate;
 
@@ -235,8 +235,8 @@ mod zookeeper {
                 let this = Weak::clone(this);
                 Identity::new(1, move || this.upgrade().iter().for_each(|it| it.check_ended()))
             });
-            let (upkeep, background) = (Arc::new(Upkeep), Arc::new(BackgroundThread::default()));
-            let pipeline = Arc::new(Pipeline::new(client, &upkeep, &background, identity, String::new()));
+            let (store, background) = (Arc::new(SessionStore), Arc::new(BackgroundThread::default()));
+            let pipeline = Arc::new(Pipeline::new(client, &store, &background, identity, String::new()));
             (Arc::new(Session { pipeline, is_rash }), background)
         }
 

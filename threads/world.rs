@@ -16,8 +16,8 @@ use shuttle::sync::{Condvar, Mutex};
 use shuttle::thread::{self, JoinHandle};
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
-    Watch,
+    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
+    Task, Watch,
 };
 
 use crate::waits::Awaited;
@@ -278,8 +278,8 @@ impl Session for OnRoutes {
         self.session.timeout()
     }
 
-    fn upkeep(&self) -> &Arc<Upkeep> {
-        self.session.upkeep()
+    fn store(&self) -> &Arc<SessionStore> {
+        self.session.store()
     }
 
     async fn connected(&self) -> Result<(), Ending> {

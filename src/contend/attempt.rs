@@ -54,7 +54,7 @@ impl Acquisition {
             .ghosts_ahead(&session, &names, newcomer, |names| turn::ahead_of_newcomer(newcomer.0, newcomer.1, names));
         // Sends nothing if no contender is ahead.
         drop(ahead.await);
-        let there = session.upkeep().ghosts().without(path, &names, self.mode);
+        let there = session.store().ghosts().without(path, &names, self.mode);
         let is_free = turn::ahead_of_newcomer(newcomer.0, newcomer.1, &there).is_empty();
         if self.has_enough(&session, is_free).await? && is_free {
             return Ok(session.timeout());

@@ -122,7 +122,7 @@ impl ContenderHandle {
             return Err(failure);
         }
         self.node().end_move(|it| it.downgraded(reader));
-        session.upkeep().unwatched.add(self.node());
+        session.store().unwatched.add(self.node());
         Ok(())
     }
 
@@ -154,7 +154,7 @@ impl ContenderHandle {
                     may_be_done = true;
                     tries.again(session, failure).await.map_err(NotExchanged::Failed)?;
                 }
-                Tried::WithoutSignal => session.upkeep().record_signal_refused(),
+                Tried::WithoutSignal => session.store().record_signal_refused(),
             }
         };
         let stat = match answer {
@@ -167,13 +167,13 @@ impl ContenderHandle {
                 node.end_move(NodeState::cancel_move);
                 match why {
                     NotExchanged::Evicted => node.lose(Loss::Removed),
-                    _ => session.upkeep().unwatched.add(node),
+                    _ => session.store().unwatched.add(node),
                 }
                 return Err(why);
             }
         };
         node.end_move(|it| it.exchanged(stat.czxid));
-        session.upkeep().unwatched.add(node);
+        session.store().unwatched.add(node);
         Ok(())
     }
 
@@ -185,7 +185,7 @@ impl ContenderHandle {
             Operation::Check { path: unchanged.to_owned(), version: Some(version) },
             Operation::Create { path: to.clone(), data: exchange.data.to_vec(), kind: Kind::Ephemeral },
         ];
-        let signals = !session.upkeep().is_signal_refused();
+        let signals = !session.store().is_signal_refused();
         if signals {
             operations.push(Operation::Set { path: from.clone(), data: Vec::new(), version: None });
         }

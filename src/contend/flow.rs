@@ -22,7 +22,7 @@ use crate::queue::turn::Take;
 use crate::session::directories::Names;
 use crate::session::request::{Failure, Loss};
 use crate::session::retry::{self, Tries};
-use crate::session::upkeep::HandOff;
+use crate::session::store::HandOff;
 use crate::session::{follow, listing, presence};
 use crate::sync::random;
 use crate::telemetry::log::emit;
@@ -82,8 +82,8 @@ impl GrantKind {
 impl Grant {
     /// Builds a grant from what the waiter decided.
     pub(crate) fn by(take: Take, entry: &ContenderHandle) -> Grant {
-        let upkeep = entry.session().upkeep();
-        let signal = take.signalled_by.map(|name| upkeep.hand_off(&entry.child(&name).into()));
+        let store = entry.session().store();
+        let signal = take.signalled_by.map(|name| store.hand_off(&entry.child(&name).into()));
         let kind = match (&signal, take.has_waited) {
             (Some(_), _) => GrantKind::HandOff,
             (None, true) => GrantKind::Look,
@@ -219,7 +219,7 @@ impl Acquisition {
         loop {
             let session_slot =
                 handle.coordinator.session_slot(watched).await.map_err(|failure| self.handle.stop(failure))?;
-            let node = session_slot.session().upkeep().begin(&handle.queue, &tag, self.mode);
+            let node = session_slot.session().store().begin(&handle.queue, &tag, self.mode);
             let keeps = self.sharing.is_some();
             let note = metadata.encode(since);
             let entry = ContenderHandle::new(session_slot, node, keeps, handle.shown(), &handle.coordinator, note);
@@ -308,7 +308,7 @@ impl Acquisition {
         let Some(epoch) = node.epoch() else { return Ok(false) };
         node.hold(epoch);
         if let Some(signal) = &grant.signal {
-            session.upkeep().request_check(signal, node);
+            session.store().request_check(signal, node);
         }
         let kind = grant.kind.as_str();
         trace::count_grant(self.aim(), kind);

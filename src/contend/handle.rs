@@ -58,7 +58,7 @@ impl ContenderHandle {
     /// Sends the create of the node. [`ContenderHandle::await_create`] waits for the answer.
     pub(crate) fn ask_for_node(&self) {
         let (session, now) = (self.session(), self.session().lease().now());
-        let connection = session.upkeep().connection();
+        let connection = session.store().connection();
         // Other contenders see the node only after its create, when the watch is armed already.
         let directory_watch = self.keeps.then(|| session.watch(self.queue()));
         let reply = session.create(&self.node.path(), &self.data, Kind::EphemeralSequential);
@@ -101,7 +101,7 @@ impl ContenderHandle {
     }
 
     fn stand_at(&self, created: &Created) -> Result<(), Failure> {
-        self.session().upkeep().created(&self.node, created, self.session().id())
+        self.session().store().created(&self.node, created, self.session().id())
     }
 
     /// Creates the lock directory and its missing parents.
@@ -284,7 +284,7 @@ impl ContenderHandle {
         // The span of the hold ends here, even if the guard lives on or the answers take long.
         let holding = std::mem::take(&mut *self.holding.lock());
         drop(holding);
-        let leaving = self.session().upkeep().leave(&self.node, |it, may_signal| it.known.leave(may_signal));
+        let leaving = self.session().store().leave(&self.node, |it, may_signal| it.known.leave(may_signal));
         remove(self.session(), &self.node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
     }
 
@@ -317,7 +317,7 @@ impl Drop for ContenderHandle {
         // The trace of the hold ends before the node is removed.
         drop(std::mem::take(self.holding.get_mut()));
         let end = |it: &mut Locked, may_signal| (it.known.end(may_signal), it.creating.take());
-        let (removals, mut creating) = self.session().upkeep().leave(&self.node, end);
+        let (removals, mut creating) = self.session().store().leave(&self.node, end);
         for leaving in removals {
             // The removal goes on in the background.
             drop(remove(self.session(), &self.node, leaving, creating.take()));

@@ -113,7 +113,7 @@ impl Remover {
         let Remover { session, directory, tag, .. } = self;
         match shown {
             None => {}
-            Some(Shown::SignalRefused) => session.upkeep().record_signal_refused(),
+            Some(Shown::SignalRefused) => session.store().record_signal_refused(),
             Some(Shown::Stays(path, failure)) => {
                 emit!(ERROR, path, %failure, "a lock node could not be removed and stays until its session ends");
             }

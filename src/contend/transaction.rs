@@ -273,7 +273,7 @@ impl<'a> Doubt<'a> {
         operations: &'a [Operation],
     ) -> Doubt<'a> {
         let own = locks.iter().map(|lock| lock.node().token()).max().unwrap_or_default();
-        Doubt { locks, session, operations, newest: session.upkeep().newest_zxid().max(own) }
+        Doubt { locks, session, operations, newest: session.store().newest_zxid().max(own) }
     }
 
     /// Sends the transaction. If no answer comes, looks for the outcome, and sends the transaction again if it was surely not

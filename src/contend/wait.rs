@@ -96,8 +96,8 @@ impl Acquisition {
             meter::entered(self.aim(), names.len().saturating_sub(1));
         }
         let is_alone = names.len() < 2;
-        let leaving = if is_alone { Vec::new() } else { session.upkeep().leaving_soon(entry.queue()) };
-        let (paths, ghosts) = (&self.handle.paths, session.upkeep().ghosts());
+        let leaving = if is_alone { Vec::new() } else { session.store().leaving_soon(entry.queue()) };
+        let (paths, ghosts) = (&self.handle.paths, session.store().ghosts());
         waiter.pass_over(ghosts.shown(&paths.queue, &names, me.mode()));
         let mut step = waiter.next(WaiterEvent::Listed { names: &names, leaving: &leaving });
         if step == Step::Evicted && !names.iter().any(|name| name == me.name()) {

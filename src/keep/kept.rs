@@ -369,7 +369,7 @@ impl KeptState {
     fn leaves_soon(&self) {
         if let Some(granted) = &self.granted {
             let (node, session) = granted.hold.node_and_session();
-            session.upkeep().mark_leaving(&node);
+            session.store().mark_leaving(&node);
         }
     }
 
@@ -452,7 +452,7 @@ async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
         let place = hold.map(|hold| (hold.contender(), Arc::clone(hold.queue())));
         let Some((me, directory)) = place else { continue };
         if let Ok(names) = listing::list(session, &directory).await
-            && turn::first_kept_out(&me, &session.upkeep().ghosts().without(&directory, &names, Mode::Write)).is_some()
+            && turn::first_kept_out(&me, &session.store().ghosts().without(&directory, &names, Mode::Write)).is_some()
         {
             return;
         }

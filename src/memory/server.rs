@@ -13,7 +13,7 @@ use crate::memory::tree::{
 };
 use crate::memory::tree::{Clock, Index};
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
-use crate::session::upkeep::Upkeep;
+use crate::session::store::SessionStore;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -45,7 +45,7 @@ pub(super) struct World {
 }
 
 struct SessionState {
-    upkeep: Arc<Upkeep>,
+    store: Arc<SessionStore>,
     link: Arc<Link>,
     /// When the connection was cut, if it is cut.
     cut: Option<Instant>,
@@ -107,19 +107,19 @@ impl Ensemble {
     pub(super) fn request<T: Send + 'static>(
         &self,
         session: i64,
-        upkeep: &Arc<Upkeep>,
+        store: &Arc<SessionStore>,
         is_write: bool,
         act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure> + Send + 'static,
     ) -> oneshot::Receiver<Result<T, Failure>> {
         let (reply, answer) = oneshot::channel();
-        let upkeep = Arc::clone(upkeep);
+        let store = Arc::clone(store);
         let job: Job = Box::new(move |world, fired| {
             let result = match world.sessions.get_mut(&session) {
                 Some(state) => {
                     let fault = if is_write { state.faults.pop_front() } else { None };
                     world.carry_out(session, is_write, fault, act, fired)
                 }
-                None => Err(Failure::Over(upkeep.lease().over().unwrap_or(Ending::Expired))),
+                None => Err(Failure::Over(store.lease().over().unwrap_or(Ending::Expired))),
             };
             let withheld = world.sessions.get_mut(&session).and_then(|state| state.withheld.as_mut());
             withheld.unwrap_or(fired).push(Box::new(move |comes| {
@@ -175,19 +175,19 @@ impl SessionState {
         }
     }
 
-    /// Returns a notification that changes the client's upkeep.
-    fn change_upkeep(&self, change: impl FnOnce(&Upkeep) + Send + 'static) -> Notification {
-        let upkeep = Arc::clone(&self.upkeep);
-        Box::new(move |_| change(&upkeep))
+    /// Returns a notification that changes the client's store.
+    fn change_store(&self, change: impl FnOnce(&SessionStore) + Send + 'static) -> Notification {
+        let store = Arc::clone(&self.store);
+        Box::new(move |_| change(&store))
     }
 }
 
 impl World {
     /// Opens a session, and returns its id and its connection.
-    pub(super) fn open(&mut self, upkeep: &Arc<Upkeep>) -> (i64, Arc<Link>) {
+    pub(super) fn open(&mut self, store: &Arc<SessionStore>) -> (i64, Arc<Link>) {
         let link = Arc::new(Link::up());
         let state = SessionState {
-            upkeep: Arc::clone(upkeep),
+            store: Arc::clone(store),
             link: Arc::clone(&link),
             cut: None,
             given_up: None,
@@ -378,12 +378,12 @@ impl World {
         self.index.set_lagging(session, false);
         let Some(mut state) = self.sessions.remove(&session) else { return };
         fired.extend(state.withheld.take().into_iter().flatten());
-        let upkeep = Arc::clone(&state.upkeep);
+        let store = Arc::clone(&state.store);
         // At once, and not with the notifications: another thread may be granted the lock as soon as the world is
         // unlocked.
-        upkeep.lease().end(why);
+        store.lease().end(why);
         let link = state.change_link(LinkState::Over(why));
-        fired.push(Box::new(move |_| upkeep.end(why)));
+        fired.push(Box::new(move |_| store.end(why)));
         fired.push(link);
         for armed in state.forgotten {
             fired.push(Box::new(move |_| armed.fire(Event::Over)));
@@ -402,15 +402,15 @@ impl World {
         fired.extend(withheld.map(|notify| Box::new(move |_| notify(false)) as Notification));
         fired.extend([
             state.change_link(LinkState::Down),
-            state.change_upkeep(|it| it.steady(false)),
-            state.change_upkeep(|it| it.connected(false)),
+            state.change_store(|it| it.steady(false)),
+            state.change_store(|it| it.connected(false)),
         ]);
     }
 
     pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Notification>) {
         if let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) {
             state.withheld.get_or_insert_default();
-            fired.push(state.change_upkeep(|it| it.steady(false)));
+            fired.push(state.change_store(|it| it.steady(false)));
         }
     }
 
@@ -420,7 +420,7 @@ impl World {
         if let Some(why) = state.given_up {
             return self.end(session, why, fired);
         }
-        fired.extend([state.change_upkeep(|it| it.steady(true)), state.change_upkeep(|it| it.connected(true))]);
+        fired.extend([state.change_store(|it| it.steady(true)), state.change_store(|it| it.connected(true))]);
         state.cut = None;
         state.frozen.clear();
         let link = state.change_link(LinkState::Up);
@@ -484,7 +484,7 @@ impl World {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.view = None;
         if let Some(withheld) = state.withheld.take() {
-            fired.push(state.change_upkeep(|it| it.steady(true)));
+            fired.push(state.change_store(|it| it.steady(true)));
             fired.extend(withheld);
         }
     }

@@ -17,8 +17,8 @@ use crate::session::contract::Session;
 use crate::session::lease::Lease;
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::retry;
+use crate::session::store::SessionStore;
 use crate::session::thread::BackgroundThread;
-use crate::session::upkeep::Upkeep;
 
 /// The timeout of every session of an embedded ensemble.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct MemorySession {
     id: i64,
     ensemble: Arc<Ensemble>,
-    upkeep: Arc<Upkeep>,
+    store: Arc<SessionStore>,
     link: Arc<Link>,
 }
 
@@ -35,10 +35,10 @@ impl MemorySession {
         let opened = Instant::now();
         // Never zero, which means that a lease has run out.
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
-        let upkeep = Arc::new(Upkeep::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
-        upkeep.steady(true);
-        let (id, link) = ensemble.change(|world, _| world.open(&upkeep));
-        Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), upkeep, link })
+        let store = Arc::new(SessionStore::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
+        store.steady(true);
+        let (id, link) = ensemble.change(|world, _| world.open(&store));
+        Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), store, link })
     }
 
     fn request<T: Send + 'static>(
@@ -46,13 +46,13 @@ impl MemorySession {
         is_write: bool,
         act: impl FnOnce(&mut World, &mut Vec<Notification>) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
-        let upkeep = Arc::clone(&self.upkeep);
+        let store = Arc::clone(&self.store);
         let act = move |world: &mut World, fired: &mut Vec<Notification>| {
             let answer = act(world, fired);
-            upkeep.record_zxid(world.zxid);
+            store.record_zxid(world.zxid);
             answer
         };
-        let answer = self.ensemble.request(self.id, &self.upkeep, is_write, act);
+        let answer = self.ensemble.request(self.id, &self.store, is_write, act);
         Box::pin(async move { answer.await.unwrap_or_else(|_| Err(Failure::Unknown("no answer came".to_owned()))) })
     }
 
@@ -72,8 +72,8 @@ impl Session for MemorySession {
         self.id
     }
 
-    fn upkeep(&self) -> &Arc<Upkeep> {
-        &self.upkeep
+    fn store(&self) -> &Arc<SessionStore> {
+        &self.store
     }
 
     async fn connected(&self) -> Result<(), Ending> {
@@ -168,10 +168,7 @@ impl Session for MemorySession {
 
 impl fmt::Debug for MemorySession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemorySession")
-            .field("id", &self.id)
-            .field("lease", self.upkeep.lease())
-            .finish_non_exhaustive()
+        f.debug_struct("MemorySession").field("id", &self.id).field("lease", self.store.lease()).finish_non_exhaustive()
     }
 }
 

@@ -131,7 +131,7 @@ impl LockPaths {
         names: &[String],
         (dialect, mode): (Dialect, Mode),
     ) -> Blockers {
-        let names = &session.upkeep().ghosts().without(&self.queue, names, mode);
+        let names = &session.store().ghosts().without(&self.queue, names, mode);
         let ahead = turn::ahead_of_newcomer(dialect, mode, names);
         let seen = self.in_the_way(dialect, &self.taken(session).await, &ahead, names);
         self.read_in_time(session, dialect, seen).await
@@ -139,7 +139,7 @@ impl LockPaths {
 
     /// Returns the progress of `me` by the names in the queue. Reads only the permits.
     pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Progress {
-        let names = session.upkeep().ghosts().without(&self.queue, names, me.mode());
+        let names = session.store().ghosts().without(&self.queue, names, me.mode());
         self.progress_beside(&self.taken(session).await, &names, me)
     }
 
@@ -151,7 +151,7 @@ impl LockPaths {
         kind: (Dialect, Mode),
         ahead: impl Fn(&[String]) -> Vec<&str>,
     ) -> Vec<Arc<str>> {
-        let names = session.upkeep().ghosts().without(&self.queue, names, kind.1);
+        let names = session.store().ghosts().without(&self.queue, names, kind.1);
         let ahead = ahead(&names);
         let found = presence::ghosts_ahead(session, &self.queue, &ahead, kind);
         call::unless(session.sleep(session.timeout()), found).await.unwrap_or_default()
@@ -181,7 +181,7 @@ impl LockPaths {
         let Some(permits) = &self.permits else { return Vec::new() };
         let names = call::unless(session.sleep(session.timeout()), session.children(permits)).await;
         let names = names.and_then(Result::ok).unwrap_or_default();
-        session.upkeep().ghosts().without(permits, &names, Mode::Write).into_owned()
+        session.store().ghosts().without(permits, &names, Mode::Write).into_owned()
     }
 }
 

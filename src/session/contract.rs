@@ -15,7 +15,7 @@ use crate::session::lease::Lease;
 use crate::session::request::{
     self, Contents, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
 };
-use crate::session::upkeep::Upkeep;
+use crate::session::store::SessionStore;
 
 /// Returns the directory for a temporary node of the session whose own node is at `path`. For a permit, this is the
 /// parent of the directory of permits, because a foreign node among permits would stop every task that counts them.
@@ -139,12 +139,12 @@ impl SessionSlot {
 ///    request with [`Failure::Over`], and never comes back.
 /// 10. **An unknown outcome is never guessed.** [`Failure::Unknown`] says that the request may or may not have been
 ///     carried out; every other failure says that it was not.
-/// 11. **The upkeep** ([`Session::upkeep`]) is notified when the session [began](Upkeep::began), of every request that was
-///     [answered](Upkeep::answered) or, by a quorum, [acknowledged](Upkeep::acknowledged), of each loss and return of
-///     the [connection](Upkeep::connected), when a handshake is known to have [resumed](Upkeep::resumed) the session,
-///     and of its [end](Upkeep::end).
+/// 11. **The store** ([`Session::store`]) is notified when the session [began](SessionStore::began), of every request that was
+///     [answered](SessionStore::answered) or, by a quorum, [acknowledged](SessionStore::acknowledged), of each loss and return of
+///     the [connection](SessionStore::connected), when a handshake is known to have [resumed](SessionStore::resumed) the session,
+///     and of its [end](SessionStore::end).
 /// 12. **Nothing is locked at a call.** The library calls a session while it holds none of its own locks. So a session may
-///     wake tasks, and report to its upkeep, inside a request, and a waker may poll its task there.
+///     wake tasks, and report to its store, inside a request, and a waker may poll its task there.
 ///
 /// # Implementing it
 /// Spawn [`keep_alive`](crate::coordinator::keep_alive) once for each session.
@@ -171,11 +171,11 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the library's record of this session. The backend makes it, and reports each event to it.
-    fn upkeep(&self) -> &Arc<Upkeep>;
+    fn store(&self) -> &Arc<SessionStore>;
 
     /// Returns the lease: until when this session is surely alive.
     fn lease(&self) -> &Arc<Lease> {
-        self.upkeep().lease()
+        self.store().lease()
     }
 
     /// Waits until the session is connected. Fails when the session is over.

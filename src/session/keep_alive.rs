@@ -14,7 +14,7 @@ use crate::session::presence::{self, check};
 use crate::session::request::{Failure, Loss};
 use crate::session::retry::{Tries, repeated, slept};
 use crate::session::shield::shielded;
-use crate::session::upkeep::Upkeep;
+use crate::session::store::SessionStore;
 use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 
@@ -32,31 +32,31 @@ const ARMED_AT_ONCE: usize = 64;
 /// quarter of the session timeout, so that the next acquisition need not wait for the lease. A transaction follows that
 /// read only where reads [do not keep](Session::is_kept_by_reads) a session.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
-    let Some(upkeep) = session.upgrade().map(|session| Arc::clone(session.upkeep())) else {
+    let Some(store) = session.upgrade().map(|session| Arc::clone(session.store())) else {
         return;
     };
-    tokio::join!(watch_nodes(&session, &upkeep, grace), renew(&session, &upkeep));
+    tokio::join!(watch_nodes(&session, &store, grace), renew(&session, &store));
 }
 
-async fn watch_nodes(session: &Weak<dyn Session>, upkeep: &Upkeep, grace: Duration) {
+async fn watch_nodes(session: &Weak<dyn Session>, store: &SessionStore, grace: Duration) {
     let mut more = false;
     loop {
         if !more {
-            upkeep.unwatched.wake.notified().await;
+            store.unwatched.wake.notified().await;
         }
         let pause = session.upgrade().filter(|_| !grace.is_zero()).map(|session| session.sleep(grace));
         if let Some(pause) = pause {
             pause.await;
         }
-        let Some(session) = session.upgrade().filter(|_| !upkeep.is_over()) else {
+        let Some(session) = session.upgrade().filter(|_| !store.is_over()) else {
             return;
         };
         let unwatched;
-        (unwatched, more) = upkeep.unwatched.take(grace);
+        (unwatched, more) = store.unwatched.take(grace);
         if !unwatched.is_empty() {
             session.spawn(Box::pin(watch_own(Arc::clone(&session), unwatched)));
         }
-        for path in upkeep.take_unchecked() {
+        for path in store.take_unchecked() {
             session.spawn(Box::pin(expect_gone(Arc::downgrade(&session), path)));
         }
     }
@@ -134,12 +134,12 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
         drop(live);
     }
     let Some(live) = session.upgrade() else { return };
-    let upkeep = live.upkeep();
-    let Some((signal, granted)) = upkeep.finish_check(&path) else { return };
+    let store = live.store();
+    let Some((signal, granted)) = store.finish_check(&path) else { return };
     if left == Ok(None) && granted.iter().any(|node| node.is_holding()) {
         left = left_before(&live, &path).await;
         if left == Ok(None) {
-            upkeep.record_confirmed(signal);
+            store.record_confirmed(signal);
         }
     }
     if let Ok(Some(left)) = left {
@@ -173,24 +173,24 @@ pub(crate) fn up_to(names: &[String], path: &str) -> Vec<String> {
     up_to.map(|name| format!("{directory}/{name}")).collect()
 }
 
-async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
-    let lease = upkeep.lease();
+async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
+    let lease = store.lease();
     // The handshake counts at the start, so the first heartbeat is due after a whole period.
     let mut due = Moment::MAX;
     let mut is_lapse_reported = true;
     loop {
-        let woken = upkeep.renewal_wake.notified();
-        let Some(live) = session.upgrade().filter(|_| !upkeep.is_over()) else {
+        let woken = store.renewal_wake.notified();
+        let Some(live) = session.upgrade().filter(|_| !store.is_over()) else {
             return;
         };
         let left = lease.remaining();
         // Every hold is lost when the lease runs out, even if no task asks.
         if left.is_none() && !std::mem::replace(&mut is_lapse_reported, true) {
-            upkeep.look_at_all();
+            store.look_at_all();
         }
         is_lapse_reported &= left.is_none();
         let now = lease.now();
-        let is_idle = upkeep.has_no_nodes();
+        let is_idle = store.has_no_nodes();
         let period = if is_idle { lease.idle_period() } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if lease.is_steady() {
@@ -202,9 +202,9 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
             due = now;
         } else if due <= now {
             due = now + period;
-            live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(upkeep))));
+            live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(store))));
         }
-        if !upkeep.plan_renewal(due, is_idle) {
+        if !store.plan_renewal(due, is_idle) {
             continue;
         }
         let nap = if lease.is_connected() { due - now } else { live.timeout() };
@@ -219,17 +219,17 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
         };
         // A timer that fires at once belongs to a runtime that has ended.
         if is_over {
-            upkeep.plan_renewal(Moment::MAX, false);
+            store.plan_renewal(Moment::MAX, false);
             woken.await;
         }
     }
 }
 
 /// Touches the session, and makes the touch count if the session has nodes.
-async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
-    let lease = upkeep.lease();
+async fn heartbeat(session: Weak<dyn Session>, store: Arc<SessionStore>) {
+    let lease = store.lease();
     let Some(live) = session.upgrade() else { return };
-    if !upkeep.has_no_nodes() {
+    if !store.has_no_nodes() {
         meter::count(names::HEARTBEATS, &[]);
     }
     let soon = live.timeout() / 20;
@@ -255,10 +255,10 @@ async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
 
 /// Checks our nodes by a transaction. It commits through the quorum, changes nothing, and fails if a node is gone.
 async fn check_own(session: &Arc<dyn Session>) {
-    let upkeep = session.upkeep();
-    let to_check = upkeep.to_check();
+    let store = session.store();
+    let to_check = store.to_check();
     // Without a node to check, a sync makes the touch count: all nodes are moving, or reads do not keep an idle session.
-    if to_check.is_empty() && !(upkeep.has_no_nodes() && session.is_kept_by_reads()) {
+    if to_check.is_empty() && !(store.has_no_nodes() && session.is_kept_by_reads()) {
         drop(session.sync("/").await);
     }
     let checks: Vec<_> = to_check.iter().map(|(_, path)| check(path, None)).collect();

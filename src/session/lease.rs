@@ -49,7 +49,7 @@ const TOUCHES: u32 = 64;
 
 /// A lease on a session: how long the session is surely alive.
 ///
-/// A backend reports each event through the session's [`Upkeep`](crate::coordinator::Upkeep).
+/// A backend reports each event through the session's [`SessionStore`](crate::coordinator::SessionStore).
 pub struct Lease {
     timeout: Duration,
     settling: Duration,
@@ -103,7 +103,7 @@ impl Lease {
     /// Returns a lease for a session with this timeout, on a clock that (on Linux) also runs while the machine is
     /// suspended.
     ///
-    /// The lease is invalid until [`Upkeep::began`](crate::coordinator::Upkeep::began).
+    /// The lease is invalid until [`SessionStore::began`](crate::coordinator::SessionStore::began).
     pub fn new(timeout: Duration) -> Lease {
         Lease::with_clock(timeout, Box::new(since_boot))
     }

@@ -27,7 +27,7 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Na
 
 /// As [`list`]. Also returns whether the request was sent now, or will be sent later.
 pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Names>, bool) {
-    let (mut answer, first) = session.upkeep().listings().begin(directory);
+    let (mut answer, first) = session.store().listings().begin(directory);
     let is_sent = first.is_some();
     if let Some(first) = first {
         let reply = session.children_and_stat(directory);
@@ -60,7 +60,7 @@ async fn follow(
         };
         drop(turn);
         let is_large = answer.as_ref().is_some_and(|it| it.as_ref().is_ok_and(|(names, _)| names.len() > MANY));
-        let next = session.upkeep().listings().end(&directory, is_large);
+        let next = session.store().listings().end(&directory, is_large);
         let send = move |answer: Answer| {
             callers.send_replace(Some(answer.map(|(names, directory)| Arc::new(Children { names, directory }))));
         };

@@ -13,8 +13,8 @@ pub(crate) mod presence;
 pub(crate) mod request;
 pub(crate) mod retry;
 pub(crate) mod shield;
+pub(crate) mod store;
 pub(crate) mod thread;
-pub(crate) mod upkeep;
 
 #[cfg(test)]
 mod tests;

@@ -247,7 +247,7 @@ pub(crate) async fn ghosts_of(
     let readers: BTreeSet<_> = known.filter(|(_, holds)| *holds != Ok(false)).map(|(name, _)| name).collect();
     let by = |name| if readers.contains(name) { Mode::Read } else { Mode::Write };
     let found: Vec<_> = gone.iter().map(|name| (name, by(name))).collect();
-    let ghosts = session.upkeep().ghosts();
+    let ghosts = session.store().ghosts();
     let new = found.iter().filter(|(name, by)| ghosts.enter(directory, name, *by));
     report_listed(session, directory, new.map(|(name, _)| Arc::clone(name)).collect());
     found.into_iter().filter(|(_, by)| passes(mode, *by)).map(|(name, _)| Arc::clone(name)).collect()

@@ -199,7 +199,7 @@ pub enum Ending {
     Replaced,
     /// A task of this process that serves the session panicked, by a fault of this library or of a crate below it. The
     /// next acquisition opens another session.
-    #[error("the session's upkeep has failed")]
+    #[error("the session's store has failed")]
     Failed,
     /// This process was forked from one that had connected. The sessions belong to the parent. The child has no threads
     /// that serve a connection, and shares the parent's `epoll` instance, so a connection of the child would disturb the

@@ -16,11 +16,11 @@ use crate::queue::mode::Mode;
 use crate::session::contract::Session;
 use crate::session::node::ContenderNode;
 use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
-use crate::session::upkeep::Upkeep;
+use crate::session::store::SessionStore;
 
 /// The answers of a test. By default a request is never answered.
 pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
-    fn upkeep(&self) -> &Arc<Upkeep>;
+    fn store(&self) -> &Arc<SessionStore>;
 
     fn children(&self, _path: &str) -> Reply<Vec<String>> {
         Box::pin(pending())
@@ -43,7 +43,7 @@ pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-impl Upkeep {
+impl SessionStore {
     /// Adds a node of ours that waits at this path.
     pub(super) fn enter(&self, path: String) -> Arc<ContenderNode> {
         let tag = Tag::new(Dialect::Native, "host~id".to_owned());
@@ -71,8 +71,8 @@ impl<A: Answers> Session for Stub<A> {
         1
     }
 
-    fn upkeep(&self) -> &Arc<Upkeep> {
-        self.0.upkeep()
+    fn store(&self) -> &Arc<SessionStore> {
+        self.0.store()
     }
 
     async fn connected(&self) -> Result<(), Ending> {

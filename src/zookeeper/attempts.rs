@@ -25,7 +25,7 @@ use futures_util::future::join_all;
 #[cfg(target_os = "linux")]
 use tokio::time::Instant;
 
-use crate::session::upkeep::Upkeep;
+use crate::session::store::SessionStore;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, watch};
 use crate::zookeeper::link::SessionLink;
@@ -117,10 +117,10 @@ pub(super) async fn end_slow_reconnects(
     than: Option<Duration>,
     servers: Servers,
     mut link: watch::Receiver<SessionLink>,
-    upkeep: Arc<Upkeep>,
+    store: Arc<SessionStore>,
 ) {
     let _of_this_client = Limit::of(&servers, than);
-    let is_over = || upkeep.lease().over().is_some();
+    let is_over = || store.lease().over().is_some();
     let Some(limit) = than.filter(|_| can_end_attempts()) else {
         while !is_over() && link.changed().await.is_ok() {}
         return;
@@ -131,7 +131,7 @@ pub(super) async fn end_slow_reconnects(
         let is_back = async {
             loop {
                 let is_up = link.borrow_and_update().lost().is_none();
-                if is_over() || (is_up && upkeep.lease().is_answered()) {
+                if is_over() || (is_up && store.lease().is_answered()) {
                     break;
                 }
                 tokio::time::sleep(limit / SCANS).await;

@@ -247,7 +247,7 @@ fn connect_string(servers: &Servers, session_timeout: Duration, silent: &BTreeSe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session::upkeep::Upkeep;
+    use crate::session::store::SessionStore;
     use crate::sync::atomic::{AtomicU64, Ordering};
 
     #[test]
@@ -274,10 +274,10 @@ mod tests {
             let began = AtomicU64::new(0);
             // The lease begins at 1 s and ends at 41 s.
             let clock = move || second + 40 * second * u32::from(began.fetch_add(1, Ordering::Relaxed) > 0);
-            let upkeep = Upkeep::new(Lease::with_clock(30 * second, Box::new(clock)));
-            upkeep.began(second);
-            upkeep.end(why);
-            Reconnect::after(upkeep.lease())
+            let store = SessionStore::new(Lease::with_clock(30 * second, Box::new(clock)));
+            store.began(second);
+            store.end(why);
+            Reconnect::after(store.lease())
         };
         for why in [Ending::Closed, Ending::AuthFailed] {
             assert!(over(why).is_none(), "{why}");

@@ -16,8 +16,8 @@ use zookeeper_client as zk;
 
 use crate::session::request::{Ending, Failure, Reply};
 use crate::session::shield::shielded;
+use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, is_forked};
-use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, watch};
 use crate::zookeeper::translate::failure;
@@ -39,7 +39,7 @@ pub(super) struct Pipeline {
     /// Locked while a request is sent, so that requests are sent in the order of the calls. `None` once the session is
     /// closed: the drop of the last clone closes it.
     client: Mutex<Option<Arc<zk::Client>>>,
-    upkeep: Arc<Upkeep>,
+    store: Arc<SessionStore>,
     background: Arc<BackgroundThread>,
     pub(super) identity: Arc<Identity>,
     /// The name that the client is authenticated as, for errors.
@@ -50,14 +50,14 @@ pub(super) struct Pipeline {
 impl Pipeline {
     pub(super) fn new(
         client: zk::Client,
-        upkeep: &Arc<Upkeep>,
+        store: &Arc<SessionStore>,
         background: &Arc<BackgroundThread>,
         identity: Arc<Identity>,
         whom: String,
     ) -> Pipeline {
         Pipeline {
             client: Mutex::new(Some(Arc::new(client))),
-            upkeep: Arc::clone(upkeep),
+            store: Arc::clone(store),
             background: Arc::clone(background),
             identity,
             whom: whom.into(),
@@ -76,7 +76,7 @@ impl Pipeline {
     }
 
     fn no_client(&self) -> Failure {
-        Failure::Over(self.upkeep.lease().over().unwrap_or(Ending::Closed))
+        Failure::Over(self.store.lease().over().unwrap_or(Ending::Closed))
     }
 
     /// Drops the client, which closes the session. The close is sent behind the removals that are under way. It waits
@@ -84,7 +84,7 @@ impl Pipeline {
     pub(super) fn close(&self) {
         let last = self.client.lock().take();
         if last.is_some() {
-            let (closing, late) = (self.closing.clone(), self.background.sleep(self.upkeep.lease().timeout()));
+            let (closing, late) = (self.closing.clone(), self.background.sleep(self.store.lease().timeout()));
             closing.send_replace(Closing::Begun);
             self.background.handle().spawn(async move {
                 tokio::select! {
@@ -113,20 +113,20 @@ impl Pipeline {
             drop(client);
             return Box::pin(ready(Err(self.no_client())));
         };
-        let (upkeep, identity) = (Arc::clone(&self.upkeep), Arc::clone(&self.identity));
-        let sent = upkeep.lease().now();
+        let (store, identity) = (Arc::clone(&self.store), Arc::clone(&self.identity));
+        let sent = store.lease().now();
         // The client crate panics over some replies that are too short. The request may have been executed. The reply's
         // future owns a client, which keeps the session open.
         let answer = AssertUnwindSafe(send(there)).catch_unwind();
         let reply = answer.map(move |answer| {
             let answer = answer.unwrap_or_else(|_| unknown("the answer is malformed"));
             match request {
-                Request::Read if is_from_server(&answer) => upkeep.answered(sent),
+                Request::Read if is_from_server(&answer) => store.answered(sent),
                 Request::Read => {}
                 _ if !is_from_quorum(&answer) => {}
                 _ if identity.is_known() => {
-                    upkeep.resumed();
-                    upkeep.acknowledged(sent);
+                    store.resumed();
+                    store.acknowledged(sent);
                 }
                 _ => identity.start_check(),
             }

@@ -19,8 +19,8 @@ use crate::session::request::{
 };
 use crate::session::retry;
 use crate::session::shield::shielded;
+use crate::session::store::SessionStore;
 use crate::session::thread::{BackgroundThread, is_forked};
-use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, watch};
 use crate::telemetry::log::{self, emit};
@@ -53,7 +53,7 @@ pub(super) struct ZooKeeperSession {
     rights: Arc<OwnRights>,
     abilities: Arc<Abilities>,
     pipeline: Arc<Pipeline>,
-    upkeep: Arc<Upkeep>,
+    store: Arc<SessionStore>,
     link: watch::Sender<SessionLink>,
     /// Alive until the client crate's task has ended.
     follower: OnceLock<Weak<()>>,
@@ -81,8 +81,8 @@ impl ZooKeeperSession {
         servers: Servers,
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
         let timeout = granted_timeout(&client, options)?;
-        let upkeep = Arc::new(Upkeep::new(options.lease(timeout)));
-        upkeep.began(asked);
+        let store = Arc::new(SessionStore::new(options.lease(timeout)));
+        store.began(asked);
         let states = client.state_watcher();
         let (id, root_bytes, acl) =
             (client.session_id().0, client.path().trim_end_matches('/').len(), options.acl_of_nodes());
@@ -100,11 +100,11 @@ impl ZooKeeperSession {
             let identity = Arc::new(Identity::new(id, confirm));
             ZooKeeperSession {
                 id,
-                pipeline: Arc::new(Pipeline::new(client, &upkeep, background, identity, whom)),
+                pipeline: Arc::new(Pipeline::new(client, &store, background, identity, whom)),
                 acl,
                 rights: Arc::new(options.own_rights()),
                 abilities,
-                upkeep,
+                store,
                 link: watch::Sender::new(SessionLink::Up),
                 follower: OnceLock::new(),
                 background: Arc::clone(background),
@@ -122,7 +122,7 @@ impl ZooKeeperSession {
 
     /// Starts the tasks that run for as long as the session lives.
     fn begin(self: &Arc<Self>, states: zk::StateWatcher, ended: ClientEnded) {
-        let follow = follow_state((states, ended), Arc::downgrade(self), Arc::clone(&self.upkeep), self.link.clone());
+        let follow = follow_state((states, ended), Arc::downgrade(self), Arc::clone(&self.store), self.link.clone());
         let follows = Arc::new(());
         let _first = self.follower.set(Arc::downgrade(&follows));
         self.background.run(self.supervised(follow).map(move |()| drop(follows)));
@@ -133,8 +133,8 @@ impl ZooKeeperSession {
 
     /// Starts the task that ends slow attempts whenever the session has no connection.
     pub(super) fn end_slow_reconnects(&self, than: Option<Duration>) {
-        let (servers, link, upkeep) = (self.servers.clone(), self.link.subscribe(), Arc::clone(&self.upkeep));
-        self.background.handle().spawn(end_slow_reconnects(than, servers, link, upkeep));
+        let (servers, link, store) = (self.servers.clone(), self.link.subscribe(), Arc::clone(&self.store));
+        self.background.handle().spawn(end_slow_reconnects(than, servers, link, store));
     }
 
     /// Runs a task that the session needs.
@@ -154,7 +154,7 @@ impl ZooKeeperSession {
 
     /// Ends the session because one of its tasks, or the client crate's task, has ended unexpectedly.
     fn fail(&self) {
-        if self.upkeep.lease().over().is_none() {
+        if self.store.lease().over().is_none() {
             let session = format!("{:x}", self.id);
             emit!(ERROR, session, "a task of a session has panicked, which ends the session");
             self.ended(Ending::Failed);
@@ -163,11 +163,11 @@ impl ZooKeeperSession {
 
     /// Finds the server of a new connection.
     fn on_connection(&self) {
-        let (servers, connection, this) = (self.servers.clone(), self.upkeep.connection(), Weak::clone(&self.this));
+        let (servers, connection, this) = (self.servers.clone(), self.store.connection(), Weak::clone(&self.this));
         self.background.handle().spawn(async move {
             let found = sockets::set_on_connections_to(&servers).await;
             // The address counts only if the same connection was up all the time.
-            if let Some(session) = this.upgrade().filter(|it| it.is_up() && it.upkeep.connection() == connection) {
+            if let Some(session) = this.upgrade().filter(|it| it.is_up() && it.store.connection() == connection) {
                 *session.server.lock() = found;
             }
         });
@@ -272,8 +272,8 @@ impl ZooKeeperSession {
 
     /// Asks the server to end the session.
     pub(super) fn close(&self) {
-        // The upkeep ends first, so that the guards are lost before the server gives their locks to other contenders.
-        self.upkeep.end(Ending::Closed);
+        // The store ends first, so that the guards are lost before the server gives their locks to other contenders.
+        self.store.end(Ending::Closed);
         self.pipeline.close();
     }
 
@@ -284,7 +284,7 @@ impl ZooKeeperSession {
     }
 
     fn end(&self, why: Ending) {
-        self.upkeep.end(why);
+        self.store.end(why);
         // Only ClickHouse Keeper replaces a session on a reconnect.
         if why == Ending::Replaced {
             self.abilities.mark_as_clickhouse_keeper();
@@ -319,8 +319,8 @@ impl Session for ZooKeeperSession {
         Some(found.map_or_else(|| format!("one of {}", self.servers.list()), |server| server.to_string()))
     }
 
-    fn upkeep(&self) -> &Arc<Upkeep> {
-        &self.upkeep
+    fn store(&self) -> &Arc<SessionStore> {
+        &self.store
     }
 
     async fn connected(&self) -> Result<(), Ending> {
@@ -386,19 +386,19 @@ impl Session for ZooKeeperSession {
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
-        let (path, failure, upkeep) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.upkeep));
+        let (path, failure, store) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.store));
         self.pipeline.send(Request::Read, move |client| async move {
             let (names, stat) = client.get_children(&path).await.map_err(failure)?;
-            upkeep.record_zxid(stat.mzxid);
+            store.record_zxid(stat.mzxid);
             Ok((names, Some(translate::stat(&stat))))
         })
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
-        let (path, failure, upkeep) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.upkeep));
+        let (path, failure, store) = (path.to_owned(), self.pipeline.failure("READ", path), Arc::clone(&self.store));
         self.pipeline.send(Request::Read, move |client| async move {
             let (data, stat) = client.get_data(&path).await.map_err(failure)?;
-            upkeep.record_zxid(stat.mzxid);
+            store.record_zxid(stat.mzxid);
             Ok((data, translate::stat(&stat)))
         })
     }
@@ -453,10 +453,10 @@ impl Session for ZooKeeperSession {
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
         let request = if is_removal(operations) { Request::Removal } else { Request::Write };
         let (operations, acl, whom) = (operations.to_vec(), self.acl.clone(), Arc::clone(&self.pipeline.whom));
-        let upkeep = Arc::clone(&self.upkeep);
+        let store = Arc::clone(&self.store);
         self.pipeline.send(request, move |client| async move {
             let (outcomes, newest) = commit(&client, &operations, &acl, &whom).await?;
-            upkeep.record_zxid(newest);
+            store.record_zxid(newest);
             Ok(outcomes)
         })
     }
@@ -482,7 +482,7 @@ impl fmt::Debug for ZooKeeperSession {
         f.debug_struct("ZooKeeperSession")
             .field("id", &self.id)
             .field("link", &link)
-            .field("lease", self.upkeep.lease())
+            .field("lease", self.store.lease())
             .finish_non_exhaustive()
     }
 }
@@ -511,7 +511,7 @@ fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Du
 async fn follow_state(
     (mut states, mut ended): (zk::StateWatcher, ClientEnded),
     session: Weak<ZooKeeperSession>,
-    upkeep: Arc<Upkeep>,
+    store: Arc<SessionStore>,
     link: watch::Sender<SessionLink>,
 ) {
     let mut state = states.peek_state();
@@ -527,7 +527,7 @@ async fn follow_state(
             zk::SessionState::Closed => SessionLink::Over(Ending::Closed, lost),
         };
         if let SessionLink::Over(ending, _) = now {
-            upkeep.end(ending);
+            store.end(ending);
             link.send_if_modified(|link| link.change(now));
             return;
         }
@@ -535,7 +535,7 @@ async fn follow_state(
             session.pipeline.identity.connection_changes();
             // Replies arrive on this thread, too, and those of a new connection arrive after its state. So the lease
             // learns about the loss of the old connection before any of them.
-            session.upkeep.connected(now == SessionLink::Up);
+            session.store.connected(now == SessionLink::Up);
             *session.server.lock() = None;
             if now == SessionLink::Up {
                 session.on_connection();
@@ -548,7 +548,7 @@ async fn follow_state(
             state = states.changed() => state,
             // The crate's task normally ends with a state that ends the session. Without one, it has panicked.
             _ = &mut ended => {
-                return session.upgrade().map_or_else(|| upkeep.end(Ending::Failed), |session| session.fail());
+                return session.upgrade().map_or_else(|| store.end(Ending::Failed), |session| session.fail());
             }
         };
     }
@@ -564,9 +564,9 @@ async fn run_identity_check(session: Weak<ZooKeeperSession>) {
 
 async fn check_identity(session: &Weak<ZooKeeperSession>) {
     loop {
-        let Some(session) = session.upgrade().filter(|session| session.upkeep.lease().over().is_none()) else { return };
+        let Some(session) = session.upgrade().filter(|session| session.store.lease().over().is_none()) else { return };
         // The session has no node, so nothing can be lost. The next reply that could count starts the check again.
-        let Some((_, path)) = session.upkeep.to_check().into_iter().next() else { return };
+        let Some((_, path)) = session.store.to_check().into_iter().next() else { return };
         let lists = !session.abilities.ephemerals.is_lacking();
         let shown = match lists {
             true => session.confirm_by_listing(&path).await,

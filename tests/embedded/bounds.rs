@@ -12,7 +12,7 @@ use support::polled::now;
 use support::slow::Slow;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
-use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, SessionSlot, Upkeep};
+use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, SessionSlot, SessionStore};
 use zk_rwlock::error::ValueError;
 use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared};
 
@@ -218,15 +218,15 @@ async fn a_session_slot_returns_its_room_once() {
 /// Acquires on a session whose lease has run out. `answer` decides whether each check of the contender's own node fails.
 /// Returns the number of checks, the duration and the result of the acquisition.
 async fn confirmed_by(
-    answer: impl Fn(usize, &Upkeep) -> Option<Failure> + Send + Sync + 'static,
+    answer: impl Fn(usize, &SessionStore) -> Option<Failure> + Send + Sync + 'static,
 ) -> (usize, Duration, Result<(), Error>) {
     let hands = Arc::new(AtomicUsize::new(1_000));
     let clock = Arc::clone(&hands);
     let read = move || Duration::from_secs(clock.load(Ordering::Relaxed) as u64);
-    let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
-    upkeep.began(upkeep.lease().now());
+    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
+    store.began(store.lease().now());
     hands.fetch_add(3_600, Ordering::Relaxed);
-    let (count, heard) = (Count::default(), Arc::clone(&upkeep));
+    let (count, heard) = (Count::default(), Arc::clone(&store));
     let tries = count.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| {
         let Request::Transact([Operation::Check { path, version: None }]) = asked else { return None };
@@ -238,7 +238,7 @@ async fn confirmed_by(
         answer(tries.now(), &heard)
     });
     let began = Instant::now();
-    let lock = RwLock::new(&zk.with_upkeep(&upkeep), PATH).expect("valid");
+    let lock = RwLock::new(&zk.with_store(&store), PATH).expect("valid");
     let granted = lock.write().await;
     let held = granted.map(|guard| assert!(guard.is_held()));
     (count.now(), began.elapsed(), held)
@@ -246,9 +246,9 @@ async fn confirmed_by(
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_has_run_out_is_renewed_before_the_grant() {
-    let renew = |tries, upkeep: &Upkeep| {
+    let renew = |tries, store: &SessionStore| {
         if tries == 3 {
-            upkeep.began(upkeep.lease().now());
+            store.began(store.lease().now());
         }
         None
     };
@@ -268,7 +268,7 @@ async fn a_lease_that_is_never_renewed_grants_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_removed_node_found_at_the_lease_renewal_is_evicted() {
-    let of_check = |failure: Failure| move |_, _: &Upkeep| Some(refused_at(0, failure.clone()));
+    let of_check = |failure: Failure| move |_, _: &SessionStore| Some(refused_at(0, failure.clone()));
     let (tries, _, gone) = confirmed_by(of_check(Failure::NoNode)).await;
     assert!(matches!(gone, Err(Error::Evicted(Loss::Removed))), "{gone:?}");
     assert_eq!(tries, 1);

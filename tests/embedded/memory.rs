@@ -16,7 +16,9 @@ use support::slow::{Slow, SlowSession};
 use tokio::task::JoinSet;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, Session, SessionSlot, Upkeep};
+use zk_rwlock::coordinator::{
+    Coordinator, Ending, Failure, Kind, Lease, Operation, Session, SessionSlot, SessionStore,
+};
 use zk_rwlock::queue::{Contender, MemberState, Progress};
 use zk_rwlock::{ConnectionState, Error, Granting, HoldState, Loss, Memory, Mode, RwLock, WriteGuard};
 
@@ -1041,7 +1043,7 @@ async fn a_guard_cut_off_is_lost_at_the_lease_end() {
 
 /// A client whose lease runs on a clock that the test sets, and which sends no heartbeats.
 #[derive(Clone, Debug)]
-struct Suspended(Memory, Arc<Upkeep>);
+struct Suspended(Memory, Arc<SessionStore>);
 
 #[async_trait]
 impl Coordinator for Suspended {
@@ -1065,9 +1067,9 @@ async fn a_suspended_machine_has_lost_its_locks_before_timers() {
     let clock = Arc::new(AtomicU64::new(1_000));
     let hands = Arc::clone(&clock);
     let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
-    let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
-    upkeep.began(upkeep.lease().now());
-    let lock = open(&Suspended(Memory::new(), upkeep));
+    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
+    store.began(store.lease().now());
+    let lock = open(&Suspended(Memory::new(), store));
     let (asked, waiting) = (lock.read().await.expect("free"), lock.read().await.expect("shared"));
     let mut lost = task::spawn(waiting.lost());
     assert_pending!(lost.poll());
@@ -1085,9 +1087,9 @@ async fn a_suspended_machine_cannot_use_its_kept_node() {
         let clock = Arc::new(AtomicU64::new(1_000));
         let hands = Arc::clone(&clock);
         let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
-        let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
-        upkeep.began(upkeep.lease().now());
-        let client = Suspended(Memory::new(), upkeep);
+        let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
+        store.began(store.lease().now());
+        let client = Suspended(Memory::new(), store);
         let lock = RwLock::builder(&client, DIRECTORY).keep(Duration::from_secs(86_400)).build().expect("valid");
         let token = async || {
             let token = async {

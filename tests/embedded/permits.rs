@@ -16,8 +16,8 @@ use tokio::time::timeout;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
-    Watch,
+    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
+    Task, Watch,
 };
 use zk_rwlock::error::PermitsError;
 use zk_rwlock::semaphore::Permit;
@@ -586,8 +586,8 @@ impl Session for Lagging {
         self.inner.timeout()
     }
 
-    fn upkeep(&self) -> &Arc<Upkeep> {
-        self.inner.upkeep()
+    fn store(&self) -> &Arc<SessionStore> {
+        self.inner.store()
     }
 
     async fn connected(&self) -> Result<(), Ending> {
@@ -669,8 +669,8 @@ fn a_reconnected_head_counts_permits_after_a_sync() {
         let taken = assert_ready_ok!(head.poll());
         assert!(next.is_woken(), "let in by the signal");
         if reconnects {
-            lagging.upkeep().connected(false);
-            lagging.upkeep().connected(true);
+            lagging.store().connected(false);
+            lagging.store().connected(true);
             *lagging.shows.lock().expect("no panic") = Some(Vec::new());
         }
         assert_pending!(next.poll());

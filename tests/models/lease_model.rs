@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use zk_rwlock::coordinator::{Lease, Upkeep};
+use zk_rwlock::coordinator::{Lease, SessionStore};
 
 /// A time in microseconds.
 type Time = u64;
@@ -106,7 +106,7 @@ struct World {
     tick: Time,
     now: Time,
     clock: Arc<AtomicU64>,
-    upkeep: Upkeep,
+    store: SessionStore,
     events: BinaryHeap<Reverse<(Time, u64)>>,
     /// The events, by their numbers in `events`.
     what: Vec<Event>,
@@ -142,8 +142,8 @@ impl World {
         let read = move || Duration::from_micros(hands.load(Ordering::SeqCst) + 1);
         let lease = Lease::with_clock(Duration::from_micros(timeout), Box::new(read));
         let lease = lease.with_tick_time(Duration::from_micros(tick));
-        let upkeep = Upkeep::new(lease);
-        upkeep.began(Duration::from_micros(1));
+        let store = SessionStore::new(lease);
+        store.began(Duration::from_micros(1));
         World {
             random: Seeded(seed),
             rate,
@@ -151,7 +151,7 @@ impl World {
             tick,
             now: 0,
             clock,
-            upkeep,
+            store,
             events: BinaryHeap::new(),
             what: Vec::new(),
             arrives: [0; 8],
@@ -253,7 +253,7 @@ impl World {
             }
             self.now = time;
             self.clock.store(self.clients(time), Ordering::SeqCst);
-            if self.upkeep.lease().remaining().is_none() {
+            if self.store.lease().remaining().is_none() {
                 lost.get_or_insert(time);
             }
             if self.now >= self.session_end || self.now > end {
@@ -264,7 +264,7 @@ impl World {
         if lost.is_none_or(|lost| lost > cut) {
             scores.kept += 1;
         }
-        let ours = self.upkeep.lease().remaining().map_or(0, |left| self.now + self.leaders(left.as_micros() as Time));
+        let ours = self.store.lease().remaining().map_or(0, |left| self.now + self.leaders(left.as_micros() as Time));
         scores.ours.compare(ours, self.session_end);
         if let Some(newest) = self.newest_acknowledged {
             scores.sending.compare(newest + self.timeout * 2 / 3, self.session_end);
@@ -338,7 +338,7 @@ impl World {
             Event::Deposed => (self.is_deposed, self.session_end) = (true, self.now + self.timeout),
             Event::Breaks => {
                 self.connected = false;
-                self.upkeep.connected(false);
+                self.store.connected(false);
             }
             // The client reconnects to the other follower, which lacks the first one's notes.
             Event::Heals => {
@@ -358,16 +358,16 @@ impl World {
         let sent = Duration::from_micros(self.clients(request.sent) + 1);
         if request.is_handshake {
             self.connected = true;
-            self.upkeep.connected(true);
-            self.upkeep.resumed();
+            self.store.connected(true);
+            self.store.resumed();
             self.ask(true);
             self.ask(false);
             self.at(self.now + self.settling(), Event::Check);
         } else if request.asks_quorum {
-            self.upkeep.acknowledged(sent);
+            self.store.acknowledged(sent);
             self.newest_acknowledged = self.newest_acknowledged.max(Some(request.sent));
         } else {
-            self.upkeep.answered(sent);
+            self.store.answered(sent);
         }
     }
 }

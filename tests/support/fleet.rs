@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
     ConnectPolicy, Coordinator, Created, Ending, Event, Failure, Kind, Lease, Operation, Outcome, Reply, Session,
-    SessionSlot, Stat, Task, Upkeep, Watch, keep_alive, reconnect_jitter,
+    SessionSlot, SessionStore, Stat, Task, Watch, keep_alive, reconnect_jitter,
 };
 
 use super::polled::now;
@@ -419,7 +419,7 @@ struct Line {
     client: Weak<Client>,
     servers: Arc<Servers>,
     session: Arc<dyn Session>,
-    upkeep: Arc<Upkeep>,
+    store: Arc<SessionStore>,
     timeout: Duration,
     /// The state of the connection, and its number.
     link: watch::Sender<(Link, u64)>,
@@ -436,13 +436,13 @@ impl Line {
         let (session, timeout) = (Arc::clone(slot.session()), client.habits.session_timeout);
         // Never zero, which stands for an expired lease.
         let clock = move || asked.elapsed() + Duration::from_secs(1);
-        let upkeep = Arc::new(Upkeep::new(Lease::with_clock(timeout, Box::new(clock))));
-        upkeep.began(Duration::from_secs(1));
+        let store = Arc::new(SessionStore::new(Lease::with_clock(timeout, Box::new(clock))));
+        store.began(Duration::from_secs(1));
         let line = Arc::new_cyclic(|this| Line {
             client: Arc::downgrade(client),
             servers: Arc::clone(&client.servers),
             session,
-            upkeep,
+            store,
             timeout,
             link: watch::channel((Link::Up, 0)).0,
             held: Mutex::default(),
@@ -461,7 +461,7 @@ impl Line {
     }
 
     fn is_over(&self) {
-        self.upkeep.end(Ending::Expired);
+        self.store.end(Ending::Expired);
         self.link.send_modify(|link| link.0 = Link::Over);
         locked(&self.held).clear();
     }
@@ -470,7 +470,7 @@ impl Line {
         if !self.is_up() {
             return;
         }
-        self.upkeep.connected(false);
+        self.store.connected(false);
         self.link.send_modify(|link| *link = (Link::Down, link.1 + 1));
         if let Some(line) = self.this.upgrade() {
             tokio::spawn(line.resume());
@@ -508,12 +508,12 @@ impl Line {
         *locked(&self.answered) = Instant::now();
         self.servers.ask(RequestKind::Read, Box::new(|| 0));
         self.link.send_modify(|link| link.0 = Link::Up);
-        self.upkeep.connected(true);
+        self.store.connected(true);
         for (asked, act) in std::mem::take(&mut *locked(&self.held)) {
             self.servers.ask(asked, act);
         }
         let _identity = self.data("/").await;
-        self.upkeep.resumed();
+        self.store.resumed();
         drop(self.sync("/").await);
     }
 
@@ -534,8 +534,8 @@ impl Line {
             if is_heard && !matches!(answer, Err(Failure::Over(_))) {
                 *locked(&line.answered) = Instant::now();
                 match asked.is_write() {
-                    true => line.upkeep.acknowledged(sent),
-                    false => line.upkeep.answered(sent),
+                    true => line.store.acknowledged(sent),
+                    false => line.store.answered(sent),
                 }
             }
             if asked == RequestKind::Create && answer.is_ok() {
@@ -597,8 +597,8 @@ impl Session for Line {
         self.timeout
     }
 
-    fn upkeep(&self) -> &Arc<Upkeep> {
-        &self.upkeep
+    fn store(&self) -> &Arc<SessionStore> {
+        &self.store
     }
 
     async fn connected(&self) -> Result<(), Ending> {

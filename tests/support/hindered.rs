@@ -12,8 +12,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
-    Watch,
+    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
+    Task, Watch,
 };
 
 /// A request to the ensemble.
@@ -38,7 +38,7 @@ type Hinder = dyn Fn(Request<'_>) -> Option<Failure> + Send + Sync;
 pub struct Hindered {
     pub memory: Memory,
     hinder: Arc<Hinder>,
-    upkeep: Option<Arc<Upkeep>>,
+    store: Option<Arc<SessionStore>>,
     commit_takes: Duration,
     listing: Arc<Listing>,
 }
@@ -51,7 +51,7 @@ impl Hindered {
         Hindered {
             memory: memory.clone(),
             hinder: Arc::new(hinder),
-            upkeep: None,
+            store: None,
             commit_takes: Duration::ZERO,
             listing: Arc::new(|names| names),
         }
@@ -95,9 +95,9 @@ impl Hindered {
         Hindered { listing: Arc::new(listing), ..self }
     }
 
-    /// Gives the session this upkeep, which does not learn of the session's events.
-    pub fn with_upkeep(self, upkeep: &Arc<Upkeep>) -> Hindered {
-        Hindered { upkeep: Some(Arc::clone(upkeep)), ..self }
+    /// Gives the session this store, which does not learn of the session's events.
+    pub fn with_store(self, store: &Arc<SessionStore>) -> Hindered {
+        Hindered { store: Some(Arc::clone(store)), ..self }
     }
 }
 
@@ -151,8 +151,8 @@ impl Session for Line {
         self.inner.timeout()
     }
 
-    fn upkeep(&self) -> &Arc<Upkeep> {
-        self.client.upkeep.as_ref().unwrap_or_else(|| self.inner.upkeep())
+    fn store(&self) -> &Arc<SessionStore> {
+        self.client.store.as_ref().unwrap_or_else(|| self.inner.store())
     }
 
     async fn connected(&self) -> Result<(), Ending> {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
-    Watch,
+    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
+    Task, Watch,
 };
 
 /// A client whose replies arrive one poll late.
@@ -18,7 +18,7 @@ use zk_rwlock::coordinator::{
 pub struct Slow(pub Memory);
 
 #[derive(Debug)]
-pub struct SlowSession(pub Arc<dyn Session>, pub Arc<Upkeep>);
+pub struct SlowSession(pub Arc<dyn Session>, pub Arc<SessionStore>);
 
 fn late<T: Send + 'static>(reply: Reply<T>) -> Reply<T> {
     let mut came = false;
@@ -43,8 +43,8 @@ impl Coordinator for Slow {
             async move { zk.session_slot(watched_bytes).await }
         }));
         let inner = Arc::clone(inner.await?.session());
-        let upkeep = Arc::clone(inner.upkeep());
-        Ok(SessionSlot::new(Arc::new(SlowSession(inner, upkeep))))
+        let store = Arc::clone(inner.store());
+        Ok(SessionSlot::new(Arc::new(SlowSession(inner, store))))
     }
 
     async fn close(&self) {
@@ -66,7 +66,7 @@ impl Session for SlowSession {
         self.0.timeout()
     }
 
-    fn upkeep(&self) -> &Arc<Upkeep> {
+    fn store(&self) -> &Arc<SessionStore> {
         &self.1
     }
 

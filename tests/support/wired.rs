@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use tokio::sync::oneshot;
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
-    Watch,
+    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, SessionStore, Stat,
+    Task, Watch,
 };
 
 /// A client whose requests can be held up.
@@ -191,8 +191,8 @@ impl Session for WiredSession {
         self.session.timeout()
     }
 
-    fn upkeep(&self) -> &Arc<Upkeep> {
-        self.session.upkeep()
+    fn store(&self) -> &Arc<SessionStore> {
+        self.session.store()
     }
 
     async fn connected(&self) -> Result<(), Ending> {

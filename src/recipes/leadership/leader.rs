@@ -126,7 +126,7 @@ async fn read_and_ask_leader<T>(session: &Arc<dyn Session>, node: &str, read: im
 
 /// Returns the contender that leads, without counting the known ghosts among `names`.
 fn leading_without_ghosts(session: &Arc<dyn Session>, handle: &Handle, names: &[String]) -> Option<Contender> {
-    leading(handle.dialect, &session.upkeep().ghosts().without(&handle.queue, names, Mode::Write))
+    leading(handle.dialect, &session.store().ghosts().without(&handle.queue, names, Mode::Write))
 }
 
 /// A stream of the leaders, as they change. Made by [`Leadership::changes`](crate::Leadership::changes).
@@ -199,7 +199,7 @@ impl Followed for Observer {
                 session.sleep(PAUSE).await;
                 continue;
             }
-            session.upkeep().ghosts().shown(path, &names, Mode::Write);
+            session.store().ghosts().shown(path, &names, Mode::Write);
             let first = leading_without_ghosts(session, &self.handle, &names);
             let waited = match &first {
                 Some(first) => self.watch_leader(session, first, &mut has_ghosts).await,

@@ -117,7 +117,7 @@ impl SemaphoreState {
 
     /// Returns `names` without the known ghosts: permits that the leader no longer has.
     pub(super) fn without_ghosts(&self, session: &Arc<dyn Session>, names: &[String]) -> Vec<String> {
-        session.upkeep().ghosts().without(&self.taken, names, Mode::Write).into_owned()
+        session.store().ghosts().without(&self.taken, names, Mode::Write).into_owned()
     }
 
     /// Asks the leader for these permits. Returns the ghosts: permits that the server shows, and the leader no longer

@@ -33,7 +33,7 @@ use crate::session::node::state::NodeState;
 use crate::session::presence::{self, Recheck, check};
 use crate::session::request::{Event, Failure, Kind, Reply, Stat, Watch};
 use crate::session::retry::{self, Tries};
-use crate::session::upkeep::HandOff;
+use crate::session::store::HandOff;
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 
@@ -312,12 +312,12 @@ impl<'a> View<'a> {
         loop {
             match self.try_read(&session).await {
                 Ok(Some((mut names, node))) => {
-                    session.upkeep().ghosts().shown(&self.state.taken, &names, Mode::Write);
+                    session.store().ghosts().shown(&self.state.taken, &names, Mode::Write);
                     self.remove_ghosts(&mut names);
                     let is_whole = self.add_unseen(&mut names).await.map_err(|failure| self.fault(failure))?;
                     // This listing may be from before a ghost left the queue, and so lack its permits. List again if
                     // the connection has changed, or if the server has stopped showing a ghost.
-                    if !is_whole || session.upkeep().connection() != self.connection {
+                    if !is_whole || session.store().connection() != self.connection {
                         continue;
                     }
                     let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
@@ -340,9 +340,9 @@ impl<'a> View<'a> {
         &mut self,
         session: &Arc<dyn Session>,
     ) -> Result<Option<(Vec<String>, Option<(Vec<u8>, Stat)>)>, Failure> {
-        let (path, upkeep) = (self.state.handle.shown(), session.upkeep());
+        let (path, store) = (self.state.handle.shown(), session.store());
         let directory = &self.state.taken;
-        let connection = upkeep.connection();
+        let connection = store.connection();
         // All requests are sent before any is answered.
         let synced = (connection != self.connection).then(|| session.sync(path));
         let lists = self.signal.is_some() && self.names.is_some();
@@ -355,7 +355,7 @@ impl<'a> View<'a> {
         let queue = OptionFuture::from(queue).await.transpose()?;
         let watched = watched.await;
         let node = OptionFuture::from(node).await.transpose()?;
-        if upkeep.connection() != connection {
+        if store.connection() != connection {
             return Ok(None);
         }
         self.connection = connection;
@@ -394,7 +394,7 @@ impl<'a> View<'a> {
 
     /// Removes the known ghosts from `names`.
     fn remove_ghosts(&mut self, names: &mut Vec<String>) {
-        let known = self.held.session().upkeep().ghosts().among(&self.state.taken, names, Mode::Write);
+        let known = self.held.session().store().ghosts().among(&self.state.taken, names, Mode::Write);
         self.gone.extend(known);
         names.retain(|name| !self.gone.iter().any(|gone| **gone == **name));
     }

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use super::*;
 use crate::session::lease::Lease;
 use crate::session::request::{Ending, Operation, Outcome, Reply, Stat, Watch};
+use crate::session::store::SessionStore;
 use crate::session::tests::{Answers, Stub};
-use crate::session::upkeep::Upkeep;
 
 const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
@@ -25,7 +25,7 @@ const GRACE: Duration = ms(100);
 /// before it. Records each request.
 #[derive(Debug)]
 struct Noted {
-    upkeep: Arc<Upkeep>,
+    store: Arc<SessionStore>,
     start: Instant,
     notes: Mutex<Vec<(u128, String)>>,
     /// The failures of checks, by path.
@@ -40,11 +40,11 @@ impl Noted {
     fn kept_alive() -> (Arc<Stub<Noted>>, tokio::task::JoinHandle<()>) {
         let start = Instant::now();
         let lease = Lease::with_clock(ms(6_000), Box::new(move || ms(100_000) + start.elapsed()));
-        let upkeep = Arc::new(Upkeep::new(lease.with_tick_time(ms(2_000))));
-        upkeep.began(upkeep.lease().now());
+        let store = Arc::new(SessionStore::new(lease.with_tick_time(ms(2_000))));
+        store.began(store.lease().now());
         let (notes, wrong, is_cut_off, is_kept_by_reads) =
             (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::new(true));
-        let noted = Noted { upkeep, start, notes, wrong, is_cut_off, is_kept_by_reads };
+        let noted = Noted { store, start, notes, wrong, is_cut_off, is_kept_by_reads };
         let noted = Arc::new(Stub(noted));
         let session: Arc<dyn Session> = Arc::clone(&noted) as _;
         let task = tokio::spawn(keep_alive(Arc::downgrade(&session), GRACE));
@@ -52,8 +52,8 @@ impl Noted {
     }
 
     fn holder(&self, name: &str) -> Arc<ContenderNode> {
-        let node = self.upkeep.enter(name.to_owned());
-        node.hold(self.upkeep.lease().epoch().unwrap());
+        let node = self.store.enter(name.to_owned());
+        node.hold(self.store.lease().epoch().unwrap());
         node
     }
 
@@ -74,14 +74,14 @@ impl Noted {
 }
 
 impl Answers for Noted {
-    fn upkeep(&self) -> &Arc<Upkeep> {
-        &self.upkeep
+    fn store(&self) -> &Arc<SessionStore> {
+        &self.store
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
         let noted = self.note(format!("read {path}"));
         if noted.is_ok() {
-            self.upkeep.answered(self.upkeep.lease().now());
+            self.store.answered(self.store.lease().now());
         }
         let (version, data_length) = (0, 0);
         let stat = Stat { czxid: 1, version, ctime: UNIX_EPOCH, mtime: UNIX_EPOCH, ephemeral_owner: 0, data_length };
@@ -104,7 +104,7 @@ impl Answers for Noted {
         });
         let noted = self.note(format!("check {}", paths.clone().collect::<Vec<_>>().join(" ")));
         if noted.is_ok() {
-            self.upkeep.acknowledged(self.upkeep.lease().now());
+            self.store.acknowledged(self.store.lease().now());
         }
         let mut failures = paths.enumerate().filter_map(|(index, path)| Some((index, self.wrong_with(path)?)));
         let failed = failures.next();
@@ -127,7 +127,7 @@ async fn an_idle_session_is_touched_each_quarter_timeout() {
     let touches =
         notes([(1_500, "read /"), (3_000, "read /"), (4_500, "read /"), (6_000, "read /"), (7_500, "read /")]);
     assert_eq!(session.after(8_900).await, touches);
-    session.upkeep.end(Ending::Closed);
+    session.store.end(Ending::Closed);
     task.await.unwrap();
     assert_eq!(session.after(60_000).await, []);
 }
@@ -170,7 +170,7 @@ async fn a_busy_session_sends_no_touch_and_no_check() {
     for now in (250..20_000).step_by(250) {
         session.after(now).await;
         assert_eq!(*session.notes.lock().unwrap(), [], "{now}");
-        session.upkeep.acknowledged(session.lease().now());
+        session.store.acknowledged(session.lease().now());
     }
     assert_eq!(node.find_loss(), None);
 }
@@ -180,9 +180,9 @@ async fn a_reconnect_sends_the_overdue_heartbeat_at_once() {
     let (session, _task) = Noted::kept_alive();
     session.holder("/a/1");
     session.after(500).await;
-    session.upkeep.connected(false);
+    session.store.connected(false);
     assert_eq!(session.after(3_000).await, []);
-    session.upkeep.connected(true);
+    session.store.connected(true);
     let sent = [(3_000, "read /"), (4_200, "read /"), (4_250, "check /a/1")];
     assert_eq!(session.after(4_300).await, notes(sent));
 }
@@ -190,10 +190,10 @@ async fn a_reconnect_sends_the_overdue_heartbeat_at_once() {
 #[tokio::test(start_paused = true)]
 async fn steady_mode_sends_no_heartbeat() {
     let (session, _task) = Noted::kept_alive();
-    session.upkeep.steady(true);
+    session.store.steady(true);
     session.holder("/a/1");
     assert_eq!(session.after(60_000).await, notes([(200, "watch /a/1")]));
-    session.upkeep.steady(false);
+    session.store.steady(false);
     assert_eq!(session.after(61_240).await, notes([(60_000, "read /"), (61_200, "read /")]));
 }
 
@@ -284,10 +284,10 @@ async fn a_denied_watch_ends_a_hold_if_the_leader_agrees() {
 
 /// A session that answers nothing.
 #[derive(Debug)]
-struct Silent(Arc<Upkeep>);
+struct Silent(Arc<SessionStore>);
 
 impl Answers for Silent {
-    fn upkeep(&self) -> &Arc<Upkeep> {
+    fn store(&self) -> &Arc<SessionStore> {
         &self.0
     }
 }
@@ -297,14 +297,14 @@ fn holding() -> (Arc<ContenderNode>, Arc<dyn Session>, impl Fn(u64)) {
     let clock = Arc::new(AtomicU64::new(100_000));
     let hands = Arc::clone(&clock);
     let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
-    let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
-    upkeep.began(upkeep.lease().now());
-    let node = upkeep.enter("/lock/node".to_owned());
-    node.hold(upkeep.lease().epoch().unwrap());
+    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
+    store.began(store.lease().now());
+    let node = store.enter("/lock/node".to_owned());
+    node.hold(store.lease().epoch().unwrap());
     let forward = move |milliseconds| {
         clock.fetch_add(milliseconds, Ordering::SeqCst);
     };
-    (node, Arc::new(Stub(Silent(upkeep))), forward)
+    (node, Arc::new(Stub(Silent(store))), forward)
 }
 
 #[test]

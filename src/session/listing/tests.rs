@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::session::lease::Lease;
+use crate::session::store::SessionStore;
 use crate::session::tests::{Answers, Stub};
-use crate::session::upkeep::Upkeep;
 
 /// A directory that several sessions list.
 #[derive(Debug)]
@@ -27,8 +27,8 @@ impl Directory {
     }
 
     fn session(self: &Arc<Directory>) -> Arc<dyn Session> {
-        let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
-        Arc::new(Stub(Lists { upkeep, directory: Arc::clone(self) }))
+        let store = Arc::new(SessionStore::new(Lease::new(Duration::from_secs(6))));
+        Arc::new(Stub(Lists { store, directory: Arc::clone(self) }))
     }
 
     /// Lists the directory `callers` times at once on each of `sessions` sessions. Returns when the listings were sent.
@@ -49,13 +49,13 @@ impl Directory {
 
 #[derive(Debug)]
 struct Lists {
-    upkeep: Arc<Upkeep>,
+    store: Arc<SessionStore>,
     directory: Arc<Directory>,
 }
 
 impl Answers for Lists {
-    fn upkeep(&self) -> &Arc<Upkeep> {
-        &self.upkeep
+    fn store(&self) -> &Arc<SessionStore> {
+        &self.store
     }
 
     fn children(&self, _: &str) -> Reply<Vec<String>> {

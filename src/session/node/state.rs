@@ -77,7 +77,7 @@ pub struct NodeState {
     /// The id of the transaction that created the node: unique in the ensemble, rising, never reset.
     token: i64,
     creation: Creation,
-    /// The number of the connection on which the create was sent, as `Upkeep::connection` counts them.
+    /// The number of the connection on which the create was sent, as `SessionStore::connection` counts them.
     connection: u64,
     /// Whether there may be an orphan in the queue: a node of ours that no answer has shown, because the answer to a
     /// create was lost, or because the node was left during a downgrade.

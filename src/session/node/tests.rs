@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::session::request::Ending;
-use crate::session::upkeep::Upkeep;
+use crate::session::store::SessionStore;
 use crate::sync::atomic::AtomicBool;
 
 impl ContenderNode {
@@ -15,15 +15,15 @@ impl ContenderNode {
     }
 }
 
-/// Returns a held node on a valid lease, and its session's upkeep.
-fn holding() -> (Arc<ContenderNode>, Arc<Upkeep>) {
-    let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
-    upkeep.began(upkeep.lease().now());
-    let node = upkeep.enter("/lock/node".to_owned());
-    upkeep.unwatched.take(Duration::ZERO);
-    node.hold(upkeep.lease().epoch().unwrap());
+/// Returns a held node on a valid lease, and its session's store.
+fn holding() -> (Arc<ContenderNode>, Arc<SessionStore>) {
+    let store = Arc::new(SessionStore::new(Lease::new(Duration::from_secs(6))));
+    store.began(store.lease().now());
+    let node = store.enter("/lock/node".to_owned());
+    store.unwatched.take(Duration::ZERO);
+    node.hold(store.lease().epoch().unwrap());
     assert!(node.held_at().is_some());
-    (node, upkeep)
+    (node, store)
 }
 
 /// The two ends of a hold: it is given back, or lost.
@@ -34,7 +34,7 @@ const ENDS: [fn(&Arc<ContenderNode>); 2] =
 #[test]
 fn held_at_is_none_once_the_node_is_lost_or_left() {
     for end in ENDS {
-        let (node, _upkeep) = holding();
+        let (node, _store) = holding();
         end(&node);
         assert_eq!(node.held_at(), None);
     }
@@ -56,7 +56,7 @@ impl Wake for Looks {
 #[test]
 fn a_task_woken_by_a_loss_finds_it_at_once() {
     for end in ENDS {
-        let (node, _upkeep) = holding();
+        let (node, _store) = holding();
         let has_seen = AtomicBool::new(false);
         let looks = Arc::new(Looks { node: Arc::clone(&node), has_seen });
         let mut changed = pin!(node.changed());
@@ -74,10 +74,10 @@ fn a_removal_after_a_lapse_counts_as_the_lapse() {
         let clock = Arc::new(AtomicU64::new(100_000));
         let hands = Arc::clone(&clock);
         let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
-        let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
-        let lease = upkeep.lease();
-        upkeep.began(lease.now());
-        let node = upkeep.enter("/lock/node".to_owned());
+        let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
+        let lease = store.lease();
+        store.began(lease.now());
+        let node = store.enter("/lock/node".to_owned());
         node.hold(lease.epoch().unwrap());
         assert_eq!(node.find_loss(), None);
 
@@ -110,7 +110,7 @@ fn watched(node: &Arc<ContenderNode>, watch: Result<Watch, Failure>) -> Result<(
 
 #[test]
 fn a_watch_is_armed_again_after_a_failure_or_a_write() {
-    let (node, upkeep) = holding();
+    let (node, store) = holding();
     let path = || Some("/lock/node".to_owned());
     assert_eq!((to_watch(&node), to_watch(&node)), (path(), None));
     let unknown = Failure::Unknown(String::new());
@@ -118,17 +118,17 @@ fn a_watch_is_armed_again_after_a_failure_or_a_write() {
     assert_eq!((node.has_own_watch(), to_watch(&node)), (false, path()));
     assert_eq!(watched(&node, Ok(Box::pin(std::future::pending()))), Ok(()));
     assert_eq!((node.has_own_watch(), to_watch(&node)), (true, None));
-    assert!(upkeep.unwatched.take(Duration::ZERO).0.is_empty());
+    assert!(store.unwatched.take(Duration::ZERO).0.is_empty());
 
-    let (node, upkeep) = holding();
+    let (node, store) = holding();
     assert_eq!(watched(&node, Ok(fired(Event::Changed))), Ok(()));
     assert_eq!((node.has_own_watch(), node.find_loss()), (false, None));
-    assert_eq!((upkeep.unwatched.take(Duration::ZERO).0.len(), to_watch(&node)), (1, path()));
+    assert_eq!((store.unwatched.take(Duration::ZERO).0.len(), to_watch(&node)), (1, path()));
 }
 
 #[test]
 fn events_of_a_replaced_node_do_not_end_the_new_hold() {
-    let (node, _upkeep) = holding();
+    let (node, _store) = holding();
     to_watch(&node);
     node.change(|it| it.known.begin_move(Some("/lock/new".to_owned())));
     node.record_gone_from("/lock/node");
@@ -146,13 +146,13 @@ fn events_of_a_replaced_node_do_not_end_the_new_hold() {
 
 #[test]
 fn a_hold_is_suspect_while_its_connection_is_lost() {
-    let (node, upkeep) = holding();
+    let (node, store) = holding();
     assert_eq!(node.hold_state(), HoldState::Held);
-    upkeep.connected(false);
+    store.connected(false);
     assert!(matches!(node.hold_state(), HoldState::Suspect { .. }));
-    upkeep.connected(true);
+    store.connected(true);
     assert_eq!(node.hold_state(), HoldState::Held);
-    upkeep.end(Ending::Expired);
+    store.end(Ending::Expired);
     let why = Loss::SessionOver(Ending::Expired);
     assert_eq!(node.hold_state(), HoldState::Lost { why });
 }
@@ -160,7 +160,7 @@ fn a_hold_is_suspect_while_its_connection_is_lost() {
 /// A path that was given to the caller may be used at any time.
 #[test]
 fn writes_are_settled_once_each_has_an_outcome() {
-    let (node, _upkeep) = holding();
+    let (node, _store) = holding();
     assert_eq!((node.may_yet_write(), node.settled_writes()), (false, Some(0)));
     node.begin_write();
     node.begin_write();

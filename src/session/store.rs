@@ -19,10 +19,10 @@ use crate::telemetry::log::emit;
 /// The record that the library keeps for one session. The backend makes it, hands it out, and reports each event to it.
 ///
 /// # Implementing a backend
-/// Call [`began`](Upkeep::began) once, [`answered`](Upkeep::answered) or [`acknowledged`](Upkeep::acknowledged) after
-/// each answer, [`connected`](Upkeep::connected) and [`resumed`](Upkeep::resumed) as the connection changes, and
-/// [`end`](Upkeep::end) when the session is over. None of these calls blocks or waits.
-pub struct Upkeep {
+/// Call [`began`](SessionStore::began) once, [`answered`](SessionStore::answered) or [`acknowledged`](SessionStore::acknowledged) after
+/// each answer, [`connected`](SessionStore::connected) and [`resumed`](SessionStore::resumed) as the connection changes, and
+/// [`end`](SessionStore::end) when the session is over. None of these calls blocks or waits.
+pub struct SessionStore {
     lease: Arc<Lease>,
     /// The number of the next node.
     next: AtomicU64,
@@ -40,10 +40,10 @@ pub struct Upkeep {
     newest_zxid: AtomicI64,
 }
 
-impl Upkeep {
-    /// Returns the upkeep of a session with this lease.
-    pub fn new(lease: Lease) -> Upkeep {
-        Upkeep {
+impl SessionStore {
+    /// Returns the store of a session with this lease.
+    pub fn new(lease: Lease) -> SessionStore {
+        SessionStore {
             lease: Arc::new(lease),
             next: AtomicU64::new(0),
             members: Mutex::default(),
@@ -73,14 +73,14 @@ impl Upkeep {
         self.lease.answered(sent);
     }
 
-    /// As [`Upkeep::answered`], for an operation that a quorum has acknowledged.
+    /// As [`SessionStore::answered`], for an operation that a quorum has acknowledged.
     pub fn acknowledged(&self, sent: Moment) {
         let lapsed = self.lease.acknowledged(sent);
         self.look_at_all_if(lapsed);
     }
 
     /// Records that the handshake of the current connection resumed this session. The handshake counts as soon as an
-    /// operation is [acknowledged](Upkeep::acknowledged) that was sent on this connection.
+    /// operation is [acknowledged](SessionStore::acknowledged) that was sent on this connection.
     pub fn resumed(&self) {
         self.lease.resumed();
     }
@@ -136,7 +136,7 @@ impl Upkeep {
     }
 
     /// Records that the node was created by this session, or was found after a lost answer. Keep-alive watches the node
-    /// until [`Upkeep::leave`].
+    /// until [`SessionStore::leave`].
     pub(crate) fn created(&self, node: &Arc<ContenderNode>, created: &Created, session: i64) -> Result<(), Failure> {
         let now = self.lease.now();
         let (answer, _unlocked) = node.change(|it| (it.known.created(created, session, now), it.creating.take()));
@@ -183,9 +183,9 @@ impl Upkeep {
     }
 }
 
-impl fmt::Debug for Upkeep {
+impl fmt::Debug for SessionStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upkeep").field("lease", &self.lease).finish_non_exhaustive()
+        f.debug_struct("SessionStore").field("lease", &self.lease).finish_non_exhaustive()
     }
 }
 
@@ -231,8 +231,8 @@ struct HandedOff {
     is_asked: bool,
 }
 
-impl Upkeep {
-    /// Adds a node that exists, until [`Upkeep::remove`]. Wakes the renewal of the lease if that would run too late for
+impl SessionStore {
+    /// Adds a node that exists, until [`SessionStore::remove`]. Wakes the renewal of the lease if that would run too late for
     /// the node.
     pub(super) fn add(&self, node: &Arc<ContenderNode>) {
         let renewed_by = self.lease.now() + self.lease.heartbeat_period();

@@ -1,0 +1,246 @@
+//! Tests of the record of a session, without a backend.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use super::*;
+use crate::session::request::{Ending, Loss};
+use crate::sync::atomic::AtomicU64;
+
+/// Returns the store of a session that has just begun, and its clock in seconds.
+fn begun() -> (Arc<SessionStore>, Arc<AtomicU64>) {
+    let clock = Arc::new(AtomicU64::new(1_000));
+    let hands = Arc::clone(&clock);
+    let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
+    let store = Arc::new(SessionStore::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
+    store.began(store.lease().now());
+    (store, clock)
+}
+
+fn holding(store: &Arc<SessionStore>) -> Arc<ContenderNode> {
+    let node = store.enter("/lock/node".to_owned());
+    node.hold(store.lease().epoch().expect("it has just begun"));
+    node
+}
+
+#[test]
+fn a_renewal_after_a_lapse_revives_no_hold() {
+    let renewals: [fn(&SessionStore); 2] = [
+        |store| store.began(store.lease().now()),
+        |store| {
+            store.connected(false);
+            store.connected(true);
+            store.resumed();
+            store.acknowledged(store.lease().now());
+        },
+    ];
+    for renew in renewals {
+        let (store, clock) = begun();
+        let node = holding(&store);
+        store.answered(store.lease().now());
+        clock.fetch_add(30, Ordering::SeqCst);
+        renew(&store);
+        assert_eq!(node.find_loss(), Some(Loss::LeaseRanOut));
+        assert!(node.held_at().is_none());
+    }
+}
+
+#[test]
+fn an_answer_is_a_touch() {
+    let (store, clock) = begun();
+    for _ in 0..2 {
+        store.answered(store.lease().now());
+        assert_eq!(store.lease().since_touch(), Duration::ZERO);
+        clock.fetch_add(2, Ordering::SeqCst);
+        assert_eq!(store.lease().since_touch(), Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn a_handshake_counts_only_once_reported_as_resumed() {
+    for resumes in [false, true] {
+        let (store, clock) = begun();
+        clock.fetch_add(5, Ordering::SeqCst);
+        store.answered(store.lease().now());
+        store.connected(false);
+        store.connected(true);
+        if resumes {
+            store.resumed();
+        }
+        let before = store.lease().remaining();
+        store.acknowledged(store.lease().now());
+        assert_eq!(store.lease().remaining() > before, resumes);
+    }
+}
+
+#[test]
+fn each_lost_connection_counts_once() {
+    let (store, _clock) = begun();
+    for (is_connected, losses) in [(true, 0), (false, 1), (false, 1), (true, 1), (true, 1), (false, 2)] {
+        store.connected(is_connected);
+        assert_eq!(store.connection(), losses);
+    }
+}
+
+#[test]
+fn a_signal_that_was_refused_once_is_not_tried_again() {
+    let (store, _clock) = begun();
+    assert!(!store.is_signal_refused());
+    store.record_signal_refused();
+    assert!(store.is_signal_refused());
+}
+
+const GRACE: Duration = Duration::from_millis(50);
+
+fn store() -> Arc<SessionStore> {
+    let store = Arc::new(SessionStore::new(Lease::new(Duration::from_secs(6))));
+    store.began(store.lease().now());
+    store
+}
+
+fn enter<const N: usize>(store: &Arc<SessionStore>, names: [&str; N]) -> [Arc<ContenderNode>; N] {
+    names.map(|name| store.enter(format!("/a/{name}")))
+}
+
+fn names(own_nodes: &[Arc<ContenderNode>]) -> Vec<String> {
+    own_nodes.iter().map(|node| node.path()).collect()
+}
+
+#[test]
+fn a_node_is_watched_at_the_second_call_if_still_there() {
+    let store = store();
+    let [_, gone] = enter(&store, ["1", "2"]);
+    let to_watch = || {
+        let (due, more) = store.unwatched.take(GRACE);
+        (names(&due), more)
+    };
+    assert_eq!(to_watch(), (vec![], true));
+    gone.leave(|it| it.known.leave(true));
+    enter(&store, ["3"]);
+    assert_eq!(to_watch(), (vec!["/a/1".to_owned()], true));
+    assert_eq!(to_watch(), (vec!["/a/3".to_owned()], false));
+    assert_eq!(to_watch(), (vec![], false));
+    let [gone] = enter(&store, ["4"]);
+    gone.leave(|it| it.known.leave(true));
+    assert_eq!(to_watch(), (vec![], false));
+    enter(&store, ["5"]);
+    assert_eq!(names(&store.unwatched.take(Duration::ZERO).0), ["/a/5"]);
+}
+
+#[test]
+fn leaving_nodes_are_listed_until_they_are_gone() {
+    let store = store();
+    let [first, second, third] = enter(&store, ["1", "2", "3"]);
+    store.mark_leaving(&first);
+    store.mark_leaving(&second);
+    assert_eq!(store.leaving_soon("/a"), ["1", "2"]);
+    assert!(store.leaving_soon("/b").is_empty() && store.leaving_soon("/a/1").is_empty());
+    store.remove(&first);
+    drop((first, store.unwatched.take(Duration::ZERO)));
+    assert_eq!(store.leaving_soon("/a"), ["2"]);
+    store.mark_leaving(&third);
+    assert_eq!(store.members.lock().leaving.len(), 2, "the deleted node is forgotten");
+}
+
+#[test]
+fn a_first_node_wakes_only_a_renewal_that_is_too_late() {
+    let store = store();
+    let lease = store.lease();
+    let is_woken = || pin!(store.renewal_wake.notified()).enable();
+    assert!(store.plan_renewal(lease.now() + lease.heartbeat_period(), true));
+    let [first] = enter(&store, ["1"]);
+    assert!(!is_woken());
+    assert!(!store.plan_renewal(lease.now() + lease.timeout(), true), "the session has a node");
+    let [second] = enter(&store, ["2"]);
+    store.remove(&first);
+    store.remove(&second);
+    assert!(store.has_no_nodes() && !is_woken());
+    let [_third] = enter(&store, ["3"]);
+    assert!(is_woken());
+    let [_fourth] = enter(&store, ["4"]);
+    assert!(!is_woken(), "the fourth is not the first node");
+}
+
+#[test]
+fn all_holders_are_checked_or_else_one_waiter() {
+    let store = store();
+    let [first, second, third] = enter(&store, ["1", "2", "3"]);
+    let to_check = || {
+        let mut paths: Vec<_> = store.to_check().into_iter().map(|(_, path)| path).collect();
+        paths.sort();
+        paths
+    };
+    assert_eq!(to_check().len(), 1);
+    first.hold(0);
+    second.hold(0);
+    assert_eq!(to_check(), ["/a/1", "/a/2"]);
+    first.leave(|it| it.known.leave(true));
+    assert_eq!(to_check(), ["/a/2"]);
+    second.change(|it| it.known.begin_move(None));
+    assert_eq!(to_check(), ["/a/3"]);
+    third.leave(|it| it.known.leave(true));
+    assert!(to_check().is_empty());
+}
+
+#[test]
+fn a_hand_off_is_checked_once_for_all_it_granted() {
+    let store = store();
+    let [holder, other] = enter(&store, ["2", "3"]);
+    let path: Arc<str> = Arc::from("/a/1");
+    let signal = store.hand_off(&path);
+    store.request_check(&signal, &holder);
+    assert!(Arc::ptr_eq(&signal, &store.hand_off(&path)) && !signal.is_confirmed());
+    assert!(store.take_unchecked().is_empty(), "no contender holds yet");
+    holder.hold(0);
+    store.request_check(&signal, &other);
+    store.request_check(&signal, &holder);
+    assert_eq!((store.take_unchecked(), store.take_unchecked()), (vec![Arc::clone(&path)], vec![]));
+    store.request_check(&store.hand_off(&path), &other);
+    let (signal, granted) = store.finish_check(&path).expect("the check is under way");
+    assert_eq!(names(&granted), ["/a/3", "/a/2", "/a/3"], "the check covers all until it has ended");
+    assert!(store.finish_check(&path).is_none() && !signal.is_confirmed());
+}
+
+#[test]
+fn the_last_confirmed_hand_off_is_not_checked_again() {
+    let store = store();
+    let [holder] = enter(&store, ["3"]);
+    holder.hold(0);
+    let [gone, there]: [Arc<str>; 2] = ["/a/1", "/a/2"].map(Arc::from);
+    for (path, is_gone) in [(&there, false), (&gone, true)] {
+        store.request_check(&store.hand_off(path), &holder);
+        store.take_unchecked();
+        let (signal, granted) = store.finish_check(path).expect("the check is under way");
+        assert_eq!(names(&granted), ["/a/3"]);
+        if is_gone {
+            store.record_confirmed(signal);
+        }
+    }
+    assert!(store.hand_off(&gone).is_confirmed() && !store.hand_off(&there).is_confirmed());
+    let again = Arc::new(HandOff::new(Arc::clone(&gone)));
+    store.request_check(&again, &holder);
+    assert!(again.is_confirmed() && store.take_unchecked().is_empty());
+    let again = store.hand_off(&there);
+    store.request_check(&again, &holder);
+    assert!(!again.is_confirmed());
+    assert_eq!(store.take_unchecked(), [there]);
+}
+
+#[test]
+fn a_loss_by_the_session_end_keeps_its_reason() {
+    let store = store();
+    let [holder, waiter, removed] = enter(&store, ["1", "2", "3"]);
+    holder.hold(store.lease().epoch().unwrap());
+    removed.lose(Loss::Removed);
+    assert!(!store.is_over());
+    store.end(Ending::Expired);
+    assert!(store.is_over());
+    for (node, loss) in [
+        (holder, Loss::SessionOver(Ending::Expired)),
+        (waiter, Loss::SessionOver(Ending::Expired)),
+        (removed, Loss::Removed),
+    ] {
+        node.lose(Loss::Interfered);
+        assert_eq!(node.find_loss(), Some(loss));
+    }
+}
