@@ -1,4 +1,4 @@
-//! The record that the library keeps for one session: the lease, our nodes on the session, the listings under way, and
+//! The store of one session: the lease, our nodes on the session, the listings under way, and
 //! the known ghosts. The backend reports events to it; contenders and keep-alive read it.
 
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
 use crate::telemetry::log::emit;
 
-/// The record that the library keeps for one session. The backend makes it, hands it out, and reports each event to it.
+/// The store that the library keeps for one session. The backend makes it, hands it out, and reports each event to it.
 ///
 /// # Implementing a backend
 /// Call [`began`](SessionStore::began) once, [`answered`](SessionStore::answered) or [`acknowledged`](SessionStore::acknowledged) after
