@@ -11,7 +11,7 @@ use crate::{fault_table, layers};
 const PAGE: &str = include_str!("../../docs/architecture.md");
 const CONTRIBUTING: &str = include_str!("../../CONTRIBUTING.md");
 
-/// The texts in backticks that are one word.
+/// Returns the texts in backticks without a space.
 fn spans(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2).filter(|span| !span.contains(char::is_whitespace))
 }
@@ -27,7 +27,7 @@ fn the_page_shows_each_folder() {
     assert_eq!(missing, Vec::<&str>::new());
 }
 
-/// The variants of an enum in this source, in their order.
+/// Returns the names of the enum's variants, in their order.
 fn variants<'s>(source: &'s str, name: &str) -> Vec<&'s str> {
     let body = source.split_once(&format!("pub enum {name} {{\n")).expect("it is there").1;
     let body = body.split_once("\n}").expect("it ends").0;

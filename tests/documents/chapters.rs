@@ -1,5 +1,5 @@
-//! What `make test` makes of chapters that are red, that hang and that prove nothing: `tests/chapters.sh`, with small programs in the place
-//! of the chapters.
+//! `tests/chapters.sh`, which runs the chapters of `make test`: chapters that fail, hang or prove nothing. Small programs replace the
+//! real chapters.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::snippets::root;
 
-/// A chapter that does what every run must: it starts a server.
+/// A chapter that starts a server, as every run must.
 const SERVER: (&str, &str) = (
     "lock",
     r#"#[test]
@@ -24,7 +24,7 @@ const SERVER: (&str, &str) = (
     }"#,
 );
 
-/// A repository of chapters, in a path with a space.
+/// A repository with chapters, in a path with a space.
 struct Chapters {
     _home: TempDir,
     root: PathBuf,
@@ -36,7 +36,7 @@ fn executable(file: &Path, text: &str) {
 }
 
 impl Chapters {
-    /// Programs of these names, with these tests in them. The documentation has two tests, which pass.
+    /// Builds a program for each pair of a name and its tests. The documentation has two tests, which pass.
     fn new(programs: &[(&str, &str)]) -> Chapters {
         let home = TempDir::new().unwrap();
         let root = home.path().join("a b");
@@ -64,7 +64,7 @@ impl Chapters {
         chapters
     }
 
-    /// Has cargo do this to build the tests.
+    /// Sets the command that `cargo` runs to build the tests.
     fn cargo(&self, build: &str) {
         let documentation =
             "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s";
@@ -74,7 +74,7 @@ impl Chapters {
         executable(&self.root.join("bin/cargo"), &cargo);
     }
 
-    /// All that a run says, line by line, and what it ends with.
+    /// Runs `chapters.sh`, and returns the lines of its output and its exit code.
     fn run(&self, words: &[&str]) -> (Vec<String>, Option<i32>) {
         let path = format!("{}:{}", self.root.join("bin").display(), std::env::var("PATH").unwrap());
         let mut run = Command::new("bash");
@@ -89,14 +89,14 @@ impl Chapters {
     }
 }
 
-/// The list at the end.
+/// Returns the list of failures at the end of the output.
 fn red(lines: &[String]) -> Vec<&str> {
     let list = lines.iter().skip_while(|line| !line.starts_with("make test: FAILED")).skip(1);
     list.map(|line| line.trim()).collect()
 }
 
 #[test]
-fn a_green_run_lists_its_chapters_without_their_output() {
+fn a_green_run_lists_its_chapters_without_output() {
     let chapters = Chapters::new(&[SERVER]);
     fs::write(chapters.root.join("metadata"), r#"{"test":true},{"test":false}"#).unwrap();
     let (plan, code) = chapters.run(&["plan", "zookeeper", "postgresql"]);
@@ -250,7 +250,7 @@ fn a_compile_error_ends_the_run_at_once() {
     assert_eq!((code, &lines[1..]), (Some(101), &["error[E0425]: cannot find value".to_owned()][..]), "{lines:#?}");
 }
 
-/// `id` says that this is no root, and `sudo` that it has no rights.
+/// The user is not root, and `sudo` fails.
 #[test]
 fn without_root_the_install_command_is_printed() {
     let bin = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! The examples do what they say, on the embedded ensemble and on a server; knows only their output and exit codes.
+//! The output and the exit codes of the examples, on the embedded ensemble and on a server.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -13,11 +13,11 @@ use support::port::Port;
 use support::program::example;
 use support::server::{Server, shared_server};
 
-/// The examples that are tried with a wrong command line, and without a server.
+/// The examples that are run with a wrong command line, and without a server.
 const ALL: [&str; 8] =
     ["quickstart", "shared_config", "migrate", "batch_worker", "leader", "kept_reads", "herd", "metrics"];
 
-/// No example takes nearly as long, on any machine.
+/// The limit for one example; no example comes near it.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Where an example keeps its lock.
@@ -35,7 +35,7 @@ struct Run {
 }
 
 impl On {
-    /// The arguments that say so. On the server, each check works below a path of its own.
+    /// Returns the arguments that select the backend. On the server, each check has a path of its own.
     fn arguments(self, check: &str) -> Vec<String> {
         match self {
             On::Embedded => Vec::new(),
@@ -95,7 +95,7 @@ async fn shared_config(on: On) {
         .says("no change was lost");
 }
 
-/// If this lost no changes, it would prove nothing that none are lost under the lock.
+/// Without the lock changes are lost, so the check with the lock proves something.
 async fn shared_config_without_the_lock(on: On) {
     let mut arguments = on.arguments("shared_config_without_the_lock");
     arguments.extend(["--without-lock", "--changes", "20"].map(str::to_owned));
@@ -204,7 +204,7 @@ mod with_metrics {
 
     use super::{On, run};
 
-    /// Reads Prometheus' text format as strictly as Prometheus does: the samples by their series.
+    /// Parses Prometheus' text format as strictly as Prometheus does, and returns the samples by their series.
     #[track_caller]
     fn parsed(text: &str) -> BTreeMap<String, f64> {
         let (mut types, mut helps, mut samples) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
@@ -294,7 +294,7 @@ async fn two_processes_share_a_batch() {
 }
 
 #[support::judged]
-async fn a_stopped_batch_worker_frees_its_partitions_at_once() {
+async fn a_stopped_batch_worker_frees_its_partitions() {
     for (signal, path) in [("TERM", "stop_by_term"), ("INT", "stop_by_int")] {
         let arguments = On::Server.arguments(path);
         let zk = ZooKeeper::connect(&arguments[1]).await.unwrap();
@@ -334,10 +334,10 @@ async fn a_stopped_batch_worker_frees_its_partitions_at_once() {
     }
 }
 
-/// What one release costs the server: in the naive ways more with each waiter, in ours always the same.
+/// The cost of a release grows with the waiters in the naive ways, and is constant in ours.
 #[support::judged]
 async fn only_watching_the_predecessor_wakes_no_herd() {
-    // A server of its own: it counts the requests of all its clients together.
+    // A server of its own, because a server counts the requests of all its clients together.
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let directory = tempfile::tempdir().expect("a directory can be made");
     let plot = directory.path().join("herd.svg");
@@ -356,20 +356,20 @@ async fn only_watching_the_predecessor_wakes_no_herd() {
         // The first release leaves n to wait, the last one 1.
         let waiting = f64::midpoint(number("n"), 1.0);
         match cost["way"].as_str() {
-            // The waiters, and at most the winner besides: of its own node, if its watch was not gone yet.
+            // The waiters, and at most the winner, if its watch on its own node still stands.
             Some("one-node") => {
                 assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
-                // A woken waiter tries to create the node, and looks at it.
+                // A woken waiter sends a create and a read of the node.
                 assert!(number("requests") >= 2.0 * waiting, "{cost}");
             }
             Some("children") => {
                 assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
                 assert!(number("reads") >= waiting, "{cost}");
             }
-            // The next contender, and the releaser, which watches its own node.
+            // The next contender, and the contender that releases, which watches its own node.
             _ => {
                 assert!((1.0..=2.0).contains(&number("notifications")), "{cost}");
-                // A transaction, and on a slow machine a look at the predecessor's node.
+                // A transaction, and on a slow machine a read of the predecessor's node.
                 assert!(number("requests") <= 3.0, "{cost}");
                 assert!(number("bytes_in") + number("bytes_out") < 1_000.0, "{cost}");
             }
@@ -378,7 +378,7 @@ async fn only_watching_the_predecessor_wakes_no_herd() {
     is_well_formed(&std::fs::read_to_string(plot).expect("the plot was written"));
 }
 
-/// Every element ends, in the right order, and there is one that holds all others.
+/// Returns whether the tags are balanced, with one root element.
 #[track_caller]
 fn is_well_formed(svg: &str) {
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
@@ -400,7 +400,7 @@ fn is_well_formed(svg: &str) {
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
 }
 
-/// What `benches/compare.py` reads of it. Without orders it goes on at once.
+/// Checks the output that `benches/compare.py` reads. Without commands on its input the driver goes on at once.
 #[support::judged]
 async fn the_driver_runs_every_workload_without_errors() {
     let server = tokio::task::spawn_blocking(|| shared_server().address()).await.expect("the server starts");

@@ -1,9 +1,9 @@
-//! `FAULTS.md` names tests that exist, and misses no fault.
+//! `FAULTS.md` and `planted.txt` name tests that exist, and `FAULTS.md` misses no number.
 
 use std::fs;
 use std::path::Path;
 
-/// Every `file::test` in backticks; commands and types are spelt otherwise.
+/// Returns every `file::test` in backticks. Commands and types are spelt otherwise.
 pub(super) fn named(table: &str) -> Vec<&str> {
     let of_tests = |name: &&str| {
         name.contains("::") && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
@@ -11,8 +11,8 @@ pub(super) fn named(table: &str) -> Vec<&str> {
     table.split('`').skip(1).step_by(2).filter(of_tests).collect()
 }
 
-/// Whether `lock::faults::some_test` is a test in `tests/lock/faults.rs`, and so on, `threads::locks::some_test` one in
-/// `threads/locks.rs`, and `recipes::shared::codec::tests::some_test` a unit test in `src/recipes/shared/codec.rs`.
+/// Returns whether the test exists. `lock::faults::NAME` is in `tests/lock/faults.rs`, `threads::locks::NAME` in `threads/locks.rs`, and
+/// `recipes::shared::codec::tests::NAME` is a unit test in `src/recipes/shared/codec.rs`.
 pub(super) fn exists(name: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let Some((module, test)) = name.rsplit_once("::") else { return false };
@@ -39,9 +39,10 @@ fn every_test_in_the_catalogue_exists() {
     assert!(!exists("lock::faults::there_is_no_such_test"));
 }
 
-/// `chapter file::test` of whoever finds it, or `unit` or `shuttle` before the name of the test. Of one that lives: why.
+/// The third cell has the tests that find the fault, as `chapter file::test`, `unit NAME` or `shuttle NAME`; of a fault that lives, the
+/// reason.
 #[test]
-fn every_planted_fault_names_code_and_tests_that_exist() {
+fn planted_faults_name_code_and_tests_that_exist() {
     for line in include_str!("../planted.txt").lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let cells: Vec<&str> = line.split(" | ").collect();
         let is_tried_no_more = cells[2] == "lives" || cells[2].ends_with("the line is gone");
@@ -73,7 +74,7 @@ fn each_fault_has_its_number_and_a_test() {
     assert!(rows.count() >= 62);
 }
 
-/// The rows of the table whose first line has these columns, cell by cell.
+/// Returns the cells of the table whose first line begins with these columns.
 fn rows<'a>(text: &'a str, columns: &str) -> Vec<Vec<&'a str>> {
     let table = text.lines().skip_while(|line| !line.starts_with(columns)).skip(2);
     table.take_while(|line| line.starts_with('|')).map(|row| row.split('|').map(str::trim).collect()).collect()
@@ -103,8 +104,8 @@ fn every_promise_names_instruments_that_exist() {
     assert!(unknown.is_empty() && unused.is_empty() && words.len() == 9, "{unknown:?} {unused:?}");
 }
 
-/// What a recipe of the Makefile runs of `tests/`, as `chapter::module`: from `session::{lease,silence} lock::multi` and from
-/// `--test crowd swarm::`.
+/// Returns the parts of `tests/` that a recipe of the Makefile runs, as `chapter::module`. The recipe has the forms
+/// `session::{lease,silence} lock::multi` and `--test crowd swarm::`.
 fn stages(recipe: &str) -> Vec<String> {
     let words: Vec<&str> = recipe.split([' ', ';', '\n', '\t']).filter(|word| !word.is_empty()).collect();
     let of_a_chapter = |word: &&str| word.contains("::") && !word.ends_with("::");
@@ -120,8 +121,7 @@ fn stages(recipe: &str) -> Vec<String> {
     listed.chain(single.map(|it| format!("{}::{}", it[1], it[2].trim_end_matches(':')))).collect()
 }
 
-/// What an instrument is told by the environment is what `make soak` tells it, and each of its tests is among those that run
-/// there.
+/// `make soak` sets each variable of an instrument, and runs each of its tests.
 #[test]
 fn every_instrument_is_part_of_the_soak() {
     let soak = include_str!("../../Makefile").split("\nsoak:").nth(1).and_then(|rest| rest.split("\n\n").next());

@@ -1,5 +1,5 @@
-//! What `docs/guide.md` and `docs/coming-from.md` say beside their Rust, which `tests/pages` runs: SQL, figures
-//! and tables. What they say to shells is run by `zklock/tests/`.
+//! The SQL, figures and tables of `docs/guide.md` and `docs/coming-from.md`. `tests/pages` runs their Rust, and `zklock/tests/` their
+//! shell commands.
 
 use std::collections::BTreeSet;
 
@@ -12,13 +12,13 @@ use zk_rwlock::{Memory, RwLock};
 const GUIDE: &str = include_str!("../../docs/guide.md");
 const COMING_FROM: &str = include_str!("../../docs/coming-from.md");
 
-/// The statements of a block, without their comments.
+/// Returns the statements of a block, without comments.
 fn statements(block: &str) -> Vec<String> {
     let code: Vec<&str> = block.lines().filter(|line| !line.starts_with("--")).collect();
     code.join("\n").split(';').map(str::trim).filter(|statement| !statement.is_empty()).map(str::to_owned).collect()
 }
 
-/// A database as the block sets it up, and the statements that a holder sends.
+/// Returns a database that the block has set up, and the statements that a holder sends.
 fn set_up(block: &str) -> (Connection, Vec<String>) {
     let database = Connection::open_in_memory().expect("SQLite is bundled");
     let mut of_holders = Vec::new();
@@ -32,7 +32,7 @@ fn set_up(block: &str) -> (Connection, Vec<String>) {
     (database, of_holders)
 }
 
-/// The tokens of two holders, one after the other.
+/// Returns the tokens of two holders, one after the other.
 fn tokens() -> (i64, i64) {
     let lock = RwLock::new(&Memory::new(), "/locks/orders").expect("valid");
     let token = || lock.write().blocking().expect("free").fencing_token();
@@ -107,8 +107,7 @@ fn all_sql_is_sql_of_the_database_it_is_for() {
     assert!(Parser::parse_sql(&PostgreSqlDialect {}, "UPDATE lock_fence SET WHERE").is_err());
 }
 
-/// What the SQL is for: never `<`, which refuses a holder's second transaction, and in MySQL never an update that may
-/// change nothing.
+/// `<` would refuse a holder's second transaction. In MySQL an update must always change something.
 #[test]
 fn every_fence_compares_with_at_most() {
     for (words, token) in [("sql postgres", "$1"), ("sql mysql", "?"), ("sql sqlite", "?1")] {
@@ -130,7 +129,7 @@ fn the_table_of_session_timeouts_follows_from_the_lease() {
         let seconds = |share: f64| format!("{:.1} s", timeout * share);
         assert_eq!(row[1], row[0]);
         assert_eq!(row[2], seconds(0.4));
-        // What the lease is when a break begins, less the time until the connection is tried again.
+        // The rest of the lease when a break begins, less the time until the next attempt to connect.
         let (tick, again) = (f64::min(3.0, timeout / 2.0), f64::max(timeout / 12.0, 0.35));
         let untold = 5.0 / 6.0 * timeout - timeout / 5.0 - tick / 2.0 - f64::max(tick / 8.0, 0.1) - again;
         assert_eq!(row[3], format!("{:.1} s", untold.min(timeout * 0.4)));
@@ -159,7 +158,7 @@ fn every_error_and_every_loss_has_a_row() {
     assert_eq!(told, expected);
 }
 
-/// The reasons of the table are words of the library or of the system, and a test on a real peer has heard each of them.
+/// Each reason of the table is a text of the library or of the system, and occurs in a test with a real peer.
 #[test]
 fn every_reason_for_no_session_occurs_in_a_test() {
     let words = |source: &str| source.replace("\\\n     ", "");
@@ -172,9 +171,9 @@ fn every_reason_for_no_session_occurs_in_a_test() {
     for row in &rows {
         let reason = row[0].trim_matches('`');
         assert!(said.contains(reason) || reason == "Connection refused", "the library does not say {reason:?}");
-        // No test has a machine that is down, or a server that is up and gives no session.
+        // No test has a dead machine, or a running server that gives no session.
         let needs_more = ["does not answer", "has not given a session"].contains(&reason);
-        assert!(heard.contains(reason) || needs_more, "no test has heard {reason:?}");
+        assert!(heard.contains(reason) || needs_more, "no test has {reason:?}");
     }
 }
 
@@ -196,7 +195,7 @@ fn our_column_is_in_the_example_below_each_table() {
             if call.starts_with("zklock ") {
                 continue;
             }
-            // The example makes a node before it sets it, and so on: what counts is that the call is compiled as shown.
+            // The call must occur in the example, which is compiled; its surroundings may differ.
             assert!(
                 example.contains(call),
                 "{call} is not in the example of: {}",

@@ -1,7 +1,7 @@
-//! The files for Kubernetes: what their containers do as processes on a real server.
+//! The files for Kubernetes: their containers run as processes on a real server.
 //!
-//! A pod is a process here: the very command and environment of its container. Only what a cluster gives is replaced: where
-//! ZooKeeper is, the programs of the image, and the directory of a secret.
+//! A process has the command and the environment of its container. The test replaces ZooKeeper's address, the programs of the image and
+//! the directory of a secret.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ use zk_rwlock::{RwLock, ZooKeeper};
 use crate::snippets::{read, root};
 
 // ---------------------------------------------------------------------------------------------------------------
-// Reading them
+// The files
 
 fn value(yaml: &Yaml<'_>) -> Value {
     match yaml {
@@ -36,7 +36,7 @@ fn value(yaml: &Yaml<'_>) -> Value {
     }
 }
 
-/// The one object of a file.
+/// Returns the only object of a file.
 fn manifest(name: &str) -> Value {
     let text = read(&root().join("examples/kubernetes").join(name));
     let documents = Yaml::load_from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -53,7 +53,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
 }
 
-/// The spec of the pods that an object makes.
+/// Returns the spec of the object's pods.
 fn pod(object: &Value) -> &Value {
     match text(&object["kind"]) {
         "CronJob" => &object["spec"]["jobTemplate"]["spec"]["template"]["spec"],
@@ -66,14 +66,14 @@ fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// What their containers do
+// The containers
 
 fn environment(container: &Value) -> BTreeMap<String, String> {
     let env = list(&container["env"]).iter();
     env.map(|it| (text(&it["name"]).to_owned(), text(&it["value"]).to_owned())).collect()
 }
 
-/// The container's command line, as the kubelet reads it.
+/// Returns the container's command line, as the kubelet reads it.
 fn words(container: &Value, environment: &BTreeMap<String, String>) -> Vec<String> {
     let words = list(&container["command"]).iter().chain(list(&container["args"]));
     let filled = |word: &Value| {
@@ -82,16 +82,16 @@ fn words(container: &Value, environment: &BTreeMap<String, String>) -> Vec<Strin
     words.map(filled).collect()
 }
 
-/// What a cluster gives to a container.
+/// The environment that a cluster gives to a container.
 struct Cluster<'server> {
     object: Value,
     server: &'server Server,
-    /// With `bin`, the image's programs; a directory for each secret; and what the programs write.
+    /// Has `bin` with the image's programs, a directory for each secret, and the programs' output.
     place: tempfile::TempDir,
 }
 
 impl Cluster<'_> {
-    /// The secret is made by the command that the file shows.
+    /// Makes the secret by the command in the file.
     fn new<'server>(file: &str, server: &'server Server) -> Cluster<'server> {
         let place = tempfile::tempdir().expect("a directory can be made");
         fs::create_dir(place.path().join("bin")).expect("writable");
@@ -107,20 +107,20 @@ impl Cluster<'_> {
         Cluster { object: manifest(file), server, place }
     }
 
-    /// One of the image's programs.
+    /// Adds a program to the image.
     fn install(&self, name: &str, script: &str) {
         let file = self.place.path().join("bin").join(name);
         fs::write(&file, format!("#!/bin/sh\ncd '{}'\n{script}", self.place.path().display())).expect("writable");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("ours");
     }
 
-    /// What the programs have said so far.
+    /// Returns the lines that the programs have written so far.
     fn log(&self) -> Vec<String> {
         let log = fs::read_to_string(self.place.path().join("log")).unwrap_or_default();
         log.lines().map(str::to_owned).collect()
     }
 
-    /// Starts this container of a new pod, with other values for some of its variables.
+    /// Starts the container of a new pod, and replaces some variables.
     fn start(&self, container: &str, instead: &[(&str, &str)]) -> Child {
         let pod = pod(&self.object);
         let container = containers(pod).find(|it| it["name"] == container).expect("it is in the file");
@@ -147,8 +147,8 @@ async fn ended(pod: Child) -> (Option<i32>, String) {
 }
 
 #[support::judged]
-async fn one_of_three_pods_migrates_and_a_later_pod_does_not() {
-    // Sessions of two seconds at most, so that the lock of a pod that was killed is soon free.
+async fn one_of_three_pods_migrates_and_no_later_pod() {
+    // Sessions of two seconds at most, so that the lock of a killed pod is soon free.
     let server = tokio::task::spawn_blocking(|| Server::start_with(&["maxSessionTimeout=2000"], &[])).await.unwrap();
     let cluster = Cluster::new("deployment.yaml", &server);
     cluster.install("orders-migrate", "echo began >>log; while [ ! -e go-on ]; do sleep 0.02; done; echo done >>log");
@@ -177,14 +177,14 @@ async fn one_of_three_pods_migrates_and_a_later_pod_does_not() {
         skipped += usize::from(said.contains("not run, because it was done"));
     }
     assert_eq!(skipped, 1, "one has migrated, the other has waited for it");
-    // The pod that replaces the one that died, and one of a later day.
+    // A replacement for the dead pod, and a pod of a later day.
     for _ in 0..2 {
         let (code, said) = ended(cluster.start("migrate", &[])).await;
         assert!(code == Some(0) && said.contains("not run, because it was done"), "{code:?} {said}");
     }
     assert_eq!(cluster.log(), ["began", "began", "done"]);
 
-    // The next version has a migration that fails. Its container is started again, and its pods go on once it is mended.
+    // The next version has a failing migration. Its container is started again, and its pods go on after a fix.
     cluster.install("orders-migrate", "echo fails >>log; exit 3");
     for _ in 0..2 {
         assert_eq!(ended(cluster.start("migrate", &[("VERSION", "v43")])).await.0, Some(3));
@@ -218,7 +218,7 @@ async fn one_of_three_clusters_does_the_job() {
     let cluster = Cluster::new("cronjob.yaml", &server);
     let zk = ZooKeeper::builder().sasl(Sasl::digest_md5("report", "PASSWORD")).connect_timeout(SOON);
     let lock = RwLock::new(&zk.connect(&server.address()).await.unwrap(), "/cron/report").unwrap();
-    // They start behind another holder, so that all of them wait. Servers of 3.8.0 mix up logins that come together.
+    // They start while another contender holds, so that all of them wait. Servers of 3.8.0 confuse simultaneous logins.
     let held = lock.write().await.unwrap();
     cluster.install("report", "echo \"$@\" >>log; mkdir tried 2>/dev/null && exit 3; echo done >>log");
     let mut pods = Vec::new();
@@ -260,6 +260,6 @@ async fn the_job_fails_without_retry_on_a_permanent_error() {
     fs::write(&secret, "no colon").unwrap();
     ends_with(64).await;
     assert!([64, 65, 77, 126, 127].into_iter().all(hopeless), "{policy}");
-    // A failed command, no server, a lock that was lost: the next pod may have more luck.
+    // A failed command, no server, a lost lock: the next pod may succeed.
     assert!(![1, 69, 71, 75, 76].into_iter().any(hopeless), "{policy}");
 }

@@ -1,10 +1,10 @@
-//! The street of `src/`: no folder imports what stands after it, and no two files import each other in a circle.
+//! The layers of `src/`: no folder imports a later folder, and no two files import each other in a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The folders and files of `src/`, each with those that it may import: all of them stand before it in this list.
+/// The folders and files of `src/`, each with its allowed imports, which come earlier in this list.
 pub(super) const STREET: [(&str, &[&str]); 18] = [
     ("sync", &[]),
     ("queue", &["sync"]),
@@ -35,7 +35,7 @@ pub(super) const STREET: [(&str, &[&str]); 18] = [
     ),
 ];
 
-/// The files of the library, each with the modules that its code imports.
+/// Returns the files of the library, each with the modules that its code imports.
 fn imports() -> BTreeMap<String, BTreeSet<String>> {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
@@ -43,7 +43,7 @@ fn imports() -> BTreeMap<String, BTreeSet<String>> {
     let imports = |code: String| -> BTreeSet<String> {
         let paths = code.lines().filter(|line| !line.trim_start().starts_with("//"));
         let paths = paths.flat_map(|line| line.split("crate::").skip(1).map(str::to_owned).collect::<Vec<_>>());
-        // The longest beginning of the path that is a file.
+        // The longest prefix of the path that is a file.
         let module = |path: String| {
             let path: String = path.chars().take_while(|c| c.is_ascii_alphanumeric() || "_:".contains(*c)).collect();
             let parts: Vec<&str> = path.split("::").collect();
@@ -51,7 +51,7 @@ fn imports() -> BTreeMap<String, BTreeSet<String>> {
         };
         paths.filter_map(module).collect()
     };
-    // A macro names the file that it is in.
+    // A macro names its own file.
     let others = |name: &str, all: BTreeSet<String>| all.into_iter().filter(|it| it != name).collect();
     files.into_iter().map(|(name, code)| (name.clone(), others(&name, imports(code)))).collect()
 }
@@ -65,7 +65,7 @@ fn visit(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
         } else if let Some(stem) = name.strip_suffix(".rs").filter(|stem| !matches!(*stem, "lib" | "tests")) {
             let code = fs::read_to_string(&path).expect("a source file");
             let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-            // Most folders' `mod.rs` only names the files beside it.
+            // Most folders' `mod.rs` only names the other files.
             if stem != "mod" {
                 files.insert(format!("{prefix}{stem}"), code.to_owned());
             } else if code.contains("\npub use ") || code.contains("\npub(crate) use ") {
@@ -75,12 +75,11 @@ fn visit(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     }
 }
 
-/// The files of the library, each with those whose methods it calls on a value of its own: an `impl` may be spread over
-/// several files.
+/// Returns the files of the library, each with the files whose methods it calls on `self`. An `impl` may be spread over several files.
 fn calls_through_self() -> BTreeMap<String, BTreeSet<String>> {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
-    // The type of each `impl` of its own methods, with the text of that `impl`.
+    // The type of each inherent `impl`, with the text of that `impl`.
     let impls = |code: &str| -> Vec<(String, String)> {
         let blocks = code.split("\nimpl").skip(1).filter_map(|block| block.split_once("\n}").map(|(block, _)| block));
         let own = blocks.filter_map(|block| block.split_once('{').filter(|(head, _)| !head.contains(" for ")));
@@ -91,7 +90,7 @@ fn calls_through_self() -> BTreeMap<String, BTreeSet<String>> {
         };
         own.map(|(head, body)| (named(head), body.to_owned())).collect()
     };
-    // Two types of one name would be taken for one.
+    // Two types of one name cannot be told apart.
     let is_one = |name: &str| {
         let types = [format!("struct {name}"), format!("enum {name}")];
         let defines = |line: &str| {
@@ -120,7 +119,7 @@ fn calls_through_self() -> BTreeMap<String, BTreeSet<String>> {
     files.iter().map(|(file, code)| (file.clone(), called(file, code))).collect()
 }
 
-/// Where a file stands in the street: its folder, or its recipe's.
+/// Returns the folder of a file, or its recipe's folder.
 fn folder(module: &str) -> String {
     let parts: Vec<&str> = module.split("::").collect();
     parts[..if parts[0] == "recipes" { 2 } else { 1 }].join("/")
@@ -140,7 +139,7 @@ fn no_folder_imports_what_stands_after_it() {
     assert!(imports.len() > 60, "{} files", imports.len());
     for (file, imported) in &imports {
         let may = STREET.iter().find(|(name, _)| *name == folder(file)).map(|(_, may)| *may);
-        let may = may.unwrap_or_else(|| panic!("{file} stands nowhere in the street"));
+        let may = may.unwrap_or_else(|| panic!("{file} is in no layer"));
         let upward = imported.iter().filter(|it| folder(it) != folder(file) && !may.contains(&&*folder(it)));
         wrong.extend(upward.map(|it| format!("{file} imports {it}")));
     }
@@ -167,12 +166,12 @@ fn the_street_is_in_order() {
     }
 }
 
-/// Else a test on many threads would not decide at it which thread goes on: see `threads/`.
+/// The tests in `threads/` replace this file, to decide at each lock and atomic which thread goes on.
 #[test]
 fn locks_atomics_and_chance_come_from_one_file() {
     let mut files = BTreeMap::new();
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
-    // Threads of the system's own.
+    // These start threads of the system.
     let apart = ["sync", "session::thread", "telemetry::user_thread"];
     let names =
         ["Mutex", "RwLock", "Condvar", "Barrier", "Once", "atomic", "mpsc", "HashMap", "HashSet", "Notify", "watch"];
@@ -185,7 +184,7 @@ fn locks_atomics_and_chance_come_from_one_file() {
     assert_eq!(wrong.map(|(file, _)| file).collect::<Vec<_>>(), Vec::<&String>::new());
 }
 
-/// Others check a node only in a transaction that changes something, or to bring reads up to date.
+/// Other files check a node only in a transaction that changes something, or before reads that must be current.
 #[test]
 fn one_place_asks_the_leader_about_a_node() {
     let mut files = BTreeMap::new();
@@ -197,7 +196,7 @@ fn one_place_asks_the_leader_about_a_node() {
     assert_eq!(asking.collect::<Vec<_>>(), others);
 }
 
-/// A subscriber of the user's may block or panic: `telemetry::log` says who tells it, and holds spans.
+/// A user's subscriber may block or panic. So only `telemetry` calls the subscriber and holds spans.
 #[test]
 fn events_and_spans_go_one_way() {
     let mut files = BTreeMap::new();
@@ -217,10 +216,10 @@ fn no_hosts_time_of_day_decides_whether_work_is_due() {
     let deciding = ["recipes::once", "queue::metadata", "lock::admin", "session::node::state"];
     let asks = |file: &str| ["SystemTime::now", "Instant::now"].iter().any(|now| files[file].contains(now));
     assert_eq!(deciding.into_iter().filter(|file| asks(file)).collect::<Vec<_>>(), Vec::<&str>::new());
-    assert!(asks("contend::flow"), "what people read in a node is of the host's own clock");
+    assert!(asks("contend::flow"), "the time in a node's data is from the host's clock");
 }
 
-/// One circle stood there unseen, between a wait and the permits that it waits for.
+/// Once such a call hid a circle of two files.
 #[test]
 fn a_call_through_self_counts_as_an_import() {
     let calls = calls_through_self();

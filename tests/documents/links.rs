@@ -26,12 +26,12 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The headings of a page, as links call them.
+/// Returns the anchors of a page's headings.
 fn anchors(page: &str) -> BTreeSet<String> {
     page.lines().filter(|line| line.starts_with('#')).map(anchor).collect()
 }
 
-/// What a page calls a link, and where that leads: `[guide]: guide.md`.
+/// Returns the link definitions of a page, such as `[guide]: guide.md`.
 fn definitions(page: &str) -> Vec<(&str, &str)> {
     page.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: ")).collect()
 }
@@ -59,7 +59,7 @@ fn links_lead_somewhere() {
     assert!(followed > 60, "{followed}");
 }
 
-/// A link that is used and not defined is shown as text in brackets.
+/// Markdown shows an undefined link as text in brackets.
 #[test]
 fn every_link_by_name_is_defined() {
     for file in pages() {
@@ -73,7 +73,7 @@ fn every_link_by_name_is_defined() {
     }
 }
 
-/// The pages that `src/lib.rs` includes, each with the lines before it, which define its links for docs.rs.
+/// Returns the pages that `src/lib.rs` includes, each with the lines before it, which define its links for docs.rs.
 fn included() -> Vec<(&'static str, &'static str)> {
     let mut included = Vec::new();
     for module in LIB.split("pub mod ") {
@@ -86,9 +86,9 @@ fn included() -> Vec<(&'static str, &'static str)> {
     included
 }
 
-/// There are no files beside the documentation of a library, so a link to one would be broken there.
+/// docs.rs has no files next to the documentation, so a relative link would be broken there.
 #[test]
-fn a_page_of_the_crate_documentation_has_no_relative_link() {
+fn a_page_of_the_crate_docs_has_no_relative_link() {
     let included = included();
     assert_eq!(included.len(), 6, "{included:?}");
     let pictures = read(&root().join("docs/pictures.txt"));
@@ -107,7 +107,7 @@ fn a_page_of_the_crate_documentation_has_no_relative_link() {
     }
 }
 
-/// A picture as a link that has all of it in itself.
+/// Returns a picture as a `data:` link.
 fn data(picture: &Path) -> String {
     let encoded = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' | b';' | b'=' | b',' => {
@@ -119,14 +119,14 @@ fn data(picture: &Path) -> String {
 }
 
 #[test]
-fn the_pictures_of_the_crate_documentation_are_current() {
+fn the_pictures_of_the_crate_docs_are_current() {
     let line = |(name, file): (&str, &str)| format!("[{name}]: data:image/svg+xml,{}\n", data(&root().join(file)));
     let made: String = [("picture", "docs/protocol.svg"), ("lease", "docs/lease.svg")].map(line).concat();
     let file = root().join("docs/pictures.txt");
     if std::env::var_os(WRITE).is_some() {
         fs::write(&file, &made).expect("writable");
     }
-    assert!(read(&file) == made, "docs/pictures.txt is not made of the pictures: run `make pages`");
+    assert!(read(&file) == made, "docs/pictures.txt differs from the pictures: run `make pages`");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What the pages say, and the programs that they show.
+//! The pages, and the programs that they show.
 
 mod architecture;
 mod chapters;
@@ -15,12 +15,12 @@ mod performance_doc;
 mod service;
 mod snippets;
 
-// The code that makes the tables and plots of `docs/performance.md`.
+// Makes the tables and plots of `docs/performance.md`.
 #[path = "../../examples/common/chart.rs"]
 mod chart;
 #[path = "../../examples/performance/report/mod.rs"]
 mod report;
 
-// What `make nemesis` writes, and the table that is made of it.
+// The results of `make nemesis`, and their table.
 #[path = "../nemesis/results.rs"]
 mod nemesis_results;

@@ -1,7 +1,5 @@
-//! `examples/migrate` on PostgreSQL and on SQLite, beside a real ZooKeeper server: killed, stopped and cut off at every
-//! step of a migration.
-//!
-//! It knows the example by its command line, its output and its exit codes, and the databases by what is in them.
+//! `examples/migrate` on PostgreSQL and SQLite with a real ZooKeeper server: killed, stopped and cut off at every step of a migration. The
+//! tests see the example's output and exit codes, and the databases' contents.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,8 +18,7 @@ use support::scene::*;
 use support::server::shared_server;
 use support::wire::{Frames, Op, Proxy, Rule};
 
-/// The session timeout of the processes: a holder says lost after five sixths of it, and has a successor after all of
-/// it.
+/// The session timeout of the processes. A holder says lost after five sixths of it, and a successor is granted after all of it.
 const SESSION_TIMEOUT: &str = "4";
 
 /// The exit codes of the processes.
@@ -32,7 +29,7 @@ const MISMATCH: Option<i32> = Some(65);
 const NOT_IN_TIME: Option<i32> = Some(69);
 const LOST: Option<i32> = Some(75);
 
-/// The versions of the schema. Each leaves a line in a ledger that would take it twice.
+/// The versions of the schema. Each adds a line to a ledger; a version that ran twice adds two.
 const VERSIONS: [(&str, &str); 3] = [
     ("0001_ledger.sql", "CREATE TABLE ledger (version BIGINT NOT NULL); INSERT INTO ledger VALUES (1);"),
     ("0002_note.sql", "ALTER TABLE ledger ADD COLUMN note TEXT; INSERT INTO ledger VALUES (2, 'two');"),
@@ -46,7 +43,7 @@ enum On {
 }
 
 impl On {
-    /// A statement that takes until it is ended.
+    /// Returns a statement that runs until it is cancelled.
     fn endless(self) -> &'static str {
         match self {
             On::Postgres => "SELECT pg_sleep(3600);",
@@ -55,7 +52,7 @@ impl On {
     }
 }
 
-/// A database and a lock of their own, and builds of the program with different versions.
+/// A database and a lock of a test's own, and builds of the program with different versions.
 struct World {
     on: On,
     database: String,
@@ -93,7 +90,7 @@ impl World {
         }
     }
 
-    /// A build whose versions are these.
+    /// Returns a build with these versions.
     fn build(&self, name: &str, versions: &[(&str, &str)]) -> PathBuf {
         let directory = self.directory.path().join(name);
         fs::create_dir(&directory).expect("a new name");
@@ -103,12 +100,12 @@ impl World {
         directory
     }
 
-    /// The build with the first so many versions.
+    /// Returns the build with the first `last` versions.
     fn up_to(&self, last: usize) -> PathBuf {
         self.build(&format!("up-to-{last}"), &VERSIONS[..last])
     }
 
-    /// The build that never gets to the end of this version.
+    /// Returns the build whose migration to this version never ends.
     fn stuck_in(&self, version: usize) -> PathBuf {
         let stuck = format!("{} {}", VERSIONS[version - 1].1, self.on.endless());
         let mut versions = VERSIONS;
@@ -129,7 +126,7 @@ impl World {
         self.start_on(&shared_server().address(), &self.database, build, role)
     }
 
-    /// Runs the deploy job of this build to its end.
+    /// Runs the deploy job of this build.
     async fn up(&self, build: &PathBuf) -> Ended {
         self.start(build, &["up"]).ends().await
     }
@@ -138,14 +135,14 @@ impl World {
         sqlx::query_scalar(query).fetch_all(&mut self.connect().await).await.unwrap_or_default()
     }
 
-    /// Every version was applied, once and as a whole; nothing of what was cut off is left.
+    /// Asserts that every version was applied once and as a whole, without remains of aborted migrations.
     async fn is_whole(&self) {
         assert_eq!(self.numbers("SELECT version FROM ledger ORDER BY version").await, [1, 2, 3]);
         assert_eq!(self.numbers("SELECT version FROM _sqlx_migrations ORDER BY version").await, [1, 2, 3]);
         assert_eq!(self.numbers("SELECT count(*) FROM ledger WHERE note IN ('two', 'three')").await, [2]);
     }
 
-    /// Returns when a migration is at its endless statement, or, in SQLite, has at least begun.
+    /// Waits until a migration runs its endless statement, or, in SQLite, has at least begun.
     async fn is_in_the_middle(&self) {
         eventually("a migration is open", || async {
             let mut connection = self.connect().await;
@@ -177,7 +174,7 @@ struct Ended {
 }
 
 impl Process {
-    /// Returns when it says a line with these words.
+    /// Waits for a line of output with these words.
     async fn says(&mut self, words: &str) -> &mut Process {
         loop {
             let line = soon(words, self.lines.next_line()).await.expect("it prints text");
@@ -244,7 +241,7 @@ async fn killed_before_its_first_transaction(on: On) {
     let mut connection = world.connect().await;
     connection.execute("CREATE TABLE lock_fence (name TEXT PRIMARY KEY, token BIGINT NOT NULL)").await.unwrap();
     connection.execute("INSERT INTO lock_fence VALUES ('schema', 0)").await.unwrap();
-    // No process can show a token for now.
+    // No process can write the fence for now.
     let mut fence = connection.begin_with(if on == On::Sqlite { "BEGIN IMMEDIATE" } else { "BEGIN" }).await.unwrap();
     fence.execute("UPDATE lock_fence SET token = token").await.unwrap();
     let build = world.up_to(3);
@@ -289,7 +286,7 @@ async fn killed_between_the_last_commit_and_the_release(on: On) {
     first.says("has migrated from version 0 to 3").await;
     soon("the release", lost.happens()).await;
     first.killed().await;
-    // The second process does not even wait for the session of the first to end.
+    // The second process need not wait for the end of the first session.
     world.up(&build).await.with(DONE).saying("nothing to do");
     let instance = world.start(&build, &["serve", "--for", "0"]).ends().await;
     instance.with(DONE).saying("held by WRITE").saying("serves on version 3");
@@ -318,7 +315,7 @@ async fn a_deploy_that_gets_term_releases_the_lock_at_once(on: On) {
 // ---------------------------------------------------------------------------------------------------------------
 // Stopped and cut off
 
-/// A process whose migration is open when its session ends, and the next one, which has been granted the lock.
+/// A process is stopped in a migration until its session ends and the next process is granted the lock.
 async fn stopped_past_its_session(on: On) {
     let world = World::new(on, "stopped").await;
     let lock = lock_of(&world).await;
@@ -331,7 +328,7 @@ async fn stopped_past_its_session(on: On) {
 
     first.signal("STOP");
     if on == On::Postgres {
-        // Its transaction would stand open for as long as it is stopped; the next one does not wait for that.
+        // The stopped process's transaction stays open; the next process does not wait for its end.
         let second = second.ends().await.with(DONE);
         second.saying("has ended what an earlier holder left open").saying("has migrated from version 1 to 3");
         world.is_whole().await;
@@ -359,12 +356,12 @@ async fn cut_off_from_zookeeper_in_the_middle(on: On) {
     second.says("waits: held by WRITE").await;
 
     proxy.black_hole();
-    // The process stops by itself, before the next one is granted the lock.
+    // The process stops by itself, before the next process is granted the lock.
     let first = first.ends().await.with(LOST).saying("the lock was lost");
     assert!(!first.said.contains("has applied version 2"), "{first:#?}");
     let second = second.ends().await.with(DONE).saying("has migrated from version 1 to 3");
     if on == On::Postgres {
-        // The server had not noticed that its client is gone: the statement went on.
+        // The server did not notice the end of its client, and the statement went on.
         second.saying("has ended what an earlier holder left open");
     }
     world.is_whole().await;
@@ -373,7 +370,7 @@ async fn cut_off_from_zookeeper_in_the_middle(on: On) {
 // ---------------------------------------------------------------------------------------------------------------
 // Earlier holders that do not stop
 
-/// The transaction of an earlier holder that goes on regardless.
+/// Begins a transaction of an earlier holder, and returns it with the number of rows that its fence changed.
 async fn stale<'c>(connection: &'c mut AnyConnection, token: i64) -> (Transaction<'c, Any>, u64) {
     let begin = if connection.backend_name() == "SQLite" { "BEGIN IMMEDIATE" } else { "BEGIN" };
     let mut transaction = connection.begin_with(begin).await.expect("no other process writes");
@@ -382,7 +379,7 @@ async fn stale<'c>(connection: &'c mut AnyConnection, token: i64) -> (Transactio
     (transaction, shown)
 }
 
-/// A transaction like that of `psql -f` under `zklock`: the example does not know that it is an earlier holder's.
+/// A transaction like that of `psql -f` under `zklock`, which the example cannot recognize as an earlier holder's.
 async fn an_earlier_holders_transaction_is_waited_for(on: On) {
     let world = World::new(on, "others").await;
     world.up(&world.up_to(1)).await.with(DONE);
@@ -399,7 +396,7 @@ async fn an_earlier_holders_transaction_is_waited_for(on: On) {
     }
     assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
     if on == On::Sqlite {
-        // The later one looks again and again, and SQLite's commit waits for a reader only if it is told to.
+        // The later process reads again and again, and SQLite's commit waits for a reader only with this setting.
         earlier.execute("PRAGMA busy_timeout = 10000").await.unwrap();
     }
     earlier.commit().await.unwrap();
@@ -410,9 +407,9 @@ async fn an_earlier_holders_transaction_is_waited_for(on: On) {
     world.is_whole().await;
 }
 
-/// Neither a migration nor an instance begins while what it relies on may still change.
+/// Neither a migration nor an instance begins while an earlier holder may still change the schema.
 #[support::judged]
-async fn an_earlier_holder_cannot_commit_an_open_transaction() {
+async fn an_earlier_holder_cannot_commit() {
     for (name, role) in [("before_a_job", &["up"][..]), ("before_an_instance", &["serve", "--for", "0"])] {
         let world = World::new(On::Postgres, name).await;
         world.up(&world.up_to(1)).await.with(DONE);
@@ -442,7 +439,7 @@ async fn an_instance_that_serves_keeps_out_earlier_holders(on: On) {
     let (transaction, shown) = stale(&mut connection, token).await;
     assert_eq!(shown, 1, "no holder has come since");
     transaction.rollback().await.unwrap();
-    // In any order: each comes after the one that migrated.
+    // In any order, but all after the process that migrated.
     let mut instances = [world.start(&build, &["serve"]), world.start(&build, &["serve"])];
     for instance in &mut instances {
         instance.says("serves on version 3").await;
@@ -456,7 +453,7 @@ async fn an_instance_that_serves_keeps_out_earlier_holders(on: On) {
     }
 }
 
-/// The rest of its transaction is on the way while the next one migrates.
+/// Statements of an earlier holder arrive while the next process migrates.
 #[support::judged]
 async fn statements_that_arrive_late_change_nothing() {
     let world = World::new(On::Postgres, "late").await;
@@ -483,7 +480,7 @@ async fn statements_that_arrive_late_change_nothing() {
     world.is_whole().await;
 }
 
-/// Its session lives on: without an end of its patience it would hold the lock for as long as the network is away.
+/// The session lives on, so without a timeout the process would hold the lock for as long as the database is out of reach.
 #[support::judged]
 async fn a_process_without_its_database_releases_the_lock() {
     let world = World::new(On::Postgres, "silent").await;
@@ -508,7 +505,7 @@ async fn a_process_without_its_database_releases_the_lock() {
     instance.says("serves on version 3").await;
     postgres.black_hole();
     instance.ends().await.with(NOT_IN_TIME).saying("the database has not answered");
-    // Nor is it there for an instance that comes now.
+    // A new instance cannot reach the database either.
     start(&build, &["up"]).ends().await.with(NOT_IN_TIME).saying("the database has not answered");
     assert_eq!(line(&lock_of(&world).await).await, "");
 }
@@ -545,7 +542,7 @@ async fn instances_stop_before_a_migration_and_start_after_it(on: On) {
     late_old.ends().await.with(MISMATCH).saying("too old to serve");
     late_new.says("serves on version 3").await;
 
-    // An instance serves, and there is nothing to migrate: then the deploy job need not wait.
+    // While an instance serves, a deploy job without a new version need not wait.
     world.up(&new).await.with(DONE).saying("nothing to do");
     late_new.signal("TERM");
     late_new.ends().await.with(DONE);
@@ -562,7 +559,7 @@ async fn an_instance_that_is_cut_off_stops_before_the_migration(on: On) {
     let mut job = world.start(&world.up_to(3), &["up"]);
     job.says("waits: held by READ").await;
     proxy.black_hole();
-    // A request on another version would have ended it with another code.
+    // After a request on another version, the exit code would differ.
     instance.ends().await.with(LOST).saying("the lock was lost");
     job.ends().await.with(DONE).saying("has migrated from version 1 to 3");
     world.is_whole().await;
@@ -573,7 +570,7 @@ async fn instances_that_migrate_by_themselves_all_serve_in_the_end(on: On) {
     let build = world.up_to(3);
     let mut instances: Vec<Process> = (0..3).map(|_| world.start(&build, &["serve", "--migrate"])).collect();
     for instance in &mut instances {
-        // The instance that migrated goes on to serve, so the lock is never free to write again.
+        // The instance that migrated goes on to serve, so no process can take the write lock again.
         instance.says("serves on version 3").await;
     }
     let mut migrated = 0;
@@ -621,7 +618,7 @@ async fn a_mismatched_database_or_build_is_refused(on: On) {
     world.is_whole().await;
 }
 
-/// The tokens of the new ensemble begin anew, and the fence cannot know that.
+/// The tokens of the new ensemble begin anew, so the fence refuses every holder.
 async fn after_the_loss_of_the_ensemble_the_fence_is_lowered_by_hand(on: On) {
     let world = World::new(on, "anew").await;
     world.up(&world.up_to(1)).await.with(DONE);
@@ -657,7 +654,7 @@ async fn a_refused_process_names_the_holder(on: On) {
     assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
 }
 
-/// The database is busy for another program, such as a report that runs for hours and knows nothing of a fence.
+/// Another program, such as a long report without a fence, uses the table.
 #[support::judged]
 async fn a_wait_for_a_busy_table_ends_at_its_limit() {
     let world = World::new(On::Postgres, "in_use").await;
@@ -673,7 +670,7 @@ async fn a_wait_for_a_busy_table_ends_at_its_limit() {
     world.is_whole().await;
 }
 
-/// Each would otherwise be a deploy that says it is done and has done nothing, or half.
+/// Otherwise a deploy would report success although it has done nothing, or half.
 #[support::judged]
 async fn a_wrong_command_line_or_directory_is_refused() {
     let world = World::new(On::Sqlite, "not_meant").await;

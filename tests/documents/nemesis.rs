@@ -1,4 +1,4 @@
-//! `docs/comparison.md` shows what `make nemesis` has seen: its table is made from `docs/nemesis.jsonl`. `make pages` writes it.
+//! The table of `docs/comparison.md` shows the results of `make nemesis` in `docs/nemesis.jsonl`. `make pages` writes the table.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ const END: &str = "<!-- end -->";
 /// The session timeout of the rounds.
 const TIMEOUT_MS: f64 = 4_000.0;
 
-/// As many as `make nemesis` has unless told otherwise.
+/// The default of `make nemesis`.
 const ROUNDS: usize = 20;
 
 fn rounds() -> Vec<Round> {
@@ -29,7 +29,7 @@ fn the_table_is_what_the_rounds_have_shown() {
     if std::env::var_os(WRITE).is_some() && made != page {
         fs::write(&file, &made).expect("writable");
     } else {
-        assert_eq!(page, made, "the table is not what the rounds say: run `make pages`");
+        assert_eq!(page, made, "the table differs from the results: run `make pages`");
     }
 }
 
@@ -59,7 +59,7 @@ fn a_falsified_round_is_refused() {
     assert!(is_refused(results::BREAK, &|round| (round.lost, round.granted) = (Some(1.0), Some(2.0))));
 }
 
-/// What the page names as better in the others.
+/// The page names this as better in the other libraries.
 #[test]
 fn the_page_says_how_early_our_holder_gives_up() {
     let away = [results::BLACK_HOLE, results::ANSWERS_LOST, results::REQUESTS_LOST, results::CUT_ALONE];

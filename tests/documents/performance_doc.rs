@@ -1,4 +1,4 @@
-//! `docs/performance.md` shows what was measured: its tables, plots and figures are made from the raw results beside it.
+//! The tables, plots and figures of `docs/performance.md` are made from the raw results in `docs/performance/`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::report::results::{Results, of_one_run};
 use crate::report::{self, plots, scale, tables};
 use crate::snippets::{files, read, root};
 
-const AGAIN: &str = "it is not what the results say: run `make figures`";
+const AGAIN: &str = "it differs from the results: run `make figures`";
 
 const PAGE: &str = "../performance.md";
 
@@ -34,7 +34,7 @@ fn the_figures_are_those_of_the_results() {
     let results = results();
     for file in files("docs", "md").into_iter().chain([root().join("README.md")]) {
         let (name, page) = (file.display(), read(&file));
-        // The nemesis writes the table of `docs/comparison.md`.
+        // `nemesis` checks the table of `docs/comparison.md`.
         if !page.contains("<!-- value: ") {
             continue;
         }
@@ -43,7 +43,7 @@ fn the_figures_are_those_of_the_results() {
             assert_eq!(shown, made, "{name}: {AGAIN}");
         }
         assert_eq!(page, filled, "{name}: {AGAIN}");
-        // Markdown would take the whole line for HTML.
+        // Markdown would treat the whole line as HTML.
         assert!(!page.contains("\n<!-- value"), "{name}: a value must not begin a line");
     }
 }
@@ -55,7 +55,7 @@ fn the_front_page_has_its_table() {
 }
 
 #[test]
-fn the_plots_show_the_results_and_are_on_the_page() {
+fn the_plots_show_the_results() {
     let page = text(PAGE);
     let made = plots::svgs(&results());
     for (file, svg) in &made {
@@ -72,7 +72,7 @@ fn the_plots_show_the_results_and_are_on_the_page() {
     assert_eq!(there, drawn);
 }
 
-/// Nothing that was measured is left out because it does not look well.
+/// No result is left out because it looks bad.
 #[test]
 fn every_case_that_was_measured_is_in_a_table() {
     let page = text(PAGE);
@@ -83,7 +83,7 @@ fn every_case_that_was_measured_is_in_a_table() {
     assert!(["growth", "storms"].iter().all(|name| on_page.contains(name)), "{on_page:?}");
 }
 
-/// As `make performance` writes them.
+/// `make performance` writes the tables in this way.
 #[test]
 fn all_tables_can_be_made_without_a_page() {
     let all = report::every_table(&results());
@@ -107,9 +107,9 @@ fn a_marker_that_means_nothing_is_an_error() {
     assert_eq!(report::fill("<!-- a remark -->", &results).expect("no marker"), "<!-- a remark -->");
 }
 
-/// The arithmetic on names is about the names that are made.
+/// The page's arithmetic uses the real length of names.
 #[support::judged]
-async fn a_waiter_reserves_the_bytes_that_the_page_says() {
+async fn a_waiter_reserves_the_stated_bytes() {
     let (zk, reserved) = Hindered::noting(&Memory::new());
     let lock = RwLock::builder(&zk, "/locks/config").host("web-1").build().expect("valid");
     let _held = lock.write().await.expect("free");
@@ -117,7 +117,7 @@ async fn a_waiter_reserves_the_bytes_that_the_page_says() {
     assert_eq!(reserved, scale::watched_bytes("/locks/config".len(), "web-1".len()));
 }
 
-/// A ratio of two days, or of two machines, says nothing.
+/// A ratio of two runs means nothing: the machine may differ.
 #[test]
 fn lines_of_two_runs_are_refused() {
     let line = |run: &str| format!(r#"{{"run":"{run}","case":"write"}}"#);

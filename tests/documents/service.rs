@@ -1,4 +1,4 @@
-//! `examples/axum`, as a process beside a real server: what its probes say, and what it leaves when it is stopped.
+//! `examples/axum` as a process on a real server: the answers of its probes, and a clean stop.
 
 use std::process::Stdio;
 
@@ -18,7 +18,7 @@ struct Instance {
 }
 
 impl Instance {
-    /// Started, and not yet ready. Its report takes longer than any test.
+    /// Starts an instance, and does not wait until it is ready. Its report takes longer than any test.
     async fn start(server: &Server, drain: &str) -> Instance {
         let mut command = example("axum-service");
         command.env("ZK_HOSTS", server.address()).env("LISTEN", "127.0.0.1:0");
@@ -30,7 +30,7 @@ impl Instance {
         Instance { child, lines, address }
     }
 
-    /// Status and text of the answer.
+    /// Returns the status and the text of the answer.
     async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         soon("an answer", answer(self.address.clone(), method, path, body)).await
     }
@@ -57,7 +57,7 @@ async fn answer(address: String, method: &str, path: &str, body: &str) -> (u16, 
 }
 
 #[support::judged]
-async fn a_service_is_ready_during_its_session_and_stops_cleanly() {
+async fn a_service_is_ready_and_stops_cleanly() {
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     server.kill();
     let mut service = Instance::start(&server, "0").await;
@@ -90,7 +90,7 @@ async fn a_service_is_ready_during_its_session_and_stops_cleanly() {
     server.start_again();
     service.becomes_ready().await;
 
-    // Stopped in the middle of a request that holds the lock, and with a lock that it keeps.
+    // The instance is stopped during a request that holds one lock, while it keeps another.
     let address = service.address.clone();
     let request = tokio::spawn(async move { answer(address, "POST", "/report", "").await });
     line_becomes(&report, "W+").await;
