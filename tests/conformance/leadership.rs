@@ -48,7 +48,6 @@ impl<C: Coordinator + Clone> Stage<C> {
         RwLock::new(&self.others, &self.path).expect("valid")
     }
 
-    /// Waits until there are so many candidates.
     async fn becomes(&self, candidates: usize) {
         let lock = self.lock();
         eventually("so many candidates", || async { lock.queue().await.unwrap().members.len() == candidates }).await;

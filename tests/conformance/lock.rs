@@ -78,7 +78,6 @@ impl<C: Coordinator + Clone> Stage<C> {
         }
     }
 
-    /// Asks for kept nodes by setting the directory's data.
     async fn ask(&self) {
         let set = Operation::Set { path: self.directory.clone(), data: Vec::new(), version: None };
         self.operator.transact(&[set]).await.expect("allowed");
@@ -92,7 +91,6 @@ impl<C: Coordinator + Clone> Stage<C> {
         eventually("the directory is empty", || async { self.children().await.is_empty() }).await;
     }
 
-    /// A path next to the lock's directory.
     fn beside(&self, name: &str) -> String {
         format!("{}-{name}", self.directory)
     }

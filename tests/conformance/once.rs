@@ -47,7 +47,6 @@ async fn due(lock: &RwLock) -> Option<OnceGuard> {
     soon("the lock", lock.write().once_in(PERIOD)).await.expect("granted")
 }
 
-/// Does the work, which must be due.
 async fn works(lock: &RwLock) {
     let guard = due(lock).await.expect("due");
     soon("the record", guard.done()).await.expect("recorded");

@@ -79,7 +79,6 @@ impl<C: Coordinator + Clone> Stage<C> {
     }
 }
 
-/// Acquires `count` free permits, one by one.
 async fn take_all(semaphore: &Semaphore, count: usize) -> Vec<Permit> {
     let mut permits = Vec::new();
     for _ in 0..count {

@@ -118,7 +118,6 @@ impl Fleet {
     }
 }
 
-/// Explores all fleets of this size.
 fn explore_all(dialect: Dialect, kinds: &[Kind], size: u32) {
     let mut states = 0;
     for number in 0..kinds.len().pow(size) {
@@ -217,7 +216,6 @@ fn path_of(name: &str) -> String {
     format!("{PATH}/{name}")
 }
 
-/// The name of another library's node in the dialect.
 fn foreign_name(dialect: Dialect, mode: Mode, number: usize) -> String {
     let library = match dialect {
         Dialect::Curator => Library::CuratorReadWrite,

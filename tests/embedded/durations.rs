@@ -153,7 +153,6 @@ async fn a_period_of_any_length_counts_at_any_clock_step() {
     }
 }
 
-/// Nothing listens at the port.
 #[support::judged]
 async fn connection_options_of_any_length_are_handled() {
     for length in LENGTHS {

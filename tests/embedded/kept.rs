@@ -93,7 +93,6 @@ fn uses_of_one_write_node_are_granted_in_order() {
     for waiting in [&mut one, &mut two, &mut four] {
         assert_pending!(waiting.poll());
     }
-    // The third use has arrived after the fourth.
     assert_pending!(three.poll());
     drop(first);
     assert!(one.is_woken() && two.is_woken() && four.is_woken() && !three.is_woken());

@@ -62,7 +62,6 @@ fn contenders(zk: &Memory) -> Vec<(Mode, i64)> {
     all.iter().map(|contender| (contender.mode(), contender.sequence())).collect()
 }
 
-/// Checks that no node and no watch is left.
 fn assert_nothing_left(zk: &Memory) {
     assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
     assert_eq!(zk.watches(), 0);
@@ -673,14 +672,12 @@ fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     for contended in [false, true] {
         let held = contended.then(|| write(&b));
         let before = zk.children(DIRECTORY);
-        // Dropped before the create is sent.
         zk.faults().cut();
         let mut acquiring = writing(&a);
         assert_pending!(acquiring.poll());
         drop(acquiring);
         zk.faults().heal();
         assert_eq!(zk.children(DIRECTORY), before);
-        // Dropped while the contender waits.
         if contended {
             let mut acquiring = writing(&a);
             assert_pending!(acquiring.poll());
@@ -827,7 +824,6 @@ fn a_dropped_create_with_lost_reply_leaves_nothing() {
     other.faults().lose_next_reply();
     let session = Slow(other.clone());
     let mut acquiring = writing(&open(&session));
-    // Poll until the create is sent.
     for _ in 0..POLLS {
         if zk.children(DIRECTORY).is_empty() {
             assert_pending!(acquiring.poll());

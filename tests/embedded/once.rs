@@ -49,7 +49,6 @@ fn asking(lock: &RwLock) -> Acquiring<Option<OnceGuard>> {
     task::spawn(lock.write().once_in(PERIOD).into_future())
 }
 
-/// Does the work, which must be due.
 fn works(lock: &RwLock) {
     let guard = due(lock).expect("due");
     now(guard.done()).expect("recorded");

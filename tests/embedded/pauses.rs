@@ -29,7 +29,6 @@ fn stop_process() {
 enum Stopped {
     /// Between two polls, while the work waits for a reply. The reply has arrived when the process goes on.
     BetweenPolls,
-    /// During the last poll of the work.
     InTheLastPoll,
 }
 

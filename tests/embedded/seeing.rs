@@ -122,7 +122,6 @@ impl Log {
         (log.clone(), tracing::subscriber::set_default(log))
     }
 
-    /// The lines logged since the last call.
     fn lines(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lines.lock().expect("no panic"))
     }

@@ -37,7 +37,6 @@ pub(crate) fn sole_node(zk: &Memory, directory: &str) -> String {
     format!("{directory}/{}", names[0])
 }
 
-/// Two clients of one ensemble.
 pub(crate) fn two() -> (Memory, Memory) {
     let zk = Memory::new();
     (zk.connect(), zk)
@@ -823,7 +822,6 @@ async fn an_observer_without_an_event_sees_a_new_leader() {
         let began = Instant::now();
         assert!(ends(changes.next()).await.expect("open").expect("readable").is_none());
         assert!(FIRST_CHECK.contains(&began.elapsed()), "{:?}", began.elapsed());
-        // The new leader is noticed as well.
         ours.faults().forget_watches();
         let _second = leads(&theirs);
         let began = Instant::now();

@@ -18,7 +18,6 @@ const SHORT: Duration = Duration::from_secs(2);
 /// A timeout far below the other limits, and far longer than an answered call takes.
 const PROMPT: Duration = Duration::from_millis(300);
 
-/// ZooKeeper's code for a session that has expired.
 const SESSION_EXPIRED: i32 = -112;
 
 /// A handle of each kind, all on one session.

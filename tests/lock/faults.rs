@@ -66,7 +66,6 @@ impl Stage {
         .await;
     }
 
-    /// Waits until the client has noticed the lost connection.
     async fn wait_until_cut_off(&self) {
         let connected = || async { tokio::time::timeout(Duration::from_millis(1), self.session.connected()).await };
         eventually("the loss is noticed", || async { connected().await.is_err() }).await;

@@ -507,7 +507,6 @@ async fn a_leaving_waiter_spares_its_neighbours_watch() {
     holder.release().await.unwrap();
 }
 
-/// The number of sessions that watch this node.
 fn watchers_of(server: &Server, node: &str) -> usize {
     let answer = server.four_letter("wchp");
     answer.lines().skip_while(|line| *line != node).skip(1).take_while(|line| line.starts_with('\t')).count()
@@ -1332,7 +1331,6 @@ async fn a_waiter_that_missed_an_event_is_granted() {
             let acquisition = lock.write().into_future();
             tokio::spawn(async move { acquisition.await.map(drop) })
         };
-        // The holder and the waiter watch the holder's node.
         eventually("both watches", || async { watchers_of(shared_server(), &node) == 2 }).await;
 
         proxy.black_hole_to_client();

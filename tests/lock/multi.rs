@@ -238,7 +238,6 @@ struct Scheduled {
     zk: Memory,
     slow: Slow,
     rough: Memory,
-    /// The number of acquisitions that have not begun.
     left: u64,
     waiting: Vec<(Acquiring, Wanted)>,
     holding: Vec<(MultiGuard, Wanted)>,

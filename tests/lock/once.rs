@@ -28,7 +28,6 @@ async fn due_again(lock: &RwLock) -> OnceGuard {
     panic!("a thousand acquisitions took less than a millisecond");
 }
 
-/// Does the work, which must be due.
 async fn works(lock: &RwLock) {
     let guard = due(lock).await.expect("due");
     soon("the record", guard.done()).await.expect("recorded");

@@ -33,7 +33,6 @@ fn writing(lock: &RwLock) -> Spawn<<Acquire<WriteGuard> as IntoFuture>::IntoFutu
     task::spawn(lock.write().into_future())
 }
 
-/// The newest node in the directory.
 fn newest(zk: &Memory) -> String {
     let name = zk.children(DIRECTORY).into_iter().max_by_key(|name| name[name.len() - 10..].to_owned());
     format!("{DIRECTORY}/{}", name.expect("a contender is there"))

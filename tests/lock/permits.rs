@@ -16,7 +16,6 @@ use zk_rwlock::{Error, Loss, Semaphore, ZooKeeper};
 
 use crate::wire::{Tapped, ops};
 
-/// The timeout of sessions that expire in a test.
 const SHORT: Duration = Duration::from_secs(2);
 
 fn open(zk: &ZooKeeper, path: &str, permits: u32) -> Semaphore {
@@ -233,7 +232,6 @@ async fn a_hundred_contenders_of_a_session_leave_no_watch() {
     soon("everyone had the permit", drain.join_all()).await;
     nothing_is_left(&from.zk, "/permits/drain").await;
     all_watches(&server, 0).await;
-    // One transaction for each contender, and no others.
     assert_eq!(to.proxy.count(Op::Multi), CONTENDERS as u64);
 }
 

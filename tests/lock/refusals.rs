@@ -24,7 +24,6 @@ const NO_NODE: i32 = -101;
 /// Whether the server did what it reported as failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Truth {
-    /// The server never saw the request.
     Refused,
     /// The server did the request, and reports that it did not.
     Done,

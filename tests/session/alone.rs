@@ -45,7 +45,6 @@ async fn becomes_whole(ensemble: &Ensemble) {
     eventually("the old leader follows the new one", async || ensemble.is_whole()).await;
 }
 
-/// The followers' addresses.
 fn others(ensemble: &Ensemble) -> String {
     let addresses: Vec<_> = ensemble.followers().iter().map(|number| ensemble.server(*number).address()).collect();
     addresses.join(",")

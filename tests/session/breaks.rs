@@ -114,7 +114,6 @@ fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bo
     state.lock().expect("nobody panics").open.retain(|stream| stream.peer_addr().is_ok());
 }
 
-/// The options of a session.
 #[derive(Clone, Copy, Debug)]
 struct Options {
     timeout: Duration,
@@ -123,7 +122,6 @@ struct Options {
     margin: Option<Duration>,
 }
 
-/// Returns how many of `rounds` breaks lose the lock.
 async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
     let Options { timeout, tick, margin } = options;
     static NEXT: AtomicU64 = AtomicU64::new(0);

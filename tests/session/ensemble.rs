@@ -355,7 +355,6 @@ struct Crowd {
     history: Arc<History>,
     store: Arc<Store>,
     stop: Arc<AtomicBool>,
-    /// The number of grants of each client.
     grants: Vec<Arc<AtomicU64>>,
     tasks: JoinSet<Vec<Error>>,
 }
@@ -399,7 +398,6 @@ impl Crowd {
         }
     }
 
-    /// Stops every client and returns their errors.
     async fn finish(mut self) -> Vec<Error> {
         self.stop.store(true, Ordering::Relaxed);
         let mut errors = Vec::new();

@@ -46,7 +46,6 @@ const SAYS: &str = "child says ";
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The duration of the garbling in one case.
 const GARBLED_FOR: Duration = Duration::from_millis(1_500);
 
 /// A call counts as hung if it exceeds its timeout by this time.
@@ -62,7 +61,6 @@ const MEMORY: u32 = 3_000_000;
 /// the session's, the node of the old session is still in its way, so a lying server cannot make an update happen twice.
 const LIMIT: Duration = Duration::from_millis(400);
 
-/// The idle time of a kept node.
 const KEPT: Duration = Duration::from_millis(50);
 
 /// The indices of a case's two clients: `GARBLED` is behind the garbler, and `SOUND` is connected directly.
@@ -108,7 +106,6 @@ struct Case {
 }
 
 impl Case {
-    /// Acquires the lock once.
     async fn turn(&self, who: usize, lock: &RwLock, mode: Mode, limit: Duration) -> Result<Result<(), Error>, String> {
         let acquiring = async {
             match mode {

@@ -43,15 +43,12 @@ async fn the_child_process_of_other_tests() {
     std::process::exit(0);
 }
 
-/// The end of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Granted,
     /// Connecting failed with an error.
     NoSession,
-    /// Acquiring the lock failed with an error.
     Error,
-    /// The call panicked.
     Panic,
     /// The process was ended by a signal.
     Death,

@@ -58,7 +58,6 @@ async fn a_connection_broken_before_its_reply_names_no_server() {
     assert!(session.lease().over().is_none(), "the session ended before its time");
 }
 
-/// Forwards every connection to the server.
 fn forward(listener: TcpListener, server: String) {
     thread::spawn(move || {
         for near in listener.incoming().flatten() {

@@ -18,7 +18,6 @@ use zk_rwlock::{HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard};
 
 const SHORT: Duration = Duration::from_secs(2);
 
-/// A read guard or a write guard.
 trait Guard: Send + 'static {
     fn is_held(&self) -> bool;
 }

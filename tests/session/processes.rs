@@ -48,7 +48,6 @@ fn the_child_process_of_other_tests() {
     }
 }
 
-/// Holds the lock until the process is killed.
 fn hold(lock: &RwLock) {
     let _guard = lock.write().blocking().unwrap();
     say("held");

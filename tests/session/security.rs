@@ -568,7 +568,6 @@ mod tls {
     }
 
     impl Secured {
-        /// `client_auth` is `none` or `need`.
         fn start(client_auth: &str) -> Secured {
             let authority = Authority::new();
             let identity = authority.issue("server", "127.0.0.1");

@@ -123,7 +123,6 @@ impl Subscriber for BadSubscriber {
     }
 }
 
-/// A waker that misbehaves.
 struct BadWaker(Habit);
 
 impl Wake for BadWaker {

@@ -16,7 +16,6 @@ use support::stranger::{deletes, remove_node};
 
 const PERIOD: Duration = Duration::from_secs(3_600);
 
-/// Two clients of one server.
 async fn two() -> (ZooKeeper, ZooKeeper) {
     let address = shared_server().address();
     (connect(&address).await, connect(&address).await)

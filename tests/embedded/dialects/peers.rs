@@ -54,7 +54,6 @@ impl Kind {
         kinds
     }
 
-    /// The contender's node with this number.
     pub(crate) fn name(&self, dialect: Dialect, mode: Mode, number: usize) -> String {
         // The first digits of a uuid vary, and must not decide the order.
         let uuid = format!("{:08x}-2a9c-4f12-a1ab-0f4d8ce1a4a9", 0xf000_0000_u32.wrapping_shr(7 * number as u32));
@@ -73,7 +72,6 @@ impl Kind {
         }
     }
 
-    /// The contender's decision when it sees these names.
     pub(crate) fn asks(&self, dialect: Dialect, me: &str, names: &[String]) -> Verdict {
         match self.library {
             Library::Ours => ours(dialect, me, names),
