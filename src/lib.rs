@@ -169,8 +169,8 @@ pub mod semaphore {
 
 /// Work that is done once in a while by one of many hosts: see [`Acquire::once_in`].
 pub mod once {
-    pub use crate::queue::metadata::Done;
-    pub use crate::recipes::once::OnceGuard;
+    pub use crate::queue::metadata::Record;
+    pub use crate::recipes::once::{OnceGuard, Work};
 }
 
 /// The inside of the lock, for authors of a backend, a tool or a model of it. **Semantic versioning does not cover this

@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::error::value::ValueError;
 use crate::queue::dialect::Dialect;
 use crate::queue::member::Blockers;
-use crate::queue::metadata::Done;
+use crate::queue::metadata::Record;
 use crate::session::contract::CutOff;
 use crate::session::request::{Denied, Ending, Failure, Loss};
 
@@ -237,7 +237,7 @@ pub enum Error {
         /// The node.
         path: String,
         /// What it recorded.
-        last: Box<Done>,
+        last: Box<Record>,
     },
 
     /// The connection broke, or the client was closed, before the answer came. The operation may or may not have been

@@ -8,7 +8,7 @@ use crate::contend::directory;
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::member::{Member, Queue};
-use crate::queue::metadata::{self, Done};
+use crate::queue::metadata::{self, Record};
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Operation};
 use crate::session::retry;
@@ -41,7 +41,7 @@ impl Handle {
     }
 
     /// Forgets when a job under the lock was last done.
-    async fn forget(&self) -> Result<Option<Done>, Error> {
+    async fn forget(&self) -> Result<Option<Record>, Error> {
         let path = &metadata::record_path(&self.queue);
         let twin = &metadata::twin_of(path);
         // The record as it was found first. A success since then stays, also if an answer is lost and all is tried again.
@@ -49,8 +49,9 @@ impl Handle {
         let found = call::on_a_session(&self.coordinator, ("forget the record", path), |session| async move {
             call::answered(&session, || session.sync(path)).await?;
             let forget = || async {
-                let (record, second) = (Record::read(&session, path).await?, Record::read(&session, twin).await?);
-                if matches!(record, Record::Foreign) {
+                let (record, second) =
+                    (RecordNode::read(&session, path).await?, RecordNode::read(&session, twin).await?);
+                if matches!(record, RecordNode::Foreign) {
                     return Ok(record);
                 }
                 let nodes = [(path, &record), (twin, &second)];
@@ -69,7 +70,7 @@ impl Handle {
             call::answered(&session, forget).await
         });
         match found.await? {
-            Record::Foreign if last.get().is_none() => Err(Error::ForeignRecord { path: path.clone() }),
+            RecordNode::Foreign if last.get().is_none() => Err(Error::ForeignRecord { path: path.clone() }),
             _ => Ok(last.get().cloned()),
         }
     }
@@ -201,13 +202,13 @@ impl RwLock {
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
     /// let (lock, day) = (RwLock::new(&zk, "/cron/report")?, Duration::from_secs(24 * 60 * 60));
-    /// lock.write().once_in(day).await?.expect("never done").done().await?;
-    /// assert!(lock.write().once_in(day).await?.is_none());
+    /// lock.write().once_in(day).await?.due().expect("never done").done().await?;
+    /// assert!(!lock.write().once_in(day).await?.is_due());
     /// println!("forgot: {}", lock.forget().await?.expect("it was done"));
-    /// assert!(lock.write().once_in(day).await?.is_some());
+    /// assert!(lock.write().once_in(day).await?.is_due());
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn forget(&self) -> Call<Option<Done>> {
+    pub fn forget(&self) -> Call<Option<Record>> {
         let handle = Arc::clone(self.handle());
         Call::in_time(&self.handle().coordinator, async move { handle.forget().await })
     }
@@ -254,44 +255,44 @@ impl RwLock {
 }
 
 /// What lies where a lock's record would lie.
-pub(crate) enum Record {
+pub(crate) enum RecordNode {
     /// No node, or an empty one, as an operator may make it beforehand.
     None { is_there: bool },
     /// With the version of its node.
-    Done(Done, i32),
+    Done(Record, i32),
     /// A node with other content.
     Foreign,
 }
 
-impl Record {
+impl RecordNode {
     /// Reads the record at `path`.
-    pub(crate) async fn read(session: &Arc<dyn Session>, path: &str) -> Result<Record, Failure> {
+    pub(crate) async fn read(session: &Arc<dyn Session>, path: &str) -> Result<RecordNode, Failure> {
         let node = retry::data(session, path, false).await?;
         Ok(match node {
-            None => Record::None { is_there: false },
-            Some((data, _)) if data.is_empty() => Record::None { is_there: true },
+            None => RecordNode::None { is_there: false },
+            Some((data, _)) if data.is_empty() => RecordNode::None { is_there: true },
             Some((data, stat)) => match metadata::read_done(&data, stat.mtime) {
-                Some(last) => Record::Done(last, stat.version),
-                None => Record::Foreign,
+                Some(last) => RecordNode::Done(last, stat.version),
+                None => RecordNode::Foreign,
             },
         })
     }
 
     /// What it says, and the version of its node.
-    pub(crate) fn done(&self) -> Option<(&Done, i32)> {
+    pub(crate) fn done(&self) -> Option<(&Record, i32)> {
         match self {
-            Record::Done(done, version) => Some((done, *version)),
-            Record::None { .. } | Record::Foreign => None,
+            RecordNode::Done(done, version) => Some((done, *version)),
+            RecordNode::None { .. } | RecordNode::Foreign => None,
         }
     }
 }
 
 /// The record of the lock in this directory, for people to see: none if it may not be read, or says nothing.
-pub(crate) async fn last_done(session: &Arc<dyn Session>, directory: &str) -> Result<Option<Done>, Failure> {
+pub(crate) async fn last_done(session: &Arc<dyn Session>, directory: &str) -> Result<Option<Record>, Failure> {
     let path = metadata::record_path(directory);
-    match call::answered(session, || Record::read(session, &path)).await {
-        Ok(Record::Done(done, _)) => Ok(Some(done)),
-        Ok(Record::None { .. } | Record::Foreign) | Err(Failure::NoAuth(_)) => Ok(None),
+    match call::answered(session, || RecordNode::read(session, &path)).await {
+        Ok(RecordNode::Done(done, _)) => Ok(Some(done)),
+        Ok(RecordNode::None { .. } | RecordNode::Foreign) | Err(Failure::NoAuth(_)) => Ok(None),
         Err(failure) => Err(failure),
     }
 }

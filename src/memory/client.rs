@@ -302,10 +302,10 @@ impl Faults {
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
     /// let (lock, hour) = (RwLock::new(&zk, "/cron/report")?, Duration::from_secs(60 * 60));
-    /// lock.write().once_in(hour).await?.expect("never done").done().await?;
-    /// assert!(lock.write().once_in(hour).await?.is_none());
+    /// lock.write().once_in(hour).await?.due().expect("never done").done().await?;
+    /// assert!(!lock.write().once_in(hour).await?.is_due());
     /// zk.faults().set_clock_forward(hour);
-    /// assert!(lock.write().once_in(hour).await?.is_some());
+    /// assert!(lock.write().once_in(hour).await?.is_due());
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn set_clock_forward(&self, by: Duration) {

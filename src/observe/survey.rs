@@ -10,7 +10,7 @@ use crate::call::{self, Call};
 use crate::observe::lock_paths::{LockPaths, NODES_A_REQUEST};
 use crate::queue::dialect::Dialect;
 use crate::queue::member::Queue;
-use crate::queue::metadata::{self, Done};
+use crate::queue::metadata::{self, Record};
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::{Failure, shown};
@@ -144,7 +144,7 @@ impl Survey {
 }
 
 /// Reads the records at these paths in one flight. A record that may not be read is left out.
-async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<Option<Done>>, Failure> {
+async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<Option<Record>>, Failure> {
     let nodes = session.data_of_each(paths).await?.into_iter();
     Ok(nodes.map(|node| node.and_then(|(data, stat)| metadata::read_done(&data, stat.mtime))).collect())
 }

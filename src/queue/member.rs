@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::queue::dialect::Dialect;
-use crate::queue::metadata::{Done, date};
+use crate::queue::metadata::{Record, date};
 use crate::queue::mode::Mode;
 
 /// A snapshot of a lock's queue, in the order of arrival. Its `Display` prints one line for each member.
@@ -20,7 +20,7 @@ pub struct Queue {
     pub members: Vec<Member>,
     /// The last [success](crate::once::OnceGuard::done) of a job under the lock, if there is a record that this client can
     /// read.
-    pub done: Option<Done>,
+    pub done: Option<Record>,
     /// The number of permits, if this is the queue of a [`Semaphore`](crate::Semaphore). Then the members that hold are
     /// the holders of permits, in the order in which they took them. `None` if this is the queue of a lock. Zero in a
     /// [`Survey`](crate::Survey) if the semaphore's data are not a number: then no permit is granted.
@@ -200,7 +200,7 @@ impl fmt::Display for Member {
 }
 
 /// Prints the ensemble's time and no age, so that readers with different clocks see the same text.
-impl fmt::Display for Done {
+impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "done at {}", humantime::format_rfc3339_seconds(date(self.at)))?;
         if !self.host.is_empty() {

@@ -97,7 +97,7 @@ const DRIFT: u32 = 100;
 /// it for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Done {
+pub struct Record {
     /// When its success was recorded, on the ensemble's clock.
     pub at: SystemTime,
     /// The host of the process; empty if the record has none.
@@ -131,11 +131,11 @@ pub(crate) fn record_text(host: &str, label: Option<&str>, token: i64) -> Vec<u8
 
 /// Parses the record of when a job was last [done](crate::once::OnceGuard::done). `at` is when the record was written. `None`
 /// if the data are not a record.
-pub fn read_done(data: &[u8], at: SystemTime) -> Option<Done> {
+pub fn read_done(data: &[u8], at: SystemTime) -> Option<Record> {
     let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;
     let token = text.split('\n').find_map(|line| line.strip_prefix("token=")).and_then(|token| token.parse().ok());
     let Metadata { host, pid, label, .. } = read(data);
-    Some(Done { at: date(at), host, pid, label, token })
+    Some(Record { at: date(at), host, pid, label, token })
 }
 
 /// The present time on the ensemble's clock, as a range because the exact time is unknown.
@@ -268,7 +268,7 @@ mod tests {
         let expected = format!("zk-rwlock done 1\nhost=web-1\npid={pid}\ntoken=4294967301\nlabel=report = daily\n");
         assert_eq!(String::from_utf8(text.clone()).unwrap(), expected);
         let (host, label) = ("web-1".to_owned(), Some("report = daily".to_owned()));
-        let done = Done { at: minutes(7), host, pid: Some(pid), label, token: Some(4294967301) };
+        let done = Record { at: minutes(7), host, pid: Some(pid), label, token: Some(4294967301) };
         assert_eq!(read_done(&text, minutes(7)), Some(done));
     }
 
@@ -277,7 +277,7 @@ mod tests {
         for data in [&b""[..], b"\xff\xfe", b"host=web-1\npid=7\n", b"zk-rwlock value 1\n", b" zk-rwlock done 1\n"] {
             assert_eq!(read_done(data, minutes(7)), None);
         }
-        let bare = Done { at: minutes(7), host: String::new(), pid: None, label: None, token: None };
+        let bare = Record { at: minutes(7), host: String::new(), pid: None, label: None, token: None };
         assert_eq!(read_done(b"zk-rwlock done 2\ntoken=x", minutes(7)), Some(bare));
     }
 

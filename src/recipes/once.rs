@@ -12,11 +12,11 @@ use crate::contend::transaction::Transaction;
 use crate::error::error::Error;
 use crate::keep::join::Lock;
 use crate::lock::acquire::{self, Acquire, Granting, Guard};
-use crate::lock::admin::Record;
+use crate::lock::admin::RecordNode;
 use crate::lock::hold::WriteGuard;
 use crate::lock::rw_lock::RwLock;
 use crate::observe::trace;
-use crate::queue::metadata::{self, Now, date};
+use crate::queue::metadata::{self, Now, Record, date};
 use crate::queue::mode::{Aim, Mode};
 use crate::session::node::state::NodeState;
 use crate::session::presence;
@@ -84,23 +84,24 @@ impl Acquire<WriteGuard> {
     /// ```
     /// # use std::time::Duration;
     /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # use zk_rwlock::once::Work;
     /// # async fn send_report() {}
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
     /// let lock = RwLock::builder(&zk, "/cron/report").label("daily report").build()?;
     /// let period = Duration::from_secs(23 * 60 * 60);
     /// match lock.write().timeout(Duration::from_secs(600)).once_in(period).await? {
-    ///     Some(guard) => {
+    ///     Work::Due(guard) => {
     ///         guard.run(send_report()).await?;
     ///         guard.done().await?;
     ///         guard.release().await?;
     ///     }
-    ///     None => println!("another host has sent it"),
+    ///     Work::Done(record) => println!("another host has sent it: {record}"),
     /// }
-    /// assert!(lock.write().once_in(period).await?.is_none());
+    /// assert!(!lock.write().once_in(period).await?.is_due());
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn once_in(self, period: Duration) -> Acquire<Option<OnceGuard>> {
+    pub fn once_in(self, period: Duration) -> Acquire<Work> {
         Acquire { source: (self.source, period), options: self.options }
     }
 }
@@ -123,14 +124,14 @@ impl RwLock {
     /// # tokio_test::block_on(async {
     /// # let lock = RwLock::new(&Memory::new(), "/cron/report")?;
     /// let hour = Duration::from_secs(60 * 60);
-    /// let guard = lock.try_once_in(hour).await?.expect("never done");
+    /// let guard = lock.try_once_in(hour).await?.due().expect("never done");
     /// assert!(lock.try_once_in(hour).await.unwrap_err().is_would_block());
     /// guard.done().await?;
     /// guard.release().await?;
-    /// assert!(lock.try_once_in(hour).await?.is_none());
+    /// assert!(!lock.try_once_in(hour).await?.is_due());
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn try_once_in(&self, period: Duration) -> Call<Option<OnceGuard>> {
+    pub fn try_once_in(&self, period: Duration) -> Call<Work> {
         let lock = Arc::clone(&self.lock);
         Call::new(move |timeout| async move {
             let check = DueCheck::new(&lock, None, period)?;
@@ -139,10 +140,10 @@ impl RwLock {
     }
 }
 
-impl Guard for Option<OnceGuard> {
+impl Guard for Work {
     type Source = (Arc<Lock>, Duration);
 
-    fn acquire((lock, period): Self::Source, options: Options) -> Granting<Option<OnceGuard>> {
+    fn acquire((lock, period): Self::Source, options: Options) -> Granting<Work> {
         Granting::by(async move {
             let check = DueCheck::new(&lock, options.label.clone(), period);
             let aim = Aim::Lock(Mode::Write);
@@ -175,16 +176,16 @@ impl DueCheck {
     }
 
     /// Returns the guard if the work is due. Otherwise gives the lock back.
-    async fn run(self, guard: WriteGuard) -> Result<Option<OnceGuard>, Error> {
+    async fn run(self, guard: WriteGuard) -> Result<Work, Error> {
         let hold = guard.held();
         let (session, path) = (hold.session(), metadata::record_path(hold.shown()));
-        let seen = hold.run(Record::read(session, &path)).await?;
+        let seen = hold.run(RecordNode::read(session, &path)).await?;
         let (last, is_there) = match seen.map_err(|failure| refused(failure, &path))? {
-            Record::Foreign => return Err(Error::ForeignRecord { path }),
-            Record::None { is_there: true } => (None, true),
+            RecordNode::Foreign => return Err(Error::ForeignRecord { path }),
+            RecordNode::None { is_there: true } => (None, true),
             // The record was never made, or is gone. If it is gone, its twin is still there.
-            Record::None { is_there: false } => {
-                let twin = hold.run(Record::read(session, &metadata::twin_of(&path))).await?;
+            RecordNode::None { is_there: false } => {
+                let twin = hold.run(RecordNode::read(session, &metadata::twin_of(&path))).await?;
                 let twin = twin.map_err(|failure| refused(failure, &path))?;
                 let last = twin.done().map(|(last, _)| last.clone());
                 // Our server may have missed the record. So the leader is asked.
@@ -194,12 +195,12 @@ impl DueCheck {
                 };
                 (last, is_there)
             }
-            Record::Done(last, _) => (Some(last), true),
+            RecordNode::Done(last, _) => (Some(last), true),
         };
         let (creation, at) = (hold.node().read(NodeState::creation), hold.now());
         let now = Now::since(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.asked));
         let Some(last) = last.filter(|last| now.is_within(self.period, last.at)) else {
-            return Ok(Some(OnceGuard { guard, host: self.host, label: self.label, had_record: is_there }));
+            return Ok(Work::Due(OnceGuard { guard, host: self.host, label: self.label, had_record: is_there }));
         };
         if !is_there {
             return Err(Error::RecordVanished { path, last: Box::new(last) });
@@ -208,7 +209,7 @@ impl DueCheck {
         emit!(DEBUG, path = hold.shown(), host = last.host, %at, "the work is not due: it was done within the period");
         // The work was done, so this answer stays right even if our lock is lost, or the period ends now.
         drop(guard);
-        Ok(None)
+        Ok(Work::Done(last))
     }
 }
 
@@ -221,6 +222,32 @@ fn refused(failure: Failure, path: &str) -> Error {
 
 /// The operation that an error names.
 const OPERATION: &str = "record the success in";
+
+/// Whether the work under a lock is due. Given by [`Acquire::once_in`](crate::Acquire::once_in) and
+/// [`RwLock::try_once_in`](crate::RwLock::try_once_in).
+#[derive(Debug)]
+#[must_use = "if unused, the lock is given back at once, and the work stays due"]
+pub enum Work {
+    /// The work is due. Do it under this guard, and then call [`OnceGuard::done`].
+    Due(OnceGuard),
+    /// The work was done within the period, as this record says. The lock has been given back.
+    Done(Record),
+}
+
+impl Work {
+    /// Returns whether the work is due.
+    pub fn is_due(&self) -> bool {
+        matches!(self, Work::Due(_))
+    }
+
+    /// Returns the guard if the work is due.
+    pub fn due(self) -> Option<OnceGuard> {
+        match self {
+            Work::Due(guard) => Some(guard),
+            Work::Done(_) => None,
+        }
+    }
+}
 
 /// A write guard for work that is due. Made by [`Acquire::once_in`](crate::Acquire::once_in).
 ///
@@ -261,10 +288,11 @@ impl OnceGuard {
     /// ```
     /// # use std::time::Duration;
     /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # use zk_rwlock::once::Work;
     /// # async fn send_report() {}
     /// # tokio_test::block_on(async {
     /// # let lock = RwLock::new(&Memory::new(), "/cron/report")?;
-    /// if let Some(guard) = lock.write().once_in(Duration::from_secs(50 * 60)).await? {
+    /// if let Work::Due(guard) = lock.write().once_in(Duration::from_secs(50 * 60)).await? {
     ///     guard.run(send_report()).await?;
     ///     guard.done().await?;
     ///     guard.release().await?;

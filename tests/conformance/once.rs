@@ -44,7 +44,7 @@ impl<C: Coordinator + Clone> Stage<C> {
 }
 
 async fn due(lock: &RwLock) -> Option<OnceGuard> {
-    soon("the lock", lock.write().once_in(PERIOD)).await.expect("granted")
+    soon("the lock", lock.write().once_in(PERIOD)).await.expect("granted").due()
 }
 
 async fn works(lock: &RwLock) {
@@ -59,7 +59,7 @@ pub async fn work_is_done_again_only_after_the_period<H: Harness>(h: &H) {
     assert!(due(&stage.b).await.is_none() && due(&stage.a).await.is_none());
     let short = Duration::from_millis(100);
     eventually("the period is over", || async {
-        soon("the lock", stage.b.write().once_in(short)).await.expect("granted").is_some()
+        soon("the lock", stage.b.write().once_in(short)).await.expect("granted").is_due()
     })
     .await;
     line_becomes(&stage.a, "").await;
@@ -72,7 +72,7 @@ pub async fn work_done_while_a_contender_waited_is_not_repeated<H: Harness>(h: &
     line_becomes(&stage.a, "W+ W-").await;
     guard.done().await.expect("recorded");
     guard.release().await.expect("held");
-    assert!(granted(waits).await.is_none());
+    assert!(granted(waits).await.due().is_none());
     line_becomes(&stage.a, "").await;
 }
 
@@ -82,7 +82,7 @@ pub async fn the_next_waiter_repeats_failed_work<H: Harness>(h: &H) {
     let waits = tokio::spawn(stage.b.write().once_in(PERIOD).into_future());
     line_becomes(&stage.a, "W+ W-").await;
     guard.release().await.expect("held");
-    let next = granted(waits).await.expect("due");
+    let next = granted(waits).await.due().expect("due");
     next.done().await.expect("recorded");
     next.release().await.expect("held");
     assert!(due(&stage.a).await.is_none());
@@ -94,7 +94,9 @@ pub async fn one_of_many_contenders_does_the_work<H: Harness>(h: &H) {
     for lock in [&stage.a, &stage.b].repeat(4) {
         let lock = lock.clone();
         tasks.push(tokio::spawn(async move {
-            let Some(guard) = lock.write().timeout(SOON).once_in(PERIOD).await.expect("granted") else { return 0 };
+            let Some(guard) = lock.write().timeout(SOON).once_in(PERIOD).await.expect("granted").due() else {
+                return 0;
+            };
             guard.done().await.expect("recorded");
             1
         }));
@@ -112,7 +114,7 @@ pub async fn a_holder_whose_session_ended_records_nothing<H: Harness>(h: &H) {
     let waits = tokio::spawn(stage.b.write().once_in(PERIOD).into_future());
     line_becomes(&stage.b, "W+ W-").await;
     h.expire(&stage.mine).await;
-    let next = granted(waits).await.expect("due");
+    let next = granted(waits).await.due().expect("due");
     let lost = soon("the answer", guard.done()).await.expect_err("the session is over");
     assert!(lost.is_lost(), "{lost:?}");
     assert_eq!(stage.operator.data(&stage.record()).await, Err(Failure::NoNode));
@@ -183,7 +185,7 @@ pub async fn work_under_a_lock_of_any_dialect_is_done_once<H: Harness>(h: &H) {
         line_becomes(&theirs, "W+ W-").await;
         guard.done().await.expect("recorded");
         guard.release().await.expect("held");
-        assert!(granted(waits).await.is_none(), "{dialect}");
+        assert!(granted(waits).await.due().is_none(), "{dialect}");
         assert!(theirs.queue().await.expect("readable").done.is_some(), "{dialect}");
     }
 }

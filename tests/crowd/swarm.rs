@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use zk_rwlock::coordinator::{Coordinator, Failure};
 use zk_rwlock::leadership::Term;
+use zk_rwlock::once::Work;
 use zk_rwlock::{Error, Leadership, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 use crate::faults::{Site, fail_links, fail_servers, pause, seed, setting};
@@ -318,7 +319,7 @@ async fn do_once(world: &World, client: &Client, mut dice: Seeded, end: Instant)
     while Instant::now() < end {
         let limit = Duration::from_millis(20 + dice.below(3_000));
         let acquisition = async { lock.write().timeout(limit).once_in(Duration::from_millis(50)).await };
-        if let Some(Some(guard)) = acquired(world, "once", acquisition, &mut dice).await {
+        if let Some(Work::Due(guard)) = acquired(world, "once", acquisition, &mut dice).await {
             let guard = world.history.granted(guard, &client.name);
             match timeout(PATIENCE, guard.done()).await {
                 Ok(Ok(())) => world.saw("once: done"),

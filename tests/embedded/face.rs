@@ -97,7 +97,7 @@ fn a_blocking_release_of_a_lost_lock_is_an_error() {
     let read = lock("/read").read().blocking().unwrap();
     let write = lock("/write").write().blocking().unwrap();
     let both = several(&zk, [("/a", Mode::Write), ("/b", Mode::Read)]).unwrap().lock().blocking().unwrap();
-    let once = lock("/job").try_once_in(LONG).blocking().unwrap().unwrap();
+    let once = lock("/job").try_once_in(LONG).blocking().unwrap().due().unwrap();
     let permit = Semaphore::builder(&zk, "/permits").permits(2).build().unwrap().acquire().blocking().unwrap();
     block_on(write.transaction().create("/config", "v1").commit()).unwrap();
     assert_eq!(block_on(permit.read_node("/config")).unwrap().unwrap().data, b"v1");

@@ -64,7 +64,7 @@ async fn a_try_passes_over_a_ghost() {
         match attempt {
             0 => drop(lock.try_write().await.expect("free")),
             1 => drop(lock.try_read().await.expect("free")),
-            2 => drop(lock.try_once_in(hour).await.expect("free").expect("never done")),
+            2 => drop(lock.try_once_in(hour).await.expect("free").due().expect("never done")),
             3 => drop(MultiLock::new([(&lock, Mode::Write)]).expect("valid").try_lock().await.expect("free")),
             _ => {
                 let kept = RwLock::builder(&ours, PATH).keep(hour).build().expect("valid");

@@ -212,7 +212,7 @@ async fn values_and_once_guards_have_the_limit_of_their_lock() {
     drop(held);
     assert_eq!(*value.read().await.expect("free"), 1);
 
-    let once = lock(&zk).write().once_in(LIMIT).await.expect("free").expect("due");
+    let once = lock(&zk).write().once_in(LIMIT).await.expect("free").due().expect("due");
     sleep(LIMIT).await;
     assert_held_too_long(once.done().await);
 }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
-use zk_rwlock::once::OnceGuard;
+use zk_rwlock::once::{OnceGuard, Work};
 use zk_rwlock::{Dialect, Error, Loss, Memory, RwLock, block_on};
 
 const DIRECTORY: &str = "/cron/report";
@@ -42,10 +42,10 @@ fn two() -> (Memory, Memory, RwLock, RwLock) {
 }
 
 fn due(lock: &RwLock) -> Option<OnceGuard> {
-    now(lock.write().once_in(PERIOD)).expect("granted")
+    now(lock.write().once_in(PERIOD)).expect("granted").due()
 }
 
-fn asking(lock: &RwLock) -> Acquiring<Option<OnceGuard>> {
+fn asking(lock: &RwLock) -> Acquiring<Work> {
     task::spawn(lock.write().once_in(PERIOD).into_future())
 }
 
@@ -114,7 +114,7 @@ async fn work_becomes_due_during_a_long_wait() {
     zk.faults().set_clock_forward(120 * MINUTE);
     now(idle.release()).expect("held");
     assert!(waits.is_woken());
-    assert!(assert_ready_ok!(waits.poll()).is_some(), "the work is older than a period");
+    assert!(assert_ready_ok!(waits.poll()).is_due(), "the work is older than a period");
     assert_nothing_left(&zk);
 }
 
@@ -130,7 +130,7 @@ async fn work_done_recently_while_waiting_is_fresh() {
         zk.faults().set_clock_forward(wait);
         now(guard.done()).expect("recorded");
         now(guard.release()).expect("held");
-        assert_eq!(assert_ready_ok!(waits.poll()).is_some(), is_due, "{wait:?}");
+        assert_eq!(assert_ready_ok!(waits.poll()).is_due(), is_due, "{wait:?}");
     }
 }
 
@@ -148,7 +148,7 @@ async fn work_done_early_in_a_long_wait_is_stale_at_its_end() {
     tokio::time::advance(60 * MINUTE).await;
     zk.faults().set_clock_forward(60 * MINUTE);
     now(between.release()).expect("held");
-    assert!(assert_ready_ok!(waits.poll()).is_some());
+    assert!(assert_ready_ok!(waits.poll()).is_due());
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn the_record_names_the_worker_and_outlives_the_directory() {
 #[test]
 fn an_acquisitions_own_label_is_in_the_record() {
     let (zk, _other, a, _) = two();
-    let guard = now(a.write().once_in(PERIOD).label("by hand")).expect("granted").expect("due");
+    let guard = now(a.write().once_in(PERIOD).label("by hand")).expect("granted").due().expect("due");
     now(guard.done()).expect("recorded");
     assert!(String::from_utf8(recorded(&zk).expect("there")).expect("text").ends_with("\nlabel=by hand\n"));
 }
@@ -363,7 +363,7 @@ fn the_next_waiter_repeats_failed_work() {
     let mut waits = asking(&b);
     assert_pending!(waits.poll());
     drop(guard);
-    let guard = assert_ready_ok!(waits.poll()).expect("due");
+    let guard = assert_ready_ok!(waits.poll()).due().expect("due");
     now(guard.done()).expect("recorded");
     now(guard.release()).expect("held");
     assert!(due(&a).is_none());
@@ -449,9 +449,9 @@ fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
             let before = recorded(&zk);
             let slow = RwLock::new(&Slow(zk.connect()), DIRECTORY).expect("valid");
             match within(polls, slow.write().once_in(PERIOD).into_future()) {
-                Some(answer) if answer.as_ref().is_ok_and(Option::is_some) => given += 1,
+                Some(answer) if answer.as_ref().is_ok_and(Work::is_due) => given += 1,
                 Some(answer) => {
-                    assert!(answer.expect("granted").is_none());
+                    assert!(!answer.expect("granted").is_due());
                     refused += 1;
                 }
                 None => {}
@@ -474,7 +474,7 @@ fn a_record_dropped_at_any_poll_is_written_or_not() {
             let (zk, other, _, b) = two();
             let slow = RwLock::new(&Slow(zk.clone()), DIRECTORY).expect("valid");
             let guard = within(POLLS, slow.write().once_in(PERIOD).into_future());
-            let guard = guard.expect("enough polls").expect("granted").expect("due");
+            let guard = guard.expect("enough polls").expect("granted").due().expect("due");
             lose(&zk);
             match within(polls, guard.done()) {
                 Some(answer) => {
@@ -499,7 +499,7 @@ fn a_recorded_success_may_be_unknown_but_never_lost() {
         let (zk, other, ..) = two();
         let slow = RwLock::new(&Slow(zk.clone()), DIRECTORY).expect("valid");
         let guard = within(POLLS, slow.write().once_in(PERIOD).into_future());
-        let guard = guard.expect("enough polls").expect("granted").expect("due");
+        let guard = guard.expect("enough polls").expect("granted").due().expect("due");
         zk.faults().lose_next_reply();
         let mut recording = task::spawn(Box::pin(guard.done()));
         if (0..polls).any(|_| recording.poll().is_ready()) {
@@ -528,7 +528,7 @@ fn work_counts_as_done_without_a_reply_to_the_release() {
         }
         let is_in = !zk.children(DIRECTORY).is_empty();
         other.faults().cut();
-        if let Poll::Ready(Ok(None)) = asking.poll() {
+        if let Poll::Ready(Ok(Work::Done(_))) = asking.poll() {
             found += usize::from(is_in);
         }
     }
@@ -656,19 +656,19 @@ fn once_costs_one_read_and_one_transaction() {
 #[test]
 fn a_try_of_a_taken_lock_would_block() {
     let (zk, _other, a, b) = two();
-    let guard = now(a.try_once_in(PERIOD)).expect("free").expect("due");
+    let guard = now(a.try_once_in(PERIOD)).expect("free").due().expect("due");
     assert!(now(b.try_once_in(PERIOD)).expect_err("taken").is_would_block());
     now(guard.done()).expect("recorded");
     now(guard.release()).expect("held");
-    assert!(now(b.try_once_in(PERIOD)).expect("free").is_none());
+    assert!(!now(b.try_once_in(PERIOD)).expect("free").is_due());
     assert_nothing_left(&zk);
 }
 
 #[test]
 fn once_works_on_a_thread_without_a_runtime() {
     let (_zk, _other, a, b) = two();
-    let guard = a.write().once_in(PERIOD).blocking().expect("free").expect("due");
+    let guard = a.write().once_in(PERIOD).blocking().expect("free").due().expect("due");
     block_on(guard.done()).expect("recorded");
     block_on(guard.release()).expect("held");
-    assert!(b.try_once_in(PERIOD).blocking().expect("free").is_none());
+    assert!(!b.try_once_in(PERIOD).blocking().expect("free").is_due());
 }

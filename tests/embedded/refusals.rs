@@ -295,7 +295,7 @@ async fn recorded_on(
         _ => None,
     });
     let lock = RwLock::new(&zk, PATH).expect("valid");
-    let guard = lock.write().once_in(Duration::from_millis(1)).await.expect("free").expect("the work is due");
+    let guard = lock.write().once_in(Duration::from_millis(1)).await.expect("free").due().expect("the work is due");
     let error = guard.done().await.expect_err("the record is never written");
     (tries.now(), error)
 }
@@ -312,7 +312,7 @@ async fn a_vanishing_record_is_written_64_times() {
         assert!(matches!(error, Error::TransactionRefused { .. }), "{error:?}");
         assert_eq!(tries, 64, "the record exists at first: {is_there}");
         let once = RwLock::new(&memory, PATH).expect("valid").write().once_in(Duration::from_millis(1));
-        let guard = once.await.expect("free").expect("long ago");
+        let guard = once.await.expect("free").due().expect("long ago");
         guard.done().await.expect("no contender is in the way");
         guard.release().await.expect("held");
         memory.faults().set_clock_forward(Duration::from_secs(1));

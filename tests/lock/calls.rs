@@ -359,7 +359,7 @@ async fn a_write_unanswered_at_the_close_is_in_doubt() {
                 (format!("{path}/value"), Box::pin(async move { update.await.map(drop) }))
             }
             _ => {
-                let guard = lock.write().once_in(SHORT).await.unwrap().expect("due");
+                let guard = lock.write().once_in(SHORT).await.unwrap().due().expect("due");
                 (format!("{path}.done"), Box::pin(async move { guard.done().await }))
             }
         };

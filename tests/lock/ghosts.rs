@@ -48,7 +48,7 @@ async fn calls_and_short_waits_pass_over_a_ghost() {
         match call {
             0 => lock.try_write().await.unwrap().release().await.unwrap(),
             1 => lock.try_read().await.unwrap().release().await.unwrap(),
-            2 => drop(lock.try_once_in(SHORT).await.unwrap().expect("never done")),
+            2 => drop(lock.try_once_in(SHORT).await.unwrap().due().expect("never done")),
             3 => both.try_lock().await.unwrap().release().await.unwrap(),
             4 => lock.read().timeout(SHORT).await.unwrap().release().await.unwrap(),
             5 => lock.write().timeout(SHORT).await.unwrap().release().await.unwrap(),

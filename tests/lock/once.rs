@@ -6,7 +6,7 @@ use support::scene::*;
 use support::server::shared_server;
 use support::wire::Op;
 use zk_rwlock::coordinator::{Failure, Kind};
-use zk_rwlock::once::OnceGuard;
+use zk_rwlock::once::{OnceGuard, Work};
 use zk_rwlock::security::{Acl, Permissions};
 use zk_rwlock::{Error, RwLock, ZooKeeper};
 
@@ -15,13 +15,15 @@ use super::wire::Tapped;
 const PERIOD: Duration = Duration::from_secs(3_600);
 
 async fn due(lock: &RwLock) -> Option<OnceGuard> {
-    soon("the lock", lock.write().once_in(PERIOD)).await.expect("granted")
+    soon("the lock", lock.write().once_in(PERIOD)).await.expect("granted").due()
 }
 
 /// Returns a guard for the work, which is due again after a millisecond of the ensemble's clock.
 async fn due_again(lock: &RwLock) -> OnceGuard {
     for _ in 0..1_000 {
-        if let Some(guard) = soon("the lock", lock.write().once_in(Duration::from_millis(1))).await.expect("granted") {
+        if let Work::Due(guard) =
+            soon("the lock", lock.write().once_in(Duration::from_millis(1))).await.expect("granted")
+        {
             return guard;
         }
     }
@@ -94,7 +96,7 @@ async fn a_contender_that_waits_reads_the_record_when_granted() {
     assert_eq!(reads(), 0);
     guard.done().await.unwrap();
     guard.release().await.unwrap();
-    assert!(granted(waits).await.is_none());
+    assert!(granted(waits).await.due().is_none());
     assert_eq!(reads(), 1);
 }
 
@@ -133,7 +135,7 @@ async fn a_worker_that_is_cut_off_records_nothing() {
     let waits = tokio::spawn(async move { theirs.write().once_in(PERIOD).await });
     line_becomes(&lock_at(&zk, path), "W+ W-").await;
     tapped.proxy.cut();
-    let next = granted(waits).await.expect("due");
+    let next = granted(waits).await.due().expect("due");
     assert!(!guard.is_held());
     tapped.proxy.heal();
     let error = soon("the answer", guard.done()).await.expect_err("the lock was lost");

@@ -92,13 +92,14 @@ async fn jobs_that_cron_starts_on_every_host() -> Result<(), Error> {
     // page: jobs-that-cron-starts-on-every-host
     use std::time::Duration;
     use zk_rwlock::RwLock;
+    use zk_rwlock::once::Work;
 
     let lock = RwLock::builder(&zk, "/cron/report").label("hourly report").build()?;
     let period = Duration::from_secs(50 * 60);
 
     match lock.write().timeout(Duration::from_secs(30 * 60)).once_in(period).await? {
-        None => println!("{}", lock.queue().await?), // when it was last done, and by whom
-        Some(guard) => {
+        Work::Done(record) => println!("{record}"), // when it was done, and by whom
+        Work::Due(guard) => {
             // If this fails, nothing is recorded, and the next host does it.
             guard.run(send_report(guard.fencing_token())).await??;
             guard.done().await?;
@@ -106,9 +107,9 @@ async fn jobs_that_cron_starts_on_every_host() -> Result<(), Error> {
         }
     }
     // end
-    assert!(lock.write().once_in(period).await?.is_none());
+    assert!(!lock.write().once_in(period).await?.is_due());
     zk.faults().set_clock_forward(period);
-    assert!(lock.write().once_in(period).await?.is_some());
+    assert!(lock.write().once_in(period).await?.is_due());
     Ok(())
 }
 

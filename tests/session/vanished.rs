@@ -150,7 +150,7 @@ async fn work_whose_record_vanishes_waits_for_the_period() {
     let (zk, other) = two().await;
     let (a, b) = (lock_at(&zk, PATH), lock_at(&other, PATH));
     let works = async |lock: &RwLock| {
-        let guard = soon("the lock", lock.write().once_in(PERIOD)).await.expect("granted").expect("due");
+        let guard = soon("the lock", lock.write().once_in(PERIOD)).await.expect("granted").due().expect("due");
         guard.done().await.expect("recorded");
         guard.release().await.expect("held");
     };
@@ -168,15 +168,15 @@ async fn work_whose_record_vanishes_waits_for_the_period() {
         }
     }
     // The lock itself is free, and the work is due again after the period.
-    assert!(a.write().once_in(Duration::from_millis(1)).await.expect("granted").is_some());
+    assert!(a.write().once_in(Duration::from_millis(1)).await.expect("granted").is_due());
     let forgotten = b.forget().await.expect("allowed").expect("a record exists");
     assert_eq!(forgotten.token, token);
     works(&b).await;
-    assert!(a.try_once_in(PERIOD).await.expect("free").is_none());
+    assert!(!a.try_once_in(PERIOD).await.expect("free").is_due());
     // A vanished twin changes nothing, and is made again with the next record.
     vanishes(&zk, "/vanished/cron.done.twin").await;
-    assert!(a.try_once_in(PERIOD).await.expect("free").is_none());
-    let guard = a.write().once_in(Duration::from_millis(1)).await.expect("granted").expect("due");
+    assert!(!a.try_once_in(PERIOD).await.expect("free").is_due());
+    let guard = a.write().once_in(Duration::from_millis(1)).await.expect("granted").due().expect("due");
     guard.done().await.expect("recorded");
     assert!(is_there(&session(&zk).await, "/vanished/cron.done.twin").await);
 }

@@ -183,7 +183,7 @@ async fn try_to_acquire(place: &Place, run: &Run) -> Result<Option<AnyGuard>, Er
         Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => lock.try_once_in(period).await?.map(AnyGuard::Once),
+        Some(period) => lock.try_once_in(period).await?.due().map(AnyGuard::Once),
         None if run.shared => Some(AnyGuard::Read(lock.try_read().await?)),
         None => Some(AnyGuard::Write(lock.try_write().await?)),
     })
@@ -201,7 +201,7 @@ async fn wait_for(
         Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => bounded(lock.write(), run, on_progress).once_in(period).await?.map(AnyGuard::Once),
+        Some(period) => bounded(lock.write(), run, on_progress).once_in(period).await?.due().map(AnyGuard::Once),
         None if run.shared => Some(AnyGuard::Read(bounded(lock.read(), run, on_progress).await?)),
         None => Some(AnyGuard::Write(bounded(lock.write(), run, on_progress).await?)),
     })
