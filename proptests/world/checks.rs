@@ -175,8 +175,8 @@ impl Ledger {
         // A value that was read under the lock is the newest one.
         if held.claims().iter().all(|claim| claim.is_held()) {
             match &held {
-                Held::ValueReader(guard) => self.is_newest(***guard),
-                Held::ValueWriter(guard) => self.is_newest(***guard),
+                Held::ValueReader(guard) => self.check_newest(***guard),
+                Held::ValueWriter(guard) => self.check_newest(***guard),
                 _ => {}
             }
         }
@@ -199,7 +199,7 @@ impl Ledger {
         }
     }
 
-    fn is_newest(&self, read: u64) {
+    fn check_newest(&self, read: u64) {
         assert!(self.may_forge || read == self.value, "a holder has {read}, and the newest commit is {}", self.value);
     }
 
@@ -594,7 +594,7 @@ impl World {
             if let Actor::Holding(Held::ValueReader(guard)) = actor
                 && guard.lock().is_held()
             {
-                self.ledger.is_newest(***guard);
+                self.ledger.check_newest(***guard);
             }
         }
     }

@@ -185,7 +185,7 @@ fn every_step_of_the_model_occurs_in_a_real_run() {
 
 /// Changes the scene's trace with `falsify`. The check must report all words that it returns in one message.
 #[track_caller]
-fn is_found(falsify: impl FnOnce(&mut Run) -> Vec<String>) {
+fn assert_found(falsify: impl FnOnce(&mut Run) -> Vec<String>) {
     let mut run = scene();
     assert_eq!(judge(&run).faults, Vec::<String>::new());
     let words = falsify(&mut run);
@@ -273,7 +273,7 @@ fn then(run: &mut Run, after: &Txn, ops: Vec<Write>) {
 
 #[test]
 fn a_grant_before_its_turn_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let (at, by) = hand_off(run);
         run.events[at].at = by.time - run.leeway - MILLISECOND;
         let token = format!("zxid {:#x}", run.events[at].token);
@@ -283,7 +283,7 @@ fn a_grant_before_its_turn_is_found() {
 
 #[test]
 fn a_grant_after_its_node_is_gone_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let at = hand_off(run).0;
         let (token, end) = (run.events[at].token, format!("-READ-{:010}", run.events[at].sequence));
         let gone = find(run, |txn| left(txn, PATH).is_some_and(|path| path.ends_with(&end))).clone();
@@ -294,7 +294,7 @@ fn a_grant_after_its_node_is_gone_is_found() {
 
 #[test]
 fn a_hand_off_without_a_predecessor_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let is_it = |event: &&mut Event| event.what == What::Granted && event.how == "at once" && event.path == PATH;
         let granted = run.events.iter_mut().find(is_it).expect("the lock was free");
         "hand-off".clone_into(&mut granted.how);
@@ -305,7 +305,7 @@ fn a_hand_off_without_a_predecessor_is_found() {
 
 #[test]
 fn a_hand_off_without_a_signal_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let (at, by) = hand_off(run);
         find(run, |txn| txn.zxid == by.zxid).ops.remove(0);
         let token = format!("zxid {:#x}", run.events[at].token);
@@ -315,7 +315,7 @@ fn a_hand_off_without_a_signal_is_found() {
 
 #[test]
 fn a_grant_with_a_foreign_token_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let (at, by) = hand_off(run);
         run.events[at].token = by.zxid;
         words(["Grant", &at_zxid(&by), "no such node"])
@@ -324,7 +324,7 @@ fn a_grant_with_a_foreign_token_is_found() {
 
 #[test]
 fn a_grant_to_a_waiter_that_gave_up_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let (created, left_by) = gave_up(run);
         let path = left(&left_by, PATH).expect("the node was deleted");
         let at = hand_off(run).0;
@@ -336,7 +336,7 @@ fn a_grant_to_a_waiter_that_gave_up_is_found() {
 
 #[test]
 fn a_signal_by_a_waiter_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let zxid = gave_up(run).1.zxid;
         let txn = find(run, |txn| txn.zxid == zxid);
         let path = left(txn, PATH).expect("the node was deleted").to_owned();
@@ -347,7 +347,7 @@ fn a_signal_by_a_waiter_is_found() {
 
 #[test]
 fn a_signal_by_a_reader_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, |txn| left(txn, PATH).is_some_and(|path| path.contains("-READ-")));
         let path = left(txn, PATH).expect("the node was deleted").to_owned();
         txn.ops.insert(0, Write::Set { path: path.clone(), data: Vec::new() });
@@ -357,7 +357,7 @@ fn a_signal_by_a_reader_is_found() {
 
 #[test]
 fn a_writer_that_releases_without_a_signal_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, signals);
         txn.ops.remove(0);
         words([
@@ -371,7 +371,7 @@ fn a_writer_that_releases_without_a_signal_is_found() {
 
 #[test]
 fn two_releases_in_the_wrong_order_are_found() {
-    is_found(|run| {
+    assert_found(|run| {
         // The holder's release, and the downgrade by the waiter behind it.
         let is_one = |txn: &Txn| left(txn, PATH).is_some() && txn.ops.len() == 2;
         let first = swap(run, is_one);
@@ -382,7 +382,7 @@ fn two_releases_in_the_wrong_order_are_found() {
 
 #[test]
 fn a_delete_by_another_session_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, signals);
         txn.session += 1;
         words(["Delete", left(txn, PATH).expect("the node was deleted"), &at_zxid(txn), "another's"])
@@ -391,7 +391,7 @@ fn a_delete_by_another_session_is_found() {
 
 #[test]
 fn a_write_to_a_node_that_stays_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, signals);
         let path = left(txn, PATH).expect("the node was deleted").to_owned();
         txn.ops.pop();
@@ -401,7 +401,7 @@ fn a_write_to_a_node_that_stays_is_found() {
 
 #[test]
 fn an_ask_without_a_kept_node_ahead_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         run.operators.remove(PATH);
         // The operator's request is the last one.
         let asks: Vec<i64> = run.log.iter().filter(|txn| asks(txn)).map(|txn| txn.zxid).collect();
@@ -412,7 +412,7 @@ fn an_ask_without_a_kept_node_ahead_is_found() {
 
 #[test]
 fn a_second_ask_of_one_contender_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         run.operators.remove(PATH);
         let first = find(run, asks).clone();
         then(run, &first, first.ops.clone());
@@ -438,7 +438,7 @@ fn a_second_node_of_one_contender_is_found() {
 /// Checks that a second node of one contender is found. `excuse` may add an event; it gets the transaction of the
 /// second node and the name of its contender.
 fn second_node_is_found(excuse: impl FnOnce(&mut Run, &Txn, &str)) {
-    is_found(|run| {
+    assert_found(|run| {
         let (at, by) = hand_off(run);
         let (token, holder) = (run.events[at].token, left(&by, PATH).expect("the node was deleted").to_owned());
         let txn = find(run, |txn| txn.zxid == token);
@@ -453,7 +453,7 @@ fn second_node_is_found(excuse: impl FnOnce(&mut Run, &Txn, &str)) {
 
 #[test]
 fn two_nodes_with_one_number_are_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let (zxid, used) = {
             let mut creates = run.log.iter().flat_map(|txn| txn.ops.iter().map(move |op| (txn.zxid, op)));
             let mut next = || {
@@ -475,7 +475,7 @@ fn two_nodes_with_one_number_are_found() {
 
 #[test]
 fn a_downgrade_that_changes_its_number_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, downgrades);
         let old = left(txn, PATH).expect("the node was deleted").to_owned();
         for op in &mut txn.ops {
@@ -489,7 +489,7 @@ fn a_downgrade_that_changes_its_number_is_found() {
 
 #[test]
 fn a_downgrade_of_a_reader_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, |txn| left(txn, PATH).is_some_and(|path| path.contains("-READ-")));
         let path = left(txn, PATH).expect("the node was deleted").to_owned();
         txn.ops.insert(0, Write::Create { path: path.clone(), data: Vec::new(), ephemeral: true });
@@ -499,7 +499,7 @@ fn a_downgrade_of_a_reader_is_found() {
 
 #[test]
 fn a_downgrade_on_another_session_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, downgrades);
         txn.session += 1;
         words(["Delete", left(txn, PATH).expect("the node was deleted"), &at_zxid(txn), "another's"])
@@ -508,7 +508,7 @@ fn a_downgrade_on_another_session_is_found() {
 
 #[test]
 fn a_commit_under_a_foreign_node_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, |txn| matches!(txn.ops[..], [Write::Check { .. }, Write::Create { .. }]));
         txn.session += 1;
         words(["Commit", PATH, &at_zxid(txn), "another session's"])
@@ -517,7 +517,7 @@ fn a_commit_under_a_foreign_node_is_found() {
 
 #[test]
 fn a_commit_of_a_waiter_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let (created, left_by) = gave_up(run);
         let path = left(&left_by, PATH).expect("the node was deleted").to_owned();
         let sets = Write::Set { path: "/traced-value".to_owned(), data: b"2".to_vec() };
@@ -528,7 +528,7 @@ fn a_commit_of_a_waiter_is_found() {
 
 #[test]
 fn a_write_without_the_lock_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, |txn| matches!(txn.ops[..], [Write::Check { .. }, Write::Create { .. }]));
         txn.ops.remove(0);
         words(["Commit", "/traced-value", &at_zxid(txn), "only a holder writes it"])
@@ -537,7 +537,7 @@ fn a_write_without_the_lock_is_found() {
 
 #[test]
 fn a_write_without_the_lock_in_a_transaction_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, |txn| matches!(txn.ops[..], [Write::Check { .. }, Write::Create { .. }]));
         txn.ops[0] = Write::Set { path: "/traced/other".to_owned(), data: b"1".to_vec() };
         words(["Commit", "/traced-value", &at_zxid(txn), "only a holder writes it"])
@@ -546,7 +546,7 @@ fn a_write_without_the_lock_in_a_transaction_is_found() {
 
 #[test]
 fn a_write_under_another_lock_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, takes_permits).clone();
         let creates = |op: &Write| match op {
             Write::Create { path, .. } => Some(path.clone()),
@@ -561,7 +561,7 @@ fn a_write_under_another_lock_is_found() {
 
 #[test]
 fn a_permit_too_many_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, takes_permits);
         for op in &mut txn.ops {
             if let Write::Create { path, .. } = op {
@@ -574,7 +574,7 @@ fn a_permit_too_many_is_found() {
 
 #[test]
 fn a_permit_taken_without_giving_up_its_place_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let txn = find(run, takes_permits);
         txn.ops.retain(|op| !matches!(op, Write::Delete { .. }));
         words(["TakePermit", LIMIT, &at_zxid(txn), "in exchange for a place"])
@@ -583,7 +583,7 @@ fn a_permit_taken_without_giving_up_its_place_is_found() {
 
 #[test]
 fn a_permit_taken_behind_the_head_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         // The last two contenders waited at the same time.
         let taken: Vec<i64> = run.log.iter().filter(|txn| takes_permits(txn)).map(|txn| txn.zxid).collect();
         let last = taken[taken.len() - 2..].to_vec();
@@ -611,7 +611,7 @@ fn released(run: &mut Run, token: i64) -> &mut Event {
 
 #[test]
 fn a_loss_without_an_event_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let Hold { node, token, .. } = hold(run, "lost", Mode::Write).clone();
         run.events.retain(|event| event.what != What::Lost || event.path != node);
         released(run, token).at += SHORT;
@@ -622,7 +622,7 @@ fn a_loss_without_an_event_is_found() {
 
 #[test]
 fn a_hold_after_its_node_is_gone_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let Hold { node, token, .. } = hold(run, "one", Mode::Write).clone();
         let gone = find(run, |txn| left(txn, PATH) == Some(&node)).clone();
         released(run, token).at = gone.time + run.leeway + 2 * MILLISECOND;
@@ -632,7 +632,7 @@ fn a_hold_after_its_node_is_gone_is_found() {
 
 #[test]
 fn a_hold_before_its_turn_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let (at, by) = hand_off(run);
         let (token, from) = (run.events[at].token, by.time - run.leeway - MILLISECOND);
         let early = run.holds.iter_mut().find(|hold| hold.token == token).expect("the contender held");
@@ -644,7 +644,7 @@ fn a_hold_before_its_turn_is_found() {
 
 #[test]
 fn a_hold_without_a_node_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let hold = hold(run, "one", Mode::Write);
         hold.node.push('9');
         words(["Hold", &hold.node, &format!("token {:#x}", hold.token), "no transaction has created its node"])
@@ -653,7 +653,7 @@ fn a_hold_without_a_node_is_found() {
 
 #[test]
 fn a_guard_that_says_held_after_its_loss_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let end = hold(run, "next", Mode::Write).from;
         let lost = hold(run, "lost", Mode::Write);
         assert!(lost.lost);
@@ -666,7 +666,7 @@ fn a_guard_that_says_held_after_its_loss_is_found() {
 
 #[test]
 fn holds_that_overlap_are_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let next = hold(run, "other", Mode::Write).clone();
         let first = hold(run, "one", Mode::Write);
         first.until = next.from + Duration::from_millis(1);
@@ -676,7 +676,7 @@ fn holds_that_overlap_are_found() {
 
 #[test]
 fn a_token_that_falls_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let other = hold(run, "other", Mode::Write).token;
         hold(run, "one", Mode::Write).token = other + 1;
         words(["the fencing token fell", &format!("{:#x}", other + 1), &format!("{other:#x}")])
@@ -685,7 +685,7 @@ fn a_token_that_falls_is_found() {
 
 #[test]
 fn a_wait_without_an_end_is_found() {
-    is_found(|run| {
+    assert_found(|run| {
         let (at, by) = hand_off(run);
         let sequence = run.events[at].sequence;
         let is_it = |event: &Event| event.path == PATH && event.sequence == sequence && event.mode == "WRITE";

@@ -230,7 +230,7 @@ impl Member {
                 None => self.drops(),
             },
             Reply::Listed(Err(Failure::Unknown(_))) => self.send(What::List, By::Acquisition),
-            Reply::Done(Ok(())) => self.is_moved(),
+            Reply::Done(Ok(())) => self.move_node(),
             Reply::Done(Err(Failure::Unknown(_))) => self.moves(me),
             Reply::Done(Err(_)) | Reply::Listed(Err(_)) => {}
         }
@@ -254,7 +254,7 @@ impl Member {
         self.send(What::Swap { from: self.path(), to }, By::Acquisition);
     }
 
-    fn is_moved(&mut self) {
+    fn move_node(&mut self) {
         match self.has_held {
             true => self.node.downgraded(contender(&self.path().replace("WRITE", "READ"))),
             false => {
@@ -266,7 +266,7 @@ impl Member {
 }
 
 impl State {
-    fn is_wrong(&mut self, condition: bool, what: &'static str) {
+    fn note_if_wrong(&mut self, condition: bool, what: &'static str) {
         if condition {
             self.wrong.get_or_insert(what);
         }
@@ -288,8 +288,8 @@ impl State {
             }
             What::Delete { path, signals } => {
                 let is_own = path.starts_with(&owner(me)) || *path == permit(me);
-                self.is_wrong(!is_own, "a contender deletes the node of another");
-                self.is_wrong(*signals && !self.members[me].has_held, "a contender that has not held signals");
+                self.note_if_wrong(!is_own, "a contender deletes the node of another");
+                self.note_if_wrong(*signals && !self.members[me].has_held, "a contender that has not held signals");
                 let is_gone = !self.nodes.remove(path);
                 Reply::Done(if is_gone { Err(Failure::NoNode) } else { Ok(()) })
             }
@@ -316,7 +316,7 @@ impl State {
         let was_there = !member.is_over;
         let says_gone =
             member.release.and_then(|at| member.removals.get(at)) == Some(&Leaving::Gone(Err(Failure::NoNode)));
-        self.is_wrong(was_there && says_gone, "a repeated release reports that its node was already gone");
+        self.note_if_wrong(was_there && says_gone, "a repeated release reports that its node was already gone");
     }
 
     fn serve(&mut self, me: usize, model: &Lives, is_denied: bool) {

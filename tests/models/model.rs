@@ -68,20 +68,20 @@ fn every_property_holds_with_kept_nodes_too() {
     keeps_every_property(Protocol { loses_answers: false, expiries: 0, ..of(all) });
 }
 
-fn is_found(wrong: Protocol, property: &'static str) {
+fn assert_found(wrong: Protocol, property: &'static str) {
     assert!(search(wrong).discovery(property).is_some(), "the search does not find the fault");
 }
 
 #[test]
 fn two_hold_at_once_if_readers_signal() {
     let wrong = Protocol { signals: Signals::ReadersToo, ..of(companies(3, &PLAIN)) };
-    is_found(wrong, "a writer holds alone");
+    assert_found(wrong, "a writer holds alone");
 }
 
 #[test]
 fn two_hold_at_once_if_cancelled_waiters_signal() {
     let wrong = Protocol { signals: Signals::CancelledWaitersToo, ..of(companies(3, &PLAIN)) };
-    is_found(wrong, "a writer holds alone");
+    assert_found(wrong, "a writer holds alone");
 }
 
 /// Checks that a writer behind a kept node waits for ever under this wrong protocol.
@@ -89,8 +89,8 @@ fn waits_for_ever(asking: Asking) {
     let company = || vec![vec![(Mode::Read, true), (Mode::Write, false)]];
     let wrong = |asking| Protocol { asking, loses_answers: false, expiries: 0, operators: 1, ..of(company()) };
     search(wrong(Asking::Right)).assert_properties();
-    is_found(wrong(asking), "no contender waits for ever for a kept node");
-    is_found(wrong(asking), "every waiter moves on without a fault");
+    assert_found(wrong(asking), "no contender waits for ever for a kept node");
+    assert_found(wrong(asking), "every waiter moves on without a fault");
 }
 
 #[test]

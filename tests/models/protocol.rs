@@ -167,7 +167,7 @@ impl Member {
     }
 
     /// Forgets the state of a member that has ended, except for what it has sent.
-    fn is_forgotten(&mut self) {
+    fn forget(&mut self) {
         *self = Member { step: Step::Done, asks: self.asks, ..Member::begin((Mode::Read, false)) };
     }
 
@@ -466,7 +466,7 @@ impl Model for Protocol {
                 }
             }
         }
-        state.members.iter_mut().filter(|member| member.step == Step::Done).for_each(Member::is_forgotten);
+        state.members.iter_mut().filter(|member| member.step == Step::Done).for_each(Member::forget);
         if self.expiries == usize::MAX {
             state.expired = 0;
         }

@@ -219,7 +219,7 @@ fn the_validator_allows_what_the_model_does() {
 }
 
 /// Checks that the validator refuses some path of the wrong model in these words.
-fn is_refused(model: &Protocol, words: &str) {
+fn assert_refused(model: &Protocol, words: &str) {
     let mut dice = Seeded(0);
     let mut faults = (0..PATHS).flat_map(|_| judge(&walk(model, &mut dice)).faults);
     assert!(faults.any(|fault| fault.contains(words)), "{words}: {:?}, {:?}", model.signals, model.asking);
@@ -228,15 +228,15 @@ fn is_refused(model: &Protocol, words: &str) {
 #[test]
 fn the_validator_refuses_hand_offs_by_readers() {
     let wrong = Protocol { signals: Signals::ReadersToo, ..of(companies(3, &PLAIN)) };
-    is_refused(&wrong, "only a writer signals");
-    is_refused(&wrong, "made it its turn");
+    assert_refused(&wrong, "only a writer signals");
+    assert_refused(&wrong, "made it its turn");
 }
 
 #[test]
 fn the_validator_refuses_hand_offs_by_waiters() {
     let wrong = Protocol { signals: Signals::CancelledWaitersToo, ..of(companies(3, &PLAIN)) };
-    is_refused(&wrong, "only a holder signals");
-    is_refused(&wrong, "made it its turn");
+    assert_refused(&wrong, "only a holder signals");
+    assert_refused(&wrong, "made it its turn");
 }
 
 #[test]
@@ -246,6 +246,6 @@ fn the_validator_refuses_endless_waits_for_kept_nodes() {
         [Asking::CreatedBeforeArmed, Asking::ForgottenBeforeTheGrant, Asking::NobodyAsks, Asking::ByAnOldVersion]
     {
         let wrong = Protocol { asking, loses_answers: false, expiries: 0, operators: 1, ..of(company()) };
-        is_refused(&wrong, "every wait ends");
+        assert_refused(&wrong, "every wait ends");
     }
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use support::keeper::{
-    LIST_EPHEMERALS, READ_SEVERAL, clickhouse_keeper, converted_keeper, has_session_kept, zookeeper_3_5,
+    LIST_EPHEMERALS, READ_SEVERAL, clickhouse_keeper, converted_keeper, session_survives, zookeeper_3_5,
 };
 use support::scene::*;
 use support::server::shared_server;
@@ -167,7 +167,7 @@ async fn an_empty_session_writes_only_if_reads_do_not_renew() {
     // The server reveals itself when a client makes a directory: it replaces that client's session.
     drop(soon("a lock", lock_at(&unknown, "/keeper-unknown").write()).await.expect("free"));
     let kept =
-        async |follower: &Proxy| within(3 * SOON, "a session that lives", has_session_kept(follower, TIMEOUT)).await;
+        async |follower: &Proxy| within(3 * SOON, "a session that lives", session_survives(follower, TIMEOUT)).await;
     tokio::join!(kept(&follower), kept(&converted));
     assert!(plain.count(Op::GetData) > 0, "the idle session sent no reads");
     assert_eq!(plain.count(Op::Multi), 0);

@@ -218,7 +218,7 @@ impl Servers {
                 let end = move || {
                     known.embedded.faults().expire();
                     if let Some(session) = known.session.upgrade().filter(|session| session.is_up()) {
-                        session.is_over();
+                        session.expire();
                     }
                     0
                 };
@@ -356,7 +356,7 @@ impl Process {
     /// Breaks the connection. The process can reconnect at once.
     pub fn disconnect(&self) {
         if let Some(line) = locked(&self.0.line).clone() {
-            line.is_down();
+            line.lose_connection();
         }
     }
 
@@ -460,13 +460,13 @@ impl Line {
         self.link.borrow().0 == Link::Up
     }
 
-    fn is_over(&self) {
+    fn expire(&self) {
         self.store.end(Ending::Expired);
         self.link.send_modify(|link| link.0 = Link::Over);
         locked(&self.held).clear();
     }
 
-    fn is_down(&self) {
+    fn lose_connection(&self) {
         if !self.is_up() {
             return;
         }
@@ -483,7 +483,7 @@ impl Line {
         for tries in 1.. {
             let Some(client) = self.client.upgrade() else { return };
             if Instant::now() > until {
-                return self.is_over();
+                return self.expire();
             }
             if client.is_reachable.load(Ordering::Relaxed) {
                 let (reply, answer) = oneshot::channel();
@@ -494,8 +494,8 @@ impl Line {
                 };
                 self.servers.ask(RequestKind::Resume, Box::new(resume));
                 match timeout((self.timeout / 12).max(Duration::from_millis(350)), answer).await {
-                    Ok(Ok(true)) => return self.is_back().await,
-                    Ok(Ok(false)) => return self.is_over(),
+                    Ok(Ok(true)) => return self.finish_resume().await,
+                    Ok(Ok(false)) => return self.expire(),
                     _ => {}
                 }
             }
@@ -504,7 +504,7 @@ impl Line {
     }
 
     /// Does what follows each reconnect: sets the watches again, and asks the server for the session's identity.
-    async fn is_back(self: Arc<Self>) {
+    async fn finish_resume(self: Arc<Self>) {
         *locked(&self.answered) = Instant::now();
         self.servers.ask(RequestKind::Read, Box::new(|| 0));
         self.link.send_modify(|link| link.0 = Link::Up);

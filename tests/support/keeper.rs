@@ -47,7 +47,7 @@ pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
 
 /// Waits until a session has lived for three session timeouts behind a follower of ClickHouse Keeper. Its leader learns
 /// only of writes, so it ends a session that has sent none for a session timeout; this function plays that leader.
-pub async fn has_session_kept(follower: &Proxy, session_timeout: Duration) {
+pub async fn session_survives(follower: &Proxy, session_timeout: Duration) {
     let mut alive_since = Instant::now();
     while alive_since.elapsed() < 3 * session_timeout {
         tokio::time::sleep(session_timeout / 50).await;

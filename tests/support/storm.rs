@@ -159,13 +159,13 @@ impl Fleet {
         }
         let contenders = contenders as u64;
         let fleet = Fleet { servers, processes, contenders, lost, lost_elsewhere, tasks };
-        fleet.is_back(contenders + OTHERS as u64).await;
+        fleet.wait_until_back(contenders + OTHERS as u64).await;
         sleep(world.habits.session_timeout).await;
         fleet
     }
 
     /// Waits until all processes are connected, and `entered` nodes were created since the beginning.
-    async fn is_back(&self, entered: u64) {
+    async fn wait_until_back(&self, entered: u64) {
         while self.servers.entered() < entered || !self.processes.iter().all(Process::is_connected) {
             sleep(Duration::from_millis(100)).await;
         }
@@ -207,7 +207,7 @@ pub async fn storm(world: &World, storm: Storm) -> Measured {
             (Instant::now(), from)
         }
     };
-    fleet.is_back(entered + again).await;
+    fleet.wait_until_back(entered + again).await;
     let back_after = came_back.elapsed();
     // Wait until all requests are answered and all leases that can expire have expired.
     while fleet.servers.oldest() > Duration::from_millis(100) {
