@@ -1,4 +1,4 @@
-//! A call that asks the ensemble and waits for no contender, and how long it may take.
+//! [`Call`]: a call that asks the ensemble and waits for no contender; and the limits of its duration.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -18,29 +18,34 @@ use crate::session::retry;
 use crate::session::shield::Shield;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// How long before the end of its time a call that is cut off has the servers asked for the reason.
+/// How long before its timeout a disconnected call has the servers asked why there is no connection.
 const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 
-/// How often a call looks at the clock while it waits for the servers.
+/// How many times a call checks the clock while it waits for the servers.
 const SLICES: u32 = 8;
 
-/// On how many sessions a call is tried, if each ends before there is anything of ours on it.
+/// The number of sessions on which a call is tried, if each session ends before the call has made a node.
 pub(crate) const SESSION_TRIES: usize = 3;
 
-/// A call that has not been sent: a future of its answer. Await it, or bound it first.
+/// A call that has not been sent yet: the future of its answer. Await it, with or without a [`timeout`](Self::timeout).
 ///
-/// Most calls wait for no other contender. They are made by the `try_` methods, [`RwLock::queue`](crate::RwLock::queue), [`RwLock::evict`](crate::RwLock::evict),
-/// [`RwLock::ask`](crate::RwLock::ask), [`RwLock::forget`](crate::RwLock::forget) and [`Survey::below`](crate::Survey::below). [`Shared::live`](crate::Shared::live)
-/// and [`Shared::wait_for`](crate::Shared::wait_for) wait for a value. Nothing is sent before the first poll.
+/// Returned by the `try_` methods, [`RwLock::queue`](crate::RwLock::queue), [`RwLock::evict`](crate::RwLock::evict),
+/// [`RwLock::ask`](crate::RwLock::ask), [`RwLock::forget`](crate::RwLock::forget) and [`Survey::below`](crate::Survey::below), which
+/// wait for no contender; and by [`Shared::live`](crate::Shared::live) and [`Shared::wait_for`](crate::Shared::wait_for), which wait
+/// for a value. Nothing is sent before the first poll.
 ///
 /// # How long it takes
-/// A call that waits for a value takes as long as that does. For the others: a step of the call that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the
-/// server still answers pings and the session lives on. If this process was stopped meanwhile, or the
-/// connection is lost at the end of that time, the step gets twice as much for a fresh session. A step is one request, or a batch of them (up to 256 reads, or
-/// all that a `try_` method sends to enter one lock). While the connection is lost, the call first waits for it to come
-/// back; or for the end of the session, and then for a fresh one within its
-/// [connect timeout](crate::ZooKeeperBuilder::connect_timeout). With [`timeout`](Self::timeout) the call ends in time
-/// in any case.
+/// With [`timeout`](Self::timeout) the call ends in time in any case. Without, a call that waits for a value has no limit, and the
+/// other calls have this one:
+///
+/// - A step is one request or one batch of requests: up to 256 reads, or all that a `try_` method sends to enter one lock. A
+///   step that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the server still
+///   answers pings.
+/// - If this process was stopped during the step, or the connection is lost at its end, the step gets twice that time for a
+///   fresh session.
+/// - While the connection is lost, the call first waits until the connection is back or the session has ended. After the end
+///   of the session it waits for a fresh one, for at most the
+///   [connect timeout](crate::ZooKeeperBuilder::connect_timeout).
 ///
 /// # Cancel safety
 /// Dropping the call leaves no node and no watch behind, as soon as the server can be reached.
@@ -118,7 +123,7 @@ impl<T: Send + 'static> Call<T> {
         }
     }
 
-    /// What `work` gives, if it comes within the time.
+    /// Makes a call of `work`, which fails with [`Error::Timeout`] after the caller's timeout.
     pub(crate) fn in_time(
         coordinator: &Arc<dyn Coordinator>,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
@@ -127,14 +132,14 @@ impl<T: Send + 'static> Call<T> {
         Call::new(|timeout| async move { in_time(&coordinator, timeout, work).await })
     }
 
-    /// Gives up with [`Error::Timeout`] when there is no answer within `timeout`. The error comes in time, also while
-    /// disconnected. A timeout of zero is refused, and then nothing is sent.
+    /// Sets the time after which the call fails with [`Error::Timeout`]. The error comes in time, also while disconnected. A
+    /// timeout of zero is refused, and nothing is sent.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Blocks the thread until the answer is there. Needs no runtime.
+    /// Blocks the thread until the answer has come, and returns it. Needs no runtime.
     ///
     /// # Errors
     /// As when awaited.
@@ -171,7 +176,7 @@ impl<T> fmt::Debug for Call<T> {
     }
 }
 
-/// The result of `work`, if it comes within the time that the caller gave.
+/// Returns the result of `work`, or [`Error::Timeout`] after the caller's timeout.
 pub(crate) async fn in_time<T>(
     coordinator: &Arc<dyn Coordinator>,
     timeout: Option<Duration>,
@@ -180,10 +185,10 @@ pub(crate) async fn in_time<T>(
     in_time_for(timeout.map(|waited| (waited, late(coordinator, waited))), work).await
 }
 
-/// The end of the time that a caller gave, and how long that was.
+/// The timeout that a caller gave, and a future that ends with it.
 pub(crate) type Late = Option<(Duration, Pin<Box<dyn Future<Output = Option<CutOff>> + Send>>)>;
 
-/// The result of `work`, if it comes before the time is over.
+/// Returns the result of `work`, or [`Error::Timeout`] if `late` ends first.
 pub(crate) async fn in_time_for<T>(late: Late, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     let Some((waited, late)) = late else { return work.await };
     tokio::select! {
@@ -193,7 +198,7 @@ pub(crate) async fn in_time_for<T>(late: Late, work: impl Future<Output = Result
     }
 }
 
-/// Ends when the time is over, which counts from this call on. Then it tells whether the client is cut off, and why.
+/// Returns a future that ends `timeout` after this call. Its output says whether the client is disconnected then, and why.
 pub(crate) fn late(
     coordinator: &Arc<dyn Coordinator>,
     timeout: Duration,
@@ -202,14 +207,14 @@ pub(crate) fn late(
     let (nearly, end) = (coordinator.sleep(timeout - REASON_AHEAD.min(timeout / 2)), coordinator.sleep(timeout));
     Box::pin(async move {
         nearly.await;
-        // While cut off, that has the servers asked for the reason.
+        // While the client is disconnected, this call of `state` has the servers asked for the reason.
         let _for_later = coordinator.state();
         end.await;
         coordinator.state().cut_off()
     })
 }
 
-/// The result of `work`, if it comes within `limit`, the session timeout.
+/// Returns the result of `work`, or [`Error::Unreachable`] after `limit`, the session timeout.
 pub(crate) async fn bounded<T>(
     coordinator: &Arc<dyn Coordinator>,
     limit: Duration,
@@ -220,7 +225,7 @@ pub(crate) async fn bounded<T>(
         .unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
 }
 
-/// As [`retry::until_known`], and fails if no answer comes for a session timeout.
+/// Asks as [`retry::until_known`] does, and fails if no answer comes for a session timeout.
 pub(crate) async fn answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -236,7 +241,8 @@ where
     answer.unwrap_or_else(|| Err(Failure::Unreachable(no_answer(limit))))
 }
 
-/// The names of a node's children, none if it does not exist; after a sync if they may not be older than this call.
+/// Returns the names of the children of a node; none if the node does not exist. With `is_synced`, a sync precedes the read,
+/// so the names are not older than this call.
 pub(crate) async fn names(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -246,7 +252,7 @@ pub(crate) async fn names(
     listing.await.or_else(retry::none_without_directory)
 }
 
-/// Deletes a node of what the user calls `path`. Returns whether this call has removed it: it may be gone already.
+/// Deletes a node of the lock or semaphore at `path`. Returns whether this call has removed the node.
 pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &str) -> Result<bool, Error> {
     let fault = |failure| Error::from_failure(failure, "remove a node of", path);
     let session_slot = coordinator.session_slot(0).await.map_err(fault)?;
@@ -258,14 +264,14 @@ pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &s
     });
     match removal.await {
         Ok(()) => Ok(true),
-        // Its owner removed it just now, or an earlier try of ours did.
+        // After a repeat, the first delete may have removed the node. Otherwise its owner did.
         Err(Failure::NoNode) => Ok(tries.into_inner() > 1),
         Err(failure) => Err(fault(failure)),
     }
 }
 
-/// The answer to `ask` on a session. If the session turns out to be over, asks again on a fresh one: nothing of ours
-/// was on the session. The error names the operation, and what the user calls the path.
+/// Returns the answer to `ask` on a session. If the session has ended, asks again on a fresh one, because the call has made no
+/// node on the old one. An error names the operation and the path.
 pub(crate) async fn on_a_session<T, F>(
     coordinator: &impl Coordinator,
     (operation, path): (&'static str, &str),
@@ -286,8 +292,10 @@ where
     }
 }
 
-/// The result of `work`, if it comes within `limit`. A process that was stopped meanwhile has not waited for the servers, and its
-/// session may be over: where the end comes late, or finds no connection, `work` gets the time for another session, once.
+/// Returns the result of `work`, or `None` after `limit`.
+///
+/// A process that was stopped during that time has not waited for the servers, and its session may have ended. So if the limit
+/// expires late, or while disconnected, `work` gets twice the limit once more: enough for a fresh session.
 async fn in_time_awake<T, S: Future<Output = ()>>(
     limit: Duration,
     sleep: impl Fn(Duration) -> S,
@@ -295,7 +303,7 @@ async fn in_time_awake<T, S: Future<Output = ()>>(
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let (mut work, mut is_late) = (pin!(work), false);
-    // In slices: a stop may be over just when the time is.
+    // Sleeps in slices, so that a stop shows even if it ends exactly at the limit.
     let end = async {
         for slice in [limit / SLICES; SLICES as usize] {
             let began = Instant::now();
@@ -309,7 +317,7 @@ async fn in_time_awake<T, S: Future<Output = ()>>(
     }
 }
 
-/// The result of `work`, if it comes before `end`.
+/// Returns the result of `work`, or `None` if `end` comes first.
 pub(crate) async fn unless<T>(end: impl Future<Output = ()>, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;

@@ -1,8 +1,8 @@
 //! One read/write lock for many machines, kept in [Apache ZooKeeper](https://zookeeper.apache.org).
 //!
-//! Many readers or one writer, first come first served; a holder whose session is lost knows it before anyone else can
-//! be granted the lock. If the state you guard is one znode, one process or one database, you need less: a conditional
-//! set, tokio's own `RwLock`, or that database's locks.
+//! Many readers or one writer, first come first served. A holder that loses its session knows the loss before another
+//! contender can be granted the lock. If the state you guard is one znode, one process or one database, you need less: a
+//! conditional set, the `RwLock` of tokio, or the locks of that database.
 //!
 //! ```
 //! use std::time::Duration;
@@ -38,11 +38,11 @@
 //! | a job that every host starts, done once | [`Acquire::once_in`] |
 //! | at most so many at once, from all machines | [`Semaphore`] |
 //! | several locks at once, without deadlocks | [`MultiLock`] |
-//! | to take a lock all the time, for nothing | [`RwLockBuilder::keep`] |
-//! | to know that I still hold it, and to stop if I do not | [`Hold`], which every guard derefs to |
+//! | to take a lock often, without a request | [`RwLockBuilder::keep`] |
+//! | to know whether I still hold a lock, and to stop if not | [`Hold`], which every guard derefs to |
 //! | changes in ZooKeeper only while the lock is held | [`Hold::transaction`] |
-//! | a database that refuses a holder who comes late | [`Hold::fencing_token`] |
-//! | a time limit, a label, a word while I wait | [`Acquire`] |
+//! | a database that refuses a late holder | [`Hold::fencing_token`] |
+//! | a timeout, a label, the progress of a wait | [`Acquire`] |
 //! | to see who holds and who waits | [`RwLock::queue`], [`Survey`] |
 //! | one path together with Curator or kazoo | [`Dialect`] |
 //! | no asynchronous runtime | [`Acquire::blocking`], [`block_on`] |
@@ -55,21 +55,20 @@
 //!
 //! # How a holder knows in time
 //!
-//! ZooKeeper gives a session up one session timeout after its leader last heard of it. The client learns of that only
-//! when it comes back. Until then everything may look healthy on a server that is cut off from its leader: the
-//! connection, and even reads of the lock's own node.
+//! ZooKeeper expires a session one session timeout after its leader last heard from the client. The client learns of the
+//! expiry only when it reconnects. A client on a server that is cut off from the leader sees nothing before that: its
+//! connection works, and so do reads of the lock's own node.
 //!
-//! So every session has a lease, and a lock counts as held only until the lease ends. That is five sixths of the
-//! session timeout after the *sending* of the newest request that the leader has surely heard of. The leader has surely
-//! heard of a request if its answer came half a tick, and some slack, before another request was sent that a quorum
-//! acknowledged. Each fifth of the session timeout the library reads, to make such a request. While a lock is held or
-//! waited for, it also sends a check-only transaction, by which the read counts. Both run on a thread of the library's
-//! own. [`is_held`](Hold::is_held) compares the clock itself, so it is right also in the first call after the
-//! process was stopped.
+//! So every session has a lease, and a lock counts as held only until the lease ends. The lease ends five sixths of the
+//! session timeout after the newest request was *sent* that the leader has surely received. The leader has surely received
+//! a request if its answer came half a tick, and some slack, before another request was sent that a quorum acknowledged.
+//! The library sends a read in each fifth of the session timeout. While a lock is held or waited for, it also sends a
+//! check-only transaction, which a quorum acknowledges, so that the read counts. Both run on a thread of the library.
+//! [`is_held`](Hold::is_held) compares the clock itself, so it is right also in the first call after a stop of the process.
 //!
-//! Two things are outside the lease. A request that is already under way to another system may arrive after the lock
-//! was lost: hence the token. And a client that may delete the lock's node can take the lock away. A watch then tells
-//! the holder at once, but perhaps only after the next contender was let in.
+//! The lease does not cover two cases. A request that is under way to another system may arrive after the loss of the
+//! lock: use the fencing token. And a client that may delete the lock's node can take the lock away. A watch then notifies
+//! the holder at once, but perhaps only after the next contender was granted the lock.
 //!
 //! # Seeing inside
 //!
@@ -82,9 +81,9 @@
 //! | span `hold`: until its release begins or its guard is dropped; follows from `acquire`, inside the caller's span. A downgrade ends the writer's span, and a reader's span follows from it | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
 //! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: how the turn was proven. `at once`: by the first listing. `look`: by a later listing. `hand-off`: by the predecessor |
 //! | not granted | debug | `path`, `mode`, `error` |
-//! | why each server [gives no session](Error::Unreachable), when it was asked | debug | `reason` |
+//! | the reason of each server for [no session](Error::Unreachable), if the servers were asked | debug | `reason` |
 //! | a create whose answer was lost has been found again | info | `path`, `node` |
-//! | work that is done [once in a while](Acquire::once_in) was done already; its success is recorded | debug | `path`; `host` and `at` of the record, or `token` |
+//! | work that is done [once in a while](Acquire::once_in) is not due; its success is recorded | debug | `path`; `host` and `at` of the record, or `token` |
 //! | a kept lock is given up | debug | `path`, the `cause` (as in the metrics: `asked`, `idle`, `lost`, `closed`, `replaced`, `unsure`), how many `uses` its node had, `idle_for` |
 //! | a [`Leadership`]'s term begins; it ends | info | `path`, `term`, `data`; `lasted`, and `why`: `done`, `resigned` (or stopped), `unhealthy`, `lost`, or `dropped` with the future of `lead` |
 //! | the health check of a candidate fails; it succeeds again | warn; info | `path`, `data`; for how long it was `unhealthy` |
@@ -176,13 +175,12 @@ pub mod once {
 /// The inside of the lock, for authors of a backend, a tool or a model of it. **Semantic versioning does not cover this
 /// module**: it may change in any release.
 ///
-/// A backend is a [`Coordinator`](coordinator::Coordinator), which gives out [`Session`](coordinator::Session)s. This
-/// crate has two: [`Memory`] and [`ZooKeeper`]. Both keep the contract that is written on
-/// [`Session`](coordinator::Session#contract). `tests/conformance` proves each clause of it by name, against both.
+/// A backend is a [`Coordinator`](coordinator::Coordinator), which opens [`Session`](coordinator::Session)s. This crate has
+/// two backends: [`Memory`] and [`ZooKeeper`]. Both keep the contract on [`Session`](coordinator::Session#contract).
+/// `tests/conformance` tests each clause of the contract on both.
 ///
-/// Whose turn it is follows from the names of the nodes alone: [`turn()`](coordinator::turn) is that one decision, and
-/// [`Turn`](coordinator::Turn) the answer. How a contender waits is a value that takes news and gives steps:
-/// [`Waiter`](coordinator::Waiter).
+/// [`turn()`](coordinator::turn) decides from the names of the nodes alone whose turn it is. [`Waiter`](coordinator::Waiter) is
+/// the state machine of a waiting contender: it takes events and returns steps.
 #[doc(hidden)]
 pub mod coordinator {
     pub use crate::queue::contender::Contender;
@@ -205,7 +203,7 @@ pub mod coordinator {
     pub use crate::zookeeper::servers::each_server;
 }
 
-/// How the value of a [`Shared`] becomes bytes.
+/// Formats, which encode the value of a [`Shared`].
 pub mod format {
     #[cfg(feature = "json")]
     pub use crate::recipes::shared::codec::Json;

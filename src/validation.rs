@@ -1,23 +1,23 @@
-//! What is refused before anything is sent.
+//! Checks of a caller's input, which refuse a wrong call before anything is sent.
 
 use std::str::FromStr;
 
 use crate::error::error::Error;
 use crate::queue::dialect::{self, Dialect};
 
-/// What servers take in one request by default, in bytes (`jute.maxbuffer`).
+/// The largest request that servers accept by default, in bytes (`jute.maxbuffer`).
 pub(crate) const REQUEST_LIMIT: usize = 0xf_ffff;
 
 /// The greatest length of a path, in bytes.
 const LONGEST: usize = 1024;
 
-/// Refuses what ZooKeeper could not address, before anything is sent.
+/// Refuses a path that ZooKeeper does not accept.
 pub(crate) fn check(path: &str) -> Result<(), Error> {
     let problem = if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { malformed(path) };
     problem.map_or(Ok(()), |problem| Err(Error::invalid(format!("path {path:?} {problem}"))))
 }
 
-/// As [`check`], for a directory in which this library creates nodes.
+/// Refuses a path in which this library cannot create nodes.
 pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
     check(path)?;
     if path == "/" || path == "/zookeeper" || path.starts_with("/zookeeper/") {
@@ -31,7 +31,7 @@ pub(crate) fn is_inside(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// What is wrong with a path, however long it may be.
+/// Returns what is wrong with a path, apart from its length.
 pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     let Some(relative) = path.strip_prefix('/') else {
         return Some("must start with '/'");
@@ -42,7 +42,7 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     if relative.ends_with('/') {
         return Some("must not end with '/'");
     }
-    // The servers see what lies beyond U+FFFF as surrogates, which they refuse.
+    // The servers are written in Java: a character beyond U+FFFF is two surrogates there, which they refuse.
     if path.chars().any(|c| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}') {
         return Some("contains a character that ZooKeeper does not allow");
     }
@@ -53,7 +53,7 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     })
 }
 
-/// Refuses a host that could not be read back from a name.
+/// Refuses a host that could not be parsed from the name of a node again.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     dialect::host_problem(host).map_or(Ok(()), |problem| Err(Error::invalid(format!("host {host:?} {problem}"))))
 }
@@ -75,7 +75,7 @@ pub(crate) fn check_label(label: Option<&str>) -> Result<(), Error> {
     label.map_or(Ok(()), |label| check_said("label", label))
 }
 
-/// As [`check_label`], for a label that the caller knows by another name.
+/// Refuses a text as [`check_label`] refuses a label. The error calls the text by `name`.
 pub(crate) fn check_said(name: &str, text: &str) -> Result<(), Error> {
     if text.len() > 256 {
         return Err(Error::invalid(format!("{name} of {} bytes; at most 256 are kept", text.len())));

@@ -1,4 +1,4 @@
-//! What went wrong, by what the caller can do about it.
+//! [`Error`], with one variant for each reaction of a caller.
 
 use std::io;
 use std::time::Duration;
@@ -65,13 +65,14 @@ use crate::session::request::{Denied, Ending, Failure, Loss};
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The call itself was wrong, and nothing was sent. Mend the program or its configuration.
+    /// An argument or an option is wrong, and nothing was sent. Fix the program or its configuration.
     #[error("invalid input: {0}")]
     InvalidInput(String),
 
-    /// The time given was over first. The place in the queue, if there was one, was given up. Try again, or look at the
-    /// contenders in the way. A holder that [keeps](crate::queue::Member::keeps) the lock was asked for it, so its process uses it
-    /// still, unless this client may not write the lock's directory.
+    /// The timeout expired. The place in the queue was given up. Try again, or look at the contenders in the way.
+    ///
+    /// A holder that [keeps](crate::queue::Member::keeps) the lock was asked to give it up. So its process still uses the lock,
+    /// unless this client may not write the lock's directory.
     #[error(
         "not {} within {}: {}",
         if .blockers.ahead > 0 { "granted" } else { "done" },
@@ -79,15 +80,15 @@ pub enum Error {
         obstacle(blockers, cut_off.as_ref())
     )]
     Timeout {
-        /// The time given.
+        /// The timeout.
         waited: Duration,
-        /// The contenders that were in the way; while cut off, by the last listing.
+        /// The contenders that were in the way. While disconnected, those of the last listing.
         blockers: Blockers,
-        /// Since when and why the client had no connection when the time was over. `None` if it had one.
+        /// Since when and why the client had no connection at the timeout. `None` if it was connected.
         cut_off: Option<CutOff>,
     },
 
-    /// A `try_` method found the lock taken, or another contender came first. Go on with other work. A holder that
+    /// A `try_` method found the lock taken, or another contender was faster. Go on with other work. A holder that
     /// [keeps](crate::queue::Member::keeps) the lock may be idle: it was not [asked](crate::RwLock::ask).
     #[error("would block: {blockers}")]
     WouldBlock {
@@ -95,7 +96,7 @@ pub enum Error {
         blockers: Blockers,
     },
 
-    /// The lock was held and is not any more. Stop the work that it guarded: another contender may hold it already.
+    /// The lock was held and is lost. Stop the work under it: another contender may hold the lock already.
     #[error("the lock was lost: {0}")]
     Lost(#[source] Loss),
 
@@ -103,36 +104,36 @@ pub enum Error {
     #[error("lost the place in the queue: {0}")]
     Evicted(#[source] Loss),
 
-    /// No server answered in time. Look at the network and at the ensemble. Nothing is held or queued. If an
-    /// [eviction](crate::RwLock::evict) was sent, it is not known whether it was carried out.
+    /// No server answered in time. Check the network and the ensemble. Nothing is held, and no place in the queue is left. An
+    /// [eviction](crate::RwLock::evict) that was sent may or may not have been carried out.
     #[error("ZooKeeper cannot be reached: {0}")]
     Unreachable(String),
 
-    /// This coordinator was closed and will never connect again, or its credentials were refused: mend the credentials.
+    /// The client was closed and never connects again; or its credentials were refused. Fix the credentials.
     #[error("{0}, and no new one can be opened")]
     Closed(#[source] Ending),
 
     /// The ensemble does not allow the operation. `delete` and `create` are permissions of the *parent* node.
     ///
-    /// When the operation is [`ENTER_OWN_DIRECTORY`](Error::ENTER_OWN_DIRECTORY), mend the [`Acl`](crate::security::Acl) that
+    /// If the operation is [`ENTER_OWN_DIRECTORY`](Error::ENTER_OWN_DIRECTORY), fix the [`Acl`](crate::security::Acl) that
     /// this client gives to the nodes that it makes.
     ///
-    /// No node is left behind, except in one case: when the operation is [`DELETE_OWN_NODE`](Error::DELETE_OWN_NODE),
-    /// the node at `path` stays, in the way of other contenders, until its session ends: see
+    /// No node is left behind, with one exception: if the operation is [`DELETE_OWN_NODE`](Error::DELETE_OWN_NODE), the node
+    /// at `path` keeps other contenders out until its session ends. See
     /// [`ZooKeeper::close`](crate::ZooKeeper::close).
     #[error("permission denied: {operation} {path}: {lacks}")]
     PermissionDenied {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On which node.
+        /// The node.
         path: String,
-        /// The right that is missing, on which node, and as whom this client is authenticated.
+        /// The missing permission, the node that lacks it, and the identities of this client.
         lacks: Box<Denied>,
     },
 
     /// The servers refuse the [`Acl`](crate::security::Acl) that this client gives to its nodes. After `sasl` or `digest`, that is
-    /// [`Acl::creator`](crate::security::Acl::creator) by default, and they have not authenticated this client: servers that are
-    /// not set up for SASL pass over a login with it. Set the servers up, or mend the ACL.
+    /// [`Acl::creator`](crate::security::Acl::creator) by default, and the servers have not authenticated this client: servers
+    /// that are not set up for SASL ignore a SASL login. Set the servers up, or fix the ACL.
     #[error(
         "the servers refuse the ACL of this client's nodes, so they may not have authenticated this client: {path}"
     )]
@@ -148,15 +149,15 @@ pub enum Error {
         path: String,
     },
 
-    /// The directory's sequence numbers are nearly used up, and contenders are in it. Let all of them leave: the next
-    /// contender restarts the numbers, if nothing else is in the directory. Or use another path.
+    /// The sequence numbers of the directory are nearly used up. Let all contenders leave: the next contender restarts the
+    /// numbers if the directory is empty. Or use another path.
     #[error("{path} has used up its sequence numbers: let all leave, remove what else is in it, or use another path")]
     SequenceExhausted {
         /// The lock's directory.
         path: String,
     },
 
-    /// A contender in the lock's directory may go by another rule than this lock, so nothing shows whose turn it is.
+    /// A contender in the lock's directory may follow another rule than this lock, so the names do not show whose turn it is.
     /// Open the lock in the other [dialect](Dialect), or use another path.
     #[error("{path} is also used by others: {node} is {}; nothing is granted beside it", .dialect.describe(*.speaks))]
     ForeignContender {
@@ -164,18 +165,17 @@ pub enum Error {
         path: String,
         /// The name of the node.
         node: String,
-        /// The dialect of the node. It is the dialect of the lock if the node has the lock's mark and no number behind
-        /// it.
+        /// The dialect of the node. The dialect of the lock if the node has the mark of that dialect without a number.
         speaks: Dialect,
         /// The dialect of the lock.
         dialect: Dialect,
     },
 
-    /// The [`Semaphore`](crate::Semaphore) grants nothing, because of its number of permits; or its path is that of a lock, or a
-    /// lock's that of a semaphore. The reason says what to do.
+    /// The [`Semaphore`](crate::Semaphore) grants nothing because of its number of permits. Or a semaphore was opened at the path of
+    /// a lock, or a lock at that of a semaphore. The reason says what to do.
     #[error("{path} {reason}")]
     Permits {
-        /// The semaphore.
+        /// The directory of the semaphore.
         path: String,
         /// What is wrong with the number.
         #[source]
@@ -184,10 +184,10 @@ pub enum Error {
 
     /// One lock of a [`MultiLock`](crate::MultiLock) failed, and none of them is held.
     ///
-    /// From a [`MultiGuard`](crate::MultiGuard), it is the lock that was lost first.
+    /// A [`MultiGuard`](crate::MultiGuard) names the lock that was lost first.
     #[error("{path}: {error}")]
     OneOfMany {
-        /// That lock's directory.
+        /// The directory of that lock.
         path: String,
         /// What went wrong with it.
         #[source]
@@ -197,17 +197,17 @@ pub enum Error {
     /// A guarded transaction was refused, and nothing was changed. The lock is still held.
     #[error("operation {index} on {path} failed, and nothing was changed: {reason}")]
     TransactionRefused {
-        /// Which operation, counted from 0 in the order in which they were added.
+        /// The index of the operation, from 0, in the order in which the operations were added.
         index: usize,
-        /// Its node.
+        /// The node of the operation.
         path: String,
-        /// Why.
+        /// The reason.
         #[source]
         reason: Failure,
     },
 
-    /// The lock is as it should be, but the [value](crate::Shared) behind it cannot be read or written. The value in the
-    /// ensemble is as it was.
+    /// The [value](crate::Shared) behind the lock cannot be read or written. The lock itself works, and the value in the ensemble
+    /// is unchanged.
     #[error("{path}: {error}")]
     Value {
         /// The value's node.
@@ -217,8 +217,8 @@ pub enum Error {
         error: ValueError,
     },
 
-    /// What lies where the [record](crate::Acquire::once_in) of a job's last success would lie was not written by this
-    /// library. Look at it. Then delete it, or use another path. It stays as it is.
+    /// The node at the path of a [record](crate::Acquire::once_in) was not written by this library, and is left alone. Look at the
+    /// node. Then delete it, or use another path for the lock.
     #[error(
         "{path} is no record of when a job was last done: look at it, and delete it or use another path for the lock"
     )]
@@ -227,45 +227,44 @@ pub enum Error {
         path: String,
     },
 
-    /// The [record](crate::Acquire::once_in) of a job's last success is gone: somebody has deleted its node. The second record
-    /// beside it says that the job was done within the period, so it is not due. Find out who deletes nodes. To have the job done
-    /// again, [forget](crate::RwLock::forget) it.
+    /// The node of a [record](crate::Acquire::once_in) was deleted. Its copy says that the job was done within the period, so the
+    /// job is not due. Find out who deletes nodes. To have the job done again, [forget](crate::RwLock::forget) the record.
     #[error(
         "{path} is gone, which recorded what was {last}: it is not due yet; to have it done again, forget the record"
     )]
     RecordVanished {
         /// The node.
         path: String,
-        /// What it recorded.
+        /// The record, as its copy has it.
         last: Box<Record>,
     },
 
-    /// The connection broke, or the client was closed, before the answer came. The operation may or may not have been
-    /// carried out. Read to find out.
+    /// The connection was lost, or the client was closed, before the answer came. The operation may or may not have been
+    /// carried out. Read the nodes to find out.
     #[error("{operation}: the outcome is unknown: {reason}")]
     OutcomeUnknown {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// What is known.
+        /// The reason why no answer came.
         reason: String,
     },
 
-    /// The server refused, for a reason that only people can act on.
+    /// The server refused the operation for a reason that needs a person.
     #[error("{operation} {path}: {reason}")]
     Refused {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On which node.
+        /// The node.
         path: String,
-        /// What the server said.
+        /// The reason that the server gave.
         reason: String,
     },
 }
 
-/// So many characters of a problem with an input stay as they are: those about a path of 1,024 bytes do.
+/// The longest text of [`Error::InvalidInput`] that is not shortened, in characters. A text about a path of 1,024 bytes fits.
 const LONGEST_PROBLEM: usize = 4_000;
 
-/// Of a longer one, so many are kept at its beginning, and as many at its end.
+/// The number of characters that a shortened text keeps at its beginning, and at its end.
 const SHOWN: usize = 150;
 
 impl Error {
@@ -276,22 +275,22 @@ impl Error {
     /// causes. The directory is removed again, so no other client finds it.
     pub const ENTER_OWN_DIRECTORY: &str = "enter the directory that it made (the ACL of this client shuts the client out: allow its own user to read, create and delete)";
 
-    /// Whether a `try_` method found the lock taken.
+    /// Returns whether a `try_` method found the lock taken.
     pub fn is_would_block(&self) -> bool {
         matches!(self.cause(), Error::WouldBlock { .. })
     }
 
-    /// Whether the time given was over first.
+    /// Returns whether the timeout expired.
     pub fn is_timeout(&self) -> bool {
         matches!(self.cause(), Error::Timeout { .. })
     }
 
-    /// Whether a lock that was held, or a place in the queue, was lost.
+    /// Returns whether a lock that was held, or a place in the queue, was lost.
     pub fn is_lost(&self) -> bool {
         matches!(self.cause(), Error::Lost(_) | Error::Evicted(_))
     }
 
-    /// What is wrong with the [value](crate::Shared) behind the lock, if that is what went wrong.
+    /// Returns what is wrong with the [value](crate::Shared) behind the lock. `None` for another kind of error.
     pub fn value_error(&self) -> Option<&ValueError> {
         match self {
             Error::Value { error, .. } => Some(error),
@@ -299,7 +298,7 @@ impl Error {
         }
     }
 
-    /// What went wrong with one lock, whether it was acquired alone or together with other locks.
+    /// Returns the error of the one lock that failed: the inner error of [`OneOfMany`](Error::OneOfMany), or else this error.
     ///
     /// # Examples
     ///
@@ -317,16 +316,16 @@ impl Error {
         }
     }
 
-    /// This error, as that of the lock at `path` among several.
+    /// Wraps this error as that of the lock at `path` among several.
     pub(crate) fn of_one(self, path: &str) -> Error {
         match self {
-            // It names its path already.
+            // The error names its path already.
             Error::InvalidInput(_) | Error::OneOfMany { .. } => self,
             error => Error::OneOfMany { path: path.to_owned(), error: Box::new(error) },
         }
     }
 
-    /// This error of a part. If its time was over, the error tells of the whole wait.
+    /// Turns the error of one part into that of the whole call: a timeout names the timeout of the call.
     pub(crate) fn of_the_whole(self, waited: Option<Duration>) -> Error {
         match (self, waited) {
             (Error::Timeout { blockers, cut_off, .. }, Some(waited)) => Error::Timeout { waited, blockers, cut_off },
@@ -334,22 +333,22 @@ impl Error {
         }
     }
 
-    /// A node that we made and may not remove.
+    /// Returns the error for a node of this client that it may not delete.
     pub(crate) fn stays(path: String, lacks: Box<Denied>) -> Error {
         Error::PermissionDenied { operation: Error::DELETE_OWN_NODE, path, lacks }
     }
 
-    /// A directory that we made, and may not use by the ACL that we gave it.
+    /// Returns the error for a directory that this client made with an ACL which shuts it out.
     pub(crate) fn shut_out(path: &str, lacks: Box<Denied>) -> Error {
         Error::PermissionDenied { operation: Error::ENTER_OWN_DIRECTORY, path: path.to_owned(), lacks }
     }
 
-    /// The time given was over, and the call waited for no contender.
+    /// Returns the timeout error of a call that waited for no contender.
     pub(crate) fn late(waited: Duration, cut_off: Option<CutOff>) -> Error {
         Error::Timeout { waited, blockers: Blockers::default(), cut_off }
     }
 
-    /// A problem that repeats a very long input is shortened in the middle.
+    /// Returns an error for a wrong input. A text that repeats a very long input is shortened in the middle.
     pub(crate) fn invalid(problem: impl Into<String>) -> Error {
         let problem: String = problem.into();
         if problem.chars().nth(LONGEST_PROBLEM).is_none() {
@@ -360,7 +359,7 @@ impl Error {
         Error::InvalidInput(format!("{begin}…{}", &problem[rest..]))
     }
 
-    /// What a failed request means for a caller that does not hold the lock.
+    /// Turns the failure of a request into the error of a caller that does not hold the lock.
     pub(crate) fn from_failure(failure: Failure, operation: &'static str, path: &str) -> Error {
         let path = path.to_owned();
         match failure {
@@ -377,7 +376,7 @@ impl Error {
     }
 }
 
-/// What was in the way when the time was over.
+/// Says what was in the way at the timeout.
 fn obstacle(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
     match cut_off {
         None => blockers.to_string(),
@@ -390,51 +389,49 @@ fn obstacle(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PermitsError {
-    /// Nobody has said how many permits there are. Say it for all with
-    /// [`set_permits`](crate::Semaphore::set_permits), or open the semaphore with a
+    /// The number was never set. Set it with [`set_permits`](crate::Semaphore::set_permits), or open the semaphore with a
     /// [number](crate::semaphore::SemaphoreBuilder::permits).
     #[error("cannot be counted: nobody has said yet how many permits it has")]
     Unset,
-    /// The ensemble had a number, and its node is gone: somebody has deleted it. Find out who deletes nodes, and say the number
-    /// for all with [`set_permits`](crate::Semaphore::set_permits).
+    /// The node with the number was deleted. Find out who deletes nodes, and set the number again with
+    /// [`set_permits`](crate::Semaphore::set_permits).
     #[error("had {was} permits, and the node that said so is gone: say for all how many it has now")]
     Vanished {
-        /// How many there were.
+        /// The number before.
         was: u32,
     },
-    /// The ensemble has another number than this handle was opened with. Give all users the same number or, better, none,
-    /// and change it for all with [`set_permits`](crate::Semaphore::set_permits).
+    /// This handle was opened with another number than the ensemble has. Open all handles with the same number or, better,
+    /// with none, and change the number with [`set_permits`](crate::Semaphore::set_permits).
     #[error("has {theirs} permits, and was opened here with {ours}")]
     Other {
-        /// The number given here.
+        /// The number of this handle.
         ours: u32,
-        /// The number that the ensemble keeps.
+        /// The number in the ensemble.
         theirs: u32,
     },
-    /// More permits are wanted than there are, so they could never be granted. Ask for fewer, or raise the number for all
-    /// with [`set_permits`](crate::Semaphore::set_permits).
+    /// The request is for more permits than exist, so it could never be granted. Ask for fewer permits, or raise the number with
+    /// [`set_permits`](crate::Semaphore::set_permits).
     #[error("has {permits} permits, and {wanted} are wanted")]
     TooFew {
-        /// How many are wanted.
+        /// The number of permits in the request.
         wanted: u32,
-        /// How many there are.
+        /// The number of permits that exist.
         permits: u32,
     },
-    /// The path is that of a lock which somebody holds or waits for. A path is a lock or a semaphore, and this semaphore came
-    /// second. Use another path.
+    /// The path is that of a lock that has contenders. A path is either a lock or a semaphore, so use another path.
     #[error("is a lock, which {node} holds or waits for: a path is a lock or a semaphore, so use another one")]
     IsLocked {
-        /// The name of the holder's node, or of a waiter's.
+        /// The name of the node of a holder or a waiter.
         node: String,
     },
-    /// A lock was to be taken at the path of a semaphore: its node has a number of permits. Use another path. If nobody uses the
-    /// semaphore any more, delete the node with all below it.
+    /// The path of this lock is that of a semaphore, because its node has a number of permits. Use another path. If the semaphore
+    /// is not used any more, delete the node with all below it.
     #[error(
         "is a semaphore: a path is a lock or a semaphore, so use another one, or delete that node and all below it"
     )]
     NoLock,
-    /// Something in the semaphore's nodes is not of this library, so nothing shows how many permits are free. The text says
-    /// what. Remove it, or use another path.
+    /// A node of the semaphore was not written by this library, so the free permits cannot be counted. The text names the node.
+    /// Remove it, or use another path.
     #[error("cannot be counted: {0}")]
     Doubtful(String),
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, by what the caller can do about it: the parts of an [`Error`](crate::Error).
+//! The parts of an [`Error`](crate::Error).
 
 #[allow(clippy::module_inception)]
 pub(crate) mod error;

@@ -1,4 +1,4 @@
-//! What can be wrong with a value, by what the caller can do about it.
+//! [`ValueError`], with one variant for each reaction of a caller.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -11,30 +11,30 @@ use crate::queue::metadata::date;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ValueError {
-    /// There is no value: it was never written. Write one with [`replacing`](crate::Acquire::replacing), or give the handle an
+    /// No value was ever written. Write one with [`replacing`](crate::Acquire::replacing), or give the handle an
     /// [`initial`](crate::shared::SharedBuilder::initial) value.
     #[error("no value has been written yet: write one with `replacing`, or give the handle an `initial` one")]
     Unset,
 
-    /// There was a value, and its node is gone: somebody has deleted it. The [initial](crate::shared::SharedBuilder::initial) value is not
+    /// The node of the value was deleted. The [initial](crate::shared::SharedBuilder::initial) value is not
     /// written in its place. Find out who deletes nodes, and write a value with [`replacing`](crate::Acquire::replacing).
     #[error("its node is gone, and so is the value that was set: write one with `replacing`")]
     Vanished,
 
-    /// The node holds something that no [`Shared`](crate::Shared) wrote. Look at it; then delete it, or
-    /// [replace](crate::Acquire::replacing) it.
+    /// The bytes of the node were not written by a [`Shared`](crate::Shared). Look at the node. Then delete it, or
+    /// [replace](crate::Acquire::replacing) the bytes.
     #[error("its bytes are not a value of ours: {problem}; look at them, then delete the node, or replace them")]
     Foreign {
-        /// How that shows.
+        /// The difference from a value of this library.
         problem: String,
     },
 
     /// The value was written in another format. Use the same format everywhere.
     #[error("it is written as {found:?}, and read as {expected:?}; last written by {written}")]
     OtherFormat {
-        /// The name of the format it was written in.
+        /// The name of the format of the value.
         found: String,
-        /// The name of ours.
+        /// The name of this handle's format.
         expected: String,
         /// The last write.
         written: Box<Written>,
@@ -49,49 +49,48 @@ pub enum ValueError {
         written: Box<Written>,
     },
 
-    /// The value was written with an older schema, and cannot be brought to ours. Mend the
+    /// The value was written with an older schema, and cannot be converted to the schema of this handle. Fix the
     /// [migration](crate::shared::SharedBuilder::migrate).
     #[error("it has schema {}, which cannot be brought to {known}: {problem}; last written by {written}", written.schema)]
     OlderSchema {
-        /// Our schema.
+        /// The schema of this handle.
         known: u32,
-        /// Why it cannot.
+        /// The reason.
         problem: String,
         /// The last write.
         written: Box<Written>,
     },
 
-    /// The value has our format and our schema, but does not fit our type. Mend the type, or raise the
+    /// The value has the format and the schema of this handle, and does not fit its type. Fix the type, or raise the
     /// [schema](crate::shared::SharedBuilder::schema).
     #[error("it does not fit the type: {problem}; last written by {written}")]
     WrongType {
-        /// What the format said.
+        /// The error of the format.
         problem: String,
         /// The last write.
         written: Box<Written>,
     },
 
-    /// The new value cannot be written in this format, or could not be read again. Nothing was sent.
+    /// The new value cannot be encoded in this format, or decodes to an error. Nothing was sent.
     #[error("the new value cannot be written down so that it can be read again: {problem}")]
     Unwritable {
-        /// What the format said.
+        /// The error of the format.
         problem: String,
     },
 
     /// The new value is too large. Nothing was changed.
     #[error("the new value takes {bytes} bytes{}", too_large(*.limit))]
     TooLarge {
-        /// How many bytes it takes, with what is kept beside it.
+        /// The size in bytes, with the header.
         bytes: usize,
-        /// How many bytes [`size_limit`](crate::shared::SharedBuilder::size_limit) allows: then nothing was sent. `None` if the
-        /// servers closed the connection each time the value was sent, and at no other request: their `jute.maxbuffer`
-        /// is smaller.
+        /// The [`size_limit`](crate::shared::SharedBuilder::size_limit): nothing was sent. `None` if the servers closed the
+        /// connection each time the value was sent, and at no other request, because their `jute.maxbuffer` is smaller.
         limit: Option<usize>,
     },
 }
 
 impl ValueError {
-    /// Whether the node holds nothing at all.
+    /// Returns whether there is no value.
     pub(crate) fn is_no_value(&self) -> bool {
         matches!(self, ValueError::Unset | ValueError::Vanished)
     }
@@ -105,21 +104,21 @@ fn too_large(limit: Option<usize>) -> String {
     }
 }
 
-/// The last write of a value: by which host and acquisition, and when.
+/// The last write of a value: its host, its acquisition and its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Written {
-    /// The host it says it ran on.
+    /// The host that the writer named.
     pub host: String,
-    /// The label of the acquisition that it was written under.
+    /// The label of the writer's acquisition.
     pub label: Option<String>,
     /// The fencing token of that acquisition.
     pub token: i64,
-    /// Which commit under that token it was, counted from 1.
+    /// The index of the commit under that token, from 1.
     pub commit: u32,
-    /// When, on that host's clock.
+    /// The time on the writer's clock.
     pub at: SystemTime,
-    /// The schema it was written with: see [`SharedBuilder::schema`](crate::shared::SharedBuilder::schema).
+    /// The schema of the value: see [`SharedBuilder::schema`](crate::shared::SharedBuilder::schema).
     pub schema: u32,
 }
 

@@ -1,4 +1,4 @@
-//! How a caller asks for a lock: the builder that is awaited, for every kind of guard.
+//! [`Acquire`], the builder of an acquisition, for each kind of guard; and its future.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -23,8 +23,8 @@ use crate::session::shield::Shield;
 ///
 /// Made by [`RwLock::read`](crate::RwLock::read) and [`write`](crate::RwLock::write), by
 /// [`MultiLock::lock`](crate::MultiLock::lock), and by [`Shared::read`](crate::Shared::read) and
-/// [`write`](crate::Shared::write). `G` is the guard that it gives. [`Shared::update`](crate::Shared::update) makes one that
-/// gives the guard back by itself: there, `G` is [what was done](crate::shared::Updated). Nothing is sent before the first poll.
+/// [`write`](crate::Shared::write). `G` is the guard. The acquisition of [`Shared::update`](crate::Shared::update) releases its
+/// guard itself: there, `G` is the [result of the update](crate::shared::Updated). Nothing is sent before the first poll.
 ///
 /// # Examples
 ///
@@ -42,9 +42,9 @@ pub struct Acquire<G: Guard> {
     pub(crate) options: Options,
 }
 
-/// What an [`Acquire`] gives: a guard, or what was done under one. Only types of this library implement it.
+/// The output of an [`Acquire`]: a guard, or the result of work under a guard. Only types of this library implement it.
 pub trait Guard: Sized + 'static {
-    /// What the guard is acquired from.
+    /// The lock, or the several locks, that the guard is acquired from.
     #[doc(hidden)]
     type Source;
 
@@ -52,15 +52,15 @@ pub trait Guard: Sized + 'static {
     fn acquire(source: Self::Source, options: Options) -> Granting<Self>;
 }
 
-/// The future of an acquisition that has started; an [`Acquire`] turns into it.
+/// The future of an [`Acquire`].
 ///
 /// # Cancel safety
-/// Dropping it leaves the queue.
+/// Dropping the future gives up the place in the queue.
 #[must_use = "nothing is acquired before this is awaited"]
 pub struct Granting<G>(Stage<G>, Shield);
 
 enum Stage<G> {
-    /// Most acquisitions of a lock whose node is kept only join that node. They need nothing on the heap.
+    /// The acquisition tries to join a kept node, without an allocation.
     Joining {
         lock: Arc<Lock>,
         acquisition: Acquisition,
@@ -119,34 +119,32 @@ impl<G: Guard> Acquire<G> {
         Acquire { source, options: Options::default() }
     }
 
-    /// Gives up, and leaves the queue, if the guard is not granted within `timeout`.
+    /// Sets the time after which the acquisition gives up its place in the queue and fails with [`Error::Timeout`].
     ///
-    /// The timeout begins with the first poll. It covers everything that the guard needs: each of several locks, and
-    /// the reading of a value. The error comes in time, also while disconnected. Zero is refused: the `try_` methods do
-    /// not wait.
+    /// The time begins with the first poll. It covers all that the guard needs: each of several locks, and the read of a value.
+    /// The error comes in time, also while disconnected. Zero is refused: use a `try_` method, which does not wait.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = Some(timeout);
         self
     }
 
-    /// What this acquisition is for, in words for people. [`RwLock::queue`](crate::RwLock::queue) and the errors of
+    /// Sets the purpose of this acquisition, in words for people. [`RwLock::queue`](crate::RwLock::queue) and the errors of
     /// waiters show the label, and a committed value keeps it. At most 256 bytes, without control characters.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.options.label = Some(label.into());
         self
     }
 
-    /// Calls `tell` with the place in the queue and the contenders in the way, if the lock is not granted at once.
-    /// Calls it again whenever the acquisition finds that these have changed.
+    /// Calls `callback` with the place in the queue and the contenders in the way, if the lock is not granted at once.
+    /// Calls it again when the acquisition finds that these have changed.
     ///
-    /// The acquisition finds out when it lists the queue anyway: at first, and when its predecessor has left but it has
-    /// to go on waiting. It also lists the queue on purpose: after each second, or after as many milliseconds as its
-    /// place times the length of the queue, if that is more. So all waiters that listen read fewer than 10,000 names a
-    /// second together, however many they are. Each call of `tell` also costs one read for each contender that it names
-    /// (at most 8).
+    /// The acquisition lists the queue at first, and when its predecessor has left but it has to go on waiting. For this
+    /// callback it also lists the queue once a second, or every (place × length of the queue) milliseconds if that is longer.
+    /// So all waiters with a callback read fewer than 10,000 names a second together. Each call of `callback` also costs one
+    /// read for each contender that it names (at most 8).
     ///
-    /// While `tell` runs, the acquisition waits for it. If `tell` panics, the place in the queue is given up. With
-    /// several locks, [`Progress::path`] says which lock is waited for.
+    /// The acquisition waits while `callback` runs. If `callback` panics, the place in the queue is given up. With several
+    /// locks, [`Progress::path`] is the lock that is waited for.
     ///
     /// # Examples
     ///
@@ -157,12 +155,12 @@ impl<G: Guard> Acquire<G> {
     /// let guard = lock.write().on_wait(|progress| eprintln!("waiting at {progress}")).await?;
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn on_wait(mut self, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
-        self.options.on_wait = Some(Listener::boxed(tell));
+    pub fn on_wait(mut self, callback: impl FnMut(&Progress) + Send + 'static) -> Self {
+        self.options.on_wait = Some(Listener::boxed(callback));
         self
     }
 
-    /// Blocks the thread until the guard is granted. Needs no runtime.
+    /// Blocks the thread until the guard is granted, and returns it. Needs no runtime.
     ///
     /// # Errors
     /// As when awaited.
@@ -206,7 +204,7 @@ impl Guard for ReadGuard {
     }
 }
 
-/// Acquires the lock, by a node of its own or by one that this process keeps.
+/// Acquires the lock, with a node of its own or with one that this process keeps.
 fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(GuardHold) -> G) -> Granting<G> {
     let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, options);
     let span = acquisition.begin();
@@ -218,7 +216,7 @@ fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(
     Granting(Stage::Working(AcquireTrace::around(span, work)), Shield::default())
 }
 
-/// Acquires the lock, and does in the time that is left what else a guard needs.
+/// Acquires the lock, and does `rest` within the time that is left.
 pub(crate) async fn acquire_and<L, G, F>(
     lock: Arc<Lock>,
     options: Options,
@@ -228,13 +226,13 @@ where
     L: Guard<Source = Arc<Lock>>,
     F: Future<Output = Result<G, Error>>,
 {
-    // The acquisition reports what is wrong with the options.
+    // The acquisition itself refuses a timeout that is invalid.
     let late = late(&lock, options.timeout().unwrap_or_default());
     let guard = Acquire::<L> { source: lock, options }.await?;
     call::in_time_for(late, rest(guard)).await
 }
 
-/// As [`acquire_and`], without waiting for any contender.
+/// Acquires the lock without waiting for a contender, and does `rest` within the time that is left.
 pub(crate) async fn attempt<L, G, F>(
     lock: Arc<Lock>,
     mode: Mode,

@@ -1,4 +1,4 @@
-//! What operators do with a lock: they read its queue, remove a member of it, and ask for what is only kept.
+//! Calls for operators: read the queue, evict a member, forget a record, ask for kept nodes.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::session::retry;
 use crate::sync::OnceLock;
 
 impl Handle {
-    /// The queue, of a semaphore that has so many permits or of a lock; and the names of the permits that are taken. If
-    /// `is_synced`, it is no older than this call.
+    /// Reads the queue, and the names of the permits that are taken. `permits` is the number of permits of a semaphore, and `None`
+    /// for a lock. With `is_synced`, the queue is not older than this call.
     pub(crate) async fn queue(&self, is_synced: bool, permits: Option<u32>) -> Result<(Queue, Vec<String>), Error> {
         let paths = &self.paths;
         let seen = call::on_a_session(&self.coordinator, ("read the queue of", self.shown()), |session| async move {
@@ -31,7 +31,7 @@ impl Handle {
         Ok((queue, taken))
     }
 
-    /// As [`Handle::queue`], with the record of when a job was last done. Both are asked for at once.
+    /// Reads the queue, and at the same time the record of the last success of a job.
     async fn queue_and_record(&self) -> Result<Queue, Error> {
         let path = &self.queue;
         let read = |session| async move { last_done(&session, path).await };
@@ -40,11 +40,11 @@ impl Handle {
         Ok(Queue { done, ..queue })
     }
 
-    /// Forgets when a job under the lock was last done.
+    /// Deletes the record of the last success of a job, and its copy.
     async fn forget(&self) -> Result<Option<Record>, Error> {
         let path = &metadata::record_path(&self.queue);
         let twin = &metadata::twin_of(path);
-        // The record as it was found first. A success since then stays, also if an answer is lost and all is tried again.
+        // The record of the first read. A repeat deletes only this record, so a success that is recorded meanwhile stays.
         let last = &OnceLock::new();
         let found = call::on_a_session(&self.coordinator, ("forget the record", path), |session| async move {
             call::answered(&session, || session.sync(path)).await?;
@@ -75,7 +75,7 @@ impl Handle {
         }
     }
 
-    /// Removes the member of this queue that has the token.
+    /// Removes the member of `queue` that has the token.
     pub(crate) async fn evict(&self, queue: Queue, token: i64) -> Result<Option<Member>, Error> {
         let Some(member) = queue.members.into_iter().find(|member| member.token == Some(token)) else {
             return Ok(None);
@@ -90,7 +90,7 @@ impl Handle {
         }
         let path = &self.queue;
         let asked = call::on_a_session(&self.coordinator, ("ask", path), |session| async move {
-            // A server that lags shows an older version of the directory. To set that is refused, and reports to nobody.
+            // A server that lags shows an older version of the directory. To set that version is refused, and notifies nobody.
             call::answered(&session, || session.sync(path)).await?;
             match call::answered(&session, || directory::ask_as_it_is(&session, path, None)).await {
                 Err(Failure::NoNode) => Ok(()),
@@ -109,20 +109,19 @@ fn replaced_already(failure: Failure) -> Result<(), Failure> {
 }
 
 impl RwLock {
-    /// Reads the queue: every member in order, with its state, when it queued up, and its predecessor. Also reads
-    /// when a job under the lock was [last done](crate::Queue::done).
+    /// Reads the queue: each member in order, with its state, its age and its predecessor; and the record of the
+    /// [last success](crate::Queue::done) of a job under the lock.
     ///
-    /// Costs one listing, one request for each 256 members, and one for the record. The snapshot may be as old as the
-    /// server's view, and shows all that this server shows, also a node that the ensemble no longer has: `zklock check` compares
-    /// the servers. A holder that has released still shows as holding until the ensemble has removed its node, and its
-    /// successor as waiting. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
+    /// Costs one listing, one request for each 256 members, and one for the record. The snapshot is as old as the server's view.
+    /// It may show a node that the ensemble no longer has: `zklock check` compares the servers. After a release, the holder
+    /// shows as holding, and its successor as waiting, until the ensemble has removed the node. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
     /// [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::ForeignContender`] if another [dialect](crate::Dialect) is spoken there, too. [`Error::Unreachable`] if
+    /// [`Error::ForeignContender`] if a contender uses another [dialect](crate::Dialect). [`Error::Unreachable`] if
     /// no server answers in time, or session after session ends. Otherwise see [`Error`].
     ///
     /// # Examples
@@ -143,14 +142,13 @@ impl RwLock {
     }
 
     /// Removes the member of the queue that has this [token](crate::queue::Member::token), and returns it. `None` if no member
-    /// has the token, and then nothing is changed.
+    /// has the token.
     ///
-    /// This is for operators who have seen in the [`queue`](RwLock::queue) that a member hangs. A holder is told at
-    /// once, by [`Loss::Removed`](crate::Loss::Removed), but perhaps only after the next contender was let in. A waiter
+    /// For operators who have seen in the [`queue`](RwLock::queue) that a member hangs. A holder loses the lock with
+    /// [`Loss::Removed`](crate::Loss::Removed) at once, but perhaps only after the next contender was granted the lock. A waiter
     /// gets [`Error::Evicted`], and is never granted the lock.
     ///
-    /// No other member is ever hit. A token is given once. A node's name is given once, too, because it contains the
-    /// random id of one acquisition. So it is enough to look at the token, and then to delete by name.
+    /// The call never removes another member, because a token and the name of a node are used only once.
     ///
     /// # Cancel safety
     /// After the future is dropped the member may have been removed, or not.
@@ -175,23 +173,23 @@ impl RwLock {
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let handle = Arc::clone(self.handle());
         Call::in_time(&self.handle().coordinator, async move {
-            // A server that lags might not show a member that other clients see already.
+            // Synced: a server that lags may not show a member that other clients see already.
             handle.evict(handle.queue(true, None).await?.0, token).await
         })
     }
 
-    /// Forgets when a job under the lock was [last done](crate::once::OnceGuard::done), and returns that; `None` if there was no
-    /// record. The next [`once_in`](crate::Acquire::once_in) then gives a guard, however long ago the job was done.
+    /// Deletes the record of the [last success](crate::once::OnceGuard::done) of a job under the lock, and returns the record.
+    /// `None` if there was no record. The job is due at the next [`once_in`](crate::Acquire::once_in).
     ///
-    /// Deletes the record, which lies beside the lock's directory. Waits for no holder. A job that runs now records its
-    /// success when it is done. A success that is recorded during the call stays.
+    /// Waits for no holder. A job that runs now records its success when it is done. A success that is recorded during the
+    /// call stays.
     ///
     /// # Cancel safety
     /// After the future is dropped the record may have been deleted, or not.
     ///
     /// # Errors
-    /// [`Error::ForeignRecord`] if what lies there is no record of ours: it stays. [`Error::PermissionDenied`] if this
-    /// client may not read it, or not delete below its parent. After [`Error::Unreachable`], [`Error::Closed`] and
+    /// [`Error::ForeignRecord`] if the node was not written by this library: it stays. [`Error::PermissionDenied`] if this
+    /// client may not read the record, or may not delete it. After [`Error::Unreachable`], [`Error::Closed`] and
     /// [`Error::Timeout`] the record may have been deleted, or not. Otherwise see [`Error`].
     ///
     /// # Examples
@@ -216,12 +214,12 @@ impl RwLock {
     /// Asks every process that only [keeps](crate::RwLockBuilder::keep) the lock to give it up: at once if its node is
     /// idle, or else with the uses that run. This includes the nodes that this process keeps.
     ///
-    /// A contender that waits asks by itself. This call is for operators and for programs that want the lock free without
-    /// taking it, or that take it by a `try_` method, which asks nobody.
+    /// A contender that waits asks by itself. This call is for operators, and for programs that want the lock to be free
+    /// before a `try_` method, which asks nobody.
     ///
-    /// Waits until the request is committed, and not until a node is gone: [`queue`](RwLock::queue) shows the nodes that
-    /// are left. It sets the data of the lock's directory to what they are, so their version rises by one. It asks
-    /// the processes that keep the lock when the call begins. A lock whose directory does not exist is kept by nobody.
+    /// Waits until the request is committed, and not until a node is gone: [`queue`](RwLock::queue) shows the nodes that are
+    /// left. The request writes the data of the lock's directory unchanged, so the version of the directory rises by one. It
+    /// reaches the processes that keep the lock when the call begins.
     ///
     /// # Cancel safety
     /// After the future is dropped the processes may have been asked, or not.
@@ -254,13 +252,13 @@ impl RwLock {
     }
 }
 
-/// What lies where a lock's record would lie.
+/// The content of the node at the path of a record.
 pub(crate) enum RecordNode {
-    /// No node, or an empty one, as an operator may make it beforehand.
+    /// There is no record: the node is missing, or is empty because an operator has made it beforehand.
     None { is_there: bool },
-    /// With the version of its node.
+    /// A record, and the version of its node.
     Done(Record, i32),
-    /// A node with other content.
+    /// The content was not written by this library.
     Foreign,
 }
 
@@ -278,7 +276,7 @@ impl RecordNode {
         })
     }
 
-    /// What it says, and the version of its node.
+    /// Returns the record, and the version of its node.
     pub(crate) fn done(&self) -> Option<(&Record, i32)> {
         match self {
             RecordNode::Done(done, version) => Some((done, *version)),
@@ -287,7 +285,7 @@ impl RecordNode {
     }
 }
 
-/// The record of the lock in this directory, for people to see: none if it may not be read, or says nothing.
+/// Reads the record of the lock in `directory`, to show it. `None` if there is no record, or if it may not be read.
 pub(crate) async fn last_done(session: &Arc<dyn Session>, directory: &str) -> Result<Option<Record>, Failure> {
     let path = metadata::record_path(directory);
     match call::answered(session, || RecordNode::read(session, &path)).await {

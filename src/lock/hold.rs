@@ -1,4 +1,4 @@
-//! What holding means, whatever is held, and the guards of one lock.
+//! [`Hold`], the part that all guards have in common, and the guards of one lock.
 
 use std::fmt;
 use std::future::Future;
@@ -13,10 +13,10 @@ use crate::keep::join::GuardHold;
 use crate::queue::contender::Contender;
 use crate::session::request::{HoldState, Loss};
 
-/// Something that is held: what [`ReadGuard`](crate::ReadGuard), [`WriteGuard`](crate::WriteGuard),
-/// [`Permit`](crate::semaphore::Permit) and a leader's [`Term`](crate::leadership::Term) have in common. They deref to it.
+/// The common part of [`ReadGuard`](crate::ReadGuard), [`WriteGuard`](crate::WriteGuard),
+/// [`Permit`](crate::semaphore::Permit) and a leader's [`Term`](crate::leadership::Term), which deref to this type.
 ///
-/// Below, "the lock" is also a semaphore's permits, or a leader's term.
+/// Below, "the lock" stands for the permits of a semaphore and the term of a leader, too.
 pub struct Hold {
     held: GuardHold,
     life: GuardLife,
@@ -39,30 +39,30 @@ impl Hold {
         self.held
     }
 
-    /// The fields that `Debug` shows, of this and of what derefs to it.
+    /// Adds the fields of `Debug`, for this type and the types that deref to it.
     pub(crate) fn describe(&self, mut debug: fmt::DebugStruct<'_, '_>) -> fmt::Result {
         debug.field("path", &self.held.node().path()).field("fencing_token", &self.fencing_token());
         debug.field("is_held", &self.is_held()).finish()
     }
 
-    /// Whether the lock is still held. The last moment of `true` lies before any conflicting grant.
+    /// Returns whether the lock is still held. The answer is `false` before a conflicting contender is granted the lock.
     ///
-    /// There is one exception: if somebody deletes the lock's node by hand, its holder and the next contender
-    /// hear of it at the same time.
+    /// There is one exception: if somebody deletes the node of the lock, its holder and the next contender are notified at
+    /// the same time.
     ///
-    /// The answer comes from the clock and costs no request. So it is right also in the first call after the
+    /// Compares the clock with the lease and sends no request. So the answer is right also in the first call after the
     /// process was stopped, or its runtime blocked. Once `false`, it stays `false`.
     pub fn is_held(&self) -> bool {
         self.held.find_loss().is_none()
     }
 
-    /// How sure it is that the lock is held: like [`is_held`](Self::is_held), but it also shows that the
-    /// connection is lost while the lock is not.
+    /// Returns the state of the lock. More detailed than [`is_held`](Self::is_held): while the connection is lost and the lease
+    /// is valid, the state is [`Suspect`](HoldState::Suspect).
     pub fn state(&self) -> HoldState {
         self.held.state()
     }
 
-    /// The changes of [`state`](Self::state), as they come.
+    /// Returns the changes of [`state`](Self::state), one after the other.
     ///
     /// # Examples
     ///
@@ -86,9 +86,8 @@ impl Hold {
         states_of([self.held.node_and_session()], self.life.ended())
     }
 
-    /// Waits until the lock is lost, and says why. It answers at the latest when the session's lease runs out,
-    /// which is before the ensemble can give the lock to another contender. It is pending for as long as the
-    /// lock is held.
+    /// Waits until the lock is lost, and returns the reason. Ready at the latest when the session's lease runs out, which is
+    /// before the ensemble can grant the lock to another contender.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -112,9 +111,9 @@ impl Hold {
         self.held.lost().await
     }
 
-    /// For how long the ensemble surely keeps the session, and so keeps every conflicting contender out, unless
-    /// somebody removes the lock's node. It ends one session timeout after the sending of the newest request
-    /// that the leader has surely heard of. Zero once that time is over.
+    /// Returns for how long the ensemble keeps the session at least. Until then no conflicting contender is granted the lock,
+    /// unless somebody removes its node. The time ends one session timeout after the newest request was sent that the leader
+    /// has surely received. Zero after that.
     ///
     /// [`ZooKeeperBuilder::stop_margin`](crate::ZooKeeperBuilder::stop_margin), a sixth of the session timeout,
     /// is left when the lease runs out and [`lost`](Self::lost) answers. It is the time to stop work that
@@ -138,23 +137,22 @@ impl Hold {
         self.held.session_left()
     }
 
-    /// Waits until a contender queues up that this guard keeps out, and gives the first such contender. A
+    /// Waits until a contender queues up that this guard keeps out, and returns the first such contender. A
     /// [`ReadGuard`](crate::ReadGuard) keeps out writers, a [`WriteGuard`](crate::WriteGuard) readers too. Ready at once if such a contender waits
     /// already.
     ///
-    /// Permits keep out who finds too few of them. Who is about to take permits that are free does not count; each newcomer in
-    /// the queue costs three reads more.
+    /// Permits keep out a contender that finds too few of them. A contender that takes free permits does not count. For
+    /// permits, each new contender in the queue costs three reads more.
     ///
-    /// With this a long piece of work can make way at a good moment. Nothing forces it to. After this guard is
-    /// released, a waiting writer may still have to wait for other readers.
+    /// A long piece of work can use this method to make way at a good moment. After this guard is released, a waiting writer
+    /// may still have to wait for other readers.
     ///
-    /// If the node is [kept](crate::RwLockBuilder::keep), uses of the same process that wait for this guard count,
-    /// too. They have no node of their own: the contender given is then this guard's own.
+    /// If the node is [kept](crate::RwLockBuilder::keep), uses of the same process that wait for this guard count, too. They
+    /// have no nodes of their own, so the contender that is returned is the one of this guard.
     ///
-    /// It costs nothing unless it is called. A call costs a listing with a watch on the lock's directory. A
-    /// writer's guard lists once more when a contender came. A reader's guard lists once more whenever a reader
-    /// comes or goes, at most 50 times a second: so let one reader of many call it. Both look after a long silence,
-    /// too. Dropping the future ends the watch.
+    /// A call costs a listing with a watch on the lock's directory. A writer's guard lists once more when a contender has come.
+    /// A reader's guard lists once more when a reader comes or goes, at most 50 times a second: so call this on one reader of
+    /// many. Both list again after a long time without an event. Dropping the future ends the watch.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -191,13 +189,13 @@ impl Hold {
 
     /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.
     ///
-    /// The clock is read before each poll of the work, and once more when the work is done. So a process that was stopped
-    /// never goes on with it, nor gives its output, although an answer that the work waited for has come meanwhile.
+    /// The clock is read before each poll of the work, and once more when the work is done. So after a stop of the process, the
+    /// work is not polled again under a lost lock, and its output is not returned.
     ///
-    /// By then the work has done all that stands before its next await point, also if it was stopped or blocked on the
-    /// way there. Requests that it has sent to other systems go on there, hence the
-    /// [fencing token](Self::fencing_token). After [`Error::Lost`] each of its [transactions](Self::transaction) was
-    /// done entirely or not at all, and none is done once the next contender is granted.
+    /// A poll that has begun runs to the next await point of the work. Requests that the work has sent to other systems go on
+    /// there, hence the [fencing token](Self::fencing_token). After [`Error::Lost`] each
+    /// [transaction](Self::transaction) of the work was done entirely or not at all, and none is done after the next contender
+    /// is granted the lock.
     ///
     /// # Cancel safety
     /// Dropping the future drops `work`.
@@ -220,12 +218,11 @@ impl Hold {
         self.held.run(work).await
     }
 
-    /// A number that is higher than the token of every earlier holder that excluded this one.
+    /// Returns the fencing token: a number that is higher than the token of each earlier holder that excluded this one.
     ///
     /// Send it along with every write to another system, and have that system refuse a number lower than the
-    /// highest it has seen. Then a holder that was stopped, or whose packets were late, does no harm. The
-    /// number is that of the transaction that made the lock's node (`czxid`), and the ensemble counts all its
-    /// transactions together. So it rises even if the lock's directory is deleted and made anew.
+    /// highest it has seen. Then a holder that was stopped, or whose packets were late, does no harm. The token is the id of
+    /// the transaction that made the lock's node (`czxid`), so it rises even if the lock's directory is deleted and made again.
     /// [`downgrade`](crate::WriteGuard::downgrade) and [`share`](crate::ReadGuard::share) keep it.
     ///
     /// Guards that use one [kept](crate::RwLockBuilder::keep) node have one token. So tokens rise with each
@@ -270,10 +267,10 @@ impl Hold {
         self.held.node().prepare_foreign_transaction()
     }
 
-    /// Reads any node; `None` if it does not exist.
+    /// Reads any node. Returns `None` if the node does not exist.
     ///
-    /// It reads on the lock's own session. So it sees everything that earlier holders which excluded this one
-    /// wrote to ZooKeeper before they released. A read on another connection might not.
+    /// Reads on the session of the lock. So the read sees everything that earlier holders, which excluded this one, wrote to
+    /// ZooKeeper before they released. A read on another connection may not see it.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -298,7 +295,7 @@ impl Hold {
         self.held.data(path.as_ref()).await
     }
 
-    /// Starts a transaction that is committed only if the lock is still held then. See [`Transaction`].
+    /// Starts a transaction that commits only if the lock is still held then. See [`Transaction`].
     pub fn transaction(&self) -> Transaction<'_> {
         Transaction::under(&self.held)
     }
@@ -310,7 +307,7 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// The lock, held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
+/// A guard of a lock that is held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
 /// It derefs to [`Hold`], with all that holding means.
 ///
 /// Dropping the guard gives the lock back in the background: from any thread, also outside a runtime and in a panic. A
@@ -322,7 +319,7 @@ pub struct ReadGuard {
     hold: Hold,
 }
 
-/// The lock, held to write: alone. Made by [`RwLock::write`](crate::RwLock::write). It derefs to
+/// A guard of a lock that is held to write: alone. Made by [`RwLock::write`](crate::RwLock::write). It derefs to
 /// [`Hold`], with all that holding means.
 ///
 /// Dropping the guard gives the lock back in the background: from any thread, also outside a runtime and in a panic. A
@@ -362,14 +359,14 @@ guard!(ReadGuard);
 guard!(WriteGuard);
 
 impl ReadGuard {
-    /// Whether its node is kept between uses.
+    /// Returns whether the node is kept between uses.
     pub(crate) fn is_kept(&self) -> bool {
         matches!(self.hold.held(), GuardHold::Kept(_))
     }
 
-    /// One more guard on the same node, without queueing. Use it for a re-entrant read.
+    /// Returns one more guard on the same node, without queueing. For a read inside a read.
     ///
-    /// The node leaves with its last guard. All its guards are lost together.
+    /// The node is removed with its last guard. All guards on one node are lost together.
     ///
     /// # Examples
     ///

@@ -1,4 +1,4 @@
-//! The read/write lock and its options.
+//! [`RwLock`](crate::RwLock): its options, its acquisitions, its guards, and the calls of operators.
 
 pub(crate) mod acquire;
 pub(crate) mod admin;

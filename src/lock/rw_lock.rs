@@ -1,4 +1,4 @@
-//! The lock, and its options.
+//! [`RwLock`] and its builder.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use crate::validation;
 
 /// One read/write lock, shared by all processes that open the same path of the same ensemble.
 ///
-/// A handle is cheap to clone, and holds nothing by itself. Each acquisition gives a guard. Dropping or
-/// [releasing](WriteGuard::release) the guard gives the lock back.
+/// A handle is cheap to clone, and holds no lock itself. Each acquisition gives a guard. Dropping or
+/// [releasing](WriteGuard::release) the guard releases the lock.
 ///
 /// # Fairness
 /// Strictly first come, first served. Readers hold together, but a reader that comes after a waiting writer waits
@@ -29,13 +29,13 @@ use crate::validation;
 /// that. There is no upgrade from read to write, because two upgrading readers would wait for each other. Release,
 /// acquire the write lock, and look again: [the guide](crate::guide#from-reading-to-writing) has the pattern.
 ///
-/// Acquisitions that join a node which their own process [keeps](RwLockBuilder::keep) do not queue. They join it only as
-/// long as no other contender waits for it.
+/// Acquisitions that join a node which their process [keeps](RwLockBuilder::keep) do not queue. They join the node only
+/// while no other contender waits for it.
 ///
-/// An acquisition that was polled once has asked for its place in the queue, and soon has it; on a path that was never used, and
-/// while cut off, it has to be polled on, because the directory is made first. When its turn comes, all contenders behind it
-/// wait for it, even if its future is not polled any more. So poll it to its end, or drop it.
-/// [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) reports an acquisition that is forgotten.
+/// The first poll of an acquisition sends the request for a place in the queue. On a path that was never used, and while
+/// disconnected, more polls are needed, because the directory is made first. When the turn of the acquisition comes, all
+/// contenders behind it wait, even if its future is not polled any more. So poll the future to its end, or drop it.
+/// [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) reports an acquisition that is not polled.
 ///
 /// # Examples
 ///
@@ -68,7 +68,7 @@ impl RwLock {
         RwLock::builder(coordinator, path).build()
     }
 
-    /// As [`RwLock::new`], with options.
+    /// Returns a builder, to open the lock in directory `path` with options.
     ///
     /// ```
     /// # use zk_rwlock::{Memory, RwLock};
@@ -94,14 +94,14 @@ impl RwLock {
         &self.lock.handle
     }
 
-    /// Gives a node up that is only kept.
+    /// Gives up a kept node that no guard uses.
     pub(crate) fn let_go(&self) {
         if let Some(cache) = &self.lock.cache {
             cache.let_go();
         }
     }
 
-    /// The lock's directory.
+    /// Returns the path of the lock's directory.
     pub fn path(&self) -> &str {
         &self.handle().queue
     }
@@ -112,8 +112,8 @@ impl RwLock {
     /// for fairness.
     ///
     /// # Cancel safety
-    /// Dropping the future at any point gives up the place in the queue. It leaves neither node nor watch behind, as
-    /// soon as the server can be reached.
+    /// Dropping the future at any point gives up the place in the queue. The node and its watches are removed as soon as the
+    /// server can be reached.
     ///
     /// # Errors
     /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](Acquire::timeout) was given.
@@ -164,9 +164,9 @@ impl RwLock {
     /// Acquires the lock to read if no writer holds it or waits for it. Does not wait. Writes nothing to the ensemble
     /// if the lock is taken.
     ///
-    /// Before it fails, it asks the leader whether the contenders in the way are still there: so a server that lags behind, or
-    /// that keeps a node which the ensemble no longer has, makes no lock look taken. If another contender is faster to a lock
-    /// that looked free, this call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by
+    /// Before the call fails, it asks the leader whether the contenders in the way still exist, because a server that lags may
+    /// show a node that is gone. If another contender is faster to a lock that looked free, this call has written one node, and
+    /// removed it. [How long it takes](Call#how-long-it-takes) is bounded by
     /// the session timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
@@ -195,9 +195,9 @@ impl RwLock {
     /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
     /// ensemble if the lock is taken.
     ///
-    /// Before it fails, it asks the leader whether the contenders in the way are still there: so a server that lags behind, or
-    /// that keeps a node which the ensemble no longer has, makes no lock look taken. If another contender is faster to a lock
-    /// that looked free, this call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by
+    /// Before the call fails, it asks the leader whether the contenders in the way still exist, because a server that lags may
+    /// show a node that is gone. If another contender is faster to a lock that looked free, this call has written one node, and
+    /// removed it. [How long it takes](Call#how-long-it-takes) is bounded by
     /// the session timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
@@ -225,7 +225,7 @@ impl RwLock {
     }
 }
 
-/// Options of a lock. Made by [`RwLock::builder`].
+/// A builder of a lock, with its options. Made by [`RwLock::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is opened before `build`"]
 pub struct RwLockBuilder {
@@ -241,7 +241,7 @@ pub struct RwLockBuilder {
 }
 
 impl RwLockBuilder {
-    /// The host that the nodes of this process name. Default: the machine's name.
+    /// Sets the host in the names of the nodes of this process. Default: the name of the machine.
     ///
     /// Letters, digits, `.`, `_` and `-`, at most 64 bytes.
     pub fn host(mut self, host: impl Into<String>) -> Self {
@@ -249,13 +249,13 @@ impl RwLockBuilder {
         self
     }
 
-    /// The label of every acquisition that sets none itself. Default: no label.
+    /// Sets the label of acquisitions that set none themselves. Default: no label.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
         self
     }
 
-    /// The naming scheme of the lock's nodes, for a path that programs in Java or Python lock, too. Default:
+    /// Sets the naming scheme of the nodes, for a path that programs in Java or Python lock, too. Default:
     /// [`Dialect::Native`]. Give all users of the path the same dialect.
     ///
     /// # Examples
@@ -277,19 +277,19 @@ impl RwLockBuilder {
     /// Logs one warning for an acquisition that has waited this long, with the contenders in the way. Default: 30 s. `None`
     /// turns it off.
     ///
-    /// Once the acquisition has a place in the queue, the warning comes from a background task of the session. So it
-    /// comes also if the future is not polled, as in a runtime that is blocked. If the acquisition's turn has come by
-    /// then, and the future is still not polled, the warning says that. One warning stands for all acquisitions of this
-    /// handle and its clones that are late at that moment: it names the first, and says how many `others` there are. The
-    /// next comes a second later at the earliest. A use that waits for other uses of a [kept](Self::keep) node is warned of
-    /// up to a quarter later.
+    /// The warning comes from a background task of the session, so it comes also if the future is not polled, as in a runtime
+    /// that is blocked. If the turn of the acquisition has come and its future is not polled, the warning says so.
+    ///
+    /// One warning stands for all late acquisitions of this handle and its clones: it names the first, and has the number of
+    /// `others`. The next warning comes a second later at the earliest. For a use that waits for other uses of a
+    /// [kept](Self::keep) node, the warning comes up to a quarter later.
     pub fn warn_after_waiting(mut self, limit: impl Into<Option<Duration>>) -> Self {
         self.warn_waiting = limit.into();
         self
     }
 
-    /// Logs one warning for a lock that has been held this long, with the holder's label. Default: never, because some
-    /// locks are held for as long as a process lives, and because each hold then has a timer.
+    /// Logs one warning for a lock that has been held this long, with the label of the holder. Default: never, because some
+    /// locks are held for the life of a process, and because the option costs a timer for each hold.
     ///
     /// A downgrade does not end a hold.
     pub fn warn_after_holding(mut self, limit: Duration) -> Self {
@@ -297,25 +297,23 @@ impl RwLockBuilder {
         self
     }
 
-    /// Nobody holds the lock by this handle for longer: a guard that is held for `limit` is [lost](crate::Hold::lost), with
-    /// [`Loss::HeldTooLong`](crate::Loss::HeldTooLong), and the next contender is granted. For a holder that hangs. Default:
-    /// a guard holds until it goes.
+    /// Limits how long a guard of this handle holds the lock. After `limit` the guard is [lost](crate::Hold::lost) with
+    /// [`Loss::HeldTooLong`](crate::Loss::HeldTooLong), and the next contender is granted the lock. For a holder that hangs.
+    /// Default: no limit.
     ///
-    /// It is a loss like that of the [lease](crate::Hold::is_held): from `limit` on, [`is_held`](crate::Hold::is_held) says
-    /// no, [`lost`](crate::Hold::lost) answers, [`run`](crate::Hold::run) drops its work, and no
-    /// [transaction](crate::Hold::transaction) is sent. The node goes with the guard, and at the latest after the
-    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin), by a thread of the library's own, also if the guard was lost
-    /// before for another reason. So the next contender is
-    /// granted after the holder was told, and never before. Requests to other systems may still be under way, hence
-    /// the [fencing token](crate::Hold::fencing_token).
+    /// After `limit`, [`is_held`](crate::Hold::is_held) returns `false`, [`lost`](crate::Hold::lost) is ready,
+    /// [`run`](crate::Hold::run) drops its work, and no [transaction](crate::Hold::transaction) is sent. A thread of the
+    /// library removes the node when the guard is dropped, and at the latest after the
+    /// [`stop_margin`](crate::ZooKeeperBuilder::stop_margin), also if the guard was lost before for another reason. So the
+    /// holder is notified before the next contender is granted the lock. Requests to other systems may still be under way,
+    /// hence the [fencing token](crate::Hold::fencing_token).
     ///
-    /// - It counts from the grant. A [downgrade](WriteGuard::downgrade) and a [share](ReadGuard::share) go on with the same
-    ///   time.
-    /// - In a [`MultiLock`](crate::MultiLock) it counts for each lock from its own grant, also while the next lock is waited for.
-    /// - Of a [kept](Self::keep) node it counts for each use. With the first use that lasts too long, the node is lost, and so
-    ///   are all its uses.
+    /// - The time begins with the grant. A [downgrade](WriteGuard::downgrade) and a [share](ReadGuard::share) do not restart it.
+    /// - In a [`MultiLock`](crate::MultiLock) the time of each lock begins with its own grant, while the next lock is waited for.
+    /// - On a [kept](Self::keep) node each use has its own time. The first use that lasts too long loses the node, and with it
+    ///   all its uses.
     /// - A leader whose [term](crate::leadership::Term) lasts so long hands over, and campaigns again after a pause.
-    /// - It holds for this handle and its clones. Other clients have their own.
+    /// - The option is one of this handle and its clones. Other clients have their own.
     ///
     /// Zero is refused.
     ///
@@ -339,23 +337,22 @@ impl RwLockBuilder {
         self
     }
 
-    /// Keeps the lock between uses, until another contender asks for it. While no other process wants the lock, taking it
-    /// again costs no request at all. Default: each use has a node of its own, which leaves with it.
+    /// Keeps the node of the lock between uses, until another contender asks for the lock. While no other process wants the
+    /// lock, to take it again costs no request. Default: each use has a node of its own, which is removed with the guard.
     ///
-    /// When the last guard on a node goes, the node stays. The next acquisition of this handle, or of a clone of it, that
-    /// the node covers is granted by it at once: a READ node covers reads, a WRITE node covers writes and reads. The uses
-    /// of one node keep the rules of the lock among themselves, first come first served. The node is given up
+    /// When the last guard on a node is dropped, the node stays. The next acquisition of this handle or its clones that the
+    /// node covers is granted at once: a READ node covers reads, a WRITE node covers writes and reads. The uses of one node
+    /// follow the rules of the lock among themselves, first come first served. The node is given up
     ///
-    /// - when another contender asks for it: at once if it is idle, or else with the uses that run. From then on no use
-    ///   joins it. Later uses queue up behind the contender that asked;
-    /// - when it was idle for `idle`, and when the last clone of the handle is dropped;
-    /// - when it is lost. A kept node is guarded by the lease like any other, so a use never begins under a lost lock.
+    /// - when another contender asks for the lock: at once if the node is idle, or else after the uses that run. No use joins
+    ///   the node after that. Later uses queue up behind the contender that asked;
+    /// - when the node was idle for `idle`, and when the last clone of the handle is dropped;
+    /// - when the node is lost. The lease guards a kept node like any other, so a use never begins under a lost lock.
     ///
-    /// A contender that waits asks by itself, in one request, whatever its own options are. It needs the permission to
-    /// write the lock's directory. Without it, it logs that once, and waits until the node was idle for `idle`, or until this process looks at the
-    /// queue: each `idle`, between 30 s and ten minutes. A `try_`
-    /// method asks nobody: to get at a lock that others keep, use a [timeout](Acquire::timeout), or [ask](RwLock::ask)
-    /// first.
+    /// Each waiting contender asks in one request, whatever its own options are. It needs the permission to write the lock's
+    /// directory. A contender without that permission logs that once, and waits until the node was idle for `idle`, or until
+    /// this process checks the queue: each `idle`, between 30 s and ten minutes. A `try_` method asks nobody: to take a lock
+    /// that others keep, use a [timeout](Acquire::timeout), or [ask](RwLock::ask) first.
     ///
     /// - Guards that use one node have one [token](crate::Hold::fencing_token), and are [lost](crate::Hold::lost) together.
     /// - [`release`](ReadGuard::release) waits for nothing while the node is kept.
@@ -363,9 +360,9 @@ impl RwLockBuilder {
     /// - The [label](Acquire::label) in the queue is that of the acquisition that made the node.
     /// - A WRITE node is given up after a use that has called
     ///   [`prepare_foreign_transaction`](crate::Hold::prepare_foreign_transaction).
-    /// - If a node is asked for before it was used again, the next use keeps nothing.
-    /// - A `try_` method joins a node that is kept, and keeps none itself. It gives up an idle node that does not cover it.
-    /// - With [`Duration::ZERO`] no node stays idle: the uses that overlap share one, which goes with the last of them.
+    /// - If a contender asks for a node before its second use, the next use keeps no node.
+    /// - A `try_` method joins a kept node, and keeps none itself. It gives up an idle node that does not cover it.
+    /// - With [`Duration::ZERO`] no node stays idle: uses that overlap share a node, which is removed with the last of them.
     ///
     /// Any [`dialect`](Self::dialect) but the native one is refused.
     ///
@@ -411,7 +408,7 @@ impl RwLockBuilder {
         Ok(RwLock { lock: Arc::new(Lock { handle, cache }) })
     }
 
-    /// The handle of a semaphore at this path, whose queue is a lock's.
+    /// Returns the handle of a semaphore at this path, whose queue is a lock.
     pub(crate) fn for_semaphore(self) -> Result<Handle, Error> {
         if self.idle.is_some() {
             return Err(Error::invalid("keep in a semaphore; permits that nobody uses are given back"));

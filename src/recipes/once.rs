@@ -26,8 +26,9 @@ use crate::telemetry::log::emit;
 use crate::validation;
 
 impl Acquire<WriteGuard> {
-    /// Acquires the lock only if its work is due: if no contender has [recorded](OnceGuard::done) a success within the
-    /// last `period`, by the ensemble's clock. Otherwise gives the lock back, and returns `None`.
+    /// Acquires the lock, and returns [`Work::Due`] with the guard if its work is due: if no contender has
+    /// [recorded](OnceGuard::done) a success within the last `period`, by the ensemble's clock. Otherwise gives the lock back,
+    /// and returns [`Work::Done`] with the record.
     ///
     /// This is for work that every host starts at the same time, as cron does, and that only one host must do. All
     /// hosts wait for the lock. The first does the work and records its success; the others then find the record fresh.
