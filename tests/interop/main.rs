@@ -60,8 +60,8 @@ enum Guard {
 impl Guard {
     fn path(&self) -> String {
         match self {
-            Guard::Read(guard) => guard.path(),
-            Guard::Write(guard) => guard.path(),
+            Guard::Read(guard) => guard.node_path(),
+            Guard::Write(guard) => guard.node_path(),
             Guard::Foreign(guard) => guard.lock_path().to_owned(),
         }
     }
@@ -144,7 +144,7 @@ impl Driver {
         let mode = if self.lock.is_none() || chance.below(3) == 0 { "write" } else { "read" };
         let guard = self.acquire(mode).await;
         let letter = if mode == "write" { "W" } else { "R" };
-        let token = self.client.check_stat(&guard.path()).await.unwrap().expect("it is held").czxid;
+        let token = self.client.check_stat(&guard.path()).await.unwrap().expect("the lock is held").czxid;
         self.note(&format!("B {} {letter} {token}", self.name));
         let before = self.value().await;
         tokio::time::sleep(Duration::from_millis(chance.below(4))).await;
@@ -408,7 +408,7 @@ async fn curators_revoker_writes_to_nodes_but_grants_nothing() {
         let ours = granted(ours).await;
         holder.send("write");
         line_becomes(&lock, "W+ W-").await;
-        revoker.send(&format!("revoke {}", ours.path()));
+        revoker.send(&format!("revoke {}", ours.node_path()));
         revoker.says("revoked");
         assert!(ours.is_held() && holder.is_silent());
         ours.release().await.unwrap();

@@ -133,7 +133,7 @@ fn the_child_process_of_other_tests() {
         match command.split(' ').collect::<Vec<_>>()[..] {
             ["hold", servers, path] => {
                 let hold = hold.insert(runtime.block_on(Hold::begin(servers, path)));
-                say(&format!("held {}", hold.guard.path()));
+                say(&format!("held {}", hold.guard.node_path()));
             }
             ["end"] => say(&runtime.block_on(hold.take().expect("`hold` comes before `end`").end())),
             ["wait", servers, path] => {
