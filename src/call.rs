@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_stop_that_is_over_just_when_the_time_is_gives_the_time_for_another_session() {
+    async fn a_stop_at_the_limit_gives_time_for_another_session() {
         for (stopped, is_answered) in [(0, false), (960, true), (2_000, true)] {
             let work = async {
                 sleep(Duration::from_millis(50)).await;

@@ -112,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn a_label_of_256_bytes_is_kept_and_a_longer_one_is_refused() {
+    fn a_label_of_256_bytes_is_the_longest() {
         let label = |bytes: usize| check_label(Some(&"x".repeat(bytes)));
         assert!(label(0).is_ok() && label(255).is_ok() && label(256).is_ok() && check_label(None).is_ok());
         assert_eq!(label(257).unwrap_err().to_string(), "invalid input: label of 257 bytes; at most 256 are kept");
     }
 
     #[test]
-    fn what_zookeeper_cannot_address_is_refused_with_the_reason() {
+    fn a_path_that_zookeeper_refuses_has_its_reason() {
         for (path, reason) in [
             ("", "must start with '/'"),
             ("locks", "must start with '/'"),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_and_the_servers_own_tree_are_no_lock_directories() {
+    fn the_root_and_zookeeper_are_no_lock_directories() {
         for path in ["/", "/zookeeper", "/zookeeper/quota"] {
             assert!(check_directory(path).is_err());
         }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_with_the_same_beginning_is_not_inside() {
+    fn a_path_with_the_same_prefix_is_not_inside() {
         assert!(is_inside("/a/b/c", "/a/b"));
         assert!(!is_inside("/a/bc", "/a/b") && !is_inside("/a/b", "/a/b"));
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_is_refused_with_the_reason_or_can_be_read_back() {
+    fn any_text_is_refused_or_reads_back() {
         let samples = [
             "/locks/config",
             "/a//b",

@@ -114,8 +114,9 @@ impl RwLock {
     ///
     /// Costs one listing, one request for each 256 members, and one for the record. The snapshot is as old as the server's view.
     /// It may show a node that the ensemble no longer has: `zklock check` compares the servers. After a release, the holder
-    /// shows as holding, and its successor as waiting, until the ensemble has removed the node. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with
-    /// [`timeout`](Call::timeout).
+    /// shows as holding, and its successor as waiting, until the ensemble has removed the node.
+    ///
+    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.
