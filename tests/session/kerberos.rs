@@ -47,7 +47,7 @@ async fn a_kerberos_users_lock_is_closed_to_strangers() {
     let waiter = writer(&lock_at(&colleague, directory));
     line_becomes(&lock_at(&alice, directory), "W+ W-").await;
 
-    assert!(matches!(session(&stranger).await.delete(&guard.path()).await, Err(Failure::NoAuth(_))));
+    assert!(matches!(session(&stranger).await.delete(&guard.node_path()).await, Err(Failure::NoAuth(_))));
     let error = lock_at(&stranger, directory).write().await.unwrap_err();
     assert!(matches!(error, Error::PermissionDenied { .. }), "{error:?}");
     guard.release().await.unwrap();
