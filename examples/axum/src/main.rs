@@ -19,6 +19,7 @@ mod service;
 use std::convert::Infallible;
 use std::env;
 use std::future::pending;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -33,7 +34,17 @@ use service::{Failure, Service};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
     let servers = variable("ZK_HOSTS", "127.0.0.1:2181");
     let drain = Duration::from_secs(variable("DRAIN_SECONDS", "10").parse()?);
     let report_takes = Duration::from_secs(variable("REPORT_SECONDS", "1").parse()?);
