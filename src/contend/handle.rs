@@ -63,7 +63,7 @@ impl ContenderHandle {
         let directory_watch = self.keeps.then(|| session.watch(self.queue()));
         let reply = session.create(&self.node.path(), &self.data, Kind::EphemeralSequential);
         let _unlocked = self.node.change(|it| {
-            it.known.asked(now, connection);
+            it.known.create_sent(now, connection);
             (it.creating.replace(reply), std::mem::replace(&mut it.directory_watch, directory_watch))
         });
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::queue::contender::Tag;
 use crate::session::contract::Session;
-use crate::session::leaving::{Ask, Deletion, Input, Leaving, Shown};
+use crate::session::leaving::{Deletion, Input, Leaving, RemovalReport, RemovalRequest};
 use crate::session::node::ContenderNode;
 use crate::session::request::{Created, Failure, Operation, Reply};
 use crate::session::retry::{Tries, spawn_awaited, synced};
@@ -22,12 +22,12 @@ pub(crate) fn remove(
     leaving: Leaving,
     creating: Option<Reply<Created>>,
 ) -> Reply<()> {
-    let pending = leaving.asks().is_ok().then(|| GaugeGuard::new(names::REMOVALS_PENDING, None));
+    let pending = leaving.next_request().is_ok().then(|| GaugeGuard::new(names::REMOVALS_PENDING, None));
     let (directory, tag) = (Arc::clone(node.queue()), node.tag().clone());
     let by = Remover { session: Arc::clone(session), directory, tag, _pending: pending };
-    match leaving.asks() {
-        Ok(ask) => {
-            let first = by.send(ask, creating);
+    match leaving.next_request() {
+        Ok(request) => {
+            let first = by.send(request, creating);
             spawn_awaited(session, by.carry_out(leaving, first), unheard)
         }
         Err(outcome) => Box::pin(ready(outcome.clone())),
@@ -63,32 +63,36 @@ enum Awaited {
 }
 
 impl Remover {
-    async fn carry_out(self, mut leaving: Leaving, mut asked: Awaited) -> Result<(), Failure> {
+    async fn carry_out(self, mut leaving: Leaving, mut awaited: Awaited) -> Result<(), Failure> {
         let mut tries = Tries::ENDLESS;
         loop {
-            let answer = match asked {
+            let answer = match awaited {
                 Awaited::Created(reply) => Input::Created(reply.await.map(|created| created.path)),
                 Awaited::Deleted(reply) => Input::Deleted(reply.await),
                 Awaited::Listed(reply) => Input::Listed(reply.await.map(|names| self.own(names))),
                 Awaited::Link => Input::Linked(tries.pause(&self.session).await),
             };
-            let shown;
-            (leaving, shown) = leaving.on(answer);
-            self.report(shown);
-            asked = match leaving.asks() {
-                Ok(ask) => self.send(ask, None),
+            let report;
+            (leaving, report) = leaving.on(answer);
+            self.report(report);
+            awaited = match leaving.next_request() {
+                Ok(request) => self.send(request, None),
                 Err(outcome) => return outcome.clone(),
             };
         }
     }
 
-    fn send(&self, ask: Ask<'_>, creating: Option<Reply<Created>>) -> Awaited {
-        match (ask, creating) {
-            (Ask::Created, reply) => Awaited::Created(reply.unwrap_or_else(|| Box::pin(ready(Err(Failure::NoNode))))),
-            (Ask::List, _) => Awaited::Listed(synced(&self.session, &self.directory, |it, path| it.children(path))),
-            (Ask::Delete(deletion), _) => Awaited::Deleted(self.delete(deletion)),
-            (Ask::Restart, _) => Awaited::Deleted(self.session.delete(&self.directory)),
-            (Ask::Link, _) => Awaited::Link,
+    fn send(&self, request: RemovalRequest<'_>, creating: Option<Reply<Created>>) -> Awaited {
+        match (request, creating) {
+            (RemovalRequest::Created, reply) => {
+                Awaited::Created(reply.unwrap_or_else(|| Box::pin(ready(Err(Failure::NoNode)))))
+            }
+            (RemovalRequest::List, _) => {
+                Awaited::Listed(synced(&self.session, &self.directory, |it, path| it.children(path)))
+            }
+            (RemovalRequest::Delete(deletion), _) => Awaited::Deleted(self.delete(deletion)),
+            (RemovalRequest::Restart, _) => Awaited::Deleted(self.session.delete(&self.directory)),
+            (RemovalRequest::Link, _) => Awaited::Link,
         }
     }
 
@@ -109,15 +113,15 @@ impl Remover {
         own.map(|name| format!("{}/{name}", self.directory)).collect()
     }
 
-    fn report(&self, shown: Option<Shown>) {
+    fn report(&self, report: Option<RemovalReport>) {
         let Remover { session, directory, tag, .. } = self;
-        match shown {
+        match report {
             None => {}
-            Some(Shown::SignalRefused) => session.store().record_signal_refused(),
-            Some(Shown::Stays(path, failure)) => {
+            Some(RemovalReport::SignalRefused) => session.store().record_signal_refused(),
+            Some(RemovalReport::Stays(path, failure)) => {
                 emit!(ERROR, path, %failure, "a lock node could not be removed and stays until its session ends");
             }
-            Some(Shown::Unlisted(failure)) => {
+            Some(RemovalReport::Unlisted(failure)) => {
                 emit!(ERROR, %directory, owner = %tag, %failure, "a node that a lost answer may have left cannot be looked for");
             }
         }

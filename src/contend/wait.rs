@@ -178,7 +178,7 @@ impl Behind<'_> {
     async fn arm(&self, is_asked: &AtomicBool) -> Result<Watch, Failure> {
         let (session, node) = (self.entry.session(), self.entry.node());
         // Runs in the background, because a presence check may end this wait before the answer.
-        let own = node.ask_to_watch(session).map(|own_watch| {
+        let own = node.request_watch(session).map(|own_watch| {
             let (live, node) = (Arc::clone(session), Arc::clone(node));
             spawn_awaited(session, async move { keep_alive::store_watch(&live, &node, own_watch).await }, drop)
         });

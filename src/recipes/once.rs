@@ -199,7 +199,7 @@ impl DueCheck {
             RecordNode::Done(last, _) => (Some(last), true),
         };
         let (creation, at) = (hold.node().read(NodeState::creation), hold.now());
-        let now = Now::since(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.asked));
+        let now = Now::since(creation.ctime, at.saturating_sub(creation.answered), at.saturating_sub(creation.sent));
         let Some(last) = last.filter(|last| now.is_within(self.period, last.at)) else {
             return Ok(Work::Due(OnceGuard { guard, host: self.host, label: self.label, had_record: is_there }));
         };

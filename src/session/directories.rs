@@ -109,7 +109,7 @@ impl Ghosts {
         let all = self.0.lock();
         let Some(ghosts) = all.get(directory) else { return Vec::new() };
         let known = names.iter().filter_map(|name| ghosts.get_key_value(&**name));
-        known.filter(|(_, by)| passes(mode, **by)).map(|(name, _)| Arc::clone(name)).collect()
+        known.filter(|(_, passable_by)| may_pass(mode, **passable_by)).map(|(name, _)| Arc::clone(name)).collect()
     }
 
     /// As [`Ghosts::among`], for all names that the server shows in the directory. Forgets ghosts that are no longer
@@ -138,7 +138,7 @@ impl Ghosts {
     }
 
     /// Adds a ghost for this mode. Returns whether it is new.
-    pub(super) fn enter(&self, directory: &str, name: &Arc<str>, by: Mode) -> bool {
+    pub(super) fn enter(&self, directory: &str, name: &Arc<str>, passable_by: Mode) -> bool {
         let mut all = self.0.lock();
         if all.values().map(BTreeMap::len).sum::<usize>() >= KNOWN_MAX {
             all.clear();
@@ -146,15 +146,15 @@ impl Ghosts {
         let ghosts = all.entry(directory.into()).or_default();
         let before = ghosts.get(name).copied();
         if before != Some(Mode::Write) {
-            ghosts.insert(Arc::clone(name), by);
+            ghosts.insert(Arc::clone(name), passable_by);
         }
         before.is_none()
     }
 }
 
 /// Returns whether a contender of this mode may pass over a ghost that was added for the mode `by`.
-pub(super) fn passes(mode: Mode, by: Mode) -> bool {
-    mode == Mode::Read || by == Mode::Write
+pub(super) fn may_pass(mode: Mode, passable_by: Mode) -> bool {
+    mode == Mode::Read || passable_by == Mode::Write
 }
 
 #[cfg(test)]

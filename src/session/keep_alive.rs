@@ -68,10 +68,10 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNo
     while !unwatched.is_empty() {
         let mut unknown = Vec::new();
         for some in unwatched.chunks(ARMED_AT_ONCE) {
-            let asked: Vec<_> = some.iter().map(|node| (node, node.ask_to_watch(&session))).collect();
-            for (node, asked) in asked {
-                let Some(asked) = asked else { continue };
-                match store_watch(&session, node, asked).await {
+            let requested: Vec<_> = some.iter().map(|node| (node, node.request_watch(&session))).collect();
+            for (node, requested) in requested {
+                let Some(requested) = requested else { continue };
+                match store_watch(&session, node, requested).await {
                     Ok(()) | Err(Failure::Over(_)) => {}
                     Err(Failure::Unknown(_)) => unknown.push(Arc::clone(node)),
                     Err(failure) => cannot_watch(node, &failure),
@@ -94,9 +94,9 @@ async fn watch_own(session: Arc<dyn Session>, mut unwatched: Vec<Arc<ContenderNo
 pub(crate) async fn store_watch(
     session: &Arc<dyn Session>,
     node: &Arc<ContenderNode>,
-    asked: OwnWatch,
+    requested: OwnWatch,
 ) -> Result<(), Failure> {
-    let OwnWatch { path, watch } = asked;
+    let OwnWatch { path, watch } = requested;
     let answer = match watch.await {
         Err(Failure::NoNode) => match presence::is_there(session, &path, None).await {
             Ok(true) => Err(Failure::Refused(presence::log_disagreement(session, &path))),
@@ -186,7 +186,7 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         let left = lease.remaining();
         // Every hold is lost when the lease runs out, even if no task asks.
         if left.is_none() && !std::mem::replace(&mut is_lapse_reported, true) {
-            store.look_at_all();
+            store.find_all_losses();
         }
         is_lapse_reported &= left.is_none();
         let now = lease.now();
@@ -212,13 +212,13 @@ async fn renew(session: &Weak<dyn Session>, store: &Arc<SessionStore>) {
         let pause = live.sleep(nap);
         drop(live);
         let mut woken = std::pin::pin!(woken);
-        let is_over = tokio::select! {
+        let is_timer_dead = tokio::select! {
             biased;
             () = &mut woken => false,
             () = pause => lease.now() < now + nap / 2,
         };
         // A timer that fires at once belongs to a runtime that has ended.
-        if is_over {
+        if is_timer_dead {
             store.plan_renewal(Moment::MAX, false);
             woken.await;
         }
@@ -262,7 +262,7 @@ async fn check_own(session: &Arc<dyn Session>) {
         drop(session.sync("/").await);
     }
     let checks: Vec<_> = to_check.iter().map(|(_, path)| check(path, None)).collect();
-    for ((node, path), holds) in to_check.iter().zip(presence::ask_once(session, &checks).await) {
+    for ((node, path), holds) in to_check.iter().zip(presence::run_checks_once(session, &checks).await) {
         match holds {
             Ok(false) => node.record_gone_from(path),
             Err(failure @ Failure::NoAuth(_)) => {
@@ -280,7 +280,7 @@ impl ContenderNode {
     }
 
     /// Requests a watch on this node, unless one was requested already. The request is on its way when this returns.
-    pub(crate) fn ask_to_watch(&self, session: &Arc<dyn Session>) -> Option<OwnWatch> {
+    pub(crate) fn request_watch(&self, session: &Arc<dyn Session>) -> Option<OwnWatch> {
         let path = self.change(|it| it.known.begin_to_watch())?;
         Some(OwnWatch { watch: session.watch(&path), path })
     }

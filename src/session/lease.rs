@@ -152,11 +152,11 @@ impl Lease {
         (self.clock)()
     }
 
-    /// Records that the ensemble created the session, in answer to a handshake sent at `asked` or later. Returns whether
+    /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later. Returns whether
     /// the lease lapsed since the last call.
-    pub(super) fn began(&self, asked: Moment) -> bool {
-        self.state.lock().answered = asked;
-        self.counts(asked)
+    pub(super) fn began(&self, sent: Moment) -> bool {
+        self.state.lock().answered = sent;
+        self.count_touch(sent)
     }
 
     /// Records the answer to a request that was sent at `sent`.
@@ -196,7 +196,7 @@ impl Lease {
             }
         }
         drop(state);
-        let lapsed = newest.is_some_and(|touch| self.counts(touch));
+        let lapsed = newest.is_some_and(|touch| self.count_touch(touch));
         self.answered(sent);
         lapsed
     }
@@ -209,7 +209,7 @@ impl Lease {
         }
     }
 
-    fn counts(&self, touch: Moment) -> bool {
+    fn count_touch(&self, touch: Moment) -> bool {
         let now = self.now();
         let mut state = self.state.lock();
         let lapsed = state.lapse(now);

@@ -57,7 +57,7 @@ pub struct Deletion {
 
 /// The next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask<'a> {
+pub enum RemovalRequest<'a> {
     /// Await the answer to the create.
     Created,
     /// Delete this node.
@@ -73,19 +73,19 @@ pub enum Ask<'a> {
 /// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// To [`Ask::Created`]: the node's path.
+    /// To [`RemovalRequest::Created`]: the node's path.
     Created(Result<String, Failure>),
-    /// To [`Ask::Delete`] and [`Ask::Restart`].
+    /// To [`RemovalRequest::Delete`] and [`RemovalRequest::Restart`].
     Deleted(Result<(), Failure>),
-    /// To [`Ask::List`]: the paths of the owner's nodes.
+    /// To [`RemovalRequest::List`]: the paths of the owner's nodes.
     Listed(Result<Vec<String>, Failure>),
-    /// To [`Ask::Link`].
+    /// To [`RemovalRequest::Link`].
     Linked(Result<(), Failure>),
 }
 
 /// A fact that the caller reports, besides the next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum RemovalReport {
     /// The ensemble does not let this session write to its nodes.
     SignalRefused,
     /// A node cannot be removed. The next one is tried.
@@ -104,19 +104,19 @@ impl Leaving {
     ///
     /// # Errors
     /// Why the node stays, or that it was gone before the first request.
-    pub fn asks(&self) -> Result<Ask<'_>, &Result<(), Failure>> {
+    pub fn next_request(&self) -> Result<RemovalRequest<'_>, &Result<(), Failure>> {
         Ok(match self {
-            Leaving::Coming { .. } => Ask::Created,
-            Leaving::Deleting(deletion) => Ask::Delete(deletion),
-            Leaving::Listing => Ask::List,
-            Leaving::Cut(_) => Ask::Link,
-            Leaving::Restarting => Ask::Restart,
+            Leaving::Coming { .. } => RemovalRequest::Created,
+            Leaving::Deleting(deletion) => RemovalRequest::Delete(deletion),
+            Leaving::Listing => RemovalRequest::List,
+            Leaving::Cut(_) => RemovalRequest::Link,
+            Leaving::Restarting => RemovalRequest::Restart,
             Leaving::Gone(outcome) => return Err(outcome),
         })
     }
 
     /// Handles the answer to the last request.
-    pub fn on(self, answer: Input) -> (Leaving, Option<Shown>) {
+    pub fn on(self, answer: Input) -> (Leaving, Option<RemovalReport>) {
         let next = match (self, answer) {
             (Leaving::Coming { sweeps }, Input::Created(created)) => match created {
                 Ok(path) => Leaving::Deleting(Deletion { path, sweeps, ..Deletion::default() }),
@@ -135,7 +135,7 @@ impl Leaving {
                 Err(Failure::NoNode) => Leaving::Gone(Ok(())),
                 Err(Failure::Unknown(_)) => Leaving::Cut(Box::new(Leaving::Listing)),
                 Err(over @ Failure::Over(_)) => Leaving::Gone(Err(over)),
-                Err(failure) => return (Leaving::Gone(Ok(())), Some(Shown::Unlisted(failure))),
+                Err(failure) => return (Leaving::Gone(Ok(())), Some(RemovalReport::Unlisted(failure))),
             },
             (Leaving::Cut(again), Input::Linked(Ok(()))) => *again,
             (Leaving::Cut(_), Input::Linked(Err(over))) => Leaving::Gone(Err(over)),
@@ -148,7 +148,7 @@ impl Leaving {
 }
 
 impl Deletion {
-    fn on(mut self, answer: Result<(), Failure>) -> (Leaving, Option<Shown>) {
+    fn on(mut self, answer: Result<(), Failure>) -> (Leaving, Option<RemovalReport>) {
         let (index, failure) = match answer {
             Ok(()) => return (self.ended(Ok(())), None),
             Err(Failure::Operation { index, failure }) => (index, *failure),
@@ -164,13 +164,13 @@ impl Deletion {
             // says nothing about signals, because it concerns only this directory.
             Failure::NoAuth(_) | Failure::Refused(_) if self.signals && index == 0 => {
                 self.signals = false;
-                (Leaving::Deleting(self), Some(Shown::SignalRefused))
+                (Leaving::Deleting(self), Some(RemovalReport::SignalRefused))
             }
             failure => {
                 let goes_on = self.sweeps || !self.rest.is_empty();
                 let is_there = goes_on && !matches!(failure, Failure::NoNode | Failure::Over(_));
-                let shown = is_there.then(|| Shown::Stays(self.path.clone(), failure.clone()));
-                (self.ended(Err(failure)), shown)
+                let report = is_there.then(|| RemovalReport::Stays(self.path.clone(), failure.clone()));
+                (self.ended(Err(failure)), report)
             }
         }
     }

@@ -380,8 +380,8 @@ impl ContenderNode {
     }
 
     /// Awaits the requested watch and stores it. If the node does not exist, the hold is lost.
-    pub(crate) async fn store_watch(self: &Arc<Self>, asked: OwnWatch) -> Result<(), Failure> {
-        let OwnWatch { path, watch } = asked;
+    pub(crate) async fn store_watch(self: &Arc<Self>, requested: OwnWatch) -> Result<(), Failure> {
+        let OwnWatch { path, watch } = requested;
         match watch.await {
             Ok(watch) => {
                 self.arm(&path, watch);

@@ -18,7 +18,7 @@ use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::session::contract::Session;
-use crate::session::directories::passes;
+use crate::session::directories::may_pass;
 use crate::session::request::{Event, Failure, Operation, Outcome, Watch};
 use crate::session::retry::{self, Tries, repeated};
 use crate::sync::random;
@@ -46,66 +46,66 @@ pub(crate) fn check(path: impl Into<String>, version: Option<i32>) -> Operation 
 }
 
 /// Returns for each check whether it holds at the leader now.
-pub(crate) async fn ask(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
-    let mut question = Question::of(session, checks);
-    while question.ask(session, checks, &Tries::LOST_ANSWERS).await {}
-    question.known
+pub(crate) async fn run_checks(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
+    let mut results = CheckResults::of(session, checks);
+    while results.send_open(session, checks, &Tries::LOST_ANSWERS).await {}
+    results.known
 }
 
-/// As [`ask`], but each transaction is sent once. The checks behind a failed one stay unknown.
-pub(super) async fn ask_once(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
-    let mut question = Question::of(session, checks);
-    question.ask(session, checks, &Tries::NONE).await;
-    question.known
+/// As [`run_checks`], but each transaction is sent once. The checks behind a failed one stay unknown.
+pub(super) async fn run_checks_once(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<Holds> {
+    let mut results = CheckResults::of(session, checks);
+    results.send_open(session, checks, &Tries::NONE).await;
+    results.known
 }
 
 /// Returns the indices of the checks that do not hold.
 pub(crate) async fn failing(session: &Arc<dyn Session>, checks: &[Operation]) -> Vec<usize> {
-    let known = ask(session, checks).await.into_iter().enumerate();
+    let known = run_checks(session, checks).await.into_iter().enumerate();
     known.filter(|(_, holds)| *holds == Ok(false)).map(|(index, _)| index).collect()
 }
 
 /// Returns whether the leader has this node, in this version if one is given.
 pub(crate) async fn is_there(session: &Arc<dyn Session>, path: impl Into<String>, version: Option<i32>) -> Holds {
-    ask(session, &[check(path, version)]).await.swap_remove(0)
+    run_checks(session, &[check(path, version)]).await.swap_remove(0)
 }
 
 /// Returns the first of these nodes that is there. Asks until it is known, or the session is over.
 pub(crate) async fn first_there(session: &Arc<dyn Session>, paths: &[String]) -> Result<Option<String>, Failure> {
     let checks: Vec<_> = paths.iter().map(|path| check(path, None)).collect();
-    let mut question = Question::of(session, &checks);
-    while question.ask(session, &checks, &Tries::ENDLESS).await {}
-    match question.known.iter().position(|holds| *holds == Ok(true)) {
+    let mut results = CheckResults::of(session, &checks);
+    while results.send_open(session, &checks, &Tries::ENDLESS).await {}
+    match results.known.iter().position(|holds| *holds == Ok(true)) {
         Some(there) => Ok(Some(paths[there].clone())),
-        None => question.known.into_iter().find_map(Result::err).map_or(Ok(None), Err),
+        None => results.known.into_iter().find_map(Result::err).map_or(Ok(None), Err),
     }
 }
 
 /// Several checks, and their results so far.
-struct Question {
+struct CheckResults {
     known: Vec<Holds>,
     /// The checks that are to be asked. Each range becomes one transaction.
     open: Vec<Range<usize>>,
 }
 
-impl Question {
-    fn of(session: &Arc<dyn Session>, checks: &[Operation]) -> Question {
+impl CheckResults {
+    fn of(session: &Arc<dyn Session>, checks: &[Operation]) -> CheckResults {
         let longest = checks.iter().map(|check| session.request_bytes(slice::from_ref(check))).max();
-        Question::new(checks.len(), longest.unwrap_or_default())
+        CheckResults::new(checks.len(), longest.unwrap_or_default())
     }
 
-    /// Returns a question of `checks` checks, each of at most `longest` bytes.
-    fn new(checks: usize, longest: usize) -> Question {
-        let known = vec![Err(Failure::Unknown("not asked".to_owned())); checks];
-        Question { known, open: divided(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
+    /// Returns a results of `checks` checks, each of at most `longest` bytes.
+    fn new(checks: usize, longest: usize) -> CheckResults {
+        let known = vec![Err(Failure::Unknown("not checked".to_owned())); checks];
+        CheckResults { known, open: divided(0..checks, CHECKS_MAX.min(BYTES_MAX / longest.max(1))) }
     }
 
     /// Sends the open checks, and records the answers. Returns whether any check was open.
-    async fn ask(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &Tries) -> bool {
+    async fn send_open(&mut self, session: &Arc<dyn Session>, checks: &[Operation], tries: &Tries) -> bool {
         let parts = self.parts();
-        let asked =
+        let answers =
             parts.iter().map(|part| repeated(session, tries.clone(), || session.transact(&checks[part.clone()])));
-        for (part, answer) in parts.iter().zip(join_all(asked).await) {
+        for (part, answer) in parts.iter().zip(join_all(answers).await) {
             self.record(part, answer.map(drop));
         }
         !parts.is_empty()
@@ -243,14 +243,18 @@ pub(crate) async fn ghosts_of(
         Some(check(format!("{directory}/{}", writer.downgraded()), None))
     };
     let (writers, checks): (Vec<_>, Vec<_>) = gone.iter().filter_map(|name| Some((name, as_reader(name)?))).unzip();
-    let known = writers.into_iter().zip(ask(session, &checks).await);
+    let known = writers.into_iter().zip(run_checks(session, &checks).await);
     let readers: BTreeSet<_> = known.filter(|(_, holds)| *holds != Ok(false)).map(|(name, _)| name).collect();
-    let by = |name| if readers.contains(name) { Mode::Read } else { Mode::Write };
-    let found: Vec<_> = gone.iter().map(|name| (name, by(name))).collect();
+    let passable_by = |name| if readers.contains(name) { Mode::Read } else { Mode::Write };
+    let found: Vec<_> = gone.iter().map(|name| (name, passable_by(name))).collect();
     let ghosts = session.store().ghosts();
-    let new = found.iter().filter(|(name, by)| ghosts.enter(directory, name, *by));
+    let new = found.iter().filter(|(name, passable_by)| ghosts.enter(directory, name, *passable_by));
     report_listed(session, directory, new.map(|(name, _)| Arc::clone(name)).collect());
-    found.into_iter().filter(|(_, by)| passes(mode, *by)).map(|(name, _)| Arc::clone(name)).collect()
+    found
+        .into_iter()
+        .filter(|(_, passable_by)| may_pass(mode, *passable_by))
+        .map(|(name, _)| Arc::clone(name))
+        .collect()
 }
 
 /// As [`ghosts_among`], for contenders in the way in the order of arrival. Asks until [`NAMED`] of them may be there.
@@ -279,7 +283,7 @@ pub(crate) fn report(session: &Arc<dyn Session>, path: &str, version: Option<i32
     let checks = [check(path, version)];
     // One connection carries all three requests; another server might only lag.
     let (before, read, after) = (session.transact(&checks), session.data(path), session.transact(&checks));
-    let (asked, path) = (Arc::clone(session), path.to_owned());
+    let (on, path) = (Arc::clone(session), path.to_owned());
     session.spawn(Box::pin(async move {
         let (before, read, after) = (answered(before.await), read.await, answered(after.await));
         let is_at_server = match read {
@@ -289,7 +293,7 @@ pub(crate) fn report(session: &Arc<dyn Session>, path: &str, version: Option<i32
         };
         // If the two checks differ, the node changed in between.
         if before == after && before.is_some_and(|is_there| is_there != is_at_server) {
-            let _logged = log_disagreement(&asked, &path);
+            let _logged = log_disagreement(&on, &path);
         }
     }));
 }
@@ -300,13 +304,13 @@ pub(crate) fn report_listed(session: &Arc<dyn Session>, directory: &str, gone: V
     let Some(first) = gone.first() else { return };
     let checks = [check(format!("{directory}/{first}"), None)];
     let (before, names, after) = (session.transact(&checks), session.children(directory), session.transact(&checks));
-    let (asked, directory) = (Arc::clone(session), directory.to_owned());
+    let (on, directory) = (Arc::clone(session), directory.to_owned());
     session.spawn(Box::pin(async move {
         let (before, names, after) = (answered(before.await), names.await, answered(after.await));
         let Ok(names) = names else { return };
         if (before, after) == (Some(false), Some(false)) {
             for ghost in gone.iter().filter(|ghost| names.iter().any(|name| **name == ***ghost)) {
-                let _logged = log_disagreement(&asked, &format!("{directory}/{ghost}"));
+                let _logged = log_disagreement(&on, &format!("{directory}/{ghost}"));
             }
         }
     }));
@@ -314,9 +318,9 @@ pub(crate) fn report_listed(session: &Arc<dyn Session>, directory: &str, gone: V
 
 /// Returns whether the check holds, from the answer to a transaction of one check; `None` if that is not known.
 fn answered(answer: Result<Vec<Outcome>, Failure>) -> Option<bool> {
-    let mut question = Question::new(1, 0);
-    question.record(&(0..1), answer.map(drop));
-    question.known.pop()?.ok()
+    let mut results = CheckResults::new(1, 0);
+    results.record(&(0..1), answer.map(drop));
+    results.known.pop()?.ok()
 }
 
 /// Returns whether the leader has a node that the server denies. If so, the caller may ask the server again, but only a

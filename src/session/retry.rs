@@ -58,24 +58,24 @@ impl Tries {
 }
 
 /// Sends a request again after each reconnect until its outcome is known, within [`Tries::LOST_ANSWERS`].
-pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
+pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, request: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    repeated(session, Tries::LOST_ANSWERS, ask).await
+    repeated(session, Tries::LOST_ANSWERS, request).await
 }
 
 /// As [`until_known`], within the given tries.
 pub(crate) async fn repeated<T, F>(
     session: &Arc<dyn Session>,
     mut tries: Tries,
-    ask: impl Fn() -> F,
+    request: impl Fn() -> F,
 ) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
     loop {
-        match ask().await {
+        match request().await {
             Err(failure) => tries.again(session, failure).await?,
             answer => return answer,
         }

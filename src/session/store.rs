@@ -62,10 +62,10 @@ impl SessionStore {
         &self.lease
     }
 
-    /// Records that the ensemble created the session, in answer to a handshake sent at `asked` or later.
-    pub fn began(&self, asked: Moment) {
-        let lapsed = self.lease.began(asked);
-        self.look_at_all_if(lapsed);
+    /// Records that the ensemble created the session, in answer to a handshake sent at `sent` or later.
+    pub fn began(&self, sent: Moment) {
+        let lapsed = self.lease.began(sent);
+        self.find_all_losses_if(lapsed);
     }
 
     /// Records the answer to a request that was sent at `sent`.
@@ -76,7 +76,7 @@ impl SessionStore {
     /// As [`SessionStore::answered`], for an operation that a quorum has acknowledged.
     pub fn acknowledged(&self, sent: Moment) {
         let lapsed = self.lease.acknowledged(sent);
-        self.look_at_all_if(lapsed);
+        self.find_all_losses_if(lapsed);
     }
 
     /// Records that the handshake of the current connection resumed this session. The handshake counts as soon as an
@@ -113,7 +113,7 @@ impl SessionStore {
         self.lease.end(why);
         self.members.lock().over = true;
         // Each node that is not lost yet is lost with the session, even if an event reports its removal later.
-        self.look_at_all();
+        self.find_all_losses();
         self.wake_renewal();
         self.unwatched.wake.notify_one();
     }
@@ -176,9 +176,9 @@ impl SessionStore {
     }
 
     /// Looks at every node if the lease lapsed, so that each hold is lost even if the same answer renews the lease.
-    fn look_at_all_if(&self, lapsed: bool) {
+    fn find_all_losses_if(&self, lapsed: bool) {
         if lapsed {
-            self.look_at_all();
+            self.find_all_losses();
         }
     }
 }
@@ -193,21 +193,21 @@ impl fmt::Debug for SessionStore {
 /// once no contender up to the holder's node is left.
 pub(crate) struct HandOff {
     pub(crate) path: Arc<str>,
-    is_gone: AtomicBool,
+    is_confirmed: AtomicBool,
 }
 
 impl HandOff {
     fn new(path: Arc<str>) -> HandOff {
-        HandOff { path, is_gone: AtomicBool::new(false) }
+        HandOff { path, is_confirmed: AtomicBool::new(false) }
     }
 
     /// Records that no contender is left, so the signal was true.
     pub(crate) fn confirm(&self) {
-        self.is_gone.store(true, Ordering::Release);
+        self.is_confirmed.store(true, Ordering::Release);
     }
 
     pub(crate) fn is_confirmed(&self) -> bool {
-        self.is_gone.load(Ordering::Acquire)
+        self.is_confirmed.load(Ordering::Acquire)
     }
 }
 
@@ -217,7 +217,7 @@ struct Members {
     /// Hand-offs to check, by the path of the node that must be gone.
     handed_off: HashMap<Arc<str>, HandedOff>,
     /// The last hand-off that was confirmed.
-    gone: Option<Arc<HandOff>>,
+    last_confirmed: Option<Arc<HandOff>>,
     /// Nodes that are deleted after their last use.
     leaving: Vec<Weak<ContenderNode>>,
     over: bool,
@@ -228,7 +228,7 @@ struct Members {
 struct HandedOff {
     signal: Arc<HandOff>,
     granted: Vec<Arc<ContenderNode>>,
-    is_asked: bool,
+    is_under_check: bool,
 }
 
 impl SessionStore {
@@ -255,20 +255,21 @@ impl SessionStore {
     pub(crate) fn hand_off(&self, path: &Arc<str>) -> Arc<HandOff> {
         let members = self.members.lock();
         let known = members.handed_off.get(path).map(|handed| &handed.signal);
-        let known = known.or(members.gone.as_ref().filter(|gone| gone.path == *path));
+        let known = known.or(members.last_confirmed.as_ref().filter(|last| last.path == *path));
         known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
     }
 
     /// Asks keep-alive to check that the holder's node is gone, because that holder's signal let `node` in.
     pub(crate) fn request_check(&self, signal: &Arc<HandOff>, node: &Arc<ContenderNode>) {
         let mut members = self.members.lock();
-        let is_gone = signal.is_confirmed() || members.gone.as_ref().is_some_and(|gone| gone.path == signal.path);
-        if is_gone && !members.handed_off.contains_key(&signal.path) {
+        let is_confirmed =
+            signal.is_confirmed() || members.last_confirmed.as_ref().is_some_and(|last| last.path == signal.path);
+        if is_confirmed && !members.handed_off.contains_key(&signal.path) {
             return signal.confirm();
         }
         let handed = members.handed_off.entry(Arc::clone(&signal.path)).or_insert_with(|| {
             let signal = Arc::clone(signal);
-            HandedOff { signal, granted: Vec::new(), is_asked: false }
+            HandedOff { signal, granted: Vec::new(), is_under_check: false }
         });
         handed.granted.push(Arc::clone(node));
         drop(members);
@@ -293,20 +294,20 @@ impl SessionStore {
     /// Returns the paths to check: the nodes of hand-offs that let in a contender which still holds.
     pub(super) fn take_unchecked(&self) -> Vec<Arc<str>> {
         let mut members = self.members.lock();
-        members.handed_off.retain(|_, handed| handed.is_asked || handed.granted.iter().any(|it| it.is_holding()));
-        let unasked = members.handed_off.iter_mut().filter(|(_, handed)| !handed.is_asked);
-        let asked = unasked.map(|(path, handed)| {
-            handed.is_asked = true;
+        members.handed_off.retain(|_, handed| handed.is_under_check || handed.granted.iter().any(|it| it.is_holding()));
+        let unchecked = members.handed_off.iter_mut().filter(|(_, handed)| !handed.is_under_check);
+        let paths = unchecked.map(|(path, handed)| {
+            handed.is_under_check = true;
             Arc::clone(path)
         });
-        asked.collect()
+        paths.collect()
     }
 
     /// Records that no contender up to the node of this hand-off is left, so contenders that it lets in later need no
     /// check.
     pub(super) fn record_confirmed(&self, signal: Arc<HandOff>) {
         signal.confirm();
-        self.members.lock().gone = Some(signal);
+        self.members.lock().last_confirmed = Some(signal);
     }
 
     /// Ends the check of a hand-off. Returns the hand-off, and our nodes that were granted by it.
@@ -319,7 +320,7 @@ impl SessionStore {
     }
 
     /// Looks at each node and reports each loss. Then wakes every task that waits for a loss.
-    pub(crate) fn look_at_all(&self) {
+    pub(crate) fn find_all_losses(&self) {
         for node in self.all() {
             node.find_loss();
         }

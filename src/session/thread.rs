@@ -47,24 +47,24 @@ pub(crate) const FORKED: Moment = Duration::from_secs(1 << 40);
 
 /// The shortest time between two calls of `std::process::id`, in nanoseconds. No process forks faster, and a hold is
 /// checked millions of times a second.
-const ASKED_EVERY: u64 = 20_000;
+const FORK_CHECK_EVERY: u64 = 20_000;
 
 /// The time of the last such call, in nanoseconds since boot.
-static ASKED: AtomicU64 = AtomicU64::new(0);
+static FORK_CHECKED_AT: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the time since boot, or [`FORKED`] in a forked process: the clock of a lease whose session only this process
 /// has.
 pub(crate) fn since_boot_here() -> Moment {
     let now = since_boot();
     let at = nanos(now);
-    if at.wrapping_sub(ASKED.load(Ordering::Relaxed)) < ASKED_EVERY {
+    if at.wrapping_sub(FORK_CHECKED_AT.load(Ordering::Relaxed)) < FORK_CHECK_EVERY {
         return now;
     }
     let process = PROCESS.load(Ordering::Relaxed);
     if process != 0 && process != std::process::id() {
         return FORKED;
     }
-    ASKED.store(at, Ordering::Relaxed);
+    FORK_CHECKED_AT.store(at, Ordering::Relaxed);
     now
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use stateright::{Checker, Model, Property};
 use zk_rwlock::coordinator::{
-    Ask, Contender, Created, Denied, Ending, Failure, Input, Leaving, NodeState, Phase, Shown,
+    Contender, Created, Denied, Ending, Failure, Input, Leaving, NodeState, Phase, RemovalReport, RemovalRequest,
 };
 use zk_rwlock::{Loss, Mode};
 
@@ -165,7 +165,7 @@ impl Member {
 
     fn asks_for_node(&mut self) {
         self.creates += 1;
-        self.node.asked(NOW, 0);
+        self.node.create_sent(NOW, 0);
         self.send(What::Create, By::Acquisition);
     }
 
@@ -181,9 +181,11 @@ impl Member {
 
     /// Sends the request that a removal needs.
     fn asks(&mut self, removal: usize) {
-        let what = match self.removals[removal].asks() {
-            Ok(Ask::Delete(deletion)) => What::Delete { path: deletion.path.clone(), signals: deletion.signals },
-            Ok(Ask::List) => What::List,
+        let what = match self.removals[removal].next_request() {
+            Ok(RemovalRequest::Delete(deletion)) => {
+                What::Delete { path: deletion.path.clone(), signals: deletion.signals }
+            }
+            Ok(RemovalRequest::List) => What::List,
             // The create is in progress, the connection is down, or the removal is over.
             _ => return,
         };
@@ -192,8 +194,8 @@ impl Member {
 
     fn removal_hears(&mut self, removal: usize, input: Input) {
         let leaving = std::mem::replace(&mut self.removals[removal], Leaving::Listing);
-        let (next, shown) = leaving.on(input);
-        self.may_signal &= shown != Some(Shown::SignalRefused);
+        let (next, report) = leaving.on(input);
+        self.may_signal &= report != Some(RemovalReport::SignalRefused);
         self.removals[removal] = next;
         self.asks(removal);
     }
@@ -401,7 +403,7 @@ impl State {
                 }
             }
         }
-        let is_gone = |it: &Leaving| it.asks().is_err();
+        let is_gone = |it: &Leaving| it.next_request().is_err();
         let all_gone = state.members.iter().all(|member| member.removals.iter().all(is_gone));
         state.wrong.is_none() && all_gone && state.nodes.is_empty()
     }

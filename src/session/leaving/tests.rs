@@ -22,15 +22,15 @@ fn in_transaction(index: usize, failure: Failure) -> Failure {
 }
 
 /// Returns the next request, in short.
-fn asked(leaving: &Leaving) -> String {
-    match leaving.asks() {
-        Ok(Ask::Created) => "created?".to_owned(),
-        Ok(Ask::Delete(Deletion { path, signals, .. })) => {
+fn next_request_of(leaving: &Leaving) -> String {
+    match leaving.next_request() {
+        Ok(RemovalRequest::Created) => "created?".to_owned(),
+        Ok(RemovalRequest::Delete(Deletion { path, signals, .. })) => {
             format!("{} {path}", if *signals { "signal" } else { "delete" })
         }
-        Ok(Ask::Restart) => "restart".to_owned(),
-        Ok(Ask::List) => "list".to_owned(),
-        Ok(Ask::Link) => "link?".to_owned(),
+        Ok(RemovalRequest::Restart) => "restart".to_owned(),
+        Ok(RemovalRequest::List) => "list".to_owned(),
+        Ok(RemovalRequest::Link) => "link?".to_owned(),
         Err(outcome) => format!("{outcome:?}"),
     }
 }
@@ -39,9 +39,9 @@ fn asked(leaving: &Leaving) -> String {
 #[track_caller]
 fn goes(mut leaving: Leaving, steps: impl IntoIterator<Item = (Input, &'static str)>) {
     for (answer, expected) in steps {
-        let shown;
-        (leaving, shown) = leaving.on(answer);
-        assert_eq!((asked(&leaving), shown), (expected.to_owned(), None));
+        let report;
+        (leaving, report) = leaving.on(answer);
+        assert_eq!((next_request_of(&leaving), report), (expected.to_owned(), None));
     }
 }
 
@@ -82,9 +82,9 @@ fn a_deletion_is_repeated_until_its_outcome_is_known() {
 #[test]
 fn a_refused_signal_is_followed_by_a_plain_delete() {
     for refusal in [no_auth(), Failure::Refused(String::new())] {
-        let (plain, shown) = deleting(true, false).on(deleted(in_transaction(0, refusal)));
-        assert_eq!(shown, Some(Shown::SignalRefused));
-        assert_eq!(asked(&plain), "delete /lock/host~id-WRITE-0000000003");
+        let (plain, report) = deleting(true, false).on(deleted(in_transaction(0, refusal)));
+        assert_eq!(report, Some(RemovalReport::SignalRefused));
+        assert_eq!(next_request_of(&plain), "delete /lock/host~id-WRITE-0000000003");
         assert_eq!(plain.on(deleted(no_auth())), (Leaving::Gone(Err(no_auth())), None));
     }
     // The second operation, the delete, was refused, so the signal counts as allowed.
@@ -134,10 +134,13 @@ fn a_sweep_deletes_each_node_that_a_listing_shows() {
         ],
     );
     goes(Leaving::Listing, [(listed(&["/a", "/b"]), "delete /a"), (deleted(over()), "Err(Over(Expired))")]);
-    let (next, shown) = Leaving::Listing.on(listed(&["/a", "/b"])).0.on(deleted(no_auth()));
-    assert_eq!((asked(&next), shown), ("delete /b".to_owned(), Some(Shown::Stays("/a".to_owned(), no_auth()))));
+    let (next, report) = Leaving::Listing.on(listed(&["/a", "/b"])).0.on(deleted(no_auth()));
+    assert_eq!(
+        (next_request_of(&next), report),
+        ("delete /b".to_owned(), Some(RemovalReport::Stays("/a".to_owned(), no_auth())))
+    );
     let unlisted = Leaving::Listing.on(Input::Listed(Err(no_auth())));
-    assert_eq!(unlisted, (Leaving::Gone(Ok(())), Some(Shown::Unlisted(no_auth()))));
+    assert_eq!(unlisted, (Leaving::Gone(Ok(())), Some(RemovalReport::Unlisted(no_auth()))));
 }
 
 #[test]

@@ -53,7 +53,7 @@ pub(crate) struct Creation {
     /// The time on the ensemble's clock.
     pub(crate) ctime: SystemTime,
     /// A moment before the create, on the session's clock.
-    pub(crate) asked: Moment,
+    pub(crate) sent: Moment,
     /// A moment after the create, on the session's clock.
     pub(crate) answered: Moment,
 }
@@ -101,7 +101,7 @@ impl NodeState {
             path: format!("{directory}/{}", contender.name()),
             contender: Arc::new(contender),
             token: 0,
-            creation: Creation { ctime: SystemTime::UNIX_EPOCH, asked: Moment::MAX, answered: Moment::MAX },
+            creation: Creation { ctime: SystemTime::UNIX_EPOCH, sent: Moment::MAX, answered: Moment::MAX },
             connection: 0,
             may_have_orphan: false,
             unseen: None,
@@ -113,9 +113,9 @@ impl NodeState {
     }
 
     /// Records that the create was sent.
-    pub fn asked(&mut self, now: Moment, connection: u64) {
+    pub fn create_sent(&mut self, now: Moment, connection: u64) {
         (self.phase, self.connection) = (Phase::Coming, connection);
-        self.creation.asked = self.creation.asked.min(now);
+        self.creation.sent = self.creation.sent.min(now);
     }
 
     /// Records that the create failed, or that its answer was lost.

@@ -95,13 +95,13 @@ fn fired(event: Event) -> Watch {
     Box::pin(std::future::ready(event))
 }
 
-fn asked(watch: Result<Watch, Failure>) -> OwnWatch {
+fn requested(watch: Result<Watch, Failure>) -> OwnWatch {
     OwnWatch { path: "/lock/node".to_owned(), watch: Box::pin(std::future::ready(watch)) }
 }
 
 /// Stores the answer to a watch request.
 fn watched(node: &Arc<ContenderNode>, watch: Result<Watch, Failure>) -> Result<(), Failure> {
-    let mut outcome = pin!(node.store_watch(asked(watch)));
+    let mut outcome = pin!(node.store_watch(requested(watch)));
     let Poll::Ready(outcome) = outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("the answer has come, but the future is pending");
     };

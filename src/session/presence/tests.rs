@@ -11,16 +11,16 @@ fn answer(part: &Range<usize>, fails: &dyn Fn(usize) -> Option<Failure>) -> Resu
 }
 
 /// Asks `checks` checks until all results are known. Returns the results, and the numbers of rounds and transactions.
-fn asked(checks: usize, fails: &dyn Fn(usize) -> Option<Failure>) -> (Vec<Holds>, usize, usize) {
-    let (mut question, mut rounds, mut transactions) = (Question::new(checks, 100), 0, 0);
+fn run_all(checks: usize, fails: &dyn Fn(usize) -> Option<Failure>) -> (Vec<Holds>, usize, usize) {
+    let (mut results, mut rounds, mut transactions) = (CheckResults::new(checks, 100), 0, 0);
     loop {
-        let parts = question.parts();
+        let parts = results.parts();
         if parts.is_empty() {
-            return (question.known, rounds, transactions);
+            return (results.known, rounds, transactions);
         }
         rounds += 1;
         transactions += parts.len();
-        parts.iter().for_each(|part| question.record(part, answer(part, fails)));
+        parts.iter().for_each(|part| results.record(part, answer(part, fails)));
     }
 }
 
@@ -30,7 +30,7 @@ fn every_subset_of_failing_checks_is_found() {
         for failing in 0_u32..1 << checks {
             let fails = |check| (failing >> check & 1 == 1).then_some(Failure::NoNode);
             let expected: Vec<_> = (0..checks).map(|check| Ok(fails(check).is_none())).collect();
-            assert_eq!(asked(checks, &fails).0, expected);
+            assert_eq!(run_all(checks, &fails).0, expected);
         }
     }
 }
@@ -44,7 +44,7 @@ fn a_denied_check_leaves_only_its_own_node_unknown() {
             2 | 4 => Some(Failure::NoNode),
             _ => None,
         };
-        let known = asked(6, &fails).0;
+        let known = run_all(6, &fails).0;
         for (check, holds) in known.into_iter().enumerate() {
             let expected = if check == denied { Err(no_auth()) } else { Ok(check != 2 && check != 4) };
             assert_eq!(holds, expected, "check {check}, with {denied} denied");
@@ -54,36 +54,36 @@ fn a_denied_check_leaves_only_its_own_node_unknown() {
 
 #[test]
 fn a_lost_answer_leaves_only_its_own_checks_unknown() {
-    let mut question = Question::new(CHECKS_MAX + 1, 100);
-    let parts = question.parts();
+    let mut results = CheckResults::new(CHECKS_MAX + 1, 100);
+    let parts = results.parts();
     assert_eq!(parts, [0..CHECKS_MAX, CHECKS_MAX..CHECKS_MAX + 1]);
-    question.record(&parts[0], Err(Failure::Unknown("the connection broke".to_owned())));
-    question.record(&parts[1], Ok(()));
-    assert!(question.parts().is_empty());
-    assert!(question.known[..CHECKS_MAX].iter().all(Result::is_err) && question.known[CHECKS_MAX] == Ok(true));
+    results.record(&parts[0], Err(Failure::Unknown("the connection broke".to_owned())));
+    results.record(&parts[1], Ok(()));
+    assert!(results.parts().is_empty());
+    assert!(results.known[..CHECKS_MAX].iter().all(Result::is_err) && results.known[CHECKS_MAX] == Ok(true));
     let beyond = Failure::Operation { index: CHECKS_MAX, failure: Box::new(Failure::NoNode) };
-    question.record(&parts[0], Err(beyond.clone()));
-    assert_eq!((question.parts().len(), &question.known[0]), (0, &Err(beyond)), "the index is outside the transaction");
+    results.record(&parts[0], Err(beyond.clone()));
+    assert_eq!((results.parts().len(), &results.known[0]), (0, &Err(beyond)), "the index is outside the transaction");
 }
 
 #[test]
 fn transactions_stay_below_256_kib() {
     for (longest, expected) in [(60, 1_000), (262, 1_000), (300, 873), (1_100, 238), (1_000_000, 1)] {
-        let mut question = Question::new(3_000, longest);
-        assert!(question.parts().into_iter().take(2).all(|part| part.len() == expected), "{longest}");
+        let mut results = CheckResults::new(3_000, longest);
+        assert!(results.parts().into_iter().take(2).all(|part| part.len() == expected), "{longest}");
     }
 }
 
 /// Three cases: all nodes are there, all are gone, one of a thousand is gone.
 #[test]
 fn each_failing_check_costs_one_more_transaction() {
-    let (_, rounds, transactions) = asked(CHECKS_MAX, &|_| None);
+    let (_, rounds, transactions) = run_all(CHECKS_MAX, &|_| None);
     assert_eq!((rounds, transactions), (1, 1));
-    let (_, rounds, transactions) = asked(17, &|_| Some(Failure::NoNode));
+    let (_, rounds, transactions) = run_all(17, &|_| Some(Failure::NoNode));
     assert_eq!((rounds, transactions), (2, 17));
-    let (_, rounds, transactions) = asked(CHECKS_MAX, &|check| (check == 300).then_some(Failure::NoNode));
+    let (_, rounds, transactions) = run_all(CHECKS_MAX, &|check| (check == 300).then_some(Failure::NoNode));
     assert_eq!((rounds, transactions), (2, 1 + 16));
-    let (_, rounds, transactions) = asked(CHECKS_MAX, &|_| Some(Failure::NoNode));
+    let (_, rounds, transactions) = run_all(CHECKS_MAX, &|_| Some(Failure::NoNode));
     assert_eq!((rounds, transactions), (4, CHECKS_MAX));
 }
 

@@ -40,7 +40,7 @@ fn created(path: &str) -> Created {
 /// Returns a writer in the queue.
 fn waiting() -> NodeState {
     let mut record = absent(Mode::Write);
-    record.asked(NOW, 0);
+    record.create_sent(NOW, 0);
     record.created(&created(WRITER), SESSION, NOW).unwrap();
     record
 }
@@ -54,7 +54,7 @@ fn holding() -> NodeState {
 /// Returns a node of each phase, in order.
 fn of_each_phase() -> Vec<NodeState> {
     let (mut coming, mut moving, mut changing, mut left) = (absent(Mode::Write), waiting(), holding(), holding());
-    coming.asked(NOW, 0);
+    coming.create_sent(NOW, 0);
     moving.begin_move(Some(PERMIT.to_owned()));
     changing.begin_move(None);
     left.leave(true);
@@ -87,24 +87,24 @@ fn a_failed_create_is_repeated_under_the_same_name() {
     assert_eq!((record.phase(), record.path()), (Phase::Absent, "/lock/host~id-WRITE-"));
     assert!(record.contender().sequence() < 0, "a name without a number can never hold");
     for (failure, may_have_orphan) in [(Failure::NoNode, false), (unknown(), true), (Failure::NoNode, true)] {
-        record.asked(NOW, 1);
+        record.create_sent(NOW, 1);
         assert_eq!(record.phase(), Phase::Coming);
         record.refused(&failure);
         assert_eq!((record.phase(), record.may_have_orphan), (Phase::Absent, may_have_orphan));
         assert_eq!(record.path(), "/lock/host~id-WRITE-", "the next create has the same name");
     }
-    record.asked(2 * NOW, 3);
+    record.create_sent(2 * NOW, 3);
     record.created(&created(WRITER), SESSION, 3 * NOW).unwrap();
     assert_eq!((record.phase(), record.path(), record.contender().sequence()), (Phase::Waiting, WRITER, 3));
     assert_eq!((record.token(), record.connection()), (40, 3));
-    assert_eq!((record.creation().asked, record.creation().answered), (NOW, 3 * NOW));
+    assert_eq!((record.creation().sent, record.creation().answered), (NOW, 3 * NOW));
 }
 
 #[test]
 fn a_node_of_another_session_or_foreign_name_is_refused() {
     for (path, session) in [(WRITER, SESSION + 1), ("/lock/strange", SESSION)] {
         let mut record = absent(Mode::Write);
-        record.asked(NOW, 0);
+        record.create_sent(NOW, 0);
         assert!(matches!(record.created(&created(path), session, NOW), Err(Failure::Refused(_))));
         assert_eq!((record.phase(), record.has_node()), (Phase::Absent, false));
     }
@@ -114,7 +114,7 @@ fn a_node_of_another_session_or_foreign_name_is_refused() {
 fn only_a_writer_that_held_signals_its_release() {
     let reader = |holds: bool| {
         let mut record = absent(Mode::Read);
-        record.asked(NOW, 0);
+        record.create_sent(NOW, 0);
         record.created(&created(READER), SESSION, NOW).unwrap();
         if holds {
             record.hold(1);
@@ -144,7 +144,7 @@ fn only_a_writer_that_held_signals_its_release() {
 fn a_node_with_a_high_number_restarts_the_numbers() {
     for (number, restarts) in [(mode::RESTART_FROM - 1, false), (mode::RESTART_FROM, true), (-5, true)] {
         let mut record = absent(Mode::Write);
-        record.asked(NOW, 0);
+        record.create_sent(NOW, 0);
         let named = created(&format!("/lock/host~id-WRITE-{number:010}"));
         record.created(&named, SESSION, NOW).unwrap();
         let Some(Leaving::Deleting(deletion)) = record.leave(true) else { panic!("there is no node to delete") };
@@ -156,7 +156,7 @@ fn a_node_with_a_high_number_restarts_the_numbers() {
 fn the_end_removes_every_node_that_may_exist() {
     let coming = |may_have_orphan| {
         let mut record = absent(Mode::Write);
-        record.asked(NOW, 0);
+        record.create_sent(NOW, 0);
         record.may_have_orphan = may_have_orphan;
         record
     };
