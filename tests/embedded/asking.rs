@@ -1,4 +1,4 @@
-//! `RwLock::ask` on the embedded ensemble: an operator asks processes to give up a lock that they only keep.
+//! `RwLock::ask` on the embedded ensemble. An operator asks processes to give up the nodes that they keep between uses of a lock.
 
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
     RwLock::new(client, DIRECTORY).expect("valid")
 }
 
-/// Returns the version of the directory's data, which counts the asks.
+/// Returns the data version of the lock's directory. Each ask raises that version by one.
 fn version(zk: &Memory) -> i32 {
     let guard = now(plain(&zk.connect()).try_read()).expect("shared");
     now(guard.read_node(DIRECTORY)).expect("held").expect("the node exists").version
@@ -104,7 +104,7 @@ fn a_client_on_a_lagging_server_asks_for_unseen_nodes() {
     drop(write(&plain(&other)));
     drop((read(&kept), read(&kept)));
     other.faults().lag();
-    // The other client's server lags: it shows neither this ask nor the node that was kept afterwards.
+    // The lagging server of `other` shows neither this ask nor the node that `kept` makes after the ask.
     now(plain(&zk).ask()).expect("allowed");
     drop(read(&kept));
     assert_eq!(zk.children(DIRECTORY).len(), 1);
@@ -124,9 +124,9 @@ fn an_ask_whose_answer_is_lost_is_sent_again() {
     }
 }
 
-// Texts about kept nodes.
+// Kept nodes in messages to users.
 
-/// Returns the text without our process id and without ages.
+/// Returns the text without this process's id and without the ages of contenders ("queued 3s ago").
 fn words(text: impl Display) -> String {
     let text = text.to_string().replace(&format!(" pid {}", std::process::id()), "");
     let mut parts = text.split(" queued ");

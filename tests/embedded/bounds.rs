@@ -18,11 +18,11 @@ use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared};
 
 const PATH: &str = "/locks/of-a-service/config";
 
-/// The first sequence number with which no contender may queue up.
+/// From this sequence number on, the lock refuses new contenders, because ZooKeeper's numbers are about to end.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
-/// Acquires a lock on an ensemble that answers each create of a contender with `failure`. Returns the number of creates and
-/// the error.
+/// Acquires a lock on an ensemble that answers each create of a contender's node with `failure`. Returns the number of creates
+/// and the error.
 async fn answered_with(failure: Failure) -> (usize, Error) {
     let count = Count::default();
     let tries = count.clone();
@@ -45,7 +45,7 @@ async fn a_timeout_names_holders_listed_shortly_before() {
     let lock = RwLock::new(&Slow(zk.connect()), PATH).expect("valid");
     let mut waits = task::spawn(lock.write().timeout(Duration::from_secs(1)).into_future());
     assert_pending!(waits.poll());
-    // The listing's reply is still missing shortly before the timeout.
+    // The first advance ends shortly before the timeout of 1 s, the second after it. No listing has been answered by then.
     for passes in [900, 200] {
         tokio::time::advance(Duration::from_millis(passes)).await;
         for _ in 0..20 {
@@ -98,8 +98,8 @@ async fn a_removed_initial_value_is_written_64_times() {
     assert_eq!((writings.now(), error.value_error()), (64, Some(&ValueError::Unset)));
 }
 
-/// A commit without a reply may have been done, so the next commit of the same guard must accept both values as its
-/// predecessor.
+/// The reply to the first commit is lost, so the client does not know which of two values is stored. The next commit of the same
+/// guard must succeed in both cases.
 #[tokio::test(start_paused = true)]
 async fn a_guard_can_commit_again_after_a_commit_in_doubt() {
     let (memory, is_cut_off) = (Memory::new(), Arc::new(AtomicBool::new(false)));
@@ -156,7 +156,7 @@ async fn a_directory_of_used_up_numbers_is_remade_8_times() {
     let tries = count.clone();
     let zk = Hindered::new(&memory, move |asked| {
         if let Request::Create(_, Kind::EphemeralSequential) = asked {
-            // A create before the directory exists uses up no number.
+            // A create in a missing directory fails and uses up no sequence number, so the test does not count that create.
             if !ensemble.children("/locks/of-a-service").is_empty() {
                 tries.one_more();
                 ensemble.faults().set_next_sequence(PATH, REFUSED_FROM);
@@ -184,11 +184,12 @@ async fn a_queue_is_read_on_three_ended_sessions() {
     let began = Instant::now();
     let error = RwLock::new(&zk, PATH).expect("valid").queue().await.expect_err("every session has ended");
     assert!(error.to_string().contains("expired"), "{error}");
-    // The client hands out an ended session until it notices the end, a twentieth of the session timeout later.
+    // After the failure, the client still returns the ended session until it notices the end, a twentieth of the session timeout
+    // (500 ms) later.
     assert_eq!((count.now(), began.elapsed()), (3, Duration::from_secs(1)));
 }
 
-/// Counts its drops.
+/// A reservation on a session. It must be given back only once.
 struct Room(Count);
 
 impl Drop for Room {
@@ -215,8 +216,9 @@ async fn a_session_slot_returns_its_room_once() {
     assert!(!held.is_held());
 }
 
-/// Acquires on a session whose lease has run out. `answer` decides whether each check of the contender's own node fails.
-/// Returns the number of checks, the duration and the result of the acquisition.
+/// Acquires on a session whose lease has run out, so the acquisition must check at the leader that its own node exists. The
+/// closure `answer` gives the failure of each check, or `None`. Returns the number of checks, the duration and the result of the
+/// acquisition.
 async fn confirmed_by(
     answer: impl Fn(usize, &SessionStore) -> Option<Failure> + Send + Sync + 'static,
 ) -> (usize, Duration, Result<(), Error>) {
@@ -230,7 +232,7 @@ async fn confirmed_by(
     let tries = count.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| {
         let Request::Transact([Operation::Check { path, version: None }]) = asked else { return None };
-        // A sync is a check of the directory.
+        // A check of the directory is the session's sync, and does not count.
         if !path.contains("-WRITE-") {
             return None;
         }
@@ -277,21 +279,22 @@ async fn a_removed_node_found_at_the_lease_renewal_is_evicted() {
     assert_eq!(tries, 1);
 }
 
-/// The longest path that a predecessor in this directory may have. A contender reserves room for that path, because it does
-/// not know its predecessor yet.
+/// Returns the length of the longest path that a predecessor in this directory may have. A contender reserves this length,
+/// because it does not know its predecessor yet.
 fn predecessors(directory: &str) -> usize {
     let lock = RwLock::builder(&Memory::new(), directory).host("h".repeat(64)).keep(Duration::from_secs(1));
     now(lock.build().expect("valid").write()).expect("free").node_path().len()
 }
 
-/// The length of the longest path of a node in this directory.
+/// Returns the length of the longest path of a node in this directory.
 fn longest(zk: &Hindered, directory: &str) -> usize {
     let names = zk.memory.children(directory);
     directory.len() + 1 + names.iter().map(String::len).max().expect("the directory has a node")
 }
 
-/// Checks that `needed` bytes are reserved, and at most 16 more: the length of a node's name is not known before the server
-/// has numbered it. With too few, the server would refuse the request that sets the watches again after a reconnect.
+/// Checks that at least `needed` bytes are reserved, and at most 16 more, because the length of a node's name is unknown until
+/// the server has numbered the node. With too few bytes reserved, the server would refuse the request that sets all watches again
+/// after a reconnect.
 fn assert_enough(reserved: &AtomicUsize, needed: usize) {
     let reserved = reserved.load(Ordering::Relaxed);
     assert!((needed..=needed + 16).contains(&reserved), "{reserved} bytes are reserved for {needed}");
@@ -339,8 +342,8 @@ fn a_copy_reserves_room_for_the_values_node() {
     assert_eq!(reserved.load(Ordering::Relaxed), needed, "on the next session");
 }
 
-/// The transaction that ends a session names all its ephemeral nodes, so a session may have only as many as fit into one
-/// request.
+/// The transaction that ends a session names all its ephemeral nodes and must fit into one request. So a session reserves room
+/// for the path of each node.
 #[test]
 fn every_hold_reserves_room_for_its_ephemeral_path() {
     let is_within = |zk: &Hindered, reserved: &AtomicUsize, directory: &str| {

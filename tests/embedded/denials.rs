@@ -1,4 +1,5 @@
-//! Servers that deny or hide what the ensemble has committed: a read never overrules the reply to a commit.
+//! Servers that deny or hide nodes that the ensemble has committed. After a successful commit, such a read does not make the
+//! commit count as failed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +13,8 @@ use zk_rwlock::{Error, Memory, RwLock, Semaphore, Shared};
 const SEMAPHORE: &str = "/limit";
 const LOCK: &str = "/lock";
 
-/// A client whose server answers the next `reads` reads with `failure` if their path contains `of`.
+/// Returns a client whose server answers the next `reads` reads of paths that contain `of` with `failure`. Also returns the
+/// number of such reads still to come.
 fn denying(memory: &Memory, of: &'static str, failure: Failure, reads: usize) -> (Hindered, Arc<AtomicUsize>) {
     let left = Arc::new(AtomicUsize::new(reads));
     let counted = Arc::clone(&left);
@@ -42,7 +44,7 @@ fn a_permit_that_a_server_denies_at_first_is_taken() {
     }
 }
 
-/// A client whose server leaves the contender's own node out of the next `listings` listings.
+/// Returns a client whose server leaves the contender's own node out of the next `listings` listings.
 fn leaving_out(memory: &Memory, listings: usize) -> Hindered {
     let left = AtomicUsize::new(listings);
     Hindered::new(memory, |_| None).with_listings(move |mut names| {
@@ -111,7 +113,7 @@ fn a_downgrade_with_a_lost_reply_survives_a_denial() {
     }
 }
 
-/// A read after a commit that finds nothing does not prove that nothing was written.
+/// A read that finds no node after a commit does not prove that the commit wrote nothing.
 #[tokio::test(start_paused = true)]
 async fn a_denied_value_is_not_reported_as_unwritten() {
     for (reads, is_read) in [(1, true), (3, true), (usize::MAX, false)] {
@@ -137,7 +139,7 @@ async fn a_denied_value_is_not_reported_as_unwritten() {
                 Ok(read) => assert_eq!(*read, 8),
                 Err(error) => check_error(error),
             }
-            // A live value with an initial value waits until the server shows the node.
+            // With an initial value, `live` waits until the server shows the value's node.
             let live = tokio::time::timeout(Duration::from_secs(60), value().live()).await;
             match live {
                 Ok(Ok(live)) => assert_eq!(**live.get(), 8),

@@ -24,7 +24,7 @@ enum Step {
     Outside,
     Waiting,
     Holding,
-    /// A thread of Curator that reads under its own write lock, with a node for each.
+    /// A thread of Curator that holds the write lock and, under that lock, also the read lock, with a node for each.
     HoldingBoth,
     /// A former writer that now holds as a reader.
     Downgraded,
@@ -48,10 +48,11 @@ impl Fleet {
         }
     }
 
-    /// Checks each library's decision for each of its waiters. Returns which waiters may hold.
+    /// Asks the model of each waiter's library whether the waiter may hold, and checks that no writer would hold beside another
+    /// holder. Returns which waiters may hold.
     fn check(&self, steps: &[Step]) -> Vec<bool> {
         let nodes: Vec<_> = steps.iter().enumerate().map(|(i, step)| self.nodes_of(i, *step)).collect();
-        // A server lists the names in any order.
+        // Servers list names in no particular order, so the test lists them in reverse.
         let names: Vec<String> = nodes.iter().rev().flatten().map(|(_, name)| name.clone()).collect();
         let described = || format!("{} {:?} {steps:?}", self.dialect, self.members);
         let holders: Vec<_> =
@@ -93,7 +94,7 @@ impl Fleet {
                 let is_writer = kind.mode == Mode::Write;
                 let next: &[Step] = match step {
                     Step::Outside if i == 0 || steps[i - 1] != Step::Outside => &[Step::Waiting],
-                    // A waiter that may hold can take its turn late, and any waiter can give up.
+                    // A waiter that may hold can take the lock at any later time, and any waiter can give up.
                     Step::Waiting if may_hold[i] => &[Step::Holding, Step::Gone],
                     Step::Waiting => &[Step::Gone],
                     Step::Holding if is_writer && kind.library == Library::Ours => &[Step::Downgraded, Step::Gone],
@@ -131,7 +132,7 @@ fn explore_all(dialect: Dialect, kinds: &[Kind], size: u32) {
 fn libraries_with_curator_names_take_turns() {
     let kinds = Kind::all_in(Dialect::Curator);
     explore_all(Dialect::Curator, &kinds, 3);
-    // Fleets of four are many, and zookeeper-client decides as a writer of kazoo does, so zookeeper-client is left out.
+    // Four contenders have very many states. So this search leaves out zookeeper-client, which decides as a writer of kazoo does.
     let others: Vec<_> = kinds.into_iter().filter(|kind| kind.library != Library::ZookeeperClient).collect();
     explore_all(Dialect::Curator, &others, 4);
 }
@@ -258,7 +259,7 @@ async fn a_contender_of_another_dialect_is_refused_by_name() {
 async fn a_waiter_that_lists_again_refuses_a_foreign_node() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
-        // Two processes are needed, because contenders of one session need not list again.
+        // The first holder is in another process, because a waiter behind a contender of its own session need not list again.
         let first = s.another_process(dialect).read().await.unwrap();
         let second = writer(&s.lock);
         line_becomes(&s.lock, "R+ W-").await;
@@ -411,7 +412,7 @@ async fn an_uncontended_write_and_release_cost_3_requests() {
         for _ in 0..10 {
             s.lock.write().await.unwrap().release().await.unwrap();
         }
-        // A create, a listing, a watch on the own node, and a delete.
+        // Ten times: a create, a listing, a watch on the own node, and a delete.
         assert_eq!(s.zk.requests() - before, 40, "{dialect}");
     }
 }
@@ -475,7 +476,7 @@ async fn a_survey_sees_each_queue_in_its_own_dialect() {
         let lock = RwLock::builder(&s.zk, format!("/locks/{dialect}")).dialect(dialect).build().unwrap();
         std::mem::forget(lock.write().await.unwrap());
     }
-    // The directory has nodes of two dialects, which a lock would refuse.
+    // The survey also reads a directory with nodes of two dialects, which a lock would refuse.
     for dialect in [Dialect::Curator, Dialect::Kazoo] {
         s.make(&foreign_name(dialect, Mode::Read, 7), b"").await;
     }

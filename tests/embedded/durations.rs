@@ -13,7 +13,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const YEARS: Duration = Duration::from_secs(500 * 365 * 24 * 60 * 60);
 const LENGTHS: [Duration; 5] = [Duration::ZERO, Duration::from_nanos(1), SECOND, YEARS, Duration::MAX];
 
-/// Longer than every finite length in the list, and shorter than the endless ones. The time is virtual.
+/// Longer than every finite duration in the list, and shorter than the practically endless ones. The time is virtual.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Returns the value, or `None` if an option was refused.
@@ -25,8 +25,8 @@ fn built<T>(built: Result<T, Error>) -> Option<T> {
     }
 }
 
-/// Uses a lock in three ways: behind a holder that releases while the waiter is not polled, held for long, and behind a
-/// holder whose session ends.
+/// Uses a lock in three ways: behind a holder that releases while the waiter is not polled; as a holder for a long time; and
+/// behind a holder whose session ends.
 async fn use_lock(lock: &RwLock, memory: &Memory) {
     let there = memory.connect();
     let other = RwLock::new(&there, lock.path()).expect("valid");
@@ -98,14 +98,14 @@ async fn options_of_any_length_are_refused_or_obeyed() {
                 Ok::<(), Error>(())
             });
             timeout(LONG, terms).await.expect("one term").expect("granted");
-            // The candidate pauses after its first term if that was no longer than the pause.
+            // A candidate pauses for `one` after a term that is no longer than that pause. This term takes a second.
             let next = timeout(2 * LONG, leader.lead(|_| async {})).await;
             assert_eq!(next.is_err(), one > LONG, "{one:?}");
         }
     }
 }
 
-/// Checks that a call that can only wait ended at its limit.
+/// Checks that a call that could never be granted ended at its limit.
 fn assert_limited<T>(limit: Duration, ended: Result<Result<T, Error>, tokio::time::error::Elapsed>) {
     match ended {
         Err(_still_waits) => assert!(limit > LONG, "{limit:?}"),

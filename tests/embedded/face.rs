@@ -68,7 +68,7 @@ async fn errors_and_queues_mark_contenders_of_this_process() {
             assert_eq!(error.to_string().ends_with(" (this process); 1 ahead"), is_own, "{error}");
         }
     }
-    // Here a use waits for another use of their common node, and reads nothing from the server.
+    // With `keep`, a use waits for another use of the same node in this process, and reads nothing from the server.
     let kept = RwLock::builder(&ours, "/kept").keep(LONG).build().unwrap();
     let _used = now(kept.write()).unwrap();
     let late = kept.write().timeout(Duration::from_millis(20)).await.unwrap_err();
@@ -186,7 +186,7 @@ fn an_error_has_a_source_and_a_kind() {
     assert_eq!(kind(refused(Failure::NoNode)), io::ErrorKind::NotFound);
     assert_eq!(kind(refused(Failure::NodeExists)), io::ErrorKind::AlreadyExists);
     assert_eq!(kind(refused(Failure::NotEmpty)), io::ErrorKind::DirectoryNotEmpty);
-    // A caller that retries without a connection must not retry with wrong credentials.
+    // A caller that retries after a lost connection must not retry after wrong credentials.
     assert_eq!(kind(Error::Closed(Ending::AuthFailed)), io::ErrorKind::PermissionDenied);
     assert_eq!(kind(Error::Closed(Ending::Closed)), io::ErrorKind::NotConnected);
 
@@ -203,7 +203,7 @@ fn an_error_has_a_source_and_a_kind() {
     assert!(back.downcast::<Error>().unwrap().value_error().is_some());
 }
 
-/// The future of `lead` is also sent between the threads of a runtime.
+/// The future of `lead` must be `Send`, because it is spawned on a runtime with several threads.
 #[support::judged(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_work_is_a_closure_or_a_function() {
     async fn number(term: Term) -> i64 {
@@ -216,7 +216,7 @@ async fn leader_work_is_a_closure_or_a_function() {
     let owned = async move |term: Term| {
         seen.push(term.number());
         if seen.len() == 1 {
-            // The next term starts from the state that this term has left.
+            // The closure's state outlives the term: the next term also sees this entry of `seen`.
             assert!(resigns.resign().await);
             std::future::pending::<()>().await;
         }

@@ -1,5 +1,5 @@
-//! Ghosts: nodes that a server still shows although the leader has removed them. Calls that do not wait, and short waits,
-//! must pass over them. In virtual time.
+//! Ghosts: nodes that a server still shows although the leader has removed them. Calls that do not wait, and waits with a short
+//! timeout, must ignore ghosts. The tests run in virtual time.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use zk_rwlock::{Error, Leadership, Memory, Mode, MultiLock, RwLock, Semaphore};
 
 use crate::unheard::{PATH, SECOND, diverged, limit, lock_of, sole_node, two};
 
-/// Two clients. The server of the first goes on showing all present nodes at and below `path`.
+/// Returns another client, whose server goes on showing all nodes that are now at and below `path`.
 fn client_that_shows(theirs: &Memory, path: &str) -> Memory {
     let ours = theirs.connect();
     drop(now(ours.session_slot(0)).expect("open"));
@@ -22,7 +22,7 @@ fn client_that_shows(theirs: &Memory, path: &str) -> Memory {
     ours
 }
 
-/// A client whose server goes on showing the node of a writer that has left. Returns the client and that node's path.
+/// Returns a client whose server goes on showing the node of a writer that has left, and that node's path.
 fn client_that_shows_a_writer(theirs: &Memory) -> (Memory, String) {
     let held = write(&lock_of(theirs));
     let node = held.node_path();
@@ -32,7 +32,7 @@ fn client_that_shows_a_writer(theirs: &Memory) -> (Memory, String) {
     (ours, node)
 }
 
-/// Counts the transactions that consist of checks alone, and the creates.
+/// Returns a client, the number of its transactions with checks alone, and the number of its creates.
 fn counted(zk: &Memory) -> (Hindered, Count, Count) {
     let (checks, creates) = (Count::default(), Count::default());
     let (checked, created) = (checks.clone(), creates.clone());
@@ -112,7 +112,7 @@ async fn a_try_names_holders_and_no_ghost() {
     drop(lock_of(&ours).try_write().await.expect("free"));
 }
 
-/// The first call asks the leader. Later calls of the session know the ghost.
+/// The first call asks the leader whether the ghost exists. Later calls of the session remember the answer.
 #[tokio::test(start_paused = true)]
 async fn a_session_confirms_and_logs_a_ghost_once() {
     let errors = diverged();
@@ -131,14 +131,15 @@ async fn a_session_confirms_and_logs_a_ghost_once() {
         assert_eq!(began.elapsed(), Duration::ZERO);
     }
     assert_eq!((checks.now() - before, errors()), (0, vec![node.clone()]));
-    // Another server does not show the ghost. When a server shows the node again, the leader is asked again.
+    // The next server does not show the ghost, so the call has nothing to ask the leader.
     ours.faults().cut();
     ours.faults().heal();
     drop(lock.try_write().await.expect("free"));
     assert_eq!((checks.now() - before, errors()), (0, vec![node]));
 }
 
-/// A writer may pass over neither the downgraded node nor the writer's node that became it.
+/// The server still shows the writer's node, and hides the reader's node that replaced it by the downgrade. The reader holds, so
+/// a writer must not be granted.
 #[tokio::test(start_paused = true)]
 async fn a_try_write_fails_where_a_downgrade_was_missed() {
     let theirs = Memory::new();
@@ -200,7 +201,7 @@ async fn a_short_wait_passes_over_a_ghost() {
     }
 }
 
-/// The waits run one after the other, because a later one must find the earlier ones in the queue.
+/// The ghosts are the nodes of one expired session: a holder and 20 waiters. One short wait passes over all of them.
 #[tokio::test(start_paused = true)]
 async fn a_short_wait_passes_over_all_ghosts_of_a_session() {
     let theirs = Memory::new();
@@ -272,8 +273,9 @@ async fn a_ghost_permit_is_taken_at_once() {
     }
 }
 
-/// The ghost left the queue when it took a permit, and the server has missed that transaction. The permit counts in the
-/// first check and in later ones, whether or not the session knows the ghost already.
+/// The server has missed the transaction in which a contender left the queue and took a permit. So the server shows the
+/// contender's place in the queue as a ghost, and hides the permit. The permit must count, whether or not the session already
+/// knows the ghost.
 #[tokio::test(start_paused = true)]
 async fn passing_over_a_queue_ghost_counts_its_hidden_permit() {
     let theirs = Memory::new();
@@ -297,7 +299,7 @@ async fn passing_over_a_queue_ghost_counts_its_hidden_permit() {
     drop(semaphore.try_acquire().await.expect("free"));
 }
 
-/// A client whose server shows a waiter for the only permit, although that waiter has left and the permit is free.
+/// Returns a client whose server shows a waiter for the only permit, although that waiter has left and the permit is free.
 fn client_that_shows_a_waiter_for_permits() -> Memory {
     let theirs = Memory::new();
     let other = limit(&theirs, 1);
@@ -324,7 +326,7 @@ async fn a_short_wait_behind_a_ghost_tolerates_slow_commits() {
     drop(Semaphore::new(&ours, "/limit", 1).expect("valid").acquire().timeout(5 * SECOND).await.expect("in time"));
 }
 
-// Leaders, and holders that wait to be contended.
+// Leaders, and holders that wait until a contender comes.
 
 /// Leads until the task is aborted.
 fn leads(zk: &Memory) -> JoinHandle<Result<(), Error>> {
@@ -385,8 +387,8 @@ async fn a_known_ghost_does_not_contend() {
     assert!(timeout(SECOND, held.contended()).await.is_err());
 }
 
-/// Some servers list a ghost but deny that it exists. The ghost is logged as any other, and the leader is not asked for it
-/// without end.
+/// Some servers list a ghost but deny that it exists. The library logs such a ghost like any other, and does not ask the leader
+/// about it for ever.
 #[tokio::test(start_paused = true)]
 async fn a_listed_and_denied_ghost_is_passed_over_and_logged() {
     for waits in [false, true] {

@@ -1,4 +1,4 @@
-//! Futures that are polled once and then never again: they must hold up no other contender.
+//! Futures that have sent requests and are then never polled again. They must not block other contenders.
 
 use std::future::IntoFuture;
 
@@ -16,14 +16,14 @@ fn lock(client: &Wired) -> RwLock {
     RwLock::new(client, DIRECTORY).expect("valid")
 }
 
-/// A client of a lock whose directory exists.
+/// Returns a client of a lock whose directory exists.
 fn client() -> Wired {
     let wired = Wired::new(Memory::new());
     drop(write(&lock(&wired)));
     wired
 }
 
-/// Several acquisitions that have sent their requests, and are not polled when the replies come.
+/// Begins several acquisitions. They send their requests, and are not polled when the replies come.
 fn idle<G: Guard>(wired: &Wired, begin: impl Fn(&RwLock) -> Acquiring<G>) -> Vec<Acquiring<G>> {
     wired.stall();
     let mut idle: Vec<_> = (0..4).map(|_| begin(&lock(wired))).collect();
@@ -91,7 +91,7 @@ fn an_idle_waiter_with_a_removed_node_blocks_nobody() {
     assert_pending!(idle.poll());
     while wired.deliver() {}
     let (done, mut polled) = oneshot::channel();
-    // A background task runs alone, so the waiter is the first to ask for the watch on its node.
+    // No other task runs while this background task does, so the waiter is the first to ask for the watch on its node.
     now(memory.session_slot(0)).expect("always open").session().spawn(Box::pin(async move {
         assert_pending!(idle.poll());
         drop(done.send(idle));
@@ -112,7 +112,7 @@ fn an_idle_waiter_with_a_removed_node_blocks_nobody() {
 fn an_idle_acquisition_with_its_permit_blocks_nobody() {
     let wired = Wired::new(Memory::new());
     let permits = Semaphore::builder(&wired, "/limit").permits(2).build().expect("valid");
-    // Two uses before, so that a newcomer knows its predecessor.
+    // After two uses, the session knows the queue, and so a new contender knows its predecessor.
     (0..2).for_each(|_| drop(now(permits.acquire()).expect("free")));
     let mut idle = task::spawn(permits.acquire().into_future());
     wired.stall();

@@ -1,5 +1,5 @@
-//! Futures that are polled at once, on the thread that wakes them. The embedded ensemble runs its background tasks in this
-//! way, and an executor may do so.
+//! Futures that are polled at once on the thread that wakes them, inside the call of the waker. The embedded ensemble runs its
+//! background tasks in this way, and an executor may do so.
 
 use std::future::{Future, IntoFuture};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,7 +39,7 @@ impl<T: Send + 'static> Inline<T> {
     fn poll(self: &Arc<Self>) {
         let waker = Waker::from(Arc::clone(self));
         loop {
-            // A wake-up during a poll causes another poll afterwards.
+            // A wake-up during a poll only sets the flag. The polling thread then polls once more.
             let Ok(mut future) = self.future.try_lock() else { return };
             let Some(polled) = future.as_mut() else { return };
             if let Poll::Ready(output) = polled.as_mut().poll(&mut Context::from_waker(&waker)) {
@@ -62,7 +62,7 @@ impl<T: Send + 'static> Wake for Inline<T> {
     }
 }
 
-/// Fails if the test deadlocks.
+/// Runs the test on a thread of its own, and fails if the test deadlocks.
 fn ends(test: impl FnOnce() + Send + 'static) {
     let (done, is_done) = mpsc::channel();
     let tested = thread::spawn(move || {
@@ -85,8 +85,8 @@ fn a_refused_use_may_read_the_queue_at_once() {
         let (mut first, second) = (writing(&kept), Inline::new(kept.write()));
         assert_pending!(first.poll());
         second.poll();
-        // Without a reply to its create, the first use cannot hear of an ask. Therefore this use keeps nothing, and the second
-        // use has to queue up itself.
+        // The reply to the first use's create is lost. Without that reply, the use could miss an ask of another contender, so it
+        // does not keep its node. The second use must queue up itself.
         zk.faults().lose_next_reply();
         zk.faults().heal();
         second.is_on.store(true, Ordering::SeqCst);
@@ -97,8 +97,8 @@ fn a_refused_use_may_read_the_queue_at_once() {
     });
 }
 
-/// Both uses share one acquisition. The first polls it, is woken once more, and is then not polled again. The second was
-/// woken as well, and read the queue while the first polled.
+/// Both uses share one acquisition. The first use polls the acquisition, is woken once more, and is then not polled again. The
+/// second use, which was woken as well, reads the queue while the first use polls.
 #[test]
 fn a_use_that_reads_the_queue_outlives_the_polling_use() {
     ends(|| {
@@ -122,7 +122,7 @@ async fn a_panicking_task_ends_its_session_and_is_replaced() {
         if is_cut {
             zk.faults().cut();
         }
-        // The thread that wakes the task runs it, and therefore gets its panic.
+        // The thread that wakes the task also polls it, so the task's panic unwinds into this call.
         let spawned = catch_unwind(AssertUnwindSafe(|| slot.session().spawn(Box::pin(async { panic!("on purpose") }))));
         assert!(spawned.is_err());
         assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Failed));

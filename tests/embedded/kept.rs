@@ -1,4 +1,4 @@
-//! Nodes that a process keeps between uses, polled by hand on the embedded ensemble: no threads and no sleeps.
+//! Nodes that a process keeps between uses, on the embedded ensemble. The futures are polled by hand, without threads and sleeps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use zk_rwlock::{Dialect, Error, HoldState, Loss, Memory, Mode, RwLock};
 
 pub(crate) const DIRECTORY: &str = "/lock";
 
-/// Longer than any test that does not set the idle time itself.
+/// An idle time that is longer than any test that does not set its own.
 pub(crate) const IDLE: Duration = Duration::from_secs(60);
 
 pub(crate) fn keeping<C: Coordinator + Clone>(client: &C) -> RwLock {
@@ -24,7 +24,8 @@ pub(crate) fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
     RwLock::new(client, DIRECTORY).expect("valid")
 }
 
-/// A client that keeps its nodes, and a plain lock of another client. The lock's directory exists and is empty.
+/// Returns a client, a lock of this client that keeps its nodes, and a plain lock of another client. The lock's directory exists
+/// and is empty.
 pub(crate) fn two() -> (Memory, RwLock, RwLock) {
     let zk = Memory::new();
     let other = plain(&zk.connect());
@@ -34,7 +35,7 @@ pub(crate) fn two() -> (Memory, RwLock, RwLock) {
     (zk, kept, other)
 }
 
-/// The modes of the contenders in the directory, in order.
+/// Returns the modes of the contenders in the directory, in the order of the queue.
 pub(crate) fn line(zk: &Memory) -> Vec<Mode> {
     let mut all: Vec<_> = zk.children(DIRECTORY).iter().filter_map(|name| Contender::parse(name)).collect();
     all.sort_by_key(Contender::sequence);
@@ -232,7 +233,7 @@ fn a_waiter_asks_its_own_session_and_the_others() {
     for kept in &all {
         drop((read(kept), read(kept)));
     }
-    // A reader between the kept node of the writer's own session and the writer.
+    // The reader stands in the queue between the writer and the node that the writer's own session keeps.
     let reader = read(&plain(&zk));
     let own = plain(&ours);
     let mut writer = writing(&own);
@@ -579,7 +580,7 @@ fn a_node_idle_before_it_is_watched_hears_asks_too() {
     let forever = RwLock::builder(&zk, DIRECTORY).keep(Duration::MAX).build().expect("valid");
     let slot = now(zk.session_slot(0)).expect("always open");
     let clone = forever.clone();
-    // While a background task runs, no other task does.
+    // The uses must end without another background task, because the ensemble runs one background task at a time.
     slot.session().spawn(Box::pin(async move { drop((read(&clone), read(&clone))) }));
     assert_eq!(line(&zk), [Mode::Read]);
     drop(write(&other));
@@ -615,8 +616,8 @@ fn a_clone_on_another_thread_joins_too() {
     assert_eq!(zk.requests(), before);
 }
 
-/// Tokio lets a task take 128 steps without a pause. Every fourth use is a step, so the task must pause after some five
-/// hundred uses.
+/// Tokio's budget lets a task take 128 steps before the task must yield. Every fourth use counts as a step, so the task must
+/// yield after some five hundred uses.
 #[support::judged]
 async fn a_task_that_only_joins_yields_now_and_then() {
     let (_zk, kept, _) = two();

@@ -1,4 +1,4 @@
-//! Waits of one process's uses for a kept node and for each other: timeouts, reports, tries and fairness.
+//! Uses of one process that wait for a kept node or for each other: timeouts, reports, tries and fairness.
 
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
@@ -269,7 +269,7 @@ fn a_runtime_may_end_while_a_node_is_kept() {
     is_done.recv_timeout(Duration::from_secs(10)).expect("the end of the runtime hangs");
 }
 
-/// The end of the runtime fires all its timers at once.
+/// When a runtime ends, all its timers fire at once. The library must not hang then.
 #[test]
 fn a_runtime_may_end_while_a_kept_node_is_cut_off() {
     let (done, is_done) = std::sync::mpsc::channel();
@@ -404,8 +404,8 @@ fn a_kept_node_ahead_of_a_reader_is_asked_for_later() {
     drop(assert_ready_ok!(writer.poll()));
 }
 
-/// The waiter knows that the node is its own session's, so it asks without the ensemble. A reconnect makes the session
-/// forget whose node that is before the waiter asks.
+/// A waiter that knows that the node is kept by its own session asks that session, without a request. Here a reconnect makes the
+/// session forget the owner of the node before the waiter asks.
 #[test]
 fn a_node_of_the_session_is_asked_for_after_a_break() {
     for mode in [Mode::Read, Mode::Write] {

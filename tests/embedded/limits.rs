@@ -1,5 +1,5 @@
-//! Limits on how long a lock may be held: when the holder hears of the loss, and when the next contender is granted. In
-//! virtual time.
+//! Limits on how long a lock may be held: when the holder learns that it has lost the lock, and when the next contender is
+//! granted. The tests run in virtual time.
 
 use std::future::{IntoFuture, pending};
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use zk_rwlock::{
 const PATH: &str = "/lock";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A sixth of the session timeout, rounded up to the resolution of a timer.
+/// The time from the loss at the limit to the next grant: a sixth of the session timeout of 10 s, rounded up to a whole
+/// millisecond.
 const MARGIN: Duration = Duration::from_millis(1_667);
 
 /// The most by which a timer is late.
@@ -91,7 +92,7 @@ async fn an_unpolled_holder_loses_the_lock_at_its_limit() {
     let _next = now(waits.into_inner()).expect("free");
 }
 
-/// The session of the holder lives on, so its node stays until it is removed.
+/// The holder's session lives on, so its node stays until the library deletes it.
 #[tokio::test(start_paused = true)]
 async fn a_hung_holder_without_a_lease_ends_at_its_limit() {
     for is_kept in [false, true] {

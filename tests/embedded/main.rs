@@ -1,5 +1,5 @@
-//! The lock on the embedded backend, polled by hand or in virtual time: orders of events that no server can be made to
-//! repeat.
+//! The lock on the embedded backend, polled by hand or in virtual time: orders of events that cannot be repeated on a real
+//! server.
 
 mod asking;
 mod bounds;

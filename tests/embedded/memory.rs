@@ -1,4 +1,4 @@
-//! Orders of events that no server can be made to repeat, polled by hand: no threads and no sleeps.
+//! Orders of events that cannot be repeated on a real server. The futures are polled by hand, without threads and sleeps.
 
 use std::cell::Cell;
 use std::future::IntoFuture;
@@ -24,17 +24,17 @@ use zk_rwlock::{ConnectionState, Error, Granting, HoldState, Loss, Memory, Mode,
 
 const DIRECTORY: &str = "/lock";
 
-/// The first sequence number with which no contender may queue up.
+/// From this sequence number on, the lock refuses new contenders, because ZooKeeper's numbers are about to end.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
-/// From this number on, the last contender to leave deletes the directory.
+/// From this sequence number on, the last contender to leave deletes the directory, so that the numbers start again at 0.
 const RESTART_FROM: i32 = 1 << 30;
 
 fn open<C: Coordinator + Clone>(client: &C) -> RwLock {
     RwLock::new(client, DIRECTORY).expect("valid")
 }
 
-/// Two clients of one ensemble, with a lock whose directory exists and is empty.
+/// Returns two clients of one ensemble, each with the lock. The lock's directory exists and is empty.
 fn two() -> (Memory, Memory, RwLock, RwLock) {
     let one = Memory::new();
     let other = one.connect();
@@ -54,7 +54,7 @@ fn transact(client: &Memory, operations: &[Operation]) {
     now(session(client).transact(operations)).expect("done");
 }
 
-/// The modes and numbers of the contenders in the directory.
+/// Returns the modes and sequence numbers of the contenders in the directory.
 fn contenders(zk: &Memory) -> Vec<(Mode, i64)> {
     let names = zk.children(DIRECTORY);
     let mut all: Vec<_> = names.iter().filter_map(|name| Contender::parse(name)).collect();
@@ -271,7 +271,8 @@ fn a_release_while_cut_off_is_done_after_the_reconnect() {
 
 // Reports to a waiter.
 
-/// The waiter's place, the number of contenders that block it, and the first of these.
+/// Returns the reports that the waiter has received. Each has the waiter's place, the number of contenders that block it, and the
+/// first of them.
 fn heard(hears: &mpsc::Receiver<Progress>) -> Vec<(usize, usize, String)> {
     let first = |it: &Progress| it.blockers.first.first().map(ToString::to_string).unwrap_or_default();
     let text =
@@ -284,7 +285,7 @@ fn listener() -> (impl Fn(&Progress) + Clone + Send + 'static, mpsc::Receiver<Pr
     (move |progress: &Progress| sender.send(progress.clone()).expect("somebody hears"), hears)
 }
 
-/// The text of a queue member that entered with this label.
+/// Returns the text by which a report names a contender with this label.
 fn entry(mode: &str, host: &str, label: &str) -> String {
     format!("{mode} {host} pid {} \"{label}\"", std::process::id())
 }
@@ -304,7 +305,7 @@ fn a_waiter_hears_its_changed_place_and_blockers() {
     assert_pending!(last.poll());
     assert_eq!(heard(&hears), [(4, 3, entry("WRITE", "h", "holds"))]);
 
-    // The waiter watches only its predecessor: changes further ahead wake no waiter that need not act on them.
+    // The waiter watches only its predecessor, so a release further ahead does not wake the waiter.
     drop(holder);
     drop(assert_ready_ok!(reader.poll()));
     let requests = zk.requests();
@@ -430,7 +431,7 @@ async fn listening_waiters_read_under_10_000_names_a_second() {
         tokio::time::sleep(Duration::from_secs(20)).await;
         let requests = zk.requests();
         tokio::time::sleep(Duration::from_secs(100)).await;
-        // Nothing happens, so each request is a listing.
+        // Nothing happens in this time, so each request is a listing, which returns all names in the queue.
         let names = (zk.requests() - requests) * (waiters + 1);
         assert!(names > 1_000 && names < 10_000 * 100, "{waiters}: {names} in 100 seconds");
         tasks.abort_all();
@@ -465,7 +466,7 @@ fn a_writer_finds_its_first_waiter_for_two_listings() {
     let requests = zk.requests();
     let first = assert_ready_ok!(contended.poll());
     assert_eq!((first.mode(), zk.requests() - requests), (Mode::Read, 1));
-    // A waiter is there already.
+    // The waiter is still in the queue, so `contended` returns at once.
     assert_eq!(now(guard.contended()).expect("held"), first);
     drop(contended);
     drop(guard);
@@ -596,7 +597,7 @@ fn a_waiter_dropped_at_any_poll_leaves_nothing() {
             let mut behind = reading(&b);
             assert_pending!(behind.poll());
             drop(acquiring);
-            // The contender behind the departed one now waits for the departed one's predecessor.
+            // After the drop, `behind` waits for the predecessor of the dropped contender.
             if behind.is_woken() {
                 assert_pending!(behind.poll());
             }
@@ -710,7 +711,8 @@ fn the_third_waits_for_the_first_when_the_second_leaves() {
     assert_nothing_left(&zk);
 }
 
-/// The reader watches the earlier writer next. Curator's first reader-writer lock forgot that writer.
+/// When the writer in between leaves, the reader must wait for the earlier writer. Curator's first reader-writer lock forgot that
+/// writer.
 #[test]
 fn a_reader_whose_writer_leaves_awaits_an_earlier_one() {
     let (zk, _other, a, b) = two();
@@ -747,7 +749,7 @@ fn a_waiter_whose_session_ends_lets_nobody_in_early() {
     assert_nothing_left(&zk);
 }
 
-/// Locks that sort whole names grant to the contender whose host comes first in the alphabet (ZOOKEEPER-2931).
+/// A lock that sorts whole names grants the contender whose host comes first in the alphabet (ZOOKEEPER-2931).
 #[test]
 fn the_names_of_hosts_do_not_decide_who_is_first() {
     let zk = Memory::new();
@@ -764,8 +766,8 @@ fn the_names_of_hosts_do_not_decide_who_is_first() {
     drop(assert_ready_ok!(third.poll()));
 }
 
-/// There is no upgrade, because two upgrades would be a deadlock. The errors of two readers that try to upgrade by
-/// hand name the contenders that they wait for.
+/// A lock has no upgrade, because two upgrades at once would deadlock. When two readers try to upgrade by hand, their errors name
+/// the contenders that they wait for.
 #[tokio::test(start_paused = true)]
 async fn two_readers_that_try_to_write_time_out() {
     let (zk, _other, a, b) = two();
@@ -793,7 +795,7 @@ fn a_create_brings_a_lagging_server_up_to_date() {
     other.faults().lag();
     let held = write(&a);
     let mut next = writing(&b);
-    // The waiter's server showed an empty directory when the waiter came.
+    // The waiter's server lags, and showed an empty directory when the waiter queued up.
     assert_pending!(next.poll());
     drop(held);
     assert!(!next.is_woken(), "the event has not arrived yet");
@@ -816,7 +818,7 @@ fn a_create_with_a_lost_reply_is_found_despite_lag() {
     assert_nothing_left(&zk);
 }
 
-/// The create's reply is lost, and the listing that should find the node comes from a server that does not have it yet.
+/// The reply to the create is lost. The listing that should find the node comes from a server that does not have the node yet.
 #[test]
 fn a_dropped_create_with_lost_reply_leaves_nothing() {
     let (zk, other, _a, b) = two();
@@ -871,7 +873,8 @@ fn a_try_beaten_on_a_lagging_server_leaves_nothing() {
     other.faults().lag();
     let held = write(&a);
     let before = zk.children(DIRECTORY);
-    // The listing shows an empty directory. The new node stands behind the holder's.
+    // The lagging server lists an empty directory. The try must still fail, because its node has a higher number than the
+    // holder's.
     let error = now(b.try_write()).expect_err("taken");
     assert!(error.is_would_block());
     assert_eq!(zk.children(DIRECTORY), before);
@@ -944,7 +947,7 @@ async fn a_guard_without_a_lease_is_not_downgraded() {
     }
 }
 
-/// The waiter hears of the hand-off only after the ensemble has given its session up.
+/// The event of the hand-off reaches the waiter only after the ensemble has ended the waiter's session.
 #[tokio::test(start_paused = true)]
 async fn an_old_hand_off_grants_nothing_without_a_lease() {
     let (_zk, other, a, b) = two();
@@ -965,8 +968,8 @@ async fn an_old_hand_off_grants_nothing_without_a_lease() {
     assert!(taken.is_held());
 }
 
-/// Here the ensemble ended the session while its lease was valid, as an operator can. The order of the events shows that our
-/// node went first.
+/// An operator ends the waiter's session while the session's lease is still valid. The order of the events shows that the
+/// waiter's node was deleted before the hand-off.
 #[test]
 fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
     let (_zk, other, a, b) = two();
@@ -983,7 +986,7 @@ fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
     assert!(write(&a).is_held());
 }
 
-/// A waiter hears of the end of its session as early as a holder, and its node is deleted after the reconnect.
+/// A waiter that is cut off learns of the end of its session as early as a holder does. Its node is deleted after the reconnect.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_cut_off_is_evicted_at_the_lease_end() {
     let (zk, other, a, b) = two();
@@ -1003,7 +1006,7 @@ async fn a_waiter_cut_off_is_evicted_at_the_lease_end() {
     assert_nothing_left(&zk);
 }
 
-/// Here the lease is still valid, so the hand-off counts as a grant.
+/// The event of the hand-off is late, but the waiter's lease is still valid. So the hand-off counts as a grant.
 #[tokio::test(start_paused = true)]
 async fn an_old_hand_off_is_a_grant_while_the_lease_is_valid() {
     let (_zk, other, a, b) = two();
@@ -1037,7 +1040,7 @@ async fn a_guard_cut_off_is_lost_at_the_lease_end() {
     assert!(!held.is_held(), "a lost guard became valid again");
 }
 
-/// A client whose lease runs on a clock that the test sets, and which sends no heartbeats.
+/// A client without heartbeats, whose lease runs on a clock that the test sets.
 #[derive(Clone, Debug)]
 struct Suspended(Memory, Arc<SessionStore>);
 
@@ -1057,7 +1060,7 @@ impl Coordinator for Suspended {
     }
 }
 
-/// The ensemble's clock advances while the machine sleeps, but the machine's timers do not.
+/// While a machine is suspended, the ensemble's clock advances, but the machine's timers do not.
 #[tokio::test(start_paused = true)]
 async fn a_suspended_machine_has_lost_its_locks_before_timers() {
     let clock = Arc::new(AtomicU64::new(1_000));
@@ -1072,7 +1075,8 @@ async fn a_suspended_machine_has_lost_its_locks_before_timers() {
     assert!(asked.is_held());
     clock.fetch_add(3_600, Ordering::SeqCst);
     assert!(!asked.is_held(), "a guard is held after the suspend");
-    // A task that awaits the loss hears of it after the current slice of its timer, before the whole lease has passed.
+    // The timer of the lease runs in short slices. So a task that awaits the loss learns of it after the current slice, and not
+    // only after the whole lease.
     tokio::time::advance(Duration::from_millis(501)).await;
     assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
 }
@@ -1105,8 +1109,8 @@ async fn a_suspended_machine_cannot_use_its_kept_node() {
     }
 }
 
-/// The wake-up comes in the middle of a change in the ensemble. A waker that sends a request must not deadlock on the
-/// ensemble's lock.
+/// The ensemble calls the waker in the middle of a change. A waker that then sends a request must not deadlock on the ensemble's
+/// lock.
 #[test]
 fn a_woken_task_may_use_the_ensemble() {
     struct Curious(Memory, AtomicU64);
@@ -1278,7 +1282,7 @@ fn a_foreign_write_to_a_waiting_node_is_no_hand_off() {
 #[test]
 fn nobody_may_enter_with_the_last_million_numbers() {
     let (zk, _other, a, b) = two();
-    // A foreign node in the directory keeps it from being deleted.
+    // A foreign node in the directory prevents the deletion of the directory.
     transact(&zk, &[Operation::Create { path: format!("{DIRECTORY}/foo"), data: Vec::new(), kind: Kind::Persistent }]);
     zk.faults().set_next_sequence(DIRECTORY, REFUSED_FROM - 1);
     let last = read(&a);
@@ -1355,7 +1359,7 @@ fn the_very_last_number_is_not_granted_twice() {
         assert!(matches!(error, Error::SequenceExhausted { .. }), "{error:?}");
         assert_eq!(zk.children(DIRECTORY), ["foo"]);
     }
-    // Nodes of another program with the last number appear in the queue, and no newcomer is granted.
+    // Another program makes two nodes with the last number. The queue shows them, and no new contender is granted.
     transact(&stranger, &[create("x-WRITE-2147483647", Kind::Ephemeral), create("y-READ-2147483647", Kind::Ephemeral)]);
     let queue = now(b.queue()).expect("readable");
     assert!(queue.members.iter().all(|member| member.state == MemberState::Stuck) && queue.members.len() == 2);
@@ -1391,7 +1395,8 @@ fn containers_are_reaped_between_uses_only() {
     assert!(now(a.try_read()).is_ok());
 }
 
-/// The directory vanishes at every poll: before the create, before the listing, and while the contender waits.
+/// The directory is deleted at each poll of the acquisition in turn: before the create, before the listing, and while the
+/// contender waits.
 #[test]
 fn the_directory_may_vanish_at_any_poll() {
     let (mut granted, mut evicted) = (0, 0);
@@ -1436,7 +1441,8 @@ fn the_directory_may_be_deleted_while_it_is_used() {
     assert_nothing_left(&zk);
 }
 
-/// If a timer were polled after its runtime has ended, its panic would be caught, but printed with a backtrace.
+/// A timer that is polled after the end of its runtime panics. The library must not poll one then: even a caught panic prints a
+/// backtrace.
 #[test]
 fn a_test_with_a_disconnected_client_does_not_panic() {
     thread_local!(static PANICS: Cell<usize> = const { Cell::new(0) });
@@ -1474,8 +1480,9 @@ fn each_step_sends_only_the_requests_that_it_needs() {
     let zk = Memory::new();
     let other = zk.connect();
     let (a, b) = (open(&zk), open(&other));
-    // Each acquisition sends a create, a listing, and a watch on its own node.
-    let held = costs(&zk, 6, "both once more, and the making of the directory between", || write(&a));
+    // Each acquisition sends a create, a listing, and a watch on its own node. The first finds no directory, so it makes the
+    // directory and repeats the create and the listing.
+    let held = costs(&zk, 6, "create and listing twice, the directory made in between, and the watch", || write(&a));
     costs(&zk, 1, "the delete", || now(held.release()).expect("held"));
     let held = costs(&zk, 3, "a free lock", || write(&a));
     costs(&zk, 0, "asks the clock", || assert!(held.is_held()));
@@ -1544,8 +1551,8 @@ fn the_changes_of_a_guard_are_a_stream() {
     assert_eq!(states.poll_next(), std::task::Poll::Ready(None));
 }
 
-/// Tokio makes a future yield that has run for long. Outside its worker threads, Tokio wakes that future at once. The
-/// ensemble's background work runs on the same thread and must not yield as well.
+/// When a task has used up its tokio budget, tokio's operations return pending. The ensemble's background work runs on the same
+/// thread, and must end in spite of this budget.
 #[support::judged(flavor = "multi_thread", worker_threads = 1)]
 async fn background_work_ends_beside_a_task_that_never_pauses() {
     let zk = Memory::new();

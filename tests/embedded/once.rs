@@ -1,4 +1,4 @@
-//! Work that is done once in a while, on an ensemble whose clock is set by the test. Nothing sleeps.
+//! Work that one of many processes does once in a period, on an ensemble whose clock the test sets. Nothing sleeps.
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ const RECORD: &str = "/cron/report.done";
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// More polls than an acquisition or a record takes.
+/// More polls than an acquisition takes, or the writing of a record.
 const POLLS: usize = 40;
 
 const PERIOD: Duration = Duration::from_secs(50 * 60);
@@ -295,7 +295,7 @@ fn a_success_recorded_during_a_forget_stays() {
             let guard = if forgets(asked) { guard.lock().unwrap().take() } else { None };
             let guard = guard?;
             if loses {
-                // The delete is done and its reply is lost. The next record has the same version as the deleted one.
+                // The delete takes effect, but its reply is lost. The next record has the same version as the deleted record.
                 operator.faults().remove(RECORD);
             }
             now(guard.done()).expect("recorded");
@@ -427,7 +427,7 @@ fn a_record_unsent_at_the_sessions_end_is_not_written() {
     drop(guard);
 }
 
-/// Returns the output of a future, or `None` if it is pending after so many polls.
+/// Returns the output of a future, or `None` if the future is still pending after this many polls.
 fn within<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     let mut future = task::spawn(Box::pin(future));
     (0..polls).find_map(|_| match future.poll() {
@@ -547,7 +547,7 @@ async fn a_look_at_the_record_without_an_answer_ends_in_time() {
         }
         other.faults().cut();
         let begun = Instant::now();
-        // The last reply may have come already.
+        // The acquisition succeeds if its last reply came before the cut.
         let Err(error) = asking.await else { continue };
         assert!(error.is_timeout(), "{polls}: {error}");
         assert!(begun.elapsed() <= MINUTE / 12, "{polls}: {:?}", begun.elapsed());
@@ -557,7 +557,7 @@ async fn a_look_at_the_record_without_an_answer_ends_in_time() {
     assert!(ended > 3, "{ended}");
 }
 
-/// How the host that was given the work goes on.
+/// How the host that got the work goes on.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Succeeds,
@@ -575,7 +575,7 @@ fn work_is_due_a_period_after_a_success_of_any_host() {
         let mut random = Seeded(seed);
         let zk = Memory::new();
         let hosts: Vec<Memory> = (0..3).map(|_| zk.connect()).collect();
-        // In minutes, by the ensemble's clock.
+        // Both are minutes of the ensemble's clock.
         let (mut time, mut last) = (0, None);
         for _ in 0..40 {
             let minutes = u32::try_from(random.below(30)).expect("small");

@@ -1,4 +1,4 @@
-//! A lock and a semaphore at one path: the second to come is refused, and the first is not disturbed.
+//! A lock and a semaphore at the same path. The later one is refused, and the earlier one is not affected.
 
 use std::future::IntoFuture;
 use std::task::Poll;
@@ -75,7 +75,7 @@ async fn a_lock_is_refused_at_the_path_of_a_semaphore() {
         "a semaphore with free permits is still a semaphore"
     );
 
-    // A contender of the lock that has just come is refused. The semaphore is not.
+    // The lock's new contender is refused, and the semaphore's is not.
     let mut refused = task::spawn(lock(&zk).write().into_future());
     let foreign = Operation::Create {
         path: format!("{PATH}/h~1-WRITE-0000000009"),

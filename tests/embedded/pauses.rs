@@ -1,4 +1,5 @@
-//! A stopped process that goes on: its clock has advanced and the reply to its work has arrived, but no timer has fired yet.
+//! A process that is stopped and continues: its clock has advanced, and the reply to its work has arrived, but no timer has fired
+//! yet.
 
 use std::fmt::Debug;
 use std::future::{Future, poll_fn};
@@ -19,7 +20,7 @@ const PATH: &str = "/lock";
 /// Longer than any lease.
 const STOP: Duration = Duration::from_secs(60);
 
-/// Stops the process and lets it go on: only the clock advances, and no timer fires.
+/// Stops the process and continues it: only the clock advances, and no timer fires.
 fn stop_process() {
     assert_pending!(task::spawn(tokio::time::advance(STOP)).poll());
 }
@@ -34,7 +35,7 @@ enum Stopped {
 
 type Work = Pin<Box<dyn Future<Output = &'static str>>>;
 
-/// Work that is done at its third poll, and a count of its polls.
+/// Returns work that ends at its third poll, and the count of its polls.
 fn work(stopped: Stopped) -> (Work, Arc<AtomicUsize>) {
     let polls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&polls);
@@ -50,8 +51,7 @@ fn work(stopped: Stopped) -> (Work, Arc<AtomicUsize>) {
     (Box::pin(work), polls)
 }
 
-/// Polls the work twice. Before the second poll, the library has noticed that the client is cut off. Then the process is
-/// stopped.
+/// Polls the work twice, and then stops the process. Before the second poll, the client is cut off, and the library notices.
 fn run_until_stopped<F: Future>(zk: &Memory, runs: &mut Spawn<F>, stopped: Stopped) -> Poll<F::Output> {
     assert!(runs.poll().is_pending());
     zk.faults().cut();
@@ -68,7 +68,8 @@ fn assert_lost<T: Debug>(answer: Result<T, Error>) {
     assert!(matches!(lost, Error::Lost(Loss::LeaseRanOut)), "{lost}");
 }
 
-/// Checks that the work under the hold of `take` is not polled again and gives no output.
+/// Stops the process while work runs under the hold that `take` returns. Checks that the work is not polled again and that `run`
+/// does not return its output.
 fn assert_work_ends<H>(take: impl Fn(&Memory) -> H, run: impl AsyncFn(&H, Work) -> Result<&'static str, Error>) {
     for stopped in [Stopped::BetweenPolls, Stopped::InTheLastPoll] {
         let zk = Memory::new();

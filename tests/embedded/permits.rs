@@ -1,4 +1,5 @@
-//! Orders of events in a semaphore that no server can be made to repeat, polled by hand: no threads and no sleeps.
+//! Orders of events in a semaphore that cannot be repeated on a real server. The futures are polled by hand, without threads and
+//! sleeps.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -39,7 +40,7 @@ fn acquire(semaphore: &Semaphore) -> Permit {
     now(semaphore.acquire()).expect("free")
 }
 
-/// Two clients of one ensemble, with a semaphore whose directories exist and are empty.
+/// Returns two clients of one ensemble, each with the semaphore. The semaphore's directories exist and are empty.
 fn two(permits: u32) -> (Memory, Memory, Semaphore, Semaphore) {
     let one = Memory::new();
     let other = one.connect();
@@ -51,7 +52,7 @@ fn two(permits: u32) -> (Memory, Memory, Semaphore, Semaphore) {
     (one, other, a, b)
 }
 
-/// The nodes in the queue, the nodes of the holders, and the number of watches.
+/// Returns the nodes in the queue, the nodes of the holders, and the number of watches.
 fn left(zk: &Memory) -> (Vec<String>, Vec<String>, usize) {
     (zk.children(QUEUE), zk.children(PERMITS), zk.watches())
 }
@@ -60,13 +61,14 @@ fn session(client: &Memory) -> Arc<dyn Session> {
     Arc::clone(now(client.session_slot(0)).expect("open").session())
 }
 
-/// Writes to a waiter's node from a foreign client, as a hand-off would.
+/// Writes to a waiter's node from a foreign client, which looks like a hand-off to the library.
 fn forge_hand_off(stranger: &Memory, place: &str) {
     let set = Operation::Set { path: format!("{QUEUE}/{place}"), data: vec![], version: None };
     now(session(stranger).transact(&[set])).expect("allowed");
 }
 
-/// Only calls that wait for no contender limit the time for reading the number of permits.
+/// An acquisition waits without a limit for the number of permits. Only calls that wait for no contender have a time limit for
+/// this read.
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_waits_for_the_number_of_permits() {
     let zk = Memory::new();
@@ -194,7 +196,7 @@ fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
     }
 }
 
-/// The head is dropped just as a permit becomes free for it. The next in the queue gets that permit.
+/// The head of the queue is dropped just as a permit becomes free for it. The next contender gets that permit.
 #[test]
 fn a_head_dropped_at_any_poll_yields_its_permits() {
     for faults in FAULTS {
@@ -290,7 +292,7 @@ fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     drop(head);
     zk.faults().heal();
     assert_eq!(left(&other), (vec![], vec![], 0));
-    // The head is in the middle of its exchange.
+    // Some of these cuts come in the middle of the transaction that exchanges the head's place for a permit.
     let slow = open(&Slow(zk.clone()), 1);
     for polls in 1..POLLS {
         let mut taking = acquiring(&slow, 1);
@@ -315,7 +317,7 @@ fn a_successor_in_the_session_counts_permits_anew() {
         let mut next = acquiring(&a, 1);
         assert_pending!(next.poll());
         drop(held);
-        // The successor may run between any two polls of the head, woken or not.
+        // The successor may be polled between any two polls of the head, even without a wake-up.
         let mut taken = poll_up_to(&mut head, polls);
         assert_pending!(next.poll());
         if taken.is_none() || matches!(taken, Some(Poll::Pending)) {
@@ -331,8 +333,8 @@ fn a_successor_in_the_session_counts_permits_anew() {
     }
 }
 
-/// A newcomer lists the permits together with its create. Its predecessor may take a permit after that listing, and leave
-/// the queue before the newcomer finds itself the head.
+/// A newcomer sends its listing of the permits together with its create. After that listing, the newcomer's predecessor may take
+/// a permit and leave the queue. The newcomer, now the head, must count again.
 #[test]
 fn a_newcomer_counts_permits_after_its_predecessor() {
     for is_same_session in [false, true] {
@@ -361,8 +363,8 @@ fn a_newcomer_counts_permits_after_its_predecessor() {
     }
 }
 
-/// The newcomer's predecessor is of the same session. A contender of another session takes permits, the predecessor becomes
-/// the head, and gives up. The newcomer is the head now, and its listing of the permits is too old.
+/// The newcomer and its predecessor belong to one session. A contender of another session takes permits; then the predecessor
+/// becomes the head, and gives up. The newcomer is now the head, and its early listing of the permits is too old.
 #[test]
 fn a_newcomer_recounts_after_a_predecessor_gave_up() {
     for polls in 0..25 {
@@ -501,7 +503,7 @@ fn a_permit_removed_while_it_is_taken_is_no_grant() {
     let wired = Wired::new(zk.clone());
     let mut taking = acquiring(&open(&wired, 1), 1);
     wired.stall();
-    // The permit's node exists, but its contender does not know yet.
+    // The permit's node exists, but the reply has not reached its contender yet.
     while zk.children(PERMITS).is_empty() {
         wired.deliver();
         assert_pending!(taking.poll());
@@ -547,7 +549,7 @@ fn a_number_of_permits_changed_in_an_exchange_is_used() {
     assert!(refused);
 }
 
-/// The listing of permits that a lagging server shows until the session has synced with it.
+/// The listing of permits that a lagging server shows until the session sends a sync.
 #[derive(Debug)]
 struct Lagging {
     inner: Arc<dyn Session>,
@@ -650,7 +652,7 @@ impl Session for Lagging {
     }
 }
 
-/// The head heard on its old connection that its turn has come. The server of the new connection does not know yet which
+/// The head learned on its old connection that its turn has come. The server of the new connection does not show yet which
 /// permits the predecessor took.
 #[test]
 fn a_reconnected_head_counts_permits_after_a_sync() {
@@ -696,7 +698,7 @@ fn a_holder_hears_only_of_waiters_that_lack_permits() {
     }
 }
 
-/// A waiter that could take one of two permits, and is never polled again.
+/// Returns a waiter that could take one of two permits, but is never polled again.
 fn queued_and_polled_no_more(zk: &Memory) -> Acquiring<Permit> {
     let mut stands_still = acquiring(&open(&Slow(zk.connect()), 2), 1);
     while zk.children(QUEUE).is_empty() {
@@ -725,7 +727,7 @@ async fn a_holder_backs_off_from_a_waiter_that_idles() {
         timeout(Duration::from_secs(600), held.contended()).await.is_err(),
         "the holder heard of a waiter that finds enough permits"
     );
-    // Each pause is twice the last, up to the session timeout of 10 s.
+    // Each pause between two listings is twice as long as the last, up to the session timeout of 10 s.
     assert!((60..=75).contains(&(listings.now() - before)), "{} listings", listings.now() - before);
 }
 

@@ -1,4 +1,4 @@
-//! Single refused requests, and what acquisitions, semaphores and transactions do about them.
+//! Single requests that a server refuses, and the reaction of acquisitions, semaphores and transactions.
 
 use std::future::IntoFuture;
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ const PATH: &str = "/locks/config";
 const LIMIT: &str = "/limit";
 const PERMITS: &str = "/limit/permits";
 
-/// The result of an acquisition on an ensemble that refuses some requests.
+/// Returns the result of a write acquisition on an ensemble that refuses some requests.
 fn write_where(
     memory: &Memory,
     refuses: impl Fn(Request<'_>) -> Option<Failure> + Send + Sync + 'static,
@@ -24,7 +24,7 @@ fn write_where(
     now(RwLock::new(&Hindered::new(memory, refuses), PATH).expect("valid").write())
 }
 
-/// The operation and the path that the error names.
+/// Returns the operation and the path that the error names.
 fn denied(granted: Result<WriteGuard, Error>) -> (&'static str, String) {
     match granted {
         Err(Error::PermissionDenied { operation, path, .. }) => (operation, path),
@@ -32,7 +32,7 @@ fn denied(granted: Result<WriteGuard, Error>) -> (&'static str, String) {
     }
 }
 
-/// An ensemble where the lock's directory exists, because another client has used the lock.
+/// Returns an ensemble where the lock's directory exists, because another client has used the lock.
 fn with_directory() -> Memory {
     let memory = Memory::new();
     drop(now(RwLock::new(&memory.connect(), PATH).expect("valid").write()).expect("free"));
@@ -127,7 +127,7 @@ fn a_contender_that_cannot_leave_names_its_node() {
 
 // Transactions.
 
-/// The result of a transaction whose check of the lock's own node fails with `failure`.
+/// Returns the result of a transaction whose check of the lock's own node fails with `failure`, and the guard.
 fn committed_with(failure: Failure) -> (Result<(), Error>, WriteGuard) {
     let refuses = move |asked: Request<'_>| match asked {
         Request::Transact([Operation::Check { .. }, Operation::Set { .. }, ..]) => Some(refused_at(0, failure.clone())),
@@ -168,11 +168,12 @@ async fn a_queue_with_lost_listings_is_listed_66_times() {
     let lock = RwLock::builder(&zk, PATH).warn_after_waiting(None).build().expect("valid");
     let error = lock.write().await.expect_err("the queue is unknown");
     assert!(error.to_string().contains("lost"), "{error}");
-    // The first listing goes out with the create. A second listing and 64 repeats follow.
+    // The first listing is sent together with the create. A second listing and its 64 repeats follow.
     assert_eq!(tries.now(), 66);
 }
 
-/// A server that refuses every signal, and the number of signals sent.
+/// Returns a client whose server refuses every signal, and the number of signals sent. A signal is a write to a contender's node
+/// just before the node is deleted: it tells the next waiter that this is a hand-off.
 fn without_signals(memory: &Memory, failure: Failure) -> (Hindered, Count) {
     let tries = Count::default();
     let count = tries.clone();
@@ -213,7 +214,7 @@ fn a_place_that_cannot_be_deleted_is_not_exchanged() {
         let Request::Transact(operations) = asked else { return None };
         let may_not = matches!(operations, [_, _, Operation::Create { .. }, ..]);
         tries.one_more();
-        // The fourth operation is the signal or, without a signal, the delete.
+        // The fourth operation is the signal to the next waiter or, without a signal, the delete.
         may_not.then(|| refused_at(3, Failure::NoAuth(Box::default())))
     });
     let refused = now(semaphore(&zk).acquire());
@@ -276,7 +277,7 @@ fn a_sync_needs_no_node_and_no_permission() {
     assert!(!is_synced(Failure::Unknown("lost".to_owned())));
 }
 
-/// Records finished work while each write fails as `answers` says. Returns the number of writes and the error.
+/// Records finished work while each write fails with the result of `answers`. Returns the number of writes and the error.
 async fn recorded_with(answers: impl Fn(&Operation) -> Failure + Send + Sync + 'static) -> (usize, Error) {
     recorded_on(&Memory::new(), answers).await
 }
@@ -323,7 +324,7 @@ async fn a_vanishing_record_is_written_64_times() {
 async fn a_record_is_in_doubt_after_33_lost_replies() {
     let (tries, error) = recorded_with(|_| Failure::Unknown("lost".to_owned())).await;
     assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error:?}");
-    // Each write counts twice: as a try and as a lost reply.
+    // Towards the limit, each write counts twice: as a try and as a lost reply.
     assert_eq!(tries, 33);
 }
 
@@ -355,7 +356,7 @@ async fn a_value_written_just_before_the_watch_is_seen() {
 
 // Creates whose replies are lost, and which are done late or on another session.
 
-/// The reply to the contender's first create is lost. Before the second create, the first one is done after all, on the
+/// The reply to the contender's first create is lost. The server carries that create out only just before the second one, in the
 /// session of `late`. Returns the contenders in the directory once the lock is granted.
 fn granted_after_a_late_create(memory: &Memory, late: Memory) -> Vec<String> {
     let first = Mutex::new(None);
@@ -423,7 +424,7 @@ fn a_refused_downgrade_is_an_error() {
 fn a_transaction_too_large_is_refused_unsent() {
     let sent = Count::default();
     let count = sent.clone();
-    // The outcome is asked for by the check alone, which is small.
+    // To learn the outcome, the guard repeats only the check, which is small enough for the server.
     let guard = write_where(&Memory::new(), move |asked| match asked {
         Request::Transact([_, _, ..]) => {
             count.one_more();
@@ -444,8 +445,8 @@ fn a_transaction_too_large_is_refused_unsent() {
     assert_eq!(sent.now(), 1);
 }
 
-/// Without a check of the owner, the holder would take the foreign node for its own, and the loss of that node for the loss
-/// of the lock.
+/// Without a check of the owner, the holder would take the foreign node for its own. It would then report its lock as lost when
+/// the foreign node is deleted.
 #[test]
 fn a_foreign_node_at_a_downgrade_is_not_taken_as_own() {
     let memory = Memory::new();
@@ -509,8 +510,8 @@ async fn permits_with_lost_replies_are_listed_65_times() {
     let began = Instant::now();
     let error = semaphore(&zk).acquire().await.expect_err("the number of taken permits is unknown");
     assert!(error.to_string().contains("lost"), "{error}");
-    // The first four tries follow at once. The pause is then a fiftieth of the session timeout, two fiftieths, and so on up
-    // to twelve.
+    // The first four tries follow at once. The next pauses are one fiftieth of the session timeout, two fiftieths, and so on up
+    // to twelve fiftieths.
     let fiftieths: u32 = (4..=64).map(|tries: u32| (tries - 3).min(12)).sum();
     assert_eq!(began.elapsed(), Duration::from_secs(10) / 50 * fiftieths);
     assert_eq!(tries.now(), 65);

@@ -111,8 +111,8 @@ impl Subscriber for Log {
     }
 }
 
-/// With a single subscriber, `tracing` asks it only on the first thread that reaches a span and caches the answer for all
-/// threads. That thread may belong to another test without interest in the span. A second subscriber prevents this cache.
+/// A second subscriber. With a single one, `tracing` asks that subscriber only on the first thread that reaches a span, and
+/// caches the answer for all threads. The first thread may run a test that does not want the span.
 static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Log::default()));
 
 impl Log {
@@ -137,7 +137,7 @@ impl Log {
         self.0.inside.lock().expect("no panic").push((what, parent.unwrap_or_default()));
     }
 
-    /// For each line that begins with `begin`: the span around it, or an empty text.
+    /// Returns, for each line that begins with `begin`, the span around it, or an empty text.
     fn inside(&self, begin: &str) -> Vec<String> {
         let inside = self.0.inside.lock().expect("no panic");
         inside.iter().filter(|(what, _)| what.starts_with(begin)).map(|(_, parent)| parent.clone()).collect()
@@ -152,7 +152,7 @@ fn open(zk: &Memory) -> RwLock {
     RwLock::new(zk, DIRECTORY).expect("valid")
 }
 
-/// A lock whose directory exists and whose next contender gets number 1.
+/// Returns a lock whose directory exists and whose next contender gets number 1.
 fn prepared() -> (Memory, RwLock) {
     let zk = Memory::new();
     let lock = open(&zk);
@@ -271,7 +271,7 @@ fn spans_have_the_right_parent_and_are_left_in_waits() {
     assert!(Span::current().is_none());
 }
 
-/// A waker that notes at each wake-up whether the hold has already ended.
+/// A waker that records at each wake-up whether the hold has already ended.
 struct Sees {
     log: Log,
     had_ended: Mutex<Vec<bool>>,
@@ -488,8 +488,8 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
     drop(assert_ready_ok!(waiting.poll()));
 }
 
-/// The `on_wait` callback takes longer than the limit, so the limit has passed when the wait begins. The warning must come all
-/// the same.
+/// The `on_wait` callback takes longer than the limit after which the library warns. The warning must still come, although the
+/// limit has passed when the wait begins.
 #[support::judged]
 async fn a_long_wait_is_warned_of_despite_a_long_on_wait() {
     let (zk, limit) = (Memory::new(), Duration::from_millis(50));
@@ -507,7 +507,7 @@ async fn a_long_wait_is_warned_of_despite_a_long_on_wait() {
     tokio::time::timeout(Duration::from_secs(60), logged).await.expect("the waiter is notified");
 }
 
-/// The acquisition is polled once, which queues it up, and never again.
+/// The acquisition is polled once, so it queues up. It is never polled again.
 #[tokio::test(start_paused = true)]
 async fn a_long_wait_that_is_not_polled_is_warned_of_once() {
     let zk = Memory::new();
@@ -557,7 +557,7 @@ async fn a_turn_that_nobody_polls_is_warned_of() {
     assert_eq!(log.open_spans(), 0, "a span is still open");
 }
 
-/// The warning needs no option, so a program that waits for its own lock learns of it from the log.
+/// The warning is on by default, so the log shows that a program waits for its own lock.
 #[tokio::test(start_paused = true)]
 async fn a_wait_of_30_s_is_warned_of_by_default() {
     let zk = Memory::new();
@@ -611,12 +611,12 @@ async fn one_warning_covers_all_late_waiters_of_a_handle() {
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].ends_with(" others=19"), "{warnings:?}");
     assert!(warnings[1].contains("label=\"late\"") && !warnings[1].contains("others"), "{warnings:?}");
-    // For each warning: a listing, and a read of each of the contenders that it names, at most eight.
+    // Each warning costs a listing and a read of each contender that the warning names, at most eight.
     assert!(zk.requests() - before <= 2 * 9, "{} requests", zk.requests() - before);
     drop(held);
 }
 
-/// A disconnected acquisition has no node in the queue yet, and no session that could warn for it.
+/// A disconnected acquisition has neither a node in the queue nor a session that could log the warning.
 #[tokio::test(start_paused = true)]
 async fn a_contender_without_a_node_logs_its_own_warning() {
     let zk = Memory::new();
@@ -750,7 +750,7 @@ async fn a_permit_timeout_separates_holders_and_waiters() {
     waits.into_iter().for_each(|it| it.abort());
 }
 
-/// A client on which `guard` is dropped after the queue was listed and before its nodes are read.
+/// Returns a client on which `guard` is dropped after the queue is listed and before its nodes are read.
 fn leaving<G: Send + 'static>(zk: &Memory, guard: G) -> Hindered {
     let leaves = Mutex::new(Some(guard));
     Hindered::new(&zk.connect(), move |asked| {

@@ -1,5 +1,5 @@
-//! Lost events: the watch was lost or not allowed, or the server still shows what the ensemble no longer has. A contender
-//! must find the change by asking the leader. In virtual time.
+//! Lost events: the watch was lost or not allowed, or the server still shows an old state. A contender must find the change by
+//! asking the leader. The tests run in virtual time.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -24,7 +24,8 @@ use zk_rwlock::{Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared
 pub(crate) const PATH: &str = "/lock";
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
-/// The time of a waiter's first check: a session timeout after the beginning of the wait, and up to a tenth more by jitter.
+/// The time of a waiter's first check at the leader: one session timeout (10 s) after the wait begins, and up to a tenth more by
+/// jitter.
 const FIRST_CHECK: Range<Duration> = Duration::from_secs(10)..Duration::from_millis(11_100);
 
 pub(crate) fn lock_of(zk: &Memory) -> RwLock {
@@ -42,7 +43,7 @@ pub(crate) fn two() -> (Memory, Memory) {
     (zk.connect(), zk)
 }
 
-/// Polls the task until it waits.
+/// Polls the task until it waits for an event or a timer.
 async fn waits<T: Debug>(task: &mut JoinHandle<T>) {
     let early = timeout(SECOND / 1_000, task).await;
     assert!(early.is_err(), "{early:?}");
@@ -53,7 +54,7 @@ async fn ends<F: IntoFuture>(future: F) -> F::Output {
     timeout(5_000 * SECOND, future.into_future()).await.expect("in time")
 }
 
-/// A client that fails the test if it sends requests without end.
+/// Returns a client that fails the test if it sends requests without end.
 fn counted(zk: &Memory) -> Hindered {
     let count = Count::default();
     Hindered::new(zk, move |_| {
@@ -63,14 +64,14 @@ fn counted(zk: &Memory) -> Hindered {
 }
 
 thread_local! {
-    /// The nodes for which the library has logged on this thread, as an error, that a server differs from the ensemble.
+    /// The nodes about which the library has logged an error on this thread: the server shows another state than the ensemble's.
     static DIVERGED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Starts the recording, and returns a function for the nodes recorded since.
+/// Starts to record these errors. Returns a function that returns the nodes recorded since.
 pub(crate) fn diverged() -> impl Fn() -> Vec<String> {
-    // One subscriber serves all threads. With one subscriber for each test, events of other tests would be missed while it
-    // is installed or removed.
+    // One subscriber serves all threads. If each test had its own, other tests would lose events while it is installed or
+    // removed.
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Errors).expect("the first"));
     DIVERGED.take();
@@ -107,7 +108,7 @@ impl Subscriber for Errors {
 
 // Waiters.
 
-/// The two ways in which a server conceals a change of a node: it forgets the watch, or goes on showing the node.
+/// The two ways in which a server conceals a change of a node: the server forgets the watch, or goes on showing the node.
 const SILENCES: [fn(&Memory, &str); 2] = [|zk, _| zk.faults().forget_watches(), |zk, node| zk.faults().freeze(node)];
 
 #[tokio::test(start_paused = true)]
@@ -167,7 +168,8 @@ async fn a_waiter_without_an_event_fails_at_its_check() {
     }
 }
 
-/// Fails each transaction that consists of checks alone, if the number of its checks is in the range `checks`.
+/// Returns a client on which a transaction with checks alone fails with `failure`, if the number of its checks is in the range
+/// `checks`.
 fn without_checks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hindered {
     let is_check = |operation: &Operation| matches!(operation, Operation::Check { .. });
     Hindered::new(zk, move |asked| match asked {
@@ -176,7 +178,8 @@ fn without_checks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hinder
     })
 }
 
-/// Failures that say nothing about a node: a contender that may not read a node may not check it either.
+/// Returns the failures of a check that leave open whether the node exists. For example, a contender that may not read a node may
+/// not check it either.
 fn no_answers() -> Vec<Failure> {
     let refused = (0..3).map(|index| refused_at(index, Failure::NoAuth(Box::default())));
     refused.chain([Failure::Refused("by a proxy".to_owned())]).collect()
@@ -218,12 +221,13 @@ async fn a_waiter_passes_over_a_ghost_to_the_holder_before() {
     let released = Instant::now();
     held.release().await.expect("held");
     drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
-    // A server that hides a node here conceals the events of its neighbours as well.
+    // The server also conceals this release, so the waiter notices it at the next check: after at most 600 s, and up to a tenth
+    // more by jitter.
     assert!(released.elapsed() < 660 * SECOND, "{:?}", released.elapsed());
     assert_eq!(errors(), [node]);
 }
 
-/// The server has missed the whole transaction.
+/// The server has missed the whole transaction of the downgrade.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_with_an_unseen_downgrade_awaits_the_reader() {
     for hidden in [None, Some(PATH)] {
@@ -241,7 +245,7 @@ async fn a_waiter_with_an_unseen_downgrade_awaits_the_reader() {
     }
 }
 
-/// The session knows a ghost of this server already, so the first check comes at once.
+/// The session already knows a ghost of this server, so the waiter's first check comes at once.
 #[tokio::test(start_paused = true)]
 async fn an_unseen_downgrade_after_a_ghost_is_checked_rarely() {
     let (ours, theirs) = two();
@@ -269,7 +273,8 @@ async fn an_unseen_downgrade_after_a_ghost_is_checked_rarely() {
     let early = timeout(600 * SECOND, &mut waiter).await;
     assert!(early.is_err(), "the waiter holds beside the reader: {early:?}");
     let (listings, checks) = (listings.now() - before.0, checks.now() - before.1);
-    // Each listing is followed by a check at once, and by another a session timeout later. A check is two transactions.
+    // After each listing, a check at the leader follows at once, and another a session timeout later. Each check is two
+    // transactions.
     assert!(
         (50..=60).contains(&listings) && (200..=245).contains(&checks),
         "{listings} listings, {checks} transactions"
@@ -278,7 +283,7 @@ async fn an_unseen_downgrade_after_a_ghost_is_checked_rarely() {
     drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
 }
 
-/// The waiter asks whether the reader's node exists, and gets no answer.
+/// The waiter's check of the reader's node fails, so the waiter does not know whether that node exists.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_cannot_be_checked_counts_as_present() {
     for failure in no_answers() {
@@ -334,7 +339,7 @@ async fn a_waiter_passes_over_all_ghosts_of_a_session() {
     assert_eq!(errors().len(), 21);
 }
 
-/// A waiter behind a contender of its own session hears from the session, and sets no watch on its predecessor.
+/// A waiter behind a contender of its own session learns of the release from the session, and sets no watch on its predecessor.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_behind_its_own_session_checks_as_well() {
     let (ours, theirs) = two();
@@ -345,7 +350,7 @@ async fn a_waiter_behind_its_own_session_checks_as_well() {
     waits(&mut second).await;
     ours.faults().forget_watches();
     let name = ours.children(PATH).into_iter().find(|name| name.ends_with('1')).expect("the first");
-    // The removed contender is not polled, so it notices nothing.
+    // The removed contender's future is not polled, so it does not notice the removal.
     ours.faults().remove(format!("{PATH}/{name}"));
     sleep(12 * SECOND).await;
     held.release().await.expect("held");
@@ -373,7 +378,7 @@ async fn a_waiter_checks_less_often_and_never_while_cut_off() {
         asked.now() - before
     };
     assert_eq!((checks(9).await, checks(3).await, checks(7).await), (0, 1, 0));
-    // Each pause is twice the last, and ten minutes at most.
+    // Each pause between checks is twice as long as the last, up to ten minutes.
     let more = checks(6_000).await;
     assert!((12..=15).contains(&more), "{more}");
     waiter.abort();
@@ -451,7 +456,7 @@ async fn a_head_passes_over_all_permits_of_a_session() {
     assert_eq!(errors().len(), 20);
 }
 
-/// A thousand checks do not fit into one transaction.
+/// The checks of a thousand permits do not fit into one transaction.
 #[tokio::test(start_paused = true)]
 async fn a_head_knows_which_of_1000_permits_was_freed() {
     let errors = diverged();
@@ -492,7 +497,7 @@ async fn a_head_sees_a_new_number_of_permits_at_its_check() {
     assert_eq!(errors(), [""; 0], "the server shows the new number");
 }
 
-/// The event is still on its way.
+/// The event of the changed number has not arrived yet.
 #[tokio::test(start_paused = true)]
 async fn a_number_of_permits_changed_in_the_exchange_counts() {
     let (ours, theirs) = two();
@@ -512,8 +517,8 @@ async fn a_number_of_permits_changed_in_the_exchange_counts() {
     drop(timeout(SECOND, head).await.expect("a grant without a pause").expect("no panic").expect("granted"));
 }
 
-/// The server goes on showing a number of permits that the leader has replaced. In the second case, the leader has that number
-/// again when it is asked.
+/// The server goes on showing a number of permits that the leader has replaced. In the second case, the leader has the old number
+/// again when the client asks the leader.
 #[tokio::test(start_paused = true)]
 async fn a_number_of_permits_the_leader_lacks_backs_off() {
     for comes_back in [false, true] {
@@ -534,8 +539,8 @@ async fn a_number_of_permits_the_leader_lacks_backs_off() {
         assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
         let tries = tries.now();
         assert!((5..=8).contains(&tries), "{tries}");
-        // The first refusal may come from a change that has just been made. After each later refusal, the leader is asked
-        // before and after the server is read.
+        // The first refusal may come from a very recent change, so no check follows it. After each later refusal, the client asks
+        // the leader twice: before and after it reads from the server.
         assert_eq!(checks.now(), 2 * (tries - 1));
         assert_eq!(errors(), vec!["/limit"; if comes_back { 0 } else { tries - 1 }]);
         let tried = limit.try_acquire().await.expect_err("no grant while the number is in doubt").to_string();
@@ -543,7 +548,8 @@ async fn a_number_of_permits_the_leader_lacks_backs_off() {
     }
 }
 
-/// The server shows the permits' directory without a number, while the leader has another version of it.
+/// The server shows the semaphore's directory without a number of permits, while the leader has another version of that
+/// directory.
 #[tokio::test(start_paused = true)]
 async fn a_number_of_permits_the_leader_denies_backs_off() {
     let tries = Count::default();
@@ -560,7 +566,7 @@ async fn a_number_of_permits_the_leader_denies_backs_off() {
     assert!((5..=8).contains(&tries.now()), "{}", tries.now());
 }
 
-/// The server denies the directory to a listing of the permits, or to the exchange for a permit.
+/// The server claims that the directory of the permits does not exist, when the permits are listed or when a permit is taken.
 #[tokio::test(start_paused = true)]
 async fn a_denied_permits_directory_is_retried_slowly() {
     for is_shown in [false, true] {
@@ -646,8 +652,8 @@ async fn a_head_past_a_ghost_counts_hidden_permits() {
     }
 }
 
-/// An operator stops the server, as the logged error has advised, while the head reads the ghost's node. In the second case,
-/// another server answers only that read, between two connections to the first server.
+/// The logged error advises the operator to stop the server. The operator does so while the head reads the ghost's node. In the
+/// second case, another server answers only that read, and then the client is back at the first server.
 #[tokio::test(start_paused = true)]
 async fn a_head_on_another_server_counts_shown_permits() {
     for comes_back in [false, true] {
@@ -699,7 +705,7 @@ async fn a_copy_without_an_event_sees_a_commit_at_its_check() {
     let live = copy.await.expect("a value");
     let mut changes = live.changes();
     assert_eq!(**changes.next().await.expect("open").expect("a value"), 2);
-    // After an event the pauses start from the beginning.
+    // After an event, the pauses between checks start again from the shortest.
     sleep(600 * SECOND).await;
     value.update(|value| *value = 3).await.expect("free");
     assert_eq!(**timeout(SECOND, changes.next()).await.expect("an event").expect("open").expect("a value"), 3);
@@ -755,7 +761,7 @@ async fn a_first_value_without_an_event_is_found() {
     assert!(began.elapsed() < FIRST_CHECK.end, "{:?}", began.elapsed());
 }
 
-/// A waiting value and an observer of leaders whose server hides their node.
+/// A wait for a value, and an observer of leaders, whose server hides the node that they watch.
 #[tokio::test(start_paused = true)]
 async fn hidden_nodes_are_looked_for_less_and_less_often() {
     let waits_for: [fn(&Memory) -> JoinHandle<()>; 2] = [
@@ -779,7 +785,7 @@ async fn hidden_nodes_are_looked_for_less_and_less_often() {
         ours.faults().freeze(PATH);
         let _value =
             Shared::builder(&theirs, PATH).initial(|| 7_u64).build().expect("valid").read().await.expect("free");
-        // The checks come after 10, 30, 70, 150, 310, 630, 1,230, 1,830 and 2,430 seconds, each with up to a tenth more.
+        // The waiter's checks come after 10, 30, 70, 150, 310, 630, 1,230, 1,830 and 2,430 seconds, each with up to a tenth more.
         assert!(timeout(3_000 * SECOND, &mut waiter).await.is_err());
         waiter.abort();
         assert_eq!(errors().len(), 9, "{:?}", errors());
@@ -836,7 +842,7 @@ async fn a_holder_without_an_event_sees_a_waiter() {
     let (ours, theirs) = two();
     let held = now(lock_of(&ours).read()).expect("free");
     let contended = spawn(async move { held.contended().await.map(|who| who.mode()) });
-    // After an event the pauses start from the beginning.
+    // After an event, the pauses between checks start again from the shortest.
     sleep(600 * SECOND).await;
     let reader = read(&lock_of(&theirs));
     sleep(SECOND).await;
@@ -851,7 +857,7 @@ async fn a_holder_without_an_event_sees_a_waiter() {
 
 // Kept nodes in continuous use.
 
-/// Uses the lock without a pause, for a tenth of a second each time.
+/// Uses the lock again and again without a pause, each time for a tenth of a second.
 fn in_use(lock: RwLock) -> JoinHandle<()> {
     spawn(async move {
         loop {

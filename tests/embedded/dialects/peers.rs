@@ -18,7 +18,7 @@ pub(crate) enum Library {
     ZookeeperClient,
 }
 
-/// A library, and the kind of lock that is asked of it.
+/// A kind of contender: a library, and one of its locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
     pub(crate) library: Library,
@@ -55,7 +55,7 @@ impl Kind {
     }
 
     pub(crate) fn name(&self, dialect: Dialect, mode: Mode, number: usize) -> String {
-        // The first digits of a uuid vary, and must not decide the order.
+        // The uuids sort in the opposite order to the sequence numbers, so a model that sorted by uuid would fail.
         let uuid = format!("{:08x}-2a9c-4f12-a1ab-0f4d8ce1a4a9", 0xf000_0000_u32.wrapping_shr(7 * number as u32));
         let hex = uuid.replace('-', "");
         let is_read = mode == Mode::Read;
@@ -106,19 +106,19 @@ fn ours(dialect: Dialect, me: &str, names: &[String]) -> Verdict {
     }
 }
 
-/// `StandardLockInternalsDriver.standardFixForSorting`
+/// Models Curator's `StandardLockInternalsDriver.standardFixForSorting`.
 fn fix_for_sorting<'n>(name: &'n str, lock_name: &str) -> &'n str {
     name.rfind(lock_name).map_or(name, |at| &name[at + lock_name.len()..])
 }
 
-/// `LockInternals.getSortedChildren`
+/// Models Curator's `LockInternals.getSortedChildren`.
 fn sorted<'n>(names: &'n [String], lock_names: &[&str]) -> Vec<&'n str> {
     let mut children: Vec<&str> = names.iter().map(String::as_str).collect();
     children.sort_by_key(|name| lock_names.iter().fold(*name, |rest, lock_name| fix_for_sorting(rest, lock_name)));
     children
 }
 
-/// `StandardLockInternalsDriver.getsTheLock`, with one lease
+/// Models Curator's `StandardLockInternalsDriver.getsTheLock`, with one lease.
 fn curators_first(me: &str, names: &[String], lock_names: &[&str]) -> Verdict {
     let children = sorted(names, lock_names);
     match children.iter().position(|child| *child == me).expect("the node exists") {
@@ -127,7 +127,7 @@ fn curators_first(me: &str, names: &[String], lock_names: &[&str]) -> Verdict {
     }
 }
 
-/// `InterProcessReadWriteLock.ReadLock`'s `getsTheLock`, where the thread does not own the write lock
+/// Models `getsTheLock` of Curator's `InterProcessReadWriteLock.ReadLock`, for a thread that does not own the write lock.
 fn curators_reader(me: &str, names: &[String]) -> Verdict {
     let children = sorted(names, &["__READ__", "__WRIT__"]);
     let mut first_write_index = usize::MAX;
@@ -145,10 +145,10 @@ fn curators_reader(me: &str, names: &[String]) -> Verdict {
     panic!("{me} is not in {names:?}")
 }
 
-/// `Lock._get_predecessor`
+/// Models kazoo's `Lock._get_predecessor`.
 fn kazoos(me: &str, names: &[String], exclude_names: &[&str]) -> Verdict {
     let node_sequence = &me[me.len() - 10..];
-    // The pattern `(?:{patterns})(-?\d{10})$` matches these names as long as the numbers have not wrapped.
+    // Matches as kazoo's pattern `(?:{patterns})(-?\d{10})$` does, as long as the numbers have not wrapped to negative ones.
     let sequence_of = |child: &str| {
         let (before, digits) = child.split_at(child.len().checked_sub(10)?);
         let matches = digits.bytes().all(|b| b.is_ascii_digit()) && exclude_names.iter().any(|it| before.ends_with(it));
@@ -161,7 +161,7 @@ fn kazoos(me: &str, names: &[String], exclude_names: &[&str]) -> Verdict {
         .map_or(Verdict::Granted, |(_, it)| Verdict::Watches(it.clone()))
 }
 
-/// `Client::wait_lock`
+/// Models zookeeper-client's `Client::wait_lock`.
 fn zookeeper_clients(me: &str, names: &[String], lock_name: &str) -> Verdict {
     let key = |name: &str| name[name.len() - 10..].to_owned();
     let is_let_through =
