@@ -25,7 +25,7 @@ pub struct Candidate {
     pub events: mpsc::UnboundedReceiver<TermEvent>,
 }
 
-/// Reports, when it is dropped, that the work of this term was dropped.
+/// Sends [`TermEvent::Dropped`] with the term's number when it is dropped.
 struct ReportsDrop(mpsc::UnboundedSender<TermEvent>, i64);
 
 impl Drop for ReportsDrop {
@@ -34,7 +34,8 @@ impl Drop for ReportsDrop {
     }
 }
 
-/// Returns work that ends only when it is dropped, and reports its events.
+/// Returns the work of a candidate. The work sends [`TermEvent::Leads`] when a term begins, and ends only when it is
+/// dropped.
 pub fn endless(
     events: mpsc::UnboundedSender<TermEvent>,
 ) -> impl FnMut(Term) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {

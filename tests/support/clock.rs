@@ -1,5 +1,5 @@
 //! A wall clock that a test sets for one process and its children. Use it to show that a jump of the time of day breaks
-//! no lock: timers and monotonic clocks are unchanged.
+//! no lock. Timers and monotonic clocks keep their real time.
 //!
 //! A small shared library, built by the C compiler that links the tests, replaces `clock_gettime` and `gettimeofday`
 //! through `LD_PRELOAD`.

@@ -1,5 +1,5 @@
-//! A local copy of a shared value ([`Shared::live`]) that a test may read at any moment, also before the first value
-//! has arrived. Use it in simulations, where no task waits for the first value.
+//! A wrapper of [`Shared::live`] for tests without tasks. A test may read the copy at any time, also before the first
+//! value has arrived.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -13,7 +13,8 @@ use zk_rwlock::{Error, Shared};
 
 type Begins<T> = Spawn<Pin<Box<dyn Future<Output = Result<Live<T>, Error>> + Send>>>;
 
-/// A handle and its copy, shared by all clones. Each read polls the wait for the first value.
+/// A shared value and its local copy. All clones share the copy. Until the first value has arrived, each read polls the
+/// future of [`Shared::live`].
 pub struct Copied<T> {
     shared: Shared<T>,
     state: Arc<Mutex<State<T>>>,
@@ -42,7 +43,7 @@ impl<T: Send + Sync + 'static> Copied<T> {
         }
     }
 
-    /// Polls the wait for the first value if it was begun and its waker has fired. Returns whether it was polled.
+    /// Polls the future of [`Shared::live`] if its waker has fired. Returns whether the future was polled.
     pub fn goes_on(&self) -> bool {
         let is_woken = match &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {
             State::Waiting(Some(begins), _) => begins.is_woken(),

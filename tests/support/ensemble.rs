@@ -1,5 +1,5 @@
-//! An ensemble of three real servers, connected to each other through links that a test can silence. Use it for what
-//! one server cannot show: a follower that lags, a leader that is cut off, an election, a rolling restart.
+//! An ensemble of three real servers. A test can silence the links between them. Use it for what one server cannot
+//! show: a follower that lags, a leader that is cut off, an election, a rolling restart.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -17,13 +17,13 @@ const SIZE: usize = 3;
 const LEADER_LISTENS_WITHIN: Duration = Duration::from_secs(3);
 const ELECTION_LIMIT: Duration = Duration::from_secs(120);
 
-/// Locks and returns the ensemble that all tests of this process share. A test must leave it whole. The servers die
-/// with the process.
+/// Locks and returns the ensemble that all tests of this process share. A test must end with all three servers running.
+/// The servers die with the process.
 pub async fn shared_ensemble() -> tokio::sync::MutexGuard<'static, Ensemble> {
     static SHARED: OnceLock<tokio::sync::Mutex<Ensemble>> = OnceLock::new();
     let start = || shared(&SHARED, || tokio::sync::Mutex::new(Ensemble::start()));
     let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts").lock().await;
-    // A failed test may have left links silent.
+    // A test that failed may have left links silent.
     ensemble.heal_links();
     ensemble
 }
@@ -34,13 +34,13 @@ pub struct Ensemble {
     servers: Vec<Server>,
     /// `links[a][b]` carries the traffic between follower `a` and leader `b`, in both directions.
     links: Vec<Vec<Link>>,
-    /// The quorum port and the election port of each server.
+    /// The quorum port and the election port of each server. They stay reserved while the ensemble exists.
     _ports: Vec<(Port, Port)>,
 }
 
 impl Ensemble {
-    /// Starts three servers. A follower that loses its leader gives up after 5 s (a tick of 500 ms, a sync limit of
-    /// 10), which is longer than a short session lives. ZooKeeper's defaults allow that too.
+    /// Starts three servers. A follower notices a silent leader only after 5 s (a sync limit of 10 ticks of 500 ms), so
+    /// a short session can expire first. ZooKeeper's default settings allow such sessions too.
     pub fn start() -> Self {
         Self::start_with(&[])
     }
@@ -50,8 +50,8 @@ impl Ensemble {
         Self::start_patient(10, java_opts)
     }
 
-    /// Starts an ensemble as [`Ensemble::start_with`] does. Servers give each other up after `sync_limit` ticks of 500
-    /// ms.
+    /// Starts an ensemble as [`Ensemble::start_with`] does. A leader and a follower that hear nothing from each other
+    /// part after `sync_limit` ticks of 500 ms.
     pub fn start_patient(sync_limit: u32, java_opts: &[&str]) -> Self {
         let sync_limit = format!("syncLimit={sync_limit}");
         let ports: Vec<_> = (0..SIZE).map(|_| (Port::reserve(), Port::reserve())).collect();
@@ -94,7 +94,7 @@ impl Ensemble {
     pub fn leader(&self) -> usize {
         let deadline = Instant::now() + ELECTION_LIMIT;
         loop {
-            // Some servers may be dead or frozen.
+            // Asks every server, because some may be dead or frozen.
             if let Some(leader) = (0..SIZE).find(|number| self.leads(*number)) {
                 return leader;
             }
@@ -116,13 +116,14 @@ impl Ensemble {
     }
 
     /// Silences the link from the leader to a follower, so that the follower lags. The leader still hears the follower.
-    /// Both give the other up after 5 s (the sync limit).
+    /// The two close their connection after 5 s (the sync limit).
     pub fn hold_from_leader(&self, follower: usize) {
         self.link_to_leader(follower).silent.from_leader.store(true, Ordering::SeqCst);
     }
 
     /// Silences all links of the leader and restarts its followers, which elect another leader. The old leader does not
-    /// learn of that, and leads alone for as long as the sync limit allows. Returns the number of the old leader.
+    /// learn of the election, and goes on as a leader without followers until the sync limit. Returns the number of the
+    /// old leader.
     pub fn leave_leader_alone(&self) -> usize {
         let (leader, followers) = (self.leader(), self.followers());
         for follower in &followers {
@@ -143,12 +144,13 @@ impl Ensemble {
         self.servers[number].status().is_some_and(|status| status.contains("Mode: leader"))
     }
 
-    /// Ends every silence between servers. Held-back data is delivered, unless its connection was closed meanwhile.
+    /// Ends all silences of links. Data that was held back is delivered, unless its connection was closed meanwhile.
     pub fn heal_links(&self) {
         self.links.iter().flatten().for_each(|link| link.silence(false));
     }
 
-    /// Kills each server in turn (SIGKILL) and starts it again. Calls `settled` before the next server.
+    /// Kills each server in turn (SIGKILL) and restarts it. Calls `settled` after each restart, once all servers serve
+    /// again.
     pub fn roll(&self, mut settled: impl FnMut()) {
         for server in &self.servers {
             server.restart();
@@ -161,7 +163,7 @@ impl Ensemble {
         }
     }
 
-    /// Returns whether each server leads or follows.
+    /// Returns whether all three servers serve, as leader or as follower.
     pub fn is_whole(&self) -> bool {
         self.leads_or_follows() == SIZE
     }
@@ -178,22 +180,22 @@ impl Ensemble {
 
 impl Ends for tokio::sync::Mutex<Ensemble> {
     fn end(&self) {
-        // No test uses the ensemble any more.
+        // If a test still has the lock, the servers end with the process instead.
         if let Ok(ensemble) = self.try_lock() {
             ensemble.servers.iter().for_each(Ends::end);
         }
     }
 }
 
-/// The silent directions of a link.
+/// The directions in which a link is silent.
 #[derive(Debug, Default)]
 struct Silent {
     to_leader: AtomicBool,
     from_leader: AtomicBool,
 }
 
-/// A TCP forwarder to one port that can fall silent. During a silence, data and the closing of an end are held back;
-/// they are lost if the connection is closed meanwhile.
+/// A TCP forwarder to one port. While the link is silent, it holds back data and FINs. They are lost if the connection
+/// is closed meanwhile.
 #[derive(Debug)]
 struct Link {
     port: Port,
@@ -207,7 +209,7 @@ impl Link {
         let listener = port.listen();
         let (silent, open) = (Arc::<Silent>::default(), Arc::new(Mutex::new(Vec::new())));
         let link = Self { port, silent: Arc::clone(&silent), open: Arc::clone(&open) };
-        // The thread ends with the process: a listener cannot be interrupted, and does no harm.
+        // The thread ends with the process, because nothing can interrupt a thread that accepts connections.
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
                 let (silent, open) = (Arc::clone(&silent), Arc::clone(&open));
@@ -234,8 +236,8 @@ impl Drop for Link {
 }
 
 fn carry(near: TcpStream, target: SocketAddr, silent: &Arc<Silent>, open: &Mutex<Vec<TcpStream>>) {
-    // A new leader begins to listen a moment after its followers connect. A follower retries a refused connection. But
-    // it takes a connection that is accepted and closed for the leader's death, and starts an election.
+    // Retries, because a new leader begins to listen a moment after its followers connect. If the link accepted and
+    // then closed the follower's connection, the follower would take its leader for dead and start an election.
     let patience = Instant::now() + LEADER_LISTENS_WITHIN;
     let far = loop {
         match TcpStream::connect(target) {

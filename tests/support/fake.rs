@@ -22,21 +22,21 @@ pub enum Lie {
     NoiseForAHandshake,
     /// The reply to the handshake is an empty frame.
     EmptyHandshake,
-    /// The reply to the handshake gives the password a length of 2^31 - 1 bytes.
+    /// The reply to the handshake states a password length of 2^31 - 1 bytes.
     EndlessPassword,
     /// The granted session timeout is negative.
     NegativeTimeout,
     /// The granted session timeout is zero.
     NoTimeout,
-    /// A frame gives its length as 2^31 - 1 bytes, and a million bytes follow.
+    /// A frame states a length of 2^31 - 1 bytes, and a million bytes follow.
     EndlessFrame,
     /// A frame has a negative length.
     NegativeFrame,
-    /// A frame has three bytes. A reply begins with sixteen.
+    /// A frame has three bytes. The header of a reply alone has sixteen.
     ShortFrame,
-    /// A reply has the xid of no request.
+    /// A reply has an xid that no request has.
     WrongXid,
-    /// An event arrives for a watch that was never set, and then a truncated event.
+    /// The server sends an event for a watch that was never set, a truncated event, and then the reply.
     InventedEvents,
     /// The reply to a create ends after its header.
     ShortCreate,
@@ -48,7 +48,7 @@ pub enum Lie {
     CreatedForAnother,
     /// The created node belongs to no session.
     CreatedForNobody,
-    /// The listing gives its length as 2^31 - 1 names.
+    /// The listing states a length of 2^31 - 1 names.
     EndlessListing,
     /// The listing has a negative length.
     NegativeListing,
@@ -60,9 +60,10 @@ pub enum Lie {
     ListingWithoutMe,
     /// The listing has another node with the same sequence number.
     ListingWithATwin,
-    /// There is a predecessor, and the reply to the watch on its node is truncated.
+    /// The listing has a predecessor, and the reply to the watch on the predecessor's node is truncated.
     ShortData,
-    /// There is a predecessor. An event reports its deletion, but the next listing still has it.
+    /// The listing has a predecessor. An event reports the deletion of the predecessor's node, but the next listing
+    /// still has it.
     FalseDeparture,
 }
 
@@ -88,7 +89,7 @@ impl Fake {
                     if is_over.load(Ordering::SeqCst) {
                         return;
                     }
-                    // A client may close its connection in any way.
+                    // The result is ignored, because every client ends its connection, often in the middle of a frame.
                     thread::spawn(move || Connection { stream, lie, tree }.serve());
                 }
             }
@@ -101,11 +102,12 @@ impl Fake {
     }
 }
 
-/// A test starts hundreds of these servers, and a process may have a thousand descriptors.
+/// Ends the listener, because a test starts hundreds of these servers, and a process has only about a thousand file
+/// descriptors.
 impl Drop for Fake {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        // This connection wakes the listener, which then ends.
+        // The listener checks `is_over` when it has accepted a connection, so connect once.
         let _ = TcpStream::connect(self.port.address());
         let _ = self.thread.take().map(JoinHandle::join);
     }
@@ -199,12 +201,12 @@ impl Connection {
             Op::Exists => Body::default().stat(1, 0),
             Op::Sync => Body::default().buffer(b"/"),
             Op::Multi => {
-                // One successful check, and the end of the transaction.
+                // The result of one check that succeeded, and the header that ends the list of results.
                 Body::default().int(13).bytes(&[0]).int(0).int(-1).bytes(&[1]).int(-1)
             }
             _ => Body::default(),
         };
-        // The replies that a grant of the lock depends on.
+        // The lie is told only in replies that a grant of the lock depends on.
         let matters = matches!(op, Op::Create2 | Op::GetChildren | Op::GetChildren2);
         let reply = |xid: i32, body: Body| framed(&Body::default().int(xid).long(tree.zxid).int(0).bytes(&body.0).0);
         match self.lie {
@@ -231,7 +233,7 @@ impl Connection {
                 if path.contains("first~") {
                     let event = Body::default().int(2).int(3).buffer(path.as_bytes());
                     self.stream.write_all(&reply(-1, event))?;
-                    // Keeps the client from looping without a pause.
+                    // The client lists again at once after such an event. The pause keeps it from using a whole core.
                     thread::sleep(Duration::from_millis(50));
                 }
                 Ok(())
@@ -240,7 +242,7 @@ impl Connection {
         }
     }
 
-    /// Returns the session that the created nodes belong to.
+    /// Returns the owner of the created nodes: a session id, or 0 for no session.
     fn owner(&self) -> i64 {
         match self.lie {
             Lie::CreatedForAnother => SESSION + 1,
@@ -270,7 +272,7 @@ impl Connection {
         let names = |names: &[String]| {
             let count = Body::default().int(i32::try_from(names.len()).expect("few names"));
             let body = names.iter().fold(count, |body, name| body.buffer(name.as_bytes()));
-            // The directory's own stat comes last.
+            // The reply to `getChildren2` ends with the stat of the directory.
             if op == Op::GetChildren2 { body.stat(1, 0) } else { body }
         };
         let with = |name: &str| names(&[tree.names.clone(), vec![name.to_owned()]].concat());

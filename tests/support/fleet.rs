@@ -1,10 +1,10 @@
-//! A fleet of clients and an ensemble with a limited capacity, in virtual time. Use it to count the requests and to
-//! measure the waits when a whole fleet reconnects at once, with more clients than a machine can run.
+//! A fleet of clients and an ensemble of limited capacity, in virtual time. Use it to measure requests and waits when
+//! thousands of clients reconnect at once, more than a machine can run.
 //!
 //! Locks, leases, heartbeats and the jitter before a reconnect are the library's own code, on the embedded ensemble.
-//! The network and the servers are a model: requests wait in one queue, in order of arrival, and each takes its share
-//! of a second. A session that is silent for its timeout expires. A client that is cut off retries as the client crate
-//! does.
+//! The network and the servers are a model: requests wait in one queue, in order of arrival, and the servers carry out
+//! so many of them per second. A session that is silent for its timeout expires. A client that is cut off retries at
+//! the same intervals as the client crate.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -44,20 +44,20 @@ pub enum RequestKind {
 }
 
 impl RequestKind {
-    /// Returns whether a majority must agree. A read is answered by one server alone.
+    /// Returns whether a majority of the servers must agree to the request. One server alone answers the others.
     fn is_write(self) -> bool {
         !matches!(self, RequestKind::Resume | RequestKind::List | RequestKind::Read)
     }
 }
 
-/// How much an ensemble can carry.
+/// The number of requests that an ensemble carries out per second.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
     /// Writes per second, if there are only writes.
     pub writes: u32,
     /// Reads per second, if there are only reads.
     pub reads: u32,
-    /// Names per second that are written into listings.
+    /// Names per second in the replies to listings.
     pub names: u32,
 }
 
@@ -69,10 +69,10 @@ pub struct Habits {
     pub pauses: bool,
 }
 
-/// The events of one second.
+/// The measurements of one second.
 #[derive(Clone, Debug, Default)]
 pub struct Second {
-    /// The number of requests of each kind.
+    /// The number of requests of each kind that were sent.
     pub asked: BTreeMap<RequestKind, u64>,
     /// The longest time between a request and its reply.
     pub longest_wait: Duration,
@@ -86,7 +86,7 @@ impl Second {
     }
 }
 
-/// The queue of requests before the ensemble, and the sessions that the ensemble knows.
+/// The servers: one queue of requests, and the sessions that the servers know.
 pub struct Servers {
     capacity: Capacity,
     began: Instant,
@@ -98,7 +98,7 @@ pub struct Servers {
     sessions: Mutex<BTreeMap<i64, SessionRecord>>,
 }
 
-/// Carries the request out, and returns the number of names in its reply.
+/// A function that carries a request out, and returns the number of names in the reply.
 type Act = Box<dyn FnOnce() -> usize + Send>;
 
 struct Request {
@@ -119,7 +119,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Servers {
-    /// Starts servers. Must be called in a runtime whose clock is paused.
+    /// Starts the servers. Call it in a runtime whose clock is paused.
     pub fn start(capacity: Capacity) -> Arc<Servers> {
         let servers = Arc::new(Servers {
             capacity,
@@ -131,19 +131,19 @@ impl Servers {
             entered: AtomicU64::new(0),
             sessions: Mutex::default(),
         });
-        // Outside of tokio's budget, which would make this task yield after some requests: a reply must be sent at the
-        // moment when the request is carried out.
+        // A reply must be sent in the same instant in which its request is carried out. Under tokio's budget this task
+        // would yield after some requests, so it runs without one.
         tokio::spawn(tokio::task::unconstrained(Arc::clone(&servers).work()));
         tokio::spawn(Arc::clone(&servers).give_up_the_silent());
         servers
     }
 
-    /// Returns the events of each second so far.
+    /// Returns the measurements of each second so far.
     pub fn seconds(&self) -> Vec<Second> {
         locked(&self.seconds).clone()
     }
 
-    /// Returns how many contenders' nodes were created so far.
+    /// Returns how many nodes of contenders were created so far.
     pub fn entered(&self) -> u64 {
         self.entered.load(Ordering::Relaxed)
     }
@@ -180,7 +180,7 @@ impl Servers {
         self.came.notify_one();
     }
 
-    /// Carries out one request after the other. Sleeps only when the capacity of the present moment is used up.
+    /// Carries out the requests one after another, at the rate of the servers' [`Capacity`].
     async fn work(self: Arc<Self>) {
         let each = |a_second: u32| Duration::from_secs(1) / a_second;
         let (write, read, name) =
@@ -227,7 +227,7 @@ impl Servers {
         }
     }
 
-    /// Notes that the ensemble has heard from the session now. Returns whether the session exists.
+    /// Records the present time as the last sign of life of the session. Returns whether the session exists.
     fn hears(&self, session: i64) -> bool {
         let mut sessions = locked(&self.sessions);
         let known = sessions.get_mut(&session);
@@ -249,7 +249,8 @@ struct Client {
     opening: tokio::sync::Mutex<()>,
 }
 
-/// The number of servers in the client crate's list: see `to_connect_to` in `src/zookeeper/connect.rs`.
+/// The length of the server list that the library gives to the client crate: see `to_connect_to` in
+/// `src/zookeeper/connect.rs`.
 const NAMES: u32 = 24;
 
 impl Client {
@@ -257,7 +258,8 @@ impl Client {
         locked(&self.dice).below(below)
     }
 
-    /// Sleeps for the client crate's pause before this try: a millisecond in the first round through its list.
+    /// Sleeps before the try with this number, for as long as the client crate does. In the first round through the
+    /// server list the pause is a millisecond.
     async fn between_tries(&self, tries: u32) {
         let jitter = |most| Duration::from_millis(self.random(most));
         let pause = match (tries / NAMES, tries % NAMES) {
@@ -268,7 +270,7 @@ impl Client {
         sleep(pause).await;
     }
 
-    /// Tries to open a session. Returns `None` if no server is reachable or none replies in time.
+    /// Tries to open a session. Returns `None` if no server is reachable or none replies within `silence`.
     async fn open_once(self: &Arc<Self>, silence: Duration) -> Option<Arc<Line>> {
         if !self.is_reachable.load(Ordering::Relaxed) {
             return None;
@@ -276,7 +278,7 @@ impl Client {
         let (reply, answer) = oneshot::channel();
         let (client, asked) = (Arc::clone(self), Instant::now());
         let open = move || {
-            // If the client has given up meanwhile, the session remains until it expires.
+            // If the client has stopped waiting for the reply, the session remains until it expires.
             let line = Line::open(&client, asked);
             drop(reply.send(line));
             0
@@ -285,8 +287,8 @@ impl Client {
         timeout(silence, answer).await.ok()?.ok()
     }
 
-    /// Opens a session as `open` in `src/zookeeper/connect.rs` does. The patience and the pauses between attempts are
-    /// the library's.
+    /// Opens a session as `open` in `src/zookeeper/connect.rs` does. The time limits and the pauses between the
+    /// attempts are computed by the library's code.
     async fn open(self: &Arc<Self>, lost: Option<(Duration, Duration)>) -> Arc<Line> {
         let session_timeout = self.habits.session_timeout;
         let lost = lost.filter(|_| self.habits.pauses);
@@ -347,7 +349,7 @@ impl Process {
         }))
     }
 
-    /// Breaks the connection. The process retries at once, and reaches no server until [`Process::heal`].
+    /// Breaks the connection. The process retries at once, but reaches no server until [`Process::heal`].
     pub fn cut(&self) {
         self.0.is_reachable.store(false, Ordering::Relaxed);
         self.disconnect();
@@ -414,14 +416,14 @@ enum Link {
     Over,
 }
 
-/// One session, as its client sees it.
+/// One session of a client, and its connection.
 struct Line {
     client: Weak<Client>,
     servers: Arc<Servers>,
     session: Arc<dyn Session>,
     store: Arc<SessionStore>,
     timeout: Duration,
-    /// The state of the connection, and its number.
+    /// The state of the connection, and the number of the connection.
     link: watch::Sender<(Link, u64)>,
     /// Requests that wait for a connection.
     held: Mutex<Vec<(RequestKind, Act)>>,
@@ -434,7 +436,7 @@ impl Line {
         let embedded = client.ensemble.connect();
         let slot = now(embedded.session_slot(0)).expect("the embedded ensemble is there");
         let (session, timeout) = (Arc::clone(slot.session()), client.habits.session_timeout);
-        // Never zero, which stands for an expired lease.
+        // A lease takes the time 0 for "expired", so the clock begins at one second.
         let clock = move || asked.elapsed() + Duration::from_secs(1);
         let store = Arc::new(SessionStore::new(Lease::with_clock(timeout, Box::new(clock))));
         store.began(Duration::from_secs(1));
@@ -477,7 +479,7 @@ impl Line {
         }
     }
 
-    /// Retries as the client crate does, until the crate takes the session for expired.
+    /// Reconnects with the client crate's pauses, until the crate would report the session as expired.
     async fn resume(self: Arc<Self>) {
         let until = *locked(&self.answered) + self.timeout * 7 / 5;
         for tries in 1.. {
@@ -503,7 +505,8 @@ impl Line {
         }
     }
 
-    /// Does what follows each reconnect: sets the watches again, and asks the server for the session's identity.
+    /// Sends the requests that follow each reconnect: one sets the watches again, and one asks the server whose session
+    /// the connection has.
     async fn finish_resume(self: Arc<Self>) {
         *locked(&self.answered) = Instant::now();
         self.servers.ask(RequestKind::Read, Box::new(|| 0));
@@ -571,7 +574,7 @@ impl Line {
         self.ask(RequestKind::Write, |_| 0, ask)
     }
 
-    /// Passes on an event of the embedded ensemble once the session is connected.
+    /// Returns a watch whose event arrives only when the session is connected.
     fn over_the_wire(line: Weak<Line>, watch: Watch) -> Watch {
         Box::pin(async move {
             let event = watch.await;

@@ -1,6 +1,6 @@
-//! A process that forks, as a daemon or a server with workers does. Use it to test what becomes of a session in the
-//! child. Rust has no safe call for fork, so a small library, built by the C compiler that links the tests, makes
-//! `getppid` fork.
+//! A process that forks, as a daemon or a server with workers does. Use it to test a session in the forked child. Rust
+//! has no safe function for fork, so a small library, built by the C compiler that links the tests, makes `getppid`
+//! fork.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pid_t getppid(void) {
 }
 ";
 
-/// The library's directory. Dropping it removes the library.
+/// The directory of that small library. Dropping this value removes the directory.
 pub struct Forks(TempDir);
 
 impl Forks {
@@ -40,7 +40,8 @@ impl Forks {
     }
 }
 
-/// Forks a process that has this environment. Returns whether this process is the child.
+/// Forks the calling process, which must have been started with the variable of [`Forks::environment`]. Returns whether
+/// this process is the child.
 pub fn fork() -> bool {
     std::os::unix::process::parent_id() == 0
 }

@@ -1,7 +1,8 @@
-//! The frames of ZooKeeper's protocol. A proxy, a fake server or a raw client reads and writes them with this file.
+//! The frames of ZooKeeper's protocol, for a proxy, a fake server or a raw client.
 //!
-//! Every frame is a length of four bytes and a body. The first frame in each direction is the handshake. After it, a
-//! request begins with its xid and opcode, and a reply with the xid of its request. The xid of a watch's event is -1.
+//! Every frame is a length of four bytes and a body. The first frame in each direction is the handshake. After the
+//! handshake, a request begins with its xid and opcode, and a reply with the xid of its request. The event of a watch
+//! has the xid -1.
 
 use std::io;
 
@@ -87,10 +88,11 @@ pub(super) enum Direction {
     ToClient,
 }
 
-/// The first frame of a connection: the client's wishes, or the server's grant.
+/// The first frame of a connection. The client's frame says what the client asks for, the server's what the server
+/// grants.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Hello {
-    /// Only in a request: the zxid of the newest transaction that the client has seen.
+    /// The zxid of the newest transaction that the client has seen. Only the client's handshake has this field.
     zxid: Option<i64>,
     pub timeout: i32,
     pub session: i64,
@@ -112,12 +114,12 @@ impl Hello {
         Some(Self { zxid, timeout, session, password, read_only })
     }
 
-    /// Returns the handshake of a client that opens a session with a timeout of this many milliseconds.
+    /// Returns the handshake that opens a session with a timeout of this many milliseconds.
     pub fn of_a_new_session(timeout: i32) -> Self {
         Self { zxid: Some(0), timeout, session: 0, password: vec![0; 16], read_only: false }
     }
 
-    /// Returns the handshake of a client that resumes the session granted by this handshake.
+    /// Returns the client's handshake that resumes the session which this handshake of a server granted.
     pub fn take_over(&self) -> Vec<u8> {
         Self { zxid: Some(0), ..self.clone() }.frame()
     }
@@ -152,7 +154,7 @@ pub(super) fn refusal(xid: i32, code: i32) -> Vec<u8> {
 
 /// Returns a server's list of children with one more name.
 pub(super) fn with_name(list: &[u8], name: &str) -> Vec<u8> {
-    // The length of the frame, the head of the reply, and the number of names.
+    // The length of the frame (4 bytes) and the header of the reply (16 bytes). The number of names follows.
     const HEAD: usize = 4 + 16;
     let count = Fields(&list[HEAD..]).int().expect("a list has a length") + 1;
     let length = u32::try_from(name.len()).expect("names are short");
@@ -174,7 +176,7 @@ pub(super) async fn read_frame(from: &mut (impl AsyncReadExt + Unpin)) -> io::Re
     }
 }
 
-/// A reader of serialised fields. It returns `None` at a field that is cut off.
+/// A reader of serialised fields. Its methods return `None` if the field is truncated.
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
@@ -198,7 +200,7 @@ impl<'a> Fields<'a> {
     }
 
     fn buffer(&mut self) -> Option<&'a [u8]> {
-        // A missing buffer has the length -1.
+        // A length of -1 stands for a missing buffer.
         let length = self.int()?;
         self.take(usize::try_from(length).unwrap_or(0))
     }
@@ -214,7 +216,7 @@ impl<'a> Fields<'a> {
         Some(())
     }
 
-    /// Skips the rest of one operation of a transaction, after its path.
+    /// Skips the fields after the path of one operation of a transaction.
     fn skip_part(&mut self, op: Op) -> Option<()> {
         match op {
             Op::Create | Op::Create2 | Op::CreateContainer | Op::CreateTtl => {
@@ -257,7 +259,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Returns the path of a request, or the operations of a transaction. Empty for a request without a path.
+/// Returns the path of a request, or the operations of a transaction, or an empty text for a request without a path.
 pub(super) fn path(op: Op, mut body: Fields<'_>) -> String {
     if op == Op::Multi {
         body.parts().join(", ")

@@ -1,4 +1,4 @@
-//! A proxy that garbles a server's frames at random until [`Garbler::calm`]. Use it to show that no noise on the wire
+//! A proxy that changes a server's frames at random until [`Garbler::calm`]. Use it to show that no garbled frame
 //! causes a panic, a hang or a wrong grant.
 
 use std::io::{self, Read, Write};
@@ -10,25 +10,25 @@ use std::thread;
 use super::frames::framed;
 use super::port::Port;
 
-/// How many frames pass unharmed for each garbled frame, on average.
+/// The number of frames that pass unchanged for each garbled frame, on average.
 const SPARED: u64 = 8;
 
 /// How a frame is garbled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Garbling {
-    /// The frame is cut short, extended, repeated, late or missing, or has another length, xid or error code.
+    /// The frame is truncated, extended, repeated, late or missing, or has another length, xid or error code.
     Shape,
-    /// As `Shape`, or some of its bytes are replaced, so that the frame may be well formed and wrong.
+    /// As `Shape`, or some bytes of the frame are replaced, so that the frame may be well formed but false.
     Bytes,
 }
 
 /// The lengths that a garbled frame may claim.
 const LENGTHS: [i32; 8] = [0, -1, i32::MIN, i32::MAX, 1 << 30, 3, 15, 17];
 
-/// The xids with a special meaning, and some without.
+/// The xids that a garbled frame may have: those with a special meaning in the protocol, and some others.
 const NUMBERS: [i32; 7] = [-1, -2, -4, -8, 0, 1, i32::MAX];
 
-/// The error codes of servers, and some that no server has.
+/// The error codes that a garbled frame may have: those of ZooKeeper, and some that ZooKeeper does not have.
 const CODES: [i32; 12] = [0, -1, -4, -8, -101, -102, -103, -110, -111, -112, -118, 7];
 
 /// A proxy that serves until the process ends.
@@ -48,7 +48,8 @@ impl Garbler {
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(&server)) else { return };
                 let connection =
                     Connection { garbling, is_calm: Arc::clone(&calm), dice: Arc::clone(&dice), late: vec![] };
-                // The client or the server may close its connection in any way.
+                // The result is ignored, because every connection ends with an error or a close of the client or the
+                // server.
                 thread::spawn(move || connection.serve(client, server));
             }
         });
@@ -59,7 +60,7 @@ impl Garbler {
         self.port.address().to_string()
     }
 
-    /// Stops the garbling: from now on all frames pass unchanged.
+    /// Stops the garbling. From now on all frames pass unchanged.
     pub fn calm(&self) {
         self.is_calm.store(true, Ordering::Relaxed);
     }
@@ -69,7 +70,7 @@ struct Connection {
     garbling: Garbling,
     is_calm: Arc<AtomicBool>,
     dice: Arc<AtomicU64>,
-    /// Sent after the next frame.
+    /// A frame that is held back, and sent after the next frame.
     late: Vec<u8>,
 }
 
@@ -135,7 +136,7 @@ impl Connection {
         }
     }
 
-    /// Returns the frame with this number at this place, if the frame is long enough.
+    /// Returns the frame with `number` written at the offset `at`, or unchanged if the frame is too short.
     fn with(&self, mut body: Vec<u8>, at: usize, number: i32) -> Vec<u8> {
         if let Some(place) = body.get_mut(at..at + 4) {
             place.copy_from_slice(&number.to_be_bytes());

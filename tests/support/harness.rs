@@ -12,8 +12,8 @@ use super::scene::{SOON, eventually};
 use super::server::{Server, TICK, shared_server};
 use super::wire::Proxy;
 
-/// The session timeout on ZooKeeper. A check that awaits an expiry waits for this long. Ten ticks leave a lease room
-/// for the pauses of a busy machine: at least five ticks pass before a heartbeat counts.
+/// The session timeout on ZooKeeper. A check that needs an expiry waits this long. The timeout is ten ticks, because at
+/// least five ticks pass before a heartbeat counts, and the rest leaves room for the pauses of a busy machine.
 const SHORT: Duration = Duration::from_secs(2);
 
 #[allow(async_fn_in_trait, reason = "no check needs to know that its futures are `Send`")]
@@ -26,7 +26,7 @@ pub trait Harness {
     async fn expire(&self, client: &Self::C);
     async fn cut(&self, client: &Self::C);
     async fn heal(&self, client: &Self::C);
-    /// Returns the dialect of the locks' node names.
+    /// Returns the dialect in which the locks name their nodes.
     fn dialect(&self) -> Dialect {
         Dialect::Native
     }
@@ -34,7 +34,7 @@ pub trait Harness {
     fn keeps(&self) -> bool {
         false
     }
-    /// Configures a lock for this harness.
+    /// Adds this backend's settings to the builder of a lock.
     fn lock(&self, builder: RwLockBuilder) -> RwLockBuilder {
         builder.dialect(self.dialect())
     }
@@ -79,7 +79,7 @@ impl<H: Harness + Sync> Harness for Keeping<H> {
     }
 }
 
-/// A backend whose locks use node names of another dialect.
+/// A backend whose locks name their nodes in this dialect.
 pub struct Speaking<H>(pub Dialect, pub H);
 
 impl<H: Harness + Sync> Harness for Speaking<H> {
@@ -177,8 +177,8 @@ impl Harness for OnZooKeeper {
         let is_keeper = std::env::var_os("ZK_RWLOCK_KEEPER").is_some();
         let start = if is_keeper { clickhouse_keeper } else { Proxy::start };
         let wire = Arc::new(start(self.server.address()));
-        // On ClickHouse Keeper a session ends with its connection, which a client closes after two thirds of this time
-        // without a reply.
+        // On ClickHouse Keeper a session ends with its connection, and a client closes its connection after two thirds
+        // of the session timeout without a reply. So the timeout is longer there.
         let timeout = if is_keeper { 3 * SHORT } else { SHORT };
         let builder = ZooKeeper::builder().session_timeout(timeout).tick_time(TICK).connect_timeout(SOON);
         let zk = Arc::new(builder.connect(&wire.address()).await.expect("the server can be reached"));

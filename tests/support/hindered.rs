@@ -30,10 +30,11 @@ pub enum Request<'a> {
     Transact(&'a [Operation]),
 }
 
-/// Returns the failure of a request, which is not carried out then, or `None` to let it pass.
+/// A function that a test gives: it returns the failure of a request, which is then not sent, or `None` to let the
+/// request pass.
 type Hinder = dyn Fn(Request<'_>) -> Option<Failure> + Send + Sync;
 
-/// A client whose requests can fail.
+/// A client of the embedded ensemble whose requests can fail.
 #[derive(Clone)]
 pub struct Hindered {
     pub memory: Memory,
@@ -43,7 +44,7 @@ pub struct Hindered {
     listing: Arc<Listing>,
 }
 
-/// Changes a listing on its way to the client.
+/// A function that changes a listing on its way to the client.
 type Listing = dyn Fn(Vec<String>) -> Vec<String> + Send + Sync;
 
 impl Hindered {
@@ -57,8 +58,8 @@ impl Hindered {
         }
     }
 
-    /// Lets all requests pass, and counts the contenders that the client creates. Calls `first` before each of them
-    /// with the number of those before.
+    /// Returns a client whose requests all pass, and a counter of the contenders' nodes that the client creates. Calls
+    /// `first` before each create, with the number of creates before.
     pub fn counting(memory: &Memory, first: impl Fn(usize) + Send + Sync + 'static) -> (Hindered, Count) {
         let count = Count::default();
         let counted = count.clone();
@@ -71,8 +72,9 @@ impl Hindered {
         (line, count)
     }
 
-    /// Lets all requests pass, and records the largest number of bytes that a session slot was requested for. The
-    /// largest, because a semaphore also reads its number of permits.
+    /// Returns a client whose requests all pass, and the largest number of bytes of watched paths for which the client
+    /// has requested a session slot. The largest is recorded because a semaphore requests another slot to read its
+    /// number of permits.
     pub fn noting(memory: &Memory) -> (Hindered, Arc<AtomicUsize>) {
         let most = Arc::new(AtomicUsize::new(0));
         let noted = Arc::clone(&most);
@@ -90,12 +92,12 @@ impl Hindered {
         Hindered { commit_takes, ..self }
     }
 
-    /// Replaces each listing by what `listing` makes of it.
+    /// Passes each listing through `listing`.
     pub fn with_listings(self, listing: impl Fn(Vec<String>) -> Vec<String> + Send + Sync + 'static) -> Hindered {
         Hindered { listing: Arc::new(listing), ..self }
     }
 
-    /// Gives the session this store, which does not learn of the session's events.
+    /// Gives the session this store. The events of the session do not reach the store.
     pub fn with_store(self, store: &Arc<SessionStore>) -> Hindered {
         Hindered { store: Some(Arc::clone(store)), ..self }
     }
@@ -212,12 +214,12 @@ impl Session for Line {
     }
 }
 
-/// A counter of requests. It panics at 500: then the library repeats a request for ever.
+/// A counter of requests. It panics at 500, because a test that sends so many repeats a request for ever.
 #[derive(Clone, Default)]
 pub struct Count(Arc<AtomicUsize>);
 
 impl Count {
-    /// Adds one. Returns the count before.
+    /// Adds one to the counter. Returns the count before.
     pub fn one_more(&self) -> usize {
         let before = self.0.fetch_add(1, Ordering::Relaxed);
         assert!(before < 500 || std::thread::panicking(), "this is asked for ever");

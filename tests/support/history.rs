@@ -22,16 +22,17 @@ use zk_rwlock::{Mode, ReadGuard, WriteGuard};
 
 use super::trace;
 
-/// How often the witness asks all guards. A guard may hold a little longer than recorded, but never a little shorter.
+/// The interval at which the witness, a thread, asks all guards whether they are held. A recorded interval may end too
+/// early by this time, and never too late.
 const ASK_EVERY: Duration = Duration::from_micros(500);
 
 /// The time since the history began.
 pub type Moment = Duration;
 
-/// The definite interval of one guard.
+/// The definite interval of one guard, from `from` to `until`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// One number for all guards of one node: a downgraded or shared guard keeps the number of its origin.
+    /// A number that all guards of one node share, also after a downgrade or a share of the guard.
     pub acquisition: u64,
     pub path: String,
     pub node: String,
@@ -45,7 +46,7 @@ pub struct Hold {
     pub lost: bool,
 }
 
-/// The questions to both kinds of guard.
+/// The questions that the history asks a guard of any kind.
 pub trait Guard: Send + Sync + 'static {
     const MODE: Mode;
     fn is_held(&self) -> bool;
@@ -77,7 +78,7 @@ guard!(ReadGuard, Mode::Read);
 guard!(WriteGuard, Mode::Write);
 guard!(OnceGuard, Mode::Write);
 guard!(Term, Mode::Write);
-// Holders of permits hold together, as readers do. `overdrawn` checks how many.
+// Several holders of permits hold at the same time, as readers do. `overdrawn` checks how many permits they hold.
 guard!(Permit, Mode::Read);
 
 /// The record of one run, and the thread that asks the guards.
@@ -91,7 +92,7 @@ pub struct History {
 #[derive(Debug)]
 struct Book {
     start: Instant,
-    /// The start, on the clock of all traces.
+    /// The start of the history, on the clock of `support::trace`.
     began: Duration,
     entries: Mutex<Entries>,
     acquisitions: AtomicU64,
@@ -129,9 +130,9 @@ impl std::fmt::Debug for Open {
 }
 
 impl Open {
-    /// Asks the guard. Returns a fault if a lost guard says "held" again.
+    /// Asks the guard whether it is held. Returns a fault if a guard that was lost says "held" again.
     fn ask(&mut self, book: &Book) -> Option<String> {
-        // The time is read before the question, so the answer is from this moment or later.
+        // The time is read before the question. If the guard says "held", it was held at that time.
         let asked = book.now();
         let held = self.guard.says_held();
         if held && !self.hold.lost {
@@ -184,7 +185,7 @@ impl Book {
         Holding { guard: Some(guard), number, acquisition, from, host: host.to_owned(), book: Arc::clone(self) }
     }
 
-    /// Ends a hold. Afterwards only the caller has the guard.
+    /// Records the end of a hold, and drops the witness's clone of the guard.
     fn close(&self, number: u64) {
         let mut entries = self.entries();
         let Some(mut open) = entries.open.remove(&number) else { return };
@@ -206,19 +207,19 @@ pub struct Holding<G: Guard> {
 }
 
 impl<G: Guard> Holding<G> {
-    /// Records the end, and returns the guard for its release.
+    /// Records the end of the hold, and returns the guard. Call it just before the release.
     pub fn leave(mut self) -> G {
         self.book.close(self.number);
         let guard = self.guard.take().expect("the guard is taken once");
         Arc::into_inner(guard).expect("the witness has dropped its clone")
     }
 
-    /// Records one more guard of the same node.
+    /// Records another guard of the same node, such as a share.
     pub fn also<H: Guard>(&self, guard: H) -> Holding<H> {
         self.book.open(guard, &self.host, self.acquisition)
     }
 
-    /// Records the end of this hold, and continues with the guard that `change` returns.
+    /// Records the end of this hold, and then the hold of the guard that `change` returns, such as a downgrade.
     pub async fn changed<H: Guard, E>(self, change: impl AsyncFnOnce(G) -> Result<H, E>) -> Result<Holding<H>, E> {
         let (book, host, acquisition) = (Arc::clone(&self.book), self.host.clone(), self.acquisition);
         let guard = change(self.leave()).await?;
@@ -265,7 +266,8 @@ impl History {
         self.book.open(guard, host, acquisition)
     }
 
-    /// Records that an operator requested at `asked` the deletion of a node, which may have been carried out.
+    /// Records that an operator requested the deletion of a node at `asked`. The deletion may have been carried out or
+    /// not.
     pub fn operator_deleted(&self, node: &str, asked: Moment) {
         self.book.entries().deletions.insert(node.to_owned(), asked);
     }
@@ -274,13 +276,13 @@ impl History {
         self.book.entries().deletions.clone()
     }
 
-    /// Returns the holds that have ended, each cut off at an operator's deletion of its node.
+    /// Returns the holds that have ended. A hold whose node an operator deleted ends at the request for the deletion.
     pub fn holds(&self) -> Vec<Hold> {
         let entries = self.book.entries();
         definite(&entries.closed, &entries.deletions)
     }
 
-    /// Returns the holds as [`History::holds`] does, on the clock of all traces.
+    /// Returns the holds as [`History::holds`] does, on the clock of `support::trace`.
     pub fn traced(&self) -> Vec<Hold> {
         let began = self.book.began;
         let shifted = |hold: Hold| Hold { from: began + hold.from, until: began + hold.until, ..hold };
@@ -302,15 +304,16 @@ impl Drop for History {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(witness) = self.witness.take() {
-            // If it panicked, its message is printed, and the intervals are too short to show a false overlap.
+            // A panic of the witness is ignored: its message is printed, and the intervals recorded until then are too
+            // short rather than too long, so they show no false overlap.
             let _ = witness.join();
         }
     }
 }
 
 impl Hold {
-    /// Returns the owner of the node. The uses of a kept node share it; otherwise each acquisition has a node of its
-    /// own.
+    /// Returns the owner of the node. All acquisitions that use one kept node have the same owner. Any other
+    /// acquisition is its own owner.
     fn owner(&self) -> String {
         match self.node.split_once("~keep-") {
             Some((owner, _)) => owner.to_owned(),
@@ -337,8 +340,8 @@ fn directory(node: &str) -> &str {
 /// Returns the holds as the checkers judge them.
 ///
 /// When an operator deletes a *holder's* node, ZooKeeper may notify the next contender before the holder, and no client
-/// can change that. So such a hold counts as ended when the deletion was requested. Holds of no duration are dropped,
-/// and so are grants that were lost before their caller saw them.
+/// can prevent that. So such a hold counts as ended when the deletion was requested. Holds of no duration are left out,
+/// such as grants that were lost before the caller received the guard.
 pub fn definite(holds: &[Hold], deletions: &HashMap<String, Moment>) -> Vec<Hold> {
     let cut = |hold: &Hold| {
         let until = deletions.get(&hold.node).map_or(hold.until, |deleted| hold.until.min(*deleted));
@@ -347,7 +350,7 @@ pub fn definite(holds: &[Hold], deletions: &HashMap<String, Moment>) -> Vec<Hold
     holds.iter().map(cut).filter(|hold| hold.until > hold.from).collect()
 }
 
-/// Finds a writer that holds together with another holder.
+/// Finds writers that held at the same time as another holder.
 pub fn overlaps(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
     each_path(holds, |holds| {
@@ -366,7 +369,7 @@ pub fn overlaps(holds: &[Hold]) -> Vec<String> {
     faults
 }
 
-/// Finds moments at which more permits were held than exist, and names the holders' nodes.
+/// Finds moments at which more permits were held than the semaphore has, and names the holders' nodes.
 pub fn overdrawn(holds: &[Hold], permits: u64) -> Vec<String> {
     let count = |hold: &Hold| hold.node.rsplit('-').next().and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
     let mut faults = Vec::new();
@@ -385,7 +388,8 @@ pub fn overdrawn(holds: &[Hold], permits: u64) -> Vec<String> {
     faults
 }
 
-/// Finds a token that is not higher than the token of an earlier, excluded holder, and a token of two nodes.
+/// Finds tokens that are not higher than the token of an earlier holder with which they exclude each other, and tokens
+/// that two nodes have.
 pub fn falling_fences(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
     each_path(holds, |holds| {
@@ -413,8 +417,8 @@ pub fn falling_fences(holds: &[Hold]) -> Vec<String> {
     faults
 }
 
-/// Finds a grant before that of an excluded contender with an older node. Readers may be granted in any order among
-/// themselves.
+/// Finds contenders that were granted before a contender with an older node that excludes them. Readers may be granted
+/// in any order among themselves.
 pub fn overtakings(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
     each_path(holds, |holds| {
@@ -451,13 +455,15 @@ fn each_path<'h>(holds: &'h [Hold], mut judge: impl FnMut(&[&'h Hold])) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// What the lock protects
+// --------------------------------------------------------------------------------------------------------------- The
+// protected values
 
-/// What one lock protects: a value without protection of its own, and a store that checks fencing tokens.
+/// The values that one lock protects: a plain value, which only the lock protects, and a value that also checks fencing
+/// tokens.
 #[derive(Debug)]
 pub struct Store {
-    /// The name of the update that wrote it last. Each update writes its own name, so that a lost update can be named.
+    /// The plain value: the number of the last update. Each update writes a new number, so that a checker can name a
+    /// lost update.
     plain: AtomicU64,
     highest: AtomicI64,
     next: AtomicU64,
@@ -473,21 +479,21 @@ pub struct Access {
     pub granted: Moment,
     /// The moment before the first step of the access.
     pub began: Moment,
-    /// The moment just before the last step.
+    /// The moment just before the last step of the access.
     pub at: Moment,
-    /// The moment after the last step.
+    /// The moment after the last step of the access.
     pub done: Moment,
-    /// Whether the guard said "held" after the last step, and so during it.
+    /// Whether the guard said "held" after the last step. If so, the guard was held during the whole access.
     pub sure: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// A writer read the plain value and later wrote its own, without another look.
+    /// A writer read the plain value and later wrote a new one, without a second read.
     Update { read: u64, wrote: u64 },
     /// A reader read the plain value twice.
     Look { first: u64, second: u64 },
-    /// A writer sent its token to the store that checks tokens.
+    /// A writer wrote with its token to the value that checks tokens.
     Fenced { token: i64, accepted: bool },
 }
 
@@ -503,7 +509,7 @@ impl Default for Store {
 }
 
 impl Store {
-    /// Updates the plain value: reads it, awaits `thinking`, and writes it. Gives up if the guard is lost by then.
+    /// Updates the plain value: reads the value, awaits `thinking`, and writes a new value if the guard is still held.
     pub async fn update(&self, holding: &Holding<WriteGuard>, thinking: impl Future<Output = ()>) {
         let began = holding.book.now();
         let read = self.plain.load(Ordering::SeqCst);
@@ -516,7 +522,7 @@ impl Store {
         }
     }
 
-    /// Reads the plain value before and after `thinking`. It must not change under a reader.
+    /// Reads the plain value before and after `thinking`. The value must not change while a reader holds the lock.
     pub async fn look<G: Guard>(&self, holding: &Holding<G>, thinking: impl Future<Output = ()>) {
         let began = holding.book.now();
         let first = self.plain.load(Ordering::SeqCst);
@@ -526,8 +532,8 @@ impl Store {
         self.note(holding, Deed::Look { first, second }, began, at);
     }
 
-    /// Writes with the token, also after a loss, as a late packet would. The store refuses a token that is lower than
-    /// the highest it has seen.
+    /// Writes with the guard's token, also after the lock was lost, as a late packet would. The write is refused if its
+    /// token is lower than the highest token so far.
     pub fn write_fenced(&self, holding: &Holding<WriteGuard>) {
         let (began, token) = (holding.book.now(), holding.fencing_token());
         let accepted = self.highest.fetch_max(token, Ordering::SeqCst) <= token;
@@ -547,10 +553,10 @@ impl Store {
     }
 }
 
-/// Finds, without the tokens, a lost update, and a value that changed under a reader.
+/// Finds lost updates of the plain value, and changes of the plain value during a read.
 ///
-/// Judges only holders that surely held. A read may show the write of any other holder: an operator had deleted its
-/// node, or its lease ended during the write.
+/// Only accesses under a guard that was surely held are judged. Such an access may read the value of a writer that lost
+/// the lock during its write, because its lease ended or an operator deleted its node.
 pub fn lost_updates(accesses: &[Access], deletions: &HashMap<String, Moment>) -> Vec<String> {
     let mut accesses: Vec<&Access> = accesses.iter().collect();
     accesses.sort_by_key(|access| access.at);
@@ -583,7 +589,7 @@ pub fn lost_updates(accesses: &[Access], deletions: &HashMap<String, Moment>) ->
     faults
 }
 
-/// Finds, with the tokens, a holder that the store refused, and a late write that the store accepted.
+/// Finds writes of a holder that the check of tokens refused, and late writes that the check accepted.
 pub fn wrong_fences(accesses: &[Access], deletions: &HashMap<String, Moment>) -> Vec<String> {
     let mut faults = Vec::new();
     let mut accesses: Vec<&Access> = accesses.iter().collect();
@@ -609,7 +615,7 @@ pub fn wrong_fences(accesses: &[Access], deletions: &HashMap<String, Moment>) ->
     faults
 }
 
-/// Returns how many late writes the store refused. Each of them would have been a fault without tokens.
+/// Returns the number of late writes that the check of tokens refused.
 pub fn refused_by_fence(accesses: &[Access]) -> usize {
     accesses.iter().filter(|access| matches!(access.deed, Deed::Fenced { accepted: false, .. })).count()
 }

@@ -1,24 +1,24 @@
-//! A real server behind a proxy that makes it behave like another one: ClickHouse Keeper or ZooKeeper 3.5. Use it to
-//! test the library's workarounds without those servers.
+//! A real ZooKeeper server behind a proxy that imitates ClickHouse Keeper or ZooKeeper 3.5. Use it to test the
+//! library's workarounds without those servers.
 
 use std::time::{Duration, Instant};
 
 use super::wire::{Close, Frames, Hello, Op, Proxy, Rule, UNIMPLEMENTED};
 
-/// The request for the list of the session's own ephemeral nodes. ZooKeeper has it since 3.6.
+/// The request for the list of a session's own ephemeral nodes. ZooKeeper has this request since 3.6.
 pub const LIST_EPHEMERALS: Op = Op::Other(103);
 
-/// The request that reads several nodes. ZooKeeper has it since 3.6.
+/// The request that reads several nodes at once. ZooKeeper has this request since 3.6.
 pub const READ_SEVERAL: Op = Op::Other(22);
 
-/// Starts a proxy that behaves like a ClickHouse Keeper which knows `create2` but not containers: sessions are numbered
-/// from one, each handshake begins a new session, and an unknown request closes the connection.
+/// Starts a proxy that imitates a ClickHouse Keeper with `create2` and without containers: sessions are numbered from
+/// one, each handshake begins a new session, and an unknown request closes the connection.
 pub fn clickhouse_keeper(server: impl Into<String>) -> Proxy {
     as_keeper(Proxy::start_renumbering(server))
 }
 
-/// Starts a proxy as [`clickhouse_keeper`] does, for a server whose data came from ZooKeeper: session ids go on from
-/// ZooKeeper's.
+/// Starts a proxy that imitates a ClickHouse Keeper whose data was converted from ZooKeeper. It does what
+/// [`clickhouse_keeper`] does, except that session ids continue after ZooKeeper's.
 pub fn converted_keeper(server: impl Into<String>) -> Proxy {
     as_keeper(Proxy::start(server))
 }
@@ -35,8 +35,8 @@ fn as_keeper(proxy: Proxy) -> Proxy {
     proxy
 }
 
-/// Starts a proxy that behaves like ZooKeeper 3.5: no client can list the ephemeral nodes of a session or read several
-/// nodes with one request. The server refuses such a request and closes the connection.
+/// Starts a proxy that imitates ZooKeeper 3.5. It refuses [`LIST_EPHEMERALS`] and [`READ_SEVERAL`], and closes the
+/// connection after the refusal.
 pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
     let proxy = Proxy::start(server);
     for unknown in [LIST_EPHEMERALS, READ_SEVERAL] {
@@ -45,8 +45,9 @@ pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
     proxy
 }
 
-/// Waits until a session has lived for three session timeouts behind a follower of ClickHouse Keeper. Its leader learns
-/// only of writes, so it ends a session that has sent none for a session timeout; this function plays that leader.
+/// Acts as the leader of ClickHouse Keeper behind this follower. A follower passes only writes on to its leader, so the
+/// leader ends a session that sends no write for a session timeout. Returns once a session has lived for three session
+/// timeouts.
 pub async fn session_survives(follower: &Proxy, session_timeout: Duration) {
     let mut alive_since = Instant::now();
     while alive_since.elapsed() < 3 * session_timeout {

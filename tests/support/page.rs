@@ -1,7 +1,7 @@
 //! The tables, fenced blocks and snippets of Rust in a Markdown page. Use it for tests that compare a page with the
 //! code.
 
-/// Returns the contents of the page's fenced blocks that begin with these words.
+/// Returns the contents of the page's fenced blocks whose info string begins with `words`.
 pub fn blocks<'page>(page: &'page str, words: &str) -> Vec<&'page str> {
     let opening = format!("```{words}\n");
     page.split(opening.as_str()).skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect()
@@ -15,7 +15,7 @@ pub fn rows(page: &str) -> Vec<Vec<&str>> {
     body.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
 }
 
-/// Returns the anchor of a heading, as links use it.
+/// Returns the anchor of a heading, for a link to the heading.
 pub fn anchor(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || [' ', '-', '_'].contains(c);
     heading.trim_start_matches('#').trim().to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
@@ -28,7 +28,7 @@ pub struct Snippet {
     pub heading: String,
     /// The lines of the snippet, without indentation.
     pub code: String,
-    /// The attribute of the function that contains the snippet.
+    /// The attribute of the function that contains the snippet, such as `#[tokio::test]`.
     pub attribute: String,
 }
 
@@ -69,7 +69,8 @@ fn dedented(lines: &[&str]) -> String {
     lines.iter().map(|line| format!("{}\n", line.get(indent..).unwrap_or_default())).collect()
 }
 
-/// Returns the page with these snippets in its blocks of Rust, or the first mismatch.
+/// Fills the page's blocks of Rust with these snippets. Fails with a description of the first block or snippet that has
+/// no counterpart.
 pub fn filled(page: &str, snippets: &[Snippet]) -> Result<String, String> {
     let (mut filled, mut heading, mut block) = (String::new(), String::new(), None);
     let mut left = snippets.iter();

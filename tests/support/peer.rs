@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::process::{SAYS, test_in};
 use super::scene::eventually;
 
-/// The limit for a line. Twenty Java virtual machines that start at once on two cores take this long.
+/// The longest wait for a line. Twenty Java virtual machines that start at once on two cores need this time.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 fn home() -> PathBuf {
@@ -35,8 +35,8 @@ pub fn python(file: &str) -> Command {
     python
 }
 
-/// Returns a command that runs `the_child_process_of_other_tests` of the module with this [`module_path!`], in this
-/// test binary.
+/// Returns a command that starts this test binary as a child, in the role of a peer. The child runs
+/// `the_child_process_of_other_tests` of the module with this [`module_path!`].
 pub fn child_of(module: &str) -> Command {
     let mut child = Command::new(std::env::current_exe().expect("the test binary is known"));
     child.args([&test_in(module, "the_child_process_of_other_tests"), "--exact", "--nocapture"]);
@@ -59,7 +59,7 @@ impl Peer {
         let (sender, said) = mpsc::channel();
         thread::spawn(move || {
             let words = |line: String| line.strip_prefix(SAYS).map(str::to_owned);
-            // The thread ends with the process or with the receiver.
+            // The result is ignored, because the thread ends when the process ends or the receiver is dropped.
             let _ended = lines.map_while(Result::ok).filter_map(words).try_for_each(|words| sender.send(words));
         });
         let commands = child.stdin.take().expect("a pipe");
@@ -85,7 +85,7 @@ impl Peer {
         }
     }
 
-    /// Returns all lines that have arrived by now.
+    /// Returns all lines that have arrived and were not returned before.
     pub fn has_said(&mut self) -> Vec<String> {
         self.said.try_iter().collect()
     }
@@ -94,7 +94,7 @@ impl Peer {
         matches!(self.said.try_recv(), Err(TryRecvError::Empty))
     }
 
-    /// Waits until the process has died of a command that it could not carry out.
+    /// Waits until the process has ended, because a command failed.
     pub async fn ends(&self) {
         let has_ended = || matches!(self.said.try_recv(), Err(TryRecvError::Disconnected));
         eventually("the process ends", || async { has_ended() }).await;
@@ -108,7 +108,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Killing fails only if the child has ended already.
+        // The error is ignored, because killing fails only if the child has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

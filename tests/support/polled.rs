@@ -1,5 +1,5 @@
-//! Futures that a test polls by hand, on the embedded ensemble. Use them to drop a future between any two requests, and
-//! to assert what a first poll does.
+//! Futures that a test polls by hand, on the embedded ensemble. Use them to drop a future between any two of its
+//! requests, or to check what the first poll does.
 
 use std::future::IntoFuture;
 use std::task::Poll;
@@ -18,7 +18,7 @@ pub fn writing(lock: &RwLock) -> Acquiring<WriteGuard> {
     task::spawn(lock.write().into_future())
 }
 
-/// Returns the output of a future that must be ready at its first poll.
+/// Polls a future once, and returns its output. Panics if the future is not ready.
 pub fn now<F: IntoFuture>(future: F) -> F::Output {
     assert_ready!(task::spawn(future.into_future()).poll())
 }
@@ -31,7 +31,8 @@ pub fn write(lock: &RwLock) -> WriteGuard {
     now(lock.write()).expect("free")
 }
 
-/// Polls up to `polls` times, as long as the waker fires. Returns `None` if the future waits.
+/// Polls up to `polls` times. After the first poll, polls only if the waker has fired. Returns `None` if the future
+/// waits for a wake-up.
 pub fn poll_up_to<F: Future>(future: &mut Spawn<F>, polls: usize) -> Option<Poll<F::Output>> {
     for i in 0..polls {
         if i > 0 && !future.is_woken() {
@@ -44,14 +45,14 @@ pub fn poll_up_to<F: Future>(future: &mut Spawn<F>, polls: usize) -> Option<Poll
     Some(Poll::Pending)
 }
 
-/// The lost part of a write.
+/// The part of a write that is lost: its request or its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
     Reply,
     Request,
 }
 
-/// The losses of consecutive writes.
+/// Several cases: each is a list of losses for consecutive writes.
 pub const FAULTS: [&[Lost]; 7] = [
     &[],
     &[Lost::Reply],
@@ -62,7 +63,7 @@ pub const FAULTS: [&[Lost]; 7] = [
     &[Lost::Request, Lost::Request, Lost::Reply],
 ];
 
-/// Makes the client's next writes suffer these losses.
+/// Applies these losses to the client's next writes, one for each write.
 pub fn lose(zk: &Memory, faults: &[Lost]) {
     for fault in faults {
         match fault {

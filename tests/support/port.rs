@@ -1,8 +1,8 @@
-//! A loopback port that belongs to one owner, also while it has no listener. Use it for a server or a proxy that a test
-//! stops and starts again.
+//! A loopback port that stays reserved for one owner, also while nothing listens on the port. Use it for a server or a
+//! proxy that a test stops and starts again.
 //!
-//! A port picked by the system does not stay free: while its server is down, the system may give the port to another
-//! listener or to an outgoing connection. So these ports come from outside the system's range.
+//! A port that the system picks does not stay free: while its server is down, the system may give the port to another
+//! listener or to an outgoing connection. So these ports lie outside the range from which the system picks.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -11,31 +11,31 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Below this number are the ports of well-known servers.
+/// The lowest port to reserve. Lower ports belong to well-known servers.
 const LOWEST: u16 = 10_000;
 
 #[derive(Debug)]
 pub struct Port {
     number: u16,
-    /// The claim: the UDP port of the same number. Only one socket on the machine can have it, and the system frees it
-    /// when its owner ends.
+    /// A UDP socket on the same port number, which marks the port as reserved. Only one socket on the machine can have
+    /// the number, and the system frees it when the owning process ends.
     _claim: UdpSocket,
 }
 
 impl Port {
-    /// Reserves a port without a listener. No other owner gets the port until this value is dropped.
+    /// Reserves a port on which nothing listens. No other owner gets the port until this value is dropped.
     pub fn reserve() -> Port {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let range = outside(given_by_the_system());
         let size = u32::from(range.end() - range.start()) + 1;
-        // Each process begins at a different place, so that processes seldom collide.
+        // Each process begins its search at a different port, so that processes seldom try the same ones.
         let begin = std::process::id().wrapping_mul(7919);
         let candidates = (0..size).map(|_| begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % size);
         let claimed = candidates.filter_map(|at| Port::claim(range.start() + u16::try_from(at).ok()?)).next();
         claimed.expect("loopback has a free port")
     }
 
-    /// Claims this port, unless it is claimed already or has a listener.
+    /// Reserves the port `number`. Returns `None` if the port is reserved already or something listens on it.
     pub fn claim(number: u16) -> Option<Port> {
         let address = (Ipv4Addr::LOCALHOST, number);
         let claim = UdpSocket::bind(address).ok()?;
@@ -51,8 +51,8 @@ impl Port {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
     }
 
-    /// Listens on the port. A process that is being started inherits all sockets for some milliseconds, also the socket
-    /// by which [`Port::claim`] tried the port. So a port that seems to be in use is tried again.
+    /// Listens on the port. Retries while the port is in use: a child process inherits all sockets for some
+    /// milliseconds while it starts, also the socket with which [`Port::claim`] tried the port.
     pub fn listen(&self) -> TcpListener {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -72,16 +72,16 @@ impl fmt::Display for Port {
     }
 }
 
-/// Returns the range of ports that the system picks for listeners and outgoing connections.
+/// Returns the range from which the system picks ports for listeners and outgoing connections.
 pub fn given_by_the_system() -> RangeInclusive<u16> {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut ends = range.split_whitespace().filter_map(|end| end.parse().ok());
-    // The range of other systems, if this system does not give its own.
+    // A default for systems without `/proc/sys/net/ipv4/ip_local_port_range`.
     ends.next().unwrap_or(32_768)..=ends.next().unwrap_or(u16::MAX)
 }
 
 fn outside(given: RangeInclusive<u16>) -> RangeInclusive<u16> {
     let parts = [LOWEST..=given.start().saturating_sub(1), given.end().saturating_add(1)..=u16::MAX];
-    // If the system picks from all ports, no port is better than another.
+    // If the system picks from nearly all ports, use them all, because none is safer than another.
     parts.into_iter().find(|part| part.len() >= 1_000).unwrap_or(LOWEST..=u16::MAX)
 }

@@ -1,5 +1,5 @@
-//! A real PostgreSQL server on a loopback port of its own, with a cluster of its own. Use it for tests of fencing
-//! tokens in a database.
+//! A real PostgreSQL server with a new cluster, on a loopback port of its own. Use it for tests of fencing tokens in a
+//! database.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -49,12 +49,12 @@ impl Postgres {
         let port = Port::reserve();
         let mut server = as_somebody(&programs.join("postgres"));
         server.arg("-D").arg(home.data()).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
-        // Tests crash processes and never the machine.
+        // No fsync, because tests crash processes and never the machine.
         server.args(["-c", "fsync=off", "-c", "max_connections=100"]);
         // On SIGQUIT the server ends at once and frees its shared memory. SIGKILL would leave the memory behind.
         let process = Process::guard(&home, "QUIT", &server);
         let deadline = Instant::now() + STARTUP_LIMIT;
-        // The eighth line of this file is the state of the server.
+        // The eighth line of `postmaster.pid` is the state of the server.
         while !fs::read_to_string(home.data().join("postmaster.pid"))
             .is_ok_and(|state| state.lines().nth(7).is_some_and(|line| line.trim() == "ready"))
         {
@@ -87,7 +87,8 @@ impl Ends for Postgres {
     }
 }
 
-/// Returns the directory of `initdb` and `postgres`: in PATH, or Debian's directory for a version.
+/// Returns the directory that has `initdb` and `postgres`: a directory in PATH, or the directory of a version in
+/// Debian's packages.
 fn programs() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -107,7 +108,7 @@ fn as_somebody(program: &Path) -> Command {
     if !is_root() {
         return Command::new(program);
     }
-    // The shell becomes the program by `exec`, so that the pid known to the parent is the program's.
+    // `setpriv` becomes the program by `exec`, so that the pid which the parent knows is the program's.
     let mut command = Command::new("setpriv");
     command.arg(format!("--reuid={}", id(&["-u", NOBODY]))).arg(format!("--regid={}", id(&["-g", NOBODY])));
     command.arg("--clear-groups").arg(program);

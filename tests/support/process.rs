@@ -1,7 +1,7 @@
-//! Processes that a test can kill: the test binary itself, run again as a child.
+//! Child processes that a test can kill. A child is the test binary itself, started again.
 //!
-//! A module that starts such processes has a test `the_child_process_of_other_tests`. In a child it does what [`role`]
-//! says and reports to the parent with [`say`]. In an ordinary run it does nothing.
+//! A module that starts children has a test `the_child_process_of_other_tests`. In a child, this test does what
+//! [`role`] says and reports to the parent with [`say`]. In an ordinary run it does nothing.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -12,29 +12,30 @@ use std::time::Duration;
 
 const ROLE: &str = "ZK_RWLOCK_CHILD";
 
-/// The prefix of a child's lines, among those of the test harness.
+/// The prefix of the lines that a child prints for its parent. The test harness prints other lines to the same output.
 pub const SAYS: &str = "child says ";
 
-/// Returns the role of this process, or `None` if it is no child.
+/// Returns the role that the parent gave this process, or `None` if this process is no child.
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
 pub fn say(words: &str) {
-    // One write, past the harness, which captures only the output of `println!`.
+    // One write to stdout itself, because the test harness captures the output of `println!`.
     let mut out = std::io::stdout().lock();
     out.write_all(format!("\n{SAYS}{words}\n").as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
 }
 
-/// Returns the test harness's name for this test, in the module with this [`module_path!`].
+/// Returns the full name of a test, as the test harness spells it, from its function name and the [`module_path!`] of
+/// its module.
 pub fn test_in(module: &str, name: &str) -> String {
     // The harness omits the name of the crate.
     module.split_once("::").map_or(name.to_owned(), |(_, module)| format!("{module}::{name}"))
 }
 
-/// Prints a child's standard error as output of the current test: the harness shows it if the test fails.
+/// Copies a child's standard error to the output of the current test. The harness shows that output if the test fails.
 pub fn show_if_red(complaints: ChildStderr) {
-    // The thread ends with the process.
+    // The thread ends when the child ends, so nothing joins it.
     thread::spawn(move || {
         BufReader::new(complaints).lines().map_while(Result::ok).for_each(|line| eprintln!("{line}"))
     });
@@ -67,12 +68,12 @@ impl Process {
         Process { child, lines }
     }
 
-    /// Returns the next line of the child. Blocks until there is one.
+    /// Returns the next line that the child reports. Blocks until the line arrives.
     pub fn says(&mut self) -> String {
         self.said().next().expect("the child prints a line before it ends")
     }
 
-    /// Returns all lines of the child, until it ends.
+    /// Returns all further lines that the child reports, until the child ends.
     pub fn said(&mut self) -> impl Iterator<Item = String> {
         self.lines.by_ref().map(Result::unwrap).filter_map(|line| line.strip_prefix(SAYS).map(str::to_owned))
     }
@@ -82,14 +83,14 @@ impl Process {
     }
 }
 
-/// Sends a signal to a process. For `STOP`, returns after the process has stopped.
+/// Sends the signal `name` to a process. For `STOP`, returns once the process has stopped.
 pub fn signal(pid: u32, name: &str) {
     let kill = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
     let status = kill.expect("the kill command can be run");
     assert!(status.success(), "kill -{name} {pid} ended with {status}");
     if name == "STOP" {
-        // A thread that waits for a core stops only when it gets one, and the other threads run until then. Someone
-        // else may also resume the process, so the wait has a limit.
+        // SIGSTOP reaches a thread only when the thread gets a core, and the other threads run until then. The wait has
+        // a limit, because someone else may resume the process.
         let mut left = 5_000;
         while left > 0 && !stands_still(pid) {
             thread::sleep(Duration::from_millis(1));
@@ -102,14 +103,14 @@ fn stands_still(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     threads.flatten().all(|thread| {
         let status = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // The state follows the name, which is in parentheses. The thread may have ended meanwhile.
+        // In `/proc/PID/stat` the state follows the name in parentheses. A thread that has ended counts as stopped.
         status.rsplit(") ").next().is_none_or(|state| !state.starts_with(['R', 'S', 'D']))
     })
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Killing fails only if the child has ended already.
+        // The error is ignored, because killing fails only if the child has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

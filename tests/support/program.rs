@@ -26,24 +26,24 @@ pub fn program(name: &str) -> PathBuf {
     program
 }
 
-/// Returns the sources of a program from cargo's note: the program, a colon, and the sources, with a backslash before
-/// each space in a name.
+/// Returns the source files that cargo's dep-info file of a program lists. The file has the program's path, a colon,
+/// and the paths of the sources. A backslash stands before each space within a path.
 pub fn sources_in(note: &str) -> Vec<PathBuf> {
     let (_, sources) = note.trim_end().split_once(": ").expect("a program and its sources");
-    // No file name contains this character.
+    // A null byte stands for each escaped space during the split, because no path contains null bytes.
     let sources = sources.replace("\\ ", "\0");
     sources.split(' ').map(|source| source.replace('\0', " ").into()).collect()
 }
 
-/// Returns a command that runs this example without standard input, and kills it when its handle is dropped.
+/// Returns a command that runs this example without standard input. The process is killed when its handle is dropped.
 pub fn example(name: &str) -> Command {
     let mut command = Command::new(program(name));
     command.stdin(Stdio::null()).kill_on_drop(true);
     command
 }
 
-/// Returns when the file was changed. `None` is less than any time: the file does not exist, or the system does not
-/// say.
+/// Returns when the file was changed last. Returns `None`, which is less than any time, if the file does not exist or
+/// its file system records no times.
 fn modified(file: &Path) -> Option<SystemTime> {
     fs::metadata(file).and_then(|file| file.modified()).ok()
 }

@@ -1,10 +1,10 @@
-//! A replay of a run by its server's transaction log. It checks that each write was a step that the protocol allows to
-//! that contender at that moment, and that each grant came at the contender's turn. It states the rules a second time,
-//! independently of the library.
+//! A replay of a run from the server's transaction log. It checks that the protocol allows each write to that contender
+//! at that time, and that each contender was granted the lock when its turn had come. The rules are stated here a
+//! second time, independently of the library.
 //!
-//! The log does not show what a contender knows, only bounds of it. A contender can know of its turn from the
-//! transaction that makes it its turn. It can know of a kept node in its way from the transaction that puts the node
-//! there, until some contender has asked for it. A hold begins when the contender reports it.
+//! The log does not show when a contender learns something, only the earliest time. A contender can learn of its turn
+//! from the transaction that makes it its turn. It can learn of a kept node in its way from the transaction that
+//! creates that node, until some contender has asked for the node. A hold begins when the contender reports it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
@@ -17,44 +17,45 @@ use crate::history::{Hold, falling_fences, overlaps};
 use crate::trace::{Event, What, drift, recorded};
 use crate::txn_log::{Op, Txn};
 
-/// The precision of the times in a server's log.
+/// The precision of the times in a server's transaction log.
 pub const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// The error code for a create of an existing node.
 const NODE_EXISTS: i32 = -110;
 
-/// How long after the end of its session a holder may release without a loss event: the event may be on its way, and
-/// the machine may be busy.
+/// The time within which a holder must learn that its session has ended. Until then it may release the lock as if
+/// nothing were lost, because the event is still on its way or the machine is busy.
 const ABOUT_TO_HEAR: Duration = Duration::from_secs(2);
 
-/// The facts about a run.
+/// The record of a run: the server's log, and the reports of the contenders.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// The prefixes of the paths that are judged.
+    /// The prefixes of the lock directories that are judged.
     pub paths: Vec<String>,
     pub log: Vec<Txn>,
     pub events: Vec<Event>,
-    /// The holds that guards reported, on the clock of the events, without those that an operator may have ended.
+    /// The times during which guards said "held", on the clock of `events`. Holds that an operator may have ended are
+    /// left out.
     pub holds: Vec<Hold>,
-    /// The nodes that an operator may have deleted, and the directories that an operator may have set.
+    /// The nodes that an operator may have deleted, and the directories whose data an operator may have set.
     pub operators: HashSet<String>,
-    /// The prefixes of the paths that only a holder writes.
+    /// The prefixes of the paths that only the holder of a lock may write.
     pub guarded: Vec<String>,
-    /// The prefix of the contenders whose server may give false replies: it may report a refusal of a request that it
-    /// has carried out.
+    /// The prefix of the contenders that may receive false replies: a refusal of a request that the server has carried
+    /// out.
     pub lied_to: Option<String>,
-    /// The largest difference between the clocks.
+    /// The largest possible difference between the clock of the log and the clock of the events.
     pub leeway: Duration,
 }
 
 impl Run {
-    /// Returns a run on these paths that this process has recorded.
+    /// Returns a run with the events that [`recorded`] has for these paths.
     pub fn of(paths: &[&str], log: Vec<Txn>, holds: Vec<Hold>, operators: HashSet<String>) -> Run {
         let (events, paths) = (recorded(paths), paths.iter().map(|path| (*path).to_owned()).collect());
         Run { paths, log, events, holds, operators, guarded: Vec::new(), lied_to: None, leeway: drift() }
     }
 
-    /// Returns the transactions on the judged paths. Other tests may use the same server.
+    /// Returns the log without operations on other paths, because other tests may use the same server.
     fn judged(&self) -> Vec<Txn> {
         let is_judged = |path: &String| self.paths.iter().chain(&self.guarded).any(|begin| path.starts_with(begin));
         let concerns = |op: &&Op| match op {
@@ -68,15 +69,15 @@ impl Run {
     }
 }
 
-/// The faults of a run, in words, and how often each step occurred.
+/// The result: the faults of a run, in words, and the number of times that each step occurred.
 #[derive(Debug, Default)]
 pub struct Verdict {
     pub faults: Vec<String>,
     pub seen: BTreeMap<&'static str, usize>,
 }
 
-/// The steps of the model, by the model's names. Neither the log nor an event shows `ArmDirectory`, `List`, `Arm`,
-/// `See` and `Recover`: the later steps imply them.
+/// The steps of the model in `tests/models/protocol.rs`, by its names. `ArmDirectory`, `List`, `Arm`, `See` and
+/// `Recover` are in no log and no event. They are counted at a later step that implies them.
 pub const OF_THE_MODEL: [&str; 17] = [
     "ArmDirectory",
     "Enter",
@@ -107,7 +108,7 @@ struct Name {
     mode: Mode,
     sequence: i64,
     keeps: bool,
-    /// Whether its writers signal a hand-off.
+    /// Whether the writers of this dialect signal a hand-off.
     signals: bool,
 }
 
@@ -131,7 +132,7 @@ impl Name {
         Some(Name { owner, mode, sequence, keeps, signals })
     }
 
-    /// Returns whether this contender must leave before the other one may hold.
+    /// Returns whether this contender comes first in the queue and excludes the other one.
     fn is_before(&self, other: &Name) -> bool {
         self.sequence < other.sequence && (self.mode == Mode::Write || other.mode == Mode::Write)
     }
@@ -148,17 +149,17 @@ enum Left {
     Evicted,
 }
 
-/// One node of a contender or of a holder of permits, from its creation on.
+/// The node of a contender or of a holder of permits, also after its deletion.
 #[derive(Clone, Debug)]
 struct Node {
     path: String,
     name: Name,
     session: i64,
-    /// The transaction that created the node. After a downgrade, the transaction that created the contender's first
-    /// node.
+    /// The zxid of the transaction that created the node. For the node that a downgrade created, the zxid of the node
+    /// before.
     token: i64,
-    /// The contender's turn: the transaction that brought it, when that was proposed, and how the last node in the way
-    /// was removed.
+    /// When the contender's turn came: the zxid of the transaction that made it its turn, the time of its proposal, and
+    /// how the last node in the way was removed, if there was one.
     turn: Option<(i64, Duration, Option<Left>)>,
     left: Option<(i64, Duration, Left)>,
 }
@@ -169,47 +170,47 @@ impl Node {
     }
 }
 
-/// A lock's directory.
+/// The directory of a lock.
 #[derive(Debug, Default)]
 struct Queue {
-    /// The indices of its nodes.
+    /// The indices of the existing nodes.
     live: BTreeSet<usize>,
     next: i64,
-    /// The sessions that may ask for a kept node, until one does. An ask whose reply was lost is sent again, also after
-    /// its contender has left.
+    /// The sessions that may ask for a kept node, until one of them asks. A contender repeats an ask whose reply was
+    /// lost, even if it has left the queue meanwhile.
     may_ask: HashSet<i64>,
-    /// The nodes whose contenders may ask at some time. Each asks at most once, and the log does not show which one
-    /// asked.
+    /// The nodes of all contenders that had a kept node in the way at some time. Each contender asks at most once, and
+    /// the log shows only its session.
     might_ask: HashSet<usize>,
-    /// The sessions that have asked, once for each ask.
+    /// The session of each ask so far.
     asked: Vec<i64>,
 }
 
 #[derive(Debug, Default)]
 struct Semaphore {
     number: Option<u64>,
-    /// The number of permits by the index of their node.
+    /// The number of permits that each permit's node has taken, by the index of the node.
     taken: BTreeMap<usize, u64>,
 }
 
 struct Replay<'r> {
     run: &'r Run,
     nodes: Vec<Node>,
-    /// The indices of the existing nodes, by their paths.
+    /// The indices in `nodes` of the existing nodes, by path.
     at: HashMap<String, usize>,
     tokens: HashMap<i64, Vec<usize>>,
     queues: HashMap<String, Queue>,
     semaphores: HashMap<String, Semaphore>,
-    /// The lock under which each guarded path was first written.
+    /// For each guarded path, the lock under which the path was written first.
     guards: HashMap<String, String>,
-    /// When the contender with a node of this token was first reported to hold.
+    /// When the contender whose node has this token first reported a grant, by token.
     told: HashMap<i64, Duration>,
-    /// When the loss of these nodes was first reported.
+    /// When the loss of a node was first reported, by the path of the node.
     lost: HashMap<&'r str, Duration>,
     verdict: Verdict,
 }
 
-/// Replays the run.
+/// Replays the run, and returns its faults.
 pub fn judge(run: &Run) -> Verdict {
     let mut replay = Replay {
         run,
@@ -231,7 +232,7 @@ pub fn judge(run: &Run) -> Verdict {
     replay.verdict
 }
 
-/// Returns when each of these kinds of events first occurred, by this part of the event.
+/// Returns the time of the first event of these kinds for each value of `part`.
 fn firsts<'r, K: Eq + Hash>(run: &'r Run, told: &[What], part: impl Fn(&'r Event) -> K) -> HashMap<K, Duration> {
     let mut firsts = HashMap::new();
     for event in run.events.iter().filter(|event| told.contains(&event.what)) {
@@ -273,7 +274,8 @@ impl Replay<'_> {
         self.run.lied_to.as_ref().is_some_and(|begin| name.owner.starts_with(begin))
     }
 
-    /// Returns until when a transaction of this time may have been proposed, on the clock of the events.
+    /// Returns the latest time of the proposal of a transaction that the log dates to `time`, on the clock of the
+    /// events.
     fn latest(&self, time: Duration) -> Duration {
         time + MILLISECOND + self.run.leeway
     }
@@ -282,7 +284,8 @@ impl Replay<'_> {
         self.told.get(&node.token).is_some_and(|told| *told <= self.latest(by))
     }
 
-    /// Explains why a contender that acted as a holder was not granted.
+    /// Describes when a contender's turn came and when it was notified, for a fault of a contender that acted as a
+    /// holder without a grant.
     fn not_granted(&self, node: &Node, by: Duration) -> String {
         let (turn, told) = (node.turn.map(|(zxid, time, _)| (zxid, time)), self.told.get(&node.token));
         format!("and it was not granted by {by:?}: its turn came at {turn:?}, and it was told so at {told:?}")
@@ -310,7 +313,7 @@ impl Replay<'_> {
                 _ => {}
             }
         }
-        // A check of the contender's own place belongs to an exchange.
+        // The check of a contender's own node belongs to an exchange for a permit, not to a commit.
         for path in guards {
             if let Some(node) = self.at.get(path).map(|at| self.nodes[*at].clone()) {
                 self.saw("Commit");
@@ -328,7 +331,8 @@ impl Replay<'_> {
         self.run.guarded.iter().any(|guarded| path.starts_with(guarded)) && Name::parse(child(path)).is_none()
     }
 
-    /// Notes that a holder of `lock` has written a guarded path.
+    /// Records that a transaction wrote the guarded `path` under a check of `lock`. Reports a fault if there was no
+    /// check, or if another lock was checked before.
     fn written(&mut self, txn: &Txn, path: &str, lock: Option<&str>) {
         let Some(lock) = lock else { return self.refuse(txn, "Commit", path, "only a holder writes it, by its node") };
         let first = self.guards.entry(path.to_owned()).or_insert_with(|| lock.to_owned()).clone();
@@ -383,9 +387,12 @@ impl Replay<'_> {
         self.look(txn, parent(path), None);
     }
 
-    /// Returns whether a contender may create a second node. It may after the reply to its first create was lost and no
-    /// node was found, and after its session ended before the reply. It may also after false replies: one that its
-    /// session is over, or ones to the create and to the listing that the directory does not exist.
+    /// Returns whether a contender may create a second node. It may in three cases:
+    ///
+    /// - The reply to its first create was lost, and the contender reported that it found no node.
+    /// - Its session ended before the reply.
+    /// - The server gives false replies: that the session is over, or that the directory does not exist, both to the
+    ///   create and to the listing.
     fn may_have_two(&self, txn: &Txn, path: &str, first: &Node) -> bool {
         let by = self.latest(txn.time);
         let is_missed = |event: &Event| {
@@ -395,8 +402,8 @@ impl Replay<'_> {
             |other: &Txn| other.session == txn.session && first.token < other.zxid && other.zxid < txn.zxid;
         let is_made = |other: &Txn| is_between(other) && other.ops == [Op::Refused { code: NODE_EXISTS }];
         let was_lied_to = || first.session != txn.session || self.run.log.iter().any(is_made);
-        // The session is over for its client, and the ensemble has not ended it yet: a restarted server waits for
-        // another timeout.
+        // The session may be over for its client before the ensemble ends it: after a restart, a server waits for
+        // another session timeout.
         let is_over = || {
             let is_written_on =
                 |other: &Txn| other.session == first.session && other.zxid > txn.zxid && other.ops != [Op::End];
@@ -405,7 +412,7 @@ impl Replay<'_> {
         self.run.events.iter().any(is_missed) || is_over() || (self.is_lied_to(&first.name) && was_lied_to())
     }
 
-    /// Notes after each change of a directory whose turn it is, and who may ask for a kept node.
+    /// After a change of a directory, records which contenders have their turn now, and which may ask for a kept node.
     fn look(&mut self, txn: &Txn, directory: &str, left: Option<Left>) {
         let Some(queue) = self.queues.get_mut(directory) else { return };
         for at in &queue.live {
@@ -438,7 +445,7 @@ impl Replay<'_> {
 
     fn deleted(&mut self, txn: &Txn, path: &str) {
         let Some(at) = self.at.get(path).copied() else {
-            // A directory that is created again begins with number 0.
+            // The sequence numbers of a directory that is created again begin with 0.
             self.queues.remove(path);
             return;
         };
@@ -481,8 +488,9 @@ impl Replay<'_> {
         self.leaves(txn, at, how);
     }
 
-    /// Returns whether a later session may delete this node. It may if the node's own session is over for the
-    /// contender, which has another node by now, or has lost this one and looks for the outcome of a commit.
+    /// Returns whether another session of the contender may delete this node. It may if the contender takes the node's
+    /// session for ended, and either has another node by now, or has lost this node and is finding out the outcome of a
+    /// commit.
     fn is_given_up(&self, txn: &Txn, node: &Node) -> bool {
         let begun =
             |session| self.run.log.iter().find(|it| it.session == session && it.ops == [Op::Begin]).map(|it| it.zxid);
@@ -567,7 +575,7 @@ impl Replay<'_> {
         self.stands(Node { path, name, session, token, turn, left: None });
     }
 
-    /// Adds a node. Returns its index.
+    /// Adds a node that was created. Returns its index.
     fn stands(&mut self, node: Node) -> usize {
         let at = self.nodes.len();
         self.at.insert(node.path.clone(), at);
@@ -576,13 +584,13 @@ impl Replay<'_> {
         at
     }
 
-    /// Returns the nodes that held with this token.
+    /// Returns the nodes with this token whose paths begin with `path`.
     fn of_token(&self, path: &str, token: i64) -> Vec<&Node> {
         let nodes = self.tokens.get(&token).into_iter().flatten().map(|at| &self.nodes[*at]);
         nodes.filter(|node| node.path.starts_with(path)).collect()
     }
 
-    /// Returns the nodes of the hold that this event is about: more than one after a downgrade.
+    /// Returns the nodes of the hold to which this event belongs. A hold that was downgraded has two.
     fn held_by(&self, event: &Event) -> Vec<&Node> {
         let mut nodes = self.of_token(&event.path, event.token);
         nodes.retain(|node| permit(&node.path).is_some() || node.name.sequence == event.sequence);
@@ -604,7 +612,8 @@ impl Replay<'_> {
                 // The end of a killed process ends all its acquisitions and holds.
                 (What::Ended, _) => _ = (open.remove(&event.who), held.remove(&event.who)),
                 (What::Holds, _) => {
-                    // A downgrade begins another hold, but not another use.
+                    // A downgrade begins a second hold of the same token in another mode. It is no second use of a kept
+                    // node.
                     if !used.insert((event.token, &*event.mode)) {
                         self.saw("UseAgain");
                     }
@@ -690,8 +699,8 @@ impl Replay<'_> {
         self.verdict.faults.extend(fault);
     }
 
-    /// Checks that a hold ended before its node left, unless the owner was notified of a loss. After an operator's
-    /// deletion there is no limit for that notification.
+    /// Checks that a hold ended before its node was removed, or that its loss was reported in time. After a deletion by
+    /// an operator the report may be late.
     fn judge_end(&mut self, begun: &Event, until: Duration) {
         let Event { path, mode, sequence, token, .. } = begun;
         let nodes = self.held_by(begun);
@@ -713,7 +722,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Lists the contenders in the way of a contender that was granted nevertheless.
+    /// Describes the contender in whose presence another contender was granted too early.
     fn behind(&self, node: &Node, how: &str) -> String {
         let gone = |it: &Node| it.left.map_or(i64::MAX, |(zxid, ..)| zxid);
         let is_before = |it: &&Node| parent(&it.path) == parent(&node.path) && it.name.is_before(&node.name);
@@ -723,7 +732,7 @@ impl Replay<'_> {
         format!("and it was granted by {how:?}: it was behind {stays:?}")
     }
 
-    /// Checks the holds that guards reported against the log.
+    /// Checks the times during which guards said "held" against the log.
     fn judge_holds(&mut self) {
         let holds = &self.run.holds;
         let mut faults = overlaps(holds);

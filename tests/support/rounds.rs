@@ -1,8 +1,9 @@
-//! The judge of tests on a busy machine, behind `#[support::judged]`: a round that fails while the machine stood still
-//! or was very busy is run again. Use it for each test that depends on time.
+//! A judge for tests that depend on time, behind `#[support::judged]`. A round is one run of a test. A round that fails
+//! while the machine stood still or was very busy is run again.
 //!
-//! A round that succeeds is a success, and ten failed rounds with the same message are a failure. Lost safety is a
-//! failure in any round: [`safe!`](crate::safe) and [`violated!`](crate::violated) report it.
+//! A test succeeds as soon as one round succeeds. It fails if ten rounds fail with the same message. A failure by
+//! [`safe!`](crate::safe) or [`violated!`](crate::violated), which report that the lock was not safe, counts in any
+//! round.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -18,23 +19,25 @@ use tokio::runtime::{Builder, Runtime};
 use super::process;
 use super::standstill::{BUSY, Moment, STANDSTILL, STOOD_STILL, most_lost_since, now, watch};
 
-/// The number of rounds in a row that a standstill may spoil.
+/// The largest number of rounds of a test. If a standstill spoils all of them, the test fails without a verdict on the
+/// code.
 const ROUNDS: usize = 10;
 
-/// The number of rounds of a test that may fail on a busy machine before a failure counts.
+/// The number of failed rounds on a busy machine at which a test fails.
 const BUSY_ROUNDS: usize = 4;
 
-/// The number of rounds that may fail on a busy machine in all tests of a process together. A real fault makes more
-/// rounds fail, and each would be run again.
+/// The number of failed rounds on a busy machine that are run again, in all tests of a process together. A limit keeps
+/// a real fault, which fails in many tests, from running each of them several times.
 const BUSY_ROUNDS_OF_ALL: usize = 40;
 
-/// A standstill shortly before a round may have ended sessions that the round uses.
+/// How long before a round a standstill still excuses its failure: the standstill may have ended sessions that the
+/// round uses.
 const SHORTLY: Duration = Duration::from_secs(2);
 
-/// The first words of a failure that no machine excuses.
+/// The first words of the message of a failure that no state of the machine excuses.
 pub const VIOLATED: &str = "safety is lost: ";
 
-/// Fails with [`VIOLATED`] and these words. No standstill excuses the failure.
+/// Panics with [`VIOLATED`] and these words. No standstill excuses the failure.
 #[macro_export]
 macro_rules! violated {
     ($($words:tt)*) => {
@@ -42,7 +45,7 @@ macro_rules! violated {
     };
 }
 
-/// Asserts what holds on any machine. No standstill excuses a failure.
+/// Asserts a condition that holds on any machine, however slow. No standstill excuses the failure.
 #[macro_export]
 macro_rules! safe {
     ($condition:expr $(,)?) => {
@@ -57,7 +60,7 @@ macro_rules! safe {
     };
 }
 
-/// The runtime of a test.
+/// The settings of a test's tokio runtime.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
     /// Whether the runtime has worker threads.
@@ -73,7 +76,7 @@ pub enum Machine {
     StoodStill,
 }
 
-/// The return type of a test.
+/// The return type of a test: `()` or a result.
 pub trait Outcome {
     fn check(self);
 }
@@ -88,12 +91,12 @@ impl<E: Debug> Outcome for Result<(), E> {
     }
 }
 
-/// Judges a test that needs a runtime.
+/// Runs and judges an async test, in a new runtime for each round.
 pub fn judge<F: Future<Output = O>, O: Outcome>(how: How, test: impl Fn() -> F) {
     judge_plain(|| runtime(how).block_on(test()));
 }
 
-/// Judges a test.
+/// Runs and judges a test without a runtime.
 pub fn judge_plain<O: Outcome>(test: impl Fn() -> O) {
     if process::role().is_some() {
         return test().check();
@@ -111,8 +114,8 @@ pub fn judge_plain<O: Outcome>(test: impl Fn() -> O) {
     });
 }
 
-/// Runs rounds until one succeeds, or fails on a quiet machine. `machine` gives the state of the machine since a
-/// moment.
+/// Runs rounds until one succeeds, or one fails while the machine was neither busy nor standing still. `machine`
+/// returns the state of the machine since the given time.
 pub fn judge_rounds(machine: &dyn Fn(Moment) -> Machine, run: &dyn Fn(Round)) {
     static BUSY_OF_ALL: AtomicUsize = AtomicUsize::new(0);
     watch();
@@ -138,13 +141,13 @@ pub fn judge_rounds(machine: &dyn Fn(Moment) -> Machine, run: &dyn Fn(Round)) {
         all_said.push(said);
     }
     let last = all_said.pop().unwrap_or_default();
-    // A machine does not make all rounds fail with the same message.
+    // If all rounds failed with the same message, the code is at fault: a standstill strikes at random places.
     let are_alike = all_said.iter().all(|said| without_digits(said) == without_digits(&last));
     assert!(!are_alike, "{last}\n(in each of {ROUNDS} rounds in a row, in all of which the machine stood still)");
     panic!("{STOOD_STILL}: {ROUNDS} rounds in a row could not be judged; the last one said: {last}");
 }
 
-/// Returns the first line, without the digits, which differ from round to round.
+/// Returns the first line without digits, because numbers differ from round to round.
 fn without_digits(said: &str) -> String {
     said.lines().next().unwrap_or_default().replace(|letter: char| letter.is_ascii_digit(), "")
 }
@@ -168,20 +171,21 @@ thread_local! {
     static CURRENT: RefCell<Option<Round>> = const { RefCell::new(None) };
 }
 
-/// One round of a test. A repeated round shares nothing with other tests, which may have left something behind.
+/// One run of a test. A second or later round gets new servers instead of those that tests share, because the failed
+/// round may have left them in a bad state.
 #[derive(Clone, Default)]
 pub struct Round {
     number: usize,
     own: Arc<Mutex<HashMap<usize, Own>>>,
 }
 
-/// A value that belongs to this round: a `&'static T`, and how it ends.
+/// A value that only this round uses: a `&'static T`, and the function that ends it.
 struct Own {
     it: Box<dyn Any + Send>,
     end: Box<dyn FnOnce() + Send>,
 }
 
-/// A value that the tests of a process share, and that can be ended while they use it.
+/// A value that the tests of a process share, such as a server. It can be ended while tests refer to it.
 pub trait Ends: Send + Sync + 'static {
     fn end(&self);
 }
@@ -192,7 +196,7 @@ impl Round {
     }
 
     fn run(self, test: impl FnOnce()) {
-        /// Leaves the round also after a panic.
+        /// Ends the values of the round when it is dropped, also after a panic.
         struct Leave(Round);
         impl Drop for Leave {
             fn drop(&mut self) {
@@ -207,7 +211,8 @@ impl Round {
     }
 }
 
-/// Returns the value that the tests of this process share. A repeated round gets a value of its own.
+/// Returns the value that all tests of this process share, or, in a second or later round, a value for this round
+/// alone.
 pub fn shared<T: Ends>(cell: &'static OnceLock<T>, start: impl FnOnce() -> T) -> &'static T {
     let Some(round) = Round::current().filter(|round| round.number > 0) else { return cell.get_or_init(start) };
     let mut own = round.own.lock().unwrap_or_else(PoisonError::into_inner);

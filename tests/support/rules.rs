@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::frames::{Direction, Hello, Op};
 
-/// The handle of a rule. A test asks it whether the fault has happened.
+/// A handle of a rule. It tells a test whether the rule has been applied to a frame.
 #[derive(Clone, Debug)]
 pub struct Fault {
     happened: watch::Receiver<u64>,
@@ -23,11 +23,10 @@ impl Fault {
         *self.happened.borrow()
     }
 
-    /// Waits until the rule has applied to a frame. Waits for ever if no such frame arrives, so put a timeout around
-    /// it.
+    /// Waits until the rule has been applied to a frame. Waits for ever if no such frame arrives, so use a timeout.
     pub async fn happens(&self) {
         if self.happened.clone().wait_for(|happened| *happened > 0).await.is_err() {
-            // The proxy and the rule were dropped.
+            // The proxy was dropped, so the rule will never be applied.
             pending().await
         }
     }
@@ -63,12 +62,12 @@ impl Frames {
         Self::replies(Op::Event)
     }
 
-    /// Selects all that the server sends, including handshakes.
+    /// Selects all frames from the server, including handshakes.
     pub fn from_server() -> Self {
         Self::all(Direction::ToClient)
     }
 
-    /// Selects all that clients send, including handshakes.
+    /// Selects all frames from clients, including handshakes.
     pub fn from_clients() -> Self {
         Self::all(Direction::ToServer)
     }
@@ -78,13 +77,13 @@ impl Frames {
         Self { except, ..self }
     }
 
-    /// Selects only frames whose path contains this text. A reply has the path of its request; a transaction has the
-    /// list of its operations, as in `Proxy::requests`.
+    /// Selects only frames whose path contains this text. For a reply, the path is that of the request; for a
+    /// transaction, it is the list of operations, as in `Proxy::requests`.
     pub fn about(self, part_of_path: &str) -> Self {
         Self { path: Some(part_of_path.to_owned()), ..self }
     }
 
-    /// Selects only replies with this error code, 0 for success.
+    /// Selects only replies with this error code. Code 0 is success.
     pub fn with_error(self, code: i32) -> Self {
         Self { error: Some(code), ..self }
     }
@@ -98,11 +97,12 @@ impl Frames {
     }
 }
 
-/// A rule: what happens to which frames. By default it applies to the first such frame and does nothing.
+/// A rule: which frames, and what happens to them. By default a rule applies to the first of these frames and lets it
+/// pass.
 #[derive(Debug)]
 pub struct Rule {
     frames: Frames,
-    /// The number of frames until the rule applies, including that frame.
+    /// The number of matching frames until the rule applies: 1 for the next one.
     countdown: u64,
     again: bool,
     fate: Fate,
@@ -113,7 +113,7 @@ impl Rule {
         Self { frames, countdown: 1, again: false, fate: Fate::Pass }
     }
 
-    /// Applies the rule to the `nth` frame, counted from 1 and from `Proxy::apply`.
+    /// Applies the rule to the `nth` matching frame after `Proxy::apply`. The first frame has the number 1.
     pub fn nth(self, nth: u64) -> Self {
         assert!(nth > 0, "frames are counted from 1");
         Self { countdown: nth, ..self }
@@ -124,7 +124,7 @@ impl Rule {
         Self { again: true, ..self }
     }
 
-    /// Holds back the frame, and all that follows it in the same direction, until `released` ends.
+    /// Holds back the frame, and all later frames in the same direction, until the sender of `released` is dropped.
     pub(super) fn hold(self, released: watch::Receiver<()>) -> Self {
         Self { fate: Fate::Hold(released), ..self }
     }
@@ -139,30 +139,30 @@ impl Rule {
         Self { fate: Fate::Delay(by), ..self }
     }
 
-    /// Passes on the first `bytes` of the frame, including its length, and then closes the connection.
+    /// Passes on the first `bytes` bytes of the frame, counted from its length field, and closes the connection.
     pub fn close(self, bytes: usize, how: Close) -> Self {
         Self { fate: Fate::Close(bytes, how), ..self }
     }
 
-    /// Passes on the whole frame, and then closes the connection.
+    /// Passes on the whole frame, and closes the connection.
     pub fn close_after(self, how: Close) -> Self {
         self.close(usize::MAX, how)
     }
 
-    /// Replaces the error code of a reply. The server has carried the request out.
+    /// Replaces the error code of a reply, although the server has carried out the request.
     pub fn claim_error(self, code: i32) -> Self {
         assert_eq!(self.frames.direction, Direction::ToClient, "only replies have error codes");
         Self { fate: Fate::Claim(code), ..self }
     }
 
-    /// Answers a request with this error. The server does not receive the request. After [`UNIMPLEMENTED`] the proxy
-    /// closes the connection, as ZooKeeper does (`UnimplementedRequestProcessor`).
+    /// Replies to a request with this error code, without passing the request on to the server. After [`UNIMPLEMENTED`]
+    /// the proxy closes the connection, as ZooKeeper does (`UnimplementedRequestProcessor`).
     pub fn refuse(self, code: i32) -> Self {
         assert_eq!(self.frames.direction, Direction::ToServer, "only requests can be refused");
         Self { fate: Fate::Refuse(code), ..self }
     }
 
-    /// Adds this name to a list of children.
+    /// Adds this name to a listing of children.
     pub fn show(self, name: &str) -> Self {
         let lists = [Some(Op::GetChildren), Some(Op::GetChildren2)].contains(&self.frames.op);
         assert!(lists && self.frames.error == Some(0), "only lists have names");
@@ -182,20 +182,20 @@ pub const UNIMPLEMENTED: i32 = -6;
 /// How the proxy closes a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Close {
-    /// Closes with a FIN: data sent earlier still arrives.
+    /// Closes with a FIN. Data sent earlier still arrives.
     Fin,
     /// Closes with a RST, which may overtake data sent earlier.
     Rst,
 }
 
-/// A rule that is in force.
+/// A rule that was given to the proxy.
 #[derive(Debug)]
 struct Active {
     rule: Rule,
     happened: watch::Sender<u64>,
 }
 
-/// The properties of a frame that rules look at.
+/// The properties of a frame that rules compare.
 #[derive(Debug)]
 pub(super) struct FrameInfo<'a> {
     pub(super) direction: Direction,
@@ -208,7 +208,7 @@ pub(super) struct FrameInfo<'a> {
 #[derive(Clone, Debug)]
 pub(super) enum Fate {
     Pass,
-    /// The frame passes when the sender of this channel is dropped.
+    /// The proxy holds the frame until the sender of this channel is dropped.
     Hold(watch::Receiver<()>),
     Lose,
     Delay(Duration),
@@ -220,13 +220,13 @@ pub(super) enum Fate {
 }
 
 impl Fate {
-    /// Returns whether the handle of a held frame was dropped.
+    /// Returns whether the handle of a frame to hold back was dropped.
     fn is_over(&self) -> bool {
         matches!(self, Self::Hold(released) if released.has_changed().is_err())
     }
 }
 
-/// All rules in force, the oldest first.
+/// All rules that were given to the proxy, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Rules(Vec<Active>);
 
@@ -241,12 +241,13 @@ impl Rules {
         self.0.clear();
     }
 
-    /// Counts the frame against every rule. If several rules apply, the oldest decides.
+    /// Counts the frame for every rule that selects it, and returns what happens to the frame. If several rules apply,
+    /// the oldest decides.
     pub(super) fn fate(&mut self, frame: &FrameInfo<'_>) -> Fate {
         let mut fate = Fate::Pass;
         self.0.retain_mut(|Active { rule, happened }| {
             if rule.fate.is_over() {
-                // The handle was dropped before a frame arrived.
+                // The handle was dropped before a frame arrived, so the rule no longer applies.
                 return false;
             }
             if !rule.frames.contain(frame) {

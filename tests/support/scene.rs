@@ -1,5 +1,5 @@
-//! The basic tools of a test of locks: it opens sessions and locks, runs acquisitions as tasks, and waits for a
-//! condition with a limit instead of sleeping.
+//! The basic tools of a test of locks. They open sessions and locks, run acquisitions as tasks, and wait for a
+//! condition instead of sleeping.
 
 use std::fmt::Debug;
 use std::future::{Future, IntoFuture};
@@ -14,13 +14,13 @@ use zk_rwlock::{Error, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 use super::standstill::Patience;
 
-/// The limit for all that must happen. Nothing is measured by it.
+/// The time limit for an event that must occur. It only ends a hanging test, and is no measure of speed.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// A session timeout so long that no session expires, and no heartbeat is due, during a test.
+/// A session timeout so long that, during a test, no session expires and no heartbeat is sent.
 pub const CALM: Duration = Duration::from_secs(60);
 
-/// The pause between two looks at a condition.
+/// The pause between two checks of a condition.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 pub async fn connect(address: &str) -> ZooKeeper {
@@ -36,7 +36,7 @@ pub fn lock_at(zk: &ZooKeeper, directory: &str) -> RwLock {
     RwLock::new(zk, directory).expect("a valid path")
 }
 
-/// Waits for a future, and returns its output. Fails if the future does not end soon.
+/// Waits for a future, and returns its output. Fails after [`SOON`].
 pub async fn soon<F: IntoFuture>(what: &str, future: F) -> F::Output {
     within(SOON, what, future).await
 }
@@ -52,8 +52,8 @@ pub async fn within<F: IntoFuture>(limit: Duration, what: &str, future: F) -> F:
     }
 }
 
-/// Repeats an attempt with one limit after the other, each twice the last, up to a minute. On a busy machine the first
-/// limits may be too short for any output.
+/// Repeats an attempt with a time limit that doubles each time, up to a minute. On a busy machine the first limits may
+/// be too short.
 pub async fn with_time_enough<T, E: Debug>(
     first: Duration,
     mut attempt: impl AsyncFnMut(Duration) -> Result<T, E>,
@@ -69,7 +69,7 @@ pub async fn with_time_enough<T, E: Debug>(
     panic!("{told:#?}");
 }
 
-/// Waits until the condition is met. Fails if that does not happen soon.
+/// Waits until the condition is met. Fails after [`SOON`].
 pub async fn eventually<C, F>(what: &str, condition: C)
 where
     C: Fn() -> F,
@@ -78,7 +78,7 @@ where
     becomes(what, condition, |is_met| *is_met).await;
 }
 
-/// Looks again and again until `is_right` accepts the value.
+/// Calls `look` again and again until `is_right` accepts its value. Fails after [`SOON`].
 async fn becomes<T: Debug, F: Future<Output = T>>(what: &str, look: impl Fn() -> F, is_right: impl Fn(&T) -> bool) {
     let mut patience = Patience::new(SOON);
     loop {
@@ -91,18 +91,18 @@ async fn becomes<T: Debug, F: Future<Output = T>>(what: &str, look: impl Fn() ->
     }
 }
 
-/// Returns a session of this handle. A test uses it as an operator who works with bare nodes.
+/// Returns a session of this client, with which a test reads and writes nodes directly, as an operator does.
 pub async fn session(zk: &ZooKeeper) -> Arc<dyn Session> {
     Arc::clone(zk.session_slot(0).await.expect("the session is alive").session())
 }
 
-/// Returns the names in a lock's directory, or none if the directory is missing.
+/// Returns the names in a lock's directory. Returns no names if the directory does not exist.
 pub async fn children(zk: &ZooKeeper, directory: &str) -> Vec<String> {
     loop {
         match session(zk).await.children(directory).await {
             Ok(children) => return children,
             Err(Failure::NoNode) => return Vec::new(),
-            // On a busy machine a server may hear from a client too late, and close its connection.
+            // On a busy machine a server may close the connection of a client that it hears from too late.
             Err(Failure::Unknown(_)) => tokio::time::sleep(INTERVAL).await,
             Err(failure) => panic!("{directory} cannot be listed: {failure}"),
         }
@@ -113,7 +113,7 @@ pub async fn becomes_empty(zk: &ZooKeeper, directory: &str) {
     becomes(&format!("{directory} without children"), || children(zk, directory), Vec::is_empty).await;
 }
 
-/// Returns the queue in order, one word for each member: its mode, and `+` if it holds or `-` if it waits.
+/// Returns the queue in order: for each contender its mode, and `+` if it holds or `-` if it waits.
 pub async fn line(lock: &RwLock) -> String {
     let queue = lock.queue().await.expect("the queue can be read");
     let words: Vec<String> = queue
@@ -143,12 +143,13 @@ pub fn reader(lock: &RwLock) -> JoinHandle<Result<ReadGuard, Error>> {
     tokio::spawn(lock.read().into_future())
 }
 
-/// Returns the guard of an acquisition that must be granted. Panics if the grant takes too long.
+/// Waits for an acquisition, and returns its guard. Fails if the acquisition fails, or after [`SOON`].
 pub async fn granted<G>(task: JoinHandle<Result<G, Error>>) -> G {
     soon("the grant", task).await.expect("the task does not panic").expect("the lock is granted")
 }
 
-/// Returns the error of an acquisition that must fail. Panics if the error takes too long.
+/// Waits for an acquisition that must fail, and returns its error. Fails if the acquisition is granted, or after
+/// [`SOON`].
 pub async fn refused<G>(task: JoinHandle<Result<G, Error>>) -> Error {
     match soon("the refusal", task).await.expect("the task does not panic") {
         Ok(_) => panic!("the lock was granted"),

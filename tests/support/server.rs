@@ -1,6 +1,6 @@
-//! A real standalone ZooKeeper server on a loopback port of its own. A test can stop, freeze and restart it, ask for
-//! its counters with four-letter words, set its numbers, and end sessions as an operator can. A watchdog ends the
-//! server with its tests.
+//! A real standalone ZooKeeper server on a loopback port of its own. A test can stop, freeze and restart the server,
+//! read its counters by four-letter words, change its sequence numbers and zxids, and end sessions as an operator can.
+//! A watchdog process ends the server with its tests.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -22,32 +22,34 @@ use super::rounds::{Ends, shared};
 use super::snapshot;
 use super::txn_log::{self, Txn};
 
-/// The tick of the servers. A session expires on a multiple of it, so a short tick keeps tests of expiry short.
+/// The tick of the servers. A session expires at a multiple of the tick, so a short tick keeps tests of expiry short.
 pub const TICK: Duration = Duration::from_millis(200);
 
 const STARTUP_LIMIT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FOUR_LETTER_LIMIT: Duration = Duration::from_secs(5);
-/// The limit for an answer during the start: a starting server may accept a question and never answer.
+/// The time limit for the answer to a four-letter word during the start. A server that is starting may accept the
+/// connection and never answer.
 const STARTING_FOUR_LETTER_LIMIT: Duration = Duration::from_millis(300);
 
-/// Options for Java that remove digests of the content from snapshots, so that a test can change a snapshot.
+/// Java options that keep digests of the content out of snapshots, so that a test can change a snapshot.
 pub const WITHOUT_DIGESTS: [&str; 2] =
     ["-Dzookeeper.digest.enabled=false", "-Dzookeeper.serializeLastProcessedZxid.enabled=false"];
 
-/// Options for Java that let the users of `jaas.conf` log in by DIGEST-MD5. From 3.9.6 on, FIPS mode is the default and
-/// forbids that.
+/// Java options that let the users of `jaas.conf` log in by DIGEST-MD5. From 3.9.6 on, FIPS mode is the default and
+/// forbids this mechanism.
 pub const WITH_JAAS: [&str; 2] = ["-Djava.security.auth.login.config={home}/jaas.conf", "-Dzookeeper.fips-mode=false"];
 
-/// Starts `"$@"` and prints its pid. Ends the program with the given signal when standard input ends or has a line.
+/// A shell script that starts `"$@"` and prints its pid. It ends the program with the given signal when standard input
+/// ends or has a line.
 ///
-/// The test process holds the other end of standard input, and the kernel closes that end also after a SIGKILL. So no
-/// server outlives its tests. The server inherits the shell's standard output as descriptor 3 and never writes to it:
-/// the server is dead when that pipe ends. The shell runs only built-ins before `wait`, so it does not reap a dead
-/// server early, and `kill` cannot hit another process that was given the pid.
+/// The test process holds the other end of standard input, and the kernel closes that end also after a SIGKILL of the
+/// test process. So no server outlives its tests. The server inherits the shell's standard output as descriptor 3 and
+/// never writes to it, so the end of that pipe shows that the server is dead. The shell runs only built-ins before
+/// `wait`. So it does not reap a dead server early, and `kill` cannot hit another process that was given the same pid.
 ///
-/// When the tests die, the watchdog's process group is orphaned. If the server is stopped at that moment, the kernel
-/// sends SIGHUP to the whole group, and the watchdog must survive it to do its work.
+/// When the tests die, the watchdog's process group is orphaned. If the server is stopped (SIGSTOP) at that moment, the
+/// kernel sends SIGHUP to the whole group. So the script ignores SIGHUP, to be able to end the server.
 const WATCHDOG: &str = r#"
     trap '' HUP
     home=$1 signal=$2; shift 2
@@ -75,7 +77,7 @@ pub struct Server {
     port: Port,
     home: Home,
     java_opts: Vec<String>,
-    /// The command that starts Java: env(1) with arguments, or nothing.
+    /// The command before `java`: `env` with arguments, or empty.
     starter: Vec<String>,
     process: Mutex<Process>,
 }
@@ -94,15 +96,15 @@ impl Server {
         Self::start_home(Home::new(), extra_cfg_lines, java_opts, &[])
     }
 
-    /// Starts a server with this clock's time of day.
+    /// Starts a server whose time of day is this clock's.
     pub fn start_by(clock: &Clock) -> Self {
         let set = clock.environment().map(|(name, value)| format!("{name}={}", value.display()));
         let starter = [vec!["env".to_owned()], set.to_vec()].concat();
         Self::start_home(Home::new(), &[], &[], &starter)
     }
 
-    /// Starts a server as [`Server::start_with`] does, with these files in its directory, given by name and content.
-    /// Lines and options call the directory `{home}`. The files are removed with the server.
+    /// Starts a server as [`Server::start_with`] does, with more files (name, content) in its directory. In
+    /// configuration lines and Java options, `{home}` stands for that directory. The files are removed with the server.
     pub fn start_with_files(files: &[(&str, &str)], extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
         let home = Home::new();
         for (name, text) in files {
@@ -116,7 +118,7 @@ impl Server {
         Self::start_home(home, &lines, &opts, &[])
     }
 
-    /// Replaces one of the server's files. The new content counts from the next [`Server::restart`] on.
+    /// Replaces one of the server's files. The server reads the new content at the next [`Server::restart`].
     pub fn replace_file(&self, name: &str, text: &str) {
         self.home.write(name, text);
     }
@@ -144,7 +146,7 @@ impl Server {
         self.port.address().to_string()
     }
 
-    /// Ends a session by its number and password, as an operator can.
+    /// Ends the session of this handshake, by its id and password.
     pub fn end_session(&self, granted: &Hello) {
         let mut stream = TcpStream::connect(self.address()).expect("the server listens");
         stream.set_read_timeout(Some(STARTUP_LIMIT)).expect("a limit");
@@ -154,7 +156,7 @@ impl Server {
         stream.read_exact(&mut vec![0; u32::from_be_bytes(length) as usize]).expect("the server replies");
         let (xid, close) = (1_i32, -11_i32);
         stream.write_all(&framed(&[xid.to_be_bytes(), close.to_be_bytes()].concat())).expect("the server reads");
-        // The server replies, and closes the connection.
+        // The server replies, and then closes the connection.
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).expect("the server answers");
         assert_eq!(answer.len(), 20, "{answer:?}");
@@ -165,8 +167,7 @@ impl Server {
         self.process().pid
     }
 
-    /// Returns the answer to a four-letter word such as `wchs`. Each question counts as a packet in ZooKeeper's
-    /// counters.
+    /// Sends a four-letter word such as `wchs`, and returns the answer. ZooKeeper's counters count it as a packet.
     pub fn four_letter(&self, word: &str) -> String {
         four_letter(self.port.address(), word, FOUR_LETTER_LIMIT)
             .unwrap_or_else(|error| panic!("ZooKeeper at {} did not answer {word}: {error}", self.address()))
@@ -187,13 +188,13 @@ impl Server {
         version(&self.four_letter("srvr"))
     }
 
-    /// Returns the number of watches on the server, over all connections, including watches on children. (`wchs` leaves
-    /// those out.)
+    /// Returns the number of watches on the server, over all connections, including watches on children, which `wchs`
+    /// leaves out.
     pub fn watches(&self) -> u64 {
         self.counter("zk_watch_count")
     }
 
-    /// Returns a whole number from `mntr`, for example `zk_packets_received`.
+    /// Returns a counter of the four-letter word `mntr`, for example `zk_packets_received`.
     pub fn counter(&self, name: &str) -> u64 {
         let answer = self.four_letter("mntr");
         answer
@@ -210,10 +211,10 @@ impl Server {
         self.start_again();
     }
 
-    /// Restarts the server with a directory whose next sequential child gets the number `next`. The server must have
-    /// been started with [`WITHOUT_DIGESTS`].
+    /// Restarts the server, so that the next sequential child of `directory` gets the number `next`. The server must
+    /// have been started with [`WITHOUT_DIGESTS`].
     pub fn set_next_sequence(&self, directory: &str, next: i32) {
-        // Changes since the last start are in no snapshot yet. A server that starts writes one.
+        // The newest snapshot lacks the changes since the last start. A server writes a snapshot when it starts.
         self.restart();
         self.kill();
         snapshot::set_next_sequence(&self.home.data(), directory, next);
@@ -242,9 +243,10 @@ impl Server {
         self.start_again();
     }
 
-    /// Makes the server continue with zxids after `zxid`, as the administrator's guide advises.
+    /// Restarts the server, so that its next transactions get zxids after `zxid`, in the way that ZooKeeper's
+    /// administrator's guide advises.
     pub fn go_on_after(&self, zxid: i64) {
-        // A server that starts writes a snapshot.
+        // A server writes a snapshot when it starts.
         self.restart();
         self.kill();
         snapshot::call_newest_after(&self.home.data(), zxid);
@@ -256,19 +258,19 @@ impl Server {
         self.process().kill();
     }
 
-    /// Starts a killed server again, on the same port and data. Returns once it serves.
+    /// Starts a killed server again, on the same port and data. Returns once the server serves.
     pub fn start_again(&self) {
         let successor = Process::launch(&self.home, self.port.address(), &self.java_opts, &self.starter);
         *self.process() = successor
             .unwrap_or_else(|failure| panic!("ZooKeeper did not come back: {failure}\nits log:\n{}", self.home.log()));
     }
 
-    /// Returns the answer to `srvr`, or `None` from a dead or frozen server.
+    /// Returns the answer to the four-letter word `srvr`. Returns `None` if the server is dead or frozen.
     pub(super) fn status(&self) -> Option<String> {
         four_letter(self.port.address(), "srvr", STARTING_FOUR_LETTER_LIMIT).ok()
     }
 
-    /// Freezes the server (SIGSTOP): its sockets stay open and nothing answers.
+    /// Freezes the server (SIGSTOP). Its sockets stay open, but it answers nothing.
     pub fn pause(&self) {
         process::signal(self.process().pid, "STOP");
     }
@@ -279,7 +281,7 @@ impl Server {
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {
-        // A panic in one test must not hide behind "poisoned" panics in all other tests of the server.
+        // Ignores poisoning: if one test panics with the lock, the other tests of the server must still work.
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -301,16 +303,16 @@ fn copy(from: &Path, to: &Path) {
     assert!(status.success(), "cp -a {} {} ended with {status}", from.display(), to.display());
 }
 
-/// A server's process and the shell that guards it.
+/// A server's process and the watchdog's.
 #[derive(Debug)]
 pub(super) struct Process {
     watchdog: Child,
     pid: u32,
-    /// Disconnected when the process is dead. In a mutex because a receiver cannot be shared between threads.
+    /// A channel that is disconnected when the server is dead. The mutex makes the receiver shareable between threads.
     death: Mutex<Receiver<()>>,
 }
 
-/// What the watchdog does with the server's directory after the kill.
+/// Whether the watchdog removes the server's directory after the kill.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verdict {
     Keep,
@@ -318,7 +320,7 @@ pub(super) enum Verdict {
 }
 
 impl Process {
-    /// Starts Java and waits until it serves. Returns the reason of a failure; the directory then stays.
+    /// Starts Java and waits until it serves. If the start fails, returns the reason and leaves the directory in place.
     fn launch(home: &Home, address: SocketAddr, java_opts: &[String], starter: &[String]) -> Result<Self, String> {
         let mut process = Self::spawn(home, java_opts, starter);
         match process.wait_until_serving(home, address) {
@@ -340,9 +342,9 @@ impl Process {
         command
             .args(words)
             .args(["-cp", &classpath()])
-            // Short-lived servers gain more from a quick start than from the optimising compiler.
+            // Makes the start quick. The optimising compiler does not pay off for a short-lived server.
             .args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
-            // Tests crash the process and never the machine, so a wait for the disk proves nothing.
+            // No fsync, because tests crash processes and never the machine.
             .arg("-Dzookeeper.forceSync=no")
             .arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
             .args(java_opts)
@@ -351,7 +353,7 @@ impl Process {
         Self::guard(home, "KILL", &command)
     }
 
-    /// Runs a server's program under the watchdog, which ends the program with this signal.
+    /// Starts a program under the watchdog, which ends the program with the signal `signal`.
     pub(super) fn guard(home: &Home, signal: &str, command: &Command) -> Self {
         let mut watchdog = Command::new("sh")
             .args(["-c", WATCHDOG, "sh"])
@@ -361,7 +363,7 @@ impl Process {
             .args(command.get_args())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // In a group of its own, the watchdog survives a Ctrl-C or kill of the tests' group.
+            // The watchdog has a process group of its own, so that it survives a Ctrl-C or a kill of the tests' group.
             .process_group(0)
             .spawn()
             .expect("sh can be run");
@@ -373,14 +375,14 @@ impl Process {
 
         let (alive, death) = mpsc::channel();
         thread::spawn(move || {
-            // The pipe ends with the server, and `alive` is dropped with this thread.
+            // The pipe ends with the server. Then this thread ends and drops `alive`, which disconnects `death`.
             let _ = io::copy(&mut output, &mut io::sink());
             drop(alive);
         });
         Self { watchdog, pid, death: Mutex::new(death) }
     }
 
-    /// Waits for an answer to `srvr`, and returns the server's version.
+    /// Waits until the server answers `srvr`, and returns its version.
     fn wait_until_serving(&self, home: &Home, address: SocketAddr) -> Result<String, String> {
         let deadline = Instant::now() + STARTUP_LIMIT;
         while Instant::now() < deadline {
@@ -394,7 +396,7 @@ impl Process {
             if !status.contains("Mode:") {
                 continue;
             }
-            // Another process may have taken the port since it was found free, so check the data directory.
+            // Compares the data directory, because another server may have taken the port.
             if four_letter(address, "conf", STARTING_FOUR_LETTER_LIMIT)
                 .is_ok_and(|conf| conf.contains(&format!("dataDir={}", home.data().display())))
             {
@@ -408,10 +410,10 @@ impl Process {
         self.stop(Verdict::Keep);
     }
 
-    /// Stops the server. Returns when it is dead and the watchdog has carried out the verdict.
+    /// Stops the server. Returns when the server is dead and the watchdog has removed or kept its directory.
     pub(super) fn stop(&mut self, verdict: Verdict) {
-        // The end of standard input is the order to kill. A word before it changes what happens to the directory. If
-        // the watchdog has ended already, the word is lost and not needed.
+        // The watchdog ends the server when standard input ends or has a line, and then removes the directory unless
+        // the line is `keep`. The error of the write is ignored: a watchdog that has ended needs no line.
         if let (Some(mut stdin), Verdict::Keep) = (self.watchdog.stdin.take(), verdict) {
             let _ = stdin.write_all(b"keep\n");
         }
@@ -427,14 +429,14 @@ pub(super) struct Home {
 
 impl Home {
     pub(super) fn new() -> Self {
-        // A name is never reused: its former owner may still be about to remove the directory.
+        // No directory name is used twice, because a watchdog may still be removing the former directory.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = std::env::temp_dir().join(format!("zk-rwlock-{}-{number}", std::process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => return Self { path },
-                // Left behind by a process with the same pid.
+                // An earlier process with the same pid left this directory behind, so try the next name.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => panic!("{} cannot be created: {error}", path.display()),
             }
@@ -480,7 +482,8 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // The watchdog has removed it already, unless the last start of the server failed.
+        // The error is ignored, because the watchdog has usually removed the directory. It stays only after a failed
+        // start.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -507,8 +510,8 @@ fn classpath() -> String {
     {
         return classpath;
     }
-    // The manifest of Debian's zookeeper.jar names most of the dependencies, but not all of Netty, which serves TLS.
-    // The logger explains a failed start.
+    // The manifest of Debian's zookeeper.jar names most of the dependencies, but not all parts of Netty, which serves
+    // TLS, and no logger, which explains a failed start.
     let netty = ["netty-codec", "netty-resolver", "netty-transport-native-unix-common"];
     let jars: Vec<_> = ["zookeeper", "slf4j-simple", "metrics-core", "snappy-java"]
         .iter()

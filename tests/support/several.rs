@@ -1,9 +1,9 @@
-//! A helper that makes a lock over several locks of one client from their paths.
+//! A helper that makes a [`MultiLock`] from the paths of its locks.
 
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{Error, Mode, MultiLock, RwLock};
 
-/// Makes a lock over the locks in these directories.
+/// Makes a [`MultiLock`] over the locks in these directories, each in its mode.
 pub fn several<C, P>(client: &C, locks: impl IntoIterator<Item = (P, Mode)>) -> Result<MultiLock, Error>
 where
     C: Coordinator + Clone,

@@ -1,5 +1,5 @@
-//! Clients that keep their read locks, and one writer, on the embedded ensemble in virtual time. Use it to count the
-//! requests of thousands of clients that read often and seldom write.
+//! Thousands of readers with kept read locks, and one writer, on the embedded ensemble in virtual time. Use it to count
+//! the requests of clients that read often and seldom write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use zk_rwlock::{Memory, RwLock};
 const DIRECTORY: &str = "/simulated";
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The reads of one minute, and their cost.
+/// The counts of one minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Minute {
     pub reads: u64,
@@ -20,10 +20,10 @@ pub struct Minute {
     pub requests: u64,
 }
 
-/// Lets `clients` clients, each with a session of its own, read once a second. A writer takes the lock in each minute
-/// for which `written` has `true`. Returns the counts of each minute.
+/// Runs `clients` clients, each with a session of its own, that read once a second. A writer takes the lock once in
+/// each minute whose element of `written` is `true`. Returns the counts of each minute.
 ///
-/// Must be called in a runtime whose clock is paused.
+/// Call it in a runtime whose clock is paused.
 pub async fn minutes(clients: usize, written: &[bool]) -> Vec<Minute> {
     let zk = Memory::new();
     let reads = Arc::new(AtomicU64::new(0));
@@ -45,7 +45,7 @@ pub async fn minutes(clients: usize, written: &[bool]) -> Vec<Minute> {
     let writer = RwLock::new(&elsewhere, DIRECTORY).expect("valid");
     let mut minutes = Vec::new();
     let so_far = || (reads.load(Ordering::Relaxed), zk.requests());
-    // The writer comes between two reads, after the first one.
+    // Half a second late, so that the writer comes between two reads, and after the first.
     let mut starts = began + Duration::from_millis(500);
     for is_written in written {
         sleep_until(starts).await;

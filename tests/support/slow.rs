@@ -1,4 +1,4 @@
-//! The embedded ensemble with replies that arrive one poll late. Use it to drop a future between any two requests.
+//! The embedded ensemble with replies that need one more poll. Use it to drop a future between any two requests.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use zk_rwlock::coordinator::{
     Task, Watch,
 };
 
-/// A client whose replies arrive one poll late.
+/// A client whose replies are ready only at their second poll.
 #[derive(Clone, Debug)]
 pub struct Slow(pub Memory);
 

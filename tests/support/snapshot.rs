@@ -1,22 +1,23 @@
-//! Changes to a ZooKeeper snapshot file that no client can make: the counter of a directory, and the zxid in the file's
-//! name. Use it to reach the end of the sequence numbers or of the zxids.
+//! Changes of a ZooKeeper snapshot file that no client can make: of a directory's counter of sequential children, and
+//! of the zxid in the file's name. Use it to reach the end of the sequence numbers or of the zxids.
 //!
-//! A node is its path, its data, a number for its ACL, and its stat. The file ends with a checksum of all bytes before
-//! it, and the string `/`.
+//! In the file, a node is its path, its data, a number for its ACL, and its stat. The file ends with a checksum of all
+//! bytes before it, and the string `/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A checksum of eight bytes, and a string of one byte with its length of four.
+/// The length of the end of the file: a checksum of 8 bytes, and a string (a length of 4 bytes, and 1 byte).
 const SEAL: usize = 8 + 4 + 1;
 
-/// The offset of the counter in a stat, after czxid, mzxid, ctime, mtime and version.
+/// The offset of the counter of sequential children in a stat: czxid, mzxid, ctime and mtime (8 bytes each) and version
+/// (4 bytes) come before.
 const COUNTER_IN_STAT: usize = 4 * 8 + 4;
 
-/// Gives the next sequential child of `directory` the number `next`, in the newest snapshot below `data`.
+/// Changes the newest snapshot below `data`, so that the next sequential child of `directory` gets the number `next`.
 ///
-/// The server must be down, must have been started after the last change (so that it wrote a snapshot), and must write
-/// no digests into its snapshots.
+/// The server must be down. It must have been restarted after the last change of its data, so that the snapshot has all
+/// data, and must write no digests into its snapshots.
 pub fn set_next_sequence(data: &Path, directory: &str, next: i32) {
     let file = newest(&data.join("version-2"));
     let mut bytes = fs::read(&file).expect("the snapshot can be read");
@@ -28,7 +29,8 @@ pub fn set_next_sequence(data: &Path, directory: &str, next: i32) {
     fs::write(&file, bytes).expect("the snapshot can be written");
 }
 
-/// Renames the newest snapshot below `data` to this zxid, and removes all other files there. The server must be down.
+/// Gives the newest snapshot below `data` this zxid in its name, and removes all other files there. The server must be
+/// down.
 pub fn call_newest_after(data: &Path, zxid: i64) {
     let directory = data.join("version-2");
     let newest = newest(&directory);
@@ -41,7 +43,7 @@ pub fn call_newest_after(data: &Path, zxid: i64) {
     fs::rename(newest, directory.join(format!("snapshot.{zxid:x}"))).expect("writable");
 }
 
-/// Returns the offset of the directory's counter, which has four bytes.
+/// Returns the offset in the file of the directory's counter (4 bytes).
 fn counter_of(bytes: &[u8], directory: &str) -> usize {
     let length = |at: usize| i32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
     let path = [&u32::try_from(directory.len()).expect("a short path").to_be_bytes(), directory.as_bytes()].concat();

@@ -1,6 +1,6 @@
-//! A clock that measures for how long the machine stood still. A thread sleeps again and again and notes how late it
-//! wakes: a machine that is stopped, suspended or overloaded wakes it late. `support::rounds` uses it to tell a failed
-//! test from a failed machine.
+//! A clock that measures for how long the machine stood still. A thread sleeps again and again and measures how late it
+//! wakes, because a machine that is stopped, suspended or overloaded wakes it late. `support::rounds` uses the clock to
+//! tell a fault of the code from a fault of the machine.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,16 +9,17 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long the clock's thread sleeps at a time.
+/// The time for which the clock's thread sleeps at a time.
 const TICK: Duration = Duration::from_millis(10);
 
-/// The span over which delays are added up: on a busy machine a request waits for a core at each of its steps.
+/// The time over which delays are added up. On a busy machine each step of a request waits for a core, so many short
+/// delays count as much as a long one.
 const SPAN: Duration = Duration::from_secs(1);
 
-/// Shorter delays are not recorded.
+/// The shortest sum of delays that is recorded.
 const NOTED: Duration = Duration::from_millis(20);
 
-/// The time since the machine booted. It includes the time in which the machine was suspended.
+/// The time since the machine booted, including the time during which the machine was suspended.
 pub type Moment = Duration;
 
 pub fn now() -> Moment {
@@ -26,20 +27,20 @@ pub fn now() -> Moment {
     Duration::try_from(time).expect("after the start")
 }
 
-/// The delays that the clock has seen.
+/// The delays that the clock has measured.
 #[derive(Debug, Default)]
 pub struct Record {
     last: Option<Moment>,
-    /// The delays of the last [`SPAN`], with their moments.
+    /// The delays of the last [`SPAN`], each with the moment at which the thread woke.
     late: VecDeque<(Moment, Duration)>,
-    /// The worst delays of each span, with the moment at which the span ended.
+    /// The worst delays within each [`SPAN`], with the moment at which the span ended.
     lost: Vec<(Moment, Delays)>,
 }
 
-/// How late the clock's thread woke.
+/// The delays of the clock's thread within one [`SPAN`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Delays {
-    /// The sum of the delays within one second.
+    /// The sum of the delays.
     pub sum: Duration,
     /// The longest single delay.
     pub longest: Duration,
@@ -50,7 +51,7 @@ impl Record {
     pub fn tick(&mut self, now: Moment) {
         let Some(last) = self.last.replace(now) else { return };
         self.late.push_back((now, now.saturating_sub(last + TICK)));
-        // A single delay belongs to one span, however long it is.
+        // A delay longer than a span belongs as a whole to the span in which it ends.
         while self.late.front().is_some_and(|(then, _)| *then + SPAN < now) {
             self.late.pop_front();
         }
@@ -86,24 +87,24 @@ fn record() -> MutexGuard<'static, Record> {
         };
         thread::Builder::new().name("standstill".to_owned()).spawn(run).expect("a thread");
         let mut record = Record::default();
-        // The thread may have to wait for its first core.
+        // Counts the time until the new thread first runs as a delay.
         record.tick(now());
         Mutex::new(record)
     };
     RECORD.get_or_init(start).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts the clock.
+/// Starts the clock, if it does not run yet.
 pub fn watch() {
     drop(record());
 }
 
-/// Returns the most that the machine lost within one second since `then`.
+/// Returns the worst delays since `then`.
 pub fn most_lost_since(then: Moment) -> Delays {
     let asked = now();
     loop {
         let record = record();
-        // A delay just before `asked` is known only after the next wake-up.
+        // The thread must wake once more, because a delay just before `asked` is measured only when the thread wakes.
         if record.last.is_some_and(|last| last > asked) {
             return record.most_lost_since(then);
         }
@@ -112,23 +113,25 @@ pub fn most_lost_since(then: Moment) -> Delays {
     }
 }
 
-/// The first words of a failure that the machine caused. Such a failure is not judged.
+/// The first words of the message of a failure that the machine caused. Such a failure does not count against the code.
 pub const STOOD_STILL: &str = "the machine stood still";
 
-/// A single delay that counts as a standstill.
+/// The shortest single delay that counts as a standstill.
 pub const STANDSTILL: Duration = Duration::from_millis(250);
 
-/// The sum of delays within a second on a busy machine: threads wait for a core.
+/// The smallest sum of delays within a second at which a machine counts as busy.
 pub const BUSY: Duration = Duration::from_millis(100);
 
-/// Fails a test that did too little within minutes. The message says whether the machine stood still since `since`.
+/// Fails a test that did not get enough done within minutes. The message says whether the machine was busy or stood
+/// still since `since`.
 pub fn too_little(since: Moment, what: &str) -> ! {
     let lost = most_lost_since(since).sum;
     assert!(lost < BUSY, "{STOOD_STILL}, for {lost:?} within a second: {what}");
     panic!("{what}");
 }
 
-/// A time limit for a wait. A standstill of the machine counts as one short look.
+/// A time limit for a wait in which a task checks a condition again and again. A standstill of the machine uses up at
+/// most five [`Patience::LOOK`] of the limit.
 #[derive(Debug)]
 pub struct Patience {
     left: Duration,
@@ -136,14 +139,14 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// How often a waiting task should look.
+    /// The interval at which a waiting task should check its condition.
     pub const LOOK: Duration = Duration::from_millis(20);
 
     pub fn new(limit: Duration) -> Patience {
         Patience { left: limit, looked: None }
     }
 
-    /// Returns whether the limit is reached, at a look at the moment `now`.
+    /// Returns whether the limit is reached. Call it at each check of the condition, with the current time.
     pub fn is_over(&mut self, now: Instant) -> bool {
         let since = self.looked.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         self.left = self.left.saturating_sub(since.min(5 * Patience::LOOK));
@@ -151,7 +154,7 @@ impl Patience {
     }
 }
 
-/// Work that lasts a given time, and longer if not enough is done by then.
+/// Work that lasts a given time, and longer if too little is done by then.
 #[derive(Debug)]
 pub struct Stint {
     began: Moment,
@@ -159,15 +162,15 @@ pub struct Stint {
 }
 
 impl Stint {
-    /// The extra time after which work that is not done fails.
+    /// The longest extra time. If too little is done after it, the work fails.
     const MOST: Duration = Duration::from_secs(300);
 
     pub fn begin(lasts: Duration) -> Stint {
         Stint { began: now(), lasts }
     }
 
-    /// Returns whether the work may end. `enough` says whether enough is done. Fails with these words after
-    /// [`MOST`](Self::MOST).
+    /// Returns whether the work may end: the given time is over, and `enough` says that enough is done. Fails with the
+    /// words of `what` after [`MOST`](Self::MOST).
     pub fn is_over(&self, enough: bool, what: impl FnOnce() -> String) -> bool {
         let took = now() - self.began;
         if took >= self.lasts && !enough && took >= self.lasts + Self::MOST {

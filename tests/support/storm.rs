@@ -1,5 +1,5 @@
-//! Faults of a whole [fleet](super::fleet): all sessions expire, the leader changes, servers restart in turn. Use it to
-//! measure how a fleet reconnects.
+//! Faults that hit a whole [fleet](super::fleet) at once: all sessions expire, the leader changes, or the servers
+//! restart in turn. Use it to measure how a fleet reconnects.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use zk_rwlock::{Leadership, Memory, RwLock, Semaphore};
 
 use super::fleet::{Capacity, Habits, Process, RequestKind, Second, Servers};
 
-/// The processes and their locks.
+/// The size of the fleet, and the locks that its processes use.
 #[derive(Clone, Copy, Debug)]
 pub struct World {
     pub processes: usize,
@@ -19,32 +19,33 @@ pub struct World {
     pub contenders: usize,
     /// The number of contenders for one lock.
     pub per_lock: usize,
-    /// Whether a quarter of the locks each are plain locks, kept read locks, semaphores and leaderships.
+    /// Whether the locks are of four kinds, a quarter of each: plain locks, kept read locks, semaphores and
+    /// leaderships.
     pub is_mixed: bool,
     pub capacity: Capacity,
     pub habits: Habits,
     pub seed: u64,
 }
 
-/// A fault of the whole fleet.
+/// A fault that hits the whole fleet.
 #[derive(Clone, Copy, Debug)]
 pub enum Storm {
     /// The fleet is cut off for this long, and its sessions expire. Other clients stay connected.
     Expiry(Duration),
-    /// No client has a server for this long. Sessions survive.
+    /// No client reaches a server for this long. Sessions survive.
     LeaderChange(Duration),
     /// Each of three servers in turn closes its connections, with this pause in between.
     RollingRestart(Duration),
 }
 
-/// The ensemble's measurements, from the moment when the clients could reconnect.
+/// The measurements of a storm. Unless a field says otherwise, they begin when the clients could reconnect.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
-    /// Requests per second, in the ten seconds before the fault.
+    /// The number of requests per second in the ten seconds before the fault.
     pub before: u64,
-    /// Requests in the busiest second.
+    /// The number of requests in the busiest second.
     pub peak: u64,
-    /// Requests for a session or for a new node in the busiest second.
+    /// The number of requests for a session or a new node in the busiest second.
     pub comebacks_at_peak: u64,
     /// The longest time between a request and its reply.
     pub longest_wait: Duration,
@@ -54,16 +55,16 @@ pub struct Measured {
     pub creates_under_way: u64,
     /// The number of requests for a session.
     pub sessions: u64,
-    /// Locks lost by the clients that were never cut off.
+    /// The number of locks that clients lost which were never cut off.
     pub lost_elsewhere: u64,
-    /// Locks lost by the fleet.
+    /// The number of locks that the fleet lost.
     pub lost: u64,
 }
 
-/// The number of other processes, which hold one lock each and are never cut off.
+/// The number of processes outside the fleet. Each holds one lock, and none is ever cut off.
 const OTHERS: usize = 100;
 
-/// Acquires the lock again whenever it is lost, as a user's program does.
+/// Acquires the lock, and again after each loss, as a user's program does. Counts the losses in `lost`.
 async fn contend(lock: RwLock, lost: Arc<AtomicU64>) {
     loop {
         if let Ok(guard) = lock.write().await {
@@ -91,7 +92,7 @@ async fn take_permits(semaphore: Semaphore, lost: Arc<AtomicU64>) {
     }
 }
 
-/// Campaigns, and counts the terms that were lost.
+/// Campaigns for the leadership, and counts lost terms in `lost`.
 async fn campaign(leadership: Leadership, lost: Arc<AtomicU64>) {
     struct Led(Arc<AtomicU64>);
     impl Drop for Led {
@@ -110,7 +111,7 @@ async fn campaign(leadership: Leadership, lost: Arc<AtomicU64>) {
     panic!("the work has no end: {ended:?}");
 }
 
-/// Starts a contender for the lock with this number.
+/// Starts one contender of `process` for the lock with the number `lock`.
 fn begin(tasks: &mut JoinSet<()>, world: &World, process: &Process, lock: usize, lost: &Arc<AtomicU64>) {
     let (path, lost) = (format!("/fleet/{lock}"), Arc::clone(lost));
     let plain = || RwLock::builder(process, &path);
@@ -133,7 +134,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Waits until all contenders have a node, and for one session timeout more.
+    /// Starts the fleet. Waits until all contenders have a node, and for one session timeout more.
     async fn settle(world: &World) -> Fleet {
         let ensemble = Memory::new();
         let servers = Servers::start(world.capacity);
@@ -164,7 +165,7 @@ impl Fleet {
         fleet
     }
 
-    /// Waits until all processes are connected, and `entered` nodes were created since the beginning.
+    /// Waits until all processes are connected, and `entered` nodes of contenders were created in all.
     async fn wait_until_back(&self, entered: u64) {
         while self.servers.entered() < entered || !self.processes.iter().all(Process::is_connected) {
             sleep(Duration::from_millis(100)).await;
@@ -176,7 +177,7 @@ impl Fleet {
     }
 }
 
-/// Runs the storm. Must be called in a runtime whose clock is paused.
+/// Runs the fleet through the fault, and measures. Call it in a runtime whose clock is paused.
 pub async fn storm(world: &World, storm: Storm) -> Measured {
     let mut fleet = Fleet::settle(world).await;
     let settled = fleet.second() - 1;

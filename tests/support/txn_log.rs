@@ -1,8 +1,8 @@
-//! A reader of a ZooKeeper server's transaction log: every write, in the order of all writes, with its session. Use it
-//! to check a run by what the server did, and not by what clients report.
+//! A reader of a ZooKeeper server's transaction log, which has every write in order, with its session. Use it to check
+//! a run by what the server did rather than by what clients report.
 //!
-//! A log file begins with a header of 16 bytes. A record is a checksum, a length, the transaction, and the byte `B`;
-//! zeros follow the last record. A transaction is its header and its body; digests may follow.
+//! A log file begins with a header of 16 bytes. A record is a checksum, a length, the transaction, and the byte `B`.
+//! Zeros follow the last record. A transaction is a header and a body, and digests may follow.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Txn {
     pub zxid: i64,
-    /// When the leader proposed it: the time since 1970, rounded down to a millisecond.
+    /// The time of the leader's proposal, since 1970, rounded down to a millisecond.
     pub time: Duration,
     pub session: i64,
     pub ops: Vec<Op>,
@@ -36,25 +36,26 @@ pub enum Op {
     Check {
         path: String,
     },
-    /// An operation was refused with this code.
+    /// The server refused an operation with this error code.
     Refused {
         code: i32,
     },
-    /// The begin of a session.
+    /// The session begins.
     Begin,
-    /// The end of a session, which removes the session's ephemeral nodes.
+    /// The session ends, and its ephemeral nodes are removed.
     End,
 }
 
 const HEADER: usize = 16;
 
-/// Returns all transactions of a standalone server with this data directory.
+/// Returns all transactions of the standalone server with this data directory.
 pub fn of_server(data: &Path) -> Vec<Txn> {
     read(data).into_values().collect()
 }
 
-/// Returns all transactions of an ensemble with these data directories: those that a majority has logged. A server may
-/// lack transactions that it received in a snapshot, or have one that no other server has accepted.
+/// Returns all transactions that a majority of the servers with these data directories has logged. One server is not
+/// enough: it may lack transactions that it received in a snapshot, or have a transaction that no other server has
+/// accepted.
 pub fn of_ensemble(data: &[PathBuf]) -> Vec<Txn> {
     let mut logged: BTreeMap<i64, (usize, Txn)> = BTreeMap::new();
     for (zxid, txn) in data.iter().flat_map(|data| read(data)) {
@@ -63,7 +64,7 @@ pub fn of_ensemble(data: &[PathBuf]) -> Vec<Txn> {
     logged.into_values().filter(|(count, _)| 2 * count > data.len()).map(|(_, txn)| txn).collect()
 }
 
-/// Returns the transactions by their zxids.
+/// Reads the transactions in this data directory, by zxid.
 fn read(data: &Path) -> BTreeMap<i64, Txn> {
     let files = fs::read_dir(data.join("version-2")).expect("the server has data");
     let files = files.map(|file| file.expect("readable").path());
@@ -96,7 +97,7 @@ impl<'b> Bytes<'b> {
         self.take(8)?.try_into().ok().map(i64::from_be_bytes)
     }
 
-    /// Reads a length and as many bytes. A negative length means an empty buffer.
+    /// Reads a length and that many bytes. A negative length means an empty buffer.
     fn buffer(&mut self) -> Option<&'b [u8]> {
         let length = self.int()?;
         self.take(usize::try_from(length).unwrap_or(0))
@@ -106,7 +107,8 @@ impl<'b> Bytes<'b> {
         String::from_utf8(self.buffer()?.to_vec()).ok()
     }
 
-    /// Returns the bytes of the next transaction. The last record of a killed server may be cut off.
+    /// Returns the bytes of the next transaction, or `None` at the end. The last record of a killed server may be
+    /// truncated.
     fn record(&mut self) -> Option<&'b [u8]> {
         let (sum, bytes) = (self.long()?, self.buffer()?);
         (!bytes.is_empty() && self.take(1)? == b"B" && sum == i64::from(adler2::adler32_slice(bytes))).then_some(bytes)
@@ -122,7 +124,7 @@ impl<'b> Bytes<'b> {
             }
             kind => vec![(kind, self.0).op()?],
         };
-        // The log lists also the operations before the refused one, but the server has done none of them.
+        // A refused transaction lists all operations up to the refused one, but none of them was carried out.
         if let Some(refused) = ops.iter().position(|op| matches!(op, Op::Refused { .. })) {
             ops = vec![ops.swap_remove(refused)];
         }
@@ -133,7 +135,7 @@ impl<'b> Bytes<'b> {
 const MULTI: i32 = 14;
 
 trait Body {
-    /// Reads an operation. Returns `None` for an unreadable body.
+    /// Reads an operation. Returns `None` if its body is not readable.
     fn op(self) -> Option<Op>;
 }
 
@@ -144,7 +146,7 @@ impl Body for (i32, &[u8]) {
             -1 => Op::Refused { code: body.int()? },
             -10 => Op::Begin,
             -11 => Op::End,
-            // A plain create, a create that returns a stat, a container, and a node with a time to live.
+            // `create`, `create2`, `createContainer` and `createTTL`.
             kind @ (1 | 15 | 19 | 21) => {
                 let (path, data) = (body.text()?, body.buffer()?.to_vec());
                 for _ in 0..body.int()? {
@@ -155,7 +157,7 @@ impl Body for (i32, &[u8]) {
             }
             2 | 20 => Op::Delete { path: body.text()? },
             5 => Op::Set { path: body.text()?, data: body.buffer()?.to_vec() },
-            // A change of an ACL is treated as a check: neither changes data.
+            // `setACL` counts as a check, because neither changes data.
             7 | 13 => Op::Check { path: body.text()? },
             kind => panic!("a transaction of the unknown kind {kind}"),
         })

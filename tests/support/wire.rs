@@ -1,6 +1,6 @@
-//! A loopback proxy that understands ZooKeeper's frames. It counts and lists requests, and it loses, delays, cuts and
-//! falsifies frames on request. Use it to bring about a fault of the network at an exact frame, and to count the
-//! requests of an operation.
+//! A loopback proxy that understands ZooKeeper's frames. It counts and lists requests. On request it loses, delays,
+//! truncates and changes frames. Use it to cause a network fault at an exact frame, and to count the requests of an
+//! operation.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -21,10 +21,10 @@ use super::port::Port;
 pub use super::rules::{Close, Fault, Frames, Rule, UNIMPLEMENTED};
 use super::rules::{Fate, FrameInfo, Rules};
 
-/// A proxy between clients and one server. Dropping it closes every connection through it.
+/// A proxy between clients and one server. Dropping the proxy closes all its connections.
 ///
-/// It runs on a thread of its own, so that a blocked or paused runtime of a test cannot stop it. Every method has taken
-/// effect when it returns.
+/// The proxy runs on a thread of its own, so that a test whose runtime is blocked or paused cannot stop it. The effect
+/// of a method is complete when the method returns.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -39,19 +39,18 @@ impl Proxy {
         Self::start_on(Port::reserve(), server_address)
     }
 
-    /// Starts a proxy on this port. If the server's address is the proxy's own, the proxy closes every connection at
-    /// once.
+    /// Starts a proxy on this port. If the server's address is the proxy's own, every connection is closed at once.
     pub fn start_on(port: Port, server_address: impl Into<String>) -> Self {
         Self::start_with(port, server_address.into(), Tap::default())
     }
 
-    /// Starts a proxy for encrypted traffic. It passes on all bytes and keeps a copy: see [`Proxy::overheard`]. No rule
-    /// applies, and no request is counted.
+    /// Starts a proxy for encrypted traffic. It forwards all bytes and keeps a copy of them for [`Proxy::overheard`].
+    /// Rules and counters have no effect.
     pub fn start_opaque(server_address: impl Into<String>) -> Self {
         Self::start_with(Port::reserve(), server_address.into(), Tap { opaque: true, ..Tap::default() })
     }
 
-    /// Starts a proxy that numbers sessions from one, in handshakes and as owners of nodes.
+    /// Starts a proxy that replaces session ids by 1, 2, 3 and so on, in handshakes and in the owners of nodes.
     pub fn start_renumbering(server_address: impl Into<String>) -> Self {
         Self::start_with(Port::reserve(), server_address.into(), Tap { renumbers: true, ..Tap::default() })
     }
@@ -84,26 +83,26 @@ impl Proxy {
         self.address.to_string()
     }
 
-    /// Returns the number of requests of this kind since [`Proxy::reset`], including lost ones. A handshake is no
-    /// request.
+    /// Returns the number of requests of this kind since [`Proxy::reset`], including lost ones, without handshakes.
     pub fn count(&self, op: Op) -> u64 {
         self.tap.traffic().counts.get(&op).copied().unwrap_or(0)
     }
 
-    /// Returns the requests since [`Proxy::reset`] in the order of sending, with their paths.
+    /// Returns the requests since [`Proxy::reset`] in the order of sending, each with its path.
     ///
-    /// For [`Op::Multi`] the second half lists the operations, as in `Check /a, Delete /b`. Pings are left out because
-    /// they depend on the clock; [`Proxy::count`] counts them.
+    /// For [`Op::Multi`] the text lists the operations, as in `Check /a, Delete /b`. Pings are left out, because their
+    /// number depends on time; [`Proxy::count`] counts them.
     pub fn requests(&self) -> Vec<(Op, String)> {
         self.tap.traffic().requests.clone()
     }
 
-    /// Returns when each request of this kind, or each handshake, reached the proxy since [`Proxy::reset`].
+    /// Returns the times at which requests of this kind, or handshakes, reached the proxy since [`Proxy::reset`].
     pub fn arrivals(&self, op: Op) -> Vec<Instant> {
         self.tap.traffic().arrivals.get(&op).cloned().unwrap_or_default()
     }
 
-    /// Returns the server's handshake on the newest connection. A test can take the session over with it.
+    /// Returns the server's handshake on the newest connection. With this handshake a test can resume the session from
+    /// another connection.
     pub fn granted(&self) -> Option<Hello> {
         self.tap.granted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -128,8 +127,8 @@ impl Proxy {
         self.tap.traffic().bytes_to_client
     }
 
-    /// Returns whether this text was transmitted in either direction since [`Proxy::reset`]. Panics unless the proxy is
-    /// opaque.
+    /// Returns whether this text was sent in either direction since [`Proxy::reset`]. Panics unless the proxy was
+    /// started by [`Proxy::start_opaque`].
     pub fn overheard(&self, text: &str) -> bool {
         assert!(self.tap.opaque, "this proxy keeps no copy");
         let traffic = self.tap.traffic();
@@ -158,7 +157,7 @@ impl Proxy {
         self.order(Command::Rst);
     }
 
-    /// Keeps every connection open and forwards nothing. New connections are accepted and not served.
+    /// Keeps every connection open and forwards nothing. Accepts new connections and does not serve them.
     ///
     /// As on a broken network, data sent meanwhile is late and not lost: [`Proxy::heal`] delivers it.
     pub fn black_hole(&self) {
@@ -177,35 +176,36 @@ impl Proxy {
 
     /// Ends [`Proxy::cut`] and all black holes: delivers late frames and accepts new connections.
     ///
-    /// Connections that were accepted in a black hole are closed: their clients no longer wait for a handshake, and a
-    /// late handshake would take the session away from a newer connection.
+    /// Connections that were accepted in a black hole are closed. Their clients no longer wait for a handshake, and a
+    /// late handshake would move the session away from a newer connection.
     pub fn heal(&self) {
         self.order(Command::Heal);
     }
 
-    /// Applies this rule from now on.
+    /// Applies this rule from now on, and returns its handle.
     ///
-    /// If several rules concern one frame, the oldest decides, and the frame counts for all.
+    /// If several rules select one frame, the frame counts for all of them, and the oldest decides.
     pub fn apply(&self, rule: Rule) -> Fault {
         self.tap.rules().add(rule)
     }
 
-    /// Loses every request except pings, so that sessions stay alive.
+    /// Loses every request except pings. So sessions stay alive, but nothing else is answered.
     pub fn answer_only_pings(&self) -> Fault {
         self.apply(Rule::on(Frames::from_clients().but(&[Op::Handshake, Op::Ping])).and_all_later().lose())
     }
 
-    /// Removes every rule. Frames that are held back stay so.
+    /// Removes every rule. Frames that are held back now stay held back.
     pub fn forget_rules(&self) {
         self.tap.rules().clear();
     }
 
-    /// Loses the `nth` reply to this kind of request, counted from 1 and from now, and closes its connection.
+    /// Loses the `nth` reply to this kind of request from now on, and closes its connection. The first reply has the
+    /// number 1.
     pub fn drop_reply(&self, op: Op, nth: u64) -> Fault {
         self.apply(Rule::on(Frames::replies(op)).nth(nth).close(0, Close::Fin))
     }
 
-    /// Loses the `nth` request of this kind, counted from 1 and from now, and closes its connection.
+    /// Loses the `nth` request of this kind from now on, and closes its connection. The first request has the number 1.
     pub fn drop_request(&self, op: Op, nth: u64) -> Fault {
         self.apply(Rule::on(Frames::requests(op)).nth(nth).close(0, Close::Fin))
     }
@@ -213,19 +213,20 @@ impl Proxy {
     /// Holds back the next reply to this kind of request until the handle releases it or is dropped.
     ///
     /// ZooKeeper's replies are ordered. So all later frames of the server on the same connection wait too, including
-    /// replies to pings: after a long silence the client closes the connection.
+    /// replies to pings. If the silence is long, the client closes the connection.
     #[must_use = "dropping the handle releases the reply"]
     pub fn hold_reply(&self, op: Op) -> Held {
         self.hold(Frames::replies(op))
     }
 
-    /// Holds back the next request of this kind, and all that follow it, until the handle releases it or is dropped.
+    /// Holds back the next request of this kind, and all later requests on its connection, until the handle releases
+    /// them or is dropped.
     #[must_use = "dropping the handle releases the request"]
     pub fn hold_request(&self, op: Op) -> Held {
         self.hold(Frames::requests(op))
     }
 
-    /// Holds back the next of these frames, and all that follow it in the same direction.
+    /// Holds back the next frame that `frames` selects, and all later frames in the same direction.
     #[must_use = "dropping the handle releases the frame"]
     pub fn hold(&self, frames: Frames) -> Held {
         let (release, released) = watch::channel(());
@@ -243,7 +244,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The thread ends when its channel of commands is closed.
+        // Closes the channel of commands, which ends the thread.
         self.commands = None;
         let outcome = self.thread.take().map(JoinHandle::join);
         if let (Some(Err(_)), false) = (outcome, thread::panicking()) {
@@ -252,7 +253,7 @@ impl Drop for Proxy {
     }
 }
 
-/// A frame that is or will be held back. Dropping it releases the frame.
+/// A handle of a frame to hold back. Dropping the handle releases the frame.
 #[derive(Debug)]
 pub struct Held {
     fault: Fault,
@@ -265,18 +266,18 @@ impl Held {
         self.fault.has_happened()
     }
 
-    /// Waits until the frame has arrived at the proxy. Put a timeout around it.
+    /// Waits until the frame has arrived at the proxy. Use a timeout, because the frame may never arrive.
     pub async fn arrives(&self) {
         self.fault.happens().await;
     }
 
-    /// Releases the frame, or cancels the rule if the frame has not arrived yet.
+    /// Releases the frame. If the frame has not arrived yet, cancels the rule.
     pub fn release(self) {
         drop(self.release);
     }
 }
 
-/// The counters and the rules, shared by the test and the connections.
+/// The counters and the rules, shared by the proxy's handle and its connections.
 #[derive(Debug, Default)]
 struct Tap {
     opaque: bool,
@@ -309,7 +310,8 @@ impl Tap {
     }
 
     fn renumber(&self, frame: &mut [u8], handshaken: bool) {
-        // Shared by all such proxies, as if there were one server. The index is the new session id.
+        // All proxies that renumber sessions share this list, so that they act as one server. A session's new id is the
+        // index of its real id, plus one.
         static SESSIONS: Mutex<Vec<[u8; 8]>> = Mutex::new(Vec::new());
         if !self.renumbers {
             return;
@@ -318,7 +320,8 @@ impl Tap {
         if let Some(hello) = Hello::read(Direction::ToClient, frame).filter(|hello| !handshaken && hello.session != 0) {
             sessions.push(hello.session.to_be_bytes());
         }
-        // ZooKeeper's own ids have so many different bytes that no other field equals one.
+        // Every occurrence of the id is replaced: ZooKeeper's ids have so many different bytes that no other field
+        // equals one.
         for at in 0..frame.len().saturating_sub(7) {
             if let Some(place) = sessions.iter().position(|session| frame[at..at + 8] == *session) {
                 frame[at..at + 8].copy_from_slice(&(place as u64 + 1).to_be_bytes());
@@ -394,7 +397,7 @@ impl Switchboard {
                 order = orders.recv() => {
                     let Some((command, done)) = order else { return };
                     self.obey(command).await;
-                    // A test that has panicked no longer waits for the reply.
+                    // The error is ignored, because a test that has panicked no longer waits for the reply.
                     let _ = done.send(());
                 }
                 client = accept(self.listener.as_ref()) => {
@@ -435,7 +438,7 @@ impl Switchboard {
     }
 }
 
-/// Returns the next connection. Never returns while nothing listens.
+/// Returns the next connection. Waits for ever if there is no listener.
 async fn accept(listener: Option<&TcpListener>) -> TcpStream {
     match listener {
         Some(listener) => listener.accept().await.expect("a loopback listener accepts").0,
@@ -449,7 +452,7 @@ fn listen(port: &Port) -> TcpListener {
     TcpListener::from_std(listener).expect("the proxy's runtime is there")
 }
 
-/// The next step of the writer of one direction.
+/// The next step of the task that writes in one direction.
 enum Step {
     Forward(Vec<u8>),
     Hold(watch::Receiver<()>),
@@ -461,7 +464,7 @@ struct Connection {
     tap: Arc<Tap>,
     holes: watch::Receiver<Holes>,
     rst: watch::Receiver<()>,
-    /// The requests without a reply, by xid.
+    /// The requests that have no reply yet, by xid.
     asked: Mutex<HashMap<i32, (Op, String)>>,
 }
 
@@ -478,11 +481,11 @@ impl Connection {
             }
             return;
         }
-        // Otherwise the proxy would connect to itself, for ever.
+        // A proxy whose server is itself would connect to itself without end.
         if client.local_addr().is_ok_and(|ours| ours.to_string() == server_address) {
             return;
         }
-        // To the client, a server that is down looks like a connection that is closed at once.
+        // If the server is down, the client's connection is closed at once.
         let Ok(mut server) = TcpStream::connect(server_address).await else {
             return;
         };
@@ -493,10 +496,11 @@ impl Connection {
         let (mut from_server, mut into_server) = server.split();
         let (to_server, requests) = mpsc::unbounded_channel();
         let (to_client, replies) = mpsc::unbounded_channel();
-        // A weak sender, so that the proxy's own replies do not keep the connection open.
+        // The proxy's own replies use a weak sender, so that it does not keep the connection open.
         let answers = to_client.downgrade();
         let traffic = async {
-            // The first error ends all four tasks. The ordinary end of one direction leaves the other one alone.
+            // An error in any of the four tasks ends all of them. An orderly end of one direction leaves the other
+            // direction open.
             tokio::try_join!(
                 self.read(Direction::ToServer, &mut from_client, to_server, answers.clone()),
                 self.read(Direction::ToClient, &mut from_server, to_client, answers),
@@ -509,12 +513,12 @@ impl Connection {
             _ = rst.changed() => true,
         };
         if reset {
-            // The kernel then resets the connections when the streams are dropped.
+            // With a linger of zero, the kernel sends a RST when the streams are dropped.
             let _ = (client.set_zero_linger(), server.set_zero_linger());
         }
     }
 
-    /// Reads also while nothing is forwarded, so that the counters show what was sent, no matter when it arrives.
+    /// Reads frames also during a black hole, so that the counters include frames that were sent and have not arrived.
     async fn read(
         &self,
         direction: Direction,
@@ -523,7 +527,7 @@ impl Connection {
         answers: mpsc::WeakUnboundedSender<Step>,
     ) -> io::Result<()> {
         let mut handshaken = false;
-        // A reset by the sender ends the stream as a close does: frames read before still count.
+        // A RST from the sender ends the stream as a FIN does. The frames read before still count.
         while let Ok(mut frame) = self.next_piece(from).await {
             let (fate, xid) = if self.tap.opaque {
                 self.copy(direction, &frame);
@@ -591,7 +595,7 @@ impl Connection {
                     into.write_all(&frame).await?;
                 }
                 Step::Hold(mut released) => {
-                    // The handle never sends a value. Dropping it releases the frame.
+                    // The channel carries no value. The wait ends when the handle is dropped.
                     let _ = released.changed().await;
                 }
                 Step::Wait(until) => tokio::time::sleep_until(until.into()).await,
@@ -606,7 +610,7 @@ impl Connection {
             }
         }
         pass(&mut holes, direction).await?;
-        // The peer may have closed already.
+        // The error is ignored, because the peer may have closed already.
         let _ = into.shutdown().await;
         Ok(())
     }
@@ -633,7 +637,7 @@ impl Connection {
         }
     }
 
-    /// Records a frame and decides what happens to it. Also returns its xid.
+    /// Records a frame. Returns what happens to the frame, and its xid.
     fn inspect(&self, direction: Direction, frame: &[u8], handshaken: bool) -> (Fate, i32) {
         self.weigh(direction, frame);
         if !handshaken {
@@ -677,7 +681,7 @@ impl Connection {
             let (_kind, _state) = (fields.int()?, fields.int()?);
             return Some((Op::Event, fields.string()?, None));
         }
-        // Negative xids, such as that of pings, are used again and again.
+        // Negative xids, such as the ping's, are reused, so their entry stays.
         let (op, path) = if xid < 0 { self.asked().get(&xid).cloned() } else { self.asked().remove(&xid) }?;
         Some((op, path, Some(error)))
     }
@@ -695,11 +699,11 @@ impl Connection {
     }
 }
 
-/// Waits while a black hole swallows this direction.
+/// Waits while a black hole holds back this direction.
 async fn pass(holes: &mut watch::Receiver<Holes>, direction: Direction) -> io::Result<()> {
     match holes.wait_for(|holes| !holes.swallow(direction)).await {
         Ok(_) => Ok(()),
-        // The proxy is being dropped.
+        // The sender was dropped, because the proxy is being dropped.
         Err(_) => Err(io::ErrorKind::ConnectionAborted.into()),
     }
 }

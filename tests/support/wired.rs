@@ -1,9 +1,9 @@
-//! A client of the embedded ensemble whose requests and replies a test holds up: sent but not carried out yet, or
-//! carried out but not answered yet. Use it to let others act, or to break the connection, at those moments.
+//! A client of the embedded ensemble whose requests and replies a test can hold up. Use it to let other clients act, or
+//! to break the connection, while a request is sent but not carried out yet, or carried out but not answered yet.
 //!
 //! On a real network time passes between a request and its effect, and between the effect and the reply. The embedded
-//! ensemble answers before the call returns, so this client adds those moments. Requests of the session's background
-//! task are not held up: that task watches and checks nodes, and its order among other requests does not matter.
+//! ensemble answers before the call returns, so this client adds those intervals. Requests of the session's background
+//! task are not held up. That task watches and checks nodes, and its order among other requests does not matter.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -31,15 +31,16 @@ struct Wire(Mutex<State>);
 #[derive(Default)]
 struct State {
     is_stalled: bool,
-    /// Requests that were carried out and not answered yet.
+    /// Replies of requests that were carried out, oldest first.
     answers: VecDeque<Answer>,
-    /// Requests that were sent later and not carried out yet.
+    /// Requests that were sent and not carried out yet, oldest first.
     requests: VecDeque<Request>,
-    /// The number of requests ever sent.
+    /// The number of requests sent so far.
     sent: usize,
 }
 
-/// More requests than any schedule sends. Code that repeats a request for ever reaches this number, and the test fails.
+/// A number of requests that no schedule reaches. A test fails at this number, because its code repeats a request for
+/// ever.
 const ENDLESS: usize = 20_000;
 
 impl std::fmt::Debug for State {
@@ -48,10 +49,10 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// Carries the request out, or loses it.
+/// A function that carries the request out if its argument is true, and loses the request otherwise.
 type Request = Box<dyn FnOnce(bool) -> Answer + Send>;
 
-/// Delivers the reply to the client, or loses it.
+/// A function that delivers the reply to the client if its argument is true, and loses the reply otherwise.
 type Answer = Box<dyn FnOnce(bool) + Send>;
 
 impl State {
@@ -67,7 +68,7 @@ impl Wire {
         let sent = state.sent;
         if !state.is_stalled && !state.holds_up() {
             drop(state);
-            // No second panic while a failed world is dropped: the process would abort without printing its seed.
+            // No assertion during a panic: a second panic would abort the process before it prints its seed.
             assert!(sent < ENDLESS || std::thread::panicking(), "requests without end");
             return request();
         }
@@ -103,7 +104,7 @@ impl Wired {
         self.wire.state().is_stalled = true;
     }
 
-    /// Stops holding up requests. Those held up already must still be [delivered](Wired::deliver).
+    /// Stops holding up requests. Those that are held up already must still be [delivered](Wired::deliver).
     pub fn flow(&self) {
         self.wire.state().is_stalled = false;
     }
@@ -112,7 +113,7 @@ impl Wired {
         self.wire.state().is_stalled
     }
 
-    /// Returns whether a request was sent and is not answered yet.
+    /// Returns whether a request is held up, or its reply.
     pub fn has_requests(&self) -> bool {
         self.wire.state().holds_up()
     }
@@ -137,8 +138,8 @@ impl Wired {
         request.map(|request| request(true)(true)).is_some()
     }
 
-    /// Cuts the connection. Of the requests that are held up, `carried_out` are carried out. The replies to all of them
-    /// are lost.
+    /// Cuts the connection. The first `carried_out` of the requests that are held up are carried out, and the rest are
+    /// lost. All replies are lost.
     pub fn cut(&self, carried_out: usize) {
         let (mut answers, requests) = {
             let mut state = self.wire.state();

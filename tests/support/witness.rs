@@ -1,5 +1,5 @@
-//! A witness that asks one write guard without pause whether it is held. Use it to see the last moment at which a guard
-//! said so.
+//! A thread that asks one write guard again and again whether it is held. Use it to find the last moment at which the
+//! guard said "held".
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use zk_rwlock::WriteGuard;
 
 use crate::safe;
 
-/// Asks a guard without pause, from a thread that no runtime can block.
+/// A thread that asks a guard without pause. No runtime can block it.
 #[derive(Debug)]
 pub struct Witness {
     stop: Arc<AtomicBool>,
@@ -26,7 +26,7 @@ impl Witness {
             let mut last_held = Instant::now();
             let mut was_lost = false;
             while !stopped.load(Ordering::Relaxed) {
-                // The time is read before the question, so the answer is from this moment or later.
+                // The time is read before the question. If the guard says "held", it was held at that time.
                 let asked = Instant::now();
                 let held = guard.is_held();
                 safe!(!(held && was_lost), "a lost guard became valid again");
