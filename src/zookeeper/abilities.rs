@@ -1,16 +1,16 @@
 //! Records which requests the servers do not support. ClickHouse Keeper and ZooKeeper before 3.6 lack some.
 //!
 //! The client crate does not report which server or version it is connected to, and no patch in `docs/upstream/`
-//! changes that. ZooKeeper before 3.6 answers an unknown request, and then closes the connection. ClickHouse Keeper
-//! closes the connection without an answer, which ends the session. A repeated request would do the same, so the
-//! session uses a substitute from then on.
+//! changes that. ZooKeeper before 3.6 answers an unknown request with an error, and closes the connection. ClickHouse
+//! Keeper closes the connection without an answer, which ends the session. So after the first such request, the
+//! sessions send requests that every server knows instead.
 
 use zookeeper_client as zk;
 
 use crate::session::request::Failure;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// The features that some servers lack.
+/// The features that some servers lack, each with what is known about this client's servers.
 #[derive(Debug, Default)]
 pub(crate) struct Abilities {
     pub(crate) containers: Ability,
@@ -18,8 +18,8 @@ pub(crate) struct Abilities {
     pub(crate) several_reads: Ability,
     /// The request that lists the session's own ephemeral nodes.
     pub(crate) ephemerals: Ability,
-    /// A session stays alive if it only reads. A follower of ClickHouse Keeper answers reads, but does not report them
-    /// to its leader.
+    /// Reads alone keep a session alive. A follower of ClickHouse Keeper does not report reads to its leader, so the
+    /// leader ends a session that only reads.
     pub(crate) kept_by_reads: Ability,
 }
 
@@ -58,8 +58,8 @@ impl Ability {
         self.is_lacking.store(true, Ordering::Relaxed);
     }
 
-    /// Records the answer to a request of this feature, and maps its error. The failure is `Unknown` if the servers
-    /// lack the feature, so that the caller retries with the substitute.
+    /// Records the answer to a request that needs this feature, and maps an error to a failure. If the servers lack the
+    /// feature, the failure is `Unknown`, so that the caller retries with a request that every server knows.
     pub(crate) fn known<T>(
         &self,
         answer: Result<T, zk::Error>,
@@ -72,11 +72,12 @@ impl Ability {
         }
     }
 
-    /// Records what an answer shows. A connection that is lost during the first request may be lost by chance: then the
-    /// session uses the substitute although the feature exists.
+    /// Records what an answer shows. If the connection is lost during the first request, the feature counts as lacking,
+    /// although the loss may have another cause.
     fn record<T>(&self, answer: &Result<T, zk::Error>) {
         match answer {
-            // Recorded even after a success, because the servers of an ensemble have two versions during an upgrade.
+            // Recorded even after a success, because during an upgrade the ensemble also has servers of the older
+            // version.
             Err(zk::Error::Unimplemented) => self.mark_lacking(),
             Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) if self.is_supported.load(Ordering::Relaxed) => {}
             Err(zk::Error::ConnectionLoss | zk::Error::Custom(_)) => self.mark_lacking(),

@@ -1,7 +1,7 @@
 //! Ends slow attempts to connect, on Linux.
 //!
-//! An attempt to connect must end sooner than a silent connection. The client crate has one limit for both, and does
-//! not expose its sockets. `docs/upstream/read-timeout.patch` makes this file unnecessary.
+//! A silent attempt to connect must be given up sooner than a silent connection. The client crate has one limit for
+//! both, and does not expose its sockets. `docs/upstream/read-timeout.patch` makes this file unnecessary.
 //!
 //! While a session has no connection, this module scans the sockets of this process for those that lead to one of the
 //! session's servers. A socket that is open for too long and has received nothing is an attempt without an answer: the
@@ -33,20 +33,21 @@ use crate::zookeeper::link::SessionLink;
 use crate::zookeeper::lookup::addresses;
 use crate::zookeeper::servers::Servers;
 
-/// The number of scans within the time that an attempt may take.
+/// The number of scans of the sockets within the time that an attempt may take.
 const SCANS: u32 = 8;
 
-/// A scan uses at most this part of one processor's time, also with very many open files: a quarter.
+/// Scans use at most one part in this many of one processor's time, even with very many open files.
 const SHARE: u32 = 4;
 
-/// The limits of this process's clients, each with the ports of the client's servers.
+/// How long an attempt may take, for each client of this process, with the ports of the client's servers. The key is
+/// the number of the [`Limit`].
 static LIMITS: Mutex<BTreeMap<usize, (BTreeSet<u16>, Duration)>> = Mutex::new(BTreeMap::new());
 
 /// The registration of a client's limit in [`LIMITS`]. The drop removes it.
 pub(super) struct Limit(usize);
 
 impl Limit {
-    /// Registers a limit for attempts at these servers. `None` leaves them to the client crate's limit.
+    /// Registers a limit for attempts at these servers. With `None`, only the client crate's own limit applies.
     pub(super) fn of(servers: &Servers, limit: Option<Duration>) -> Limit {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -70,7 +71,7 @@ impl Drop for Limit {
     }
 }
 
-/// Whether this system allows a process to end attempts.
+/// Whether this system shows which attempts are unanswered, so that they can be ended.
 pub(super) fn can_end_attempts() -> bool {
     #[cfg(target_os = "linux")]
     return *system::TABLES_SHOW_REPLIES;
@@ -78,18 +79,18 @@ pub(super) fn can_end_attempts() -> bool {
     return false;
 }
 
-/// Ends attempts at these servers that take longer than `than`, for as long as the future is polled.
+/// Ends attempts at `servers` that take longer than `than`, until the future is dropped. The future never completes.
 pub(super) async fn end_slow_attempts(than: Option<Duration>, servers: &Servers) {
     let Some(limit) = than.filter(|_| can_end_attempts()) else { return pending().await };
     #[cfg(target_os = "linux")]
     {
-        // A name that is not resolved in time is skipped: an attempt by that name has no socket yet.
+        // A host name that is not resolved in time is skipped: an attempt at that host has no socket yet.
         let found = servers.each().map(|server| async move {
             tokio::time::timeout(limit / 2, addresses(&server.address())).await.ok()?.ok()
         });
         let found: Vec<_> = join_all(found).await.into_iter().flatten().flatten().collect();
-        // The age that scans measure is too short by up to one and a half scan intervals: an attempt may begin right
-        // after a scan, and a scan may be late.
+        // Scans measure the age of an attempt too short by up to one and a half intervals: an attempt may begin right
+        // after a scan, and a scan may be late. So the limit is lowered by as much.
         let age_limit = |limit: Duration| limit - limit / (2 * SCANS) * 3;
         let pause = limit / SCANS;
         let (mut attempts, mut next) = (system::Attempts::new(found), Instant::now());
@@ -126,8 +127,8 @@ pub(super) async fn end_slow_reconnects(
         return;
     };
     while !is_over() && link.wait_for(|link| link.lost().is_some()).await.is_ok() {
-        // The client crate does not report a connection that breaks before its first answer, so `is_up` alone is no
-        // proof.
+        // The client crate does not report a connection that breaks before its first answer. So `is_up` alone does not
+        // prove that the session is connected.
         let is_back = async {
             loop {
                 let is_up = link.borrow_and_update().lost().is_none();
@@ -185,7 +186,7 @@ mod system {
 
     pub(super) struct Attempts {
         servers: Vec<SocketAddr>,
-        /// When each socket was first seen. `None` for a socket that needs no further check.
+        /// When each socket was first seen, by inode. `None` for a socket that needs no further check.
         first_seen: BTreeMap<u64, Option<Instant>>,
     }
 
@@ -194,8 +195,8 @@ mod system {
             Attempts { servers: servers.into_iter().map(canonical).collect(), first_seen: BTreeMap::new() }
         }
 
-        /// Ends the attempts that have been open for `limit` and for the limit of their port. Returns the processor
-        /// time of the scan.
+        /// Ends the attempts that have been open both for `limit` and for the limit of their port. Returns the
+        /// processor time that the scan took.
         pub(super) fn scan(&mut self, limit: Duration, port_limit: impl Fn(u16) -> Duration) -> Duration {
             let busy = || {
                 let busy = clock_gettime(ClockId::ThreadCPUTime);
@@ -215,7 +216,7 @@ mod system {
         }
 
         fn end(&mut self, late: Vec<(RawFd, u64)>, now: Instant, port_limit: impl Fn(u16) -> Duration) {
-            // The tables are read after the scan, so that data which have just arrived count.
+            // The tables are read after the scan, so that a socket that has just received data counts as answered.
             let to_them = unanswered().into_iter().filter(|(peer, _)| self.servers.contains(peer));
             let unanswered: BTreeMap<u64, u16> = to_them.map(|(peer, socket)| (socket, peer.port())).collect();
             for (number, socket) in late {
@@ -224,7 +225,8 @@ mod system {
                 if unanswered.get(&socket).is_some_and(is_in_time) {
                     continue;
                 }
-                // The file descriptor may stand for another file by now.
+                // Since the scan, the file descriptor may have been closed and reused for another file. So its inode is
+                // compared.
                 let is_probe = PROBE_SOCKETS.lock().contains(&socket);
                 let is_still = !is_probe && unanswered.contains_key(&socket) && inode_of(number) == Some(socket);
                 if is_still && shutdown(number, Shutdown::Both).is_ok() {

@@ -27,11 +27,12 @@ use crate::zookeeper::session::ZooKeeperSession;
 /// The most time that the drop of the last handle waits for the server to end the sessions.
 const FAREWELL: Duration = Duration::from_millis(250);
 
-/// A busy machine pauses a thread for less than this.
-const SECOND: Duration = Duration::from_secs(1);
+/// The least limit of [`until_blocked`]. A busy machine pauses a thread for less than this.
+const BLOCKED_AFTER_MIN: Duration = Duration::from_secs(1);
 
-/// The library's thread is blocked if this many timers, each of a part of a limit, expire in a row while the thread
-/// runs nothing. A process that was stopped finds only one of the timers expired, so a stop does not count as blocked.
+/// The number of timers that [`until_blocked`] runs in a row, each for a part of the limit. When a stopped process
+/// (`SIGSTOP`) continues, only one of the timers has expired, so the library's thread gets time to run before the last
+/// timer.
 const PARTS: u32 = 8;
 
 /// A client of a ZooKeeper ensemble.
@@ -63,10 +64,10 @@ struct Sessions {
     options: ZooKeeperBuilder,
     background: Mutex<Arc<BackgroundThread>>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
-    /// Kept for later sessions, too.
+    /// Shared by all sessions, because later sessions connect to the same servers.
     abilities: Arc<Abilities>,
-    /// The attempt to open a session that is under way. All callers wait for it, so that a crowd of callers opens one
-    /// session.
+    /// The attempt to open a session, while the attempt is under way. All callers wait for this attempt, so that many
+    /// callers open only one session.
     opening: Mutex<Option<Opening>>,
     closed: watch::Sender<bool>,
     outage: Arc<Outage>,
@@ -77,7 +78,7 @@ type Opening = watch::Receiver<Option<Result<(), Failure>>>;
 
 impl ZooKeeper {
     /// Connects with default options. `servers` is a list `host:port,host:port`. A path at its end is the root of all
-    /// paths: `zk1:2181,zk2:2181/apps/billing`. It is created if it is missing.
+    /// paths: `zk1:2181,zk2:2181/apps/billing`. The path is created if it is missing.
     ///
     /// Waits until a session is established.
     ///
@@ -190,7 +191,8 @@ impl ZooKeeperBuilder {
     }
 }
 
-/// Waits until the library's thread has run nothing for `limit`. The timers of an attempt to connect do not fire then.
+/// Waits until the library's thread has been blocked for `limit`: for so long, the thread has not run an empty task.
+/// While the thread is blocked, the timers of an attempt to connect do not fire.
 async fn until_blocked(thread: &Arc<BackgroundThread>, limit: Duration) {
     loop {
         let parts = async {
@@ -223,7 +225,7 @@ impl Coordinator for ZooKeeper {
                     _ => continue,
                 },
             };
-            // A session that ends during this wait is not chosen again.
+            // If the session ends during this wait, the loop chooses another session.
             tokio::select! {
                 biased;
                 () = self.ensemble.closed() => {}
@@ -253,7 +255,7 @@ impl Coordinator for ZooKeeper {
             session.ended(Ending::Closed);
         });
         join_all(confirmed).await;
-        // Gives the subscriber some time to receive the events of the end.
+        // Gives the log subscriber some time to receive the events about the end of the sessions.
         let began = Instant::now();
         while log::is_behind() && began.elapsed() < FAREWELL {
             self.sleep(Duration::from_millis(1)).await;
@@ -291,8 +293,8 @@ impl Drop for Sessions {
     /// Closes the sessions, and waits a moment for the server to end them. Without the wait, a program that ends right
     /// after its last guard would leave the lock taken for a whole session timeout.
     ///
-    /// Every guard keeps its ensemble alive, so only removals in the background still use the sessions here. Each
-    /// session is closed when its last removal is done.
+    /// Every guard keeps these `Sessions` alive. So only removals of nodes in the background still use a session here,
+    /// and the session is closed when its last removal is done.
     fn drop(&mut self) {
         if is_forked() {
             // The sessions belong to the parent process. They are not dropped, because the parent's threads may have
@@ -327,15 +329,15 @@ impl Sessions {
         Arc::clone(&background)
     }
 
-    /// Returns a slot on the first live session that has room. Drops the sessions that are over, and further sessions
-    /// without a user.
-    fn session_slot(&self, watched_bytes: usize) -> Option<SessionSlot> {
+    /// Returns a slot on the first live session that has room. Also drops the sessions that are over, reports their end
+    /// to [`Outage`], and drops the sessions without a user, except the first.
+    fn reuse_session(&self, watched_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions.lock();
         let (alive, over) =
             std::mem::take(&mut *sessions).into_iter().partition(|session| session.lease().over().is_none());
         *sessions = alive;
         let session_slot = sessions.iter().find_map(|session| {
-            let session_slot = session.session_slot(watched_bytes)?;
+            let session_slot = session.reserve_slot(watched_bytes)?;
             session.mark_used();
             Some(session_slot)
         });
@@ -365,7 +367,7 @@ impl Sessions {
         }
         let probes = self.outage.probe(&self.servers, &self.options, &self.background());
         if probes && !is_alive {
-            // A program that waits for `Connected` before its first acquisition would otherwise wait for ever.
+            // Opens a session, because a program may wait for `Connected` before its next acquisition.
             let _slot_or_opening = self.slot_or_opening(0);
         }
         let since = lost.or_else(|| self.outage.since()).unwrap_or_else(Instant::now);
@@ -374,12 +376,13 @@ impl Sessions {
 
     /// Returns a session slot, or else the attempt to open a session.
     ///
-    /// The attempt is a task of its own. So a caller that is not polled does not delay the others, and callers that
-    /// give up do not leave an attempt behind each.
+    /// The attempt is a task of its own, not a part of a caller's future. So a caller that is not polled does not delay
+    /// other callers, and callers that give up leave only one attempt behind.
     fn slot_or_opening(self: &Arc<Self>, watched_bytes: usize) -> Result<SessionSlot, Opening> {
         let mut opening = self.opening.lock();
-        // Called while `opening` is locked: an attempt that has just ended has already added its session.
-        if let Some(session_slot) = self.session_slot(watched_bytes) {
+        // Called while `opening` is locked. An attempt adds its session before it clears `opening`, so a session that
+        // has just been opened is found.
+        if let Some(session_slot) = self.reuse_session(watched_bytes) {
             return Ok(session_slot);
         }
         // An attempt whose task is gone will never end, so no caller waits for it.
@@ -406,7 +409,7 @@ impl Sessions {
         Err(opened)
     }
 
-    /// Waits until the ensemble is closed or dropped. The future does not keep the ensemble alive.
+    /// Waits until this client is closed or dropped. The future does not keep the client alive.
     fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.closed.subscribe();
         // Drops the result inside the block, because the result holds the channel's lock.
@@ -425,7 +428,7 @@ impl Sessions {
             let attempted = tokio::select! {
                 biased;
                 attempted = shielded(attempt) => attempted,
-                () = until_blocked(&thread, (bound / 2).max(SECOND)) => {
+                () = until_blocked(&thread, (bound / 2).max(BLOCKED_AFTER_MIN)) => {
                     let blocked = "the library's thread is blocked: code of this program that runs there, such as a waker, does not return";
                     return Err(Failure::Unreachable(blocked.to_owned()));
                 }
@@ -441,7 +444,7 @@ impl Sessions {
     /// Adds a new session, and returns a slot on it. Other callers may use the session from now on.
     fn install(&self, session: Arc<ZooKeeperSession>, watched_bytes: usize) -> Result<SessionSlot, Failure> {
         let no_room = || Failure::Refused(format!("{watched_bytes} bytes of watched paths are too many for a session"));
-        let session_slot = session.session_slot(watched_bytes).ok_or_else(no_room)?;
+        let session_slot = session.reserve_slot(watched_bytes).ok_or_else(no_room)?;
         let mut sessions = self.sessions.lock();
         if *self.closed.borrow() {
             drop(sessions);

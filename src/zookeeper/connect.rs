@@ -23,11 +23,11 @@ use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
 
-/// The most time that a probe of the servers for the reason gets at the end of `connect`. A slow server may need so
-/// long.
-const ASKED_AHEAD: Duration = Duration::from_secs(3);
+/// How long before the end of `connect` the servers are probed for the reason of its failure, at most. A slow server
+/// may need so long to answer.
+const PROBE_AHEAD: Duration = Duration::from_secs(3);
 
-/// An attempt that takes longer than this may have reached a server that answers nothing.
+/// After this time without success, an attempt may be waiting for a server that answers nothing.
 const LONG_FOR_AN_ATTEMPT: Duration = Duration::from_millis(150);
 
 /// The most time that servers get to answer a probe while an attempt is under way.
@@ -36,7 +36,7 @@ const LONG_FOR_AN_ANSWER: Duration = Duration::from_millis(300);
 /// When a lost session may be replaced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reconnect {
-    /// When the last request was sent that got an answer.
+    /// When the last answered request of the lost session was sent.
     answered: Moment,
     /// When the first attempt may start.
     due: Moment,
@@ -52,24 +52,24 @@ impl Reconnect {
         Some(Reconnect { answered, due })
     }
 
-    /// Waits until the first attempt may start, but for no more than half of the time for all attempts.
+    /// Waits until the first attempt may start, but at most for half of `bound`, the time for all attempts.
     async fn is_due(self, bound: Duration) {
         tokio::time::sleep(self.due.saturating_sub(since_boot()).min(bound / 2)).await;
     }
 
-    /// Waits between two attempts.
+    /// Waits for a random pause between two attempts.
     async fn rest(self, options: &ZooKeeperBuilder) {
         let away = since_boot().saturating_sub(self.answered);
         tokio::time::sleep(reconnect_jitter(away, options.session_timeout.min(options.bound()), random())).await;
     }
 }
 
-/// Opens a session, and tries for as long as the future is polled. Also returns the limit of an attempt at one server,
-/// and the earliest moment at which the session can have begun.
+/// Opens a session. Attempts that time out are repeated until the future is dropped. Also returns the limit of an
+/// attempt at one server, and the earliest moment at which the session can have begun.
 ///
-/// In place of a lost session, each attempt goes through the list of servers once, and a pause follows. The client
-/// crate by itself would go through the list again and again with pauses of at most a second, so all clients of an
-/// ensemble would come back within a second.
+/// If the session replaces a lost one, each attempt goes through the list of servers once, and a random pause follows.
+/// The client crate by itself would repeat the list with pauses of at most a second, so all clients of an ensemble
+/// would come back within a second.
 async fn open(
     tasks: &Tasks,
     servers: &Servers,
@@ -80,7 +80,7 @@ async fn open(
     let mut silent = Silent::default();
     let (mut policy, mut was_given_up) = (ConnectPolicy::Quick, false);
     loop {
-        let asked = since_boot();
+        let started = since_boot();
         let attempt = options.attempt(policy);
         let _of_this_client = Limit::of(servers, attempt);
         let limit = policy.limit(timeout).max(attempt.unwrap_or_default());
@@ -93,17 +93,17 @@ async fn open(
             () = end_slow_attempts(attempt, servers) => continue,
         };
         match connected {
-            // The client crate itself gives up after a session timeout, even with a longer limit.
+            // The client crate itself gives up after a session timeout, even if `limit` is longer.
             Err(_) | Ok(Err(zk::Error::Timeout)) => policy = policy.after_silence(),
             Ok(Err(zk::Error::NoHosts)) if lost.is_some() => {
-                policy = policy.after_refusals(since_boot().saturating_sub(asked), timeout);
+                policy = policy.after_refusals(since_boot().saturating_sub(started), timeout);
             }
             Ok(answer) => {
                 let client = answer?;
-                // A second patient session is used untested. The quick attempt before it has failed, because the
-                // server's handshake or the name service is slow.
+                // A second patient session is used without a test. The quick attempt between the two has failed, so the
+                // handshake or the name service is slow.
                 if !policy.is_tried() || was_given_up || suits(&client, timeout).await {
-                    return Ok((client, ended, attempt, asked));
+                    return Ok((client, ended, attempt, started));
                 }
                 (policy, was_given_up) = (ConnectPolicy::Quick, true);
                 continue;
@@ -124,8 +124,8 @@ struct Silent {
 }
 
 impl Silent {
-    /// Waits until an attempt takes long and silent servers are found. Probes the servers once, on connections of its
-    /// own.
+    /// Waits until the present attempt takes long, and probes the servers once, on other connections. Returns if some
+    /// servers are silent; otherwise the future never completes.
     async fn are_found(&mut self, servers: &Servers, options: &ZooKeeperBuilder) {
         if self.is_known || servers.each().count() == 1 {
             return pending().await;
@@ -141,10 +141,11 @@ impl Silent {
     }
 }
 
-/// Whether a session that a patient attempt has opened is used.
+/// Tests a session that a patient attempt has opened, by one request. Returns whether the session is used: see
+/// [`ConnectPolicy::suits`].
 async fn suits(client: &zk::Client, session_timeout: Duration) -> bool {
-    let asked = since_boot();
-    client.check_stat("/").await.is_err() || ConnectPolicy::suits(since_boot().saturating_sub(asked), session_timeout)
+    let sent = since_boot();
+    client.check_stat("/").await.is_err() || ConnectPolicy::suits(since_boot().saturating_sub(sent), session_timeout)
 }
 
 /// Opens a session, and creates the path at the end of the connect string. If the session replaces a `lost` one, a
@@ -163,7 +164,7 @@ pub(super) async fn new_session(
         }
         open(background.handle(), &servers, &options, lost).await
     };
-    let (client, ended, attempt, asked) = tokio::select! {
+    let (client, ended, attempt, started) = tokio::select! {
         biased;
         connected = opened => connected.map_err(|error| connect_failure(error, servers.as_str()))?,
         why = reason_at_the_end(&servers, &options, bound) => {
@@ -177,14 +178,14 @@ pub(super) async fn new_session(
             "{servers} grants a session timeout of {granted:?}: it must be from {least:?}"
         )));
     }
-    let session = ZooKeeperSession::new((client, ended), &background, &options, asked, abilities, servers.clone())?;
+    let session = ZooKeeperSession::new((client, ended), &background, &options, started, abilities, servers.clone())?;
     session.end_slow_reconnects(attempt);
     let (timeout, rides_out) = (session.lease().timeout(), options.rides_out(session.lease()));
     emit!(INFO, ?timeout, ?rides_out, "a session begins: a break of the connection that lasts no longer costs no lock");
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     match tokio::time::timeout(bound, make_root(&session)).await.unwrap_or_else(|_| Err(late())) {
-        // Mapped to `Unreachable`, because `Over` would mean that no other session can succeed.
+        // Mapped to `Unreachable`, because `Over` would tell callers that no later session can succeed.
         Err(Failure::Over(Ending::Expired | Ending::Replaced | Ending::Failed)) => {
             Err(Failure::Unreachable(format!("a session with {servers} was over before its first answer")))
         }
@@ -204,9 +205,10 @@ async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
     }
 }
 
-/// Waits until `bound` is over. Shortly before that, asks the servers for the reason, which it returns.
+/// Waits for `bound`, and returns the reason why there is no session. Probes the servers for the reason shortly before
+/// the end.
 async fn reason_at_the_end(servers: &Servers, options: &ZooKeeperBuilder, bound: Duration) -> String {
-    let ahead = ASKED_AHEAD.min(bound / 2);
+    let ahead = PROBE_AHEAD.min(bound / 2);
     // Two timers, because adding a long duration to an `Instant` can overflow.
     let (nearly, end) = (tokio::time::sleep(bound - ahead), tokio::time::sleep(bound));
     nearly.await;
@@ -224,14 +226,15 @@ async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Re
     connector.connect(servers).await
 }
 
-/// Returns the connect string for the client crate, which names each server several times but a silent one only once;
-/// and the order of the servers in it.
+/// Returns the connect string for the client crate, and the order of the servers in it. The string names each server
+/// several times, but a silent server only once.
 ///
 /// The client crate doubles its pauses with each round through the list. With a short list the next attempt might come
 /// only when twice the length of the break has passed, too late for the lease. Within a round the pauses grow by 50 ms
 /// only, and the first round has none.
 fn connect_string(servers: &Servers, session_timeout: Duration, silent: &BTreeSet<usize>) -> (String, ServerOrder) {
-    // The second round begins after 100 ms for each name, at most 1 s, and the third half a session timeout later.
+    // The client crate begins the second round after 100 ms for each name, at most 1 s, and the third half a session
+    // timeout later.
     let names = (session_timeout.as_millis() / 300).clamp(2, 24);
     let of = |is_silent| {
         let some = servers.each().enumerate().filter(move |(index, _)| silent.contains(index) == is_silent);

@@ -1,7 +1,7 @@
 //! The limits of attempts to connect and of silent connections, and the random pause before a lost session is replaced.
 //!
 //! Clients that lose their sessions together were cut off together: by a switch, or by an outage of the ensemble. They
-//! find the ensemble again at the same moment, and each asks for a session, a place in each queue, and watches. 100,000
+//! find the ensemble again at the same moment, and each requests a session, a place in each queue, and watches. 100,000
 //! such clients would keep the ensemble busy for many seconds, while all other clients wait for their answers. So each
 //! client pauses for a random time before it reconnects: the longer it was cut off, the longer the pause may be. A
 //! client that is alone pays an eighth of the outage on average. A short break costs no pause, because the session
@@ -54,7 +54,7 @@ impl ConnectPolicy {
         Some(longest.min(rides_out * 8 / 9).max(attempt))
     }
 
-    /// Returns the limit of all attempts to open a session with this policy.
+    /// Returns how long an attempt to open a session may take with this policy, over all servers of the list.
     pub fn limit(self, session_timeout: Duration) -> Duration {
         match self {
             ConnectPolicy::Quick => session_timeout / 4,
@@ -62,7 +62,7 @@ impl ConnectPolicy {
         }
     }
 
-    /// Returns the policy of the next attempt after one that reached its limit.
+    /// Returns the policy of the attempt that follows an attempt that reached its limit.
     pub fn after_silence(self) -> ConnectPolicy {
         match self {
             ConnectPolicy::Quick => ConnectPolicy::Patient,
@@ -70,8 +70,8 @@ impl ConnectPolicy {
         }
     }
 
-    /// Returns the policy of the next attempt after one that all servers refused, and that `took` so long. Servers that
-    /// refuse at once are not slow.
+    /// Returns the policy of the attempt that follows an attempt that all servers refused. `took` is the length of the
+    /// refused attempt. Servers that refuse at once are not slow.
     pub fn after_refusals(self, took: Duration, session_timeout: Duration) -> ConnectPolicy {
         if took > ConnectPolicy::quick(session_timeout) { self.after_silence() } else { self }
     }
@@ -81,21 +81,21 @@ impl ConnectPolicy {
         self == ConnectPolicy::Patient
     }
 
-    /// Whether a tested session is used, where `took` is the time until the first answer. A quick answer means that the
+    /// Whether a tested session is used. `took` is the time until the answer to the test. A quick answer means that the
     /// server was unreachable before, and not slow. So the session is dropped, and the next attempt is quick.
     pub fn suits(took: Duration, session_timeout: Duration) -> bool {
         took > ConnectPolicy::quick(session_timeout) / 4
     }
 }
 
-/// The longest pause is the session timeout divided by this.
+/// A pause is at most the session timeout divided by this.
 const LONGEST: u32 = 2;
 
-/// The longest pause is the time without an answer divided by this.
+/// A pause is also at most the time without an answer divided by this.
 const PART: u32 = 4;
 
-/// Returns a client's random pause before it replaces a lost session ("full jitter"): up to a quarter of the time since
-/// the last answer, and at most half a session timeout.
+/// Returns a client's random pause before it replaces a lost session ("full jitter"): up to a quarter of `away`, the
+/// time since the last answer, and at most half a session timeout.
 ///
 /// Before the first attempt, the pause counts from the moment at which the client knew that its session was over. After
 /// a failed attempt, the next pause counts from the failure.

@@ -4,8 +4,8 @@
 //! - The crate sends a request in the first poll of its future. So each future is polled once at the call
 //!   ([`pipeline`]).
 //! - An error other than a clear refusal leaves the outcome of a request unknown ([`translate::failure`]).
-//! - While disconnected, the crate queues requests without a limit. So only a connected session gives out session
-//!   slots.
+//! - While disconnected, the crate queues requests without a limit. So a session slot is given out only while its
+//!   session is connected.
 //! - More than 128 KiB of watched paths make a reconnect impossible. So a session takes at most `WATCHED_BYTES_MAX`
 //!   ([`session`]), and further sessions are opened beyond that.
 //! - Some replies that are too short make the crate panic ([`pipeline`]).

@@ -20,8 +20,8 @@ use crate::zookeeper::tls::Tls;
 /// from a dead holder.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The shortest session timeout: a lease could not be renewed within 222 ms. A server that grants less, such as zero,
-/// will not keep the session; the client crate would turn zero into 8 ms.
+/// The shortest session timeout. With 222 ms or less, no lease could be renewed in time. A server that grants less than
+/// this, such as zero, will not keep the session; the client crate would turn zero into 8 ms.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The longest session timeout. A longer timeout is a mistake in the unit: after a crash the lock would stay taken for
@@ -34,7 +34,7 @@ const SHORTEST_SILENCE: Duration = Duration::from_millis(50);
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 
 /// Two clocks that measure the same duration differ by at most one part in 100.
-const CLOCKS: u32 = 100;
+const CLOCK_DRIFT: u32 = 100;
 
 /// Options of a connection. Made by [`ZooKeeper::builder`](crate::ZooKeeper::builder).
 #[derive(Clone, Debug)]
@@ -96,7 +96,7 @@ impl ZooKeeperBuilder {
     /// default, and half the session timeout.
     ///
     /// Servers do not report their tick, and their leader hears of a session only each half tick. With a tick that is
-    /// small beside the session timeout, a longer break of the connection costs no lock. The value must not be less
+    /// small compared with the session timeout, a longer break of the connection costs no lock. The value must not be less
     /// than the servers' own tick: otherwise a holder that is cut off may learn of the loss too late. The least timeout
     /// that servers grant does not show the tick either, because `minSessionTimeout` may be set to anything.
     ///
@@ -115,9 +115,9 @@ impl ZooKeeperBuilder {
     }
 
     /// Sets the time between the moment at which a holder that is cut off reports the loss, and the moment at which the
-    /// ensemble may give the lock to another contender. Work can stop in this time. The margin also covers clocks that run at different speeds.
-    /// Default: a sixth of the session timeout, but at least 300 ms and at most a quarter. A margin must be at least a
-    /// hundredth of the session timeout, and leave enough time to renew the lease.
+    /// ensemble may give the lock to another contender. Work can stop in this time. The margin also covers clocks that
+    /// run at different speeds. Default: a sixth of the session timeout, but at least 300 ms and at most a quarter. A
+    /// margin must be at least a hundredth of the session timeout, and leave enough time to renew the lease.
     ///
     /// The margin is shorter in proportion where the servers grant a shorter timeout. With a longer margin than the
     /// default, heartbeats are sent more often, up to 20 in a session timeout. So the margin shortens the breaks that a
@@ -242,7 +242,7 @@ impl ZooKeeperBuilder {
             (Some(tick), _) if tick < SHORTEST_TICK => {
                 Err(format!("a tick time of {tick:?}: servers count ticks in milliseconds"))
             }
-            (_, Some(margin)) if margin < self.session_timeout / CLOCKS => Err(format!(
+            (_, Some(margin)) if margin < self.session_timeout / CLOCK_DRIFT => Err(format!(
                 "a stop margin of {margin:?} is too short for clocks that differ: it must be at least a hundredth of the \
                  session timeout of {:?}",
                 self.session_timeout
@@ -285,7 +285,8 @@ impl ZooKeeperBuilder {
         let of = |it: Option<Duration>| it.unwrap_or(self.session_timeout);
         let (attempt, silence) = (of(self.attempt(ConnectPolicy::Quick)), of(self.silence(ConnectPolicy::Quick)));
         let rides_out = lease.rides_out(attempt);
-        // Otherwise the connection may be given up too late.
+        // Otherwise the silent connection may be given up only after the break, too late for a new attempt. So the
+        // limit of a silence counts in place of the limit of an attempt.
         if rides_out >= silence * 9 / 8 { rides_out } else { lease.rides_out(silence) }
     }
 
@@ -348,7 +349,7 @@ impl ZooKeeperBuilder {
         OwnRights { acl: self.acl_of_nodes(), users, refuses: self.refuses_wider_acl }
     }
 
-    /// Returns how long to try to reach a server.
+    /// Returns how long to try to open a session.
     pub(super) fn bound(&self) -> Duration {
         self.connect_timeout.unwrap_or(self.session_timeout)
     }
@@ -363,7 +364,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Returns a connector whose connections end after a silence of `gives_up_after`; `None` for the client crate's
-    /// default.
+    /// default. With `tries_once`, the connector goes through the list of servers only once.
     pub(super) fn connector(&self, gives_up_after: Option<Duration>, tries_once: bool) -> zk::Connector {
         let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout);
         if tries_once {

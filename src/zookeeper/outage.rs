@@ -1,6 +1,6 @@
 //! The time without a session: when it began, and the latest reason.
 //!
-//! When a program asks for the reason, the servers are [probed](crate::zookeeper::probe) in the background.
+//! When a program requests the reason, the servers are [probed](crate::zookeeper::probe) in the background.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::probe::{PROBE_LIMIT, reason};
 use crate::zookeeper::servers::Servers;
 
-/// The least time between two probes, also if a program asks more often.
+/// The least time between the end of a probe and the next probe.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state of an outage: the time without a session, or without a connection of the session.
@@ -22,17 +22,18 @@ pub(super) struct Outage(Mutex<OutageState>);
 
 #[derive(Default)]
 struct OutageState {
-    /// When the last session lost its connection, and how it is to be replaced. `None` while a session exists.
+    /// When the last session lost its connection, and when a new session may replace it. `None` while a session exists.
     lost: Option<(Instant, Option<Reconnect>)>,
     refusal: Option<Refusal>,
     is_probing: bool,
+    /// When the last probe ended.
     probed: Option<Instant>,
 }
 
 struct Refusal {
     at: Instant,
     message: String,
-    /// Whether the message gives the reason, and not merely the fact.
+    /// Whether the message gives the reason, and not only says that there is no session.
     is_reason: bool,
 }
 
@@ -70,14 +71,14 @@ impl Outage {
 
     fn refused(&self, message: String, is_reason: bool) {
         let mut known = self.0.lock();
-        // A message without a reason must not replace a recent one with a reason.
+        // A message without a reason must not replace a recent message with a reason.
         let stays = known.refusal.as_ref().is_some_and(|last| last.is_reason && last.at.elapsed() < 2 * PROBE_INTERVAL);
         if is_reason || !stays {
             known.refusal = Some(Refusal { at: Instant::now(), message, is_reason });
         }
     }
 
-    /// Returns the message of the last refusal after `since`.
+    /// Returns the message of the last refusal, if the refusal came after `since`.
     pub(super) fn why(&self, since: Instant) -> Option<String> {
         let known = self.0.lock();
         known.refusal.as_ref().filter(|refusal| refusal.at >= since).map(|refusal| refusal.message.clone())

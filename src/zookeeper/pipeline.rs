@@ -1,7 +1,7 @@
-//! The requests of one session: their order, their replies, and the session's identity after a reconnect. Owns the
-//! client.
+//! The requests of one session: their order, their replies, and the session's identity after a reconnect.
 //!
-//! Some servers answer a reconnect with another session. The client crate does not report that.
+//! Some servers answer a reconnect with another session, and the client crate does not report that. So after a
+//! reconnect, [`Identity`] is unconfirmed until the server has shown that the session is still the same.
 
 use std::future::{Future, ready};
 use std::panic::AssertUnwindSafe;
@@ -25,9 +25,9 @@ use crate::zookeeper::translate::failure;
 /// The kind of a request, which decides whether its reply renews the lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
-    /// A reply of any server counts.
+    /// A reply of any server is reported to the lease as answered.
     Read,
-    /// A reply of a quorum counts.
+    /// A reply that proves a commit by a quorum is reported to the lease as acknowledged.
     Write,
     /// A write that removes one of the session's own nodes. A close does not wait for its reply, because the end of the
     /// session removes the node, too.
@@ -37,13 +37,14 @@ pub(super) enum Request {
 /// The requests of one session.
 pub(super) struct Pipeline {
     /// Locked while a request is sent, so that requests are sent in the order of the calls. `None` once the session is
-    /// closed: the drop of the last clone closes it.
+    /// closed. Each request under way owns a clone of the client; the drop of the last clone closes the session.
     client: Mutex<Option<Arc<zk::Client>>>,
     store: Arc<SessionStore>,
     background: Arc<BackgroundThread>,
     pub(super) identity: Arc<Identity>,
     /// The name that the client is authenticated as, for errors.
     pub(super) whom: Arc<str>,
+    /// Each request under way owns a receiver. So `closed` completes when no request is under way.
     closing: watch::Sender<Closing>,
 }
 
@@ -79,13 +80,14 @@ impl Pipeline {
         Failure::Over(self.store.lease().over().unwrap_or(Ending::Closed))
     }
 
-    /// Drops the client, which closes the session. The close is sent behind the removals that are under way. It waits
-    /// for the replies to other requests, at most for a session timeout.
+    /// Drops the client. The session is closed when every request under way has dropped its clone, too: a removal at
+    /// once, because it has been sent; other requests with their replies, or after a session timeout.
     pub(super) fn close(&self) {
         let last = self.client.lock().take();
         if last.is_some() {
             let (closing, late) = (self.closing.clone(), self.background.sleep(self.store.lease().timeout()));
             closing.send_replace(Closing::Begun);
+            // Requests that are still under way after a session timeout are abandoned.
             self.background.handle().spawn(async move {
                 tokio::select! {
                     biased;
@@ -115,8 +117,8 @@ impl Pipeline {
         };
         let (store, identity) = (Arc::clone(&self.store), Arc::clone(&self.identity));
         let sent = store.lease().now();
-        // The client crate panics over some replies that are too short. The request may have been executed. The reply's
-        // future owns a client, which keeps the session open.
+        // The client crate panics over some replies that are too short. The panic is caught, and the outcome is
+        // unknown, because the request may have been executed.
         let answer = AssertUnwindSafe(send(there)).catch_unwind();
         let reply = answer.map(move |answer| {
             let answer = answer.unwrap_or_else(|_| unknown("the answer is malformed"));
@@ -125,6 +127,8 @@ impl Pipeline {
                 Request::Read => {}
                 _ if !is_from_quorum(&answer) => {}
                 _ if identity.is_known() => {
+                    // The handshake of this connection counts only if the server resumed this session, and only now is
+                    // that known. Later calls on the same connection change nothing.
                     store.resumed();
                     store.acknowledged(sent);
                 }
@@ -143,17 +147,17 @@ impl Pipeline {
             return Box::pin(ready(answer));
         }
         let (reply_sender, received) = oneshot::channel();
-        let given_up = if request == Request::Removal { Closing::Begun } else { Closing::Late };
-        // The reply's future owns a client, which keeps the session open. So a task drives the future, because the
-        // caller may never poll it.
+        let abandoned_at = if request == Request::Removal { Closing::Begun } else { Closing::Late };
+        // A task drives the reply's future, because the caller may never poll it. The future owns a clone of the
+        // client, which keeps the session open.
         self.background.handle().spawn(async move {
-            let given_up = closing.wait_for(|it| *it >= given_up).map(drop);
+            let abandoned = closing.wait_for(|it| *it >= abandoned_at).map(drop);
             let answer = tokio::select! {
                 biased;
                 answer = reply => answer,
-                () = given_up => unknown("the session was closed before the answer came"),
+                () = abandoned => unknown("the session was closed before the answer came"),
             };
-            let _gone = reply_sender.send(answer);
+            let _nobody_waits_any_more = reply_sender.send(answer);
         });
         Box::pin(async move { shielded(received).await.unwrap_or_else(|_| unknown("the session's thread has ended")) })
     }
@@ -169,9 +173,9 @@ impl Drop for Pipeline {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Closing {
     NotYet,
-    /// Replies to removals are not awaited any more.
+    /// The session is being closed. Replies to removals are not awaited any more.
     Begun,
-    /// No replies are awaited any more.
+    /// A session timeout has passed since then. No replies are awaited any more.
     Late,
 }
 
@@ -226,8 +230,9 @@ impl Identity {
         self.is_checking.store(false, Ordering::Release);
     }
 
-    /// Whether the server continued this session when it created a node with this owner. Otherwise it has replaced the
-    /// session. `connection` is the connection on which the create was sent.
+    /// Whether the server continued this session when it created a node with this owner; otherwise the server has
+    /// replaced the session. An owner of 0 shows neither, and counts as continued. `connection` is the connection on
+    /// which the create was sent.
     pub(super) fn confirm_by_create(&self, ephemeral_owner: i64, connection: u64) -> bool {
         if ephemeral_owner == self.session {
             self.mark_confirmed_on(connection);
@@ -236,7 +241,7 @@ impl Identity {
     }
 }
 
-/// Whether the reply certainly came from a server.
+/// Whether the reply certainly came from a server, and not from the client crate.
 fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
     matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)))
 }
@@ -275,33 +280,33 @@ mod tests {
         }
     }
 
-    /// Returns the identity of session 7, and the number of its checks.
+    /// Returns the identity of session 7, and the counter of its checks.
     fn session_7() -> (Arc<AtomicU64>, Identity) {
-        let asked = Arc::new(AtomicU64::new(0));
-        let count = Arc::clone(&asked);
+        let checks = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&checks);
         let confirm = move || {
             count.fetch_add(1, Ordering::Relaxed);
         };
-        (asked, Identity::new(7, confirm))
+        (checks, Identity::new(7, confirm))
     }
 
     #[test]
     fn identity_is_checked_once_at_a_time_after_reconnect() {
         let (count, identity) = session_7();
-        let asked = || {
+        let start = || {
             identity.start_check();
             count.load(Ordering::Relaxed)
         };
         assert!(identity.is_known());
-        assert_eq!(asked(), 0, "the first connection needs no check");
+        assert_eq!(start(), 0, "the first connection needs no check");
         identity.connection_changes();
         assert!(!identity.is_known());
-        assert_eq!([asked(), asked()], [1, 1]);
+        assert_eq!([start(), start()], [1, 1]);
         identity.check_ended();
-        assert_eq!(asked(), 2, "the first check confirmed nothing");
+        assert_eq!(start(), 2, "the first check confirmed nothing");
         identity.mark_confirmed_on(identity.connection());
         identity.check_ended();
-        assert_eq!((asked(), identity.is_known()), (2, true));
+        assert_eq!((start(), identity.is_known()), (2, true));
         identity.connection_changes();
         identity.mark_confirmed_on(0);
         assert!(!identity.is_known(), "the confirmation is of an earlier connection");

@@ -1,9 +1,9 @@
 //! Probes servers for the reason why there is no session, on connections of this library.
 //!
-//! The client crate reports the reason of a failed attempt only in its log. So a probe asks each server once more: is
-//! its name known, does its port accept connections, does the TLS handshake succeed, and what does the server answer to
-//! `srvr`? Every server answers that four-letter word, if only to say that it is disabled, and opens no session for it.
-//! No server is probed while a session is connected.
+//! The client crate reports the reason of a failed attempt only in its log. So a probe tests each server step by step:
+//! is its name known, does its port accept connections, does the TLS handshake succeed, and what does the server answer
+//! to `srvr`? Every server answers that four-letter word, if only to say that it is disabled, and opens no session for
+//! it. No server is probed while a session is connected.
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
@@ -22,14 +22,14 @@ use crate::zookeeper::servers::Servers;
 /// The limit of a probe. A server that has not answered by then is reported as silent.
 pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// The least time that a probe gives a full server to close the new connection.
+/// The least time that a server gets to close the new connection, if it has reached its limit of connections.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// The time after which the probe sends an end of line. A peer that reads lines does not answer a word without an end
 /// of line.
 const END_OF_LINE: Duration = Duration::from_millis(250);
 
-/// The bytes of an answer that identify the peer.
+/// The number of bytes of an answer that suffice to identify the peer.
 const ENOUGH: usize = 4096;
 
 /// The most bytes of an answer to a four-letter word.
@@ -42,23 +42,23 @@ const SHOWN: usize = 60;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reason {
     pub(super) words: String,
-    /// Whether the words give a reason for each server, and not merely the fact.
+    /// Whether `words` gives a reason for each server, and not only says that there is no session.
     pub(super) is_known: bool,
 }
 
-/// Asks all servers at once why they give no session. Takes at most `limit`.
+/// Probes all servers at the same time for the reason why they give no session. Takes at most `limit`.
 pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> Reason {
     let deadline = Instant::now() + limit;
-    let mut asked = JoinSet::new();
+    let mut probes = JoinSet::new();
     for (index, server) in servers.each().enumerate() {
         let (address, host, options) = (server.address(), server.host().to_owned(), options.clone());
-        asked.spawn(async move {
-            let answer = ask(&address, &host, &options, deadline).await;
+        probes.spawn(async move {
+            let answer = probe_one(&address, &host, &options, deadline).await;
             let (words, is_known) = answer.map_or_else(|words| (words, true), |answer| meaning(&answer));
             (index, format!("{address}: {words}"), is_known)
         });
     }
-    let mut found = asked.join_all().await;
+    let mut found = probes.join_all().await;
     found.sort_unstable_by_key(|(index, ..)| *index);
     let is_known = found.iter().all(|(.., is_known)| *is_known);
     let words = found.into_iter().map(|(_, words, _)| words).collect::<Vec<_>>().join("; ");
@@ -66,18 +66,19 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, limit:
     Reason { words, is_known }
 }
 
-/// Returns the indexes of the silent servers: those that do not even refuse within `limit`. Empty if no server answers.
+/// Returns the indexes of the silent servers, which within `limit` neither answer nor refuse the connection. Empty if
+/// no server answers.
 pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, limit: Duration) -> BTreeSet<usize> {
     let deadline = Instant::now() + limit;
-    let mut asked = JoinSet::new();
+    let mut probes = JoinSet::new();
     for (index, server) in servers.each().enumerate() {
         let (address, host, options) = (server.address(), server.host().to_owned(), options.clone());
-        asked.spawn(async move {
-            let is_answered = ask(&address, &host, &options, deadline).await.is_ok();
+        probes.spawn(async move {
+            let is_answered = probe_one(&address, &host, &options, deadline).await.is_ok();
             (index, is_answered, Instant::now() >= deadline)
         });
     }
-    let found = asked.join_all().await;
+    let found = probes.join_all().await;
     let is_any_answered = found.iter().any(|(_, is_answered, _)| *is_answered);
     let silent = found.into_iter().filter(|(_, is_answered, is_late)| is_any_answered && !is_answered && *is_late);
     silent.map(|(index, ..)| index).collect()
@@ -85,8 +86,8 @@ pub(super) async fn silent(servers: &Servers, options: &ZooKeeperBuilder, limit:
 
 /// Sends a four-letter word to the first server of this connect string, on a new connection, and returns the answer.
 ///
-/// # Errors A message, if the server cannot be reached, or has not closed the connection after its answer within
-/// `limit`.
+/// # Errors
+/// A message, if the server cannot be reached, or has not closed the connection after its answer within `limit`.
 ///
 /// # Panics
 /// Outside of a Tokio runtime.
@@ -113,8 +114,13 @@ pub async fn four_letter_word(
     }
 }
 
-/// Returns a server's answer to `srvr`, or a message that says which step failed.
-async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
+/// Probes one server, and returns its answer to `srvr`, or a message that says which step failed.
+async fn probe_one(
+    address: &str,
+    host: &str,
+    options: &ZooKeeperBuilder,
+    deadline: Instant,
+) -> Result<Vec<u8>, String> {
     let found = timeout_at(deadline, addresses(address)).await;
     let found = found.map_err(|_| "the name service does not answer")?;
     let addresses = found.map_err(|error| format!("the host is not known: {error}"))?;
@@ -129,7 +135,8 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
         Err(error) => return Err(error.to_string()),
     };
 
-    // A full server's close arrives one round trip after the connect, which took a round trip itself.
+    // If the server has reached its limit of connections, its close arrives one round trip after the connect, which
+    // took a round trip itself.
     let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
     let mut answer = Vec::with_capacity(ENOUGH);
     match timeout_at(at_once, receive(&mut stream, &mut answer)).await {
@@ -141,7 +148,7 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
     let opened = opened.map_err(|_| "takes connections, and is silent in the TLS handshake")?;
     let mut line = opened.map_err(|error| of_tls(&error).unwrap_or_else(|| format!("{CLOSED_IN_TLS} ({error})")))?;
     let closed = || if options.is_encrypted() { CLOSED } else { CLOSED_IN_CLEAR }.to_owned();
-    match timeout_at(deadline, ask_srvr(&mut *line, &mut answer)).await {
+    match timeout_at(deadline, send_srvr(&mut *line, &mut answer)).await {
         _ if !answer.is_empty() => Ok(answer),
         Ok(read) => Err(read.err().and_then(|error| of_tls(&error)).unwrap_or_else(closed)),
         Err(_) => Err("takes connections, and answers nothing".to_owned()),
@@ -155,7 +162,7 @@ const CLOSED: &str = "takes connections, and closes them without an answer";
 const CLOSED_IN_CLEAR: &str = "takes connections, and closes them without an answer: the port may be one for TLS";
 
 /// Sends `srvr`, and reads the answer until its end or a pause.
-async fn ask_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> {
+async fn send_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> {
     send(line, b"srvr").await?;
     if let Ok(first) = tokio::time::timeout(END_OF_LINE, receive(line, answer)).await {
         first?;
@@ -172,7 +179,7 @@ async fn ask_srvr(line: &mut dyn Line, answer: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
-/// Describes the peer by its answer to `srvr`, and whether that is a reason for having no session.
+/// Describes the peer by its answer to `srvr`. Also returns whether the description is a reason for having no session.
 fn meaning(answer: &[u8]) -> (String, bool) {
     let text = String::from_utf8_lossy(answer);
     let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
@@ -214,7 +221,7 @@ trait Line: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Line for T {}
 
-/// Makes the TLS handshake, if the options ask for encryption.
+/// Makes the TLS handshake, if the options require encryption.
 #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "every connection is in clear text"))]
 async fn shake_hands(stream: TcpStream, host: &str, options: &ZooKeeperBuilder) -> io::Result<Box<dyn Line>> {
     #[cfg(feature = "tls")]

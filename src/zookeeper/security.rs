@@ -75,7 +75,7 @@ pub(super) struct OwnRights {
 }
 
 impl OwnRights {
-    /// Describes the rights that these entries give beyond the own ACL.
+    /// Describes the rights that these entries of a node's ACL give beyond this client's own ACL.
     pub(super) fn wider(&self, shown: &[zk::Acl]) -> Vec<String> {
         const RIGHTS: [(zk::Permission, &str); 5] = [
             (zk::Permission::READ, "READ"),
@@ -94,7 +94,7 @@ impl OwnRights {
         wider.collect()
     }
 
-    /// Whether the directory's ACL is read when a node of this kind is created.
+    /// Whether a new node of this kind is refused if the ACL of its directory gives wider rights.
     pub(super) fn is_refusing(&self, kind: Kind) -> bool {
         self.refuses && matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential)
     }
@@ -121,7 +121,7 @@ impl OwnRights {
         }
     }
 
-    /// Whether the own ACL gives this right to the subject of the entry.
+    /// Whether this client's own ACL also gives `right` to the user of `entry`.
     fn gives(&self, right: zk::Permission, entry: &zk::Acl) -> bool {
         let about = |mine: &zk::Acl| match mine.scheme() {
             "world" => true,

@@ -12,7 +12,7 @@ pub(super) const ENCRYPTED: &str = "tcp+tls://";
 /// The default port.
 const PORT: u16 = 2181;
 
-/// The most bytes of the root: a request holds it several times, and servers accept at most a megabyte.
+/// The most bytes of the root. A request may contain the root several times, and servers accept at most a megabyte.
 const LONGEST_ROOT: usize = 65_536;
 
 /// A valid connect string: `zk1:2181,zk2:2181/apps`.
@@ -87,7 +87,7 @@ impl<'a> Server<'a> {
         [CLEAR, ENCRYPTED].into_iter().find(|scheme| self.text.starts_with(scheme))
     }
 
-    /// Returns the host and the port in the form of the operating system.
+    /// Returns the host and the port as the operating system looks them up, with brackets around an IPv6 address.
     pub(super) fn address(&self) -> String {
         let (host, port) = (self.host(), self.port());
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }

@@ -44,7 +44,8 @@ use crate::zookeeper::translate::{self, commit, event, is_removal, mode};
 const WATCHED_BYTES_MAX: usize = 96 * 1024;
 const _: () = assert!(WATCHED_BYTES_MAX < REQUEST_LIMIT / 2);
 
-/// The delay before a holder watches its node: see [`keep_alive`].
+/// How old a hold must be before the library watches its node: see [`keep_alive`]. Most short holds are over by then
+/// and cost no watch. The value is as old as the library; no measurement of it is on record.
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 pub(super) struct ZooKeeperSession {
@@ -55,7 +56,7 @@ pub(super) struct ZooKeeperSession {
     pipeline: Arc<Pipeline>,
     store: Arc<SessionStore>,
     link: watch::Sender<SessionLink>,
-    /// Alive until the client crate's task has ended.
+    /// Dangling once [`follow_state`] has ended: the client crate has then reported the end of the session.
     follower: OnceLock<Weak<()>>,
     background: Arc<BackgroundThread>,
     servers: Servers,
@@ -71,18 +72,18 @@ pub(super) struct ZooKeeperSession {
 }
 
 impl ZooKeeperSession {
-    /// Creates a session that was opened at `asked` or later, and starts its background tasks.
+    /// Creates a session whose handshake was sent at `started` or later, and starts its background tasks.
     pub(super) fn new(
         (client, ended): (zk::Client, ClientEnded),
         background: &Arc<BackgroundThread>,
         options: &ZooKeeperBuilder,
-        asked: Moment,
+        started: Moment,
         abilities: Arc<Abilities>,
         servers: Servers,
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
         let timeout = granted_timeout(&client, options)?;
         let store = Arc::new(SessionStore::new(options.lease(timeout)));
-        store.began(asked);
+        store.began(started);
         let states = client.state_watcher();
         let (id, root_bytes, acl) =
             (client.session_id().0, client.path().trim_end_matches('/').len(), options.acl_of_nodes());
@@ -137,7 +138,7 @@ impl ZooKeeperSession {
         self.background.handle().spawn(end_slow_reconnects(than, servers, link, store));
     }
 
-    /// Runs a task that the session needs.
+    /// Spawns a task without which the session cannot go on.
     fn supervise(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.background.handle().spawn(self.supervised(task));
     }
@@ -161,7 +162,7 @@ impl ZooKeeperSession {
         }
     }
 
-    /// Finds the server of a new connection.
+    /// Sets `TCP_NODELAY` on a new connection, and finds the server at its other end.
     fn on_connection(&self) {
         let (servers, connection, this) = (self.servers.clone(), self.store.connection(), Weak::clone(&self.this));
         self.background.handle().spawn(async move {
@@ -173,7 +174,8 @@ impl ZooKeeperSession {
         });
     }
 
-    pub(super) fn session_slot(self: &Arc<Self>, watched_bytes: usize) -> Option<SessionSlot> {
+    /// Reserves room for this many bytes of watched paths. Returns `None` if too little room is free.
+    pub(super) fn reserve_slot(self: &Arc<Self>, watched_bytes: usize) -> Option<SessionSlot> {
         // The server counts each path including the root. A slot watches at most three paths: a waiter behind a kept
         // node also watches the directory, and the head of a semaphore's queue watches the number and the permits.
         let bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 3 * self.root_bytes };
@@ -182,8 +184,9 @@ impl ZooKeeperSession {
         Some(SessionSlot::with_reservation(session, room.ok()?))
     }
 
-    /// Asks the server for the session's own ephemeral nodes, and returns whether `path` is among them. This confirms
-    /// the session's identity on the connection.
+    /// Lists the session's own ephemeral nodes, and returns whether `path` is among them. If so, the server has
+    /// confirmed the session's identity on this connection. If not, but the node still belongs to this session, the
+    /// server has replaced the session, and this function ends it.
     async fn confirm_by_listing(&self, path: &str) -> Result<bool, Failure> {
         let (node, connection, abilities) =
             (path.to_owned(), self.pipeline.identity.connection(), Arc::clone(&self.abilities));
@@ -238,6 +241,7 @@ impl ZooKeeperSession {
         Err(self.pipeline.failure("CREATE", above)(error))
     }
 
+    /// Whether the session has a user: a slot with reserved room, or the acquisition that opened the session.
     pub(super) fn is_needed(&self) -> bool {
         self.room.available_permits() < WATCHED_BYTES_MAX || self.is_fresh.load(Ordering::Acquire)
     }
@@ -248,9 +252,9 @@ impl ZooKeeperSession {
 
     /// Returns when the connection was lost. `None` while it is up.
     ///
-    /// The client crate does not report a connection that breaks between the handshake and the first reply. Nothing is
-    /// reported while the library's thread is blocked. So the connection also counts as lost if no reply has come for a
-    /// session timeout.
+    /// The client crate does not report a connection that breaks between the handshake and the first reply, and while
+    /// the library's thread is blocked nothing is reported. In these two cases, the connection counts as lost if no
+    /// reply has come for a session timeout.
     pub(super) fn lost(&self) -> Option<Instant> {
         self.link.borrow().lost().or_else(|| {
             let (lease, limit) = (self.lease(), self.timeout());
@@ -265,19 +269,20 @@ impl ZooKeeperSession {
         self.is_fresh.store(false, Ordering::Release);
     }
 
-    /// Returns a pointer that dies when the client crate's task ends. It does not keep the session alive.
+    /// Returns a pointer that dangles once the client crate has reported the end of the session. The pointer does not
+    /// keep the session alive.
     pub(super) fn follower(&self) -> Option<Weak<()>> {
         self.follower.get().cloned()
     }
 
-    /// Asks the server to end the session.
+    /// Ends the session here, and requests its end from the server.
     pub(super) fn close(&self) {
         // The store ends first, so that the guards are lost before the server gives their locks to other contenders.
         self.store.end(Ending::Closed);
         self.pipeline.close();
     }
 
-    /// Records that the session is over.
+    /// Records that the session is over, and drops the client.
     pub(super) fn ended(&self, why: Ending) {
         self.end(why);
         self.pipeline.close();
@@ -296,7 +301,8 @@ impl ZooKeeperSession {
     /// Ends the session because the server has replaced it by another one.
     fn end_as_replaced(&self) -> Failure {
         self.end(Ending::Replaced);
-        // Closed in a task, because a fast reply may be read while the pipeline's lock is still held for its request.
+        // Closed in a task, because this function may run in the first poll of a request, which holds the lock of the
+        // pipeline.
         let pipeline = Arc::clone(&self.pipeline);
         self.background.run(async move { pipeline.close() });
         Failure::Over(Ending::Replaced)
@@ -490,10 +496,11 @@ impl fmt::Debug for ZooKeeperSession {
 /// Returns the session timeout of a new session, and warns if it is shorter than requested.
 fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Duration, Failure> {
     let requested = options.session_timeout;
-    // On a reconnect another server may grant more or less than this one. The shortest counts.
+    // On a reconnect another server may grant another timeout, but at most the requested one. So the shorter of the two
+    // is used.
     let timeout = client.session_timeout().min(requested);
     if timeout < requested {
-        // On a reconnect the client crate asks for this timeout again. A server that grants even less lowers it, and
+        // On a reconnect the client crate requests this timeout again. A server that grants even less lowers it, and
         // the crate does not report that.
         emit!(
             WARN,
@@ -520,7 +527,7 @@ async fn follow_state(
         let lost = was.lost().unwrap_or_else(Instant::now);
         let now = match state {
             zk::SessionState::SyncConnected => SessionLink::Up,
-            // A read-only server cannot confirm anything.
+            // A read-only server reaches no quorum, so it counts as no connection.
             zk::SessionState::Disconnected | zk::SessionState::ConnectedReadOnly => SessionLink::Down(lost),
             zk::SessionState::AuthFailed => SessionLink::Over(Ending::AuthFailed, lost),
             zk::SessionState::Expired => SessionLink::Over(Ending::Expired, lost),
@@ -534,7 +541,7 @@ async fn follow_state(
         if let Some(session) = session.upgrade().filter(|_| was != now) {
             session.pipeline.identity.connection_changes();
             // Replies arrive on this thread, too, and those of a new connection arrive after its state. So the lease
-            // learns about the loss of the old connection before any of them.
+            // learns about the loss of the old connection before any reply of the new one.
             session.store.connected(now == SessionLink::Up);
             *session.server.lock() = None;
             if now == SessionLink::Up {
@@ -546,7 +553,8 @@ async fn follow_state(
         state = tokio::select! {
             biased;
             state = states.changed() => state,
-            // The crate's task normally ends with a state that ends the session. Without one, it has panicked.
+            // The client crate reports the end of the session before its task ends. If the task ends without that
+            // report, it has panicked.
             _ = &mut ended => {
                 return session.upgrade().map_or_else(|| store.end(Ending::Failed), |session| session.fail());
             }
@@ -578,9 +586,10 @@ async fn check_identity(session: &Weak<ZooKeeperSession>) {
                 let check = Operation::Check { path, version: None };
                 return drop(session.transact(&[check]).await);
             }
-            // The connection was lost meanwhile, or the server has replaced the session.
+            // The connection was lost meanwhile, or the server has replaced the session. Decide anew.
             Ok(true) => {}
-            // The servers cannot list ephemeral nodes. Retry with a node that is created for the check.
+            // The servers cannot list ephemeral nodes. Retry with a node that is created for the check. The result of
+            // the wait is ignored, because the loop ends when the session is over.
             Err(Failure::Unknown(_)) if lists && session.abilities.ephemerals.is_lacking() => {
                 let _over = session.connected().await;
             }

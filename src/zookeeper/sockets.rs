@@ -148,7 +148,7 @@ mod tests {
     async fn the_server_is_unknown_if_two_connections_match() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = server.local_addr().unwrap();
-        // The name has no address, like one whose lookup hangs.
+        // The host name has no address, so the scan succeeds only because it looks up no name.
         let servers = Servers::parse(&format!("name.invalid:{}", address.port())).unwrap();
         let _ours = TcpStream::connect(address).unwrap();
         assert_eq!(set_on_connections_to(&servers).await, Some(address));

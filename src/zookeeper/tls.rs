@@ -52,7 +52,8 @@ pub struct Tls {
 /// A certificate, the chain to its authority, and its key.
 type OwnIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// The same data for this library's own handshakes: the client crate does not report why one of its handshakes failed.
+/// The certificates for the handshakes of this library's probes. The client crate does not report why one of its own
+/// handshakes failed.
 struct Own {
     verifier: Arc<WebPkiServerVerifier>,
     identity: Option<OwnIdentity>,
@@ -111,7 +112,7 @@ impl Tls {
         self.own.lock().identity.is_some()
     }
 
-    /// Returns the configuration of this library's own handshakes: the same as the client crate's.
+    /// Returns the configuration of the probes' handshakes: the same as the client crate's.
     pub(super) fn config(&self) -> Result<ClientConfig, rustls::Error> {
         let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
         let own = self.own.lock();
@@ -176,8 +177,8 @@ fn identity(certificate: &str, key: &str) -> Result<(zk::TlsIdentity, OwnIdentit
     Ok((identity, (chain, private)))
 }
 
-/// Returns the provider that the client crate will use. The crate would panic if a program had built in two providers
-/// and chosen none.
+/// Returns the provider that the client crate will use, and installs one if there is none: the crate would panic if a
+/// program had built in two providers and chosen none.
 fn provider() -> Arc<CryptoProvider> {
     if let Some(provider) = CryptoProvider::get_default() {
         return Arc::clone(provider);

@@ -151,14 +151,15 @@ pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     match error {
         zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
-        // A network error becomes a timeout. This error is about certificates, before anything was sent.
+        // While connecting, the client crate turns network errors into timeouts. So this error is about certificates,
+        // and nothing was sent yet.
         zk::Error::Custom(problem) => Failure::Refused(problem.to_string()),
         error => Failure::Unreachable(format!("{servers}: {error}")),
     }
 }
 
-/// Returns the event of one of the client crate's one-shot watchers. The watcher panics when its session's task is
-/// gone: then the session is over.
+/// Returns the event of a one-shot watcher of the client crate. The watcher panics if the task of its session is gone,
+/// which means that the session is over.
 pub(super) async fn event(watcher: impl Future<Output = zk::WatchedEvent>) -> Event {
     match AssertUnwindSafe(watcher).catch_unwind().await.map(|event| event.event_type) {
         Ok(zk::EventType::NodeDeleted) => Event::Deleted,
