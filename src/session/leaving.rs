@@ -1,41 +1,44 @@
-//! The removal of one node of ours, by as many requests as it takes: a value that takes answers and returns the next
-//! request. `contend/removal.rs` carries the requests out, and the exhaustive model (`tests/models/`) drives the same
-//! value.
+//! The removal of one node of ours, as a state machine without I/O: [`Leaving`] takes the answer to each request and
+//! returns the next request. `contend/removal.rs` sends the requests, and the exhaustive model (`tests/models/`) drives
+//! the same machine.
 //!
-//! ```text
-//!           created                   done, or gone by an earlier try
-//! Coming -------------> Deleting --------------------------------------> Restarting --> Gone
-//!    |                  |  ^   ^   (of the last in a directory whose numbers are nearly used up)
-//!    |   lost answer    v  |   | each node of ours
-//!    |                  Cut    +--- Listing --> Gone
-//!    |                  |  ^          ^
-//!    |                  v  | link     |
-//!    |                  Listing       |
-//!    +--------------------------------+ the answer was lost, or one before it
-//! ```
+//! | step | answer | next step |
+//! |---|---|---|
+//! | `Coming` | the node was created | `Deleting` |
+//! | | not created, but the answer was lost or is `NoNode`, or the answer to an earlier create was lost | `Listing` |
+//! | | not created, otherwise | `Gone` |
+//! | `Deleting` | deleted, or `NoNode` to a repeated delete | the first that applies: `Deleting` the next listed node, `Listing`, `Restarting` (if the numbers of the directory are nearly used up), `Gone` |
+//! | | the write that signals the release was refused | `Deleting`, without that write |
+//! | | another failure | as after "deleted", but not `Restarting` |
+//! | `Listing` | the nodes of the owner | `Deleting` the first of them, or `Gone` if there are none |
+//! | | failed | `Gone` |
+//! | `Restarting` | any | `Gone` |
+//! | `Deleting` or `Listing` | the answer was lost | `Cut` |
+//! | `Cut` | the connection is back | the step before it |
+//! | any | the session is over | `Gone` |
 
 use crate::session::request::Failure;
 
-/// The removal of a node of ours.
+/// The removal of one node of ours: its present step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Leaving {
-    /// The create is under way, but its owner was dropped. If the answer to an earlier create was lost, all nodes of the
-    /// owner are removed (a sweep).
+    /// The owner was dropped before the answer to its create came. The answer is awaited, and then the created node is deleted.
     Coming {
-        /// Whether the answer to an earlier create was lost.
-        sweeps: bool,
+        /// Whether all nodes of the owner are listed and deleted at the end, because the answer to an earlier create was lost.
+        lists_after: bool,
     },
     /// A node is being deleted.
     Deleting(Deletion),
-    /// All nodes of the owner are listed, to find one whose create took effect although its answer was lost. The listing
-    /// follows a sync. The sync is a later write of this session, so the lost create cannot take effect after it.
+    /// All nodes of the owner are listed, and then deleted. A node whose create took effect although its answer was lost is found
+    /// in this way. The listing comes after a sync, which takes effect after every create that this session sent before, so no
+    /// lost create adds a node after the listing.
     Listing,
-    /// The answer was lost. The same request is repeated once the connection is back.
+    /// The answer to a request was lost. The removal waits for the connection, and then goes on with this step.
     Cut(Box<Leaving>),
-    /// The directory is being deleted, so that its numbers start again. The server refuses that while a contender is in
-    /// it.
+    /// The directory is being deleted, so that its sequence numbers start again at zero. The server refuses the deletion while
+    /// the directory has a child.
     Restarting,
-    /// Nothing is left to do. [`Failure::NoNode`] means that the node was gone before the first request.
+    /// The removal has ended, with this result. [`Failure::NoNode`] means that the node was gone before the first request.
     Gone(Result<(), Failure>),
 }
 
@@ -44,18 +47,20 @@ pub enum Leaving {
 pub struct Deletion {
     /// The path of the node.
     pub path: String,
-    /// Whether the same transaction also writes to the node. A waiter that watches the node sees its data change, and
-    /// learns that the node was held and released.
+    /// Whether the transaction that deletes the node also sets its data. A waiter that watches the node then receives "data
+    /// changed", which means that the node was held and is now released.
     pub signals: bool,
+    /// Whether the directory is deleted afterwards, so that its sequence numbers start again at zero.
     pub(super) restarts: bool,
-    /// Whether an earlier try, whose answer was lost, may have deleted the node.
+    /// Whether an earlier delete of this node was sent and its answer lost, so that [`Failure::NoNode`] counts as a success.
     pub(super) is_again: bool,
-    pub(super) sweeps: bool,
-    /// The nodes to delete afterwards, in reverse order.
+    /// Whether all nodes of the owner are listed and deleted afterwards.
+    pub(super) lists_after: bool,
+    /// The paths of further nodes to delete afterwards. The last one is deleted first.
     pub(super) rest: Vec<String>,
 }
 
-/// The next request.
+/// The request that a removal needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemovalRequest<'a> {
     /// Await the answer to the create.
@@ -64,13 +69,13 @@ pub enum RemovalRequest<'a> {
     Delete(&'a Deletion),
     /// Delete the directory.
     Restart,
-    /// Sync, and list the nodes of the owner.
+    /// Send a sync, and list the nodes of the owner.
     List,
-    /// Wait for the connection.
+    /// Wait until the session is connected.
     Link,
 }
 
-/// The answer to a request.
+/// The answer to a [`RemovalRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// To [`RemovalRequest::Created`]: the node's path.
@@ -83,27 +88,28 @@ pub enum Input {
     Linked(Result<(), Failure>),
 }
 
-/// A fact that the caller reports, besides the next request.
+/// An event of a removal that the caller logs or records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemovalReport {
-    /// The ensemble does not let this session write to its nodes.
+    /// The server refuses that this session sets the data of its own node. The delete is repeated without the write.
     SignalRefused,
-    /// A node cannot be removed. The next one is tried.
+    /// The node at this path cannot be deleted. The removal goes on with the next node.
     Stays(String, Failure),
-    /// The owner's nodes cannot be listed.
+    /// The owner's nodes cannot be listed, so a node may stay until the session ends.
     Unlisted(Failure),
 }
 
 impl Leaving {
-    /// Returns the removal of a node without a signal.
+    /// Returns the removal of a node by a plain delete, without a write that signals the release.
     pub fn delete(path: String) -> Leaving {
         Leaving::Deleting(Deletion { path, ..Deletion::default() })
     }
 
-    /// Returns the next request, or the outcome if no request is left.
+    /// Returns the next request as `Ok`, or the result of the whole removal as `Err` once the removal has ended.
     ///
     /// # Errors
-    /// Why the node stays, or that it was gone before the first request.
+    /// An `Err` only means that no request is left: a successful removal returns `Err(&Ok(()))`. A failed one returns why the
+    /// node stays, or [`Failure::NoNode`] if the node was gone before the first request.
     pub fn next_request(&self) -> Result<RemovalRequest<'_>, &Result<(), Failure>> {
         Ok(match self {
             Leaving::Coming { .. } => RemovalRequest::Created,
@@ -115,15 +121,15 @@ impl Leaving {
         })
     }
 
-    /// Handles the answer to the last request.
+    /// Handles the answer to the last request. Returns the next step, and an event to report if there is one.
     pub fn on(self, answer: Input) -> (Leaving, Option<RemovalReport>) {
         let next = match (self, answer) {
-            (Leaving::Coming { sweeps }, Input::Created(created)) => match created {
-                Ok(path) => Leaving::Deleting(Deletion { path, sweeps, ..Deletion::default() }),
+            (Leaving::Coming { lists_after }, Input::Created(created)) => match created {
+                Ok(path) => Leaving::Deleting(Deletion { path, lists_after, ..Deletion::default() }),
                 Err(over @ Failure::Over(_)) => Leaving::Gone(Err(over)),
-                // A faulty server may deny the directory of a node that it has created.
+                // `NoNode` is not believed, because a faulty server may have created the node and then deny its directory.
                 Err(Failure::Unknown(_) | Failure::NoNode) => Leaving::Listing,
-                Err(_) if sweeps => Leaving::Listing,
+                Err(_) if lists_after => Leaving::Listing,
                 Err(_) => Leaving::Gone(Ok(())),
             },
             (Leaving::Deleting(deletion), Input::Deleted(answer)) => return deletion.on(answer),
@@ -140,7 +146,7 @@ impl Leaving {
             (Leaving::Cut(again), Input::Linked(Ok(()))) => *again,
             (Leaving::Cut(_), Input::Linked(Err(over))) => Leaving::Gone(Err(over)),
             (Leaving::Restarting, Input::Deleted(_)) => Leaving::Gone(Ok(())),
-            // The answer belongs to another request.
+            // The answer does not belong to this step, so it is ignored.
             (it, _) => it,
         };
         (next, None)
@@ -160,14 +166,15 @@ impl Deletion {
                 self.is_again = true;
                 (Leaving::Cut(Box::new(Leaving::Deleting(self))), None)
             }
-            // A server that refuses the signal may still allow a plain delete, which waiters also see. A refused delete
-            // says nothing about signals, because it concerns only this directory.
+            // A server that refuses to set the data may still allow a plain delete, and waiters are notified of that as well.
+            // Only a refused write (operation 0) means that the session may not signal. A refused delete concerns this directory
+            // alone.
             Failure::NoAuth(_) | Failure::Refused(_) if self.signals && index == 0 => {
                 self.signals = false;
                 (Leaving::Deleting(self), Some(RemovalReport::SignalRefused))
             }
             failure => {
-                let goes_on = self.sweeps || !self.rest.is_empty();
+                let goes_on = self.lists_after || !self.rest.is_empty();
                 let is_there = goes_on && !matches!(failure, Failure::NoNode | Failure::Over(_));
                 let report = is_there.then(|| RemovalReport::Stays(self.path.clone(), failure.clone()));
                 (self.ended(Err(failure)), report)
@@ -180,7 +187,7 @@ impl Deletion {
         match self.rest.pop() {
             _ if matches!(outcome, Err(Failure::Over(_))) => Leaving::Gone(outcome),
             Some(path) => Leaving::Deleting(Deletion { path, rest: self.rest, ..Deletion::default() }),
-            None if self.sweeps => Leaving::Listing,
+            None if self.lists_after => Leaving::Listing,
             None if self.restarts && outcome.is_ok() => Leaving::Restarting,
             None => Leaving::Gone(outcome),
         }

@@ -1,5 +1,5 @@
-//! One node of ours: its [state](NodeState) behind a lock, the futures that it awaits, the tasks that wait for its
-//! changes, and the limits of its holds. A contender changes the node, and keep-alive watches it.
+//! One node of ours: its [state](NodeState) behind a lock, its watch, the tasks that wait for its changes, and the time limits of
+//! its holds. A contender changes the node, and keep-alive watches it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -19,17 +19,17 @@ use crate::telemetry::{meter, names};
 
 pub(crate) mod state;
 
-/// A watch that was requested on a node of ours.
+/// A watch on the node of ours at `path`, that was requested and is not armed yet.
 pub(crate) struct OwnWatch {
     pub(super) path: String,
     pub(super) watch: Reply<Watch>,
 }
 
-/// Our nodes that keep-alive will watch soon.
+/// The nodes of ours that keep-alive has not watched yet.
 #[derive(Default)]
 pub(crate) struct Unwatched {
     nodes: Mutex<Vec<WatchedSoon>>,
-    /// Wakes `watch_nodes`, for a new node or for a hand-off to check.
+    /// Wakes the task `watch_nodes`, because there is a new node to watch or a hand-off to check.
     pub(super) wake: Notify,
 }
 
@@ -49,9 +49,11 @@ impl Unwatched {
         }
     }
 
-    /// Takes the nodes to watch now, and returns whether there are more. Called once in each `grace`.
+    /// Removes the nodes that are to be watched now, and returns them with whether others remain. `watch_nodes` calls this once
+    /// in each `grace`.
     ///
-    /// Each node is passed over once, because many nodes are deleted again before the next call.
+    /// A node is watched at the second call after it was added, unless its owner has left it by then, because most nodes are
+    /// deleted sooner. With a `grace` of zero it is watched at the first call.
     pub(super) fn take(&self, grace: Duration) -> (Vec<Arc<ContenderNode>>, bool) {
         let mut nodes = self.nodes.lock();
         let mut due = Vec::new();
@@ -68,41 +70,43 @@ impl Unwatched {
     }
 }
 
-/// One node of ours, from before its create until it is surely gone.
+/// One node of ours, from before its create until its deletion is certain.
 pub(crate) struct ContenderNode {
-    /// The node's number among those of its session.
+    /// A number that no other node of the session has.
     pub(super) number: u64,
     /// The directory of the queue.
     queue: Arc<str>,
     tag: Tag,
     state: Mutex<Locked>,
     changed: Notify,
-    /// How many transactions under this hold have an unknown outcome. A path that was given to the caller counts as one.
+    /// How many transactions that check this node were sent and are not settled. A path that was given to the caller counts as
+    /// one that is never settled.
     unsettled: AtomicUsize,
-    /// How many transactions under this hold were sent.
+    /// How many transactions that check this node were sent.
     writes: AtomicUsize,
-    /// The number of the last commit of a value under this hold.
+    /// The number of the last commit of a shared value under this node.
     commits: AtomicU32,
-    /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or lost.
+    /// The epoch of the lease in which the node is held, plus 1. Zero if the node is not held, or is lost.
     held_in: AtomicU64,
-    /// Whether the node's owner has asked that all kept nodes in the directory be given up, this one included.
+    /// Whether the node's owner has asked all contenders with a kept node in this directory to give that node up. The request
+    /// also covers this node, should it be kept later.
     has_asked: AtomicBool,
     lease: Arc<Lease>,
     limits: Limits,
-    /// The list that this node joins again when a stranger's write has used up its watch.
+    /// The list that the node is added to again, when a stranger has set its data and so used up its watch.
     unwatched: Weak<Unwatched>,
 }
 
-/// The state of a node, and the futures that it awaits.
+/// The part of a node that is behind its lock.
 pub(crate) struct Locked {
     pub(crate) known: NodeState,
     pub(crate) creating: Option<Reply<Created>>,
-    /// The watch on the directory's data. Other contenders set the data to ask that kept nodes be given up.
+    /// The watch on the directory's data. A contender sets the data to ask that kept nodes be given up.
     pub(crate) directory_watch: Option<Reply<Watch>>,
-    /// The watch on this node, and its waker, which is this `ContenderNode` itself, so thousands of waiters need no task each.
-    /// The waker keeps the `ContenderNode` alive until the watch has fired.
+    /// The watch on this node, and the waker with which it is polled. The waker is this `ContenderNode` itself, so that thousands
+    /// of waiters need no task each. It keeps the `ContenderNode` alive until the watch has fired.
     own: Option<(Watch, Waker)>,
-    /// The directories that this contender made, the outermost first.
+    /// The directories that this contender created, the outermost first.
     pub(crate) made: Vec<String>,
 }
 
@@ -133,8 +137,11 @@ impl ContenderNode {
         })
     }
 
-    /// Changes the state of the node, and publishes it. Reports a lost hold to tracing and metrics after the lock is
-    /// released, because subscribers run the user's code.
+    /// Changes the state of the node under its lock, and updates `held_in`. After the lock is released, this logs and counts a
+    /// lost hold, because subscribers of `tracing` run the user's code.
+    ///
+    /// A value with a destructor (a watch, a reply) must be returned by `change`, and dropped by the caller after the lock is
+    /// released, because its destructor calls the backend. Callers name such a value `_unlocked`.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Locked) -> T) -> T {
         let mut state = self.state.lock();
         let answer = change(&mut state);
@@ -164,17 +171,17 @@ impl ContenderNode {
         self.read(|it| it.path().to_owned())
     }
 
-    /// Returns the node's contender in the queue, also while the node is a permit outside the queue.
+    /// Returns the contender in the queue, even after the node was exchanged for a permit outside the queue.
     pub(crate) fn contender(&self) -> Arc<Contender> {
         self.read(|it| Arc::clone(it.contender()))
     }
 
-    /// Returns the id of the transaction that created the node: unique in the ensemble, rising, never reset.
+    /// Returns the fencing token: the czxid of the node, which is unique in the ensemble and rises.
     pub(crate) fn token(&self) -> i64 {
         self.read(NodeState::token)
     }
 
-    /// Returns the epoch of the lease on which the node relies, if the lease is valid.
+    /// Returns the current epoch of the lease, if the lease is valid and its heartbeats come in time for this node.
     pub(crate) fn epoch(&self) -> Option<u64> {
         self.epoch_since(self.read(NodeState::creation).answered)
     }
@@ -183,14 +190,14 @@ impl ContenderNode {
         self.lease.epoch().filter(|_| self.lease.lasts_from(entered))
     }
 
-    /// Returns the path, for the caller. The caller may use it in transactions until the node is gone, so the node's
-    /// writes stay unsettled until then.
+    /// Returns the path, for transactions of the caller's own. The caller may send such a transaction at any time, so this counts
+    /// as a write that is never settled.
     pub(crate) fn prepare_foreign_transaction(&self) -> String {
         self.begin_write();
         self.path()
     }
 
-    /// Marks the node as held, for as long as this epoch of the lease lasts.
+    /// Marks the node as held in this epoch of the lease. The hold is lost when the epoch ends.
     pub(crate) fn hold(&self, epoch: u64) {
         self.change(|it| it.known.hold(epoch));
     }
@@ -199,41 +206,42 @@ impl ContenderNode {
         self.read(NodeState::is_holding)
     }
 
-    /// Counts a transaction that is sent, and is carried out only while the node is there.
+    /// Counts a transaction that is sent now, and that takes effect only if the node exists.
     pub(crate) fn begin_write(&self) {
         self.unsettled.fetch_add(1, Ordering::Relaxed);
         self.writes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records that a transaction was carried out, or never will be.
+    /// Records that a counted transaction has taken effect, or never will.
     pub(crate) fn settle_write(&self) {
         self.unsettled.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns how many transactions were sent under this hold, if all of them are settled.
+    /// Returns how many transactions were sent under this node, or `None` while the outcome of any is unknown.
     pub(crate) fn settled_writes(&self) -> Option<usize> {
         let writes = self.writes.load(Ordering::Relaxed);
         (!self.may_yet_write()).then_some(writes)
     }
 
-    /// Returns the number of the next commit of a value. The numbers of one node differ, so that a commit whose answer
-    /// was lost can be told from the commits of other uses of the node.
+    /// Returns the number of the next commit of a shared value. Each commit under one node has another number, which identifies
+    /// the commit if its answer is lost.
     pub(crate) fn next_commit(&self) -> u32 {
         self.commits.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// Takes back the number of a commit that is not sent, unless a later commit has a number already.
+    /// Takes back the number of a commit that was not sent, unless a later commit has a number already. The result is ignored,
+    /// because an unused number does no harm.
     pub(crate) fn commit_not_sent(&self, number: u32) {
         let _result =
             self.commits.compare_exchange(number, number.wrapping_sub(1), Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Returns whether a transaction may still be carried out.
+    /// Returns whether a transaction under this node may still take effect.
     pub(crate) fn may_yet_write(&self) -> bool {
         self.unsettled.load(Ordering::Relaxed) > 0
     }
 
-    /// Records that the node's owner asks that all kept nodes in the directory be given up.
+    /// Records that the owner has asked all contenders with a kept node in the directory to give that node up.
     pub(crate) fn mark_asked(&self) {
         self.has_asked.store(true, Ordering::Release);
     }
@@ -242,7 +250,8 @@ impl ContenderNode {
         self.has_asked.load(Ordering::Acquire)
     }
 
-    /// Ends a move as `change` says, and drops the watch on the replaced node, whose events no longer matter.
+    /// Ends the replacement of the node by `change`, and drops the watch on the replaced node, because its events no longer
+    /// matter.
     pub(crate) fn end_move(&self, change: impl FnOnce(&mut NodeState)) {
         let _unlocked = self.change(|it| {
             change(&mut it.known);
@@ -250,25 +259,25 @@ impl ContenderNode {
         });
     }
 
-    /// Leaves the node, because its owner gives it back or was dropped. Applies `change`, and returns its result.
+    /// Leaves the node: applies `change`, and returns its result. If there is a node, this first records and reports a loss that
+    /// is not known yet, and afterwards wakes the waiting tasks.
     pub(super) fn leave<T>(self: &Arc<Self>, change: impl FnOnce(&mut Locked) -> T) -> T {
         if !self.read(NodeState::has_node) {
             return self.change(change);
         }
-        // Reports a loss, if there is one.
         self.find_loss();
         let removals = self.change(change);
         self.changed.notify_waiters();
         removals
     }
 
-    /// Waits for the next change that a task may await.
+    /// Waits until a task is woken by a loss, an event of the watch, or [`ContenderNode::wake_all`].
     #[track_caller]
     pub(super) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
     }
 
-    /// Wakes every task that waits for a change.
+    /// Wakes every task that waits in [`ContenderNode::changed`].
     pub(super) fn wake_all(&self) {
         self.changed.notify_waiters();
     }
@@ -277,17 +286,22 @@ impl ContenderNode {
         self.read(NodeState::has_left)
     }
 
-    /// Records a loss; the first reason stays.
+    /// Records a loss, unless an earlier loss is recorded. Wakes the waiting tasks.
     pub(crate) fn lose(&self, loss: Loss) {
         self.change(|it| it.known.lose(loss));
         self.changed.notify_waiters();
     }
 
-    /// Returns why the node is no longer held or waiting, as far as this process knows without a request.
+    /// Checks the lease, the limits and the watch for a loss, records and reports it, and returns the first recorded loss. Sends
+    /// no request.
+    ///
+    /// This also polls the watch on the node; if the watch has fired, the waiting tasks are woken. A waiter without an epoch is
+    /// given the current epoch of the lease.
     pub(crate) fn find_loss(self: &Arc<Self>) -> Option<Loss> {
         let (lease, now) = (&self.lease, self.lease.now());
         if now == FORKED {
-            // No lock may be taken here: a thread of the parent may have held it when the process forked.
+            // In a forked process nothing is recorded and no task is woken: both need locks, and a thread of the parent may have
+            // held these locks at the fork, so that taking them here would block for ever.
             return Some(Loss::SessionOver(Ending::Forked));
         }
         let (loss, event) = self.change(|it| {
@@ -311,8 +325,8 @@ impl ContenderNode {
         loss
     }
 
-    /// Returns the present moment if the node is held and no loss was found so far. `None` if only [`ContenderNode::find_loss`]
-    /// can tell.
+    /// Returns the present moment if the node is held and no loss was found so far. Takes no lock. On `None` the caller must call
+    /// [`ContenderNode::find_loss`].
     pub(crate) fn held_at(&self) -> Option<Moment> {
         let now = self.lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)?;
         self.limits.allows(now).then_some(now)
@@ -322,29 +336,31 @@ impl ContenderNode {
         &self.limits
     }
 
-    /// Returns how long the node is surely held, by the lease and the limits. `None` if that time is over.
+    /// Returns for how long the node is surely still held, by the lease and the limits. `None` if the lease has ended or a limit
+    /// is reached.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         let left = self.lease.remaining()?.min(self.limits.left(self.lease.now()));
         (!left.is_zero()).then_some(left)
     }
 
-    /// Returns how long it is until the node is given up, if its holds have a limit.
+    /// Returns the time until the node is given up because of a limit, or `None` if no present hold or use has a limit.
     pub(crate) fn given_up_in(&self) -> Option<Duration> {
         self.limits.given_up_in(self.lease.now(), self.lease.margin())
     }
 
-    /// Returns whether the node is held and no loss was found. A lost node is excluded, because a failed check of it
-    /// would hide others in the same transaction.
+    /// Returns whether the node is held, and no loss is recorded. Heartbeats leave lost nodes out, because the first missing node
+    /// makes a transaction fail and hides the result for the nodes after it.
     pub(super) fn is_held(&self) -> bool {
         self.read(|it| it.held_in().is_some())
     }
 
-    /// Returns the path, unless the node is being replaced or was left.
+    /// Returns the path of the node, or `None` while the node is being replaced, and after its owner has left it.
     pub(crate) fn standing_path(&self) -> Option<String> {
         self.read(|it| it.is_standing_at(it.path()).then(|| it.path().to_owned()))
     }
 
-    /// Handles the event of the watch, after the lock on the state is released.
+    /// Wakes the waiting tasks after an event of the watch. If only the node's data changed, this lets keep-alive watch the node
+    /// again. The caller has released the lock on the state.
     fn handle_event(self: &Arc<Self>, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
@@ -356,7 +372,7 @@ impl ContenderNode {
         }
     }
 
-    /// Returns how sure it is that the lock is held.
+    /// Returns whether the lock is held, suspect or lost.
     pub(crate) fn hold_state(self: &Arc<Self>) -> HoldState {
         match (self.find_loss(), self.remaining()) {
             (Some(why), _) => HoldState::Lost { why },
@@ -367,7 +383,7 @@ impl ContenderNode {
         }
     }
 
-    /// Records that the leader has no node at this path.
+    /// Records that the leader has no node at this path. If that is the path of this node, the node is lost.
     pub(super) fn record_gone_from(&self, path: &str) {
         if self.read(|it| it.is_standing_at(path)) {
             self.lose(Loss::Removed);
@@ -379,7 +395,7 @@ impl ContenderNode {
         self.state.lock().own.is_some()
     }
 
-    /// Awaits the requested watch and stores it. If the node does not exist, the hold is lost.
+    /// Awaits the requested watch and stores it. If the node does not exist, this records a loss and returns `Ok`.
     pub(crate) async fn store_watch(self: &Arc<Self>, requested: OwnWatch) -> Result<(), Failure> {
         let OwnWatch { path, watch } = requested;
         match watch.await {
@@ -404,7 +420,7 @@ impl ContenderNode {
             state.own = Some((watch, Waker::from(Arc::clone(self))));
         }
         drop(state);
-        // The watch may have fired already.
+        // This polls the stored watch, because it may have fired already, and registers the waker.
         self.find_loss();
     }
 }
@@ -416,13 +432,14 @@ impl Wake for ContenderNode {
 }
 
 impl Locked {
-    /// Polls the watch on this node, and returns its event if it has fired now.
+    /// Polls the watch on this node. Records and returns its event if it has fired.
     ///
-    /// Events come in order. A task that has received another node's event finds here all earlier events of this node,
-    /// even if this watch has woken no task yet.
+    /// A backend delivers events in order. A task that has received the event of another node therefore finds every earlier event
+    /// of this node here, even if no waker was called for it yet.
     fn poll_watch(&mut self) -> Option<Event> {
         let (watch, waker) = self.own.as_mut()?;
-        // Without `unconstrained`, tokio may force a long-running task to yield: it wakes the task here, under our lock.
+        // Without `unconstrained`, tokio's cooperative budget may make this poll return `Pending` and wake the task at once,
+        // while the lock on the state is held.
         let watch = std::pin::pin!(tokio::task::unconstrained(watch));
         let Poll::Ready(event) = watch.poll(&mut Context::from_waker(waker)) else {
             return None;
@@ -434,23 +451,24 @@ impl Locked {
 }
 
 pub(crate) struct Limits {
-    /// The limit for each hold or use.
+    /// The longest duration of one hold, or of one use of a kept node.
     longest: OnceLock<Duration>,
     ends: Mutex<Ends>,
-    /// The earliest of the ends, in nanoseconds, for reads without the lock: a kept node is checked millions of times a
-    /// second.
+    /// The earliest of `ends`, in nanoseconds on the session's clock. A copy to be read without the lock, because a kept node is
+    /// checked millions of times a second.
     first: AtomicU64,
-    /// When the node is given up, once a hold or use has exceeded the limit.
+    /// The moment at which the node is given up, set once a hold or use has exceeded its limit.
     given_up: OnceLock<Moment>,
 }
 
-/// When a hold or use reaches its limit, and its number, because several may end together.
+/// The moment at which a hold or use reaches its limit, and the number of the hold or use, because several may end at the same
+/// moment.
 pub(crate) type LimitEnd = (Moment, u64);
 
 #[derive(Default)]
 struct Ends {
     all: BTreeSet<LimitEnd>,
-    /// How many holds and uses have begun.
+    /// How many holds and uses have begun so far.
     begun: u64,
 }
 
@@ -462,12 +480,12 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits each later hold, or use of a kept node, to this duration. Only the first call counts.
+    /// Limits each later hold, or use of a kept node, to this duration. Later calls have no effect.
     pub(crate) fn set(&self, longest: Duration) {
         self.longest.get_or_init(|| longest);
     }
 
-    /// Begins a hold or use. `None` if there is no limit.
+    /// Begins a hold or use. Returns `None` if there is no limit.
     pub(crate) fn begin(&self, now: Moment) -> Option<LimitEnd> {
         let end = now.saturating_add(*self.longest.get()?);
         let mut ends = self.ends.lock();
@@ -493,18 +511,20 @@ impl Limits {
         nanos(now) < self.first.load(Ordering::Acquire)
     }
 
-    /// Records that a hold or use has exceeded its limit. The node is given up after the margin.
+    /// Records that a hold or use has exceeded its limit. The node is given up `margin` later.
     pub(crate) fn record_exceeded(&self, now: Moment, margin: Duration) {
         self.given_up.get_or_init(|| now.saturating_add(margin));
     }
 
-    /// Returns for how long surely no hold or use exceeds its limit. A later one ends after that time.
+    /// Returns the time until the first present hold or use reaches its limit. If there is none, returns the limit itself,
+    /// because a hold that begins now cannot exceed its limit sooner. Returns `Duration::MAX` without a limit.
     pub(crate) fn left(&self, now: Moment) -> Duration {
         let Some(longest) = self.longest.get() else { return Duration::MAX };
         self.ends.lock().first().map_or(*longest, |end| end.saturating_sub(now))
     }
 
-    /// Returns how long it is until the node is given up, or would be, if all present holds went on. `None` if never.
+    /// Returns the time until the node is given up. If no limit was exceeded yet, this is `margin` after the first present hold
+    /// or use reaches its limit, and `None` if there is none.
     pub(crate) fn given_up_in(&self, now: Moment, margin: Duration) -> Option<Duration> {
         let would_be = || self.ends.lock().first().map(|end| end.saturating_add(margin));
         self.given_up.get().copied().or_else(would_be).map(|end| end.saturating_sub(now))

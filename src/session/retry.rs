@@ -1,5 +1,5 @@
-//! Repeats requests whose outcome is unknown, and runs work on the thread of the sessions, so that the work ends even if
-//! its caller is not polled. The other folders send their requests and spawn their work by these functions.
+//! Repeats requests whose outcome is unknown, and runs work on the thread of the sessions, where the work ends even if its caller
+//! is not polled.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::session::request::{Failure, Reply, Stat, Task};
 use crate::session::shield::shielded;
 use crate::telemetry::user_thread::guarded;
 
-/// A count of repeated requests, with a limit.
+/// How often a request was repeated, and how often it may be.
 #[derive(Clone)]
 pub(crate) struct Tries {
     made: u32,
@@ -22,12 +22,14 @@ pub(crate) struct Tries {
 
 impl Tries {
     pub(crate) const NONE: Tries = Tries { made: 0, most: 0 };
-    /// The limit for lost answers, because a broken server must not be asked for ever. Beyond the limit the outcome stays
-    /// unknown.
+    /// The limit for a request whose answers are lost, because a broken server could lose every answer. Beyond the limit the
+    /// caller gets [`Failure::Unknown`].
     pub(crate) const LOST_ANSWERS: Tries = Tries { made: 0, most: 64 };
-    /// The limit for a server that denies a node which the leader has.
+    /// The limit for a request that a server denies although the leader has the node.
     pub(crate) const DENIALS: Tries = Tries { made: 0, most: 3 };
-    /// No limit, for work that must be done. A caller waits for such work only under a lease that ends the wait.
+    /// No limit, for work that must be done, such as the removal of a node. The work ends once an answer comes, or once the
+    /// session is over. A session that cannot reach the ensemble is over after its session timeout. So a release, which waits for
+    /// such work, ends as well.
     pub(crate) const ENDLESS: Tries = Tries { made: 0, most: u32::MAX };
 
     pub(crate) fn count(&mut self) {
@@ -38,7 +40,8 @@ impl Tries {
         self.made >= self.most
     }
 
-    /// Waits until a request that failed in this way may be sent again. Returns the failure if it may not.
+    /// Waits until a request that failed with an unknown outcome may be sent again. Returns the failure if it is another one, or
+    /// if the limit is reached.
     pub(crate) async fn again(&mut self, session: &Arc<dyn Session>, failure: Failure) -> Result<(), Failure> {
         match failure {
             Failure::Unknown(_) if !self.are_over() => self.pause(session).await,
@@ -46,7 +49,8 @@ impl Tries {
         }
     }
 
-    /// Waits for the connection, and then backs off if answers are lost repeatedly while the connection is up.
+    /// Waits until the session is connected, and counts the try. From the fourth try on, it also sleeps, because then answers are
+    /// lost while the connection is up. Fails if the session is over.
     pub(crate) async fn pause(&mut self, session: &Arc<dyn Session>) -> Result<(), Failure> {
         session.connected().await.map_err(Failure::Over)?;
         self.count();
@@ -57,7 +61,7 @@ impl Tries {
     }
 }
 
-/// Sends a request again after each reconnect until its outcome is known, within [`Tries::LOST_ANSWERS`].
+/// Sends the request, and repeats it while its outcome is unknown, within [`Tries::LOST_ANSWERS`].
 pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, request: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -65,7 +69,7 @@ where
     repeated(session, Tries::LOST_ANSWERS, request).await
 }
 
-/// As [`until_known`], within the given tries.
+/// As [`until_known`], with another limit.
 pub(crate) async fn repeated<T, F>(
     session: &Arc<dyn Session>,
     mut tries: Tries,
@@ -82,7 +86,8 @@ where
     }
 }
 
-/// Sleeps. Returns `false` if the timer fired at once: its runtime has ended, and the next timer would do the same.
+/// Sleeps for `pause`. Returns `false` if the timer fired at once, which happens only if the runtime of the timer has ended. The
+/// caller must then not sleep again, because every further timer would also fire at once.
 pub(crate) async fn slept(session: &Arc<dyn Session>, pause: Duration) -> bool {
     let began = session.lease().now();
     session.sleep(pause).await;
@@ -102,7 +107,7 @@ pub(crate) fn synced<T: 'static>(
     })
 }
 
-/// Sends a read, behind a sync if `is_synced`, so that the answer is not older than this call.
+/// Sends a read. With `is_synced` it sends a sync before the read, so that the answer shows a state no older than this call.
 pub(crate) fn read<T: 'static>(
     session: &Arc<dyn Session>,
     path: &str,
@@ -112,7 +117,8 @@ pub(crate) fn read<T: 'static>(
     if is_synced { synced(session, path, read) } else { read(&**session, path) }
 }
 
-/// Returns a node's data, `None` if the node does not exist. With `is_synced` the answer is not older than this call.
+/// Returns a node's data, or `None` if the node does not exist. With `is_synced` the answer shows a state no older than this
+/// call.
 pub(crate) async fn data(
     session: &Arc<dyn Session>,
     path: &str,
@@ -129,8 +135,8 @@ pub(crate) fn none_without_directory(failure: Failure) -> Result<Vec<String>, Fa
     if failure == Failure::NoNode { Ok(Vec::new()) } else { Err(failure) }
 }
 
-/// Polls the work once here, and spawns the rest on the thread of the sessions, so that a caller that is not polled
-/// delays nothing.
+/// Polls the work once on the calling thread, and spawns the rest on the thread of the sessions. So the work makes progress even
+/// if the caller is never polled again.
 pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> + Send + 'static) {
     let mut task: Task = Box::pin(work);
     if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
@@ -138,8 +144,8 @@ pub(crate) fn begin(session: &Arc<dyn Session>, work: impl Future<Output = ()> +
     }
 }
 
-/// Runs work on the thread of the sessions, and returns its answer. If the caller has dropped the reply, `abandoned` gets
-/// the answer.
+/// Runs work on the thread of the sessions, and returns its answer. If the reply is dropped before the answer comes, `abandoned`
+/// is called with the answer.
 pub(crate) fn spawn_awaited<T: Send + 'static>(
     session: &Arc<dyn Session>,
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
@@ -171,7 +177,7 @@ pub(crate) fn spawn_cancellable(
     end
 }
 
-/// Runs the task, and calls `fault` if the task ends early, by a panic or a drop.
+/// Runs the task, and calls `fault` if the task panics or is dropped before its end.
 pub(crate) async fn on_early_end(task: impl Future<Output = ()>, fault: impl FnOnce()) {
     let mut early_end = EarlyEnd(Some(fault));
     task.await;
@@ -182,7 +188,7 @@ struct EarlyEnd<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> Drop for EarlyEnd<F> {
     fn drop(&mut self) {
-        // A panic during unwinding would abort the process.
+        // `fault` must not panic here, because a panic during unwinding would abort the process.
         let _panicked = self.0.take().and_then(guarded);
     }
 }

@@ -101,7 +101,7 @@ fn the_last_deletion_restarts_the_sequence_numbers() {
 #[test]
 fn a_node_created_after_its_owner_left_is_deleted() {
     let created = || Input::Created(Ok(PATH.to_owned()));
-    let coming = |sweeps| Leaving::Coming { sweeps };
+    let coming = |lists_after| Leaving::Coming { lists_after };
     let delete = "delete /lock/host~id-WRITE-0000000003";
     goes(coming(false), [(created(), delete), (deleted(None), "Ok(())")]);
     goes(coming(true), [(created(), delete), (deleted(None), "list")]);
@@ -115,7 +115,7 @@ fn a_node_created_after_its_owner_left_is_deleted() {
 }
 
 #[test]
-fn a_sweep_deletes_each_node_that_a_listing_shows() {
+fn each_listed_node_of_the_owner_is_deleted() {
     let listed = |names: &[&str]| Input::Listed(Ok(names.iter().map(|name| (*name).to_owned()).collect()));
     goes(Leaving::Listing, [(listed(&[]), "Ok(())")]);
     goes(Leaving::Listing, [(Input::Listed(Err(Failure::NoNode)), "Ok(())")]);
@@ -145,7 +145,8 @@ fn a_sweep_deletes_each_node_that_a_listing_shows() {
 
 #[test]
 fn an_answer_to_another_request_changes_nothing() {
-    let machines = || [Leaving::Coming { sweeps: true }, deleting(true, true), Leaving::Listing, Leaving::Restarting];
+    let machines =
+        || [Leaving::Coming { lists_after: true }, deleting(true, true), Leaving::Listing, Leaving::Restarting];
     for (at, machine) in machines().into_iter().enumerate() {
         assert_eq!(machine.on(LINKED), (machines()[at].clone(), None));
     }

@@ -1,23 +1,21 @@
-//! The state of one node of ours, from before its create until it is given back: decisions alone, with no I/O, lock or
-//! clock. [`ContenderNode`](crate::session::node::ContenderNode) keeps it behind a lock, and the exhaustive model (`tests/models/`)
-//! drives it.
+//! The state of one node of ours, from before its create until its owner leaves it. It has no I/O, lock or clock.
+//! [`ContenderNode`](crate::session::node::ContenderNode) keeps it behind a lock, and the exhaustive model
+//! (`tests/models/`) drives it.
 //!
-//! ```text
-//!              asked                 created               granted
-//! new --> Absent --> Coming -----------------> Waiting ------------> Holding
-//!            ^         |                        |   ^                 |   ^
-//!            +---------+                        v   |                 v   |
-//!     refused, or the answer was lost           Moving                Moving
+//! | phase | event | next phase |
+//! |---|---|---|
+//! | `Absent` | the create was sent | `Coming` |
+//! | `Coming` | the create failed, or its answer was lost | `Absent` |
+//! | | the node was created | `Waiting` |
+//! | `Waiting` | the lock was granted | `Holding` |
+//! | | an exchange for a permit was sent | `Moving` |
+//! | `Holding` | a downgrade was sent | `Moving` |
+//! | `Moving` | the node was replaced, or surely not | the phase before it |
+//! | any | the owner gives the node back, or is dropped | `Left` |
 //!
-//! In each phase the node can be left or dropped. The phase is Left then, and the caller gets the removals to carry out.
-//! Moving: the node is being replaced, by the node of a reader (a downgrade), or of a permit (which a waiter holds
-//! afterwards).
-//! ```
-//!
-//! A lost node also has the reason of the loss, which is set once and never taken back. There are five reasons: the
-//! session is over; the lease had a gap since the grant (for a waiter: since the lease was first valid); the hold
-//! exceeded its limit; the node was removed; a stranger forged the grant. The owner of a lost node still leaves the node,
-//! and deletes it in case it exists.
+//! A lost node keeps its phase. The first reason of its loss is recorded and stays: the session is over; the lease had a
+//! gap since the grant (for a waiter: since the lease was first valid); the hold exceeded its limit; the node was removed;
+//! a stranger forged the grant. The owner of a lost node still leaves the node, so that it is deleted in case it exists.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -28,42 +26,42 @@ use crate::session::lease::Moment;
 use crate::session::leaving::{Deletion, Leaving};
 use crate::session::request::{Created, Ending, Event, Failure, Loss};
 
-/// The phase of a node.
+/// The phase of a node, which is the step of its life as this process knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// No create was sent, or the create failed.
+    /// There is no create whose answer is awaited: no create was sent, or the last one failed.
     #[default]
     Absent,
-    /// The create is under way.
+    /// The create was sent, and its answer is awaited.
     Coming,
-    /// The node is in the queue.
+    /// The node is in the queue, and the lock is not granted yet.
     Waiting,
-    /// The node is held, in this epoch of the lease.
+    /// The lock is held, since this epoch of the lease.
     Holding(u64),
-    /// The node is being replaced by another one, while held in this epoch of the lease, or while waiting (`None`). The
-    /// end of the old node is no loss.
+    /// The node is being replaced by another one. `Some` is the epoch of the lease in which the node is held, `None` a waiter's.
+    /// The deletion of the old node is no loss.
     Moving(Option<u64>),
-    /// The node is being deleted, or was deleted.
+    /// The owner has left the node, which is being deleted or is deleted.
     Left,
 }
 
-/// When the first node of a contender was created.
+/// When the node was created. A later move to another node does not change this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Creation {
-    /// The time on the ensemble's clock.
+    /// The creation time on the ensemble's clock.
     pub(crate) ctime: SystemTime,
-    /// A moment before the create, on the session's clock.
+    /// When the first create was sent, on the session's clock.
     pub(crate) sent: Moment,
-    /// A moment after the create, on the session's clock.
+    /// When the answer that showed the node came, on the session's clock.
     pub(crate) answered: Moment,
 }
 
-/// The facts that show a loss, other than the removal of the node.
+/// Facts from which [`NodeState::find_loss`] decides whether the node is lost.
 pub(crate) struct Evidence {
     pub(crate) over: Option<Ending>,
-    /// The epoch of the lease, if the lease is valid.
+    /// The present epoch of the lease, or `None` while the lease is invalid.
     pub(crate) valid_in: Option<u64>,
-    /// Whether the hold has exceeded its limit.
+    /// Whether a hold or use has exceeded its limit.
     pub(crate) is_held_too_long: bool,
 }
 
@@ -71,30 +69,31 @@ pub(crate) struct Evidence {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeState {
     phase: Phase,
-    /// The contender. Before the create is answered, its name has no number yet.
+    /// The contender in the queue. Its name has no sequence number before the answer to the create.
     contender: Arc<Contender>,
     path: String,
-    /// The id of the transaction that created the node: unique in the ensemble, rising, never reset.
+    /// The fencing token: the czxid of the node, which is unique in the ensemble and rises.
     token: i64,
     creation: Creation,
-    /// The number of the connection on which the create was sent, as `SessionStore::connection` counts them.
+    /// The connection on which the create was sent, as
+    /// [`SessionStore::connection`](crate::session::store::SessionStore::connection) counts connections.
     connection: u64,
-    /// Whether there may be an orphan in the queue: a node of ours that no answer has shown, because the answer to a
-    /// create was lost, or because the node was left during a downgrade.
+    /// Whether there may be an orphan in the queue. An orphan is a node of this owner that no answer has shown. One can exist
+    /// after the answer to a create was lost, or after the owner left the node during a downgrade.
     may_have_orphan: bool,
-    /// A node outside the queue that an exchange may have made, until an answer shows it.
+    /// The path of the permit for which a waiter exchanges its node. Set until an answer shows whether the exchange took effect.
     unseen: Option<String>,
-    /// While the node waits: the epoch of the lease on which it relies, if the lease has been valid at all.
+    /// The epoch of the lease on which a waiter relies. `None` if the lease was never valid while the node waits.
     valid_since: Option<u64>,
     loss: Option<Loss>,
-    /// Whether the loss of the hold was reported.
+    /// Whether [`NodeState::take_unreported_loss`] has returned the loss of the hold.
     is_reported: bool,
-    /// Whether a watch on this node was requested and has not fired yet.
+    /// Whether a watch on this node was requested, and neither failed nor fired since.
     is_watched: bool,
 }
 
 impl NodeState {
-    /// Returns the state of a node in this directory before its create. The contender's name has no number yet.
+    /// Returns the state of a node in this directory before its create. The name of `contender` has no sequence number yet.
     pub fn new(directory: &str, contender: Contender) -> NodeState {
         NodeState {
             phase: Phase::Absent,
@@ -112,32 +111,32 @@ impl NodeState {
         }
     }
 
-    /// Records that the create was sent.
+    /// Records that the create was sent at `now` on this connection.
     pub fn create_sent(&mut self, now: Moment, connection: u64) {
         (self.phase, self.connection) = (Phase::Coming, connection);
         self.creation.sent = self.creation.sent.min(now);
     }
 
-    /// Records that the create failed, or that its answer was lost.
+    /// Records that the create failed, or that its answer was lost. In the second case there may be an orphan.
     pub fn refused(&mut self, failure: &Failure) {
         self.phase = Phase::Absent;
         self.may_have_orphan |= matches!(failure, Failure::Unknown(_));
     }
 
-    /// Records that a create may have been carried out although its answer denies it.
+    /// Records that a create may have taken effect although the server answered that it did not.
     pub fn suspect_orphan(&mut self) {
         self.may_have_orphan = true;
     }
 
-    /// Records the created node, or the node that was found after a lost answer.
+    /// Records the node from the answer to its create, or from a listing after that answer was lost.
     ///
     /// # Errors
-    /// The node belongs to another session, or its name is no contender's name.
+    /// [`Failure::Refused`] if the node belongs to another session, or if its name is no contender's name.
     pub fn created(&mut self, created: &Created, session: i64, now: Moment) -> Result<(), Failure> {
         self.phase = Phase::Absent;
         let name = created.path.rsplit('/').next().unwrap_or_default();
         if created.ephemeral_owner != session {
-            // The connection now belongs to another session, and so does the node.
+            // The reconnect got another session, which has created the node.
             return Err(Failure::Refused(format!("node {name} belongs to another session")));
         }
         let Some(contender) = Contender::parse_as(name, self.contender.dialect()) else {
@@ -151,13 +150,13 @@ impl NodeState {
         Ok(())
     }
 
-    /// Marks the node as held, for as long as this epoch of the lease lasts.
+    /// Marks the node as held in this epoch of the lease. The hold is lost when the epoch ends.
     pub fn hold(&mut self, epoch: u64) {
         self.phase = Phase::Holding(epoch);
     }
 
-    /// Begins a move: the node is being replaced, by one outside the queue at this path, or by another in the queue
-    /// (`None`).
+    /// Begins to replace the node: for `Some`, by a permit outside the queue at this path; for `None`, by a reader's node in the
+    /// queue (a downgrade).
     pub fn begin_move(&mut self, outside: Option<String>) {
         match self.phase {
             Phase::Holding(epoch) => self.phase = Phase::Moving(Some(epoch)),
@@ -167,14 +166,14 @@ impl NodeState {
         self.unseen = outside;
     }
 
-    /// Records that the node was replaced by this reader's node.
+    /// Records that this reader's node has replaced the node.
     pub fn downgraded(&mut self, reader: Contender) {
         if self.finish_move_at(self.path_of(reader.name())) {
             self.contender = Arc::new(reader);
         }
     }
 
-    /// Records that the node outside the queue replaced this one. The token is the id of the transaction that created it.
+    /// Records that the permit has replaced the node. `token` is the czxid of the permit.
     pub fn exchanged(&mut self, token: i64) {
         if let Some(path) = self.unseen.clone()
             && self.finish_move_at(path)
@@ -183,25 +182,25 @@ impl NodeState {
         }
     }
 
-    /// Records that the node was not replaced, and that there is surely no node outside the queue.
+    /// Records that the node was not replaced, and that the permit surely does not exist.
     pub fn cancel_move(&mut self) {
         self.may_have_orphan |= self.may_be_reader();
         self.unseen = None;
         self.finish_move_at(self.path.clone());
     }
 
-    /// Ends a move: the node is at this path. Returns `false` if the node was left meanwhile, so that either path may
-    /// exist.
+    /// Ends a replacement: from now on the node is at this path. Returns `false`, and changes nothing, if the owner has left the
+    /// node meanwhile. Either node may exist then.
     fn finish_move_at(&mut self, path: String) -> bool {
         let Phase::Moving(held) = self.phase else { return false };
         self.phase = held.map_or(Phase::Waiting, Phase::Holding);
-        // The event of the watch on the replaced node no longer matters.
+        // Events of a watch on the replaced node no longer matter.
         (self.path, self.is_watched) = (path, false);
         true
     }
 
-    /// Leaves the node. Returns its removal, or `None` if there is no node, or it was left before. A writer that held
-    /// signals its release if it may.
+    /// Leaves the node, and returns its removal. Returns `None` if there is no node, or if it was left before. If `may_signal`,
+    /// the removal of a writer that held also signals the release to waiters.
     pub fn leave(&mut self, may_signal: bool) -> Option<Leaving> {
         if !self.has_node() {
             return None;
@@ -220,34 +219,35 @@ impl NodeState {
         }))
     }
 
-    /// Ends the node in any phase. Returns the removals of all nodes that may exist, in order.
+    /// Leaves the node in any phase. Returns the removals of all nodes that may exist, in the order in which they must be sent.
     pub fn end(&mut self, may_signal: bool) -> Vec<Leaving> {
         if self.phase == Phase::Coming {
             self.phase = Phase::Left;
-            return vec![Leaving::Coming { sweeps: std::mem::take(&mut self.may_have_orphan) }];
+            return vec![Leaving::Coming { lists_after: std::mem::take(&mut self.may_have_orphan) }];
         }
         let node = self.leave(may_signal);
         self.phase = Phase::Left;
-        // The place in the queue is removed first, because the exchange fails without that place.
+        // The node in the queue is removed first. An exchange still on its way fails without that node, so it creates no permit
+        // after the permit's removal.
         let outside = self.unseen.take().map(Leaving::delete);
         let orphans = std::mem::take(&mut self.may_have_orphan).then_some(Leaving::Listing);
         node.into_iter().chain(outside).chain(orphans).collect()
     }
 
-    /// Returns whether the node waits, and relies on no epoch of the lease yet.
+    /// Returns whether the node waits and has no epoch of the lease yet.
     pub(crate) fn lacks_epoch(&self) -> bool {
         self.loss.is_none() && self.valid_since.is_none() && matches!(self.phase, Phase::Waiting | Phase::Moving(None))
     }
 
-    /// Sets the epoch of the lease on which a waiter relies.
+    /// Sets the epoch of the lease that a waiter relies on. The waiter is lost when that epoch ends.
     pub(crate) fn rely_on(&mut self, epoch: Option<u64>) {
         self.valid_since = epoch;
     }
 
-    /// Looks for a loss in the evidence; the first reason stays.
+    /// Records the loss that the evidence shows, if there is one, unless an earlier loss is recorded.
     ///
-    /// Must be called before the watch's event is [handled](NodeState::heard). If the owner was stopped for too long, the
-    /// server has removed the node, but the lapse of the lease is the reason of the loss.
+    /// Must be called before the event of the watch is [handled](NodeState::heard). After a long stop of the process, the lease
+    /// has lapsed and the server has also removed the node. The loss must then be the lapse, which is the cause of the removal.
     pub(crate) fn find_loss(&mut self, evidence: &Evidence) {
         let since = match self.phase {
             Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
@@ -260,7 +260,7 @@ impl NodeState {
         self.loss = self.loss.or(over).or(ran_out).or(too_long);
     }
 
-    /// Handles an event of the watch on the node.
+    /// Records an event of the watch on the node. A deletion is a loss, except while the node is being replaced.
     pub(crate) fn heard(&mut self, event: Event) {
         self.is_watched = false;
         if event == Event::Deleted && matches!(self.phase, Phase::Waiting | Phase::Holding(_)) {
@@ -268,36 +268,37 @@ impl NodeState {
         }
     }
 
-    /// Records a loss; the first reason stays.
+    /// Records a loss, unless an earlier loss is recorded.
     pub fn lose(&mut self, loss: Loss) {
         self.loss.get_or_insert(loss);
     }
 
-    /// Returns why the node is no longer held or waiting.
+    /// Returns the recorded loss, or [`Loss::GivenBack`] once the owner has left the node.
     pub fn loss(&self) -> Option<Loss> {
         self.loss.or((self.phase == Phase::Left).then_some(Loss::GivenBack))
     }
 
-    /// Returns the node's path and the loss of the hold, if that was not reported yet.
+    /// Returns the node's path and its loss, if a held node was lost. Each loss is returned once.
     pub(crate) fn take_unreported_loss(&mut self) -> Option<(String, Loss)> {
         let loss = self.loss.filter(|_| self.is_holding() && !self.is_reported)?;
         self.is_reported = true;
         Some((self.path.clone(), loss))
     }
 
-    /// Returns the path to watch, unless a watch was requested already.
+    /// Returns the path on which to request a watch, or `None` if a watch was requested already, or no watch is needed in this
+    /// phase.
     pub(crate) fn begin_to_watch(&mut self) -> Option<String> {
         let watches = !self.is_watched && matches!(self.phase, Phase::Waiting | Phase::Holding(_));
         self.is_watched |= watches;
         watches.then(|| self.path.clone())
     }
 
-    /// Records that the requested watch on this path could not be armed.
+    /// Records that the watch requested on this path was not armed.
     pub(crate) fn watch_failed(&mut self, path: &str) {
         self.is_watched &= self.path != path;
     }
 
-    /// Returns the epoch of the lease in which the node is held; `None` if the node is not held, or lost.
+    /// Returns the epoch of the lease in which the node is held, or `None` if the node is not held, or is lost.
     pub(crate) fn held_in(&self) -> Option<u64> {
         match (self.loss, self.phase) {
             (None, Phase::Holding(epoch) | Phase::Moving(Some(epoch))) => Some(epoch),
@@ -305,7 +306,7 @@ impl NodeState {
         }
     }
 
-    /// Returns the phase.
+    /// Returns the phase of the node.
     pub fn phase(&self) -> Phase {
         self.phase
     }
@@ -318,7 +319,7 @@ impl NodeState {
         self.phase == Phase::Left
     }
 
-    /// Returns whether an answer has shown the node, and it was not left.
+    /// Returns whether an answer has shown the node and the owner has not left it.
     pub(crate) fn has_node(&self) -> bool {
         matches!(self.phase, Phase::Waiting | Phase::Holding(_) | Phase::Moving(_))
     }
@@ -327,13 +328,13 @@ impl NodeState {
         matches!(self.phase, Phase::Waiting | Phase::Holding(_)) && self.path == path
     }
 
-    /// Returns whether the node is in the queue, and not a permit.
+    /// Returns whether the node is in the queue. A permit is outside the queue.
     pub(crate) fn is_in_queue(&self) -> bool {
         self.path.ends_with(self.contender.name())
     }
 
-    /// Returns the orphans among these names: other nodes of this owner, which a lost answer can leave. A listing after a
-    /// later write of this session shows them all.
+    /// Returns the orphans among these names: other nodes of this owner, which exist after a lost answer. The listing that gave
+    /// the names must follow a later write of this session, so that it shows every orphan.
     pub fn orphans(&self, names: &[String]) -> Vec<String> {
         let (looks, me) = (self.may_have_orphan && self.has_node(), &self.contender);
         let has_our_tag = |name: &str| me.dialect().split(name).is_some_and(|(tag, _)| tag == me.tag());
@@ -341,22 +342,22 @@ impl NodeState {
         names.iter().filter(is_one).cloned().collect()
     }
 
-    /// Returns whether a downgrade is under way, so that a reader's node may exist.
+    /// Returns whether a downgrade is under way, so that the reader's node may exist.
     fn may_be_reader(&self) -> bool {
         matches!(self.phase, Phase::Moving(_)) && self.unseen.is_none()
     }
 
-    /// Returns the path with another name in the same directory.
+    /// Returns the path of `name` in the directory of this node.
     fn path_of(&self, name: &str) -> String {
         format!("{}/{name}", self.path.rsplit_once('/').unwrap_or_default().0)
     }
 
-    /// Returns the path of the node, or the path of its create.
+    /// Returns the path of the node. Before the answer to the create, the path has no sequence number.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Returns the contender in the queue, also while the node is a permit outside the queue.
+    /// Returns the contender in the queue, even after the node was exchanged for a permit outside the queue.
     pub fn contender(&self) -> &Arc<Contender> {
         &self.contender
     }

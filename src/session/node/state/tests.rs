@@ -64,8 +64,8 @@ fn of_each_phase() -> Vec<NodeState> {
 /// Returns the path that is removed, and whether by a signal.
 fn removed(leaving: &Leaving) -> (&str, bool) {
     match leaving {
-        Leaving::Coming { sweeps: false } => ("the created node", false),
-        Leaving::Coming { sweeps: true } => ("the created node, and all", false),
+        Leaving::Coming { lists_after: false } => ("the created node", false),
+        Leaving::Coming { lists_after: true } => ("the created node, and all", false),
         Leaving::Listing => ("all", false),
         Leaving::Deleting(deletion) => (&deletion.path, deletion.signals),
         other => panic!("{other:?} removes nothing"),
@@ -297,5 +297,5 @@ fn orphans_are_nodes_of_its_owner_after_a_lost_answer() {
     record.suspect_orphan();
     assert_eq!(record.orphans(&names), [names[1].clone()]);
     record.leave(true);
-    assert_eq!(record.orphans(&names), Vec::<String>::new(), "the removal of the node sweeps orphans");
+    assert_eq!(record.orphans(&names), Vec::<String>::new(), "the removal of the node also removes orphans");
 }
