@@ -1,7 +1,8 @@
 //! Decides what an operator should do when the servers of an ensemble disagree about a node.
 //!
-//! The advice deletes data only on servers that contradict both the leader and a majority of the ensemble, because what
-//! a quorum has committed stays on that majority. If anything is unknown, the advice is to do nothing.
+//! The advice deletes data only on servers that contradict both the leader and a majority of the ensemble, because
+//! every write that a quorum has committed is on that majority. If a server was not read, states no role, or shows a
+//! node that changed meanwhile, the advice is to do nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,7 @@ pub(crate) enum Role {
     Follower,
     /// A server without a vote.
     Observer,
-    /// The server states no role, or another role.
+    /// The answer states no role, or a role that is not listed here.
     Unknown,
 }
 
@@ -27,22 +28,22 @@ impl Role {
     }
 }
 
-/// The state of a node on one server. `None` if the state changed between two looks.
+/// The state of a node on one server. `None` if the state changed while the servers were read.
 pub(crate) type Shown<V> = Option<V>;
 
 /// The advice to the operator. It names servers by their index in the list of all servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Advice {
-    /// Delete the data of these servers, one after the other.
+    /// Delete the data of these servers, one server after the other. Each then copies the leader's data.
     Renew(BTreeSet<usize>),
-    /// Restart this server: it leads, and contradicts a majority.
+    /// Restart this server, because it is the leader and contradicts a majority.
     Restart(usize),
     /// Do nothing, for this reason.
     Nothing(&'static str),
 }
 
-/// Returns the advice about one node, given its state on each server. `is_whole` says whether these are all servers of
-/// the ensemble.
+/// Returns the advice about one node from its state on each server. `is_whole` says whether `servers` are all servers
+/// of the ensemble.
 pub(crate) fn advice<V: Ord>(servers: &[(Role, Shown<V>)], is_whole: bool) -> Advice {
     if !is_whole {
         return Advice::Nothing("not all servers of the ensemble were looked at");
@@ -67,8 +68,9 @@ pub(crate) fn advice<V: Ord>(servers: &[(Role, Shown<V>)], is_whole: bool) -> Ad
     }
 }
 
-/// Adjusts the advice about several nodes so that an operator can follow all of it. Together it must leave a majority
-/// of the servers untouched, and it deletes no data before the leader agrees with the majority about every node.
+/// Changes the advice about several nodes so that an operator can follow all of it. All pieces of advice together leave
+/// the data of a majority of the `voters` untouched. If the leader must be restarted because of one node, no data is
+/// deleted because of another node.
 pub(crate) fn together(all: &mut [Advice], voters: usize) {
     let renewed: BTreeSet<usize> = all.iter().filter_map(|one| renewed(one)).flatten().copied().collect();
     let is_restarted = all.iter().any(|one| matches!(one, Advice::Restart(_)));
@@ -89,7 +91,7 @@ fn renewed(advice: &Advice) -> Option<&BTreeSet<usize>> {
 }
 
 impl Advice {
-    /// Returns the advice as text, with the names of the servers.
+    /// Returns the advice as text. `named` returns the name of a server by its index.
     pub(crate) fn words(&self, named: impl Fn(usize) -> String) -> String {
         match self {
             Advice::Renew(servers) => match servers.iter().copied().map(&named).collect::<Vec<_>>().as_slice() {
@@ -118,8 +120,8 @@ mod tests {
 
     const ROLES: [Role; 4] = [Leader, Follower, Observer, Unknown];
 
-    /// Calls `check` with every combination of roles and states of up to five servers. The node is missing, or present
-    /// in one of two versions, or changed between two looks.
+    /// Calls `check` with every combination of roles and states of up to five servers. On each server the node is
+    /// missing, has one of two versions, or changed while the servers were read.
     fn every_case(mut check: impl FnMut(&[(Role, Shown<u8>)])) {
         let each: Vec<(Role, Shown<u8>)> =
             ROLES.into_iter().flat_map(|role| [None, Some(0), Some(1), Some(2)].map(|shown| (role, shown))).collect();

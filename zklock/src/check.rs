@@ -18,10 +18,11 @@ use crate::output::{self, escape_controls};
 use crate::servers::Places;
 use crate::{diverged, place, servers};
 
-/// How many reads of nodes are in flight at once.
+/// The maximal number of reads of nodes that are in flight at once.
 const READS_IN_FLIGHT: usize = 256;
 
-/// An oddity: a kind for programs, the node if the oddity concerns one, and a text for people.
+/// An oddity that `check` reports: a kind for programs, the node if the oddity concerns a single node, and a text for
+/// people.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Odd {
     pub(crate) kind: &'static str,
@@ -93,7 +94,8 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
 struct Nodes {
     /// The nodes in the directory of the lock, or of the semaphore's queue.
     directory: Vec<ShownNode>,
-    /// For a semaphore: its number of permits, if that is valid, and the nodes of the permits that are held.
+    /// For a semaphore: its number of permits (`None` if the number is not valid), and the nodes of the permits that
+    /// are held.
     semaphore: Option<(Option<u32>, Vec<ShownNode>)>,
     /// For a semaphore: the nodes of contenders for a lock at the same path.
     beside: Vec<ShownNode>,
@@ -109,15 +111,14 @@ impl Nodes {
         odd
     }
 
-    /// Returns the ephemeral nodes.
     fn ephemeral(&self) -> BTreeMap<String, Stat> {
         let permits = self.semaphore.iter().flat_map(|(_, permits)| permits);
         let nodes = self.directory.iter().chain(permits).filter_map(|(name, stat)| Some((name.clone(), (*stat)?)));
         nodes.filter(|(_, stat)| stat.ephemeral_owner != 0).collect()
     }
 
-    /// Returns the places that every server is asked for: the directories of the queue and of the permits, the node
-    /// itself, its record, and the value if the lock guards a `Shared` value.
+    /// Returns the paths that are read on every server: the directories of the queue and of the permits, the node
+    /// itself, the record of the last run under `--once-in`, and the value if the lock guards a `Shared` value.
     fn places(&self, path: &str) -> Places {
         let directories = match self.semaphore {
             None => vec![path.to_owned()],
@@ -137,8 +138,9 @@ impl Nodes {
     }
 }
 
-/// Finds nodes with wider rights than this client would give them: directories, and nodes with data, such as a record
-/// or the number of a semaphore's permits. An ACL that this client may not read is passed over.
+/// Returns an oddity for each node whose ACL gives more rights than the ACL that this client would set. The nodes are
+/// directories, and nodes with data, such as a record or the number of a semaphore's permits. A node whose ACL this
+/// client may not read is left out.
 async fn wider_acls(zk: &ZooKeeper, places: Places) -> Result<Vec<Odd>, Exit> {
     let mut odd = Vec::new();
     let with_data = places.nodes.into_iter().filter(|node| !places.directories.contains(node)).collect::<Vec<_>>();
@@ -156,8 +158,8 @@ async fn wider_acls(zk: &ZooKeeper, places: Places) -> Result<Vec<Odd>, Exit> {
     Ok(odd)
 }
 
-/// Returns the oddity of a node that the servers show although its session is over. Only a node that the leader has can
-/// be removed.
+/// Returns the oddity of a ghost: a node that the servers show although its session is over. The text depends on
+/// whether the leader has the node, because only a node that the leader has can be removed.
 async fn ghost(zk: &ZooKeeper, lock: &str, path: &str, stat: &Stat) -> Option<Odd> {
     let (owner, token) = (stat.ephemeral_owner, stat.czxid);
     let session_slot = zk.session_slot(0).await.ok()?;
@@ -212,7 +214,7 @@ async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
 }
 
 /// Returns the oddity of a contender for a lock at a semaphore's path. Only a client of an older version creates such a
-/// node, because it does not check whether the path is a semaphore.
+/// node, because older versions do not check whether the path is a semaphore.
 fn beside(name: &str) -> Odd {
     let what = "holds or waits for a lock at the path of a semaphore, and neither excludes the other: give one of them another \
                 path";
@@ -264,7 +266,7 @@ fn fault(failure: Failure, path: &str) -> Exit {
     }
 }
 
-/// Reads every node in the directory, also the nodes that are no contenders, which the library's queue leaves out.
+/// Reads every node in the directory. The queue that the library returns leaves out the nodes that are no contenders.
 async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, path))?;
     let session = session_slot.session();
@@ -274,7 +276,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     };
     let mut nodes = Vec::with_capacity(names.len());
     for some in names.chunks(READS_IN_FLIGHT) {
-        // All requests are sent before the first answer is awaited.
+        // All requests are sent before the first reply is awaited, so they take one round trip.
         let replies: Vec<_> = some.iter().map(|name| session.data(&format!("{path}/{name}"))).collect();
         for (name, reply) in some.iter().zip(replies) {
             match connect::answered(session, reply).await {
@@ -289,7 +291,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     Ok(nodes)
 }
 
-/// Returns the oddities of these nodes in the order of the nodes, and last the oddity of the sequence counter.
+/// Returns the oddities of these nodes in the order of the nodes. The oddity of the sequence counter is the last.
 fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Odd> {
     let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| Contender::parse_as(name, dialect)).collect();
     let mut sharers = BTreeMap::<i64, Vec<&Contender>>::new();
@@ -330,7 +332,7 @@ fn foreign(name: &str, dialect: Dialect) -> (&'static str, String) {
 }
 
 fn odd_contender(contender: &Contender, stat: Option<&Stat>, is_tied: bool) -> Vec<(&'static str, String)> {
-    // Only clients of the native dialect rely on the version.
+    // Only clients of the native dialect rely on the version of a contender's node.
     let is_written = contender.dialect() == Dialect::Native && stat.is_some_and(|stat| stat.version > 0);
     let is_persistent = stat.is_some_and(|stat| stat.ephemeral_owner == 0);
     let found = [

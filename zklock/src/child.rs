@@ -1,4 +1,4 @@
-//! The command: a process group that is signalled as a whole.
+//! The command that zklock runs: a process group that is signalled as a whole.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -30,21 +30,21 @@ pub(crate) enum ChildEvent {
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reaped {
-    /// Its exit code, as a shell reports it.
+    /// The command's exit code. After a signal: 128 plus the signal's number, as in a shell.
     pub(crate) code: u8,
     /// The signal that ended the command, if a key (Ctrl-C, Ctrl-\) sent the signal while the command had the terminal.
-    /// No other process has received this signal.
+    /// The terminal sends such a signal to no process outside of the command's group.
     typed: Option<Signal>,
     /// Whether the command was ended by a Ctrl-C that zklock received and passed on.
     is_interrupted: bool,
-    /// The command's group, if a signal that zklock passed on has ended the command. The rest of the group is to end,
-    /// too.
+    /// The command's group, if a signal that zklock passed on has ended the command. The remaining processes of the
+    /// group must end, too.
     pub(crate) cut_short: Option<Pid>,
 }
 
 impl Reaped {
-    /// Passes a typed signal on to the script or `make` that started zklock, as the terminal would have done. After
-    /// Ctrl-C this function does not return: zklock ends by the signal, as the command did.
+    /// Passes the signal of a key on to the script or `make` that started zklock, as the terminal would have done.
+    /// After Ctrl-C this function does not return: zklock ends by the signal, as the command did.
     pub(crate) fn pass_on(self) {
         if let Some(signal) = self.typed {
             // This call does not use the group's number: in a container the number may be 1, and a signal to -1 would
@@ -57,9 +57,9 @@ impl Reaped {
     }
 }
 
-/// Ends zklock by SIGINT, because after a mere exit code the loop of a shell around zklock goes on. Returns for every
-/// other signal. Also returns in the first process of a container, which cannot end by its own signal and exits with a
-/// code instead.
+/// Ends zklock by the signal if it is SIGINT. A shell that runs zklock in a loop leaves the loop only after an end by
+/// SIGINT, not after an exit code. Returns for every other signal. Also returns if zklock is the first process of a
+/// container: such a process cannot end by its own signal, and exits with a code instead.
 pub(crate) fn end_by(signal: Signal) {
     if signal == Signal::INT && !getpid().is_init() {
         output::finish();
@@ -67,8 +67,8 @@ pub(crate) fn end_by(signal: Signal) {
     }
 }
 
-/// Whether no process in this container could continue a stopped zklock: zklock is the container's first process, or is
-/// in that process's group.
+/// Whether no process in this container could continue a stopped zklock: zklock is the container's first process, or
+/// its parent is the first process and is in the same group.
 fn is_left_alone() -> bool {
     let is_init_in_our_group = |parent: Pid| parent.is_init() && getpgid(Some(parent)).ok() == our_group();
     getpid().is_init() || getppid().is_some_and(is_init_in_our_group)
@@ -77,8 +77,9 @@ fn is_left_alone() -> bool {
 /// The id of the command's process from its start until it is reaped, and 0 at other times.
 static COMMAND: AtomicI32 = AtomicI32::new(0);
 
-/// Reaps orphans that have ended, if zklock is the first process of a container. Must be called on the thread that
-/// starts the command.
+/// Reaps orphaned processes that have ended, if zklock is the first process of a container and therefore their parent.
+/// Call this function on the thread that starts the command: on another thread it could reap the command before
+/// [`COMMAND`] is set.
 pub(crate) fn reap_orphans() {
     let ended_child = |process: fs::DirEntry| {
         let stat = Stat::of(&process)?;
@@ -87,7 +88,7 @@ pub(crate) fn reap_orphans() {
     };
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     for orphan in processes.filter_map(ended_child).filter_map(Pid::from_raw) {
-        // An error means that the process is no child of zklock: it belongs to another namespace.
+        // The error is ignored: it means that the process belongs to another namespace and is no child of zklock.
         let _ = waitid(WaitId::Pid(orphan), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 }
@@ -102,7 +103,8 @@ struct Stat {
 impl Stat {
     fn of(process: &fs::DirEntry) -> Option<Stat> {
         let stat = fs::read_to_string(process.path().join("stat")).ok()?;
-        // The program's name stands in parentheses and may contain any character.
+        // The program's name stands in parentheses and may contain any character, so the other fields begin after the
+        // last parenthesis.
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let has_ended = matches!(fields.next()?, "Z" | "X");
         let mut number = || fields.next()?.parse().ok();
@@ -110,8 +112,8 @@ impl Stat {
     }
 }
 
-/// A running command. Only [`Child::reap`] reaps its process, so the process id stays valid until then and no signal
-/// can hit another process.
+/// A running command. Only [`Child::reap`] reaps its process. Until then the process id stays valid, and no signal can
+/// reach another process.
 #[derive(Debug)]
 pub(crate) struct Child {
     process: Process,
@@ -157,8 +159,9 @@ impl Child {
         COMMAND.store(group.as_raw_nonzero().get(), Ordering::Relaxed);
         let _ = started.send(group);
         if let Some(terminal) = terminal.as_ref().filter(|_| lends) {
-            // A command that has already asked for the terminal was stopped, and the stop is reported as an event.
-            // Continuing the command here would undo a Ctrl-Z that was typed just now.
+            // zklock sends no CONT here, because CONT would undo a Ctrl-Z that was typed just now. If the command has
+            // already asked for the terminal and was stopped for it, the stop is reported as an event, and
+            // `was_stopped` continues the command.
             terminal.lend(group);
         }
         Ok(Child { process, group, events, terminal, was_foreground: false, passed_on: HashSet::new() })
@@ -168,15 +171,15 @@ impl Child {
         self.events.recv().await.unwrap_or(ChildEvent::Ended)
     }
 
-    /// Signals the whole process group. Returns whether zklock has the right to signal it.
+    /// Sends the signal to the whole process group. Returns `false` if zklock has no right to signal the group.
     pub(crate) fn signal(&self, signal: Signal) -> bool {
-        // An error means that the group is empty, that zklock has no right to signal it, or that the command has not
-        // begun its session yet.
+        // The group cannot be signalled if it is empty, if zklock has no right to, or if the command has not begun its
+        // own session yet. In the last case the process alone is signalled.
         let signalled = kill_process_group(self.group, signal).or_else(|_| kill_process(self.group, signal));
         signalled != Err(Errno::PERM)
     }
 
-    /// Passes on a signal that zklock received.
+    /// Sends the command a signal that zklock received, and remembers the signal.
     pub(crate) fn pass_on(&mut self, signal: Signal) {
         self.passed_on.insert(signal.as_raw());
         self.signal(signal);
@@ -192,14 +195,15 @@ impl Child {
         }
     }
 
-    /// Handles a stop of the command. If the terminal is the reason, zklock acts as a shell does for its job: it lends
-    /// the command the terminal, or stops too, so that the shell notices, until `fg` or `bg`.
+    /// Handles a stop of the command by the signal `by`. If the terminal is the reason for the stop, zklock acts as a
+    /// shell does for a job. It lends the command the terminal, or it stops too until `fg` or `bg`, so that the shell
+    /// notices the stop.
     pub(crate) fn was_stopped(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
         let lent = terminal.is_lent_to(self.group);
         let asks = matches!(by, Signal::TTIN | Signal::TTOU);
         if asks && lent {
-            // The command asked before the terminal was lent to it.
+            // The command asked for the terminal before zklock lent it, and has the terminal by now.
             self.signal(Signal::CONT);
         } else if asks && terminal.is_ours() {
             self.lend_terminal();
@@ -214,8 +218,8 @@ impl Child {
         } else if asks || by == Signal::TSTP {
             let _ = kill_process(getpid(), Signal::STOP);
         }
-        // Otherwise the stop was sent to the command on purpose. zklock keeps running, because a stopped zklock would
-        // lose the lock.
+        // In all other cases another process has stopped the command on purpose. zklock keeps running, because a
+        // stopped zklock would lose the lock.
     }
 
     /// Takes the terminal back and reaps the process, which must have ended.
@@ -239,7 +243,7 @@ impl Child {
             (None, Err(_)) => u8::MAX,
         };
         let ended_by_ours = signal.filter(|signal| self.passed_on.contains(signal));
-        // A command that handles TERM exits with a code, not by the signal.
+        // A command that handles TERM ends with an exit code. So every end after a TERM counts as caused by the TERM.
         let is_cut_short = ended_by_ours.is_some() || self.passed_on.contains(&Signal::TERM.as_raw());
         let is_interrupted = ended_by_ours == Some(Signal::INT.as_raw());
         Reaped { code, typed, is_interrupted, cut_short: is_cut_short.then_some(self.group) }
@@ -256,7 +260,7 @@ impl Child {
 
 /// Kills all remaining processes of a group.
 pub(crate) fn kill_rest(group: Pid) {
-    // An error means that no process is left, or that the processes belong to another user.
+    // The error is ignored: it means that no process is left, or that the processes belong to another user.
     let _ = kill_process_group(group, Signal::KILL);
 }
 
@@ -274,7 +278,7 @@ fn next_event(process: Pid) -> Option<ChildEvent> {
     loop {
         match waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT) {
             Ok(Some(status)) if status.stopped() => {
-                // Consumes the stop, so that it is not reported again.
+                // This call consumes the stop, so that the stop is not reported again.
                 let stop = waitid(WaitId::Pid(process), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG).ok().flatten();
                 let signal = stop.and_then(|stop| stop.stopping_signal()).and_then(Signal::from_named_raw);
                 if let Some(signal) = signal {

@@ -1,16 +1,20 @@
 //! The hidden subcommand `complete`, which the completion scripts of the shells call. It reads a command line up to the
-//! cursor and prints the possible next words. It prints no error, because a user is typing.
+//! cursor and prints the possible next words. It prints no errors, because they would disturb the line that the user is
+//! typing.
 //!
-//! The words come by standard input, each ended by a zero byte. They are not passed as arguments, because a password
-//! among them would show in the list of processes. bash sends one more word: the part at the end of the last word that
-//! bash is going to replace. The first line of the answer is `words`, `file` or `command N`, where N is the number of
-//! words before the command. After `words` comes a line for each candidate: the word, a tab, and its description. For
-//! bash, a candidate is the text to insert, with its quotes. For zsh and fish, it is the whole word, because these
-//! shells quote by themselves.
+//! The words of the command line come by standard input, each ended by a zero byte. They are not passed as arguments,
+//! because a password among them would show in the list of processes. bash sends one word more: the end of the last
+//! word that bash replaces by the chosen candidate. The first line of the answer is one of these:
+//! - `words`: a line for each candidate follows, with the word, a tab, and its description;
+//! - `file`: the shell completes the name of a file;
+//! - `command N`: the shell completes a command that begins after the first N words.
+//!
+//! For bash, a candidate is the text to insert, with its quotes. For zsh and fish, it is the whole word, because these
+//! shells add the quotes.
 //!
 //! The engine of `clap_complete` cannot be used here. Its completer of a value sees only the word at the cursor, and
-//! not the servers and the login elsewhere on the line. Its scripts pass the words as arguments. And the engine is
-//! behind an unstable feature.
+//! not the options elsewhere on the line that state the servers and the login. Its scripts pass the words as arguments.
+//! And the engine is behind an unstable feature.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -31,19 +35,20 @@ use crate::exit::Exit;
 use crate::output::{self, escape_controls};
 use crate::quotes::{self, TypedWord};
 
-/// How long a user waits at most for an answer while the ensemble is unreachable.
+/// The longest wait for the ensemble. The user waits at the prompt meanwhile.
 const TIME_LIMIT: Duration = Duration::from_secs(1);
 
-/// The maximal number of offered paths for which zklock looks up whether they have children.
+/// If more paths than this are offered, zklock does not look up which of them have children.
 const LOOKED_INTO: usize = 100;
 
-/// The names of the children that make a node a semaphore.
+/// A node with both of these children is a semaphore.
 const OF_A_SEMAPHORE: [&str; 2] = ["queue", "permits"];
 
-/// The suffix of a record, which lies beside the lock of a `--once-in` job.
+/// The suffix of the record of a `--once-in` job. The record of the lock `/a` is `/a.done`.
 const RECORD: &str = ".done";
 
-/// The suffix of a twin: a second node beside a value or a record, which shows that the first node existed.
+/// The suffix of a twin: a second node with the name of a value or of a record, plus this suffix. It shows that the
+/// first node existed, even if that node was deleted.
 const TWIN: &str = ".twin";
 
 pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
@@ -76,18 +81,18 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
 struct Line {
     /// The words without their quotes.
     words: Vec<String>,
-    /// In bash: the last word as it was typed.
+    /// The last word as it was typed, with its quotes. `None` if the shell is not bash.
     typed: Option<TypedWord>,
 }
 
 impl Line {
-    /// Reads words that each end with a zero byte, which the last may lack.
+    /// Reads words that each end with a zero byte. The last word may lack its zero byte.
     fn read(shell: Shell, line: &str) -> Line {
         let mut typed: Vec<&str> = line.strip_suffix('\0').unwrap_or(line).split('\0').collect();
         let replaced = if shell == Shell::Bash && typed.len() > 1 { typed.pop() } else { None };
         let last = typed.len() - 1;
         let word = |(at, word): (usize, &&str)| match shell {
-            // bash sends all words as they were typed, and fish only the word at the cursor.
+            // bash sends all words with their quotes. fish sends only the word at the cursor with its quotes.
             Shell::Bash => quotes::unquoted(word),
             Shell::Fish if at == last => quotes::unquoted_in_fish(word),
             _ => (*word).to_owned(),
@@ -105,7 +110,7 @@ fn answer_text(words: &[Completion], typed: Option<&TypedWord>) -> String {
     words.iter().filter_map(line).fold("words\n".to_owned(), |text, line| text + &line)
 }
 
-/// Returns the paths in the ensemble that begin with `current`. A path with children to offer ends with a slash.
+/// Returns the paths in the ensemble that begin with `current`. A path ends with a slash if there are locks below it.
 async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
     let Some((directory, _)) = (if current.is_empty() { "/" } else { current }).rsplit_once('/') else {
         return Vec::new();
@@ -127,7 +132,7 @@ async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
     paths.into_iter().map(|word| Completion { word, meaning: String::new() }).collect()
 }
 
-/// Returns the locks and directories of locks directly below this directory. An empty string is the root.
+/// Returns the locks and directories of locks directly below this directory. An empty `directory` means the root.
 async fn below(session: &Arc<dyn Session>, directory: &str) -> BTreeSet<String> {
     let root = if directory.is_empty() { "/" } else { directory };
     let children = session.children(root).await.unwrap_or_default();
@@ -140,7 +145,7 @@ fn names(children: &[String]) -> impl Iterator<Item = &str> {
     let is_part = move |name: &&str| is_semaphore && OF_A_SEMAPHORE.contains(name);
     let is_contender =
         |name: &&str| Contender::parse_as(name, Dialect::Native).is_some() || Dialect::Native.foreign(name).is_some();
-    // A name with control characters is not offered, because a terminal could show something else in its place.
+    // A name with control characters is not offered, because a terminal could show another name in its place.
     let names = children.iter().map(String::as_str).filter(|name| escape_controls(name) == *name);
     // A twin of a record or of a value is no lock.
     let is_twin = |name: &&str| {
@@ -148,12 +153,12 @@ fn names(children: &[String]) -> impl Iterator<Item = &str> {
         of.is_some_and(|of| of.ends_with(RECORD) || children.iter().any(|child| child == of))
     };
     let names = names.filter(move |name| !is_part(name) && !is_contender(name) && !is_twin(name));
-    // The directory of a lock may be gone while no contender is there. Then the record shows that there is a lock.
+    // The servers remove the directory of a lock without contenders. Its record remains and shows that there is a lock.
     names.map(|name| name.strip_suffix(RECORD).filter(|lock| !lock.is_empty()).unwrap_or(name))
 }
 
 async fn mark_those_that_go_on(session: &Arc<dyn Session>, paths: &mut [String]) {
-    // All requests are sent before the first answer is awaited.
+    // All requests are sent before the first reply is awaited, so they take one round trip.
     let replies: Vec<_> = paths.iter().map(|path| session.children(path)).collect();
     for (path, reply) in paths.iter_mut().zip(replies) {
         if reply.await.is_ok_and(|children| names(&children).next().is_some()) {

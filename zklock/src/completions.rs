@@ -28,7 +28,7 @@ pub(crate) fn completions(shell: Shell) -> Result<u8, Exit> {
 /// Prints the manual page of zklock itself, or of one subcommand.
 pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
     let mut command = Arguments::command();
-    // This gives the subcommands their full names, such as "zklock ls".
+    // `build` gives the subcommands their full names, such as "zklock ls".
     command.build();
     let command = match task {
         None => command,
@@ -42,8 +42,8 @@ pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
     print(&text)
 }
 
-/// Renders a page as `Man::render` does, except for the text after the help: it has columns, which roff would fill as
-/// prose.
+/// Renders a manual page as `Man::render` does, but keeps the line breaks of the text after the help. This text has
+/// columns, and roff would join its lines to a paragraph.
 fn page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
     let epilogue = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     let tasks = command.has_subcommands();

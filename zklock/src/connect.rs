@@ -17,10 +17,11 @@ use crate::settings::{self, Given, Setting};
 /// The connect string if neither `--zk` nor `ZK_HOSTS` is set.
 const DEFAULT_HOSTS: &str = "127.0.0.1:2181";
 
-/// A tick time in seconds that is longer than any server's. A larger number is taken for milliseconds.
+/// In seconds. No server has a longer tick time, so a larger number without a unit was meant in milliseconds, and is
+/// refused.
 const LONGEST_TICK: f64 = 100.0;
 
-/// Connects, waits for a session, and refuses a path that no lock can have before anything is sent.
+/// Checks that `path` is valid before anything is sent, connects, and waits for a session.
 pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<ZooKeeper, Exit> {
     // The root is no lock, but `ls --tree /` lists the locks below it.
     if path != "/" {
@@ -63,8 +64,8 @@ pub(crate) fn options(limit: Duration, connection: &Connection) -> Result<ZooKee
     Ok(builder)
 }
 
-/// Parses the servers' tickTime. A bare number is seconds here, but milliseconds in the servers' configuration, so a
-/// large one is refused.
+/// Parses the servers' tickTime. A number without a unit means seconds here, but milliseconds in the servers'
+/// configuration, so a large number is refused.
 fn tick_time(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(number) if number >= LONGEST_TICK => Err(format!(
@@ -74,9 +75,9 @@ fn tick_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Sets the stop margin to a quarter of the session timeout, so that the command has this time to stop after a loss.
-/// `docs/zklock.md` promises that a disconnection of 0.4 of the session timeout costs no lock. With a larger margin,
-/// this promise would need several heartbeats a second.
+/// Sets the stop margin, by which a lease ends before the session can expire, to a quarter of the session timeout. The
+/// command has this time to stop after a loss. `docs/zklock.md` promises that a disconnection of 0.4 of the session
+/// timeout costs no lock. With a larger margin, this promise would need several heartbeats a second.
 fn with_time_to_stop(session_timeout: Duration) -> ZooKeeperBuilder {
     let builder = ZooKeeper::builder().session_timeout(session_timeout);
     if session_timeout.is_zero() { builder } else { builder.stop_margin(session_timeout / 4) }
@@ -94,7 +95,8 @@ fn sasl(connection: &Connection) -> Either {
     (settings::SASL.given(connection.sasl.as_ref()), file)
 }
 
-/// Returns the name of the setting that the library refuses as invalid: the option or the variable that gave it.
+/// Returns the option, variable or file that gave the setting that `problem` is about. `problem` is the text with which
+/// the library refuses the setting.
 fn invalid(problem: &str, connection: &Connection) -> Option<String> {
     let name = |given: Option<Given>| given.map(|given| given.name().to_owned());
     match problem {
@@ -171,7 +173,8 @@ fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {
     }
 }
 
-/// Returns the problem without a prefix, for a message that already names the setting.
+/// Returns the text of the error without the prefix that says that an input is invalid. The caller puts the name of the
+/// setting before the text.
 fn problem(error: Error) -> String {
     match error {
         Error::InvalidInput(problem) => problem,

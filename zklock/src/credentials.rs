@@ -11,16 +11,17 @@ use crate::settings::Given;
 pub(crate) const VARIABLES: [&str; 6] =
     ["ZK_AUTH", "ZK_AUTH_FILE", "ZK_SASL", "ZK_SASL_FILE", "ZK_TLS_CERT", "ZK_TLS_KEY"];
 
-/// A limit for user and password together, in bytes.
+/// The maximal length of user and password together, in bytes.
 const MOST: u64 = 1 << 16;
 
-/// User and password, or a file with them.
+/// The two settings that can give user and password: the text itself, and the name of a file with the text.
 pub(crate) type Either = (Option<Given>, Option<Given>);
 
-/// Returns user and password, as given or from the only line of a file. No message shows them.
+/// Returns user and password, from the text or from the only line of the file. No error message contains them.
 ///
 /// # Errors
-/// Text and file are both given, the file cannot be read or is not exactly one line, or the text has no colon.
+/// Fails if text and file are both given, if the file cannot be read or is not exactly one line, or if the text is not
+/// `USER:PASSWORD`.
 pub(crate) fn credentials(either: Either) -> Result<Option<(String, String)>, Exit> {
     let Some(source) = source(&either) else { return Ok(None) };
     let text = match either {

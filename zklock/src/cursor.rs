@@ -27,18 +27,20 @@ impl Completion {
 pub(crate) enum ExpectedWord {
     Nothing,
     Words(Vec<Completion>),
-    /// One of these words, or a path in the ensemble that these connection options reach.
+    /// One of these words, or a path in the ensemble. `options` are the options on the line that say how to connect.
     Path {
         words: Vec<Completion>,
         options: Vec<OsString>,
     },
     /// A file of this machine.
     File,
-    /// A command that begins at this word and completes its own arguments. The first word is 0.
+    /// A word of the command that zklock is to run. The number is the index of the command's first word; the first word
+    /// of the line has the index 0.
     Command(usize),
 }
 
-/// Returns what can stand at the end of the last word. The first word is the program itself. `program` must be built.
+/// Returns the kind of the last word, at whose end the cursor is. The first word is the program itself. `program` must
+/// be built (`clap::Command::build`).
 pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
     let Some((current, before)) = words.split_last() else { return ExpectedWord::Nothing };
     let (mut task, mut options) = (None, Vec::new());
@@ -58,7 +60,7 @@ pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
             is_escaped = true;
         } else if let Some((option, awaits)) = option(command, word) {
             has_line |= option.get_id() == "shell";
-            // A path or another option may follow `-j` directly.
+            // The number after `-j` is optional: the next word may be a path or another option.
             let has_none = option.get_id() == "permits" && before.get(at).unwrap_or(current).starts_with(['/', '-']);
             let awaits = awaits && !has_none;
             let value = if awaits { before.get(at) } else { None };
@@ -97,7 +99,8 @@ pub(crate) fn expected(program: &Command, words: &[String]) -> ExpectedWord {
     }
 }
 
-/// Returns what can stand in the words after the lock's path, which begin at `at`.
+/// Returns the kind of the last word if it comes after the lock's path. `at` is the index of the first word after the
+/// path. `has_line` says whether `-c` was given before the path.
 fn after_path(words: &[String], at: usize, has_line: bool) -> ExpectedWord {
     let first = words.get(at).filter(|_| at + 1 < words.len());
     match first.map(String::as_str) {
@@ -112,7 +115,8 @@ fn is_option(word: &str) -> bool {
     word.len() > 1 && word.starts_with('-')
 }
 
-/// Returns the last option in a word like `-w`, `-nw`, `--wait` or `--wait=5`, and whether the next word is its value.
+/// Returns the last option in a word like `-w`, `-nw`, `--wait` or `--wait=5`, and whether the next word is the
+/// option's value.
 fn option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
     let takes = |option: &Arg| option.get_action().takes_values();
     if let Some(long) = word.strip_prefix("--") {

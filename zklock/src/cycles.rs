@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zk_rwlock::Queue;
 use zk_rwlock::queue::{Member, MemberState};
 
-/// A process, as the members of queues name it.
+/// A process, identified as in the members of queues.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Process {
     host: String,
@@ -22,12 +22,14 @@ pub(crate) struct Edge {
     holder: Process,
 }
 
-/// Returns the shortest circle through each process that is in one. Each circle is returned once.
+/// Returns the shortest circle through each process that is in a circle. Each circle is returned once.
 ///
-/// The processes in a circle may not be stuck: within a process, the waiting task may be another than the holding task.
-/// Waits within one process are left out, because tasks of one process often wait for each other.
+/// A circle is not always a deadlock: the task that waits in a process may be another than the task that holds, so the
+/// holding task may go on and release the lock. Waits within one process are left out, because tasks of one process
+/// often wait for each other.
 pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
-    // A waiter for one of several permits needs only one of the holders to leave, so it closes no circle.
+    // Semaphores with several permits are left out: a waiter needs only one of the holders to leave, so the waiter
+    // closes no circle.
     let queues = queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1));
     let locks: Vec<Lock<'_>> = queues.map(Lock::of).collect();
     let mut waits: BTreeMap<&Process, Vec<&Lock<'_>>> = BTreeMap::new();
@@ -35,9 +37,10 @@ pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
         lock.waiters.iter().for_each(|who| waits.entry(who).or_default().push(lock));
     }
     let holders: BTreeSet<&Process> = locks.iter().flat_map(|lock| &lock.holders).collect();
-    // No process waits for a process that holds nothing.
+    // No search starts at a process that holds nothing, because no process waits for such a process.
     let starts = waits.keys().filter(|who| holders.contains(*who));
-    // Only the search that starts at the circle's first member returns the circle.
+    // The search from each member finds the circle. Only the circle that was found from its smallest member is
+    // returned.
     let is_first = |cycle: &Vec<Edge>, start: &Process| cycle.iter().all(|wait| wait.who >= *start);
     starts.filter_map(|start| shortest(&waits, start).filter(|cycle| is_first(cycle, start))).collect()
 }
@@ -48,8 +51,8 @@ pub(crate) fn json_of(cycles: &[Vec<Edge>]) -> Value {
     cycles.iter().map(|cycle| Value::from(cycle.iter().map(wait).collect::<Vec<_>>())).collect()
 }
 
-/// A lock with its waiting and holding processes. Every waiter waits until all holders have left, also the holders that
-/// are not its direct predecessor.
+/// A lock with its waiting and holding processes. Every waiter waits until all holders have left, also holders that are
+/// not the waiter's predecessor.
 struct Lock<'a> {
     path: &'a str,
     waiters: BTreeSet<Process>,

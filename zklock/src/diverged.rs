@@ -20,8 +20,8 @@ struct Disagreement<'s> {
     what: String,
 }
 
-/// Returns the role of each server, and the state of the node on it in all three looks: its version, or missing. The
-/// state is `None` if the looks differ.
+/// Returns for each server its role and the state of the node: the version, or missing. The state is `None` if the
+/// server did not show the same state in all three looks, which are three reads of all nodes, one after the other.
 fn shown(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>)> {
     let steady = |server: &ServerReport| match &server.looks[..] {
         [first, rest @ ..] if rest.len() == 2 && rest.iter().all(|look| look.get(node) == first.get(node)) => {
@@ -32,9 +32,9 @@ fn shown(servers: &[ServerReport], node: &str) -> Vec<(Role, Option<Option<i32>>
     servers.iter().map(|server| (Role::of(server.mode.as_deref()), steady(server))).collect()
 }
 
-/// Returns the nodes that one server shows in its first and third look, but that another server lacks, or has in
-/// another version, in its second look. A deleted node never returns under its name, and neither does an old version,
-/// so one of the two servers is wrong.
+/// Returns the nodes that one server shows in its first and third look, but that another server does not show, or shows
+/// in another version, in its second look. A deleted node is never created again under its name, and an old version
+/// never returns, so one of the two servers is wrong.
 fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     let looked: Vec<&ServerReport> = servers.iter().filter(|server| server.looks.len() == 3).collect();
     let named = |servers: &[&&ServerReport]| servers.iter().map(|it| it.name_and_role()).collect::<Vec<_>>().join(", ");
@@ -55,14 +55,14 @@ fn disagreements(servers: &[ServerReport]) -> Vec<Disagreement<'_>> {
     };
     let all = nodes.iter().filter_map(|node| Some(Disagreement { node: node.as_str(), what: difference(node)? }));
     let (paths, names): (Vec<_>, Vec<_>) = all.partition(|it| it.node.starts_with('/'));
-    // A missing directory is already reported by the nodes in it.
+    // A missing directory is not reported if a node in it is reported with the same text.
     let is_new = |it: &Disagreement<'_>| names.iter().all(|name| name.what != it.what);
     let mut reported: Vec<_> = paths.into_iter().filter(is_new).collect();
     reported.extend(names);
     reported
 }
 
-/// Returns the oddities of nodes on which the servers disagree, each with its advice.
+/// Returns the oddities of the nodes about which the servers disagree, each with its advice.
 pub(crate) fn diverged(servers: &[ServerReport], members: &Members) -> Vec<Odd> {
     with_advice(servers, &disagreements(servers), is_whole(servers, members))
 }
@@ -82,7 +82,7 @@ fn with_advice(servers: &[ServerReport], found: &[Disagreement<'_>], is_whole: b
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Members {
     Known(BTreeSet<u8>),
-    /// The servers keep no list. The ensemble has only the servers of the connect string.
+    /// The servers keep no list. The servers of the connect string count as the whole ensemble.
     Unlisted,
     Unknown,
 }
@@ -114,13 +114,13 @@ fn listed(config: &str) -> Members {
     }
 }
 
-/// Returns the server's id, which is the highest byte of a session that it gave. Two names in the connect string with
-/// the same id are one server.
+/// Returns the server's id: the highest byte of the id of a session that the server gave. Two names in the connect
+/// string with the same id are one server.
 fn number(server: &ServerReport) -> Option<u8> {
     server.session.map(|session| session.to_be_bytes()[0])
 }
 
-/// Whether every server of the ensemble was looked at.
+/// Whether every server of the ensemble answered all three looks.
 fn is_whole(servers: &[ServerReport], members: &Members) -> bool {
     let is_looked_at = servers.iter().all(|server| server.looks.len() == 3);
     let numbers: Option<BTreeSet<u8>> = servers.iter().map(number).collect();
@@ -153,7 +153,7 @@ impl Seen {
         Seen { named: servers.len(), looked_at, of }
     }
 
-    /// Returns the oddity that some servers were not looked at.
+    /// Returns the oddity that some servers of the ensemble were not looked at, if there are such servers.
     pub(crate) fn others(&self) -> Option<Odd> {
         let (looked_at, of) = (self.looked_at, self.of.filter(|of| *of > self.looked_at)?);
         let advice = if self.named < of { ": name all servers of the ensemble in --zk" } else { "" };

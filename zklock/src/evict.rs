@@ -35,7 +35,7 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
     }
 }
 
-/// Reports that no contender has the token, and lists the contenders that there are.
+/// Reports that no contender has the token, and lists the present contenders.
 async fn stale(zk: &ZooKeeper, place: &Place, which: &Break) -> Result<u8, Exit> {
     let queue = place.queue().await?;
     place::report_if_missing(zk, &which.path).await;

@@ -14,7 +14,7 @@ pub(crate) const USAGE: u8 = 64;
 pub(crate) const IN_THE_WAY: u8 = 65;
 /// `EX_UNAVAILABLE`: no server can be reached.
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// `EX_OSERR`: this machine gives no thread or no signals.
+/// `EX_OSERR`: the system lacks a resource, such as a thread, or refuses to register a signal handler.
 pub(crate) const SYSTEM: u8 = 71;
 /// `EX_IOERR`: the output could not be written.
 pub(crate) const NOT_WRITTEN: u8 = 74;
@@ -24,9 +24,9 @@ pub(crate) const LOST: u8 = 75;
 pub(crate) const PLACE_LOST: u8 = 76;
 /// `EX_NOPERM`: ZooKeeper denies the permission, or refuses the credentials.
 pub(crate) const NO_PERMISSION: u8 = 77;
-/// The command cannot be executed. The code is that of shells and env(1).
+/// The command exists but cannot be executed. Shells and env(1) use the same code.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
-/// There is no such command. The code is that of shells and env(1).
+/// There is no such command. Shells and env(1) use the same code.
 pub(crate) const NO_SUCH_COMMAND: u8 = 127;
 
 /// A failure: a message for people and a code for scripts.
@@ -90,8 +90,8 @@ impl From<Error> for Exit {
     }
 }
 
-/// Returns the exit code for a lost lock or a lost place in the queue. If the servers now refuse the credentials,
-/// another try is of no use.
+/// Returns the exit code for a lost lock or a lost place in the queue: [`NO_PERMISSION`] if the servers now refuse the
+/// credentials, because another try would fail, and `usually` otherwise.
 pub(crate) fn of_loss(why: Loss, usually: u8) -> u8 {
     match why {
         Loss::SessionOver(Ending::AuthFailed) => NO_PERMISSION,
@@ -99,7 +99,7 @@ pub(crate) fn of_loss(why: Loss, usually: u8) -> u8 {
     }
 }
 
-/// Returns the exit code that a shell gives to a process that a signal ended.
+/// Returns the exit code that a shell reports for a process that a signal ended: 128 plus the number of the signal.
 pub(crate) fn by_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

@@ -12,7 +12,7 @@ use zk_rwlock::{Error, Loss, ReadGuard, WriteGuard};
 pub(crate) enum AnyGuard {
     Read(ReadGuard),
     Write(WriteGuard),
-    /// The guard of `--once-in`, if the job is due.
+    /// The guard under `--once-in`. It exists only if the job is due.
     Once(OnceGuard),
     Permit(Permit),
 }
@@ -29,7 +29,7 @@ macro_rules! either {
 }
 
 impl AnyGuard {
-    /// Returns the mode for the command's variable `ZKLOCK_MODE`.
+    /// Returns the mode for the environment variable `ZKLOCK_MODE` of the command.
     pub(crate) fn mode(&self) -> &'static str {
         match self {
             AnyGuard::Read(_) => "READ",

@@ -1,24 +1,24 @@
-//! Fits a table into the columns of a terminal: which columns go, and which cells are shortened.
+//! Fits a table into the columns of a terminal: drops columns of the table and shortens cells.
 //!
 //! Off a terminal no column is dropped and no cell is shortened. On a terminal that is too narrow, these steps are
 //! taken in this order until the table fits: SESSION is dropped; cells take their brief form, if they have one; hosts
-//! are shortened in the middle and labels at their end, the longer of the two columns first; PID is dropped; then the
+//! are shortened in the middle and labels at their end, the wider of the two columns first; PID is dropped; then the
 //! other columns are dropped in the order of [`MAY_GO`]. TOKEN stays.
 
 use crate::output::{shorten, shorten_in_the_middle, width};
 
-/// The columns that may be dropped, in this order. Before a column is dropped, the other columns are shortened down to
-/// the given width.
+/// The columns that may be dropped, in this order, each with a width. Before a column is dropped, the columns that are
+/// still there are shortened, but not below this width.
 const MAY_GO: [(&str, usize); 8] =
     [("PID", 12), ("BEHIND", 8), ("QUEUED", 8), ("LABEL", 8), ("MODE", 8), ("HOST", 8), ("STATE", 1), ("PLACE", 1)];
 
-/// Spaces between two columns.
+/// The number of spaces between two columns.
 const BETWEEN: usize = 2;
 
 /// How the cells of a column are shortened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// Not at all: half a number is another number.
+    /// Not at all, because a shortened number would be read as another number.
     Never,
     /// In the middle, because names with the same beginning often differ at the end.
     Middle,
@@ -53,7 +53,8 @@ impl Column {
         self.cells.iter().map(|cell| width(cell)).max().unwrap_or(0).max(width(self.heading))
     }
 
-    /// Returns the width down to which the cells may be shortened, which is not below `least`.
+    /// Returns the width down to which the cells may be shortened. It is not below `least`, unless the column is
+    /// narrower already.
     fn narrowest(&self, least: usize) -> usize {
         match self.cut {
             Cut::Never => self.width(),
@@ -69,7 +70,7 @@ impl Column {
     }
 }
 
-/// Returns the table as lines, the headings first. With `most`, no line is wider.
+/// Returns the table as lines, the headings first. If `most` is given, no line is wider than `most`.
 pub(crate) fn lines(mut columns: Vec<Column>, most: Option<usize>) -> Vec<String> {
     if let Some(most) = most {
         columns = fit(columns, most);
@@ -108,7 +109,7 @@ fn fit(mut columns: Vec<Column>, most: usize) -> Vec<Column> {
     columns
 }
 
-/// Shortens the widest of the columns that may be shortened, until the table fits.
+/// Shortens the widest columns until the table fits into `most`. No column gets narrower than [`Column::narrowest`].
 fn level(columns: Vec<Column>, most: usize, least: usize) -> Vec<Column> {
     let mut widths: Vec<usize> = columns.iter().map(Column::width).collect();
     let narrowest: Vec<usize> = columns.iter().map(|column| column.narrowest(least)).collect();
@@ -171,7 +172,8 @@ mod tests {
         lines[0].split_whitespace().collect()
     }
 
-    /// Returns tables of few short cells up to many long ones, with characters that take two columns or none.
+    /// Returns tables with few short cells up to tables with many long cells, which have characters of width two and
+    /// zero, too.
     fn tables() -> Vec<Vec<[&'static str; 10]>> {
         let plain = ["1", "holds", "WRITE", "web-17", "4711", "backup", "3s", "0x100000a", "-", "4294967301"];
         let long = [

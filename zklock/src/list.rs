@@ -45,8 +45,8 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// Whether the directory of a free lock has other nodes. The path may be a directory of locks that the user took for a
-/// lock, and the answer "free" would mislead.
+/// Whether the directory of a free lock has nodes that are no contenders. The path may be a directory of locks that the
+/// user took for a lock. In that case the answer "free" alone would mislead.
 async fn has_other_nodes(zk: &ZooKeeper, queue: &Queue) -> bool {
     let Ok(session_slot) = zk.session_slot(0).await else { return false };
     let session = session_slot.session();

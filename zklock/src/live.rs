@@ -21,10 +21,10 @@ use crate::{table, terminal};
 /// How often the screen is redrawn without a change of the queue, because it shows how long ago things happened.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The time without an answer after which the screen reports it.
+/// If ZooKeeper has not answered for this time, the screen says so.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// The last second of the year 9999, in seconds since 1970. Later times do not fit the format.
+/// The last second of the year 9999, in seconds since 1970. RFC 3339 has no later times.
 const LAST_WRITTEN: Duration = Duration::from_secs(253_402_300_799);
 
 /// Shows the queue until a signal ends zklock.
@@ -42,12 +42,12 @@ pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result
 struct Screen {
     path: String,
     queue: Option<Queue>,
-    /// When the request was sent that has no answer yet.
+    /// When the request that waits for an answer was sent. `None` if no request waits.
     unanswered: Option<Instant>,
     resized: Signal,
     continued: Signal,
-    /// Whether the terminal is the controlling terminal of this session, so that the terminal tells which group is in
-    /// the foreground.
+    /// Whether standard output is the controlling terminal of zklock's Unix session (setsid(2)). Only for this terminal
+    /// the system says which process group is in the foreground.
     is_ours: bool,
 }
 
@@ -57,7 +57,7 @@ async fn on_a_screen(place: &Place, interval: Duration) -> Result<u8, Exit> {
         queue: None,
         unanswered: None,
         resized: listen(SignalKind::window_change())?,
-        // `fg` sends SIGCONT, and the screen is redrawn at once.
+        // `fg` sends SIGCONT, and the screen is to be redrawn at once.
         continued: listen(SignalKind::from_raw(RawSignal::CONT.as_raw()))?,
         is_ours: terminal::is_background(io::stdout()).is_some(),
     };
@@ -79,7 +79,8 @@ fn listen(to: SignalKind) -> Result<Signal, Exit> {
 }
 
 impl Screen {
-    /// Redraws the screen until the future is ready. Returns `None` if the screen is gone.
+    /// Redraws the screen until the future is ready. Returns `None` if [`Screen::draw`] reports that the screen is
+    /// gone.
     async fn drawn_during<F: Future>(&mut self, what: F) -> Result<Option<F::Output>, Exit> {
         let mut what = pin!(what);
         loop {
@@ -96,12 +97,13 @@ impl Screen {
         }
     }
 
-    /// Draws the screen. Returns `false` if the screen is gone. In the background the terminal shows another program,
-    /// so nothing is drawn.
+    /// Draws the screen. In the background nothing is drawn, because the terminal shows another program. Returns
+    /// `false` if the screen is gone: standard output has no reader, or the shell has ended.
     fn draw(&self) -> Result<bool, Exit> {
         match terminal::is_background(io::stdout()) {
             Some(true) => return Ok(true),
-            // The shell has ended, and another user may have the terminal now.
+            // The terminal is no longer the controlling terminal: the shell has ended, and another user may have the
+            // terminal now.
             None if self.is_ours => return Ok(false),
             Some(false) | None => {}
         }
@@ -120,7 +122,7 @@ impl Screen {
             let left = rows.saturating_sub(lines.len() + 1);
             lines.extend(table::table_within(queue, columns, left, output::is_colourful()));
         }
-        // Moves the cursor to the top left corner, and clears the rest of each line and the rows below.
+        // The text moves the cursor to the top left corner, and clears the rest of each line and the rows below.
         output::print(&format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n")))
     }
 }
@@ -153,7 +155,8 @@ async fn in_lines(place: &Place, watch: &WatchOrder) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// Returns `None` if the queue could not be read for now: the connection may come back, or a new session may be opened.
+/// Turns the outcome of a read into the queue. Returns `None` after an error that may pass: the connection may come
+/// back, or a new session may be opened.
 fn answer(looked: Result<Queue, Error>) -> Result<Option<Queue>, Exit> {
     match looked {
         Ok(queue) => Ok(Some(queue)),
@@ -162,7 +165,8 @@ fn answer(looked: Result<Queue, Error>) -> Result<Option<Queue>, Exit> {
     }
 }
 
-/// Returns the part of a queue whose change is printed. Times that pass are not part of it.
+/// Returns the part of a queue whose change is printed. The ages of members are not in this part, because they change
+/// all the time.
 fn gist(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>, Option<u32>) {
     let members = queue.members.iter().map(|member| (member.node.clone(), member.state == MemberState::Holds));
     (members.collect(), queue.done.as_ref().map(|done| done.at), queue.permits)

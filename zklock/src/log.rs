@@ -12,7 +12,7 @@ use crate::output::{escape_controls, to_people};
 
 /// Turns the log on.
 pub(crate) fn show() {
-    // This process sets no other subscriber.
+    // The error is ignored: this process sets no other subscriber, so there is none.
     let _ = tracing::subscriber::set_global_default(Log { started: Instant::now() });
 }
 
@@ -47,7 +47,8 @@ impl Subscriber for Log {
         let origin = target.split("::").next().unwrap_or(target);
         let at = self.started.elapsed().as_secs_f32();
         let line = escape_controls(&format!("{at:.3}s {level} {origin}: {}{}", words.message, words.fields));
-        // Events also come from the threads that keep the session alive.
+        // The line is queued, because events also come from the threads that keep the session alive, and these must not
+        // wait for a reader of standard error.
         to_people(format!("zklock: {line}\n"));
     }
 

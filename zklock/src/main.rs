@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         Ok(Ok(arguments)) => run_in_runtime(arguments),
         Ok(Err(error)) => {
             let printed = output::written(output::print_error(&error));
-            // If the error does not belong on standard error, it is the text of --help or --version.
+            // clap reports --help and --version as an error whose text belongs on standard output.
             if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
         }
     };
@@ -65,12 +65,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// About how many files a runtime and a connection open.
+/// How many files a tokio runtime and a connection open, roughly.
 const FILES: usize = 16;
 
 fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {
     let cannot_start = |error: io::Error| Exit::new(exit::SYSTEM, format!("cannot start: {error}"));
-    // With fewer file descriptors the runtime would panic.
+    // zklock opens files to see whether there are enough file descriptors, because tokio's runtime would panic without
+    // them.
     let spare: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
     drop(spare.map_err(cannot_start)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot_start)?;

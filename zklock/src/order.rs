@@ -8,10 +8,10 @@ use crate::arguments::{Arguments, Run};
 use crate::exit::Exit;
 use crate::output::shorten;
 
-/// The maximal length of a label that is made from a command line.
+/// The maximal length of a label that is made from a command line, in columns and in characters.
 const LABEL_MADE: usize = 60;
 
-/// What to run, and under which lock.
+/// The lock's path, the command to run under the lock, and the label.
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) path: String,
@@ -46,7 +46,7 @@ impl Order {
         let mut shell = run.shell.clone();
         match command.first().and_then(|word| word.to_str()) {
             Some("--") => drop(command.remove(0)),
-            // flock(1) accepts these words here, too.
+            // As in flock(1), `-c` may stand after the path, too.
             Some("-c" | "--command") if shell.is_none() && command.len() == 2 => {
                 shell = command.pop();
                 command.clear();
@@ -83,7 +83,8 @@ impl Order {
 /// Makes a label from the beginning of a command line.
 fn label(words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-    // The number of characters is limited, too: some take no column, but the library counts them all.
+    // The number of characters is limited, not only that of columns: some characters take no column, but the library
+    // counts them all.
     let line = words.join(" ").chars().take(LABEL_MADE + 1).collect::<String>();
     let fit: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     shorten(&fit, LABEL_MADE)

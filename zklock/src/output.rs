@@ -15,10 +15,10 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use crate::exit::{self, Exit};
 use crate::terminal;
 
-/// How many texts are queued for the reader of standard error at most.
+/// The maximal number of texts that wait for a reader of standard error.
 const UNREAD_MAX: usize = 1000;
 
-/// How long zklock waits for a reader of its messages. During this wait no signal would end zklock.
+/// The longest wait until a message is written. It is short, because no signal ends zklock during this wait.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Whether the stream is a terminal with cursor control.
@@ -32,8 +32,8 @@ pub(crate) fn is_colourful() -> bool {
     is_screen(&io::stdout()) && !unwanted
 }
 
-/// Prints a message and waits up to [`FAREWELL`] until it is written. A failure is ignored: zklock goes on without a
-/// reader.
+/// Prints a message and waits up to [`FAREWELL`] until it is written. A failure is ignored, because zklock goes on even
+/// if nobody reads its messages.
 pub(crate) fn say(words: &str) {
     say_within(FAREWELL, words);
 }
@@ -41,14 +41,15 @@ pub(crate) fn say(words: &str) {
 /// Prints a message as [`say()`] does, but waits no longer than `limit`. If nobody reads standard error, the message
 /// stays queued and zklock goes on.
 pub(crate) fn say_within(limit: Duration, words: &str) {
-    // The wait keeps the message ahead of later output.
+    // zklock waits so that the message appears before later output, for example that of the command.
     wait_for(limit, format!("zklock: {words}\n"));
 }
 
-/// A text to print, and a sender that the printer drops after printing.
+/// A text to print, and a sender. The printer drops the sender after printing, and this ends the wait of [`wait_for`].
 type Text = (String, Option<Sender<Infallible>>);
 
-/// The channel to the thread that prints. The first message starts the thread. `None` if the system gave no thread.
+/// The channel to the thread that prints. The first message starts the thread. `None` if the system gave no thread:
+/// then each text is written by the thread that calls.
 static PRINTER: OnceLock<Option<SyncSender<Text>>> = OnceLock::new();
 
 /// Queues a text for the thread that writes to standard error. The text is dropped if the queue is full.
@@ -67,7 +68,7 @@ pub(crate) fn finish() {
 pub(crate) fn wait_for(limit: Duration, text: String) {
     let (sender, printed) = mpsc::channel();
     enqueue((text, Some(sender)));
-    // Nothing is ever sent. This call returns when the sender is dropped.
+    // Nothing is ever sent. This call returns when the printer drops the sender, or after `limit`.
     let _ = printed.recv_timeout(limit);
 }
 
@@ -89,7 +90,7 @@ fn printer() -> Option<SyncSender<Text>> {
 }
 
 /// Prints a result in one piece, so that after a stop (Ctrl-Z) the screen shows either all of it or nothing. Returns
-/// `false` if there is no reader any more, as after `| head`.
+/// `false` if standard output has no reader any more, as after `| head`.
 pub(crate) fn print(text: &str) -> Result<bool, Exit> {
     let out = io::stdout().lock();
     let mut left = text.as_bytes();
@@ -120,8 +121,8 @@ pub(crate) fn is_read() -> bool {
     poll(&mut polled, Some(&at_once)).is_err() || !polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
-/// Makes foreign text safe for a terminal: escapes control characters, and characters that change the direction of text
-/// or end a line.
+/// Makes text from other users safe for a terminal: escapes control characters, and characters that change the
+/// direction of text or end a line.
 pub(crate) fn escape_controls(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -133,13 +134,13 @@ pub(crate) fn escape_controls(text: &str) -> String {
     escaped
 }
 
-/// The longest line in a message that is shown whole, in characters. Every valid path of a lock fits.
+/// The length of the longest line that a message shows whole, in characters. Every valid path of a lock fits.
 const LONGEST_LINE: usize = 4000;
 
-/// How many columns of a longer line are shown.
+/// The width to which a longer line of a message is shortened, in columns.
 const SHORT_LINE: usize = 300;
 
-/// Makes a message with foreign text readable: escapes control characters, and shortens overlong lines.
+/// Makes a message with text from other users readable: escapes control characters, and shortens overlong lines.
 pub(crate) fn readable(words: &str) -> String {
     let line = |line: &str| {
         let is_long = line.chars().nth(LONGEST_LINE).is_some();
@@ -148,7 +149,8 @@ pub(crate) fn readable(words: &str) -> String {
     words.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Prints help or an error about the arguments, in colours if wanted.
+/// Prints the help, or an error about the arguments, as clap does. A text with an overlong line is shortened and has no
+/// colours.
 pub(crate) fn print_error(error: &clap::Error) -> io::Result<()> {
     let words = error.to_string();
     if words.lines().any(|line| line.chars().nth(LONGEST_LINE).is_some()) {
@@ -181,7 +183,8 @@ pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// How many characters may share a column. Some characters take no column, so a text of few columns could be endless.
+/// The maximal number of characters for each column. Some characters take no column, so without this limit a text of
+/// few columns could be very long.
 const STACKED: usize = 4;
 
 fn fits(text: &str, most: usize) -> bool {
@@ -203,7 +206,8 @@ pub(crate) fn shorten_in_the_middle(text: &str, most: usize) -> String {
     }
     let left = most.saturating_sub(1);
     let begins = beginning(text, left - left / 2);
-    // A character without width belongs to the character before it.
+    // `ends` does not begin with a character without width, because such a character belongs to the character before
+    // it.
     let ends = end(&text[begins.len()..], left - width(begins)).trim_start_matches(|c: char| c.width() == Some(0));
     format!("{begins}{MORE}{ends}")
 }
@@ -211,7 +215,8 @@ pub(crate) fn shorten_in_the_middle(text: &str, most: usize) -> String {
 /// The mark for the part that is left out.
 const MORE: char = '…';
 
-/// Returns as much of the beginning as fits into `most` columns. Some characters are wider together than alone.
+/// Returns as much of the beginning as fits into `most` columns. The whole text is measured each time, because some
+/// characters are wider together than alone.
 fn beginning(text: &str, most: usize) -> &str {
     let ends = text.char_indices().take(STACKED.saturating_mul(most)).map(|(at, character)| at + character.len_utf8());
     let fitting = ends.take_while(|&at| width(&text[..at]) <= most).last();

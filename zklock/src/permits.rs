@@ -8,7 +8,7 @@ use crate::exit::{self, Exit};
 
 pub(crate) async fn set(which: &SetPermits, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
-    // Setting the number would make a semaphore of a path whose lock is in use.
+    // If the path is a lock in use, setting the number would turn the path into a semaphore.
     if !connect::lock(&zk, &which.path, connection)?.queue().await?.members.is_empty() {
         return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and the lock is in use", which.path)));
     }

@@ -13,12 +13,13 @@ use crate::{connect, output};
 pub(crate) enum Place {
     Lock(RwLock),
     Semaphore(Semaphore),
-    /// A lock or a semaphore. The data in the ensemble decide, at each request.
+    /// A lock or a semaphore. Each request finds out which of the two is at the path ([`is_semaphore`]).
     Either(RwLock, Semaphore, Arc<dyn Coordinator>),
 }
 
 impl Place {
-    /// Opens the lock or semaphore at the path, for looking at it. Semaphores exist only in the native dialect.
+    /// Returns the lock or semaphore at the path, for reading its queue or removing a contender. Semaphores exist only
+    /// in the native dialect.
     pub(crate) fn whatever<C: Coordinator + Clone>(zk: &C, path: &str, dialect: Dialect) -> Result<Place, Error> {
         let lock = RwLock::builder(zk, path).dialect(dialect).build()?;
         Ok(match dialect {
@@ -42,8 +43,8 @@ impl Place {
         }
     }
 
-    /// Finds the contender with this token. At a semaphore's path it may be a contender for a lock, from an older
-    /// client.
+    /// Finds the contender with this token. At a semaphore's path there may also be contenders for a lock, created by
+    /// clients of older versions.
     pub(crate) async fn find(&self, token: i64) -> Result<Option<Member>, Error> {
         let among = |queue: Queue| queue.members.into_iter().find(|member| member.token == Some(token));
         match self {
@@ -72,10 +73,10 @@ impl Place {
     }
 }
 
-/// Whether the path is a semaphore. A path with a valid number of permits is one. If the data is invalid, a directory
-/// of permits makes the path a semaphore. If the data is empty, a held permit makes the path a semaphore. The directory
-/// of the queue decides nothing, because the servers remove it when it is empty. A path whose data this client may not
-/// read counts as a lock.
+/// Whether the path is a semaphore. The path is one if its data is a valid number of permits, if its data is invalid
+/// and it has a directory of permits, or if its data is empty and a permit is held. The directory of the queue decides
+/// nothing, because the servers remove it when it is empty. A path whose data this client may not read counts as a
+/// lock.
 pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> Result<bool, Error> {
     let is_doubtful = match semaphore.permits().await {
         Ok(Some(_)) => return Ok(true),
@@ -93,7 +94,8 @@ pub(crate) async fn is_semaphore(semaphore: &Semaphore, zk: &Arc<dyn Coordinator
     })
 }
 
-/// Reports that the path does not exist. The user may have mistyped the path, and the answer "free" would mislead.
+/// Prints a message if the path does not exist. The user may have mistyped the path, and the answer "free" alone would
+/// mislead.
 pub(crate) async fn report_if_missing<C: Coordinator>(zk: &C, path: &str) {
     let Ok(session_slot) = zk.session_slot(0).await else { return };
     let session = session_slot.session();

@@ -10,20 +10,20 @@ enum Quote {
     Ansi,
 }
 
-/// A word of a bash command line up to the cursor. bash replaces some of its end by the chosen candidate.
+/// A word of a bash command line up to the cursor. bash replaces only the end of the word by the chosen candidate.
 #[derive(Debug)]
 pub(crate) struct TypedWord {
-    /// The text before the replaced part, without its quotes.
+    /// The text before the replaced end, without its quotes.
     before: String,
     quote: Quote,
 }
 
 impl TypedWord {
-    /// Reads a word. `replaced` is the part at its end that bash is going to replace.
+    /// Reads a word. `replaced` is the end of the word that bash is going to replace.
     pub(crate) fn new(word: &str, replaced: &str) -> TypedWord {
         let (_, quote, quoted_from) = read(word);
         let kept = word.strip_suffix(replaced).map_or(0, str::len);
-        // bash replaces nothing before the open quotes.
+        // bash replaces nothing before the quotes that are open at the end of the word.
         let kept = if quote == Quote::None { kept } else { kept.max(quoted_from) };
         TypedWord { before: read(&word[..kept]).0, quote }
     }
@@ -36,7 +36,8 @@ impl TypedWord {
         let mut escaped = String::with_capacity(rest.len());
         for character in rest.chars() {
             match (self.quote, character) {
-                // In double quotes `!` recalls an earlier line, and no backslash prevents that there.
+                // In double quotes bash expands `!` to an earlier line, even after a backslash. So the text leaves the
+                // quotes for the `!`.
                 (Quote::Double, '!') => escaped.push_str("\"\\!\""),
                 (Quote::Double, '\\' | '"' | '$' | '`') => escaped.extend(['\\', character]),
                 (Quote::Single, '\'') => escaped.push_str("'\\''"),
@@ -45,7 +46,8 @@ impl TypedWord {
                 _ => escaped.push(character),
             }
         }
-        // If the inserted text ends with the open kind of quote, bash takes it for the closing quote and adds none.
+        // bash adds the closing quote, unless the inserted text ends with the same kind of quote. In that case the text
+        // needs its own closing quote.
         let end = match self.quote {
             Quote::Single => escaped.ends_with('\'').then_some('\''),
             Quote::Double => escaped.ends_with('"').then_some('"'),
@@ -56,8 +58,8 @@ impl TypedWord {
     }
 }
 
-/// Whether the character needs no backslash outside of quotes. Characters at which bash breaks words, such as `:` and
-/// `=`, need none either.
+/// Whether the character needs no backslash outside of quotes. Characters that end a word for bash's completion, such
+/// as `:` and `=`, need no backslash either.
 fn is_plain(character: char) -> bool {
     character.is_alphanumeric() || "/._-+,:=@%".contains(character)
 }
@@ -67,8 +69,8 @@ pub(crate) fn unquoted(word: &str) -> String {
     read(word).0
 }
 
-/// Returns the word without its quotes, the quotes that are open at its end, and the index at which their content
-/// begins.
+/// Returns the word without its quotes, the quotes that are open at its end, and the index at which the text in these
+/// open quotes begins.
 fn read(word: &str) -> (String, Quote, usize) {
     let (mut text, mut quote, mut quoted_from) = (String::new(), Quote::None, 0);
     let mut rest = word;
@@ -99,8 +101,9 @@ fn read(word: &str) -> (String, Quote, usize) {
     (text, quote, quoted_from)
 }
 
-/// Returns the character that an escape in `$'..'` stands for, and the length of the escape without its backslash. An
-/// escape is a character for itself, or two hexadecimal digits as this program writes them.
+/// Returns the character that an escape in `$'..'` stands for, and the length of the escape without its backslash.
+/// `\xHH`, which [`TypedWord::completed`] writes, stands for the character with that code, and any other character for
+/// itself.
 fn escape(after: &str) -> (Option<char>, usize) {
     let code = after.strip_prefix('x').and_then(|digits| digits.get(..2));
     match code.and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(u8::is_ascii) {
@@ -109,8 +112,8 @@ fn escape(after: &str) -> (Option<char>, usize) {
     }
 }
 
-/// Returns a word of a fish command line without its quotes. In fish's single quotes, too, a backslash escapes the
-/// quote and itself.
+/// Returns a word of a fish command line without its quotes. Unlike in bash, a backslash in single quotes escapes a
+/// quote and a backslash.
 pub(crate) fn unquoted_in_fish(word: &str) -> String {
     let (mut text, mut quote) = (String::new(), None);
     let mut characters = word.chars().peekable();
@@ -179,7 +182,7 @@ mod tests {
         }
         assert_eq!(TypedWord::new("--zk=a", "a").completed("--zk=ab").as_deref(), Some("ab"));
         assert_eq!(TypedWord::new("/a", "").completed("/b"), None);
-        // The inserted text closes the quotes, because bash does not.
+        // The inserted text has a closing quote, because bash does not add one.
         assert_eq!(TypedWord::new("'/", "/").completed("/it'").as_deref(), Some(r"/it'\'''"));
         assert_eq!(TypedWord::new("\"/", "/").completed("/it\"").as_deref(), Some(r#"/it\"""#));
         assert_eq!(TypedWord::new("\"/", "/").completed("/it!").as_deref(), Some(r#"/it"\!"""#));

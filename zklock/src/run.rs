@@ -22,30 +22,30 @@ use crate::place::Place;
 use crate::signals::Signals;
 use crate::{credentials, waiting};
 
-/// How long `-n` tries to reach a server without `--connect-timeout`.
+/// How long `-n` tries to reach a server, unless `--connect-timeout` is given.
 const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
 
-/// How long zklock tries to reach a server at least, also with a shorter `-w`.
+/// The shortest time for which zklock tries to reach a server, even if `-w` is shorter.
 const CONNECT_LEAST: Duration = Duration::from_secs(1);
 
-/// How often to check whether a command that got TERM must be killed now.
+/// How often zklock checks whether a command that got TERM has to be killed.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How long to wait for the reason why no server is reached, after a loss.
+/// After a loss: how long to wait until the client knows why it reaches no server.
 const REASON: Duration = Duration::from_millis(500);
 
 const KILLED: &str = "the command was killed";
 
-/// The interval at which a waiting zklock looks at the clock, to notice that it was stopped.
+/// How often zklock reads the clock while it waits. A late tick means that zklock, or the machine, was stopped.
 const BEAT: Duration = Duration::from_millis(500);
 
-/// Appended to the message of a loss that such a stop caused.
+/// The suffix of an error message if the lock was lost because zklock, or the machine, was stopped.
 const STOOD_STILL: &str = " (zklock stood still meanwhile, or this machine did)";
 
 /// How long to wait until the servers confirm the end of the session.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The same, if zklock is not connected.
+/// How long to wait until the servers confirm the end of the session, if zklock is not connected.
 const FAREWELL_UNREACHED: Duration = Duration::from_millis(300);
 
 pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
@@ -58,7 +58,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             "--permits cannot be used with --dialect: other programs do not see the nodes of a semaphore",
         ));
     }
-    // The embedded backend reports a wrong path or option before anything is sent.
+    // A wrong path or option is reported before zklock connects, because the embedded backend reports it, too.
     open(&Memory::new(), run, &order, connection.dialect)?;
     let mut signals = Signals::listen()?;
     let zk = tokio::select! {
@@ -71,7 +71,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let guard = tokio::select! {
         biased;
         signal = signals.next() => {
-            // The acquisition was dropped above. The end of the session removes its node.
+            // `select!` has dropped the acquisition, and the end of the session removes the acquisition's node.
             leave(&zk, &mut signals).await;
             return Ok(ended_by(signal));
         }
@@ -137,7 +137,7 @@ fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Diale
     Ok(Place::Lock(builder.build()?))
 }
 
-/// Acquires the lock. Returns `None` if the job was already done, with `--once-in`.
+/// Acquires the lock. With `--once-in`, returns `None` if the job was already done.
 async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<AnyGuard>, Error> {
     let started = Instant::now();
     if run.does_not_wait() {
@@ -168,7 +168,7 @@ async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<An
     Ok(guard)
 }
 
-/// Returns the text for what the command waits for.
+/// Returns the goal of the wait, for the message about the wait.
 fn what(run: &Run) -> &'static str {
     match (run.permits, run.shared) {
         (Some(_), _) => "for a permit of",
@@ -207,7 +207,7 @@ async fn wait_for(
     })
 }
 
-/// Adds the callback for progress, and the limit of `--wait` if there is one.
+/// Adds the callback for progress to the acquisition, and the limit of `--wait` if there is one.
 fn bounded<G: zk_rwlock::Guard>(
     acquire: Acquire<G>,
     run: &Run,
@@ -217,7 +217,7 @@ fn bounded<G: zk_rwlock::Guard>(
     run.wait.into_iter().fold(acquire, Acquire::timeout)
 }
 
-/// Reports that the command is not run, because it was already done, and by whom.
+/// Prints that the command is not run because the job was already done, and which process did it.
 async fn skipped(place: &Place, run: &Run) {
     if run.quiet {
         return;
@@ -251,12 +251,12 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
     Exit::new(code, if is_silent { String::new() } else { message })
 }
 
-/// Whether this loss can be caused by a stop of zklock, or by unreachable servers.
+/// Whether the cause of this loss can be a stop of zklock, or unreachable servers.
 fn is_over(why: Loss) -> bool {
     matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired))
 }
 
-/// Measures for how long zklock, or the machine, stood still while zklock waited.
+/// Measures for how long zklock, or the machine, was stopped while zklock waited.
 struct StallDetector {
     last: Cell<Instant>,
     longest: Cell<Duration>,
@@ -267,7 +267,7 @@ impl StallDetector {
         StallDetector { last: Cell::new(Instant::now()), longest: Cell::default() }
     }
 
-    /// Awaits the work, and looks at the clock at every interval meanwhile.
+    /// Awaits `work`, and reads the clock every [`BEAT`] meanwhile.
     async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         let stall = async {
             loop {
@@ -283,14 +283,14 @@ impl StallDetector {
         }
     }
 
-    /// Returns the longest time so far.
+    /// Returns the duration of the longest stop so far.
     fn stood_still(&self) -> Duration {
         self.longest.get().max(self.last.get().elapsed().saturating_sub(BEAT))
     }
 }
 
-/// Returns the end of a loss's message, which says since when and why no server is reached. The text is empty if that
-/// is not the cause, or if the reason is not known soon.
+/// Returns a suffix for the message of a loss: since when no server is reached, and why. Returns an empty text if the
+/// loss has another cause, or if the client does not know the reason within [`REASON`].
 async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
     if why == Loss::LeaseRanOut && !zk.state().is_connected() {
         let started = Instant::now();
@@ -354,7 +354,8 @@ async fn hold(
             event = child.next_event() => match event {
                 ChildEvent::Stopped(by) => child.was_stopped(by),
                 ChildEvent::Ended => {
-                    // A loss at the moment of the command's end counts as a loss while the command ran.
+                    // A loss at the moment when the command ends counts as a loss, because the command may have run
+                    // without the lock.
                     let mut held = guard.is_held();
                     let reaped = child.reap();
                     if let Some(group) = reaped.cut_short.filter(|_| held) {
@@ -370,7 +371,8 @@ async fn hold(
                 }
             },
             signal = signals.next() => match signal {
-                // After too long a stop the command must not go on. The loss is reported next.
+                // The lock was lost while zklock was stopped, so the command must not be continued. The next round of
+                // the loop handles the loss.
                 Signal::CONT if !guard.is_held() => {}
                 Signal::CONT => child.resume(),
                 signal => child.pass_on(signal),
@@ -382,7 +384,8 @@ async fn hold(
 /// With `--once-in`, records that the command has succeeded.
 ///
 /// # Errors
-/// The success is not recorded, or may not be. Then the next host runs the command again.
+/// Fails if the success is not recorded, or if the outcome is unknown. Without the record the next host runs the
+/// command again.
 async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<(), Exit> {
     let AnyGuard::Once(once) = guard else { return Ok(()) };
     if reaped.code != 0 {
@@ -390,7 +393,8 @@ async fn record(guard: &AnyGuard, run: &Run, reaped: Reaped, signals: &mut Signa
     }
     let recorded = tokio::select! {
         biased;
-        // The answer is awaited even after a loss: it may still come, and the command does not run any more.
+        // The reply is awaited even after a loss: the reply may still come, and the wait does no harm, because the
+        // command has ended.
         recorded = once.done() => recorded,
         why = async {
             let why = guard.lost().await;
@@ -429,8 +433,8 @@ async fn lost(why: Loss, code: u8, noticed: Noticed<'_>, how: &str) -> Result<Re
 /// Whether zklock noticed a loss in time.
 enum Noticed<'a> {
     InTime(&'a ZooKeeper),
-    /// The loss was noticed after the whole time for which the servers keep a session. So zklock stood still, and the
-    /// servers are not the cause.
+    /// A whole session timeout had passed when zklock noticed the loss. So zklock stood still, and the servers are not
+    /// the cause.
     Late,
 }
 
@@ -443,13 +447,13 @@ impl Noticed<'_> {
     }
 }
 
-/// Returns how long to wait until a message is printed. The time is zero if KILL is due.
+/// Returns the longest wait until a message is printed. It is zero if the session can be over, because KILL is due.
 fn message_wait(guard: &AnyGuard) -> Duration {
     (guard.session_left() / 8).min(Duration::from_millis(200))
 }
 
-/// Returns the grace between TERM and KILL, which ends before the session can expire, and the time that is reserved for
-/// KILL.
+/// Divides `left`, the time until the session can expire: returns the grace between TERM and KILL, which is at most
+/// `wanted`, and the time that is reserved for KILL.
 fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
     let reserve = left / 6;
     (wanted.min(left - reserve), reserve)
@@ -457,13 +461,13 @@ fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
 
 /// Ends the command: TERM, the grace, KILL. Returns how the command ended.
 ///
-/// ZooKeeper keeps every other contender out for one session timeout after it last heard of this session. The lease ran
-/// out when a quarter of the session timeout was left. KILL is sent when a sixth of that quarter is left. If another
-/// contender may already have the lock, there is no grace. If the node was removed on purpose, the command has its
-/// usual grace.
+/// ZooKeeper lets no other contender have the lock for one session timeout after it last heard of this session. The
+/// lease ends when a quarter of this time is left, and KILL is sent when a sixth of that quarter is left. There is no
+/// grace if another contender may already have the lock. The grace is the whole `--grace` if this contender's node was
+/// removed on purpose.
 async fn stop(guard: &AnyGuard, run: &Run, mut child: Child) -> &'static str {
     let how = end(guard, run, &mut child).await;
-    // A command that had already ended, for example while zklock was stopped, was not killed.
+    // A command that had ended before KILL, for example while zklock was stopped, was not killed.
     match child.reap().code == exit::by_signal(Signal::KILL.as_raw()) {
         false if how == KILLED => "the command has ended",
         _ => how,
@@ -477,13 +481,13 @@ async fn end(guard: &AnyGuard, run: &Run, child: &mut Child) -> &'static str {
         child.signal(Signal::TERM);
         // A stopped command could not react to TERM.
         child.signal(Signal::CONT);
-        // The wait has short steps, because timers stand still while the machine is suspended, and the session does
-        // not.
+        // The loop reads the clock in short steps, because timers stand still while the machine is suspended, but the
+        // session can still expire.
         while started.elapsed() < grace && guard.session_left() > reserve {
             tokio::select! {
                 biased;
                 event = child.next_event() => if event == ChildEvent::Ended {
-                    // The command's remaining processes must not go on either.
+                    // The other processes of the command's group must not go on either.
                     child.signal(Signal::KILL);
                     return "the command has ended on TERM";
                 },
@@ -500,8 +504,8 @@ async fn end(guard: &AnyGuard, run: &Run, child: &mut Child) -> &'static str {
     "the command could not be ended, and has ended by itself"
 }
 
-/// Waits until the rest of the command's group has ended on the signal that ended the command. Kills the rest after the
-/// grace, or at once if the lock is lost or another signal comes.
+/// Waits until the remaining processes of the command's group have ended by the signal that ended the command. Kills
+/// them after the grace, or at once if the lock is lost or another signal comes.
 async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals) {
     let ended = async || {
         let mut pause = TICK;
@@ -521,9 +525,9 @@ async fn end_rest(group: Pid, guard: &AnyGuard, run: &Run, signals: &mut Signals
     let _ = tokio::time::timeout(FAREWELL, ended()).await;
 }
 
-/// Releases the lock and ends the session in one round trip. The release goes first, so that the next contender
-/// recognizes it as a hand-off. Without the release, the end of the session would remove the node. The wait for the
-/// answers is no longer than the lock could block other contenders. If no server answers, a message says for how long
+/// Releases the lock and ends the session in one round trip. The release is sent first, so that the next contender
+/// recognizes a hand-off. The end of the session would remove the node, too, but without a hand-off. zklock waits for
+/// the replies no longer than the lock could block other contenders. If no server answers, a message says for how long
 /// the lock may stay taken.
 async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) {
     let limit = match (is_reached(zk), guard.is_held()) {
@@ -532,21 +536,21 @@ async fn give_back(guard: AnyGuard, zk: &ZooKeeper, connection: &Connection, sig
         (false, _) => FAREWELL_UNREACHED,
     };
     let left = guard.is_held().then(|| guard.session_left());
-    // The first poll of the release sends the request. Once the session has ended, the answer to the release does not
-    // matter.
+    // `join!` polls the release first, and this poll sends its request. Once the session has ended, the reply to the
+    // release does not matter.
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };
     tokio::select! {
         done = tokio::time::timeout(limit, both) => if let (Err(_), Some(left)) = (done, left) {
             let left = humantime::format_duration(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
             say(&format!("no server has confirmed the release: the lock is free when the session ends, in {left} at most"));
         },
-        // The user does not want to wait. The end of the session removes the node.
+        // The user does not want to wait for the reply. The end of the session removes the node.
         _ = signals.next_ending() => {}
     }
 }
 
-/// Ends the session, which removes all its nodes at once. If no server is reached, the session ends by its timeout, and
-/// zklock does not wait for that.
+/// Ends the session, and this removes all its nodes at once. If no server is reached, the session ends by its timeout,
+/// and zklock does not wait for that.
 async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
     let limit = if is_reached(zk) { FAREWELL } else { FAREWELL_UNREACHED };
     tokio::select! {

@@ -16,10 +16,12 @@ use crate::connect::{self, exit_for};
 use crate::exit::Exit;
 use crate::output::escape_controls;
 
-/// How long to wait for a server without `--connect-timeout`. A server without an answer is reported and left out.
+/// How long to wait for each server, unless `--connect-timeout` is given. A server that does not answer is reported and
+/// left out.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long to wait before the last look, because the node of a session that has just ended may stay for a moment.
+/// How long to wait before the third look if the second look found ghosts: the node of a session that has just ended
+/// may stay for a moment.
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// Releases of ZooKeeper that can lose nodes, or keep deleted nodes, in an ensemble: the first affected release, the
@@ -47,7 +49,8 @@ const VULNERABILITIES: [([u32; 3], [u32; 3], &str); 10] = [
     ([3, 9, 0], [3, 9, 7], "CVE-2026-100235"),
 ];
 
-/// The nodes that a server shows at one moment. A persistent node has its version, every other node 0.
+/// The nodes that a server shows at one moment, and their versions. A node that is only listed in its directory has the
+/// version 0 here.
 pub(crate) type Look = BTreeMap<String, i32>;
 
 /// What zklock has learned from one server.
@@ -56,17 +59,17 @@ pub(crate) struct ServerReport {
     pub(crate) name: String,
     pub(crate) version: Option<String>,
     pub(crate) mode: Option<String>,
-    /// The session that the server gave.
+    /// The id of the session that the server gave to zklock.
     pub(crate) session: Option<i64>,
-    /// The three looks at the server, in order.
+    /// The nodes that the server showed in each of the three looks, in order.
     pub(crate) looks: Vec<Look>,
-    /// The sessions that the server knows, if it answers `dump`.
+    /// The ids of the sessions that the server knows. `None` if it does not answer `dump`.
     pub(crate) sessions: Option<BTreeSet<i64>>,
-    /// Why the server shows nothing.
+    /// Why the server could not be looked at. `None` if it could.
     pub(crate) problem: Option<String>,
 }
 
-/// The paths that every server is asked for.
+/// The paths that are read on every server.
 pub(crate) struct Places {
     /// Directories whose children are listed.
     pub(crate) directories: Vec<String>,
@@ -74,8 +77,9 @@ pub(crate) struct Places {
     pub(crate) nodes: Vec<String>,
 }
 
-/// Makes three looks at every server. Each look begins when all servers have ended the look before, and after the
-/// server has caught up with the leader. `nodes` were read before.
+/// Reads `places` on every server three times. Each of these three looks begins when all servers have answered the look
+/// before, and after the server has caught up with the leader (sync). `nodes` are the ephemeral nodes that were read
+/// before.
 pub(crate) async fn look(
     nodes: &BTreeMap<String, Stat>,
     places: &Places,
@@ -94,7 +98,7 @@ pub(crate) async fn look(
             }
         }
         if round == 0 {
-            // The dump comes after the look, so that it has the sessions of all nodes that were read.
+            // The dump comes after the first look, so that it has the sessions of all nodes that the look found.
             let dumps = join_all(names.iter().map(|name| word(name, "dump", connection))).await;
             for (server, dump) in servers.iter_mut().zip(dumps) {
                 server.sessions = dump.ok().as_deref().and_then(sessions);
@@ -121,7 +125,7 @@ pub(crate) fn connect_limit(connection: &Connection) -> Duration {
     connection.connect_timeout.unwrap_or(DEFAULT_LIMIT)
 }
 
-/// Returns the server without the path at the end of the connect string.
+/// Returns the address of the server, without the path at the end of the connect string.
 pub(crate) fn without_root(name: &str) -> &str {
     let host = name.find("://").map_or(0, |at| at + "://".len());
     name[host..].find('/').map_or(name, |at| &name[..host + at])
@@ -161,7 +165,7 @@ async fn ask(name: &str, connection: &Connection) -> (ServerReport, Option<ZooKe
     }
 }
 
-/// Returns the rest of the line that begins with `begins`, in an answer to a four-letter word.
+/// Returns the text after `begins` in the line that starts with it, from an answer to a four-letter word.
 fn line(said: &str, begins: &str) -> Option<String> {
     said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| escape_controls(rest.trim()))
 }
@@ -198,7 +202,7 @@ async fn shown(session: &Arc<dyn Session>, places: &Places) -> Result<Look, Fail
     Ok(look)
 }
 
-/// Returns the sessions in an answer to `dump`. `None` if the answer has another form.
+/// Returns the ids of the sessions in an answer to `dump`. `None` if the answer has another form.
 fn sessions(dump: &str) -> Option<BTreeSet<i64>> {
     let (sessions, _) = dump.strip_prefix("SessionTracker dump:")?.split_once("ephemeral nodes dump:")?;
     let id = |line: &str| {
@@ -229,7 +233,8 @@ impl ServerReport {
         self.mode.as_ref().map_or_else(|| self.name.clone(), |mode| format!("{} ({mode})", self.name))
     }
 
-    /// Returns the issues by which this release can lose or keep nodes. They occur only in an ensemble.
+    /// Returns the numbers of ZooKeeper's issues by which this release can lose nodes or keep deleted nodes. A
+    /// standalone server has none of these issues.
     fn losses(&self) -> Vec<u32> {
         let is_alone = self.mode.as_deref() == Some("standalone");
         if is_alone { Vec::new() } else { self.known_of(&LOSSES) }
@@ -240,14 +245,14 @@ impl ServerReport {
         self.known_of(&VULNERABILITIES)
     }
 
-    /// Returns the entries of a list that affect this release.
+    /// Returns the entries of `known` that affect this release.
     fn known_of<T: Copy>(&self, known: &[([u32; 3], [u32; 3], T)]) -> Vec<T> {
         let Some(version) = self.version.as_deref().and_then(release) else { return Vec::new() };
         let is_affected = |(from, to, _): &&([u32; 3], [u32; 3], T)| *from <= version && version < *to;
         known.iter().filter(is_affected).map(|(.., it)| *it).collect()
     }
 
-    /// Returns the oddity that this server was not looked at, if there is one.
+    /// Returns the oddity that this server was not looked at, if so.
     pub(crate) fn away(&self) -> Option<Odd> {
         let what = format!("{} was not looked at: {}", self.name, self.problem.as_ref()?);
         Some(Odd { kind: "away", node: None, what })

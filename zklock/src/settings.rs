@@ -1,7 +1,7 @@
 //! The settings that come from an option or, without the option, from an environment variable.
 //!
-//! Each message about a setting begins with the name of the option or variable that gave it. clap knows only the
-//! options, so the variables are read here.
+//! Each message about a setting begins with the name of the option or variable that gave it. clap reads the options,
+//! and this module the variables.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::exit::Exit;
 
-/// The two names of a setting.
+/// The option and the environment variable of a setting.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting {
     pub(crate) option: &'static str,
@@ -38,8 +38,8 @@ pub(crate) struct Given {
 }
 
 impl Setting {
-    /// Returns the value of the option, or else of the variable. An empty value counts as not given, so that a variable
-    /// can be switched off.
+    /// Returns the value of the option, or else of the variable. An empty value counts as not given, so that an empty
+    /// variable is the same as an unset one.
     pub(crate) fn given(self, option: Option<&OsString>) -> Option<Given> {
         self.of(option.cloned(), std::env::var_os(self.variable))
     }
@@ -60,7 +60,7 @@ impl Given {
         self.name
     }
 
-    /// Returns the value as text. No message shows it, because it may be a password.
+    /// Returns the value as text. The error does not show the value, because it may be a password.
     pub(crate) fn text(&self) -> Result<&str, Exit> {
         self.text.to_str().ok_or_else(|| self.wrong("the value is not valid UTF-8"))
     }

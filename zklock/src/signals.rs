@@ -15,8 +15,8 @@ use crate::exit::{self, Exit};
 #[cfg(target_os = "linux")]
 use crate::tie;
 
-/// Signals that concern only a running command. All other signals that can be caught are passed on to a running
-/// command, and end a zklock that waits, once it has left the queue.
+/// Signals that zklock handles only while a command runs. All other signals that can be caught are passed on to a
+/// running command. Without a running command they end zklock, after it has left the queue.
 const OTHERS: [Signal; 6] = [Signal::WINCH, Signal::URG, Signal::TSTP, Signal::TTIN, Signal::TTOU, Signal::CONT];
 
 /// Signals that end a process by default, except [`FAULTS`] and the real-time signals. PIPE is missing, because
@@ -41,9 +41,9 @@ const ENDING: &[Signal] = &[
     Signal::STKFLT,
 ];
 
-/// Signals that the kernel sends to a faulty program. If another process sends one of them, a thread takes it from the
-/// queue of blocked signals. A handler would not do: after a real fault of zklock it would return to the faulty
-/// instruction. A real fault still ends zklock.
+/// Signals that the kernel sends to a faulty program. zklock blocks them, and a thread takes those that another process
+/// sent from the queue of blocked signals. A handler cannot do this: after a real fault of zklock the handler would
+/// return to the faulty instruction. A real fault still ends zklock, although the signal is blocked.
 #[cfg(target_os = "linux")]
 const FAULTS: [NamedSignal; 7] = [
     NamedSignal::SIGILL,
@@ -62,7 +62,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Begins to deliver the signals that would end zklock.
+    /// Begins to deliver the signals that would end zklock by default.
     pub(crate) fn listen() -> Result<Signals, Exit> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let signals = Signals { sender, receiver };
@@ -79,9 +79,10 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Begins to deliver also the signals that concern only a command.
+    /// Begins to deliver the signals of [`OTHERS`], too.
     pub(crate) fn listen_to_all(&self) -> Result<(), Exit> {
-        // The parent of zklock may have ignored SIGCHLD. Then the exit codes of children would be lost.
+        // The parent of zklock may have ignored SIGCHLD, and zklock inherits this. Without a handler for SIGCHLD, the
+        // exit codes of children would be lost.
         let _stays_registered = stream(SignalKind::child())?;
         self.add(OTHERS)
     }
@@ -94,7 +95,7 @@ impl Signals {
         }
     }
 
-    /// Waits for the next signal that would end zklock. Signals for a command are passed over, because no command runs.
+    /// Waits for the next signal that would end zklock. Skips the signals of [`OTHERS`].
     pub(crate) async fn next_ending(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
@@ -114,12 +115,13 @@ impl Signals {
         Ok(())
     }
 
-    /// Blocks the signals of [`FAULTS`] for this thread and the threads that it starts later, and takes them from the
-    /// queue.
+    /// Blocks the signals of [`FAULTS`] for this thread and the threads that it starts later, and starts a thread that
+    /// delivers them.
     #[cfg(target_os = "linux")]
     fn add_faults(&self) -> Result<(), Exit> {
         if !tie::has_stage() {
-            // Without the stage a command would inherit the blocked signals, and never get them.
+            // The command inherits the blocked signals. Only the stage (`tie::stage`) unblocks them before the command
+            // runs.
             return Ok(());
         }
         let ignored = ignored();
@@ -133,7 +135,7 @@ impl Signals {
                 }
             }
         };
-        // Without a thread the signals keep their default action.
+        // If the system gives no thread, the signals are unblocked and have their default action.
         if thread::Builder::new().spawn(take).is_err() {
             restore();
         }
@@ -146,7 +148,7 @@ impl Signals {
     }
 }
 
-/// Unblocks the signals that the parent zklock has blocked for its own threads.
+/// Unblocks the signals of [`FAULTS`]. The stage that becomes the command inherits them blocked from zklock.
 #[cfg(target_os = "linux")]
 pub(crate) fn restore() {
     // This cannot fail, because all these signals exist.
@@ -169,8 +171,8 @@ fn cannot_listen(error: &dyn std::fmt::Display) -> Exit {
     Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}"))
 }
 
-/// Returns the set of ignored signals, if the system reports it. A signal that nohup(1), or a shell without job
-/// control, set to be ignored stays ignored, also by the command.
+/// Returns the set of signals that zklock ignores, if the system reports it. zklock and the command keep ignoring a
+/// signal that was ignored at the start of zklock, for example by nohup(1) or by a shell without job control.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -29,7 +29,8 @@ impl TableLine {
     }
 }
 
-/// Returns the queue as a table, or "free" if it is empty. With `columns`, no line is wider, except for a long path.
+/// Returns the queue as a table, or "free" if it is empty. If `columns` is given, no line is wider, except for a line
+/// with a long path.
 pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> String {
     let first = match (free(queue), queue.members.is_empty()) {
         (Some(free), _) => Some(format!("{}: {free}", queue.path)),
@@ -42,7 +43,8 @@ pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> S
     first.chain(members).chain(last).map(|line| line + "\n").collect()
 }
 
-/// Returns the table in at most so many columns and rows. The last row says how many members were left out.
+/// Returns the table in at most `columns` columns and `rows` rows. The last row says how many members were left out, if
+/// any.
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
     let plain = |text: String| TableLine { text: shorten(&text, columns), colour: "" };
     let first = match (free(queue), queue.members.is_empty()) {
@@ -61,7 +63,7 @@ pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful
     table.into_iter().map(|line| line.painted(colourful)).collect()
 }
 
-/// Returns how many permits of a semaphore are free.
+/// Returns the text about how many permits of a semaphore are free. `None` for a lock.
 fn free(queue: &Queue) -> Option<String> {
     let (all, free) = (queue.permits?, queue.free()?);
     if all == 0 {
@@ -70,7 +72,7 @@ fn free(queue: &Queue) -> Option<String> {
     Some(format!("{free} of {all} permit{} free", if all == 1 { "" } else { "s" }))
 }
 
-/// Returns the mode, or the number of permits, that the member holds or waits for.
+/// Returns the mode, or the number of permits, which the member holds or waits for.
 pub(crate) fn mode(member: &Member) -> String {
     match member.permits {
         Some(1) => "PERMIT".to_owned(),
@@ -79,7 +81,7 @@ pub(crate) fn mode(member: &Member) -> String {
     }
 }
 
-/// Returns the record of the last run under `--once-in`, if there is one.
+/// Returns the text about the record of the last run under `--once-in`, if there is a record.
 fn last_done(queue: &Queue) -> Option<String> {
     queue.done.as_ref().map(|done| format!("last {}", escape_controls(&done.to_string())))
 }
@@ -98,7 +100,7 @@ fn lines(queue: &Queue, most: Option<usize>) -> Vec<TableLine> {
 pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colourful: bool) -> String {
     let line = |text: String| wrapped(&text, columns) + "\n";
     let heading = |queue: &Queue| match queue.dialect {
-        // This table begins with the path itself.
+        // The table of a semaphore or of an empty queue begins with the path itself.
         _ if queue.permits.is_some() || queue.members.is_empty() => String::new(),
         Dialect::Native => line(format!("{}:", queue.path)),
         other => line(format!("{} ({other}):", queue.path)),
@@ -281,7 +283,7 @@ mod tests {
             next
         });
         let mut queue = block_on(lock.queue().into_future()).expect("the ensemble answers");
-        // The ages differ from one look to the next.
+        // The ages differ from one rendering to the next.
         queue.members.iter_mut().for_each(|member| member.since = None);
         queue
     }

@@ -1,12 +1,13 @@
 //! Lends the terminal to the command and takes it back.
 //!
-//! The command runs in a process group of its own, so that it can be stopped without stopping zklock, and gets Ctrl-C
-//! once. But only the foreground group of a terminal may read from it and gets Ctrl-C. So zklock does as shells do and
-//! lends the terminal to the command's group:
-//! - at the start of the command, if standard input and output are the terminal: then the user talks to the command;
-//! - otherwise when the command asks, which stops it by SIGTTIN or SIGTTOU. Until then the foreground is left to the
-//!   processes that share a pipe with zklock, such as `less` in `zklock ... | less`. zklock receives Ctrl-C and passes
-//!   it on.
+//! The command runs in a process group of its own. So the command can be stopped without stopping zklock, and gets each
+//! Ctrl-C only once. But only the foreground group of a terminal may read from the terminal and gets Ctrl-C. So zklock
+//! lends the terminal to the command's group, as a shell does:
+//! - at the start of the command, if standard input and output are the terminal, because then the user talks to the
+//!   command;
+//! - otherwise when the command uses the terminal and the system therefore stops it by SIGTTIN or SIGTTOU. Until then
+//!   the foreground is left to the processes that share a pipe with zklock, such as `less` in `zklock ... | less`.
+//!   zklock receives Ctrl-C and passes it on to the command.
 
 use std::cell::OnceCell;
 use std::fs::{File, OpenOptions};
@@ -22,30 +23,30 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsi
 pub(crate) struct Terminal {
     tty: File,
     ours: Pid,
-    /// The terminal's settings before the command had it. They are saved only then, because at other times the settings
-    /// belong to another process: to `less` in a pipe with zklock, or to a shell that reads its next line.
+    /// The terminal's settings from before it was lent to the command. They are saved only then, because at other times
+    /// the settings belong to another process: to `less` in a pipe with zklock, or to a shell that reads its next line.
     settings: OnceCell<Termios>,
 }
 
 impl Terminal {
-    /// Opens the controlling terminal. `None` if there is none, or none to lend.
+    /// Opens the controlling terminal. Returns `None` if zklock has none, or if [`our_group`] is `None`.
     pub(crate) fn open() -> Option<Terminal> {
         let ours = our_group()?;
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
         Some(Terminal { tty, ours, settings: OnceCell::new() })
     }
 
-    /// Whether the command gets the terminal at its start.
+    /// Whether the user talks to the command, so that the command gets the terminal at its start.
     pub(crate) fn is_talked_to() -> bool {
         io::stdin().is_terminal() && io::stdout().is_terminal()
     }
 
-    /// Whether zklock's group has the foreground, and can lend it.
+    /// Whether zklock's group has the foreground of the terminal.
     pub(crate) fn is_ours(&self) -> bool {
         tcgetpgrp(&self.tty).is_ok_and(|group| group == self.ours)
     }
 
-    /// Whether this group has the foreground.
+    /// Whether this group has the foreground of the terminal.
     pub(crate) fn is_lent_to(&self, group: Pid) -> bool {
         tcgetpgrp(&self.tty).is_ok_and(|foreground| foreground == group)
     }
@@ -64,7 +65,8 @@ impl Terminal {
         }
     }
 
-    /// Restores the settings that the terminal had before a command that was killed.
+    /// Restores the settings from before the terminal was lent to the command, because a killed command cannot restore
+    /// them.
     pub(crate) fn restore(&self) {
         if let Some(settings) = self.settings.get().filter(|_| self.is_ours()) {
             undisturbed(|| tcsetattr(&self.tty, OptionalActions::Now, settings));
@@ -72,8 +74,8 @@ impl Terminal {
     }
 }
 
-/// Returns the process group of zklock. `None` if the group has no number here, because it began outside of this
-/// namespace of processes, as with `unshare --pid`. rustix's function panics for such a group.
+/// Returns the process group of zklock. `None` if the group has no number in this PID namespace, because it began
+/// outside of the namespace, as with `unshare --pid`. rustix's function panics for such a group.
 pub(crate) fn our_group() -> Option<Pid> {
     Pid::from_raw(nix::unistd::getpgrp().as_raw())
 }
@@ -83,8 +85,8 @@ pub(crate) fn is_foreground(of: impl AsFd) -> bool {
     tcgetpgrp(of).is_ok_and(|group| Some(group) == our_group())
 }
 
-/// Whether another group has the foreground of this terminal. `None` if it is not the controlling terminal of this
-/// session.
+/// Whether another group has the foreground of this terminal. `None` if it is not the controlling terminal of zklock's
+/// Unix session (setsid(2)).
 pub(crate) fn is_background(of: impl AsFd) -> Option<bool> {
     tcgetpgrp(of).ok().map(|group| Some(group) != our_group())
 }
@@ -95,13 +97,13 @@ pub(crate) fn size(of: impl AsFd) -> (usize, usize) {
     known.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))
 }
 
-/// Changes the terminal, or writes to it, even from the background. SIGTTOU, which would stop zklock, is blocked
-/// meanwhile.
+/// Calls `change`, which changes the terminal or writes to it, even from the background. SIGTTOU, which would stop
+/// zklock, is blocked meanwhile.
 pub(crate) fn undisturbed<T>(change: impl FnOnce() -> T) {
     let mut held_off = SigSet::empty();
     held_off.add(Signal::SIGTTOU);
     if let Ok(before) = held_off.thread_swap_mask(SigmaskHow::SIG_BLOCK) {
-        // The change fails if the terminal is gone, and then nothing is lost.
+        // The error is ignored: the change fails only if the terminal is gone.
         let _ = change();
         let _ = before.thread_set_mask();
     }

@@ -1,8 +1,8 @@
 //! Ties the life of the command to that of zklock: if zklock is killed (-9), the system kills the command.
 //!
-//! Linux kills a process with its parent if the process itself has asked for this. So zklock starts its own program as
-//! a stage, which asks, makes sure that the parent still lives, and then becomes the command by exec. The process keeps
-//! its id, its group, its terminal and its files.
+//! Linux kills a process when its parent dies if the process has asked for this (PR_SET_PDEATHSIG). So zklock starts
+//! its own program as a stage. The stage asks, makes sure that the parent still lives, and then becomes the command by
+//! exec. The process keeps its id, its group, its terminal and its files.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -21,14 +21,14 @@ const STAGE: &str = "tied-to";
 #[cfg(target_os = "linux")]
 const OURSELVES: &str = "/proc/self/exe";
 
-/// Whether commands are started by way of the stage.
+/// Whether commands are started by way of the stage. The stage needs `/proc`.
 #[cfg(target_os = "linux")]
 pub(crate) fn has_stage() -> bool {
     std::fs::exists(OURSELVES).is_ok_and(|exists| exists)
 }
 
-/// Returns the command that starts the program, tied to zklock where the system can do that. The system counts the
-/// calling thread as the parent, so this thread has to live as long as zklock.
+/// Returns the command that starts the program, through the stage if there is one. The system counts the calling thread
+/// as the parent, so this thread has to live as long as zklock.
 pub(crate) fn command(program: &OsStr, arguments: &[OsString]) -> Command {
     #[cfg(target_os = "linux")]
     if has_stage() {
@@ -41,8 +41,8 @@ pub(crate) fn command(program: &OsStr, arguments: &[OsString]) -> Command {
     command
 }
 
-/// Becomes the command, if this process was started as the stage. Returns an error, or `None` if this process is not
-/// the stage.
+/// Becomes the command, if this process was started as the stage. Returns only if that fails, or `None` if this process
+/// is not the stage.
 #[cfg(target_os = "linux")]
 pub(crate) fn stage() -> Option<Exit> {
     use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setsid};
@@ -56,13 +56,13 @@ pub(crate) fn stage() -> Option<Exit> {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return Some(Exit::new(exit::SYSTEM, format!("cannot tie the command to zklock: {error}")));
     }
-    // The parent may have died before this process asked to die with it. A parent in another namespace of processes has
-    // no id here.
+    // The parent may have died before this process asked to die with it. A parent outside of this PID namespace has no
+    // id here, and is not checked.
     if getppid().is_some_and(|now| now != parent) {
         return Some(Exit::new(exit::by_signal(Signal::KILL.as_raw()), ""));
     }
-    // A group from outside of this namespace of processes cannot be signalled, and cannot be lent the terminal. A
-    // command in a session of its own can read from the terminal without being lent it.
+    // A group that began outside of this PID namespace can neither be signalled nor be lent the terminal. So the
+    // command gets a Unix session of its own, in which it can read from the terminal without a loan.
     if our_group().is_none()
         && let Err(error) = setsid()
     {
@@ -81,7 +81,7 @@ pub(crate) fn stage() -> Option<Exit> {
 pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
     let code = match error.kind() {
         io::ErrorKind::NotFound => exit::NO_SUCH_COMMAND,
-        // The system has no process or no memory left.
+        // The system has no process left, or no memory.
         io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => exit::SYSTEM,
         _ => exit::NOT_EXECUTABLE,
     };

@@ -1,5 +1,5 @@
-//! Shows the wait to the user. In the foreground of a terminal there is one live line. Elsewhere nothing is printed for
-//! a second, and after that a line for each change.
+//! Shows the user how the wait for the lock goes. In the foreground of a terminal there is one live line. Elsewhere
+//! nothing is printed for a second, and after that a line for each change.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::output::{self, escape_controls, shorten, shorten_in_the_middle, width
 use crate::place::Place;
 use crate::{layout, table, terminal};
 
-/// How much detail the line has about the contenders in the way.
+/// How much detail the line has about the wait and about the holders.
 #[derive(Clone, Copy, Debug)]
 struct Detail {
     /// The maximal number of holders that are named.
@@ -37,9 +37,9 @@ const WHOLE: Detail = Detail {
 const LITTLE: Detail = Detail { holders: 1, longest: 11, has_path: false, has_pid: false, ..WHOLE };
 const LEAST: Detail = Detail { has_mode: false, has_what: false, ..LITTLE };
 
-/// The levels of detail, from everything to what fits 80 columns: host, label, and when the holder queued up. A user
-/// knows the path, and `zklock ls` has the rest. The time stands at the end of the line, so all other parts are
-/// shortened before the time is cut off.
+/// The levels of detail, from the most to the least. 80 columns have room for the host, the label, and the time since
+/// the holder queued up. The user knows the path, and `zklock ls` shows the rest. The time stands at the end of the
+/// line, so all other parts are shortened before the time is cut off.
 const BRIEFER: [Detail; 9] = [
     WHOLE,
     Detail { longest: 20, ..WHOLE },
@@ -55,15 +55,16 @@ const BRIEFER: [Detail; 9] = [
 /// The columns that a terminal adds when Ctrl-C or Ctrl-Z is typed: `^C`.
 const TYPED: usize = 2;
 
-/// How long to wait until the live line is removed. A stopped terminal (Ctrl-S) prints nothing.
+/// The longest wait until the live line is removed. The wait has a limit, because a terminal that is stopped (Ctrl-S)
+/// prints nothing.
 const TAKEN_BACK: Duration = Duration::from_millis(200);
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Shows the contenders in the way for as long as this future is polled. `places` has this contender's place in the
-/// queue, and changes when the place or the contenders in the way change. Dropping the future removes the live line. A
-/// wait of less than a second prints nothing off a terminal, because it is not worth a mail from cron, nor text over
-/// another program.
+/// Shows the holders for as long as this future is polled. `places` has this contender's place in the queue, and
+/// changes when the place or the holders change. Dropping the future removes the live line. Without a live line, a wait
+/// of less than a second prints nothing: cron would send a mail about it, or the text would appear between the output
+/// of other programs.
 pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiver<usize>) {
     let mut line = StatusLine::default();
     let started = Instant::now();
@@ -79,7 +80,7 @@ pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiv
                 let seen = WaitLog { place, holders: holders.unwrap_or_default() };
                 last = Some(seen);
             }
-            // The ages on the line change every second, without a request. And the foreground may have changed.
+            // The ages on the line change every second, and zklock may have moved to the foreground or the background.
             () = tokio::time::sleep(SECOND) => {}
         }
         let Some(seen) = &last else { continue };
@@ -129,7 +130,7 @@ impl WaitLog {
         words
     }
 
-    /// Returns the part of the state whose change is printed.
+    /// Returns the part of the state whose change is printed as a new line.
     fn gist(&self) -> (usize, Vec<&str>) {
         (self.place, self.holders.iter().map(|holder| &holder.node[..]).collect())
     }
@@ -151,7 +152,7 @@ fn name(member: &Member, detail: Detail) -> String {
     words.join(" ")
 }
 
-/// Returns the host, without its domain if the whole is too long.
+/// Returns the host, without its domain and shortened if it is wider than `longest`.
 fn host(member: &Member, longest: usize) -> String {
     let host = escape_controls(&member.host);
     match width(&host) > longest {
@@ -183,9 +184,10 @@ impl StatusLine {
 
 impl Drop for StatusLine {
     fn drop(&mut self) {
-        // In the background the line has scrolled up, and another text is in its place, such as a prompt.
+        // The line is removed only in the foreground. If zklock is in the background, another text, such as a prompt,
+        // is in the place of the line and would be erased.
         if self.is_drawn && is_live() {
-            // The line must be gone before the command writes.
+            // zklock waits until the line is gone, because the command writes next.
             output::wait_for(TAKEN_BACK, "\r\x1b[K".to_owned());
         }
     }
