@@ -1,4 +1,4 @@
-//! The cache of nodes that one lock handle keeps: the newest node, and the uses that join it.
+//! The cache of one lock handle: the newest kept node, and the uses that join it.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -24,9 +24,9 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct Cache {
     handle: Arc<Handle>,
     idle: Duration,
-    /// The newest node. New uses join only this one.
+    /// The newest node. New uses join only this node.
     newest: SharedMutex<Option<Arc<Kept>>>,
-    /// Whether the last READ node was asked for before it was used again. Then the next use keeps no node.
+    /// Whether another contender asked for the last READ node before the node had a second use. The next read then keeps no node.
     reads_in_vain: Arc<AtomicBool>,
     writes_in_vain: Arc<AtomicBool>,
 }
@@ -39,7 +39,7 @@ impl Cache {
 
     /// Joins the newest node, if it covers this mode and is still kept.
     pub(crate) fn join(&self, mode: Mode) -> Joined<KeptUse, PendingUse> {
-        // Runs millions of times a second. A clone of the `Arc` would make all tasks contend for its counter.
+        // This code runs millions of times a second. Cloning the `Arc` would make all tasks write to one reference counter.
         let newest = self.newest.read();
         let used = newest.as_ref().and_then(|kept| kept.join_now(mode));
         drop(newest);
@@ -50,7 +50,8 @@ impl Cache {
         newest.map_or(Joined::Refused, |kept| kept.join(mode))
     }
 
-    /// Like [`Cache::join`], but begins to acquire a node if there is none to join, unless keeping did not pay off lately.
+    /// Joins the newest node, or begins to acquire a new node with `begin`. Refuses the use if the last node of this mode was
+    /// kept in vain.
     pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> Work) -> Joined<KeptUse, PendingUse> {
         loop {
             let before = self.newest.write().clone();
@@ -65,7 +66,7 @@ impl Cache {
             kept.acquire_by(begin(&kept));
             let found = kept.join(mode);
             let mut newest = self.newest.write();
-            // Another use may have replaced the node meanwhile.
+            // Another use may have replaced the newest node since the first line of the loop. Then the loop joins that node.
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
                 *newest = Some(kept);
                 drop(newest);
@@ -75,7 +76,7 @@ impl Cache {
         }
     }
 
-    /// Creates a node of this mode to be kept. `None` if the last one was kept in vain.
+    /// Creates a node of this mode without an acquisition. `None` if the last node of this mode was kept in vain.
     fn new_node(&self, mode: Mode) -> Option<Arc<Kept>> {
         let in_vain = match mode {
             Mode::Read => &self.reads_in_vain,
@@ -85,13 +86,13 @@ impl Cache {
         keeps.then(|| Kept::new(&self.handle, mode, self.idle, in_vain))
     }
 
-    /// Gives the newest node up if it is idle and does not cover the mode that this process wants now.
+    /// Gives the newest node up if it is idle, because an acquisition of this process could not join it.
     pub(crate) fn let_go(&self) {
         let newest = self.newest.write().take_if(|kept| kept.is_unused());
         self.replaced(newest);
     }
 
-    /// Gives up a node that was replaced as the newest.
+    /// Gives up a node that is no longer the newest.
     fn replaced(&self, kept: Option<Arc<Kept>>) {
         kept.iter().for_each(|kept| kept.give_up(Why::Replaced));
     }
@@ -130,7 +131,8 @@ impl Kept {
         }
     }
 
-    /// Like [`Kept::join`], but returns `None` if the use would have to wait. The use may find the node lost.
+    /// Joins the node like [`Kept::join`], but returns `None` if the use would have to wait. Does not check whether the node is
+    /// lost.
     pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
         let mut state = self.state.lock();
         let granted = Arc::clone(state.granted.as_ref()?);
@@ -139,7 +141,7 @@ impl Kept {
         Some(KeptUse::new(granted, number))
     }
 
-    /// Returns the use of this number. `None` if the node was lost, because a lost node admits no use.
+    /// Returns the running use with this number. `None` if the node is lost: then gives the node up.
     fn run(&self, number: u64, granted: Option<Arc<Granted>>) -> Option<KeptUse> {
         let used = KeptUse::new(granted?, number);
         if let Err(loss) = used.held_at() {
@@ -150,23 +152,23 @@ impl Kept {
     }
 }
 
-/// A running use of a kept node, or a share of one. Dropping the last share ends the use. If the node is not to be kept any
-/// longer, dropping its last use gives the node up.
+/// A running use of a kept node, or one of several shares of it. Dropping the last share ends the use. If the node is closed to
+/// further uses, the end of its last use gives the node up.
 pub(crate) struct KeptUse {
     granted: Arc<Granted>,
     number: u64,
     /// The trace of the use.
-    told: Option<Arc<HoldTrace>>,
-    /// The time limit of the use. `None` if it has none.
+    trace: Option<Arc<HoldTrace>>,
+    /// The time limit of the use. `None` if uses have no limit.
     limit: Option<Arc<LimitedUse>>,
-    /// Whether a downgrade is in flight. Then the node may be READ or WRITE.
+    /// Whether a downgrade has begun and not ended. Then the ensemble may have the WRITE node or the READ node.
     is_changing: bool,
     is_over: bool,
 }
 
 impl KeptUse {
     fn new(granted: Arc<Granted>, number: u64) -> KeptUse {
-        KeptUse { granted, number, told: None, limit: None, is_changing: false, is_over: false }
+        KeptUse { granted, number, trace: None, limit: None, is_changing: false, is_over: false }
     }
 
     pub(crate) fn hold(&self) -> &Arc<ContenderHandle> {
@@ -177,7 +179,7 @@ impl KeptUse {
         &self.granted.kept
     }
 
-    /// Returns the time if the node is held.
+    /// Returns the present time if the node is held, or the loss.
     pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
         match self.hold().held_at() {
             Some(now) => Ok(now),
@@ -185,8 +187,8 @@ impl KeptUse {
         }
     }
 
-    /// Waits until a contender waits for this use. A waiting use of this process has no node of its own. For such a use, returns
-    /// the contender of the kept node.
+    /// Waits until this use excludes another contender or another use of this process. Returns that contender. A waiting use of
+    /// this process has no contender of its own, so the contender of the kept node is returned for it.
     pub(crate) async fn contended(&self) -> Result<Contender, Error> {
         let kept = Arc::downgrade(&self.granted.kept);
         tokio::select! {
@@ -196,24 +198,24 @@ impl KeptUse {
         }
     }
 
-    /// Begins the use, with its trace.
+    /// Starts the time limit of the use, and stores its trace.
     pub(crate) fn begin(&mut self, holding: HoldTrace) {
         self.limit = self.hold().limited_use().map(Arc::new);
-        self.told = holding.is_recorded().then(|| Arc::new(holding));
+        self.trace = holding.is_recorded().then(|| Arc::new(holding));
     }
 
-    /// Returns another share of the use.
+    /// Returns another share of the use, for another guard.
     pub(crate) fn share(&self) -> KeptUse {
         self.kept().state.lock().uses.share(self.number);
         let mut share = KeptUse::new(Arc::clone(&self.granted), self.number);
-        share.told = self.told.clone();
+        share.trace = self.trace.clone();
         share.limit = self.limit.clone();
         share
     }
 
-    /// Ends the use. Returns the hold if the node is given up with it.
+    /// Ends the use. Returns the hold if the node is given up now. `now` returns the time of the end.
     fn end(&mut self, now: impl FnOnce(&ContenderHandle) -> Moment) -> Option<Arc<ContenderHandle>> {
-        self.told = None;
+        self.trace = None;
         self.limit = None;
         if std::mem::replace(&mut self.is_over, true) {
             return None;
@@ -224,7 +226,7 @@ impl KeptUse {
         self.kept().end(self.number, self.hold(), now(self.hold()))
     }
 
-    /// Ends the use. If the node is given up with it, waits until the node is gone.
+    /// Ends the use. If the node is given up now, waits until the node is gone.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         let now = self.held_at().map_err(Error::Lost)?;
         match self.end(|_| now) {
@@ -233,12 +235,12 @@ impl KeptUse {
         }
     }
 
-    /// Downgrades the node. The use goes on as a read.
+    /// Downgrades the node. The use continues as a read.
     pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
         self.is_changing = true;
         self.hold().change_to_read().await?;
         self.is_changing = false;
-        if let Some(holding) = self.told.as_mut().and_then(Arc::get_mut) {
+        if let Some(holding) = self.trace.as_mut().and_then(Arc::get_mut) {
             holding.begin_read_hold(self.granted.hold.shown(), self.granted.hold.node());
         }
         let woken = self.kept().state.lock().uses.downgraded(self.number);
@@ -253,8 +255,8 @@ impl Drop for KeptUse {
     }
 }
 
-/// A use that waits until the node is acquired, or until other uses of its process end. Dropping it ends the wait. Dropping the
-/// last use that waits for an acquisition gives the acquisition up.
+/// A use that waits until the node is acquired, or until other uses of the node end. Dropping it ends the wait. If no other use
+/// waits for the acquisition of the node, the drop ends the acquisition, too.
 pub(crate) struct PendingUse {
     kept: Arc<Kept>,
     number: u64,
@@ -264,7 +266,7 @@ pub(crate) struct PendingUse {
 }
 
 impl PendingUse {
-    /// Returns what the shared acquisition has seen of the queue.
+    /// Returns the last listing of the queue by the acquisition of the node.
     pub(crate) fn waiting(&self) -> &Arc<QueueView> {
         &self.kept.waiting
     }
@@ -274,7 +276,7 @@ impl PendingUse {
         &self.kept
     }
 
-    /// Waits until the use runs. `None` if the node is no longer kept.
+    /// Waits until the use runs. `None` if the node is closed to further uses.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -282,7 +284,7 @@ impl PendingUse {
         poll_fn(|context| self.poll(context)).await
     }
 
-    /// Waits until the use runs or is refused, or waits for other uses of a granted node.
+    /// Waits until the use runs or is refused. After the grant of the node, returns even if the use waits for other uses.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -305,7 +307,7 @@ impl PendingUse {
         }
     }
 
-    /// Polls the use. `None` if it was refused.
+    /// Returns the use if it runs, or `None` if it was refused.
     fn standing(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
         let mut state = self.kept.state.lock();
         match state.uses.standing(self.number, waker) {
@@ -334,7 +336,8 @@ impl Drop for PendingUse {
             let woken = state.leave(self.number, self.kept.idle);
             drop(settle(state, woken));
         }
-        // After the grant no use polls the acquisition. The event that woke this use has woken the other uses, too.
+        // Only the uses of a node that is not granted poll its acquisition. If other uses wait, no wake-up is lost here: the
+        // waker of the acquisition wakes all of them.
         if !self.is_granted && self.kept.is_abandoned() {
             self.kept.abandon();
         }

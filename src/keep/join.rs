@@ -1,4 +1,4 @@
-//! How an acquisition joins a node that its process keeps, or acquires a node to keep.
+//! An acquisition of a lock with `keep`: joins a node that the process keeps, or acquires a node to keep.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -29,12 +29,12 @@ use crate::queue::mode::Mode;
 #[derive(Debug)]
 pub struct Lock {
     pub(crate) handle: Arc<Handle>,
-    /// `None` unless the user set `keep`.
+    /// The cache of kept nodes. `None` unless the user set `keep`.
     pub(crate) cache: Option<Cache>,
 }
 
-/// Makes a task that only joins yield to other tasks. A tokio task has a budget of 128 steps. A use is so short that every fourth
-/// one counts as a step.
+/// Makes a task that acquires in a loop yield to other tasks. Tokio's cooperative budget allows 128 steps between two yields. A
+/// use of a kept node is so short that only every fourth use consumes a step.
 pub(crate) fn proceeds(context: &mut Context<'_>) -> Poll<()> {
     thread_local!(static USES: Cell<u8> = const { Cell::new(0) });
     let uses = USES.get().wrapping_add(1);
@@ -43,7 +43,7 @@ pub(crate) fn proceeds(context: &mut Context<'_>) -> Poll<()> {
 }
 
 impl Lock {
-    /// Joins a kept node if there is one. Also returns how long the acquisition may take.
+    /// Joins a kept node if there is one. Also returns the timeout of the acquisition.
     pub(crate) fn join(
         &self,
         acquisition: &Acquisition,
@@ -53,7 +53,8 @@ impl Lock {
         Ok((joined, timeout))
     }
 
-    /// Acquires the lock when no kept node could be joined at once: waits for a node of this process, or acquires one.
+    /// Acquires the lock. `joined` is the result of [`Lock::join`], which did not run at once: waits for the kept node, or
+    /// acquires a new node.
     pub(crate) async fn acquire(
         &self,
         acquisition: &mut Acquisition,
@@ -63,11 +64,11 @@ impl Lock {
         let Some(cache) = &self.cache else { return acquisition.acquire().await.map(GuardHold::alone) };
         let answer = match enter(acquisition, cache, joined, timeout).await {
             Ok(Some(used)) => return Ok(GuardHold::Kept(begin_use(acquisition, used))),
-            // Boxed, because moving a large future would be most of the cost of a short wait.
+            // Boxed, because moving this large future would be most of the cost of a short wait.
             Ok(None) => Box::pin(acquisition.acquire()).await.map(GuardHold::alone),
             Err(error) => acquisition.reported(Err(error)),
         };
-        // Only the last part of the wait has timed out. The error reports the whole timeout.
+        // The acquisition may have had only the rest of the timeout. The error names the whole timeout.
         answer.map_err(|error| error.of_the_whole(timeout))
     }
 
@@ -84,9 +85,10 @@ impl Lock {
                     if waits.kept().hold().is_some() {
                         return acquisition.reported(Err(Error::WouldBlock { blockers: waits.kept().as_blockers() }));
                     }
-                    // Another use has begun to acquire a node, and may have to wait. This attempt must not wait.
+                    // Another use is acquiring the node, and may have to wait. This attempt must not wait, so it enters the queue
+                    // with a node of its own.
                 }
-                // An idle kept node would be in the way.
+                // An idle kept node of this process would be in the way of the attempt.
                 Joined::Refused => cache.let_go(),
             }
         }
@@ -94,8 +96,8 @@ impl Lock {
     }
 }
 
-/// Waits for a node that this process keeps, or is acquiring. `None` if this acquisition must enter the queue with a node of its
-/// own.
+/// Waits until a use of a kept node runs. `None` if this acquisition must enter the queue with a node of its own: keeping was in
+/// vain, or a write was refused.
 async fn enter(
     acquisition: &mut Acquisition,
     cache: &Cache,
@@ -128,7 +130,8 @@ async fn enter(
         };
         match answer? {
             Some(used) => return Ok(Some(used)),
-            // A write enters the queue with a node of its own, behind the contender that asked. Reads can share one node.
+            // A refused write enters the queue with a node of its own, behind the contender that asked for the kept node. Refused
+            // reads share a new node.
             None if acquisition.mode == Mode::Write => break,
             None => {}
         }
@@ -139,8 +142,8 @@ async fn enter(
     Ok(None)
 }
 
-/// Waits until the use runs under a node that is being acquired, or is refused. With an `on_wait` listener, also returns once the
-/// use waits for other uses instead.
+/// Waits until the node is acquired and the use runs, or the use is refused. With an `on_wait` listener, also returns when the
+/// node is acquired and the use waits for other uses.
 async fn wait_for_node(
     acquisition: &Acquisition,
     waits: &mut PendingUse,
@@ -172,7 +175,7 @@ async fn wait_for_node(
     }
 }
 
-/// Like [`wait_for_node`], but waits for other uses of a granted node.
+/// Waits until the use runs or is refused, while it waits for other uses of a granted node.
 async fn wait_for_others(
     acquisition: &Acquisition,
     waits: &mut PendingUse,
@@ -193,7 +196,7 @@ async fn wait_for_others(
     }
 }
 
-/// Reports the progress of the shared acquisition at each change.
+/// Calls the listener at each change in the listings of the shared acquisition.
 async fn report_progress(handle: &Handle, waiting: &QueueView, on_wait: &mut OnWait) {
     let mut waits = next_listing(waiting, 0).await;
     loop {
@@ -206,15 +209,15 @@ async fn report_progress(handle: &Handle, waiting: &QueueView, on_wait: &mut OnW
     }
 }
 
-/// Returns the acquisition of a node that several uses share. Each use has a timeout of its own, whose error names the contenders
-/// that the shared acquisition waits for.
+/// Returns the acquisition of a node that several uses share. It has no timeout: each use has its own timeout, whose error names
+/// the contenders in the way of this acquisition.
 fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
     let options = Options { label: first.options.label.clone(), ..Options::default() };
     let mut all = Acquisition::new(Arc::clone(&first.handle), first.mode, options);
     let shared = Arc::downgrade(kept);
-    all.sharing = Some(Box::new(move |held, asked| {
+    all.sharing = Some(Box::new(move |entry, asked| {
         if let Some(kept) = shared.upgrade() {
-            kept.entered(held, asked);
+            kept.entered(entry, asked);
         }
     }));
     let span = all.begin();
@@ -224,7 +227,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> Work {
     AcquireTrace::around(span, Box::pin(work))
 }
 
-/// Begins a use of a kept node.
+/// Starts a use of a kept node: records the grant, and stores the trace.
 pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
     trace::count_grant(acquisition.aim(), GrantKind::Kept.as_str());
     acquisition.trace.record("sequence", used.hold().contender().sequence());
@@ -232,7 +235,7 @@ pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse
     used
 }
 
-/// The hold of a guard. Several guards may share it.
+/// The hold of a guard: a node of its own, or a use of a kept node. Several guards may share it.
 pub(crate) enum GuardHold {
     Alone(Arc<ContenderHandle>),
     Kept(KeptUse),
@@ -243,7 +246,7 @@ impl GuardHold {
         GuardHold::Alone(Arc::from(hold))
     }
 
-    /// Returns another share of the hold.
+    /// Returns another share of the hold, for another guard.
     pub(crate) fn share(&self) -> GuardHold {
         match self {
             GuardHold::Alone(hold) => GuardHold::Alone(Arc::clone(hold)),
@@ -251,7 +254,8 @@ impl GuardHold {
         }
     }
 
-    /// Releases the lock. Waits until the node is gone, or returns at once if the node is kept or shared.
+    /// Releases this share of the hold. Waits until the node is gone, or returns at once if the node is kept or other guards
+    /// share the hold.
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
             GuardHold::Alone(hold) => {

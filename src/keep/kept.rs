@@ -1,4 +1,5 @@
-//! A node that a process keeps between uses, until another contender asks for it or it was idle for too long.
+//! A kept node: a node that a process keeps between uses, until another contender asks for the node or the node was idle for too
+//! long.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -28,31 +29,31 @@ use crate::telemetry::log::emit;
 use crate::telemetry::meter::{self, GaugeGuard};
 use crate::telemetry::names;
 
-/// The acquisition of a node to be kept. Any use that waits for the node may poll it.
+/// The acquisition of a kept node. Each use that waits for the node may poll it.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<ContenderHandle>, Error>> + Send>>;
 
-/// A node that uses share, one after the other or at the same time, from the start of its acquisition.
+/// A node for several uses, one after the other or at the same time, from the start of its acquisition.
 pub(crate) struct Kept {
-    /// Weak, because the session's thread uses the node. Dropping the last handle closes the client and waits for the server,
-    /// which must not happen on that thread.
+    /// Weak, because a task on the session's thread uses this type. Dropping the last lock handle closes the client and waits for
+    /// the server, which must not happen on that thread.
     handle: Weak<Handle>,
     warn_waiting: Option<Duration>,
     pub(super) idle: Duration,
-    /// Set if the node is asked for before its second use.
+    /// Set if another contender asks for the node before the node has a second use. The next acquisition then keeps no node.
     in_vain: Arc<AtomicBool>,
     pub(super) state: Mutex<KeptState>,
-    /// The acquisition, until it ends. Locked while it is polled. A poll may wake and poll another use on the same thread, so no
-    /// code waits for this lock.
+    /// The acquisition, until it ends. Locked while it is polled. No code waits for this lock, because a poll may wake another
+    /// use and poll it on the same thread.
     work: Mutex<Option<Work>>,
-    /// Set by a use that found the acquisition locked. The use that polls the acquisition then polls it again.
+    /// Set by a use that found the acquisition locked. The use that holds the lock then polls the acquisition again.
     is_wanted: AtomicBool,
-    /// Why the acquisition failed. Set before the uses are refused.
+    /// The error of the acquisition. Set before the waiting uses are refused.
     pub(super) error: OnceLock<Error>,
-    /// Wakes all waiting uses.
+    /// The waker that the acquisition is polled with. It wakes all waiting uses.
     waker: Waker,
-    /// What the acquisition has seen of the queue, for the errors of timeouts.
+    /// The last listing of the queue by the acquisition, for the errors of timeouts.
     pub(super) waiting: Arc<QueueView>,
-    /// Notified when a use begins to wait. In an `Arc` of its own, so that a task that awaits it does not keep the node.
+    /// Notified when a use begins to wait. In an `Arc` of its own, so that a task can await it without keeping the node.
     pub(super) crowded: Arc<Notify>,
 }
 
@@ -60,46 +61,47 @@ pub(super) struct KeptState {
     pub(super) uses: Uses<Waker>,
     /// The hold, from the grant until the node is given up.
     pub(super) granted: Option<Arc<Granted>>,
-    /// When the last use ended.
+    /// The end of the last use, on the clock of the lease. At first the time of the grant.
     used: Moment,
-    /// Why the node admits no further use.
+    /// The first reason for which the node admits no further use.
     why: Option<Why>,
     /// Counts the node in the metrics while it is kept.
     counted: Option<GaugeGuard>,
     /// Cancels the background task when dropped.
-    watched_over: Option<oneshot::Sender<()>>,
+    background_task: Option<oneshot::Sender<()>>,
 }
 
-/// A granted node and its hold. Each use has a pointer to it.
+/// A granted node and its hold. Each running use owns a pointer to it.
 pub(super) struct Granted {
     pub(super) kept: Arc<Kept>,
     pub(super) hold: Arc<ContenderHandle>,
 }
 
-/// The parts of a node that is given up. Must be dropped while nothing is locked: dropping the handle of the background task
-/// wakes the task, and dropping the hold sends the removal.
+/// The parts of a node that is given up. Must be dropped while no mutex of this module is locked: the drop wakes the background
+/// task, and dropping the hold sends the removal of the node.
 struct Gone {
     granted: Arc<Granted>,
     why: Option<Why>,
     counted: Option<GaugeGuard>,
     uses: u64,
     idle_for: Duration,
-    watched_over: Option<oneshot::Sender<()>>,
+    background_task: Option<oneshot::Sender<()>>,
 }
 
 /// Why a node is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// Another contender asked for it.
+    /// Another contender asked for the node.
     Asked,
     /// The node was idle for too long.
     Idle,
     Lost,
     /// The lock handle was dropped, or the client was closed.
     Closed,
-    /// This process wants the lock in a mode that the node does not cover.
+    /// A use of this process needs a mode that the node does not cover.
     Replaced,
-    /// The state of the node on the ensemble is unknown, or no watch shows when the node is asked for.
+    /// A write under the node may still be carried out, a downgrade may be half done, or no watch reports the asks of other
+    /// contenders.
     Unsure,
 }
 
@@ -111,7 +113,7 @@ impl Why {
         }
     }
 
-    /// Returns the value of the metrics label.
+    /// Returns the value of the label `cause` in the metrics.
     fn label(self) -> &'static str {
         match self {
             Why::Asked => "asked",
@@ -136,10 +138,10 @@ impl Wake for WakeAll {
 }
 
 impl Kept {
-    /// Creates a node whose acquisition has not begun.
+    /// Creates a kept node without an acquisition. [`Kept::acquire_by`] sets the acquisition.
     pub(crate) fn new(handle: &Arc<Handle>, mode: Mode, idle: Duration, in_vain: &Arc<AtomicBool>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
-        let state = KeptState { uses, granted: None, used, why: None, counted: None, watched_over: None };
+        let state = KeptState { uses, granted: None, used, why: None, counted: None, background_task: None };
         let (warn_waiting, handle, in_vain) = (handle.warn_waiting, Arc::downgrade(handle), Arc::clone(in_vain));
         Arc::new_cyclic(|this| Kept {
             handle,
@@ -161,12 +163,12 @@ impl Kept {
         *self.work.lock() = Some(work);
     }
 
-    /// Polls the acquisition. Every waiting use does this, so a use that is not polled does not hold up the others. Returns
-    /// whether the acquisition has ended in this call.
+    /// Polls the acquisition. Returns whether this call has ended it. Every waiting use calls this, so a use whose task is not
+    /// polled does not delay the other uses.
     pub(super) fn advance(self: &Arc<Self>) -> bool {
         let (ended, answer) = loop {
             self.is_wanted.store(true, Ordering::SeqCst);
-            // The lock may be taken further up this very call stack.
+            // A caller further up this call stack may hold the lock, so this call must not wait for the lock.
             let Some(mut work) = self.work.try_lock() else { return false };
             self.is_wanted.store(false, Ordering::SeqCst);
             let Some(under_way) = work.as_mut() else { return false };
@@ -177,7 +179,7 @@ impl Kept {
             if self.is_wanted.load(Ordering::SeqCst) {
                 continue;
             }
-            // The last waiting use may have left meanwhile.
+            // The last waiting use may have left during the poll, when it could not take the acquisition.
             if self.is_abandoned() {
                 self.abandon();
             }
@@ -195,7 +197,8 @@ impl Kept {
         true
     }
 
-    /// Gives the acquisition up, because no use waits for it any more. A use that polls it at this moment gives it up afterwards.
+    /// Drops the acquisition, because no use waits for it. If another use polls the acquisition at this moment, that use drops it
+    /// after the poll.
     pub(super) fn abandon(&self) {
         let work = self.work.try_lock().and_then(|mut work| work.take());
         if work.is_some() {
@@ -205,35 +208,35 @@ impl Kept {
         drop(work);
     }
 
-    /// Notes the grant, and wakes the uses that may run.
+    /// Stores the hold, and wakes the uses that may run.
     fn grant(self: &Arc<Self>, hold: Arc<ContenderHandle>) {
         let mut state = self.state.lock();
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
-        let is_asked = state.uses.is_asked();
-        state.counted = (!is_asked).then(|| GaugeGuard::new(names::KEPT_NODES, None));
+        let is_closed = state.uses.is_closed();
+        state.counted = (!is_closed).then(|| GaugeGuard::new(names::KEPT_NODES, None));
         let mut woken = state.uses.grant();
-        if is_asked {
+        if is_closed {
             state.leaves_soon();
         } else if self.idle.is_zero() && state.uses.is_idle() {
-            woken.extend(state.ask(Why::Idle));
+            woken.extend(state.close(Why::Idle));
         }
         drop(settle(state, woken));
     }
 
-    /// Admits no further use. The node is given up with its last use, or at once if it has none.
+    /// Closes the node to further uses. The node is given up when its last use ends, or now if it has no use.
     pub(crate) fn give_up(&self, why: Why) {
         let mut state = self.state.lock();
-        let woken = state.ask(why);
-        // Sends the removal, if there is no use.
+        let woken = state.close(why);
+        // Dropping the hold sends the removal.
         drop(settle(state, woken));
     }
 
-    /// Handles an ask by another contender. Ignores the ask of the node's own acquisition, which asks for all kept nodes while it
-    /// waits.
+    /// Records whether the node was kept in vain, when another contender asks for the node. Does nothing if the node is closed
+    /// already.
     fn handle_ask(&self) {
         let state = self.state.lock();
-        if !state.uses.is_asked() {
+        if !state.uses.is_closed() {
             self.in_vain.store(state.uses.count() <= 1, Ordering::Release);
         }
     }
@@ -244,7 +247,7 @@ impl Kept {
         wake(woken);
     }
 
-    /// Returns whether no use waits for the acquisition.
+    /// Returns whether the acquisition has not ended and no use waits for it.
     pub(crate) fn is_abandoned(&self) -> bool {
         let state = self.state.lock();
         state.granted.is_none() && state.uses.is_idle()
@@ -255,15 +258,15 @@ impl Kept {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
-    /// Returns the number and the mode of the first use that waits for other uses, and how many wait. Before the grant, no use
-    /// waits for other uses.
+    /// Returns the number and the mode of the first waiting use, and the number of waiting uses. `None` before the grant, when
+    /// uses wait for the node and not for other uses.
     fn granted_and_waiting(&self) -> Option<(u64, Mode, usize)> {
         let state = self.state.lock();
         let (number, mode) = state.granted.as_ref().and_then(|_| state.uses.first_waiting())?;
         Some((number, mode, state.uses.waiting()))
     }
 
-    /// Returns the node as a blocker of other uses of this process.
+    /// Returns the kept node as a blocker, for the error of another use of this process.
     pub(crate) fn as_blockers(&self) -> Blockers {
         let hold = self.hold();
         hold.map(|it| lock_paths::blocked_by(&it.contender(), it.note(), it.node().token())).unwrap_or_default()
@@ -280,11 +283,11 @@ impl Kept {
         self.state.lock().uses.len()
     }
 
-    /// Waits until one use of this process waits for another.
+    /// Waits until one use of this process waits for another use of the node.
     pub(super) async fn wait_until_crowded(kept: &Weak<Kept>) {
         let Some(crowded) = kept.upgrade().map(|kept| Arc::clone(&kept.crowded)) else { return };
         loop {
-            // Registered before the check, so that no change in between is missed.
+            // Registered before the check, so that a use that begins to wait in between is not missed.
             let mut crowded = std::pin::pin!(crowded.notified());
             crowded.as_mut().enable();
             if kept.upgrade().is_none_or(|kept| kept.state.lock().uses.waiting() > 0) {
@@ -294,18 +297,19 @@ impl Kept {
         }
     }
 
-    /// Ends a use. Returns the hold if the node is given up with it.
+    /// Ends a use. Returns the hold if the node is given up now.
     pub(super) fn end(&self, number: u64, hold: &ContenderHandle, now: Moment) -> Option<Arc<ContenderHandle>> {
         let mut state = self.state.lock();
-        // A write of this use may still be carried out while the node exists, so the next write must not run under the same node.
+        // A write whose outcome is unknown may still be carried out while the node exists. The next write must not run under the
+        // same node.
         let is_unsure = state.uses.mode() == Mode::Write && hold.node().may_yet_write();
-        let mut woken = if is_unsure { state.ask(Why::Unsure) } else { Vec::new() };
+        let mut woken = if is_unsure { state.close(Why::Unsure) } else { Vec::new() };
         woken.extend(state.leave(number, self.idle));
         state.used = state.used.max(now);
         settle(state, woken)
     }
 
-    /// Returns how long the node may stay idle.
+    /// Returns the time until the node is idle for too long. A node with uses may be idle for the whole idle time.
     fn may_idle(&self, now: Moment) -> Duration {
         let state = self.state.lock();
         if state.granted.is_some() && state.uses.is_idle() {
@@ -315,18 +319,18 @@ impl Kept {
         }
     }
 
-    /// Starts the background task of the node, which may not be granted yet. `asked` fires when another contender asks for the
-    /// node. Without it, the node is not kept.
+    /// Starts the background task of the node, which gives the node up. The acquisition calls this once the node is created,
+    /// perhaps before the grant. `asked` fires when another contender asks for the node. Without `asked`, the node is not kept.
     pub(crate) fn entered(self: &Arc<Self>, hold: &ContenderHandle, asked: Option<Watch>) {
         let Some(watch) = asked else { return self.give_up(Why::Unsure) };
         let ((node, session), kept) = (hold.node_and_session(), Arc::downgrade(self));
         let by = Arc::clone(&session);
-        let watched_over = spawn_cancellable(&by, async move {
+        let background_task = spawn_cancellable(&by, async move {
             let why = tokio::select! {
                 biased;
                 event = watch => match event {
                     Event::Changed => Why::Asked,
-                    // A deleted directory had no nodes left, so our node is gone, too.
+                    // Servers delete only empty directories, so after this event our node is gone, too.
                     Event::Deleted | Event::Over => Why::Lost,
                 },
                 _ = node.lost(&session) => Why::Lost,
@@ -336,36 +340,37 @@ impl Kept {
             };
             let why = node.find_loss().map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
+                // The acquisition of a kept node asks for all kept nodes while it waits. Its own ask says nothing about this node.
                 if why == Why::Asked && !node.has_asked() {
                     kept.handle_ask();
                 }
                 kept.give_up(why);
             }
         });
-        self.state.lock().watched_over = Some(watched_over);
+        self.state.lock().background_task = Some(background_task);
     }
 }
 
 impl KeptState {
-    /// Admits no further use. Returns the uses to wake.
-    fn ask(&mut self, why: Why) -> Vec<Waker> {
+    /// Closes the node to further uses. Returns the uses to wake.
+    fn close(&mut self, why: Why) -> Vec<Waker> {
         self.why.get_or_insert(why);
-        if !self.uses.is_asked() && !self.uses.is_idle() {
+        if !self.uses.is_closed() && !self.uses.is_idle() {
             self.leaves_soon();
         }
-        self.uses.asked()
+        self.uses.close()
     }
 
-    /// Ends a use that ran or waited. Returns the uses to wake.
+    /// Ends a running or waiting use. Returns the uses to wake.
     pub(super) fn leave(&mut self, number: u64, idle: Duration) -> Vec<Waker> {
         let mut woken = self.uses.leave(number);
         if idle.is_zero() && self.granted.is_some() && self.uses.is_idle() {
-            woken.extend(self.ask(Why::Idle));
+            woken.extend(self.close(Why::Idle));
         }
         woken
     }
 
-    /// Marks the node as leaving, so that other contenders of this process need not ask for it.
+    /// Marks the node as leaving, so that other contenders of this process do not ask for it.
     fn leaves_soon(&self) {
         if let Some(granted) = &self.granted {
             let (node, session) = granted.hold.node_and_session();
@@ -373,24 +378,24 @@ impl KeptState {
         }
     }
 
-    /// Returns the parts of the node if no use is left and none can come.
+    /// Returns the parts of the node if no use is left and no use can join.
     fn end_if_over(&mut self) -> Option<Gone> {
         if !self.uses.is_over() {
             return None;
         }
         let granted = self.granted.take()?;
         let (uses, idle_for) = (self.uses.count(), granted.hold.now().saturating_sub(self.used));
-        let (counted, watched_over) = (self.counted.take(), self.watched_over.take());
-        Some(Gone { granted, why: self.why, counted, uses, idle_for, watched_over })
+        let (counted, background_task) = (self.counted.take(), self.background_task.take());
+        Some(Gone { granted, why: self.why, counted, uses, idle_for, background_task })
     }
 }
 
 impl Gone {
-    /// Counts the end of a kept node. Returns its hold.
+    /// Counts and logs that a kept node is given up. Returns its hold.
     fn end(self) -> Arc<ContenderHandle> {
-        let Gone { granted, why, counted, uses, idle_for, watched_over } = self;
+        let Gone { granted, why, counted, uses, idle_for, background_task } = self;
         let hold = Arc::clone(&granted.hold);
-        drop(watched_over);
+        drop(background_task);
         if let (Some(_), Some(why)) = (counted, why) {
             let (path, cause) = (hold.shown(), why.label());
             meter::count(names::KEPT_GIVEN_UP, &[("cause", cause)]);
@@ -400,7 +405,7 @@ impl Gone {
     }
 }
 
-/// Unlocks the state of a node, and then wakes these uses. Returns the hold if no use is left and none can come.
+/// Unlocks the state of a node, and then wakes these uses. Returns the hold if no use is left and no use can join.
 pub(super) fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) -> Option<Arc<ContenderHandle>> {
     let gone = state.end_if_over();
     drop(state);
@@ -408,23 +413,24 @@ pub(super) fn settle(mut state: MutexGuard<'_, KeptState>, woken: Vec<Waker>) ->
     gone.map(Gone::end)
 }
 
-/// Wakes uses. Nothing may be locked, because a woken task may be polled inside the call.
+/// Wakes uses. No mutex of this module may be locked, because a woken task may be polled inside the call.
 pub(super) fn wake(woken: Vec<Waker>) {
     woken.into_iter().for_each(Waker::wake);
 }
 
 /// The shortest time between two checks whether a node is idle.
-const IDLE_LOOK: Duration = Duration::from_millis(10);
+const IDLE_PAUSE: Duration = Duration::from_millis(10);
 
-/// The shortest and the longest time between two checks whether a contender waits behind the node without an ask that was heard.
-const QUEUE_LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
+/// The shortest and the longest time between two listings of the queue that look for a contender behind the node whose ask was
+/// not received.
+const QUEUE_PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
-/// In how many checks in a row a use must wait before a warning.
-const LOOKS: u32 = 4;
+/// How many checks in a row must find the same use waiting before a warning is logged.
+const CHECKS: u32 = 4;
 
-/// Waits until the node was idle for its idle time.
+/// Waits until the node was idle for its idle time. Returns early if the session or the node is gone.
 async fn wait_until_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
-    // With an idle time of zero, the last use gives the node up.
+    // With an idle time of zero, the end of the last use gives the node up at once.
     if kept.upgrade().is_some_and(|kept| kept.idle.is_zero()) {
         return std::future::pending().await;
     }
@@ -434,20 +440,21 @@ async fn wait_until_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
         if left.is_zero() {
             return;
         }
-        // A node in use needs no frequent checks.
-        if !retry::slept(session, left.max(IDLE_LOOK)).await {
+        // While the node is in use, `left` is the whole idle time, so the checks are rare.
+        if !retry::slept(session, left.max(IDLE_PAUSE)).await {
             return;
         }
     }
 }
 
-/// Waits until a contender waits behind the node. That contender may lack the permission to ask, or its ask may have been lost.
+/// Lists the queue in intervals until a contender waits behind the node. That contender may lack the permission to ask, or its
+/// ask may have been lost.
 async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
-    while let Some(pause) = kept.upgrade().map(|kept| kept.idle.clamp(QUEUE_LOOK.0, QUEUE_LOOK.1)) {
+    while let Some(pause) = kept.upgrade().map(|kept| kept.idle.clamp(QUEUE_PAUSES.0, QUEUE_PAUSES.1)) {
         if !retry::slept(session, pause).await {
             return std::future::pending().await;
         }
-        // The task must not keep the hold, which ends with its last use.
+        // The task takes only copies: a pointer to the hold would delay the removal of the node after the last use.
         let hold = kept.upgrade().and_then(|kept| kept.hold());
         let place = hold.map(|hold| (hold.contender(), Arc::clone(hold.queue())));
         let Some((me, directory)) = place else { continue };
@@ -462,22 +469,23 @@ async fn wait_for_contention(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
 
 /// Warns about uses that wait long for other uses of this node.
 async fn warn_of_slow_uses(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Infallible {
-    // Millions of uses a second may wait, so uses have no timers of their own. A task samples the first waiting use instead.
+    // Uses have no timers of their own, because millions of uses may begin in a second. This task checks the first waiting use in
+    // intervals instead.
     let mut first = None;
     while let Some(limit) = kept.upgrade().and_then(|kept| kept.warn_waiting) {
-        // Without a waiting use, this wakes no thread.
+        // While no use waits, the task has no timer and stays asleep.
         if first.is_none() {
             Kept::wait_until_crowded(kept).await;
             first = kept.upgrade().and_then(|kept| kept.granted_and_waiting()).map(|(number, ..)| (number, 1));
         }
-        if !retry::slept(session, (limit / LOOKS).max(IDLE_LOOK)).await {
+        if !retry::slept(session, (limit / CHECKS).max(IDLE_PAUSE)).await {
             break;
         }
         let Some(kept) = kept.upgrade() else { break };
         let waits = kept.granted_and_waiting();
         first = match (waits, first) {
             (Some((number, mode, _)), Some((before, seen))) if number == before => {
-                if seen == LOOKS
+                if seen == CHECKS
                     && let Some(handle) = kept.handle.upgrade()
                 {
                     let others = waits.map_or(0, |(_, _, all)| all - 1);

@@ -1,29 +1,30 @@
-//! The uses that one process makes of a kept node: which run, which wait, and when the node is given up. No I/O and no clock.
+//! The uses of one kept node, as a state machine without I/O: which uses run, which wait, and when the node is given up.
 //!
 //! ```text
-//!                 asked while entering: of a WRITE node, all but the first wait elsewhere
+//!                 closed before the grant: keeps the first write, or the reads at the front, and refuses the others
 //!           +------------------+
 //!           |                  v
-//! new --> Entering        Entering, asked
+//! new --> Entering        Entering, closed
 //!           |                  |
 //!           | granted          | granted
 //!           v                  v
-//!         Open -- asked --> Asked -- the last use leaves --> given up
+//!         Open -- closed --> Closed -- the last use leaves --> given up
 //! ```
 //!
-//! Uses are granted first come, first served, by the rules of the lock: reads run together, a write runs alone. Once the node is
-//! asked for, no use joins it, and waiting uses are refused. They enter the queue behind the contender that asked.
+//! Uses run first come, first served, by the rules of the lock: reads run together, a write runs alone. The node is closed when
+//! another contender asks for it, and in other cases. No use joins a closed node, and its waiting uses are refused. A refused use
+//! enters the queue behind the contender that asked.
 
 use std::collections::BTreeMap;
 
 use crate::queue::mode::Mode;
 
-/// The uses of one node. `W` wakes a waiting use.
+/// The uses of one node. `W` is the waker of a waiting use.
 #[derive(Clone, Debug)]
 pub(crate) struct Uses<W> {
     mode: Mode,
     is_granted: bool,
-    is_asked: bool,
+    is_closed: bool,
     next: u64,
     running: Vec<RunningUse>,
     waiting: BTreeMap<u64, QueuedUse<W>>,
@@ -43,24 +44,24 @@ struct QueuedUse<W> {
     waker: Option<W>,
 }
 
-/// The state of a use that asks to join.
+/// The result of joining a node as a use that runs or waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joined<R, W> {
     Runs(R),
     Waits(W),
-    /// There is no node, or the node does not cover the use, or was asked for.
+    /// There is no node, the node does not cover the mode of the use, or the node is closed to further uses.
     Refused,
 }
 
 impl<W: Clone> Uses<W> {
-    /// Creates the uses of a node of this mode that is not granted yet.
+    /// Creates the uses of a node of this mode, before the grant of the node.
     pub(crate) fn new(mode: Mode) -> Uses<W> {
-        Uses { mode, is_granted: false, is_asked: false, next: 0, running: Vec::new(), waiting: BTreeMap::new() }
+        Uses { mode, is_granted: false, is_closed: false, next: 0, running: Vec::new(), waiting: BTreeMap::new() }
     }
 
-    /// Joins as a new use of this mode, which runs or waits under the returned number.
+    /// Adds a use of this mode. The use runs or waits under the returned number.
     pub(crate) fn join(&mut self, mode: Mode) -> Joined<u64, u64> {
-        if self.is_asked || (mode == Mode::Write && self.mode == Mode::Read) {
+        if self.is_closed || (mode == Mode::Write && self.mode == Mode::Read) {
             return Joined::Refused;
         }
         if let Some(number) = self.join_now(mode) {
@@ -72,9 +73,9 @@ impl<W: Clone> Uses<W> {
         Joined::Waits(number)
     }
 
-    /// Like [`Uses::join`], but returns `None` if the use would have to wait.
+    /// Adds a use of this mode if it can run at once, and returns its number. Otherwise returns `None`.
     pub(crate) fn join_now(&mut self, mode: Mode) -> Option<u64> {
-        let covers = !self.is_asked && (mode == Mode::Read || self.mode == Mode::Write);
+        let covers = !self.is_closed && (mode == Mode::Read || self.mode == Mode::Write);
         let admits = self.is_granted && self.waiting.is_empty() && admits(&self.running, mode);
         (covers && admits).then(|| self.run(mode))
     }
@@ -86,7 +87,7 @@ impl<W: Clone> Uses<W> {
         number
     }
 
-    /// Returns the state of this use. Wakes `waker` when the state changes.
+    /// Returns whether the use runs, waits or was refused. A waiting use is woken by `waker` when that changes.
     pub(crate) fn standing(&mut self, number: u64, waker: &W) -> Joined<(), ()> {
         if self.place(number).is_some() {
             return Joined::Runs(());
@@ -100,16 +101,18 @@ impl<W: Clone> Uses<W> {
         }
     }
 
-    /// Notes that the node is granted. Returns the uses to wake.
+    /// Records the grant of the node. Returns the wakers of the uses that now run.
     pub(crate) fn grant(&mut self) -> Vec<W> {
         self.is_granted = true;
         self.admit()
     }
 
-    /// Admits no further use, because the node is asked for or must not be kept. Returns the uses to wake.
-    pub(crate) fn asked(&mut self) -> Vec<W> {
-        self.is_asked = true;
-        // Before the grant, the reads at the front of the queue keep the node, or the first write.
+    /// Closes the node to further uses, because another contender asked for the node or the node must not be kept. Returns the
+    /// wakers of the refused uses.
+    pub(crate) fn close(&mut self) -> Vec<W> {
+        self.is_closed = true;
+        // Before the grant, the reads at the front of the queue stay, or else the first write. After the grant, no waiting use
+        // stays.
         let reads = self.waiting.values().take_while(|it| it.mode == Mode::Read).count();
         let keep = if self.is_granted { 0 } else { reads.max(1) };
         let refused = self.waiting.keys().copied().nth(keep);
@@ -117,9 +120,9 @@ impl<W: Clone> Uses<W> {
         refused.into_values().filter_map(|it| it.waker).collect()
     }
 
-    /// Refuses all waiting uses, because the node cannot be acquired. Returns the uses to wake.
+    /// Refuses all waiting uses, because the node cannot be acquired. Returns their wakers.
     pub(crate) fn fail(&mut self) -> Vec<W> {
-        self.is_asked = true;
+        self.is_closed = true;
         std::mem::take(&mut self.waiting).into_values().filter_map(|it| it.waker).collect()
     }
 
@@ -127,7 +130,8 @@ impl<W: Clone> Uses<W> {
         self.mode
     }
 
-    /// Notes that the node became a READ node. Its only use goes on as a read. Returns the uses to wake.
+    /// Records that the node became a READ node. The running write continues as a read, and waiting writes are refused. Returns
+    /// the wakers of the uses that were refused or now run.
     pub(crate) fn downgraded(&mut self, number: u64) -> Vec<W> {
         self.mode = Mode::Read;
         if let Some(place) = self.place(number) {
@@ -141,14 +145,14 @@ impl<W: Clone> Uses<W> {
         woken
     }
 
-    /// Adds a guard to a running use. The use ends with its last guard.
+    /// Adds a guard to a running use. The use ends when its last guard leaves.
     pub(crate) fn share(&mut self, number: u64) {
         if let Some(place) = self.place(number) {
             self.running[place].shares += 1;
         }
     }
 
-    /// Removes a guard of a running use, or a waiting use. Returns the uses to wake.
+    /// Removes a guard of a running use, or a waiting use. Returns the wakers of the uses that now run.
     pub(crate) fn leave(&mut self, number: u64) -> Vec<W> {
         match self.place(number) {
             Some(place) if self.running[place].shares > 1 => {
@@ -161,9 +165,9 @@ impl<W: Clone> Uses<W> {
         if self.is_granted { self.admit() } else { Vec::new() }
     }
 
-    /// Returns whether no use is left and none can come.
+    /// Returns whether the node can be given up: it is granted, closed to further uses, and has no use left.
     pub(crate) fn is_over(&self) -> bool {
-        self.is_asked && self.is_granted && self.is_idle()
+        self.is_closed && self.is_granted && self.is_idle()
     }
 
     /// Returns whether no use runs or waits.
@@ -186,11 +190,11 @@ impl<W: Clone> Uses<W> {
         self.waiting.len()
     }
 
-    pub(crate) fn is_asked(&self) -> bool {
-        self.is_asked
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
-    /// Returns how many uses have joined so far, running or waiting.
+    /// Returns the number of uses so far, including those that have ended.
     pub(crate) fn count(&self) -> u64 {
         self.next
     }
@@ -200,7 +204,7 @@ impl<W: Clone> Uses<W> {
         self.waiting.values().filter_map(|it| it.waker.clone()).collect()
     }
 
-    /// Lets the first waiting uses run, as many as may run together.
+    /// Makes the first waiting uses run, as many as may run together. Returns their wakers.
     fn admit(&mut self) -> Vec<W> {
         let mut woken = Vec::new();
         while let Some(first) = self.waiting.first_entry() {
@@ -215,13 +219,14 @@ impl<W: Clone> Uses<W> {
         woken
     }
 
-    /// Returns the index of a running use. Searches from the end, because the latest use often ends first.
+    /// Returns the index of a running use in `running`. Searches from the end, because the latest use often ends first.
     fn place(&self, number: u64) -> Option<usize> {
         self.running.iter().rposition(|it| it.number == number)
     }
 }
 
-/// Returns whether a use of this mode may run beside the running uses. A write runs alone, so the first running use decides.
+/// Returns whether a use of this mode may run together with the running uses. A write runs alone, so checking the first running
+/// use is enough.
 fn admits(running: &[RunningUse], mode: Mode) -> bool {
     running.first().is_none_or(|first| !first.mode.excludes(mode))
 }

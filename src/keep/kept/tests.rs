@@ -10,7 +10,8 @@ use crate::session::contract::Coordinator;
 
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Creates a node that is being acquired, with this many waiting uses, and the flag that it was kept in vain.
+/// Creates a kept node whose acquisition has not ended, with this many waiting uses. Also returns the flag that the node was kept
+/// in vain.
 fn entering(uses: usize) -> (Arc<Kept>, Vec<Joined<KeptUse, PendingUse>>, Arc<AtomicBool>) {
     let (lock, in_vain) = (RwLock::new(&Memory::new(), "/a").unwrap(), Arc::default());
     let kept = Kept::new(lock.handle(), Mode::Read, IDLE, &in_vain);
@@ -70,7 +71,7 @@ async fn a_node_that_no_use_waits_for_wakes_nobody_to_warn_of_them() {
     assert!(warns.is_woken(), "a use waits");
 }
 
-/// A node that kept the client alive would also keep a program from closing its client.
+/// The warning task must not own the node: a node owns the client, so the program could not close its client.
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_to_warn_of_uses_keeps_no_node() {
     let ((kept, ..), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
@@ -81,7 +82,7 @@ async fn whoever_waits_to_warn_of_uses_keeps_no_node() {
     assert!(seen.upgrade().is_none());
 }
 
-/// The session's thread uses the node now and then, and must not drop the last client.
+/// The session's thread uses the node, and must not drop the last pointer to the client.
 #[test]
 fn a_node_keeps_no_client() {
     let lock = RwLock::new(&Memory::new(), "/a").unwrap();
@@ -92,7 +93,7 @@ fn a_node_keeps_no_client() {
     drop(kept);
 }
 
-/// The label values that the documentation lists for `zk_rwlock_kept_given_up_total`.
+/// The documentation lists these values of the label `cause` of `zk_rwlock_kept_given_up_total`.
 #[test]
 fn every_reason_to_give_a_node_up_has_its_name_in_the_metrics() {
     let closed = Why::by(Loss::SessionOver(Ending::Closed));

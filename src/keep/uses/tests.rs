@@ -1,41 +1,41 @@
-//! The uses of one node, driven through every short sequence of steps and through long random ones. The invariants are checked
-//! after each step.
+//! Runs [`Uses`] through every short sequence of steps and through long random sequences, and checks the invariants after each
+//! step.
 
 use super::*;
 
 const RUNS: Joined<(), ()> = Joined::Runs(());
 const WAITS: Joined<(), ()> = Joined::Waits(());
 
-/// A step in the life of a node.
+/// One step of a sequence.
 #[derive(Clone, Copy, Debug)]
 enum Happens {
     Joins(Mode),
-    /// The waiting use at this index is polled, and waits for its waker.
+    /// The waiting use at this index of `Story::left` is polled.
     IsPolled(usize),
     Leaves(usize),
     Granted,
-    Asked,
+    Closed,
     Failed,
     Downgraded,
 }
 
-/// A use that has neither been refused nor left, and its last known state.
+/// A use that has neither been refused nor left, and its expected state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Use {
     number: u64,
     mode: Mode,
     standing: Joined<(), ()>,
-    /// Whether it was polled while it waited, so that it must be woken.
+    /// Whether the use was polled while it waited, so that its waker must be called.
     is_polled: bool,
 }
 
 #[derive(Clone)]
 struct Story {
-    /// The waker of a use is its number.
+    /// The node under test. The waker of each use is the use's number.
     uses: Uses<u64>,
     left: Vec<Use>,
     is_granted: bool,
-    is_asked: bool,
+    is_closed: bool,
     has_failed: bool,
     steps: Vec<Happens>,
 }
@@ -43,13 +43,13 @@ struct Story {
 impl Story {
     fn of(mode: Mode) -> Story {
         let (uses, left, steps) = (Uses::new(mode), Vec::new(), Vec::new());
-        Story { uses, left, is_granted: false, is_asked: false, has_failed: false, steps }
+        Story { uses, left, is_granted: false, is_closed: false, has_failed: false, steps }
     }
 
     /// Returns whether this step is possible now.
     fn allows(&self, step: Happens) -> bool {
         match step {
-            Happens::Joins(_) | Happens::Asked => true,
+            Happens::Joins(_) | Happens::Closed => true,
             Happens::IsPolled(place) => self.left.get(place).is_some_and(|it| !it.is_polled),
             Happens::Leaves(place) => place < self.left.len(),
             Happens::Granted | Happens::Failed => !self.is_granted && !self.has_failed,
@@ -57,7 +57,7 @@ impl Story {
         }
     }
 
-    /// Returns the write that runs.
+    /// Returns the running write, if there is one.
     fn writer(&self) -> Option<Use> {
         self.left.iter().copied().find(|it| it.mode == Mode::Write && it.standing == RUNS)
     }
@@ -78,12 +78,12 @@ impl Story {
                 self.is_granted = true;
                 self.uses.grant()
             }
-            Happens::Asked => {
-                self.is_asked = true;
-                self.uses.asked()
+            Happens::Closed => {
+                self.is_closed = true;
+                self.uses.close()
             }
             Happens::Failed => {
-                (self.is_asked, self.has_failed) = (true, true);
+                (self.is_closed, self.has_failed) = (true, true);
                 self.uses.fail()
             }
             Happens::Downgraded => {
@@ -101,27 +101,27 @@ impl Story {
         let is_covered = mode == Mode::Read || self.uses.mode() == Mode::Write;
         let standing = match self.uses.join(mode) {
             Joined::Refused => {
-                assert!(self.is_asked || !is_covered, "refused for no reason: {:?}", self.steps);
+                assert!(self.is_closed || !is_covered, "refused for no reason: {:?}", self.steps);
                 return;
             }
             Joined::Runs(number) => Use { number, mode, standing: RUNS, is_polled: true },
             Joined::Waits(number) => Use { number, mode, standing: WAITS, is_polled: false },
         };
-        assert!(!self.is_asked && is_covered, "a use joined: {:?}", self.steps);
+        assert!(!self.is_closed && is_covered, "a use joined: {:?}", self.steps);
         assert!(standing.standing == WAITS || !waits, "a use overtook another: {:?}", self.steps);
         self.left.push(standing);
         self.check();
     }
 
-    /// Compares the state of each use with the state before the step.
+    /// Compares the state of each use with its state before the step. Exactly the uses whose state changed must have been woken.
     fn look(&mut self, step: Happens, before: &[Use], woken: &[u64]) {
         let mut uses = self.uses.clone();
-        // Of a node that is asked for before its grant, the first reads stay, or the first write.
+        // If the node is asked for before its grant, the reads at the front stay, or else the first write.
         let stay = before.iter().take_while(|it| it.mode == Mode::Read).count().max(1);
         let stays = |it: &Use| before.iter().take(stay).any(|other| other.number == it.number);
         let refusable = |it: &Use| match step {
-            Happens::Asked if self.is_granted => true,
-            Happens::Asked => !stays(it),
+            Happens::Closed if self.is_granted => true,
+            Happens::Closed => !stays(it),
             Happens::Failed => true,
             Happens::Downgraded => it.mode == Mode::Write,
             _ => false,
@@ -139,7 +139,7 @@ impl Story {
         let refused = self.left.iter().filter(|it| it.standing == Joined::Refused).count();
         let expected = self.left.iter().zip(before).filter(|(_, was)| was.standing == WAITS);
         let must_be = match step {
-            Happens::Asked | Happens::Failed | Happens::Downgraded => expected.filter(|(it, _)| refusable(it)).count(),
+            Happens::Closed | Happens::Failed | Happens::Downgraded => expected.filter(|(it, _)| refusable(it)).count(),
             _ => 0,
         };
         assert_eq!(refused, must_be, "{:?}", self.steps);
@@ -150,7 +150,7 @@ impl Story {
         self.check();
     }
 
-    /// Checks the invariants.
+    /// Checks the invariants that hold between any two steps.
     fn check(&self) {
         let of = |standing| self.left.iter().filter(move |it| it.standing == standing);
         let (running, mut waiting) = (of(RUNS), of(WAITS));
@@ -166,15 +166,15 @@ impl Story {
             assert!(is_in_turn, "first come, first served: {:?}", self.steps);
             let is_kept_out = running.iter().any(|it| it.mode.excludes(first.mode));
             assert!(!self.is_granted || is_kept_out, "the first waits for nothing: {:?}", self.steps);
-            assert!(!(self.is_granted && self.is_asked), "it waits for a node to be given up: {:?}", self.steps);
+            assert!(!(self.is_granted && self.is_closed), "it waits for a node to be given up: {:?}", self.steps);
         }
-        let is_over = self.is_granted && self.is_asked && self.left.is_empty();
+        let is_over = self.is_granted && self.is_closed && self.left.is_empty();
         assert_eq!(self.uses.is_over(), is_over, "{:?}", self.steps);
         assert_eq!(self.uses.is_idle(), self.left.is_empty(), "{:?}", self.steps);
     }
 
-    /// Ends the sequence: once the node is granted or fails, each waiting use runs or is refused, and a node that is asked for is
-    /// given up.
+    /// Ends the sequence: grants the node unless it has failed, ends each running use, and asks for the node. Fails if a use
+    /// waits for ever, or the node is not given up.
     fn comes_to_rest(mut self) {
         if !self.is_granted && !self.has_failed {
             self.take(Happens::Granted);
@@ -183,19 +183,19 @@ impl Story {
             self.take(Happens::Leaves(running));
         }
         assert_eq!(self.left, [], "a use waits for ever: {:?}", self.steps);
-        self.take(Happens::Asked);
+        self.take(Happens::Closed);
         assert_eq!(self.uses.is_over(), !self.has_failed, "{:?}", self.steps);
     }
 }
 
-/// Returns all steps of a node with this many uses.
+/// Returns each possible step of a node with this many uses.
 fn all_that_happens(uses: usize) -> impl Iterator<Item = Happens> {
     let always = [Happens::Joins(Mode::Read), Happens::Joins(Mode::Write)].into_iter();
-    let once = [Happens::Granted, Happens::Asked, Happens::Failed, Happens::Downgraded].into_iter();
+    let once = [Happens::Granted, Happens::Closed, Happens::Failed, Happens::Downgraded].into_iter();
     always.chain(once).chain((0..uses).flat_map(|place| [Happens::IsPolled(place), Happens::Leaves(place)]))
 }
 
-/// Runs every sequence of at most this many more steps. Returns their number.
+/// Runs every sequence that continues this one by at most `steps` steps. Returns the number of sequences.
 fn tell_all(story: &Story, steps: usize) -> u64 {
     story.clone().comes_to_rest();
     if steps == 0 {
@@ -228,8 +228,8 @@ fn long_stories_of_a_node_keep_its_rules() {
         let mut story = Story::of(if seed % 3 == 0 { Mode::Read } else { Mode::Write });
         for _ in 0..60 {
             let mut next: Vec<_> = all_that_happens(story.left.len()).filter(|step| story.allows(*step)).collect();
-            // A node that was asked for soon comes to its end, so these steps are rare.
-            next.retain(|step| !matches!(step, Happens::Asked | Happens::Failed) || below(10) == 0);
+            // A node that is asked for, or has failed, soon has no uses. So these two steps are rare.
+            next.retain(|step| !matches!(step, Happens::Closed | Happens::Failed) || below(10) == 0);
             story.take(next[below(next.len())]);
         }
         story.comes_to_rest();
@@ -243,7 +243,7 @@ fn uses_that_joined_are_counted_and_those_refused_are_not() {
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Waits(0), 1));
     assert!(uses.grant().is_empty() && uses.wakers().is_empty(), "it was never polled");
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Runs(1), 2));
-    assert!(!uses.is_asked() && uses.asked().is_empty() && uses.is_asked());
+    assert!(!uses.is_closed() && uses.close().is_empty() && uses.is_closed());
     assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Refused, 2));
 }
 
