@@ -1,4 +1,4 @@
-//! The paths of a lock or a semaphore, and the reads of its queue and its holders.
+//! The directories of a lock or a semaphore, and the reads of its queue and its holders.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::session::contract::Session;
 use crate::session::presence::{self, NAMED};
 use crate::session::request::{Failure, Stat};
 
-/// The number of nodes that one request of a snapshot reads.
+/// The maximum number of nodes that one request reads.
 pub(super) const NODES_A_REQUEST: usize = 256;
 
-/// The number of these requests in flight.
+/// The maximum number of such requests in flight.
 const REQUESTS_IN_FLIGHT: usize = 4;
 
 /// The directories of a lock or of a semaphore.
@@ -27,9 +27,9 @@ const REQUESTS_IN_FLIGHT: usize = 4;
 pub(crate) struct LockPaths {
     /// The path that the user gave.
     pub(crate) path: Arc<str>,
-    /// The queue's directory.
+    /// The directory of the queue.
     pub(crate) queue: Arc<str>,
-    /// The directory of the permits, if this is a semaphore.
+    /// The directory of the permits. `None` for a lock.
     pub(crate) permits: Option<Arc<str>>,
 }
 
@@ -49,7 +49,7 @@ impl LockPaths {
         format!("{}/{}", holders.unwrap_or(&self.queue), member.node)
     }
 
-    /// Lists the permits and the queue. A missing directory counts as empty.
+    /// Lists the permits and the queue, in this order. A missing directory counts as empty.
     pub(crate) async fn names(
         &self,
         session: &Arc<dyn Session>,
@@ -64,7 +64,7 @@ impl LockPaths {
         tokio::try_join!(taken, call::names(session, &self.queue, is_synced))
     }
 
-    /// Reads the nodes of these members in one flight.
+    /// Reads the nodes of these members in one flight. Returns the members with their hosts, labels and tokens.
     async fn read(
         &self,
         session: &Arc<dyn Session>,
@@ -73,8 +73,8 @@ impl LockPaths {
     ) -> Result<Vec<Member>, Failure> {
         let paths: Vec<String> = members.iter().map(|member| self.node(member)).collect();
         let nodes = session.data_of_each(&paths).await?;
-        // The listing shows one moment. A member that has left since, or whose node may not be read, is still shown by its name:
-        // otherwise a held lock could seem to have waiters and no holder.
+        // A member whose node has gone or may not be read is still returned, as its name shows it. Without that member, a held
+        // lock could seem to have waiters and no holder.
         let members = members.iter().zip(nodes).map(|(member, node)| match node {
             Some(node) => with_node(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
             None => member.clone(),
@@ -82,8 +82,8 @@ impl LockPaths {
         Ok(members.collect())
     }
 
-    /// Reads the members of the queue with these names. `taken` are the names of a semaphore's permits, and `permits` is their
-    /// limit.
+    /// Reads the members of a queue. `taken` are the names of a semaphore's permit nodes, `queued` are the names in the queue,
+    /// and `permits` is the number of permits that exist.
     pub(crate) async fn read_queue(
         &self,
         session: &Arc<dyn Session>,
@@ -96,12 +96,13 @@ impl LockPaths {
         let read = |some| call::answered(session, move || self.read(session, dialect, some));
         let reads: Vec<_> = named.chunks(NODES_A_REQUEST).map(read).collect();
         let mut members: Vec<Member> = stream::iter(reads).buffered(REQUESTS_IN_FLIGHT).try_concat().await?;
-        // Holders of permits are sorted by the order of their grants.
+        // The holders of permits come first, in the order of their grants.
         members[..holders(taken).count()].sort_by_key(|member| member.token);
         Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })
     }
 
-    /// Returns a member of the queue by its name. In the queue of a semaphore, the head waits for permits.
+    /// Returns a contender in the queue as a member. The head of a semaphore's queue waits for permits. The head of a lock's
+    /// queue holds the lock.
     fn queued(&self, contender: &Contender, turn: &Turn) -> Member {
         let member = member_by_name(contender, turn);
         match self.permits.is_some() && member.state == MemberState::Holds {
@@ -110,7 +111,7 @@ impl LockPaths {
         }
     }
 
-    /// Returns the blockers by their names alone: the holders of these permits, and the contenders `ahead`.
+    /// Returns the blockers as their names show them: the holders of the permits `taken`, and the contenders `ahead`.
     fn in_the_way(&self, dialect: Dialect, taken: &[String], ahead: &[&str], names: &[String]) -> Blockers {
         let ahead_of_us = ahead.iter().filter_map(|name| Contender::parse_as(name, dialect));
         let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
@@ -118,13 +119,14 @@ impl LockPaths {
         Blockers { ahead: taken.len() + ahead.len(), first }
     }
 
-    /// Reads the contenders in the way of `me`. The names are those in the queue.
+    /// Reads the contenders in the way of `me`. `names` are the names in the queue.
     pub(crate) async fn blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Blockers {
         let seen = self.progress(session, names, me).await.blockers;
         self.read_in_time(session, me.dialect(), seen).await
     }
 
-    /// Reads the contenders in the way of a newcomer of this dialect and mode.
+    /// Reads the contenders in the way of a contender of this dialect and mode that has not entered the queue. `names` are the
+    /// names in the queue.
     pub(crate) async fn blockers_of_newcomer(
         &self,
         session: &Arc<dyn Session>,
@@ -137,13 +139,14 @@ impl LockPaths {
         self.read_in_time(session, dialect, seen).await
     }
 
-    /// Returns the progress of `me` by the names in the queue. Reads only the permits.
+    /// Returns the progress of `me` according to `names`, the names in the queue. Lists the permits, and reads no other node.
     pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Progress {
         let names = session.store().ghosts().without(&self.queue, names, me.mode());
         self.progress_beside(&self.taken(session).await, &names, me)
     }
 
-    /// Asks the leader for the contenders that `ahead` selects from the names in the queue. Returns the ghosts among them.
+    /// Asks the leader which of the contenders that `ahead` selects still exist. Returns the others, which are ghosts. `names`
+    /// are the names in the queue.
     pub(crate) async fn ghosts_ahead(
         &self,
         session: &Arc<dyn Session>,
@@ -157,14 +160,15 @@ impl LockPaths {
         call::unless(session.sleep(session.timeout()), found).await.unwrap_or_default()
     }
 
-    /// Returns the progress of `me` without a request. `taken` are the names of the permits.
+    /// Returns the progress of `me` according to `taken`, the names of the permits, and `names`, the names in the queue. Sends
+    /// nothing.
     pub(crate) fn progress_beside(&self, taken: &[String], names: &[String], me: &Contender) -> Progress {
         let (place, length) = turn::place_of(me, names);
         let blockers = self.in_the_way(me.dialect(), taken, &turn::ahead_of(me, names), names);
         Progress { path: Arc::clone(&self.path), place, length, blockers }
     }
 
-    /// Reads the nodes of these blockers.
+    /// Returns these blockers with the data of their nodes. If the nodes cannot be read, returns the blockers unchanged.
     pub(crate) async fn read_again(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: &Blockers) -> Blockers {
         let first = self.read(session, dialect, &seen.first).await.unwrap_or_else(|_| seen.first.clone());
         Blockers { ahead: seen.ahead, first }
@@ -172,11 +176,12 @@ impl LockPaths {
 
     async fn read_in_time(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: Blockers) -> Blockers {
         let read = self.read_again(session, dialect, &seen);
-        // If the reads take too long, the names alone still show the hosts.
+        // If the read takes longer than a session timeout, the blockers are returned as their names show them, with their hosts.
         call::unless(session.sleep(session.timeout()), read).await.unwrap_or(seen)
     }
 
-    /// Lists the permits. Returns none if that takes too long.
+    /// Lists the permits without the known ghosts. Returns no permits if the listing fails or takes longer than a session
+    /// timeout.
     async fn taken(&self, session: &Arc<dyn Session>) -> Vec<String> {
         let Some(permits) = &self.permits else { return Vec::new() };
         let names = call::unless(session.sleep(session.timeout()), session.children(permits)).await;
@@ -185,12 +190,12 @@ impl LockPaths {
     }
 }
 
-/// Returns the holders of permits by the names of their nodes. Other names are left out.
+/// Returns the holders of permits, as the names of their nodes show them. Leaves out names that are not those of permits.
 fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
     taken.iter().filter_map(|name| permit_holder(name))
 }
 
-/// Returns a contender by its name.
+/// Returns a contender as a member, as its name shows it.
 pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
     let state = match turn {
         Turn::Granted => MemberState::Holds,
@@ -201,13 +206,13 @@ pub(crate) fn member_by_name(contender: &Contender, turn: &Turn) -> Member {
     Member { keeps, ..Member::by_name(contender.name(), contender.mode(), state, contender.host()) }
 }
 
-/// Returns a holder of permits by the name of its node. `None` if the name is not that of a permit.
+/// Returns the holder of a permit, as the name of its node shows it. `None` if the name is not that of a permit.
 fn permit_holder(name: &str) -> Option<Member> {
     let by = permits::parse(name)?;
     Some(Member { permits: Some(by.count), ..Member::by_name(name, Mode::Write, MemberState::Holds, by.host) })
 }
 
-/// Returns the member with the metadata of its node.
+/// Returns the member with the data and the stat of its node.
 fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Vec<u8>, Stat)) -> Member {
     let Metadata { host, pid, label, permits } = match Contender::parse_as(&member.node, dialect) {
         Some(contender) => Metadata::of(&contender, Some(data)),
@@ -226,7 +231,7 @@ fn with_node(member: &Member, dialect: Dialect, is_own: bool, (data, stat): &(Ve
     }
 }
 
-/// Returns a contender of this process as a blocker. `note` is the data of its node.
+/// Returns a holder of this process as the only blocker. `note` is the data of its node.
 pub(crate) fn blocked_by(holder: &Contender, note: &[u8], token: i64) -> Blockers {
     let Metadata { host, pid, label, .. } = Metadata::of(holder, Some(note));
     let member =

@@ -1,4 +1,4 @@
-//! The queue as people see it, and the traces of acquisitions and holds.
+//! Snapshots of the queue for operators and errors, and the traces of acquisitions and holds.
 
 pub(crate) mod lock_paths;
 pub(crate) mod on_wait;

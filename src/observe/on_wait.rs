@@ -1,4 +1,4 @@
-//! The listener of `on_wait`: a function of the caller that is called with the progress of its wait.
+//! The listener that the user gives with `on_wait`, and the calls with the progress of a wait.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -13,35 +13,36 @@ use crate::session::contract::Session;
 use crate::session::listing;
 use crate::sync::Mutex;
 
-/// The shortest time between two reads of the queue.
+/// The shortest time between two listings of the queue for the listener.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// The caller's function.
+/// The user's function.
 #[derive(Clone)]
 pub(crate) struct Listener {
-    tell: Arc<Mutex<Tell>>,
+    callback: Arc<Mutex<Callback>>,
 }
 
-type Tell = dyn FnMut(&Progress) + Send;
+type Callback = dyn FnMut(&Progress) + Send;
 
 impl Listener {
-    pub(crate) fn boxed(tell: impl FnMut(&Progress) + Send + 'static) -> Box<Listener> {
-        Box::new(Listener { tell: Arc::new(Mutex::new(tell)) })
+    pub(crate) fn boxed(callback: impl FnMut(&Progress) + Send + 'static) -> Box<Listener> {
+        Box::new(Listener { callback: Arc::new(Mutex::new(callback)) })
     }
 }
 
-/// The listener of one waiter, and the last progress that it was called with.
+/// The listener of one waiting acquisition, and the last progress that it was called with.
 pub(crate) struct OnWait {
     listener: Box<Listener>,
-    heard: Option<Progress>,
+    reported: Option<Progress>,
 }
 
 impl OnWait {
     pub(crate) fn new(listener: Box<Listener>) -> Box<OnWait> {
-        Box::new(OnWait { listener, heard: None })
+        Box::new(OnWait { listener, reported: None })
     }
 
-    /// Calls the listener if the progress has changed. Reads the nodes of the contenders in the way first.
+    /// Calls the listener if `seen` differs from the last progress. Before the call, reads the nodes of the contenders in the
+    /// way.
     pub(crate) async fn report_read(
         &mut self,
         session: &Arc<dyn Session>,
@@ -49,21 +50,21 @@ impl OnWait {
         dialect: Dialect,
         seen: Progress,
     ) {
-        if let Some(heard) = self.heard.as_mut().filter(|heard| heard.is_as(&seen)) {
-            heard.length = seen.length;
+        if let Some(reported) = self.reported.as_mut().filter(|reported| reported.is_as(&seen)) {
+            reported.length = seen.length;
             return;
         }
         let blockers = paths.read_again(session, dialect, &seen.blockers).await;
         self.report(Progress { blockers, ..seen });
     }
 
-    /// Calls the listener with this progress, without a read.
+    /// Calls the listener with this progress. Sends nothing.
     pub(crate) fn report(&mut self, progress: Progress) {
-        self.listener.tell.lock()(&progress);
-        self.heard = Some(progress);
+        self.listener.callback.lock()(&progress);
+        self.reported = Some(progress);
     }
 
-    /// Reads the queue in intervals, and calls the listener when the progress changes.
+    /// Lists the queue in intervals, and calls the listener when the progress changes.
     pub(crate) async fn keep_looking(
         &mut self,
         session: &Arc<dyn Session>,
@@ -72,7 +73,7 @@ impl OnWait {
     ) -> Infallible {
         loop {
             session.sleep(self.pause()).await;
-            // An error is ignored here, because the wait itself meets it, too.
+            // The error is ignored, because the wait itself fails with it.
             if let Ok(names) = listing::list(session, &paths.queue).await {
                 let seen = paths.progress(session, &names, me).await;
                 self.report_read(session, paths, me.dialect(), seen).await;
@@ -80,11 +81,11 @@ impl OnWait {
         }
     }
 
-    /// Returns the interval between two reads. Each read lists all names, so a waiter reads less often the further back it is: at
-    /// place p of n, n names every p * n milliseconds. All waiters together list 1000 * (1 + 1/2 + ... + 1/n) names a second,
-    /// fewer than ten thousand.
+    /// Returns the interval between two listings. Each listing returns all names, so a waiter further back lists less often: the
+    /// waiter at place p of n lists n names every p * n milliseconds. All waiters together list 1000 * (1 + 1/2 + ... + 1/n)
+    /// names a second, which is fewer than ten thousand.
     fn pause(&self) -> Duration {
-        let size = self.heard.as_ref().map_or(0, |heard| heard.place.saturating_mul(heard.length));
+        let size = self.reported.as_ref().map_or(0, |reported| reported.place.saturating_mul(reported.length));
         let by_size = Duration::from_millis(u64::try_from(size).unwrap_or(u64::MAX));
         by_size.max(PAUSE_MIN)
     }

@@ -1,4 +1,4 @@
-//! The queues of many locks at once.
+//! A survey: the queues of all locks and semaphores below a path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::request::{Failure, shown};
 use crate::validation;
 
-/// The number of listings in flight.
+/// The maximum number of listings in flight.
 const LISTINGS_IN_FLIGHT: usize = 256;
 
 /// The queues of all locks and semaphores below a prefix that have contenders, or a record of a job.
@@ -102,7 +102,7 @@ impl Survey {
     ) -> Result<(), Failure> {
         let (contenders, mut others): (Vec<_>, Vec<_>) =
             children.into_iter().partition(|name| Dialect::of(name).is_some());
-        // The servers have reaped the directory of the queue.
+        // Only the directory of the permits shows a semaphore, because servers delete the directory of an empty queue.
         if others.iter().any(|name| name == PERMITS)
             && let Some(queue) = semaphore(session, node).await?
         {
@@ -110,7 +110,7 @@ impl Survey {
             others.retain(|name| name != QUEUE && name != PERMITS);
         }
         let parent = if node == "/" { "" } else { node };
-        // ZooKeeper's own nodes contain no locks.
+        // ZooKeeper's own nodes are below `/zookeeper`, where no lock can be.
         below.extend(others.iter().map(|name| format!("{parent}/{name}")).filter(|path| path != "/zookeeper"));
         for dialect in Dialect::ALL {
             if contenders.iter().any(|name| Dialect::of(name) == Some(dialect)) {
@@ -121,7 +121,8 @@ impl Survey {
         Ok(())
     }
 
-    /// Adds the records at these paths to the queues of their locks.
+    /// Reads the records of jobs at these paths, and adds each to the queue of its lock. A lock without a queue gets an empty
+    /// one.
     async fn add_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
         let mut records = BTreeMap::new();
         for some in paths.chunks(NODES_A_REQUEST) {
@@ -143,18 +144,18 @@ impl Survey {
     }
 }
 
-/// Reads the records at these paths in one flight. A record that may not be read is left out.
+/// Reads the records at these paths in one flight. `None` for a record that may not be read.
 async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<Option<Record>>, Failure> {
     let nodes = session.data_of_each(paths).await?.into_iter();
     Ok(nodes.map(|node| node.and_then(|(data, stat)| metadata::read_done(&data, stat.mtime))).collect())
 }
 
-/// Reads the queue of the semaphore at this node. `None` if the node is not a semaphore.
+/// Reads the queue of the semaphore at this node. `None` if the node is not that of a semaphore.
 async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let queue_paths = LockPaths::of_semaphore(node.into());
     let read = call::answered(session, || session.data(node)).await;
     let Some((data, _)) = shown(read)? else { return Ok(None) };
-    // A directory that may not be listed is reported in `unreadable`.
+    // The survey reports a directory that may not be listed in `unreadable`.
     let Some((taken, queued)) = shown(queue_paths.names(session, false).await)? else { return Ok(None) };
     let number = match permits::decode(&data) {
         Ok(Some(number)) => number,

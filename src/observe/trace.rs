@@ -1,4 +1,4 @@
-//! The spans and metrics of acquisitions and holds. Without a subscriber they cost almost nothing.
+//! The tracing spans and the metrics of acquisitions and holds. They cost almost nothing without a subscriber.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -33,7 +33,8 @@ struct Spans {
 }
 
 impl AcquireTrace {
-    /// Begins the trace. A shared acquisition is not measured, because each of its callers is.
+    /// Begins the trace. `is_for_several` says whether this is the acquisition of a kept node. The metrics do not count such an
+    /// acquisition, because they count each use that waits for it.
     pub(crate) fn begin(path: &Arc<str>, aim: Aim, label: Option<&str>, is_for_several: bool) -> AcquireTrace {
         let acquire = OwnSpan::new(
             || debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty),
@@ -45,7 +46,7 @@ impl AcquireTrace {
         AcquireTrace { spans: spans.map(Box::new), wait }
     }
 
-    /// Uses the caller's span of the acquisition that began the shared one.
+    /// Takes the caller's span from the acquisition that began this shared one.
     pub(crate) fn share_caller_of(&mut self, first: &AcquireTrace) {
         if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
             spans.caller = first.caller.clone();
@@ -66,8 +67,8 @@ impl AcquireTrace {
         self.record("token", node.token());
         self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, node, label, &spans.caller, &spans.acquire);
-        let seen = self.spans.as_deref().map(begin).map(Box::new);
-        HoldTrace { seen, metered: GaugeGuard::new(names::HOLDING, Some((aim, path))), warning: None }
+        let span = self.spans.as_deref().map(begin).map(Box::new);
+        HoldTrace { span, gauge: GaugeGuard::new(names::HOLDING, Some((aim, path))), warning: None }
     }
 
     /// Sets a field of the span: `sequence` once the node is created, `token` at the grant.
@@ -84,12 +85,12 @@ impl Drop for Spans {
     }
 }
 
-/// Counts a grant.
+/// Counts a grant. `kind` says how the contender learned of its turn.
 pub(crate) fn count_grant(aim: Aim, kind: &'static str) {
     meter::count(names::GRANTS, &[("mode", meter::label(aim)), ("kind", kind)]);
 }
 
-/// Records and counts that an acquisition failed.
+/// Logs and counts that an acquisition failed.
 pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
     let mode = &[("mode", meter::label(aim))];
     match error {
@@ -103,8 +104,8 @@ pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
 /// The trace of a hold, until the hold ends.
 #[derive(Default)]
 pub(crate) struct HoldTrace {
-    seen: Option<Box<HoldSpan>>,
-    metered: GaugeGuard,
+    span: Option<Box<HoldSpan>>,
+    gauge: GaugeGuard,
     /// Cancels the warning task when dropped.
     warning: Option<oneshot::Sender<()>>,
 }
@@ -117,23 +118,23 @@ struct HoldSpan {
 }
 
 impl HoldTrace {
-    /// Returns whether the end of the hold is recorded anywhere.
+    /// Returns whether a span, a metric or a warning task depends on the end of the hold.
     pub(crate) fn is_recorded(&self) -> bool {
-        self.seen.is_some() || self.metered.is_some() || self.warning.is_some()
+        self.span.is_some() || self.gauge.is_some() || self.warning.is_some()
     }
 
-    /// Sets the handle of the warning task.
+    /// Stores the sender that cancels the warning task.
     pub(crate) fn set_warning(&mut self, warning: oneshot::Sender<()>) {
         self.warning = Some(warning);
     }
 
-    /// Ends the trace of a write hold, and begins that of a read hold, at a downgrade.
+    /// Ends the trace of a write hold, and begins the trace of the read hold that follows a downgrade.
     pub(crate) fn begin_read_hold(&mut self, path: &str, node: &ContenderNode) {
-        let goes_on = |hold: &HoldSpan| {
+        let begin_read = |hold: &HoldSpan| {
             HoldSpan::begin(Aim::Lock(Mode::Read), path, node, hold.label.as_deref(), &hold.caller, &hold.span)
         };
-        self.seen = self.seen.as_deref().map(goes_on).map(Box::new);
-        self.metered.change_to_read();
+        self.span = self.span.as_deref().map(begin_read).map(Box::new);
+        self.gauge.change_to_read();
     }
 }
 
