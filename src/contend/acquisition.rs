@@ -1,4 +1,4 @@
-//! An acquisition: its options, its target, the handle that it comes from, and the errors that end it.
+//! One acquisition: its options, its target, the lock handle that it uses, and the errors that end it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,12 +28,12 @@ use crate::sync::Mutex;
 use crate::telemetry::log::OwnSpan;
 use crate::validation;
 
-/// What all clones of a lock share: where the lock is kept, and its options.
+/// The lock handle: the paths and the options of a lock. All clones of a lock share it.
 pub(crate) struct Handle {
     pub(crate) coordinator: Arc<dyn Coordinator>,
-    /// The queue's directory.
+    /// The directory of the queue.
     pub(crate) queue: Arc<str>,
-    /// The paths that are searched for contenders in the way.
+    /// The lock's paths, for reads of the queue and of the holders.
     pub(crate) paths: LockPaths,
     pub(crate) host: String,
     pub(crate) label: Option<String>,
@@ -42,7 +42,7 @@ pub(crate) struct Handle {
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) asking: Arc<Asking>,
-    pub(crate) waiters: SlowAcquisitions,
+    pub(crate) waiters: Waiters,
 }
 
 impl Handle {
@@ -70,7 +70,7 @@ impl Handle {
         }
     }
 
-    /// Returns the error of an acquisition whose request failed.
+    /// Returns the error of an acquisition whose request failed with `failure`.
     pub(crate) fn stop(&self, failure: Failure) -> Error {
         match failure {
             // The directory was deleted, and our node with it.
@@ -111,47 +111,49 @@ impl Options {
     }
 }
 
-/// Is called once the node exists, if uses other than the caller's may share the node. The watch fires when another contender
-/// asks for the node. `None` if no such watch is armed.
+/// A function that starts to watch over a node that is to be kept. The acquisition calls the function once the node exists. The
+/// watch fires when another contender asks for the node. It is `None` if it is not known to be armed.
 pub(crate) type Sharing = Box<dyn Fn(&ContenderHandle, Option<Watch>) + Send + Sync>;
 
-/// A resource for which the head of the queue exchanges its node. Without a target, the head holds the lock.
+/// The permits for which the head of a semaphore's queue exchanges its node. An acquisition of a lock has no target: the head of
+/// its queue holds the lock.
 #[async_trait]
 pub(crate) trait ExchangeTarget: Send + Sync {
     /// Returns the number of permits requested.
     fn count(&self) -> u32;
 
-    /// Returns the total length of the paths that the head watches for the target.
+    /// Returns the total length in bytes of the paths that the head of the queue watches for the target.
     fn watched_bytes(&self) -> usize;
 
-    /// Fails if the target can never be granted. Sends nothing.
+    /// Fails if the target can never be granted, as far as the handle knows. Sends nothing.
     fn check(&self) -> Result<(), Error>;
 
-    /// Like [`ExchangeTarget::check`], but may ask the ensemble.
+    /// Fails if the target can never be granted. Asks the ensemble if the handle does not know.
     async fn check_first(&self) -> Result<(), Error>;
 
-    /// Sends an early read of the target behind the create of our node, if the listing of the queue was sent, too.
+    /// Sends an early read of the target right after the create of our node. Sends nothing if `is_listed` is false: the early
+    /// read counts only behind a listing of the queue that this acquisition sent.
     fn send_early_read(&self, entry: &ContenderHandle, is_listed: bool);
 
-    /// Discards the early read. It is too old when the queue is listed again.
+    /// Discards the early read, because an early read from before a new listing of the queue does not count.
     fn discard_early_read(&self);
 
-    /// Waits for the early read, and fails if the target can never be granted.
-    async fn check_early_read(&self, held: &ContenderHandle) -> Result<(), Error>;
+    /// Waits for the early read. Fails if the target can never be granted.
+    async fn check_early_read(&self, entry: &ContenderHandle) -> Result<(), Error>;
 
-    /// Returns whether the head of the queue could make the exchange now. `None` if that cannot be read.
+    /// Returns whether the head of the queue could exchange its node for the target now. `None` if the permits cannot be read.
     async fn is_available(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
 
-    /// Asks the leader about the holders. Returns whether the server shows ghosts among them.
+    /// Asks the leader whether the holders' nodes exist. Returns whether some of them are ghosts.
     async fn check_for_ghosts(&self, session: &Arc<dyn Session>) -> bool;
 
-    /// Exchanges the head's place for the target. Waits until that is possible.
+    /// Exchanges the node of the head of the queue for the target. Waits until the target is free.
     async fn exchange(
         &self,
         acquisition: &Acquisition,
-        held: &ContenderHandle,
+        entry: &ContenderHandle,
         turn: Take,
-        wait: &mut EntryState<'_>,
+        wait: &mut WaitState<'_>,
     ) -> Result<(), Error>;
 }
 
@@ -161,6 +163,7 @@ pub(crate) struct Acquisition {
     pub(crate) mode: Mode,
     pub(crate) options: Options,
     pub(crate) trace: AcquireTrace,
+    /// `None` unless the process may keep the node.
     pub(crate) sharing: Option<Sharing>,
     pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
 }
@@ -172,14 +175,19 @@ impl Acquisition {
         Acquisition { handle, mode, options, trace: AcquireTrace::default(), sharing: None, target: None }
     }
 
-    /// Returns what the acquisition asks for: a lock in one mode, or a permit.
+    /// Returns the aim of the acquisition: a lock in one mode, or a permit.
     pub(crate) fn aim(&self) -> Aim {
         if self.target.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
     }
 
-    /// Fails if the target can never be granted. Sends nothing.
+    /// Fails if the target can never be granted, as far as the handle knows. Sends nothing.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.target.as_ref().map_or(Ok(()), |target| target.check())
+    }
+
+    /// Returns whether the process may keep the node between uses.
+    pub(crate) fn may_be_kept(&self) -> bool {
+        self.sharing.is_some()
     }
 
     pub(crate) fn label(&self) -> Option<&str> {
@@ -187,54 +195,55 @@ impl Acquisition {
     }
 
     pub(crate) fn begin(&mut self) -> OwnSpan {
-        self.trace = AcquireTrace::begin(self.handle.shown(), self.aim(), self.label(), self.sharing.is_some());
+        self.trace = AcquireTrace::begin(self.handle.shown(), self.aim(), self.label(), self.may_be_kept());
         self.trace.span()
     }
 
-    /// Reports a failure to tracing and metrics.
+    /// Reports a failure to tracing and metrics. Returns `answer`.
     pub(crate) fn reported<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
         answer.inspect_err(|error| trace::not_granted(self.handle.shown(), self.aim(), error))
     }
 }
 
-/// The waiting acquisitions of one lock handle. One task warns about all of them.
+/// The waiting acquisitions of one lock handle. One background task logs the warnings about all of them.
 #[derive(Default)]
-pub(crate) struct SlowAcquisitions(Mutex<Table>);
+pub(crate) struct Waiters(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
     next: u64,
-    all: BTreeMap<u64, SlowAcquisition>,
+    all: BTreeMap<u64, WaitingAcquisition>,
     /// Cancels the warning task when dropped.
-    watched: Option<oneshot::Sender<()>>,
+    warning_task: Option<oneshot::Sender<()>>,
 }
 
 /// One acquisition that waits in the queue.
 #[derive(Clone)]
-pub(crate) struct SlowAcquisition {
+pub(crate) struct WaitingAcquisition {
     pub(crate) began: Instant,
     pub(crate) session: Arc<dyn Session>,
     pub(crate) node: Arc<ContenderNode>,
     pub(crate) label: Option<String>,
     pub(crate) span: OwnSpan,
     pub(crate) target: Option<Arc<dyn ExchangeTarget>>,
+    /// Whether a warning about this acquisition was logged.
     pub(crate) is_warned_of: bool,
 }
 
-impl SlowAcquisitions {
-    /// Adds a waiter. Returns its number, and whether a warning task runs.
-    pub(crate) fn enter(&self, waiter: SlowAcquisition) -> (u64, bool) {
+impl Waiters {
+    /// Adds a waiting acquisition. Returns its number, and whether a warning task runs.
+    pub(crate) fn enter(&self, waiter: WaitingAcquisition) -> (u64, bool) {
         let mut table = self.0.lock();
         let number = table.next;
         table.next += 1;
         table.all.insert(number, waiter);
-        // The last warning task may have ended with its session.
-        (number, table.watched.as_ref().is_some_and(|watched| !watched.is_closed()))
+        // A warning task ends with the session that runs it, and its receiver is then closed.
+        (number, table.warning_task.as_ref().is_some_and(|task| !task.is_closed()))
     }
 
-    /// Stores the handle of a new warning task. An earlier task is cancelled.
+    /// Stores the sender that cancels a new warning task. Cancels an earlier task.
     pub(crate) fn set_task(&self, task: oneshot::Sender<()>) {
-        let before = self.0.lock().watched.replace(task);
+        let before = self.0.lock().warning_task.replace(task);
         drop(before);
     }
 
@@ -243,13 +252,14 @@ impl SlowAcquisitions {
         drop(waiter);
     }
 
-    /// Returns the time until the first waiter is overdue that has no warning yet.
+    /// Returns the time until the next warning is due: until the oldest acquisition without a warning has waited for `limit`.
     pub(crate) fn next(&self, limit: Duration) -> Option<Duration> {
         self.0.lock().unwarned().next().map(|waiter| limit.saturating_sub(waiter.began.elapsed()))
     }
 
-    /// Returns the first overdue waiter, and the number of the others. Marks all of them as warned about.
-    pub(crate) fn due(&self, limit: Duration) -> Option<(SlowAcquisition, usize)> {
+    /// Returns the oldest acquisition that has waited for `limit` without a warning, and the number of the other such
+    /// acquisitions. Marks all of them as warned about.
+    pub(crate) fn due(&self, limit: Duration) -> Option<(WaitingAcquisition, usize)> {
         let mut table = self.0.lock();
         let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
         let first = due.next().map(|waiter| {
@@ -260,45 +270,45 @@ impl SlowAcquisitions {
         Some((first, others))
     }
 
-    /// Ends the warning task if no waiter still needs a warning. Returns whether it ended.
+    /// Cancels the warning task if every waiting acquisition has its warning. Returns whether the task was cancelled.
     pub(crate) fn end_task_if_all_are_warned(&self) -> bool {
         let mut table = self.0.lock();
         let is_over = table.unwarned().next().is_none();
-        table.watched.take_if(|_| is_over);
+        table.warning_task.take_if(|_| is_over);
         is_over
     }
 }
 
 impl Table {
-    fn unwarned(&mut self) -> impl Iterator<Item = &mut SlowAcquisition> {
+    fn unwarned(&mut self) -> impl Iterator<Item = &mut WaitingAcquisition> {
         self.all.values_mut().filter(|waiter| !waiter.is_warned_of && waiter.waits())
     }
 }
 
-impl SlowAcquisition {
-    /// Returns whether the acquisition has been neither granted nor given up.
+impl WaitingAcquisition {
+    /// Returns whether the acquisition still waits: it is neither granted nor given up.
     pub(crate) fn waits(&self) -> bool {
         !self.node.is_holding() && !self.node.has_left()
     }
 }
 
-/// What an acquisition does if another contender is in the way.
+/// Whether an acquisition waits or fails if another contender is in the way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IfTaken {
     Wait,
     GiveUp,
 }
 
-/// The state of an acquisition from the create of its node until its turn.
-pub(crate) struct EntryState<'a> {
+/// The state of an acquisition from the create of its node until the grant.
+pub(crate) struct WaitState<'a> {
     pub(crate) if_taken: IfTaken,
-    /// Records the contenders in the way.
+    /// Stores each listing, for the error of the timeout.
     pub(crate) waiting: Option<&'a QueueView>,
     pub(crate) on_wait: Option<Box<OnWait>>,
     /// The answer to the listing that was sent with the create. `None` if the answer to the create was lost.
     pub(crate) listing: Option<Result<Names, Failure>>,
-    /// The stat of the directory by the last listing, kept if the next step needs it.
+    /// The stat of the directory in the last listing, if the next step asks for a kept node.
     pub(crate) directory: Option<Box<Stat>>,
-    /// Counts the listings without our node although the leader had the node.
+    /// Counts the listings that lacked our node although the leader had it.
     pub(crate) denials: Tries,
 }

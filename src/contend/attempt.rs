@@ -1,4 +1,4 @@
-//! An attempt to acquire without waiting, which writes nothing if the lock is taken.
+//! An acquisition that does not wait for other contenders, and writes nothing if the lock is taken.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::session::request::{Ending, Loss};
 use crate::validation;
 
 impl Acquisition {
-    /// Acquires without waiting. Writes nothing if the lock is taken.
+    /// Acquires the lock or the permits without waiting for other contenders. Writes nothing if they are taken.
     pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<ContenderHandle>, Error> {
         let span = self.begin();
         let attempt = async {
@@ -23,7 +23,8 @@ impl Acquisition {
                 tries += 1;
                 let limit = self.fail_if_taken().await?;
                 match self.take_now(limit).await {
-                    // The process was stopped or cut off while its node was in the queue.
+                    // The process was stopped or cut off while its node was in the queue. A new try is safe, because the node is
+                    // gone or will be.
                     Err(Error::Evicted(Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired | Ending::Replaced)))
                         if tries < SESSION_TRIES => {}
                     answer => return answer,
@@ -34,7 +35,7 @@ impl Acquisition {
         span.around(pin!(reported)).await
     }
 
-    /// Fails if a newcomer would have to wait. Writes nothing. Returns the session timeout.
+    /// Fails if a new contender would have to wait. Writes nothing. Returns the session timeout.
     pub(crate) async fn fail_if_taken(&self) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
         self.check()?;
@@ -52,7 +53,7 @@ impl Acquisition {
         let (paths, newcomer) = (&self.handle.paths, (self.handle.dialect, self.mode));
         let ahead = paths
             .ghosts_ahead(&session, &names, newcomer, |names| turn::ahead_of_newcomer(newcomer.0, newcomer.1, names));
-        // Sends nothing if no contender is ahead.
+        // The call stores the ghosts that it finds, so its result is dropped. It sends nothing if no contender is ahead.
         drop(ahead.await);
         let there = session.store().ghosts().without(path, &names, self.mode);
         let is_free = turn::ahead_of_newcomer(newcomer.0, newcomer.1, &there).is_empty();
@@ -62,8 +63,8 @@ impl Acquisition {
         Err(Error::WouldBlock { blockers: paths.blockers_of_newcomer(&session, &names, newcomer).await })
     }
 
-    /// Returns whether the head of the queue could be granted its target now. If not, and if the newcomer would be the head, asks
-    /// the leader whether the holders are ghosts.
+    /// Returns whether the target is free, or there is no target. If the target is taken and `is_its_turn` is true, asks the
+    /// leader whether the holders are ghosts.
     async fn has_enough(&self, session: &Arc<dyn Session>, is_its_turn: bool) -> Result<bool, Error> {
         let Some(target) = &self.target else { return Ok(true) };
         let has_enough = async {
@@ -77,7 +78,7 @@ impl Acquisition {
         Ok(call::bounded(&self.handle.coordinator, session.timeout(), has_enough).await? != Some(false))
     }
 
-    /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for the servers.
+    /// Enters the queue, and takes the lock if no contender is in the way. Waits at most `limit` for replies of the ensemble.
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<ContenderHandle>, Error> {
         call::bounded(&self.handle.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
     }

@@ -1,4 +1,4 @@
-//! Streams of changes, such as the states of a hold, and the wait for contention.
+//! Streams of changes, such as the states of a hold, and a holder's wait until another contender wants its lock.
 
 use std::fmt;
 use std::future::Future;
@@ -54,7 +54,7 @@ use crate::sync::{Mutex, OnceLock, watch};
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 pub struct Changes<T = HoldState> {
-    /// The mutex is never contended. It makes this type `Sync`.
+    /// The mutex makes this type `Sync`. No code ever waits for the mutex.
     items: Mutex<Pin<Box<dyn Stream<Item = T> + Send>>>,
     shield: Shield,
 }
@@ -90,7 +90,7 @@ impl<T> fmt::Debug for Changes<T> {
     }
 }
 
-/// Returns the stream of the common state of these holds. It ends with their guard.
+/// Returns a stream of the combined state of these holds. The stream ends when `ended` completes.
 pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>, ended: GuardEnded) -> Changes {
     let holds: Arc<[OneHold]> = holds.into_iter().collect();
     let states = unfold(None, move |last| {
@@ -100,7 +100,8 @@ pub(crate) fn states_of(holds: impl IntoIterator<Item = OneHold>, ended: GuardEn
     Changes::of(states.take_until(ended))
 }
 
-/// Ends the streams of a guard's states when the guard is dropped. The node may outlive the guard if it is kept or shared.
+/// The lifetime of a guard: dropping it ends the streams of the guard's states. The node may outlive the guard if the node is
+/// kept or shared.
 #[derive(Debug, Default)]
 pub(crate) struct GuardLife(OnceLock<watch::Sender<()>>);
 
@@ -110,12 +111,12 @@ pub(crate) type GuardEnded = Pin<Box<dyn Future<Output = ()> + Send>>;
 impl GuardLife {
     pub(crate) fn ended(&self) -> GuardEnded {
         let mut life = self.0.get_or_init(|| watch::Sender::new(())).subscribe();
-        // The channel only closes. Nothing is sent on it.
+        // The sender sends nothing. The error after its drop is the end of the guard.
         Box::pin(async move { drop(life.changed().await) })
     }
 }
 
-/// Waits until the common state of the holds differs in kind from the last one. `None` after a loss or a release.
+/// Waits until the combined state of the holds is of another kind than `last`. `None` after a loss or a release.
 async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<HoldState> {
     if matches!(last, Some(HoldState::Lost { .. })) {
         return None;
@@ -126,13 +127,13 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
         if last.is_none_or(|last| discriminant(&last) != discriminant(&state)) {
             return Some(state);
         }
-        // Each future waits for a change of its own hold, so a change costs one look at each hold.
+        // Each future waits for a change of one hold, so a change reads the state of that hold alone.
         let changed = holds.iter().zip(&states).map(|(hold, before)| {
-            let look = || {
+            let recheck = || {
                 let is_as_before = state_of(hold).is_some_and(|now| discriminant(&now) == discriminant(before));
                 (!is_as_before).then_some(())
             };
-            Box::pin(hold.0.until(&hold.1, look))
+            Box::pin(hold.0.until(&hold.1, recheck))
         });
         select_all(changed).await;
     }
@@ -143,8 +144,8 @@ fn state_of((node, _): &OneHold) -> Option<HoldState> {
     (!node.has_left()).then(|| node.hold_state())
 }
 
-/// Combines the states of several holds. `None` if there are none. The first loss in the list wins. Otherwise the earliest end of
-/// a suspect hold wins.
+/// Combines the states of several holds. Returns the first loss in the list. If there is none, returns the suspect state that
+/// ends first. `None` for an empty list.
 pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldState> {
     let rank = |state: &HoldState| match state {
         HoldState::Lost { .. } => (0, None::<Instant>),
@@ -155,42 +156,42 @@ pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldSt
 }
 
 /// The shortest time between two listings while a holder waits for contention.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
+const LISTING_PAUSE: Duration = Duration::from_millis(20);
 
 impl ContenderHandle {
-    /// Waits until a contender waits for this hold. Returns the first such contender.
+    /// Waits until this hold excludes a contender in the queue. Returns the first such contender.
     pub(crate) async fn contended(&self) -> Result<Contender, Error> {
-        self.run(self.somebody_waits()).await?
+        self.run(self.wait_until_contended()).await?
     }
 
-    async fn somebody_waits(&self) -> Result<Contender, Error> {
-        let (mut before, mut pause) = (None, LOOK_PAUSE);
+    async fn wait_until_contended(&self) -> Result<Contender, Error> {
+        let (mut before, mut pause) = (None, LISTING_PAUSE);
         loop {
-            let first = self.somebody_kept_out().await?;
+            let first = self.first_kept_out().await?;
             if !self.is_of_semaphore() || self.finds_too_few(&first).await? {
                 return Ok(first);
             }
-            // The contender is about to take free permits, unless its process stands still.
+            // Enough permits are free, so this contender is about to take them, unless its process is stopped.
             let session = self.session();
             let first = Some(first.name().to_owned());
-            pause = if before == first { (2 * pause).min(session.timeout()) } else { LOOK_PAUSE };
+            pause = if before == first { (2 * pause).min(session.timeout()) } else { LISTING_PAUSE };
             before = first;
             session.sleep(pause).await;
         }
     }
 
-    /// Returns whether the queue is that of a semaphore.
+    /// Returns whether this is a permit of a semaphore. The queue of a semaphore is a directory below the user's path.
     fn is_of_semaphore(&self) -> bool {
         self.shown() != &**self.queue()
     }
 
-    async fn somebody_kept_out(&self) -> Result<Contender, Error> {
+    async fn first_kept_out(&self) -> Result<Contender, Error> {
         let (session, directory) = (self.session(), self.queue());
-        let (mut last_change, mut look) = (None::<Moment>, Recheck::new(session));
+        let (mut last_change, mut recheck) = (None::<Moment>, Recheck::new(session));
         loop {
             let (names, mut change) = match retry::until_known(session, || session.watch_children(directory)).await {
                 Ok(seen) => seen,
-                // The servers reap the empty queue of a semaphore. The next contender creates it again.
+                // The servers delete the empty queue of a semaphore. The next contender creates the queue again.
                 Err(Failure::NoNode) if self.is_of_semaphore() => match follow::possible(session, directory).await {
                     Ok(()) => continue,
                     Err(_) => return std::future::pending().await,
@@ -206,15 +207,16 @@ impl ContenderHandle {
             if let Some(first) = first {
                 return Ok(first);
             }
-            // A long listing would take memory while the watch is armed.
+            // A long listing would take memory during the wait for the watch.
             drop(names);
-            // The event may have been lost. If the session is over, `lost` reports the loss of the hold.
-            if look.wait(&mut change).await.is_err() {
+            // Returns after the event of the watch, or after a while without one, because an event may be lost. An error means
+            // that the session is over: the caller then reports the loss of the hold.
+            if recheck.wait(&mut change).await.is_err() {
                 return std::future::pending().await;
             }
-            // Thousands of readers may come and go, so two listings have a pause between them.
+            // Thousands of readers may come and go, so there is a pause between two listings.
             let since = last_change.map(|last| self.now().saturating_sub(last));
-            if let Some(rest) = since.and_then(|since| LOOK_PAUSE.checked_sub(since)) {
+            if let Some(rest) = since.and_then(|since| LISTING_PAUSE.checked_sub(since)) {
                 session.sleep(rest).await;
             }
             last_change = Some(self.now());

@@ -1,4 +1,5 @@
-//! The directory of a lock: its creation, and the write by which a waiter asks for kept nodes.
+//! The directory of a lock: its creation, and the ask, a write to the directory by which a waiter requests the nodes that other
+//! processes keep.
 
 use std::sync::Arc;
 
@@ -8,13 +9,14 @@ use crate::session::retry::{self, until_known};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::log::emit;
 
-/// Returns the path of each directory from the outermost to `path` itself.
+/// Returns the paths of all directories on the way to `path`, from the outermost to `path` itself.
 fn steps(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
 }
 
-/// Creates the lock directory at `path`, and its missing parents as ordinary nodes. The directory is a container, which the
-/// server reaps when it has been empty for a while, unless `has_to_stay`. Calls `made` for each directory once it is created.
+/// Creates the lock directory at `path` as a container, and its missing parents as persistent nodes. Servers delete a container
+/// that was empty for a while. With `has_to_stay`, the lock directory is a persistent node, too. Calls `made` for each directory
+/// that was created.
 pub(crate) async fn make(
     session: &Arc<dyn Session>,
     path: &str,
@@ -27,9 +29,10 @@ pub(crate) async fn make(
         match until_known(session, || session.create(step, &[], kind)).await {
             Ok(_) => made(step),
             Err(Failure::NodeExists) => {}
-            // We may not create this parent, but it may exist.
+            // A parent that we may not create may exist already. The error is returned only if the next directory lacks its
+            // parent.
             Err(failure @ Failure::NoAuth(_)) if step != path => denied = denied.or(Some(failure)),
-            // The root of the connect string does not exist.
+            // The root of the connect string (its chroot) does not exist.
             Err(Failure::NoNode) if parent(step) == "/" => return Err(Failure::NoParent("/".to_owned())),
             Err(Failure::NoNode) => return Err(denied.unwrap_or(Failure::NoNode)),
             Err(failure) => return Err(failure),
@@ -38,11 +41,9 @@ pub(crate) async fn make(
     Ok(())
 }
 
-/// Asks for every kept node in the directory, by one write to the directory's data. The first request is sent before this
-/// returns.
+/// Asks for every kept node in the directory, by one write to the directory's data. Sends the first request before it returns.
 ///
-/// `seen` is the stat of the directory in the listing that showed a kept node. A process arms its watch on the directory before it creates
-/// such a node. If the directory has changed since the listing, the process was asked already.
+/// `seen` is the stat of the directory in the listing that showed a kept node. A process watches the directory before it creates a node to keep, so a write after that listing has notified the process. The write is left out if the version shows such a write.
 pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn Session>, seen: Option<Stat>) {
     let first = seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, directory, Vec::new(), stat.version));
     let (directory, asking, session) = (Arc::clone(directory), Arc::clone(asking), Arc::clone(session));
@@ -63,7 +64,8 @@ pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn 
     }));
 }
 
-/// Reads the directory's data, and writes the same data.
+/// Reads the directory's data, and writes the same data again, to fire the watches. Writes nothing if the version differs from
+/// `seen`.
 pub(crate) async fn ask_as_it_is(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -79,7 +81,8 @@ pub(crate) async fn ask_as_it_is(
     retry::until_known(session, ask).await
 }
 
-/// Writes the directory's data if it has this version. Any other version shows that the nodes were asked for already.
+/// Writes the directory's data if the directory has this version. Another version is a success: another client has asked
+/// meanwhile.
 fn set(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -100,12 +103,12 @@ fn set(
     }
 }
 
-/// Whether a server has refused an ask of this handle.
+/// Whether a server has refused an ask of this lock handle.
 #[derive(Default)]
 pub(crate) struct Asking(AtomicBool);
 
 impl Asking {
-    /// Logs a refusal, once for each handle.
+    /// Logs a refused ask, at most once for each lock handle.
     fn refused(&self, path: &str, failure: &Failure) {
         if !self.0.swap(true, Ordering::Relaxed) {
             emit!(WARN, path, %failure, "cannot ask for a lock that is only kept: waiting until it was idle for long, or its process looks at the queue");

@@ -1,8 +1,8 @@
-//! The exchange of a contender's node for another node in one transaction: a downgrade, or a permit for the place at the head of
-//! a queue.
+//! The exchange of a contender's node for another node in one transaction: a READ node at a downgrade, or a permit at the head of
+//! a semaphore's queue.
 //!
-//! The transaction checks that our node is there, so the ensemble refuses a contender that is no longer the head. It ends like a
-//! writer's release, so the same commit lets the next contender in.
+//! The transaction fails if our node is gone. The exchange for a permit changes and deletes our node, as a writer's release does,
+//! so its commit is also the hand-off to the next contender.
 
 use crate::contend::handle::ContenderHandle;
 use crate::error::error::Error;
@@ -12,12 +12,12 @@ use crate::session::presence::{is_there, leader_still_has};
 use crate::session::request::{Failure, Kind, Loss, Operation, Stat};
 use crate::session::retry::{Tries, until_known};
 
-/// The new node of an exchange, and its condition.
+/// The exchange of the place at the head of a queue for a new node.
 pub(crate) struct Exchange<'a> {
-    /// The path of the new node. The path is unique.
+    /// The path of the new node. No other request creates a node at this path.
     pub(crate) to: String,
     pub(crate) data: &'a [u8],
-    /// The path and the version of a node that must not have changed.
+    /// The path and the version of a node. The exchange fails if that node has another version.
     pub(crate) unchanged: (&'a str, i32),
 }
 
@@ -25,33 +25,33 @@ pub(crate) struct Exchange<'a> {
 pub(crate) enum NotExchanged {
     /// Our node was gone.
     Evicted,
-    /// The other node has changed. Our node stays.
+    /// The node [`Exchange::unchanged`] has another version. Our node stays.
     Changed,
     /// The directory of the new node does not exist. Our node stays.
     NoDirectory,
-    /// The outcome may be unknown. Dropping the handle removes whichever of the two nodes exists.
+    /// Another failure. If the outcome is unknown, dropping the handle removes the old or the new node, whichever exists.
     Failed(Failure),
 }
 
-/// The indices of the transaction's operations.
+/// The index of each operation in the transaction of [`ContenderHandle::exchange`].
 const OWN_PLACE: usize = 0;
 const UNCHANGED: usize = 1;
 const NEW_NODE: usize = 2;
 const SIGNAL: usize = 3;
 
-/// The result of one try of the transaction.
+/// The result of one try of the exchange.
 enum Tried {
     Done(Stat),
-    /// Our node is gone, and the server denies the new node. The new node exists if this try, or an earlier one whose answer was
-    /// lost, was carried out.
+    /// Our node is gone, and our server does not show the new node. `is_done` is true if this try was carried out. An earlier try
+    /// whose reply was lost may have been carried out, too.
     Unseen {
         is_done: bool,
     },
     /// The new node does not exist, and no request in flight can create it.
     NotDone(NotExchanged),
-    /// The new node may exist.
+    /// No reply came, so the new node may exist.
     Failed(Failure),
-    /// The server refuses the write of the hand-off. The next try only deletes the node, as `removal.rs` does.
+    /// The server refuses the write that is the hand-off. The next try deletes our node without that write.
     WithoutSignal,
 }
 
@@ -70,7 +70,7 @@ impl ContenderHandle {
         self.swap().await.map_err(|failure| self.lost_by(failure, "downgrade"))
     }
 
-    /// Replaces the WRITE node by a READ node with the same sequence number.
+    /// Replaces the WRITE node by a READ node with the same sequence number. Retries until the outcome is known.
     async fn swap(&self) -> Result<(), Failure> {
         let writer = self.node().contender();
         let reader = Contender::parse_as(&writer.downgraded(), writer.dialect());
@@ -83,7 +83,7 @@ impl ContenderHandle {
             Operation::Delete { path: from.clone(), version: None },
         ];
         let session = self.session();
-        // From here on either node may exist. If this future is dropped, both are removed.
+        // From here on the ensemble may have either node. Dropping this future and the handle removes both.
         self.node().change(|it| it.known.begin_move(None));
         let mut tries = Tries::LOST_ANSWERS;
         loop {
@@ -93,13 +93,13 @@ impl ContenderHandle {
                     tries.again(session, failure).await?;
                     continue;
                 }
-                // An earlier try whose answer was lost created the READ node, or the node belongs to another client, or the node
-                // is gone by now.
+                // There are three causes: an earlier try whose reply was lost has created the READ node, another client has
+                // created it, or the READ node is gone again.
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => {
                     match until_known(session, || session.data(&to)).await {
                         Ok((_, stat)) if stat.ephemeral_owner == session.id() => break,
-                        // The leader has no WRITE node any more. A server that denies or hides the READ node does not overrule
-                        // the leader.
+                        // The leader no longer has the WRITE node, so an earlier try was carried out, even if this server does
+                        // not show the READ node.
                         Err(Failure::NoNode | Failure::NoAuth(_))
                             if is_there(session, &from, None).await == Ok(false) =>
                         {
@@ -115,7 +115,7 @@ impl ContenderHandle {
                 }
                 Err(failure) => failure,
             };
-            // If the outcome is unknown, either node may exist.
+            // After an unknown outcome the node stays marked as moving, because the ensemble may have either node.
             if !matches!(failure, Failure::Unknown(_)) {
                 self.node().end_move(NodeState::cancel_move);
             }
@@ -126,10 +126,10 @@ impl ContenderHandle {
         Ok(())
     }
 
-    /// Exchanges our node at the head of the queue for another node.
+    /// Exchanges our node at the head of the queue for another node. Retries until the outcome is known.
     ///
     /// # Cancel safety
-    /// Dropping the handle removes whichever of the two nodes exists.
+    /// Dropping the handle removes the old or the new node, whichever exists.
     pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
         let (session, node) = (self.session(), self.node());
         if !node.read(NodeState::has_node) {
@@ -141,7 +141,7 @@ impl ContenderHandle {
             match self.try_to_exchange(exchange).await {
                 Tried::Done(stat) => break Ok(stat),
                 Tried::NotDone(why) => break Err(why),
-                // The server may deny a committed node, so the leader is asked.
+                // The server may lag behind a commit of the new node, so the leader is asked.
                 Tried::Unseen { is_done } => {
                     may_be_done |= is_done;
                     let is_there = may_be_done
@@ -159,7 +159,7 @@ impl ContenderHandle {
         };
         let stat = match answer {
             Ok(stat) if stat.ephemeral_owner == session.id() => stat,
-            // The server has replaced our session, and the node belongs to the new session. The node is not ours.
+            // The server has replaced our session by a new one, which owns the new node.
             Ok(_) => {
                 return Err(NotExchanged::Failed(Failure::Refused(format!("{} is of another session", exchange.to))));
             }
@@ -190,8 +190,8 @@ impl ContenderHandle {
             operations.push(Operation::Set { path: from.clone(), data: Vec::new(), version: None });
         }
         operations.push(Operation::Delete { path: from, version: None });
-        // The read is answered after the transaction and shows its outcome. It also shows the czxid of the new node, which some
-        // servers leave out of the answer to a transaction.
+        // The server answers the read after the transaction, so the read shows the outcome. The read also returns the czxid of
+        // the new node, which some servers leave out of the reply to a transaction.
         let (answer, seen) = (session.transact(&operations), session.data(&to));
         match (answer.await, seen.await) {
             (_, Ok((_, stat))) => Tried::Done(stat),

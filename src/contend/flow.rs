@@ -1,4 +1,4 @@
-//! The way of an acquisition from its first request until the lock is granted or given up.
+//! An acquisition from its first request until the lock is granted or the acquisition has failed.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use crate::call::SESSION_TRIES;
-use crate::contend::acquisition::{Acquisition, EntryState, IfTaken};
+use crate::contend::acquisition::{Acquisition, IfTaken, WaitState};
 use crate::contend::handle::ContenderHandle;
 use crate::contend::queue_view::QueueView;
 use crate::contend::warnings::Lateness;
@@ -27,48 +27,49 @@ use crate::session::{follow, listing, presence};
 use crate::sync::random;
 use crate::telemetry::log::emit;
 
-/// How often one acquisition tries to have a directory recreated whose sequence numbers are used up. Several contenders may do
-/// that at once.
+/// How often one acquisition tries to enter again after it found the sequence numbers of the directory used up. Several
+/// contenders may delete and recreate the directory at once.
 const RESTARTS: u32 = 8;
 
-/// How often the directory may vanish between its creation and the create of our node. More often means that something is wrong.
+/// How often the directory may vanish between its creation and the create of our node. The acquisition fails after that.
 pub(crate) const DIRECTORY_TRIES: usize = 64;
 
-/// Returns whether the contender's sequence number is unsafe: near the end of the numbers, several contenders may get the same
-/// number, and later contenders lower ones.
+/// Returns whether the contender's sequence number is too close to the end of the numbers: there several contenders may get the
+/// same number, and later contenders lower numbers.
 pub(crate) fn is_used_up(contender: &Contender) -> bool {
     !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }
 
-/// How often a quorum may confirm our node while the lease is invalid. More often means that something is wrong.
+/// How often a quorum may confirm our node while the lease is invalid. The tries are a twentieth of the session timeout apart, so
+/// they take about five session timeouts. The acquisition fails after that.
 pub(crate) const LEASE_TRIES: u32 = 100;
 
 /// The evidence that a contender's turn has come.
 pub(crate) struct Grant {
-    /// The hand-off that let the contender in. `None` if a listing showed the turn.
+    /// The hand-off by which the predecessor let the contender in. `None` if a listing showed that the turn had come.
     pub(crate) signal: Option<Arc<HandOff>>,
     pub(crate) kind: GrantKind,
     /// Whether the contender had to wait.
     pub(crate) has_waited: bool,
-    /// Contenders that our server still lists although they have left the queue.
+    /// The names that our server still lists although the leader no longer has their nodes.
     pub(crate) ghosts: Vec<Arc<str>>,
 }
 
 /// How a contender learned that its turn had come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GrantKind {
-    /// From the listing that was sent with its create.
+    /// From the listing that was sent with the contender's create.
     AtOnce,
     /// From a later listing.
     Look,
-    /// From the hand-off of the holder before it.
+    /// From the hand-off of its predecessor.
     HandOff,
-    /// The process kept the node from an earlier use.
+    /// The contender has joined a node that its process keeps. It had no turn of its own.
     Kept,
 }
 
 impl GrantKind {
-    /// Returns the name that traces and metrics show.
+    /// Returns the name of this kind in traces and metrics.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             GrantKind::AtOnce => "at once",
@@ -80,7 +81,7 @@ impl GrantKind {
 }
 
 impl Grant {
-    /// Builds a grant from what the waiter decided.
+    /// Builds the grant from the waiter's decision to take the lock.
     pub(crate) fn by(take: Take, entry: &ContenderHandle) -> Grant {
         let store = entry.session().store();
         let signal = take.signalled_by.map(|name| store.hand_off(&entry.child(&name).into()));
@@ -100,7 +101,7 @@ impl Acquisition {
         let on_wait = self.options.on_wait.take().map(OnWait::new);
         let answer = match timeout {
             None => self.enter(IfTaken::Wait, None, on_wait).await,
-            // Boxed, because a waiter's future is as large as its largest step, and few of thousands of waiters have a timeout.
+            // Boxed, because a waiter's future is as large as its largest step, and few waiters have a timeout.
             Some(timeout) => Box::pin(self.enter_in_time(timeout, on_wait)).await,
         };
         self.reported(answer)
@@ -115,40 +116,41 @@ impl Acquisition {
         self.within(timeout, &waiting, pin!(self.enter(IfTaken::Wait, Some(&waiting), on_wait))).await
     }
 
-    /// Enters the queue and waits. `waiting` records the contenders in the way.
+    /// Enters the queue, and waits until the lock is granted. `waiting` stores each listing, for the error of the timeout.
     pub(crate) async fn enter(
         &self,
         if_taken: IfTaken,
         waiting: Option<&QueueView>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<ContenderHandle>, Error> {
-        // Boxed, because few waiters are in this step for long.
+        // Boxed, because a waiter's future is as large as its largest step, and this step is short.
         let (entry, listing, mut late) = Box::pin(self.queue_up_by_a_usable_number()).await?;
-        let mut wait = EntryState { if_taken, waiting, on_wait, listing, directory: None, denials: Tries::DENIALS };
+        let mut wait = WaitState { if_taken, waiting, on_wait, listing, directory: None, denials: Tries::DENIALS };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&entry, &mut wait, &mut late) => turn,
-            // A loss ends the wait even if the answer to a request never comes.
+            // A loss ends the wait even if the reply to a request never comes.
             loss = entry.lost() => Err(self.handle.evicted(loss)),
         };
-        Box::pin(self.take_or_give_up(&entry, turn, &mut wait, &mut late)).await?;
+        Box::pin(self.take_or_exchange(&entry, turn, &mut wait, &mut late)).await?;
         self.begin_hold(&entry);
         Ok(entry)
     }
 
-    /// Takes the lock, or exchanges the node for the target, once the wait is over.
-    async fn take_or_give_up(
+    /// Takes the lock, or exchanges the node for the target, once the wait is over. Leaves the queue if a permission is missing.
+    async fn take_or_exchange(
         &self,
         entry: &ContenderHandle,
         turn: Result<Take, Error>,
-        wait: &mut EntryState<'_>,
+        wait: &mut WaitState<'_>,
         late: &mut Lateness<'_>,
     ) -> Result<(), Error> {
         let taken = match (turn, &self.target) {
             (Ok(take), None) => {
                 let grant = Grant::by(take, entry);
-                // A write by another client to our node uses our watch up. A waiter without that watch may have been evicted
-                // without noticing.
+                // A write of another client to our node uses up our watch on that node. Without the watch the contender may have
+                // been evicted unnoticed, so a quorum is asked before a hand-off is accepted. If a loss was found already, `take`
+                // returns it, and no quorum is asked.
                 let is_deaf = grant.signal.is_some() && entry.find_loss().is_none() && !entry.node().has_own_watch();
                 if !is_deaf && self.take(entry, &grant)? {
                     return Ok(());
@@ -163,16 +165,25 @@ impl Acquisition {
             },
             (Err(error), _) => Err(error),
         };
-        // A contender that lacks one permission may also lack the permission to delete its node. Then the error says so.
-        let Err(Error::PermissionDenied { operation, path, lacks }) = taken else { return taken };
-        match entry.leave().await {
-            Err(Failure::NoAuth(lacks)) => Err(Error::stays(entry.node().path(), lacks)),
-            Ok(()) if entry.unmake_directory().await => Err(Error::shut_out(&self.handle.queue, lacks)),
-            _ => Err(Error::PermissionDenied { operation, path, lacks }),
+        match taken {
+            Err(denied @ Error::PermissionDenied { .. }) => Err(self.leave_denied(entry, denied).await),
+            taken => taken,
         }
     }
 
-    /// Enters the queue of a directory whose sequence numbers are not used up.
+    /// Leaves the queue after the error `denied` of a missing permission. Returns the error for the user: `denied`, or an error that
+    /// says that our node may not be deleted either, or that our own ACL keeps us out of the directory.
+    async fn leave_denied(&self, entry: &ContenderHandle, denied: Error) -> Error {
+        match (entry.leave().await, denied) {
+            (Err(Failure::NoAuth(lacks)), _) => Error::stays(entry.node().path(), lacks),
+            (Ok(()), Error::PermissionDenied { lacks, .. }) if entry.unmake_directory().await => {
+                Error::shut_out(&self.handle.queue, lacks)
+            }
+            (_, denied) => denied,
+        }
+    }
+
+    /// Enters the queue. Tries again if the sequence number of the new node is used up.
     async fn queue_up_by_a_usable_number(
         &self,
     ) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>, Lateness<'_>), Error> {
@@ -196,11 +207,11 @@ impl Acquisition {
         Ok((entry, listing, Lateness::since(began, self)))
     }
 
-    /// Enters at the end of the queue, and lists the queue in the same flight.
+    /// Creates our node at the end of the queue, and returns it with the listing of the queue that was sent behind the create.
     pub(crate) async fn queue_up(&self) -> Result<(Box<ContenderHandle>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
-        // The random part of the tag identifies our node even if the answer to the create is lost.
-        let tag = Tag::new(handle.dialect, handle.dialect.new_tag(&handle.host, self.sharing.is_some(), random));
+        // The random part of the tag identifies our node even if the reply to the create is lost.
+        let tag = Tag::new(handle.dialect, handle.dialect.new_tag(&handle.host, self.may_be_kept(), random));
         let since = SystemTime::now();
         let metadata = Metadata {
             host: handle.host.clone(),
@@ -208,10 +219,11 @@ impl Acquisition {
             label: self.options.label.clone(),
             permits: self.target.as_ref().map(|target| target.count()),
         };
-        // Each waiter watches two nodes: its own and its predecessor's. The predecessor's name may be longer.
+        // The bytes of the two paths that a waiter watches: its own and its predecessor's. The predecessor's name may be longer
+        // than ours.
         let mut watched = 2 * (handle.queue.len() + "/".len() + LONGEST_MARKER.len() + "0000000000".len());
         watched += tag.len() + handle.dialect.longest_tag(tag.len());
-        if self.sharing.is_some() {
+        if self.may_be_kept() {
             watched += handle.queue.len();
         }
         watched += self.target.as_ref().map_or(0, |target| target.watched_bytes());
@@ -220,13 +232,13 @@ impl Acquisition {
             let session_slot =
                 handle.coordinator.session_slot(watched).await.map_err(|failure| self.handle.stop(failure))?;
             let node = session_slot.session().store().begin(&handle.queue, &tag, self.mode);
-            let keeps = self.sharing.is_some();
+            let keeps = self.may_be_kept();
             let note = metadata.encode(since);
             let entry = ContenderHandle::new(session_slot, node, keeps, handle.shown(), &handle.coordinator, note);
             tries += 1;
             match self.take_place(&entry).await {
                 Ok(listing) => return Ok((entry, listing)),
-                // The session ended while it was idle and owned none of our nodes, so a fresh session will do.
+                // The session ended while it was idle and owned none of our nodes, so the next try uses another session.
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
                     follow::wait_until_known_to_be_over(entry.session()).await;
                 }
@@ -238,30 +250,31 @@ impl Acquisition {
         }
     }
 
-    /// Creates the node, and lists the directory. Returns no listing if the answer to the create was lost.
+    /// Creates the node, and lists the directory. `None` in place of a listing if the reply to the create was lost.
     pub(crate) async fn take_place(&self, entry: &ContenderHandle) -> Result<Option<Result<Names, Failure>>, Failure> {
         let (mut missing, mut tries) = (0, Tries::LOST_ANSWERS);
         loop {
-            // All requests are sent before the first answer is awaited.
+            // The create and the listing are sent before the first reply is awaited.
             entry.ask_for_node();
             let (listing, is_sent) = listing::list_or_join(entry.session(), entry.queue());
             self.target.iter().for_each(|target| target.send_early_read(entry, is_sent));
-            // The listing is answered after the create. Awaiting the listing first wakes the task once instead of twice.
+            // The listing is answered after the create. Awaiting the later reply first wakes the task once instead of twice.
             let listing = listing.await;
             match entry.await_create().await {
                 Ok(()) => return Ok(Some(listing)),
-                // The server may reap the empty directory between its creation and the next try.
+                // The directory is missing. The server may also delete the empty directory between its creation and the next try.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
-                    // A faulty server may deny a create and yet list the node. A second node of ours would wait behind the first
-                    // one forever.
+                    // A faulty server may report a missing directory and yet list the node. A second node of ours would wait
+                    // behind the first one for ever.
                     let is_there = listing.is_ok_and(|names| names.iter().any(|name| entry.node().tag().is_on(name)));
                     if is_there && entry.recover().await? {
                         return Ok(None);
                     }
                     let has_to_stay = self.handle.dialect.keeps_directories();
                     match entry.make_directory(has_to_stay).await {
-                        // A parent directory that Curator made may be a container, and vanish too.
+                        // A parent that Curator created may be a container, so the server may have deleted the parent. The next
+                        // try creates it again.
                         Ok(()) | Err(Failure::NoNode) => {}
                         Err(failure) => return Err(failure),
                     }
@@ -277,8 +290,9 @@ impl Acquisition {
         }
     }
 
-    /// Leaves a directory whose sequence numbers are used up. Returns whether the directory may be recreated: only if every
-    /// contender left in it will find the numbers used up as well.
+    /// Leaves a directory whose sequence numbers are used up. Returns whether the caller may enter the queue again, in a new
+    /// directory. It may if the numbers of all other contenders in the directory are used up, too, so that these contenders
+    /// leave.
     pub(crate) async fn leave_used_up(&self, entry: Box<ContenderHandle>) -> Result<bool, Error> {
         let dialect = self.handle.dialect;
         match entry.leave().await {
@@ -297,9 +311,11 @@ impl Acquisition {
         }
     }
 
-    /// Takes the lock, because no contender ahead excludes us. Returns `false` if a quorum must be asked first.
+    /// Takes the lock, because no contender ahead excludes us. Returns `false` if a quorum must be asked first, because the lease
+    /// is invalid.
     ///
-    /// The evidence may be old if we were cut off. Only a valid lease makes sure that our session and our node still exist.
+    /// The decision may rest on old replies if this process was cut off or stopped. Only a valid lease ensures that our session,
+    /// and so our node, still exists.
     pub(crate) fn take(&self, entry: &ContenderHandle, grant: &Grant) -> Result<bool, Error> {
         let (session, node) = (entry.session(), entry.node());
         if let Some(loss) = entry.find_loss() {
@@ -332,17 +348,17 @@ impl Acquisition {
                 return Ok(());
             }
         }
-        // The answers take longer than the lease lasts, or the server does not confirm our session.
+        // The replies take longer than the lease lasts, or the server does not confirm our session.
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
-    /// Starts the limit, the trace and the warning of a hold.
+    /// Starts the time limit, the trace and the warning of a hold.
     pub(crate) fn begin_hold(&self, entry: &ContenderHandle) {
         if let Some(longest) = self.handle.max_hold {
             entry.limit(longest);
         }
-        // Each use of a shared node has a trace of its own.
-        if self.sharing.is_some() {
+        // Each use of a kept node has a trace of its own.
+        if self.may_be_kept() {
             return self.trace.record("token", entry.node().token());
         }
         entry.limit_and_trace(self.holding(entry));

@@ -1,4 +1,4 @@
-//! The handle of one contender: its node, from the create until the node is surely gone, and the hold that the node gives.
+//! The handle of one contender: it creates the contender's node, and removes the node when the contender leaves.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -25,8 +25,10 @@ use crate::telemetry::log::emit;
 use crate::telemetry::{meter, names};
 use crate::validation;
 
-/// A contender's node, from its create on, and the hold once it is granted. Dropping this ends the hold and removes the node,
-/// even if the create is still in flight.
+/// A contender's node, from its create on, and the hold after the grant. Variables of this type are named `entry` until the
+/// grant, and `hold` after it.
+///
+/// Dropping the handle ends the hold and removes the node, even if the reply to the create has not come yet.
 pub(crate) struct ContenderHandle {
     pub(super) holding: Mutex<HoldTrace>,
     session_slot: SessionSlot,
@@ -35,14 +37,14 @@ pub(crate) struct ContenderHandle {
     node: Arc<ContenderNode>,
     /// The path that the user gave.
     shown: Arc<str>,
-    /// The node's data, for people to read.
+    /// The data of the node: host, process and label, for operators.
     data: Vec<u8>,
-    /// Keeps the coordinator alive, which closes the sessions once it is dropped.
+    /// Keeps the coordinator alive. The coordinator closes the sessions when it is dropped.
     _coordinator: Arc<dyn Coordinator>,
 }
 
 impl ContenderHandle {
-    /// Creates the handle. Boxed, because several futures pass the handle on, and each would reserve room for all of it.
+    /// Creates the handle, in a box: several futures own the handle, and each would otherwise be larger by its whole size.
     pub(crate) fn new(
         session_slot: SessionSlot,
         node: Arc<ContenderNode>,
@@ -55,11 +57,12 @@ impl ContenderHandle {
         Box::new(ContenderHandle { holding: Mutex::default(), session_slot, keeps, node, shown, data, _coordinator })
     }
 
-    /// Sends the create of the node. [`ContenderHandle::await_create`] waits for the answer.
+    /// Sends the create of the node. [`ContenderHandle::await_create`] waits for the reply.
     pub(crate) fn ask_for_node(&self) {
         let (session, now) = (self.session(), self.session().lease().now());
         let connection = session.store().connection();
-        // Other contenders see the node only after its create, when the watch is armed already.
+        // The watch is sent before the create. Other contenders see the node only after its create, so the watch reports every
+        // ask for the node.
         let directory_watch = self.keeps.then(|| session.watch(self.queue()));
         let reply = session.create(&self.node.path(), &self.data, Kind::EphemeralSequential);
         let _unlocked = self.node.change(|it| {
@@ -68,15 +71,14 @@ impl ContenderHandle {
         });
     }
 
-    /// Returns the watch on the directory that was armed before the create. The watch fires when another contender asks for the
-    /// node.
-    /// `None` if the watch is not known to be armed.
+    /// Returns the watch on the lock's directory that was armed before the create. The watch fires when another contender asks
+    /// for the node. `None` if the watch is not known to be armed.
     pub(crate) async fn directory_watch(&self) -> Option<Watch> {
         let directory_watch = self.node.change(|it| it.directory_watch.take())?;
         directory_watch.await.ok()
     }
 
-    /// Waits for the answer to [`ContenderHandle::ask_for_node`].
+    /// Waits for the reply to [`ContenderHandle::ask_for_node`].
     ///
     /// # Cancel safety
     /// Dropping the future keeps the request. Dropping the handle removes the node that the request creates.
@@ -90,7 +92,8 @@ impl ContenderHandle {
         match answer.await {
             Ok(created) => self.stand_at(&created),
             Err(failure) => {
-                // The create may still be carried out, but then nothing shows that the watch was armed before it.
+                // The create may still be carried out. The watch on the directory is dropped, because a later create could not
+                // prove that this watch was armed before it. The node is then not kept.
                 let _unlocked = self.node.change(|it| {
                     it.known.refused(&failure);
                     (it.creating.take(), it.directory_watch.take())
@@ -112,9 +115,9 @@ impl ContenderHandle {
         .await
     }
 
-    /// Removes the directories that we created but cannot use because of their ACL, the innermost first, so that other clients do
-    /// not fail on them. Returns whether a directory was removed. ZooKeeper deletes only empty directories, so no other client's
-    /// nodes are lost.
+    /// Removes the directories that this handle created, the innermost first. Called if the ACL of these directories keeps this
+    /// client out, so that other clients do not fail on them, too. Returns whether a directory was removed. ZooKeeper deletes
+    /// only empty directories, so no other client's node is lost.
     pub(crate) async fn unmake_directory(&self) -> bool {
         let mut is_removed = false;
         for step in self.node.change(|it| std::mem::take(&mut it.made)).iter().rev() {
@@ -123,9 +126,10 @@ impl ContenderHandle {
         is_removed
     }
 
-    /// Looks for the node after the answer to its create was lost. Returns whether the node exists.
+    /// Looks for the node after the reply to its create was lost. Returns whether the node exists.
     ///
-    /// The sync is needed because a lagging server could hide the node. A second node of ours would then wait behind it forever.
+    /// The listing is synced, because a lagging server could hide the node. The caller would then create a second node, which
+    /// would wait behind the first one for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         self.node.change(|it| it.known.suspect_orphan());
         let (session, directory, tag) = (self.session(), self.queue(), self.node.tag());
@@ -149,10 +153,11 @@ impl ContenderHandle {
         Ok(false)
     }
 
-    /// Removes orphans: nodes that lost creates of ours made. A listing after a later write of ours shows all of them.
+    /// Removes orphans among these children: nodes that creates of ours made after their replies were lost. The listing must be
+    /// from after a later write of ours, because such a listing shows all orphans.
     pub(crate) fn remove_orphans(&self, children: &[String]) {
-        for stray in self.node.read(|it| it.orphans(children)) {
-            drop(remove(self.session(), &self.node, Leaving::delete(self.child(&stray)), None));
+        for orphan in self.node.read(|it| it.orphans(children)) {
+            drop(remove(self.session(), &self.node, Leaving::delete(self.child(&orphan)), None));
         }
     }
 
@@ -165,9 +170,10 @@ impl ContenderHandle {
         format!("{}/{name}", self.queue())
     }
 
-    /// Starts the limit of the only hold by this node, and keeps its trace until the hold ends.
+    /// Starts the time limit of the hold, and stores the trace of the hold until the hold ends.
     pub(crate) fn limit_and_trace(&self, holding: HoldTrace) {
-        let _until_the_node_is_gone = self.node.limits().begin(self.now());
+        // This hold is the only one by its node, so its limit is never ended before the node is gone.
+        _ = self.node.limits().begin(self.now());
         *self.holding.lock() = holding;
     }
 
@@ -175,7 +181,7 @@ impl ContenderHandle {
         self.session_slot.session()
     }
 
-    /// The directory of the queue.
+    /// Returns the directory of the queue.
     pub(crate) fn queue(&self) -> &Arc<str> {
         self.node.queue()
     }
@@ -193,12 +199,13 @@ impl ContenderHandle {
         self.session().lease().now()
     }
 
-    /// Returns why the lock is no longer held. A leader's term may have given the lock back, too.
+    /// Returns the reason if the lock is no longer held: a loss, or [`Loss::GivenBack`] after the end of a leader's term.
     pub(crate) fn find_loss(&self) -> Option<Loss> {
         self.node().find_loss()
     }
 
-    /// Returns the time if the lock is held. `None` if only [`ContenderHandle::find_loss`] can tell.
+    /// Returns the present time if the lock is held. After `None`, [`ContenderHandle::find_loss`] decides whether the lock is
+    /// lost.
     pub(crate) fn held_at(&self) -> Option<Moment> {
         self.node().held_at()
     }
@@ -208,22 +215,22 @@ impl ContenderHandle {
         self.node().lost(self.session()).await
     }
 
-    /// The node's data, for people to read.
+    /// Returns the data of the node: host, process and label, for operators.
     pub(crate) fn note(&self) -> &[u8] {
         &self.data
     }
 
-    /// The path that the user gave.
+    /// Returns the path that the user gave.
     pub(crate) fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// Returns the state of the hold, as a guard shows it.
+    /// Returns the state of the hold: held, suspect or lost.
     pub(crate) fn state(&self) -> HoldState {
         self.node().hold_state()
     }
 
-    /// Returns how long the ensemble surely keeps the session and the node.
+    /// Returns for how long the ensemble surely keeps the session and the node.
     pub(crate) fn session_left(&self) -> Duration {
         match self.node().has_left() {
             false => {
@@ -238,15 +245,15 @@ impl ContenderHandle {
         (Arc::clone(self.node()), Arc::clone(self.session()))
     }
 
-    /// Waits until a periodic check at the leader fails although no event came. Returns the indices of the failed checks, or the
-    /// loss if our own node is gone.
+    /// Checks our own node and `others` at the leader in intervals, until a check fails. Returns the indices of the failed checks
+    /// in `others`, or the loss if our own node is gone. The checks find changes whose events were lost.
     pub(crate) async fn find_missed(
         &self,
-        look: &mut Recheck<'_>,
+        recheck: &mut Recheck<'_>,
         others: impl Fn() -> Vec<Operation>,
     ) -> Result<Vec<usize>, Loss> {
         loop {
-            look.pause().await;
+            recheck.pause().await;
             let missed = self.failing(others()).await?;
             if !missed.is_empty() {
                 return Ok(missed);
@@ -254,8 +261,8 @@ impl ContenderHandle {
         }
     }
 
-    /// Makes these checks, and one of our own node, at the leader. Returns the indices of those that fail, or the loss if our own
-    /// node is gone.
+    /// Checks our own node and `others` at the leader once. Returns the indices of the failed checks in `others`, or the loss if
+    /// our own node is gone.
     pub(crate) async fn failing(&self, others: Vec<Operation>) -> Result<Vec<usize>, Loss> {
         let checks = [vec![check(self.node().path(), None)], others].concat();
         let missed = presence::failing(self.session(), &checks).await;
@@ -279,19 +286,22 @@ impl ContenderHandle {
         }
     }
 
-    /// Deletes the node. The first request is sent before this returns.
+    /// Leaves the queue or gives up the hold: ends the trace, marks the node as left
+    /// ([`SessionStore::leave`](crate::session::store::SessionStore::leave)), and deletes the node. Sends the first request
+    /// before it returns.
     pub(crate) fn leave(&self) -> Reply<()> {
-        // The span of the hold ends here, even if the guard lives on or the answers take long.
+        // The span of the hold ends now, even if the guard lives on or the deletion takes long.
         let holding = std::mem::take(&mut *self.holding.lock());
         drop(holding);
         let leaving = self.session().store().leave(&self.node, |it, may_signal| it.known.leave(may_signal));
         remove(self.session(), &self.node, leaving.unwrap_or(Leaving::Gone(Err(Failure::NoNode))), None)
     }
 
-    /// Removes the node, and waits until it is gone.
+    /// Gives the lock back: does the same as [`ContenderHandle::leave`], waits until the node is gone, and returns an error if
+    /// the lock had been lost before.
     pub(crate) async fn give_back(&self) -> Result<(), Error> {
         let loss = self.find_loss();
-        // A lost lock's node is deleted too: the session may be alive, and contenders would wait for the node.
+        // The node of a lost lock is deleted, too: if the session is alive, other contenders wait for the node.
         let answer = self.leave().await;
         match (loss, answer) {
             (Some(loss), _) => Err(Error::Lost(loss)),
@@ -301,7 +311,7 @@ impl ContenderHandle {
         }
     }
 
-    /// Returns the error for the holder whose request about its own node failed.
+    /// Returns the error of a holder whose request about its own node failed.
     pub(crate) fn lost_by(&self, failure: Failure, operation: &'static str) -> Error {
         match failure {
             Failure::NoNode => Error::Lost(Loss::Removed),
@@ -319,20 +329,20 @@ impl Drop for ContenderHandle {
         let end = |it: &mut Locked, may_signal| (it.known.end(may_signal), it.creating.take());
         let (removals, mut creating) = self.session().store().leave(&self.node, end);
         for leaving in removals {
-            // The removal goes on in the background.
+            // The reply is dropped, because the removal goes on in the background.
             drop(remove(self.session(), &self.node, leaving, creating.take()));
         }
     }
 }
 
-/// A held node, and its session.
+/// A node and its session, for a task or a stream that must not own the [`ContenderHandle`].
 pub(crate) type OneHold = (Arc<ContenderNode>, Arc<dyn Session>);
 
-/// Polls `work` while `loss` returns `None`. Returns the output of `work` only if `loss` still returns `None` after the last
-/// poll. The future `lost` wakes the caller.
+/// Polls `work` while `loss` returns `None`. Returns the output of `work` only if `loss` returns `None` after the last poll. The
+/// future `lost` wakes the caller at a loss.
 ///
-/// A stopped process may find an answer for `work` before its timers fire, so a wake-up does not show that the lock is still
-/// held. Therefore the clock is read before each poll of `work`, and once more after the last one.
+/// The clock is read before each poll of `work`, and once more after the last poll. After a pause of the process, the reply for
+/// `work` may wake the task before the timer of the lease does.
 pub(crate) async fn while_held<L, F: Future>(
     loss: impl Fn() -> Option<L>,
     lost: impl Future<Output = L>,
@@ -351,7 +361,7 @@ pub(crate) async fn while_held<L, F: Future>(
     until_lost.await
 }
 
-/// What a node holds, as [`Hold::read_node`](crate::Hold::read_node) reads it.
+/// The data and the version of a node. Returned by [`Hold::read_node`](crate::Hold::read_node).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeData {
@@ -369,7 +379,7 @@ impl NodeData {
     }
 }
 
-/// One use of a kept node whose time is limited. Dropping this ends the use.
+/// One use of a kept node with a time limit. Dropping this ends the use.
 pub(crate) struct LimitedUse {
     node: Arc<ContenderNode>,
     end: LimitEnd,
@@ -382,7 +392,8 @@ impl Drop for LimitedUse {
 }
 
 impl ContenderHandle {
-    /// Limits each hold by this node. The session's thread removes the node when the limit is exceeded.
+    /// Limits the length of each hold by this node to `longest`. A task on the session's thread removes the node after a longer
+    /// hold.
     pub(crate) fn limit(&self, longest: Duration) {
         let (node, session) = self.node_and_session();
         node.limits().set(longest);
@@ -390,15 +401,15 @@ impl ContenderHandle {
         by.spawn(Box::pin(give_up_in_time(node, session)));
     }
 
-    /// Begins a use. `None` if uses have no limit.
+    /// Begins a use of a kept node. `None` if uses have no time limit.
     pub(crate) fn limited_use(&self) -> Option<LimitedUse> {
         let end = self.node().limits().begin(self.now())?;
         Some(LimitedUse { node: Arc::clone(self.node()), end })
     }
 }
 
-/// Removes the node after a hold exceeded its limit, and its holder had a margin to stop. Also removes a node whose lease ran out
-/// while its session lives on. The owner of the node may remove it earlier.
+/// Removes the node after a loss that leaves the node in place: a hold exceeded its limit, or the lease ran out while the session
+/// lives on. A holder over its limit first gets a margin in which to stop. The owner of the node may remove the node earlier.
 async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
     if matches!(node.lost(&session).await, Loss::SessionOver(_) | Loss::GivenBack | Loss::Removed) {
         return;
@@ -413,7 +424,7 @@ async fn give_up_in_time(node: Arc<ContenderNode>, session: Arc<dyn Session>) {
     while !node.has_left() {
         let path = node.path();
         _ = remove(&session, &node, Leaving::delete(path.clone()), None).await;
-        // A downgrade gives the node another name. Then the new node is removed in the next round.
+        // A downgrade may have replaced the node meanwhile. The next round removes the new node.
         if node.standing_path().as_ref() == Some(&path) || !slept(&session, slice).await {
             return;
         }

@@ -1,14 +1,16 @@
-//! One contender, from the first request until its node is gone.
+//! One contender: an acquisition and its node, from the first request until the node is gone.
 //!
-//! - Asking: an [`acquisition`] has the options. [`flow`] leads it to a grant, or [`attempt`] without waiting.
-//! - Waiting: [`wait`] for the turn, with a [`timeout`] and [`warnings`]; a [`queue_view`] has the last listing.
-//! - Its node and its hold: [`handle`], in a [`directory`]; [`changes`], [`transaction`].
-//! - Leaving: [`removal`] deletes the node; [`exchange`] trades the node for a permit.
+//! - Acquire: [`acquisition`] has the options of a call. [`flow`] runs the call until the grant. [`attempt`] runs a call that
+//!   does not wait.
+//! - Wait: [`wait`] waits for the turn, with a [`timeout`] and [`warnings`]. [`queue_view`] stores the last listing of the queue.
+//! - Hold: [`handle`] owns the contender's node, which is in a [`directory`]. [`changes`] reports the states of a hold, and
+//!   [`transaction`] writes under its protection.
+//! - Leave: [`removal`] deletes the node. [`exchange`] replaces the node by a permit or by a READ node.
 //!
-//! The types: an `Acquisition` is one call of the user. A `ContenderHandle` is the handle of its node, and later of its hold; a guard owns
-//! it. An `ContenderNode` is the node behind a lock, shared with the session's thread. `NodeState` is the machine of that node, and
-//! `Waiter` decides the next step of a wait. A `Contender` is the parsed name of a node. A `Member` is a contender as people see
-//! it.
+//! The types: an `Acquisition` is one call of the user. A `ContenderHandle` owns the contender's node, and the guard of a granted
+//! lock owns the `ContenderHandle`. A `ContenderNode` is the state of the node, which the handle shares with the session's
+//! thread. `NodeState` is the state machine inside a `ContenderNode`. `Waiter` is the state machine that decides the next step of
+//! a wait. A `Contender` is the parsed name of a node. A `Member` is a contender as `zklock ls` shows it.
 
 pub(crate) mod acquisition;
 pub(crate) mod attempt;

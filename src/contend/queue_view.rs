@@ -1,4 +1,4 @@
-//! The queue as an acquisition that waits has last seen it.
+//! The queue as a waiting acquisition has last listed it.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use crate::queue::member::{Blockers, Progress};
 use crate::session::contract::Session;
 use crate::sync::{Mutex, MutexGuard, Notify};
 
-/// What an acquisition that waits has seen of the queue, for the error of its timeout.
+/// The last listing of a waiting acquisition, for the error of its timeout and for its progress reports.
 #[derive(Default)]
 pub(crate) struct QueueView {
-    waits: Mutex<Option<QueueSnapshot>>,
-    /// Notified when contenders in the way were found to be ghosts.
+    snapshot: Mutex<Option<QueueSnapshot>>,
+    /// Notified when the leader has shown that contenders in the way are ghosts.
     ghosts_found: Notify,
 }
 
 impl QueueView {
-    pub(crate) fn waits(&self) -> MutexGuard<'_, Option<QueueSnapshot>> {
-        self.waits.lock()
+    pub(crate) fn snapshot(&self) -> MutexGuard<'_, Option<QueueSnapshot>> {
+        self.snapshot.lock()
     }
 
-    /// Waits until contenders in the way are found to be ghosts.
+    /// Waits until the leader has shown that contenders in the way are ghosts.
     pub(crate) async fn ghosts_found(&self) {
         self.ghosts_found.notified().await;
     }
@@ -31,41 +31,41 @@ impl QueueView {
         self.ghosts_found.notify_one();
     }
 
-    /// Records a listing of the queue.
+    /// Stores a listing of the queue.
     pub(crate) fn record(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
-        let mut waits = self.waits();
-        let looks = waits.as_ref().map_or(1, |waits| waits.looks + 1);
-        *waits = Some(QueueSnapshot { session: Arc::clone(session), me: me.clone(), seen, looks });
+        let mut snapshot = self.snapshot();
+        let looks = snapshot.as_ref().map_or(1, |snapshot| snapshot.looks + 1);
+        *snapshot = Some(QueueSnapshot { session: Arc::clone(session), me: me.clone(), seen, looks });
     }
 
-    /// Forgets the listing, because the acquisition has ended.
+    /// Drops the listing, because the acquisition has ended.
     pub(crate) fn end(&self) {
-        let waits = self.waits().take();
-        drop(waits);
+        let snapshot = self.snapshot().take();
+        drop(snapshot);
     }
 
-    /// Returns the contenders in the way by the last listing.
+    /// Returns the contenders in the way according to the last listing.
     pub(crate) fn seen_in_the_way(&self) -> Blockers {
-        self.waits().as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()
+        self.snapshot().as_ref().map(|snapshot| snapshot.seen.blockers.clone()).unwrap_or_default()
     }
 }
 
-/// The last listing of an acquisition that waits.
+/// The last listing of a waiting acquisition.
 #[derive(Clone)]
 pub(crate) struct QueueSnapshot {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) me: Contender,
-    /// The position and the contenders in the way.
+    /// The acquisition's place in the queue, and the contenders in the way.
     pub(crate) seen: Progress,
     /// The number of listings so far.
     pub(crate) looks: usize,
 }
 
-/// Waits until the queue was listed more than `looks` times. A listing wakes the caller that polls the shared acquisition, and so
-/// all callers that wait for it.
+/// Waits until the queue was listed more than `looks` times. Registers no waker: the task that lists the queue for a shared
+/// acquisition wakes all tasks that wait for that acquisition.
 pub(crate) async fn next_listing(waiting: &QueueView, looks: usize) -> QueueSnapshot {
-    poll_fn(|_| match &*waiting.waits() {
-        Some(waits) if waits.looks > looks => Poll::Ready(waits.clone()),
+    poll_fn(|_| match &*waiting.snapshot() {
+        Some(snapshot) if snapshot.looks > looks => Poll::Ready(snapshot.clone()),
         _ => Poll::Pending,
     })
     .await

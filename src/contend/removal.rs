@@ -1,4 +1,4 @@
-//! The removal of one of our nodes: I/O for the decisions of [`Leaving`].
+//! The removal of one of our nodes. [`Leaving`] decides the steps, and this module sends the requests.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -13,9 +13,8 @@ use crate::telemetry::log::emit;
 use crate::telemetry::meter::GaugeGuard;
 use crate::telemetry::names;
 
-/// Removes a node. The first request is sent before this returns. The rest goes on in the background, even if the reply is
-/// dropped.
-/// `creating` is the answer to the node's create, if it has not come yet.
+/// Removes a node. Sends the first request before it returns. The removal goes on in the background even if the returned reply is
+/// dropped. `creating` is the reply to the node's create, if that reply has not come yet.
 pub(crate) fn remove(
     session: &Arc<dyn Session>,
     node: &ContenderNode,
@@ -28,13 +27,13 @@ pub(crate) fn remove(
     match leaving.next_request() {
         Ok(request) => {
             let first = by.send(request, creating);
-            spawn_awaited(session, by.carry_out(leaving, first), unheard)
+            spawn_awaited(session, by.carry_out(leaving, first), log_failure)
         }
         Err(outcome) => Box::pin(ready(outcome.clone())),
     }
 }
 
-fn unheard(answer: Result<(), Failure>) {
+fn log_failure(answer: Result<(), Failure>) {
     match answer {
         Ok(()) => {}
         Err(failure @ (Failure::NoNode | Failure::Over(_))) => {
@@ -46,7 +45,7 @@ fn unheard(answer: Result<(), Failure>) {
     }
 }
 
-/// The session that removes a node, and what identifies the node.
+/// A removal under way: the session that sends the requests, and the tag by which a listing shows our nodes.
 struct Remover {
     session: Arc<dyn Session>,
     directory: Arc<str>,
@@ -54,7 +53,7 @@ struct Remover {
     _pending: Option<GaugeGuard>,
 }
 
-/// A request in flight.
+/// A step whose result is awaited.
 enum Awaited {
     Created(Reply<Created>),
     Deleted(Reply<()>),
@@ -107,7 +106,7 @@ impl Remover {
         Box::pin(async move { released.await.map(drop) })
     }
 
-    /// Returns the paths of the owner's nodes among these names.
+    /// Returns the paths of this contender's nodes among these names.
     fn own(&self, names: Vec<String>) -> Vec<String> {
         let own = names.iter().filter(|name| self.tag.is_on(name));
         own.map(|name| format!("{}/{name}", self.directory)).collect()

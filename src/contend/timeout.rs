@@ -10,15 +10,15 @@ use crate::error::error::Error;
 use crate::queue::member::Blockers;
 use crate::queue::turn;
 
-/// How long before its timeout, at most, a waiter asks the leader whether the contenders in the way are ghosts. If they are, the
-/// rest of the time is enough for a grant, even if commits are slow.
+/// The longest time before the timeout at which a waiter asks the leader whether the contenders in the way are ghosts. If they
+/// are, the rest of the time is enough for a grant, even if commits are slow.
 const ASK_AHEAD: Duration = Duration::from_secs(2);
 
-/// How long before its timeout, at most, a waiter reads which contenders the error is to name.
+/// The longest time before the timeout at which a waiter reads the contenders in the way, for the error.
 pub(super) const LOOK_UP_AHEAD: Duration = Duration::from_millis(500);
 
 impl Acquisition {
-    /// Waits for `granted` until the timeout. The error names the contenders in the way.
+    /// Waits for `granted` until the timeout. The error of a timeout names the contenders in the way.
     pub(crate) async fn within<G>(
         &self,
         timeout: Duration,
@@ -42,7 +42,7 @@ impl Acquisition {
                 biased;
                 answer = &mut granted => return answer,
                 cut_off = &mut late => {
-                    // While the session is disconnected, the last listing is the best answer.
+                    // If the contenders could not be read again, the error names those of the last listing.
                     let blockers = found.flatten().unwrap_or_else(|| waiting.seen_in_the_way());
                     return Err(Error::Timeout { waited: timeout, blockers, cut_off });
                 }
@@ -51,11 +51,11 @@ impl Acquisition {
         }
     }
 
-    /// Asks the leader whether the contenders in the way are ghosts. Returns `false` if the acquisition does not wait in the
-    /// queue yet.
+    /// Asks the leader whether the contenders in the way are ghosts. Wakes the waiter if some are. Returns `false` if the
+    /// acquisition has not listed the queue yet.
     async fn ask_for_ghosts(&self, waiting: &QueueView) -> bool {
-        let waits = waiting.waits().clone();
-        let Some(QueueSnapshot { session, me, .. }) = waits else { return false };
+        let snapshot = waiting.snapshot().clone();
+        let Some(QueueSnapshot { session, me, .. }) = snapshot else { return false };
         let Ok(names) = session.children(&self.handle.queue).await else { return true };
         let paths = &self.handle.paths;
         let ghosts = paths.ghosts_ahead(&session, &names, me.kind(), |names| turn::ahead_of(&me, names)).await;
@@ -64,17 +64,17 @@ impl Acquisition {
         if let (Some(target), []) = (&self.target, &turn::ahead_of(&me, &names)[..]) {
             has_ghosts |= target.check_for_ghosts(&session).await;
         }
-        // The waiter lists the queue again: it is granted, or waits for other contenders.
+        // The waiter lists the queue again. It is then granted, or waits for other contenders.
         if has_ghosts {
             waiting.notify_of_ghosts();
         }
         true
     }
 
-    /// Reads the contenders in the way. `None` if the acquisition has not listed the queue yet.
+    /// Reads the contenders in the way, with their hosts and labels. `None` if the acquisition has not listed the queue yet.
     async fn in_the_way(&self, waiting: &QueueView) -> Option<Blockers> {
-        let waits = waiting.waits().clone();
-        let QueueSnapshot { session, me, seen, .. } = waits?;
+        let snapshot = waiting.snapshot().clone();
+        let QueueSnapshot { session, me, seen, .. } = snapshot?;
         let Ok(names) = session.children(&self.handle.queue).await else { return Some(seen.blockers) };
         Some(self.handle.paths.blockers(&session, &names, &me).await)
     }

@@ -1,4 +1,5 @@
-//! Transactions that are committed only while locks are held, and the search for the outcome of one whose answer was lost.
+//! Transactions that are committed only while locks are held, and the search for the outcome of a transaction whose reply was
+//! lost.
 
 use std::sync::Arc;
 use std::{fmt, slice};
@@ -34,9 +35,9 @@ use crate::validation::{self, REQUEST_LIMIT};
 /// ```
 #[must_use = "nothing is sent before `commit`"]
 pub struct Transaction<'guard> {
-    /// Must all be held. The last one was granted last.
+    /// The locks of the transaction. The last one was granted last.
     locks: &'guard [ContenderHandle],
-    /// Whether errors name the lock.
+    /// Whether the transaction is under several locks, so that errors name the lock.
     is_of_several: bool,
     operations: Vec<Operation>,
     size_limit: usize,
@@ -47,7 +48,7 @@ impl<'guard> Transaction<'guard> {
         Transaction { is_of_several: false, ..Transaction::under_all(slice::from_ref(lock)) }
     }
 
-    /// Begins a transaction under several locks, at least one.
+    /// Begins a transaction under several locks. `locks` must not be empty.
     pub(crate) fn under_all(locks: &'guard [ContenderHandle]) -> Self {
         Transaction { locks, is_of_several: true, operations: Vec::new(), size_limit: REQUEST_LIMIT }
     }
@@ -140,7 +141,7 @@ impl<'guard> Transaction<'guard> {
         self.sent(true).await
     }
 
-    /// Like [`commit`](Transaction::commit), but without the search for the outcome. The caller finds the outcome itself.
+    /// Commits like [`commit`](Transaction::commit), but returns [`Error::OutcomeUnknown`] at once if the reply is lost.
     pub(crate) async fn commit_once(self) -> Result<Vec<Outcome>, Error> {
         self.sent(false).await
     }
@@ -157,23 +158,24 @@ impl<'guard> Transaction<'guard> {
         if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.find_loss()?))) {
             return Err(lost(lock, loss));
         }
-        // A check sees the nodes of all sessions, so one session can send the checks of locks that are held on several.
-        let Some(speaker) = locks.last() else {
+        // A check sees the nodes of all sessions, so one session can check the nodes of several sessions.
+        let Some(last) = locks.last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
         let position = |lock: &ContenderHandle| Operation::Check { path: lock.node().path(), version: None };
         let mut operations: Vec<_> = locks.iter().map(position).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // A transaction stays unsettled if its answer is lost, or if another session than the lock's sends it, because requests
-        // of two sessions have no common order. The next use of a kept node then takes another node.
-        let session = speaker.session();
+        // The nodes count an unsettled write until the reply comes. After an unsettled write, the next use of a kept node takes
+        // another node, because the write may still be carried out. If another session than the node's own sends the transaction,
+        // the write stays unsettled: the requests of two sessions have no common order.
+        let session = last.session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
         locks.iter().for_each(|lock| lock.node().begin_write());
-        // The end of a leader's term may have given the lock back meanwhile.
+        // The end of a leader's term may have given the lock back before `begin_write`.
         if let Some(lock) = locks.iter().find(|lock| lock.node().has_left()) {
             locks.iter().for_each(|lock| lock.node().settle_write());
             return Err(lost(lock, Loss::GivenBack));
@@ -193,7 +195,7 @@ impl<'guard> Transaction<'guard> {
             }
             Err(Failure::Operation { index, failure }) => match locks.get(index) {
                 Some(lock) if *failure == Failure::NoNode => {
-                    // The lock may have been given back meanwhile.
+                    // If the lock was given back meanwhile, the missing node is no loss.
                     if !lock.node().has_left() {
                         lock.node().lose(Loss::Removed);
                     }
@@ -201,13 +203,13 @@ impl<'guard> Transaction<'guard> {
                 }
                 _ => Err(refused(operations.get(index), index.saturating_sub(checks), *failure)),
             },
-            Err(Failure::Over(ending)) => Err(lost(speaker, Loss::SessionOver(ending))),
-            Err(failure) => Err(Error::from_failure(failure, "commit under the lock", speaker.shown())),
+            Err(Failure::Over(ending)) => Err(lost(last, Loss::SessionOver(ending))),
+            Err(failure) => Err(Error::from_failure(failure, "commit under the lock", last.shown())),
         }
     }
 }
 
-/// Returns the error for a refused operation. `index` counts the caller's operations.
+/// Returns the error for a refused operation. `index` is its index among the caller's operations.
 fn refused(operation: Option<&Operation>, index: usize, failure: Failure) -> Error {
     let reason = match (operation, failure) {
         (Some(Operation::Create { path, .. }), Failure::NoNode) => Failure::NoParent(parent(path).to_owned()),
@@ -245,23 +247,24 @@ fn check(path: &str, directory: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// How often a transaction is sent at most. A server closes the connection over a request that is too large for it, each time.
+/// The maximum number of times that a transaction is sent. If the transaction is too large for the server, the server closes the
+/// connection each time.
 const TRIES: u32 = 4;
 
-/// A transaction whose answer may be lost.
+/// A transaction whose reply may be lost, and the search for its outcome.
 pub(crate) struct Doubt<'a> {
     locks: &'a [ContenderHandle],
     session: &'a Arc<dyn Session>,
-    /// The checks of the locks come first.
+    /// The checks of the locks' nodes, followed by the caller's operations.
     operations: &'a [Operation],
-    /// The zxid of the newest change known before the transaction was sent. A later change has a greater zxid.
+    /// The newest zxid that was known before the transaction was sent. A later change has a greater zxid.
     newest: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fate {
     Done,
-    /// Not carried out, and never will be.
+    /// The transaction was not carried out, and never will be.
     Undone,
     Unknown,
 }
@@ -276,8 +279,8 @@ impl<'a> Doubt<'a> {
         Doubt { locks, session, operations, newest: session.store().newest_zxid().max(own) }
     }
 
-    /// Sends the transaction. If no answer comes, looks for the outcome, and sends the transaction again if it was surely not
-    /// carried out. Ends when a lock is lost.
+    /// Sends the transaction, and returns its outcome. If the reply is lost, looks for the outcome on the next connection, and
+    /// sends the transaction again if it was surely not carried out. Ends when a lock is lost.
     pub(crate) async fn settled(&self) -> Result<Vec<Outcome>, Failure> {
         let answer = self.session.transact(self.operations);
         self.read_what_is_made();
@@ -288,7 +291,7 @@ impl<'a> Doubt<'a> {
         let lost = select_all(self.locks.iter().map(|lock| Box::pin(lock.lost())));
         let find_out = async {
             let mut answer = answer.clone();
-            // The transaction was sent once already.
+            // The transaction was sent once before this loop.
             for _ in 1..TRIES {
                 let nodes = self.read_nodes().await?;
                 match self.fate(&nodes) {
@@ -307,8 +310,9 @@ impl<'a> Doubt<'a> {
         found.await.ok().flatten().unwrap_or(answer)
     }
 
-    /// Reads a node that the transaction creates, right behind it. The answer shows the zxid of the create, which the answer to a
-    /// transaction lacks, so a later transaction knows the node as older. The answer is not awaited.
+    /// Sends a read of a node that the transaction creates, right behind the transaction, and drops the reply. The reply updates
+    /// the session's newest zxid to that of the create, which the reply to the transaction lacks. Without the read, a later
+    /// transaction would take the node for newer than itself.
     fn read_what_is_made(&self) {
         let is_made = |operation: &&Operation| matches!(operation, Operation::Create { .. });
         if let Some(create) = self.changes().filter(is_made).find(|create| self.is_changed_once(create.path())) {
@@ -316,14 +320,14 @@ impl<'a> Doubt<'a> {
         }
     }
 
-    /// Reads the nodes that the transaction changes, while the locks are held. No earlier request of the session can be carried
-    /// out after a reconnect, because servers refuse requests that were sent to the server before.
+    /// Reads the nodes that the transaction changes, in one flight with a check of the locks. An earlier request of the session
+    /// cannot be carried out after a reconnect, because servers refuse requests that the session sent to another server before.
     async fn read_nodes(&self) -> Option<Contents> {
         let (session, paths) = (self.session, self.changed());
         let checks = self.locks.len().min(self.operations.len());
         session.connected().await.ok()?;
         let look = || {
-            // A quorum answers the checks, so the reads behind them are up to date.
+            // The check needs a quorum, so the reads behind it are up to date.
             let (held, nodes) = (session.transact(&self.operations[..checks]), session.data_of_each(&paths));
             async move { held.await.and(nodes.await) }
         };
@@ -343,27 +347,27 @@ impl<'a> Doubt<'a> {
         self.changes().filter(|other| other.path() == path).count() == 1
     }
 
-    /// Returns whether no other client can hold the locks at the same time.
+    /// Returns whether all locks are write locks, and none is a permit, so that no other client holds any of them.
     fn is_alone(&self) -> bool {
         let is_of_a_lock = |lock: &ContenderHandle| parent(&lock.node().path()) == lock.shown();
         self.locks.iter().all(|lock| lock.contender().mode() == Mode::Write && is_of_a_lock(lock))
     }
 
     fn fate(&self, nodes: &Contents) -> Fate {
-        let told = self.changes().zip(nodes).filter(|(operation, _)| self.is_changed_once(operation.path()));
+        let fates = self.changes().zip(nodes).filter(|(operation, _)| self.is_changed_once(operation.path()));
         let (session, is_alone) = (self.session.id(), self.is_alone());
-        let told = told.map(|(operation, node)| shown_by(operation, node.as_ref(), self.newest, session, is_alone));
-        let told: Vec<_> = told.collect();
-        // A transaction of checks alone may be carried out twice.
+        let fates = fates.map(|(operation, node)| shown_by(operation, node.as_ref(), self.newest, session, is_alone));
+        let fates: Vec<_> = fates.collect();
+        // A transaction of checks alone changes nothing, so it is sent again.
         let changes_nothing = self.changes().next().is_none();
-        match (changes_nothing || told.contains(&Fate::Undone), told.contains(&Fate::Done)) {
+        match (changes_nothing || fates.contains(&Fate::Undone), fates.contains(&Fate::Done)) {
             (true, _) => Fate::Undone,
             (false, true) => Fate::Done,
             (false, false) => Fate::Unknown,
         }
     }
 
-    /// Returns the outcomes of a transaction that was carried out. `None` if they cannot be known.
+    /// Returns the outcomes of a transaction that was carried out. `None` if the new version of a node is not known.
     fn outcomes(&self, nodes: &Contents) -> Option<Result<Vec<Outcome>, Failure>> {
         let mut nodes = nodes.iter();
         let outcome = |operation: &Operation| {
@@ -385,13 +389,14 @@ impl<'a> Doubt<'a> {
     }
 }
 
-/// Returns what a node shows about the only operation that changes it. `newest` is the newest zxid known before the transaction.
+/// Returns the fate of a transaction, as one node shows it. `operation` is the only operation on that node. `newest` is the
+/// newest zxid that was known before the transaction.
 fn shown_by(operation: &Operation, node: Option<&(Vec<u8>, Stat)>, newest: i64, session: i64, is_alone: bool) -> Fate {
     // A missing node does not show which client deleted it.
     let Some((now, stat)) = node else { return Fate::Unknown };
     let was_there = stat.czxid <= newest;
     match operation {
-        // Versions only rise, and only one write can follow a version.
+        // Each write raises the version by one, so only one write can follow a given version.
         Operation::Set { data, version: Some(version @ 0..), .. } if was_there => {
             match stat.version.wrapping_sub(*version) {
                 0 => Fate::Undone,

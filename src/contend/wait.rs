@@ -1,10 +1,10 @@
-//! The wait for the turn: I/O for the decisions of [`Waiter`].
+//! The wait for the turn. [`Waiter`] decides the steps, and this module sends the requests.
 
 use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
 
-use crate::contend::acquisition::{Acquisition, EntryState, Handle, IfTaken};
+use crate::contend::acquisition::{Acquisition, Handle, IfTaken, WaitState};
 use crate::contend::directory::ask;
 use crate::contend::handle::ContenderHandle;
 use crate::contend::queue_view::QueueView;
@@ -22,30 +22,30 @@ use crate::session::retry::{self, spawn_awaited};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
 
-/// A wait behind one predecessor.
+/// A wait for the departure of one predecessor.
 struct Behind<'a> {
     handle: &'a Handle,
     entry: &'a ContenderHandle,
     predecessor: Predecessor,
-    /// Whether the listing before showed the same predecessor.
+    /// Whether the wait before this one had the same predecessor.
     is_again: bool,
-    /// Whether to ask the predecessor for its kept node.
+    /// Whether to ask for the predecessor's node, because its process may only keep the node.
     asks: bool,
     directory: Option<Box<Stat>>,
-    /// Whether the server has shown a ghost, and may show more.
+    /// Whether the server has shown a ghost, and may show other ghosts.
     has_ghosts: bool,
-    /// Notifies of ghosts that the timeout finds.
+    /// Notifies this wait when the timeout's question to the leader has found ghosts.
     waiting: Option<&'a QueueView>,
 }
 
 impl Acquisition {
     /// Carries out the decisions of [`Waiter`] until our turn has come.
     ///
-    /// Thousands of waiters each keep every value that is alive across this wait, so other work is done elsewhere.
+    /// The long steps are in boxed futures of their own: a value in this future takes memory in each of thousands of waiters.
     pub(crate) async fn wait_for_turn(
         &self,
         entry: &ContenderHandle,
-        wait: &mut EntryState<'_>,
+        wait: &mut WaitState<'_>,
         late: &mut Lateness<'_>,
     ) -> Result<Take, Error> {
         if let Some(target) = &self.target {
@@ -72,17 +72,17 @@ impl Acquisition {
         }
     }
 
-    /// Lists the queue. Reports the contenders in the way, if there are any.
+    /// Lists the queue, and returns the next step. If the contender must wait, reports the contenders in the way.
     async fn list(
         &self,
         entry: &ContenderHandle,
-        wait: &mut EntryState<'_>,
+        wait: &mut WaitState<'_>,
         waiter: &mut Waiter<Arc<Contender>>,
         late: &mut Lateness<'_>,
     ) -> Result<Step, Error> {
         let (session, me) = (entry.session(), &*entry.contender());
         let names = match wait.listing.take() {
-            // The answer to the first listing was lost.
+            // The reply to the first listing was lost, or this is a later listing.
             None | Some(Err(Failure::Unknown(_))) => {
                 self.target.iter().for_each(|target| target.discard_early_read());
                 retry::until_known(session, || entry.list()).await
@@ -129,9 +129,9 @@ impl Acquisition {
 }
 
 impl Acquisition {
-    /// Asks the leader for our node, which the listing did not show. Fails if the leader does not have the node. A read never
-    /// overrules a committed write.
-    async fn confirm_unlisted_node(&self, entry: &ContenderHandle, wait: &mut EntryState<'_>) -> Result<(), Error> {
+    /// Asks the leader for our node, which the listing did not show. Fails if the leader does not have the node. A listing from a
+    /// lagging server does not prove that the node is gone.
+    async fn confirm_unlisted_node(&self, entry: &ContenderHandle, wait: &mut WaitState<'_>) -> Result<(), Error> {
         let (session, path) = (entry.session(), entry.node().path());
         if entry.find_loss().is_none() {
             let is_at_leader = presence::leader_still_has(session, &path, &mut wait.denials).await;
@@ -142,8 +142,8 @@ impl Acquisition {
         Err(Error::Evicted(entry.find_loss().unwrap_or(Loss::Removed)))
     }
 
-    /// Fails if the lock's path is that of a semaphore. A semaphore's node has data, which are read only if the listing shows
-    /// data.
+    /// Fails if the lock's path is that of a semaphore. A semaphore's node has data. The data are read only if the stat of the
+    /// node, or else its children, may be those of a semaphore.
     pub(crate) async fn check_for_semaphore(
         &self,
         session: &Arc<dyn Session>,
@@ -161,7 +161,7 @@ impl Acquisition {
             Ok(Some((data, _))) if matches!(permits::decode(&data), Ok(Some(_))) => {
                 Err(Error::Permits { path: path.to_string(), reason: PermitsError::NoLock })
             }
-            // A client that may not read the node has no permits there either.
+            // The node may not be read. This client has no rights at a semaphore there either.
             Ok(_) | Err(Failure::NoAuth(_)) => Ok(()),
             Err(failure) => Err(self.handle.stop(failure)),
         }
@@ -169,15 +169,16 @@ impl Acquisition {
 }
 
 impl Behind<'_> {
-    /// Watches our own node and the predecessor's, and asks the predecessor for its node if the process there may only keep it.
-    /// All requests are sent before the first answer is awaited.
+    /// Watches our own node and the predecessor's node. If `asks`, also asks for the predecessor's node. Sends all requests
+    /// before the first reply is awaited. Returns the watch on the predecessor's node.
     ///
     /// Events come in the order of the changes. Our own watch is armed first, so a removal of our node is seen before a later
     /// release by the predecessor. The predecessor's watch is armed before the ask, so the watch fires when the predecessor gives
     /// its node up.
     async fn arm(&self, is_asked: &AtomicBool) -> Result<Watch, Failure> {
         let (session, node) = (self.entry.session(), self.entry.node());
-        // Runs in the background, because a presence check may end this wait before the answer.
+        // A task of its own stores our watch, because a check at the leader may end this wait before the reply, and the watch
+        // must be stored even then.
         let own = node.request_watch(session).map(|own_watch| {
             let (live, node) = (Arc::clone(session), Arc::clone(node));
             spawn_awaited(session, async move { keep_alive::store_watch(&live, &node, own_watch).await }, drop)
@@ -187,7 +188,7 @@ impl Behind<'_> {
             node.mark_asked();
             ask(&self.handle.queue, &self.handle.asking, session, self.directory.as_deref().copied());
         }
-        // The predecessor's watch is answered last. Awaiting it first wakes the task once instead of twice.
+        // The predecessor's watch is answered last. Awaiting the later reply first wakes the task once instead of twice.
         let watch = watch.await;
         if let Some(own) = own {
             match own.await {
@@ -199,34 +200,35 @@ impl Behind<'_> {
         watch
     }
 
-    /// Waits until the predecessor's node changes or goes. Reports the progress meanwhile if the caller asked for that.
+    /// Waits until the predecessor's node changes or goes. Meanwhile calls the caller's `on_wait` listener at each progress.
     async fn departure(&self, on_wait: &mut Option<Box<OnWait>>) -> Result<Departure, Error> {
         let (session, paths, me) = (self.entry.session(), &self.handle.paths, &*self.entry.contender());
-        // Boxed, because few of thousands of waiters report progress.
+        // Boxed, because few of thousands of waiters have a listener.
         let looking = on_wait.as_mut().map(|on_wait| Box::pin(on_wait.keep_looking(session, paths, me)));
         let ghosts_found = self.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
         tokio::select! {
             biased;
-            heard = self.heard() => heard,
-            missed = self.missed() => missed,
+            await_event = self.await_event() => await_event,
+            check_in_intervals = self.check_in_intervals() => check_in_intervals,
             Some(never) = OptionFuture::from(looking) => match never {},
             Some(()) = OptionFuture::from(ghosts_found) => Ok(Departure::ListAgain),
         }
     }
 
-    /// Waits for the event of the predecessor's watch.
-    async fn heard(&self) -> Result<Departure, Error> {
+    /// Arms the watch on the predecessor's node, and waits for its event.
+    async fn await_event(&self) -> Result<Departure, Error> {
         let armed = Box::pin(async {
             let is_asked = AtomicBool::new(false);
             retry::until_known(self.entry.session(), || self.arm(&is_asked)).await
         });
-        // The future that arms the watch is larger than the watch, and thousands of waiters await their watches.
+        // Boxed, because the future that arms the watch is larger than the watch, and thousands of waiters await their watches.
         let watch = match armed.await {
             Ok(watch) => watch,
-            // The server lists the node and denies that it exists. Only the leader can tell.
-            Err(Failure::NoNode) if self.is_again => match Box::pin(self.look_again(true)).await? {
+            // The server lists the predecessor's node, and denies for the second time that the node exists. So the leader is
+            // asked.
+            Err(Failure::NoNode) if self.is_again => match Box::pin(self.check_at_leader(true)).await? {
                 Some(departure) => return Ok(departure),
-                // The leader has the node. `missed`, polled beside this future, ends the wait.
+                // The leader has the node. The periodic checks of `check_in_intervals` end the wait.
                 None => return std::future::pending().await,
             },
             Err(Failure::NoNode) => return Ok(Departure::ListAgain),
@@ -235,35 +237,38 @@ impl Behind<'_> {
         Ok(match watch.await {
             Event::Changed => Departure::Signalled,
             Event::Deleted => Departure::ListAgain,
-            // The loss of our own node ends the acquisition.
+            // The session is over. The caller ends the acquisition with the loss of our own node.
             Event::Over => std::future::pending().await,
         })
     }
 
-    /// Waits until the leader has lost our node or the predecessor's without an event.
-    async fn missed(&self) -> Result<Departure, Error> {
-        let mut look = Recheck::after(self.entry.session(), self.has_ghosts);
+    /// Checks our node and the predecessor's node at the leader in intervals, until one of them is gone. The checks find a
+    /// departure whose event was lost.
+    async fn check_in_intervals(&self) -> Result<Departure, Error> {
+        let mut recheck = Recheck::after(self.entry.session(), self.has_ghosts);
         let mut is_at_once = self.has_ghosts;
         loop {
-            look.pause().await;
-            // Boxed, because thousands of waiters pause, and few check at once.
-            if let Some(departure) = Box::pin(self.look_again(std::mem::take(&mut is_at_once))).await? {
+            recheck.pause().await;
+            // Boxed, because a waiter's future is as large as its largest step, and most waiters pause here.
+            if let Some(departure) = Box::pin(self.check_at_leader(std::mem::take(&mut is_at_once))).await? {
                 return Ok(departure);
             }
         }
     }
 
-    /// Checks both nodes at the leader once. `None` if both are there.
-    async fn look_again(&self, is_at_once: bool) -> Result<Option<Departure>, Error> {
+    /// Checks our node and the predecessor's node at the leader once. Returns the departure, or `None` to go on waiting.
+    /// `is_at_once` says whether no pause came before this check.
+    async fn check_at_leader(&self, is_at_once: bool) -> Result<Option<Departure>, Error> {
         let (entry, predecessor) = (self.entry, &self.predecessor.name);
-        let missed = entry.failing(vec![check(entry.child(predecessor), None)]).await;
-        if missed.map_err(|loss| self.handle.evicted(loss))?.is_empty() {
+        let check_in_intervals = entry.failing(vec![check(entry.child(predecessor), None)]).await;
+        if check_in_intervals.map_err(|loss| self.handle.evicted(loss))?.is_empty() {
             return Ok(None);
         }
         let (gone, kind) = (vec![Arc::clone(predecessor)], entry.contender().kind());
         let ghosts = presence::ghosts_of(entry.session(), entry.queue(), gone, kind).await;
         Ok(match ghosts.is_empty() {
-            // The predecessor has been downgraded. The next listing may still show the writer, so a pause comes before it.
+            // The predecessor's node was replaced at a downgrade. This server may still list the WRITE node, so a new listing at
+            // once could repeat without end. The wait goes on, and only a check after a pause leads to a new listing.
             true => (!is_at_once).then_some(Departure::ListAgain),
             false => Some(Departure::GoneAtLeader),
         })

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::call;
-use crate::contend::acquisition::{Acquisition, Handle, SlowAcquisition};
+use crate::contend::acquisition::{Acquisition, Handle, WaitingAcquisition};
 use crate::contend::handle::ContenderHandle;
 use crate::contend::timeout::LOOK_UP_AHEAD;
 use crate::observe::trace::HoldTrace;
@@ -18,14 +18,14 @@ use crate::session::contract::Session;
 use crate::session::retry::spawn_cancellable;
 use crate::telemetry::log::emit;
 
-/// After how long a warning is logged by default.
+/// The default time after which a warning is logged.
 pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
 
 /// The shortest time between two warnings of one task.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl Acquisition {
-    /// Begins the trace of a hold, or of one use of a kept node. A task warns if the hold lasts long.
+    /// Begins the trace of a hold, or of one use of a kept node. Starts a task that warns if the hold lasts long.
     pub(crate) fn holding(&self, hold: &ContenderHandle) -> HoldTrace {
         let (path, node) = (self.handle.shown(), hold.node());
         let mut holding = self.trace.begin_hold(self.aim(), path, self.label(), node);
@@ -37,15 +37,15 @@ impl Acquisition {
                 late.await;
                 if node.find_loss().is_none() {
                     let node = node.path();
-                    emit!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is held for long");
+                    emit!(WARN, path = &*path, node, label, token, held = ?limit, "a lock is entry for long");
                 }
             }));
         }
         holding
     }
 
-    /// Waits until the acquisition has entered the queue, and warns if that takes long. The caller's task warns, because without
-    /// a session there is no background task.
+    /// Waits until the acquisition has entered the queue, and warns if that takes long. The caller's task logs this warning,
+    /// because there may be no session yet whose thread could run a background task.
     pub(crate) async fn warn_if_slow<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
         let Some(limit) = self.handle.warn_waiting else { return queued.await };
         if let Some(answer) = call::unless(self.handle.coordinator.sleep(limit), &mut queued).await {
@@ -56,8 +56,8 @@ impl Acquisition {
     }
 }
 
-/// Registers an acquisition for a warning until this is dropped. A background task warns, because a future that is not polled
-/// cannot. Such a future blocks all contenders behind it once its turn has come.
+/// The registration of a waiting acquisition for a warning, until this is dropped. A background task logs the warning, because
+/// the acquisition's own future may not be polled. An unpolled future blocks all contenders behind it once its turn has come.
 pub(crate) struct Lateness<'a> {
     acquisition: &'a Acquisition,
     began: Instant,
@@ -72,20 +72,20 @@ impl<'a> Lateness<'a> {
         Lateness { acquisition, began, is_warned_of, number: None }
     }
 
-    /// Registers the acquisition, which may have to wait from now on.
-    pub(crate) fn begin(&mut self, held: &ContenderHandle) {
+    /// Registers the acquisition, because it may have to wait from now on. Starts the warning task if none runs.
+    pub(crate) fn begin(&mut self, entry: &ContenderHandle) {
         let Acquisition { handle, options, trace, target, .. } = self.acquisition;
         let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };
-        let (session, node) = (Arc::clone(held.session()), Arc::clone(held.node()));
+        let (session, node) = (Arc::clone(entry.session()), Arc::clone(entry.node()));
         let (label, span, target) = (options.label.clone(), trace.span(), target.clone());
         let (began, is_warned_of) = (self.began, self.is_warned_of);
-        let waiter = SlowAcquisition { began, session, node, label, span, target, is_warned_of };
-        let (number, is_watched) = handle.waiters.enter(waiter);
+        let waiter = WaitingAcquisition { began, session, node, label, span, target, is_warned_of };
+        let (number, has_task) = handle.waiters.enter(waiter);
         self.number = Some(number);
-        if !is_watched {
-            let session = held.session();
-            let watch = warn_of_slow(Arc::downgrade(handle), limit, Arc::downgrade(session));
-            handle.waiters.set_task(spawn_cancellable(session, watch));
+        if !has_task {
+            let session = entry.session();
+            let task = warn_of_slow(Arc::downgrade(handle), limit, Arc::downgrade(session));
+            handle.waiters.set_task(spawn_cancellable(session, task));
         }
     }
 }
@@ -98,9 +98,11 @@ impl Drop for Lateness<'_> {
     }
 }
 
-/// Warns about the slow acquisitions of one lock handle. Ends when none has waited for a while.
+/// Warns about the slow acquisitions of one lock handle. Ends when no acquisition without a warning waits, and none has come for
+/// `limit`.
 async fn warn_of_slow(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>) -> Option<()> {
-    // The task keeps no session open. A timer that ends at once belongs to a runtime that has shut down.
+    // The task holds only a weak pointer to the session while it sleeps. A timer that ends too early belongs to a runtime that
+    // has shut down, so the task ends, too.
     let sleep = async |time: Duration| {
         let (begun, timer) = (Instant::now(), session.upgrade()?.sleep(time));
         timer.await;
@@ -129,9 +131,9 @@ impl Handle {
         emit!(WARN, path, mode = %aim, label = label.map(str::to_owned), ?waited, %blockers, others, "it takes long to acquire a lock");
     }
 
-    /// Warns about one slow acquisition.
-    async fn warn_of(&self, waiter: SlowAcquisition, others: usize) {
-        let SlowAcquisition { session, node, label, target, .. } = &waiter;
+    /// Warns about one slow acquisition. `others` is the number of other slow acquisitions, which get no warning of their own.
+    async fn warn_of(&self, waiter: WaitingAcquisition, others: usize) {
+        let WaitingAcquisition { session, node, label, target, .. } = &waiter;
         let me = &node.contender();
         let look = async {
             let names = session.children(&self.queue).await.ok()?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::Call;
-use crate::contend::acquisition::{Handle, SlowAcquisitions};
+use crate::contend::acquisition::{Handle, Waiters};
 use crate::contend::warnings::WARN_AFTER;
 use crate::error::error::Error;
 use crate::keep::cache::Cache;
@@ -440,7 +440,7 @@ impl RwLockBuilder {
             warn_holding: self.warn_holding,
             max_hold: self.max_hold,
             asking: Arc::default(),
-            waiters: SlowAcquisitions::default(),
+            waiters: Waiters::default(),
         })
     }
 }

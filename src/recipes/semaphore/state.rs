@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contend::acquisition::{EntryState, Handle, IfTaken};
+use crate::contend::acquisition::{Handle, IfTaken, WaitState};
 use crate::contend::handle::ContenderHandle;
 use crate::error::error::{Error, PermitsError};
 use crate::queue::dialect::Dialect;
@@ -129,11 +129,11 @@ impl SemaphoreState {
     /// Reports the holders when too few permits are free. Fails if the acquisition must not wait.
     pub(super) async fn report_shortage(
         &self,
-        held: &ContenderHandle,
+        entry: &ContenderHandle,
         now: &SeenPermits,
-        wait: &mut EntryState<'_>,
+        wait: &mut WaitState<'_>,
     ) -> Result<(), Error> {
-        let (session, paths, me) = (held.session(), &self.handle.paths, &*held.contender());
+        let (session, paths, me) = (entry.session(), &self.handle.paths, &*entry.contender());
         let only_me = [me.name().to_owned()];
         if wait.if_taken == IfTaken::GiveUp {
             return Err(Error::WouldBlock { blockers: paths.blockers(session, &only_me, me).await });

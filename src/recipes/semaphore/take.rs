@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 
 use crate::call;
-use crate::contend::acquisition::{Acquisition, EntryState, ExchangeTarget, IfTaken};
+use crate::contend::acquisition::{Acquisition, ExchangeTarget, IfTaken, WaitState};
 use crate::contend::exchange::{Exchange, NotExchanged};
 use crate::contend::flow::{Grant, GrantKind};
 use crate::contend::handle::ContenderHandle;
@@ -87,17 +87,17 @@ impl PermitRequest {
     /// is the version of the semaphore's node that the leader refused last time.
     async fn try_exchange(
         &self,
-        held: &ContenderHandle,
+        entry: &ContenderHandle,
         version: i32,
         refused: &mut Option<i32>,
         rounds: &mut u32,
         if_taken: IfTaken,
     ) -> Result<bool, Error> {
         let SemaphoreState { handle, taken, .. } = &*self.state;
-        let name = permits::name(&held.node().tag().to_string(), self.count);
+        let name = permits::name(&entry.node().tag().to_string(), self.count);
         let to = format!("{taken}/{name}");
-        let exchange = Exchange { to, data: held.note(), unchanged: (handle.shown(), version) };
-        match held.exchange(&exchange).await {
+        let exchange = Exchange { to, data: entry.note(), unchanged: (handle.shown(), version) };
+        match entry.exchange(&exchange).await {
             Ok(()) => Ok(true),
             Err(NotExchanged::Changed) => {
                 if refused.replace(version) == Some(version) {
@@ -105,14 +105,14 @@ impl PermitRequest {
                         let what = "its number has changed, and the server does not show it yet";
                         return Err(self.state.doubtful_error(what.to_owned()));
                     }
-                    let session = held.session();
+                    let session = entry.session();
                     presence::report(session, handle.shown(), *refused);
                     Recheck::new(session).pause().await;
                 }
                 Ok(false)
             }
             Err(NotExchanged::NoDirectory) => {
-                make_directory(held.session(), taken, rounds)
+                make_directory(entry.session(), taken, rounds)
                     .await
                     .map_err(|failure| self.state.take_error(failure))?;
                 Ok(false)
@@ -171,7 +171,7 @@ impl ExchangeTarget for PermitRequest {
         drop(self.replace(EarlyRead::None));
     }
 
-    async fn check_early_read(&self, held: &ContenderHandle) -> Result<(), Error> {
+    async fn check_early_read(&self, entry: &ContenderHandle) -> Result<(), Error> {
         let EarlyRead::Sent { names, number, children } = self.replace(EarlyRead::None) else { return Ok(()) };
         let (names, number, children) = (names.await, number.await, OptionFuture::from(children).await);
         let node = match number {
@@ -181,10 +181,10 @@ impl ExchangeTarget for PermitRequest {
             Err(failure) => return Err(self.state.take_error(failure)),
         };
         let had_number = permits::decode(&node.0).is_ok_and(|number| number.is_some());
-        let (number, version) = self.state.agree_on_number(held.session(), node).await?;
+        let (number, version) = self.state.agree_on_number(entry.session(), node).await?;
         self.check_number(number)?;
         if let Some(Ok(children)) = children.filter(|_| had_number) {
-            self.state.ensure_no_lock(held.session(), Some(children)).await?;
+            self.state.ensure_no_lock(entry.session(), Some(children)).await?;
         }
         if let Ok(names) = names {
             drop(self.replace(EarlyRead::Done(SeenPermits { number, version, names })));
@@ -220,12 +220,12 @@ impl ExchangeTarget for PermitRequest {
     async fn exchange(
         &self,
         acquisition: &Acquisition,
-        held: &ContenderHandle,
+        entry: &ContenderHandle,
         turn: Take,
-        wait: &mut EntryState<'_>,
+        wait: &mut WaitState<'_>,
     ) -> Result<(), Error> {
-        let mut grant = Grant::by(turn, held);
-        let mut view = View::new(&self.state, held, &mut grant);
+        let mut grant = Grant::by(turn, entry);
+        let mut view = View::new(&self.state, entry, &mut grant);
         let mut refused = None;
         // A ghost has left the queue, perhaps with permits that the server did not show yet. Then the early read does
         // not count.
@@ -240,9 +240,9 @@ impl ExchangeTarget for PermitRequest {
                 Err(name) => return Err(self.state.doubtful_error(format!("{name:?} is no permit"))),
                 Ok(Room::Never) => return Err(too_few(self.state.handle.shown(), self.count, now.number)),
                 Ok(Room::Enough) => {
-                    self.state.ensure_no_lock(held.session(), None).await?;
-                    self.state.check_rights(held.session()).await?;
-                    if self.try_exchange(held, now.version, &mut refused, &mut view.rounds, wait.if_taken).await? {
+                    self.state.ensure_no_lock(entry.session(), None).await?;
+                    self.state.check_rights(entry.session()).await?;
+                    if self.try_exchange(entry, now.version, &mut refused, &mut view.rounds, wait.if_taken).await? {
                         break;
                     }
                     // The number may have changed before the watch reported the change.
@@ -251,26 +251,26 @@ impl ExchangeTarget for PermitRequest {
                 Ok(Room::Short) => {
                     grant.kind = GrantKind::Look;
                     if wait.if_taken == IfTaken::GiveUp {
-                        let found = self.state.find_ghosts(held.session(), &now.names).await;
+                        let found = self.state.find_ghosts(entry.session(), &now.names).await;
                         if !found.is_empty() {
                             view.gone.extend(found);
                             continue;
                         }
                     }
-                    self.state.report_shortage(held, &now, wait).await?;
+                    self.state.report_shortage(entry, &now, wait).await?;
                     view.wait_for_change(&now, wait).await?;
                 }
             }
         }
         // The transaction has just confirmed the place in the queue, so no quorum is asked.
-        if acquisition.take(held, &grant)? { Ok(()) } else { acquisition.grant_once_confirmed(held, grant).await }
+        if acquisition.take(entry, &grant)? { Ok(()) } else { acquisition.grant_once_confirmed(entry, grant).await }
     }
 }
 
 /// The permits and the number as the head of the queue sees them, with the watches on both.
 struct View<'a> {
     state: &'a SemaphoreState,
-    held: &'a ContenderHandle,
+    entry: &'a ContenderHandle,
     /// The connection on which the head learned that it is the head, or on which it has read after a sync.
     connection: u64,
     /// The number of permits, the version of the semaphore's node, and the watch on that node.
@@ -291,15 +291,15 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    fn new(state: &'a SemaphoreState, held: &'a ContenderHandle, grant: &mut Grant) -> View<'a> {
+    fn new(state: &'a SemaphoreState, entry: &'a ContenderHandle, grant: &mut Grant) -> View<'a> {
         let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
-        let (connection, ghosts) = (held.node().read(NodeState::connection), std::mem::take(&mut grant.ghosts));
+        let (connection, ghosts) = (entry.node().read(NodeState::connection), std::mem::take(&mut grant.ghosts));
         let (shown_ghosts, gone) = (ghosts.len(), Vec::new());
-        View { state, held, connection, number: None, names: None, signal, ghosts, shown_ghosts, gone, rounds: 0 }
+        View { state, entry, connection, number: None, names: None, signal, ghosts, shown_ghosts, gone, rounds: 0 }
     }
 
     fn fault(&self, failure: Failure) -> Error {
-        match self.held.find_loss() {
+        match self.entry.find_loss() {
             Some(loss) => self.state.handle.evicted(loss),
             None => self.state.take_error(failure),
         }
@@ -307,7 +307,7 @@ impl<'a> View<'a> {
 
     /// Reads the permits and their number, and sets the watch on the permits.
     async fn read_permits(&mut self) -> Result<SeenPermits, Error> {
-        let session = Arc::clone(self.held.session());
+        let session = Arc::clone(self.entry.session());
         let mut tries = Tries::LOST_ANSWERS;
         loop {
             match self.try_read(&session).await {
@@ -346,7 +346,7 @@ impl<'a> View<'a> {
         // All requests are sent before any is answered.
         let synced = (connection != self.connection).then(|| session.sync(path));
         let lists = self.signal.is_some() && self.names.is_some();
-        let queue = lists.then(|| session.children(self.held.queue()));
+        let queue = lists.then(|| session.children(self.entry.queue()));
         let watched = session.watch_children(directory);
         let node = self.number.is_none().then(|| session.data(path));
         if let Some(synced) = synced {
@@ -381,8 +381,8 @@ impl<'a> View<'a> {
         let has_taken = predecessor.is_some_and(|it| names.iter().any(|name| permits::is_of(name, it.tag())));
         let Some(queue) = queue.or(has_taken.then(Vec::new)) else { return Ok(false) };
         let shown = keep_alive::up_to(&queue, &signal.path);
-        if let Some(left) = presence::first_there(self.held.session(), &shown).await? {
-            keep_alive::lose_interfered(&signal.path, &left, [self.held.node()]);
+        if let Some(left) = presence::first_there(self.entry.session(), &shown).await? {
+            keep_alive::lose_interfered(&signal.path, &left, [self.entry.node()]);
             return Err(Failure::NoNode);
         }
         self.ghosts.extend(shown.iter().filter_map(|path| path.rsplit('/').next()).map(Arc::from));
@@ -394,7 +394,7 @@ impl<'a> View<'a> {
 
     /// Removes the known ghosts from `names`.
     fn remove_ghosts(&mut self, names: &mut Vec<String>) {
-        let known = self.held.session().store().ghosts().among(&self.state.taken, names, Mode::Write);
+        let known = self.entry.session().store().ghosts().among(&self.state.taken, names, Mode::Write);
         self.gone.extend(known);
         names.retain(|name| !self.gone.iter().any(|gone| **gone == **name));
     }
@@ -403,9 +403,9 @@ impl<'a> View<'a> {
     /// yet. Returns `false` if the server shows fewer ghosts than before: then it may have learned of their permits
     /// after it listed `names`.
     async fn add_unseen(&mut self, names: &mut Vec<String>) -> Result<bool, Failure> {
-        let (session, mut shown) = (self.held.session(), 0);
+        let (session, mut shown) = (self.entry.session(), 0);
         for ghost in self.ghosts.iter().filter_map(|name| Contender::parse(name)) {
-            let data = match retry::until_known(session, || session.data(&self.held.child(ghost.name()))).await {
+            let data = match retry::until_known(session, || session.data(&self.entry.child(ghost.name()))).await {
                 Ok((data, _)) => data,
                 Err(Failure::NoNode) => continue,
                 Err(failure) => return Err(failure),
@@ -422,7 +422,7 @@ impl<'a> View<'a> {
 
     /// Sets the watch on the number of permits, unless the number has changed since `now`.
     async fn watch_number(&mut self, now: &SeenPermits) -> Result<(), Error> {
-        let (session, path) = (self.held.session(), self.state.handle.shown());
+        let (session, path) = (self.entry.session(), self.state.handle.shown());
         let (watch, node) = (session.watch(path), session.data(path));
         match (watch.await, node.await) {
             (Ok(watch), Ok((_, stat))) if stat.version == now.version => {
@@ -436,19 +436,19 @@ impl<'a> View<'a> {
     }
 
     /// Waits until permits may have been released, or the number may have changed, since `now`.
-    async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut EntryState<'_>) -> Result<(), Error> {
+    async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut WaitState<'_>) -> Result<(), Error> {
         if self.number.is_none() {
             self.watch_number(now).await?;
         }
         let (Some((_, _, number)), Some(names)) = (&mut self.number, &mut self.names) else { return Ok(()) };
-        let (session, path) = (self.held.session(), self.state.handle.shown());
+        let (session, path) = (self.entry.session(), self.state.handle.shown());
         let node = |name: &str| format!("{}/{name}", self.state.taken);
         let checks = || {
             let holders = now.names.iter().map(|name| check(node(name), None));
             std::iter::once(check(&**path, Some(now.version))).chain(holders).collect()
         };
         let mut look = Recheck::after(session, !self.gone.is_empty());
-        let (paths, me) = (&self.state.handle.paths, &*self.held.contender());
+        let (paths, me) = (&self.state.handle.paths, &*self.entry.contender());
         let ghosts_found = wait.waiting.map(|waiting| Box::pin(waiting.ghosts_found()));
         let looking = wait.on_wait.as_mut().map(|on_wait| on_wait.keep_looking(session, paths, me));
         tokio::select! {
@@ -456,7 +456,7 @@ impl<'a> View<'a> {
             // The session is over. The loss of the acquisition's own node reports that.
             event = number => if event == Event::Over { pending().await } else { self.number = None },
             event = names => if event == Event::Over { pending().await } else { self.names = None },
-            missed = self.held.find_missed(&mut look, checks) => {
+            missed = self.entry.find_missed(&mut look, checks) => {
                 let missed = missed.map_err(|loss| self.state.handle.evicted(loss))?;
                 if missed.contains(&0) {
                     presence::report(session, path, Some(now.version));
